@@ -1,0 +1,206 @@
+//! The envelope: key, headers, payload. Bytes in, the same bytes out.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A message as it travels: the payload is bytes that Millstream never looks into.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Envelope {
+    /// What the partition is chosen by. Messages of one key keep their order.
+    pub key: Option<Bytes>,
+    /// Names and values beside the payload.
+    pub headers: Headers,
+    /// The payload.
+    pub payload: Bytes,
+}
+
+impl Envelope {
+    /// A message without key and headers.
+    #[must_use]
+    pub fn new(payload: impl Into<Bytes>) -> Self {
+        Self { payload: payload.into(), ..Self::default() }
+    }
+
+    /// The same message under a key.
+    #[must_use]
+    pub fn with_key(mut self, key: impl Into<Bytes>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// The same message with one more header.
+    #[must_use]
+    pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Bytes>) -> Self {
+        self.headers.append(name, value);
+        self
+    }
+
+    /// Bytes of payload, key and headers together: what a buffer is charged for the message.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.payload.len() + self.key.as_ref().map_or(0, Bytes::len) + self.headers.size()
+    }
+
+    /// Checks the message against limits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TooLarge`] that names the first limit that is exceeded.
+    pub fn check(&self, limits: &Limits) -> Result<()> {
+        let over = |what: &str, size: usize, limit: usize| {
+            Err(Error::new(ErrorKind::TooLarge, format!("{what}: {size}, at most {limit}")))
+        };
+        let key = self.key.as_ref().map_or(0, Bytes::len);
+        if self.payload.len() > limits.payload {
+            return over("bytes of payload", self.payload.len(), limits.payload);
+        }
+        if key > limits.key {
+            return over("bytes of key", key, limits.key);
+        }
+        if self.headers.len() > limits.headers {
+            return over("headers", self.headers.len(), limits.headers);
+        }
+        if self.headers.size() > limits.header_bytes {
+            return over("bytes of headers", self.headers.size(), limits.header_bytes);
+        }
+        Ok(())
+    }
+}
+
+/// Sizes only: keys and payloads are other people's secrets.
+impl fmt::Debug for Envelope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Envelope")
+            .field("key_bytes", &self.key.as_ref().map(Bytes::len))
+            .field("headers", &self.headers)
+            .field("payload_bytes", &self.payload.len())
+            .finish()
+    }
+}
+
+/// How large a message may be, checked on sending and on reading.
+///
+/// Redis itself stops at 512 MiB a string, long after a message has blocked everybody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Most bytes of payload. Default: 1 MiB. Larger things belong in an object store, their name here.
+    pub payload: usize,
+    /// Most bytes of key. Default: 1 KiB.
+    pub key: usize,
+    /// Most headers. Default: 64.
+    pub headers: usize,
+    /// Most bytes of all header names and values together. Default: 8 KiB, as most HTTP servers.
+    pub header_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { payload: 1 << 20, key: 1 << 10, headers: 64, header_bytes: 8 << 10 }
+    }
+}
+
+impl Limits {
+    /// The same limits with another most bytes of payload.
+    #[must_use]
+    pub const fn with_payload(mut self, bytes: usize) -> Self {
+        self.payload = bytes;
+        self
+    }
+}
+
+/// Headers in the order they were added. A name may stand more than once, as in Kafka and HTTP.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Headers(Vec<(Box<str>, Bytes)>);
+
+impl Headers {
+    /// No headers.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Adds a header behind the others, also if the name is there already.
+    pub fn append(&mut self, name: impl Into<String>, value: impl Into<Bytes>) {
+        self.0.push((name.into().into_boxed_str(), value.into()));
+    }
+
+    /// The first value of a name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Bytes> {
+        self.iter().find(|(n, _)| *n == name).map(|(_, value)| value)
+    }
+
+    /// The first value of a name, if it is text.
+    #[must_use]
+    pub fn get_str(&self, name: &str) -> Option<&str> {
+        self.get(name).and_then(|value| std::str::from_utf8(value).ok())
+    }
+
+    /// All values of a name in their order.
+    pub fn get_all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Bytes> {
+        self.iter().filter(move |(n, _)| *n == name).map(|(_, value)| value)
+    }
+
+    /// All headers in their order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Bytes)> {
+        self.0.iter().map(|(name, value)| (&**name, value))
+    }
+
+    /// How many headers there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Bytes of all names and values.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.0.iter().map(|(name, value)| name.len() + value.len()).sum()
+    }
+}
+
+/// Names only: values may be secrets.
+impl fmt::Debug for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_is_named_when_it_is_exceeded() {
+        let limits = Limits { payload: 4, key: 4, headers: 1, header_bytes: 8 };
+        let cases = [
+            (Envelope::new("12345"), "bytes of payload: 5, at most 4"),
+            (Envelope::new("").with_key("12345"), "bytes of key: 5, at most 4"),
+            (Envelope::new("").with_header("a", "").with_header("b", ""), "headers: 2, at most 1"),
+            (Envelope::new("").with_header("12345", "6789"), "bytes of headers: 9, at most 8"),
+        ];
+        for (envelope, says) in cases {
+            let error = envelope.check(&limits).expect_err(says);
+            assert_eq!((error.kind(), error.to_string().as_str()), (ErrorKind::TooLarge, says));
+        }
+        assert!(Envelope::new("1234").with_key("1234").with_header("1234", "5678").check(&limits).is_ok());
+    }
+
+    #[test]
+    fn debug_tells_no_secrets() {
+        let envelope = Envelope::new("s3cret").with_key("k3y").with_header("auth", "t0ken");
+        let text = format!("{envelope:?}");
+        for secret in ["s3cret", "k3y", "t0ken"] {
+            assert!(!text.contains(secret), "{text}");
+        }
+    }
+}

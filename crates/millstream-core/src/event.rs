@@ -1,0 +1,185 @@
+//! Events: what the runtime and the backends tell. Metrics and logs are made from them.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::id::MessageId;
+use crate::log::Settled;
+use crate::name::{GroupName, TopicName};
+use crate::topic::TopicPartition;
+
+/// How a handler ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Handled {
+    /// It said [`Outcome::Ack`](crate::Outcome::Ack).
+    Acked,
+    /// It failed, and the message comes back.
+    Retried,
+    /// The message was given up and kept as a dead letter.
+    Dead,
+    /// The message was given up and dropped by the dead-letter policy.
+    Discarded,
+}
+
+/// Something that happened. Counts are of one batch, so that an observer is called per batch, not per message.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// Messages were appended.
+    Produced {
+        /// To which topic.
+        topic: &'a TopicName,
+        /// How many.
+        messages: usize,
+    },
+    /// Messages could not be appended, or it is not known whether they were.
+    ProduceFailed {
+        /// To which topic.
+        topic: &'a TopicName,
+        /// How many.
+        messages: usize,
+        /// Why; of several reasons the first.
+        error: &'a Error,
+    },
+    /// A partition is ours.
+    Assigned {
+        /// Which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// The epoch of the lease.
+        epoch: u64,
+    },
+    /// A partition was given back in an orderly way.
+    Revoked {
+        /// Which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// The epoch of the lease.
+        epoch: u64,
+    },
+    /// A lease ran out or was taken: what is in flight will be handled again by the next owner.
+    LeaseLost {
+        /// Which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// The epoch of the lease.
+        epoch: u64,
+    },
+    /// Entries were read.
+    Fetched {
+        /// From which partition.
+        topic_partition: &'a TopicPartition,
+        /// By which group.
+        group: &'a GroupName,
+        /// How many.
+        messages: usize,
+        /// Whether they had been handed out before.
+        pending: bool,
+    },
+    /// Pending entries whose bodies somebody deleted. They can never be handled.
+    Ghosts {
+        /// In which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// How many.
+        messages: usize,
+    },
+    /// A message was handled.
+    Handled {
+        /// From which partition.
+        topic_partition: &'a TopicPartition,
+        /// By which group.
+        group: &'a GroupName,
+        /// The number of the attempt.
+        attempt: u32,
+        /// How it ended.
+        handled: Handled,
+        /// How long the handler took.
+        elapsed: Duration,
+    },
+    /// A batch was settled.
+    Settled {
+        /// In which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// What took effect and what came too late.
+        settled: Settled,
+    },
+    /// Parked messages became due and readable.
+    Promoted {
+        /// In which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// How many.
+        messages: usize,
+        /// How many had lost their body.
+        orphans: usize,
+    },
+    /// Consumed entries were dropped from the log.
+    Trimmed {
+        /// In which partition.
+        topic_partition: &'a TopicPartition,
+        /// How many.
+        messages: usize,
+    },
+    /// The group was gone from a partition and has been created again.
+    GroupRestored {
+        /// In which partition.
+        topic_partition: &'a TopicPartition,
+        /// Which group.
+        group: &'a GroupName,
+        /// Reading goes on above this id: what was in flight there is handled again.
+        after: MessageId,
+    },
+    /// A loop met an error. It goes on, and tries again after a pause.
+    Failing {
+        /// What was tried: "fetch", "settle", …
+        operation: &'static str,
+        /// For which partition, if it is for one.
+        topic_partition: Option<&'a TopicPartition>,
+        /// What went wrong.
+        error: &'a Error,
+    },
+    /// A loop that had been failing works again.
+    Recovered {
+        /// What works again.
+        operation: &'static str,
+        /// For which partition, if it is for one.
+        topic_partition: Option<&'a TopicPartition>,
+    },
+}
+
+/// Is told of every event, on the thread where it happened: count it and return.
+pub trait Observer: Send + Sync {
+    /// Something happened.
+    fn observe(&self, event: &Event<'_>);
+}
+
+/// A closure is an observer.
+impl<F: Fn(&Event<'_>) + Send + Sync> Observer for F {
+    fn observe(&self, event: &Event<'_>) {
+        self(event);
+    }
+}
+
+/// Looks away.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ignore;
+
+impl Observer for Ignore {
+    fn observe(&self, _: &Event<'_>) {}
+}
+
+impl fmt::Debug for dyn Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
+}

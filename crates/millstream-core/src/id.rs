@@ -1,0 +1,126 @@
+//! The id of an entry in a partition: server milliseconds and a sequence number.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The id of an entry: `1700000000000-0`. Ids of one partition grow strictly.
+///
+/// The first part is the server's clock in milliseconds since 1970 at the append, the second counts the
+/// entries of that millisecond. It is what Redis calls an entry id and Kafka an offset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MessageId {
+    /// Milliseconds since 1970-01-01 UTC, by the server's clock.
+    pub ms: u64,
+    /// Position among the entries of that millisecond.
+    pub seq: u64,
+}
+
+impl MessageId {
+    /// `0-0`: before every entry.
+    pub const ZERO: Self = Self { ms: 0, seq: 0 };
+    /// After every entry.
+    pub const MAX: Self = Self { ms: u64::MAX, seq: u64::MAX };
+
+    /// The id `ms-seq`.
+    #[must_use]
+    pub const fn new(ms: u64, seq: u64) -> Self {
+        Self { ms, seq }
+    }
+
+    /// The smallest id above this one ([`MessageId::MAX`] stays).
+    #[must_use]
+    pub const fn next(self) -> Self {
+        match (self.seq.checked_add(1), self.ms.checked_add(1)) {
+            (Some(seq), _) => Self { ms: self.ms, seq },
+            (None, Some(ms)) => Self { ms, seq: 0 },
+            (None, None) => self,
+        }
+    }
+
+    /// The largest id below this one ([`MessageId::ZERO`] stays).
+    #[must_use]
+    pub const fn previous(self) -> Self {
+        match (self.seq.checked_sub(1), self.ms.checked_sub(1)) {
+            (Some(seq), _) => Self { ms: self.ms, seq },
+            (None, Some(ms)) => Self { ms, seq: u64::MAX },
+            (None, None) => self,
+        }
+    }
+
+    /// Reads an id from the bytes of a reply.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] if it is not `digits-digits`.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let bad = || {
+            let text = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]).into_owned();
+            Error::new(ErrorKind::Protocol, format!("not a message id: {text:?}"))
+        };
+        let number = |digits: &[u8]| -> Option<u64> {
+            if digits.is_empty() || digits.len() > 20 {
+                return None;
+            }
+            digits.iter().try_fold(0u64, |n, d| {
+                d.is_ascii_digit().then_some(())?;
+                n.checked_mul(10)?.checked_add(u64::from(d - b'0'))
+            })
+        };
+        let dash = bytes.iter().position(|b| *b == b'-').ok_or_else(bad)?;
+        match (number(&bytes[..dash]), number(&bytes[dash + 1..])) {
+            (Some(ms), Some(seq)) => Ok(Self { ms, seq }),
+            _ => Err(bad()),
+        }
+    }
+}
+
+impl fmt::Display for MessageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.ms, self.seq)
+    }
+}
+
+impl FromStr for MessageId {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        Self::from_bytes(text.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_not_an_id_is_refused() {
+        for bad in ["", "-", "1", "1-", "-1", "1-2-3", "+1-2", "1- 2", "18446744073709551616-0", "x-y"] {
+            assert!(bad.parse::<MessageId>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_ends_stay() {
+        assert_eq!(MessageId::ZERO.previous(), MessageId::ZERO);
+        assert_eq!(MessageId::MAX.next(), MessageId::MAX);
+        assert_eq!(MessageId::new(1, u64::MAX).next(), MessageId::new(2, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn text_and_back(ms: u64, seq: u64) {
+            let id = MessageId::new(ms, seq);
+            prop_assert_eq!(id.to_string().parse::<MessageId>().expect("parses"), id);
+        }
+
+        #[test]
+        fn ordered_as_a_128_bit_number(a: (u64, u64), b: (u64, u64)) {
+            let wide = |(ms, seq): (u64, u64)| (u128::from(ms) << 64) | u128::from(seq);
+            let id = |(ms, seq)| MessageId::new(ms, seq);
+            prop_assert_eq!(id(a).cmp(&id(b)), wide(a).cmp(&wide(b)));
+            prop_assert!(id(a).next() > id(a) || id(a) == MessageId::MAX);
+            prop_assert_eq!(id(a).next().previous(), id(a));
+        }
+    }
+}

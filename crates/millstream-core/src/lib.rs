@@ -1,0 +1,45 @@
+#![doc = include_str!("../README.md")]
+
+// In reading order: the vocabulary, then the wire, then decisions, then the roles.
+pub mod error;
+pub mod name;
+
+pub mod id;
+pub mod topic;
+
+pub mod codec;
+pub mod envelope;
+pub mod keys;
+pub mod wire;
+
+pub mod outcome;
+pub mod partitioner;
+pub mod policy;
+
+pub mod catalog;
+pub mod dead_letters;
+pub mod leases;
+pub mod log;
+pub mod schedule;
+
+pub mod backend;
+pub mod event;
+pub mod upkeep;
+
+pub use backend::Backend;
+pub use catalog::{Catalog, Start};
+pub use codec::Codec;
+pub use dead_letters::{DeadLetter, DeadLetters, Reason};
+pub use envelope::{Envelope, Headers, Limits};
+pub use error::{BoxError, Error, ErrorKind, Result};
+pub use event::{Event, Observer};
+pub use id::MessageId;
+pub use leases::{Lease, Leases, Resource};
+pub use log::{Log, Reader, Settlement};
+pub use name::{GroupName, Namespace, TopicName};
+pub use outcome::{IntoOutcome, Outcome};
+pub use partitioner::Partitioner;
+pub use policy::{DeadLetterPolicy, RetryPolicy};
+pub use schedule::Schedule;
+pub use topic::{Partition, Retention, Topic, TopicPartition, TopicSpec};
+pub use upkeep::Upkeep;

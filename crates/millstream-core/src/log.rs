@@ -1,0 +1,156 @@
+//! The log role: append, fetch, settle, trim.
+//!
+//! A partition has one *log* that all groups read, and per group one *retry log* for what comes back to that
+//! group alone: retries that are due and replayed dead letters. A group reads both; nobody else sees the second.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::dead_letters::Reason;
+use crate::error::Result;
+use crate::id::MessageId;
+use crate::leases::Lease;
+use crate::topic::TopicPartition;
+use crate::wire::Fields;
+
+/// Which of a partition's two streams an entry was read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Source {
+    /// The partition's log: new messages, for every group.
+    Log,
+    /// The group's own retry log.
+    Retry,
+}
+
+/// Names an entry that was handed out, so that it can be settled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Receipt {
+    /// Where the entry was read.
+    pub source: Source,
+    /// Its id there.
+    pub id: MessageId,
+}
+
+/// One entry to be appended.
+#[derive(Clone, Debug)]
+pub struct Append {
+    /// Where to.
+    pub topic_partition: TopicPartition,
+    /// The entry, as [`wire::encode`](crate::wire::encode) writes it.
+    pub fields: Fields,
+}
+
+/// An entry as a group's owner reads it. [`wire::decode`](crate::wire::decode) turns it into a message.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// What settles it.
+    pub receipt: Receipt,
+    /// How often it was handed out without being settled, this time included: 1 for a first reading.
+    pub deliveries: u32,
+    /// Its fields, byte for byte as they were appended.
+    pub fields: Fields,
+}
+
+/// The result of one [`Reader::fetch`].
+#[derive(Debug, Default)]
+pub struct Fetched {
+    /// What was read, each source in the order of its ids.
+    pub entries: Vec<Entry>,
+    /// Entries that were handed out before and whose fields are gone since: trimmed or deleted by somebody.
+    /// Settle them as [`Settlement::Ack`], and tell.
+    pub ghosts: Vec<Receipt>,
+    /// Whether this came from the pending list: entries handed out earlier, to this owner or one before.
+    pub pending: bool,
+}
+
+/// What the log is told of an entry that was handed out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settlement {
+    /// Done. It is never handed out again.
+    Ack,
+    /// Hand it out again to this group, not before `after`.
+    Retry {
+        /// How long from now, by the server's clock.
+        after: Duration,
+        /// The number of the attempt that comes next.
+        attempt: u32,
+        /// The id of the first entry in the log.
+        origin: MessageId,
+        /// What this attempt failed with.
+        error: String,
+    },
+    /// Do not hand it out again; keep it with the group's dead letters.
+    DeadLetter {
+        /// Why.
+        reason: Reason,
+        /// How many attempts were made.
+        attempts: u32,
+        /// The id of the first entry in the log.
+        origin: MessageId,
+        /// What the last attempt failed with.
+        error: String,
+    },
+}
+
+/// What became of a batch of settlements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settled {
+    /// How many took effect.
+    pub applied: usize,
+    /// How many had been settled or deleted before (a lost reply, an operator): nothing was done again.
+    pub stale: usize,
+}
+
+/// Reads and writes the logs of partitions.
+///
+/// Everything but [`append`](Log::append) needs the partition's lease and fails with
+/// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), with no effect, once somebody else was granted it.
+#[async_trait]
+pub trait Log: Send + Sync {
+    /// Appends entries, in the order of the batch within each partition.
+    ///
+    /// The answer has one result per entry. A failed entry does not keep the others from being appended.
+    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>>;
+
+    /// Opens a reader for the partition and group of `lease`. It starts with what is pending.
+    ///
+    /// # Errors
+    /// Transient ones. The lease and the group are first looked at by [`Reader::fetch`].
+    async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>>;
+
+    /// Tells the log what became of entries. Each settlement is atomic, and done at most once: sent again
+    /// after a lost reply it counts as stale.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error after which the batch can be
+    /// sent again as it is.
+    async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled>;
+
+    /// Drops entries of the log that every group has settled; never one that is unread or pending in any.
+    /// Gives back how many. Without a group nothing is dropped.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error.
+    async fn trim(&self, lease: &Lease) -> Result<usize>;
+}
+
+/// Reads one partition for one group, as the holder of its lease.
+#[async_trait]
+pub trait Reader: Send {
+    /// Reads up to `max` entries; waits up to `wait` if there are none.
+    ///
+    /// First everything pending is handed out, oldest first, over as many calls as it takes; from then on new
+    /// entries. An empty result means that the wait passed, not that the log ended.
+    ///
+    /// Waiting has no effect on the server: dropping this future is safe. After a drop or an error the reader
+    /// starts over with what is pending, since a reply may have been lost. So an entry that is still being
+    /// handled can be handed out again **by the same reader**: the caller skips what it holds.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) when the lease is somebody else's: nothing was read.
+    /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing) when the group is gone; see
+    /// [`Catalog::restore_group`](crate::Catalog::restore_group).
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType) when a key is not a stream. Transient ones.
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched>;
+}

@@ -1,0 +1,130 @@
+//! Validated names: what may stand in a key.
+//!
+//! The rule is one for topics, groups and namespaces: 1 to 128 characters of `A-Z a-z 0-9 . _ -`. It keeps
+//! out everything that means something in a Redis key, a hash tag, an ACL pattern or a metrics label
+//! (`{ } : * ?`, spaces, control characters), so that no name can move a key to another slot, leave its
+//! prefix, or collide with another pair of names.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The longest name, in bytes (all allowed characters are one byte long).
+pub const MAX_NAME_LEN: usize = 128;
+
+fn check(what: &str, name: &str) -> Result<()> {
+    let error = |why: String| Err(Error::new(ErrorKind::InvalidName, format!("{what} name {why}")));
+    if name.is_empty() {
+        return error("is empty".into());
+    }
+    if name.len() > MAX_NAME_LEN {
+        return error(format!("is {} bytes long, at most {MAX_NAME_LEN} are allowed", name.len()));
+    }
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    match name.chars().find(|c| !allowed(*c)) {
+        Some(c) => error(format!("{name:?} contains {c:?}, only A-Z a-z 0-9 . _ - are allowed")),
+        None => Ok(()),
+    }
+}
+
+macro_rules! name {
+    ($(#[$doc:meta])* $name:ident, $what:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            /// Checks `name` against the rule of [this module](self).
+            ///
+            /// # Errors
+            /// [`ErrorKind::InvalidName`] that says what is wrong.
+            pub fn new(name: impl AsRef<str>) -> Result<Self> {
+                check($what, name.as_ref())?;
+                Ok(Self(Arc::from(name.as_ref())))
+            }
+
+            /// The name as text.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+            fn from_str(name: &str) -> Result<Self> {
+                Self::new(name)
+            }
+        }
+
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
+name!(
+    /// The name of a topic.
+    TopicName,
+    "topic"
+);
+name!(
+    /// The name of a consumer group. Groups are independent of each other: each gets every message.
+    GroupName,
+    "group"
+);
+name!(
+    /// A prefix for all keys, so that tenants or environments share one server: `shop:stream:topic:…`.
+    Namespace,
+    "namespace"
+);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_means_something_in_a_key_is_refused() {
+        for bad in ["", "a:b", "a{b}", "a b", "a*", "a\0", "ü", "a\n", "x/y"] {
+            let error = TopicName::new(bad).expect_err(bad);
+            assert_eq!(error.kind(), ErrorKind::InvalidName);
+        }
+        assert!(GroupName::new("a".repeat(MAX_NAME_LEN)).is_ok());
+        let error = GroupName::new("a".repeat(MAX_NAME_LEN + 1)).expect_err("too long");
+        assert_eq!(error.to_string(), "group name is 129 bytes long, at most 128 are allowed");
+    }
+
+    #[test]
+    fn the_error_names_the_character() {
+        let error = TopicName::new("orders:eu").expect_err("a colon");
+        assert_eq!(
+            error.to_string(),
+            "topic name \"orders:eu\" contains ':', only A-Z a-z 0-9 . _ - are allowed"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_name_is_kept_as_it_is(name in "[A-Za-z0-9._-]{1,128}") {
+            let topic = TopicName::new(&name).expect("valid");
+            prop_assert_eq!(topic.as_str(), name.as_str());
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What a handler says of a message.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::BoxError;
+
+/// What a handler says of the message it was given.
+///
+/// Most handlers return `Result<(), E>`: `Ok` is [`Outcome::Ack`], `Err` is [`Outcome::Retry`].
+#[non_exhaustive]
+pub enum Outcome {
+    /// Done.
+    Ack,
+    /// Failed: the retry policy decides when it comes back, or that it is given up.
+    Retry(BoxError),
+    /// Failed: comes back after this time. It counts as an attempt, and the policy's last attempt is the last.
+    RetryAfter(Duration, BoxError),
+    /// Never try again: it becomes a dead letter.
+    DeadLetter(BoxError),
+}
+
+impl Outcome {
+    /// Failed with `error`: the retry policy decides.
+    pub fn retry(error: impl Into<BoxError>) -> Self {
+        Self::Retry(error.into())
+    }
+
+    /// Failed with `error`: comes back after `delay`.
+    pub fn retry_after(delay: Duration, error: impl Into<BoxError>) -> Self {
+        Self::RetryAfter(delay, error.into())
+    }
+
+    /// Never try again, because of `error`.
+    pub fn dead_letter(error: impl Into<BoxError>) -> Self {
+        Self::DeadLetter(error.into())
+    }
+}
+
+impl fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ack => f.write_str("Ack"),
+            Self::Retry(error) => write!(f, "Retry({error})"),
+            Self::RetryAfter(delay, error) => write!(f, "RetryAfter({delay:?}, {error})"),
+            Self::DeadLetter(error) => write!(f, "DeadLetter({error})"),
+        }
+    }
+}
+
+/// What a handler may return.
+#[diagnostic::on_unimplemented(
+    message = "a handler cannot return `{Self}`",
+    label = "not an outcome",
+    note = "return `()`, an `Outcome`, `Result<(), E>` or `Result<Outcome, E>`, where `E` is an error type, \
+            `String` or `anyhow::Error`"
+)]
+pub trait IntoOutcome {
+    /// The outcome it stands for.
+    fn into_outcome(self) -> Outcome;
+}
+
+impl IntoOutcome for Outcome {
+    fn into_outcome(self) -> Outcome {
+        self
+    }
+}
+
+impl IntoOutcome for () {
+    fn into_outcome(self) -> Outcome {
+        Outcome::Ack
+    }
+}
+
+impl<E: Into<BoxError>> IntoOutcome for Result<(), E> {
+    fn into_outcome(self) -> Outcome {
+        match self {
+            Ok(()) => Outcome::Ack,
+            Err(error) => Outcome::retry(error),
+        }
+    }
+}
+
+impl<E: Into<BoxError>> IntoOutcome for Result<Outcome, E> {
+    fn into_outcome(self) -> Outcome {
+        self.unwrap_or_else(Outcome::retry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ok_acks_and_err_retries() {
+        assert!(matches!(().into_outcome(), Outcome::Ack));
+        assert!(matches!(Ok::<(), String>(()).into_outcome(), Outcome::Ack));
+        assert!(matches!(Err::<(), _>("no").into_outcome(), Outcome::Retry(_)));
+        let said: Result<Outcome, BoxError> = Ok(Outcome::dead_letter("no"));
+        assert!(matches!(said.into_outcome(), Outcome::DeadLetter(_)));
+    }
+}

@@ -1,0 +1,9 @@
+//! Policies: what happens to a message that failed. Pure functions of plain values.
+
+mod dead_letter;
+mod retry;
+
+pub use dead_letter::{DeadLetterPolicy, Discard, Keep, Verdict};
+pub use retry::{
+    ByError, Decision, Delays, Exponential, Failure, FailureKind, Fixed, Jitter, Never, RetryPolicy,
+};

@@ -1,0 +1,355 @@
+//! When a failed message comes back.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// The handler returned an error.
+    Error,
+    /// The handler panicked.
+    Panic,
+}
+
+/// A failed attempt, as a policy sees it.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Failure<'a> {
+    /// The number of the attempt that failed, from 1.
+    pub attempt: u32,
+    /// How it failed.
+    pub kind: FailureKind,
+    /// What it failed with. `downcast_ref` gives the handler's own type back.
+    pub error: &'a (dyn StdError + 'static),
+    /// A random number: the only source of jitter, so that a policy stays a pure function.
+    pub entropy: u64,
+}
+
+impl<'a> Failure<'a> {
+    /// A failed attempt.
+    #[must_use]
+    pub fn new(attempt: u32, kind: FailureKind, error: &'a (dyn StdError + 'static), entropy: u64) -> Self {
+        Self { attempt, kind, error, entropy }
+    }
+}
+
+/// What to do with a message that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Try again, not before this time has passed.
+    RetryAfter(Duration),
+    /// Give it up: it becomes a dead letter.
+    GiveUp,
+}
+
+/// Decides whether and when a failed message is tried again.
+///
+/// Implement it for rules of your own; it must not look at a clock or keep state.
+pub trait RetryPolicy: fmt::Debug + Send + Sync {
+    /// What to do after `failure`.
+    fn decide(&self, failure: &Failure<'_>) -> Decision;
+}
+
+/// How much of a delay is random, so that many messages that failed together do not come back together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Jitter {
+    /// Nothing: the delay as computed.
+    None,
+    /// Between half of the delay and all of it.
+    Equal,
+    /// Between nothing and all of it. The default: it spreads best ("Exponential Backoff And Jitter", AWS
+    /// Architecture Blog, 2015).
+    #[default]
+    Full,
+}
+
+impl Jitter {
+    fn apply(self, delay: Duration, entropy: u64) -> Duration {
+        // 53 bits make every f64 in [0, 1) of that precision equally likely.
+        let random = (entropy >> 11) as f64 / (1u64 << 53) as f64;
+        match self {
+            Self::None => delay,
+            Self::Equal => delay.mul_f64(random.mul_add(0.5, 0.5)).min(delay),
+            Self::Full => delay.mul_f64(random).min(delay),
+        }
+    }
+}
+
+/// Delays that double: `base`, 2 × `base`, 4 × `base`, … up to a longest one.
+///
+/// ```
+/// use std::time::Duration;
+/// use millstream_core::policy::Exponential;
+///
+/// let policy = Exponential::from(Duration::from_millis(200))
+///     .up_to(Duration::from_secs(60))
+///     .full_jitter()
+///     .attempts(8);
+/// # let _ = policy;
+/// ```
+///
+/// The default is 500 ms up to 60 s with full jitter and 10 attempts: about four minutes altogether.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Exponential {
+    base: Duration,
+    longest: Duration,
+    jitter: Jitter,
+    attempts: u32,
+}
+
+impl Exponential {
+    /// Delays from `base` on.
+    #[must_use]
+    #[allow(clippy::should_implement_trait, reason = "`Exponential::from(ms(200))` reads as it is meant")]
+    pub fn from(base: Duration) -> Self {
+        Self { base, ..Self::default() }
+    }
+
+    /// The longest delay before jitter. Default: 60 s.
+    #[must_use]
+    pub fn up_to(self, longest: Duration) -> Self {
+        Self { longest, ..self }
+    }
+
+    /// Delays between nothing and the computed one. The default.
+    #[must_use]
+    pub fn full_jitter(self) -> Self {
+        Self { jitter: Jitter::Full, ..self }
+    }
+
+    /// Delays between half of the computed one and all of it.
+    #[must_use]
+    pub fn equal_jitter(self) -> Self {
+        Self { jitter: Jitter::Equal, ..self }
+    }
+
+    /// The computed delays.
+    #[must_use]
+    pub fn no_jitter(self) -> Self {
+        Self { jitter: Jitter::None, ..self }
+    }
+
+    /// How many attempts are made altogether, the first included. 1 (or 0) means no retry. Default: 10.
+    #[must_use]
+    pub fn attempts(self, attempts: u32) -> Self {
+        Self { attempts, ..self }
+    }
+
+    /// The delay after a failed attempt.
+    #[must_use]
+    pub fn delay(&self, attempt: u32, entropy: u64) -> Duration {
+        let factor = 1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
+        let delay = self.base.saturating_mul(factor).min(self.longest);
+        self.jitter.apply(delay, entropy)
+    }
+}
+
+impl Default for Exponential {
+    fn default() -> Self {
+        Self {
+            base: Duration::from_millis(500),
+            longest: Duration::from_secs(60),
+            jitter: Jitter::Full,
+            attempts: 10,
+        }
+    }
+}
+
+impl RetryPolicy for Exponential {
+    fn decide(&self, failure: &Failure<'_>) -> Decision {
+        if failure.attempt >= self.attempts {
+            return Decision::GiveUp;
+        }
+        Decision::RetryAfter(self.delay(failure.attempt, failure.entropy))
+    }
+}
+
+/// The same delay every time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixed {
+    delay: Duration,
+    attempts: u32,
+}
+
+impl Fixed {
+    /// `delay` between attempts, 10 attempts altogether.
+    #[must_use]
+    pub fn new(delay: Duration) -> Self {
+        Self { delay, attempts: 10 }
+    }
+
+    /// How many attempts are made altogether, the first included. Default: 10.
+    #[must_use]
+    pub fn attempts(self, attempts: u32) -> Self {
+        Self { attempts, ..self }
+    }
+}
+
+impl RetryPolicy for Fixed {
+    fn decide(&self, failure: &Failure<'_>) -> Decision {
+        if failure.attempt >= self.attempts { Decision::GiveUp } else { Decision::RetryAfter(self.delay) }
+    }
+}
+
+/// One delay after the other from a list; after the last the message is given up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delays(Vec<Duration>);
+
+impl Delays {
+    /// As many retries as there are delays.
+    #[must_use]
+    pub fn new(delays: impl IntoIterator<Item = Duration>) -> Self {
+        Self(delays.into_iter().collect())
+    }
+}
+
+impl RetryPolicy for Delays {
+    fn decide(&self, failure: &Failure<'_>) -> Decision {
+        let retry = failure.attempt.checked_sub(1).and_then(|index| self.0.get(index as usize));
+        retry.map_or(Decision::GiveUp, |delay| Decision::RetryAfter(*delay))
+    }
+}
+
+/// No retry: the first failure makes a dead letter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Never;
+
+impl RetryPolicy for Never {
+    fn decide(&self, _: &Failure<'_>) -> Decision {
+        Decision::GiveUp
+    }
+}
+
+type Test = dyn Fn(&Failure<'_>) -> bool + Send + Sync;
+
+/// Another policy for other errors. The first rule that fits decides, else the policy it was made from.
+///
+/// ```
+/// use std::time::Duration;
+/// use millstream_core::policy::{ByError, Exponential, Fixed, Never};
+///
+/// let policy = ByError::otherwise(Exponential::default())
+///     .on::<std::num::ParseIntError>(Never)
+///     .when(|failure| failure.error.to_string().contains("429"), Fixed::new(Duration::from_secs(30)));
+/// # let _ = policy;
+/// ```
+#[derive(Clone)]
+pub struct ByError {
+    rules: Vec<(Arc<Test>, Arc<dyn RetryPolicy>)>,
+    otherwise: Arc<dyn RetryPolicy>,
+}
+
+impl ByError {
+    /// `policy` for every error without a rule.
+    #[must_use]
+    pub fn otherwise(policy: impl RetryPolicy + 'static) -> Self {
+        Self { rules: Vec::new(), otherwise: Arc::new(policy) }
+    }
+
+    /// `policy` for errors of type `E`, at any depth of the chain of sources.
+    #[must_use]
+    pub fn on<E: StdError + 'static>(self, policy: impl RetryPolicy + 'static) -> Self {
+        self.when(|failure| chain_has::<E>(failure.error), policy)
+    }
+
+    /// `policy` for failures that pass `test`.
+    #[must_use]
+    pub fn when(
+        mut self,
+        test: impl Fn(&Failure<'_>) -> bool + Send + Sync + 'static,
+        policy: impl RetryPolicy + 'static,
+    ) -> Self {
+        self.rules.push((Arc::new(test), Arc::new(policy)));
+        self
+    }
+}
+
+fn chain_has<E: StdError + 'static>(error: &(dyn StdError + 'static)) -> bool {
+    error.is::<E>() || error.source().is_some_and(chain_has::<E>)
+}
+
+impl fmt::Debug for ByError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ByError")
+            .field("rules", &self.rules.iter().map(|(_, policy)| policy).collect::<Vec<_>>())
+            .field("otherwise", &self.otherwise)
+            .finish()
+    }
+}
+
+impl RetryPolicy for ByError {
+    fn decide(&self, failure: &Failure<'_>) -> Decision {
+        let rule = self.rules.iter().find(|(test, _)| test(failure));
+        rule.map_or(&self.otherwise, |(_, policy)| policy).decide(failure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    fn decide(policy: &dyn RetryPolicy, attempt: u32, error: &(dyn StdError + 'static)) -> Decision {
+        policy.decide(&Failure::new(attempt, FailureKind::Error, error, 0))
+    }
+
+    #[test]
+    fn delays_double_up_to_the_longest() {
+        let policy = Exponential::from(MS(100)).up_to(MS(1000)).no_jitter().attempts(7);
+        let error = std::io::Error::other("x");
+        let delays: Vec<_> = (1..=7).map(|attempt| decide(&policy, attempt, &error)).collect();
+        let after = |ms| Decision::RetryAfter(MS(ms));
+        let want = [after(100), after(200), after(400), after(800), after(1000), after(1000)];
+        assert_eq!(delays[..6], want);
+        assert_eq!(delays[6], Decision::GiveUp);
+    }
+
+    #[test]
+    fn a_list_ends_and_never_is_never() {
+        let error = std::io::Error::other("x");
+        let policy = Delays::new([MS(1), MS(5)]);
+        assert_eq!(decide(&policy, 1, &error), Decision::RetryAfter(MS(1)));
+        assert_eq!(decide(&policy, 2, &error), Decision::RetryAfter(MS(5)));
+        assert_eq!(decide(&policy, 3, &error), Decision::GiveUp);
+        assert_eq!(decide(&Never, 1, &error), Decision::GiveUp);
+        assert_eq!(decide(&Fixed::new(MS(3)).attempts(2), 1, &error), Decision::RetryAfter(MS(3)));
+        assert_eq!(decide(&Fixed::new(MS(3)).attempts(2), 2, &error), Decision::GiveUp);
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] std::num::ParseIntError);
+
+    #[test]
+    fn the_first_rule_that_fits_decides() {
+        let policy = ByError::otherwise(Fixed::new(MS(1)))
+            .on::<std::num::ParseIntError>(Never)
+            .when(|failure| failure.kind == FailureKind::Panic, Fixed::new(MS(9)));
+        let inner = "x".parse::<u8>().expect_err("no number");
+        assert_eq!(decide(&policy, 1, &Outer(inner)), Decision::GiveUp, "found beneath the outer error");
+        let other = std::io::Error::other("x");
+        assert_eq!(decide(&policy, 1, &other), Decision::RetryAfter(MS(1)));
+        let panic = Failure::new(1, FailureKind::Panic, &other, 0);
+        assert_eq!(policy.decide(&panic), Decision::RetryAfter(MS(9)));
+    }
+
+    proptest! {
+        #[test]
+        fn a_delay_keeps_its_bounds(base in 0u64..1 << 40, longest in 0u64..1 << 40, attempt: u32, entropy: u64) {
+            let policy = Exponential::from(MS(base)).up_to(MS(longest));
+            let whole = policy.no_jitter().delay(attempt, entropy);
+            prop_assert!(whole <= MS(longest));
+            prop_assert!(policy.full_jitter().delay(attempt, entropy) <= whole);
+            let equal = policy.equal_jitter().delay(attempt, entropy);
+            prop_assert!(equal <= whole && equal + MS(1) >= whole / 2);
+            prop_assert_eq!(policy.delay(attempt, entropy), policy.delay(attempt, entropy), "pure");
+        }
+    }
+}

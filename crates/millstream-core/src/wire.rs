@@ -1,0 +1,329 @@
+//! The wire form: how an envelope stands in a stream entry, and how anybody's entry is read.
+//!
+//! An entry of a log is flat: `payload`, `key`, and `h:<name>` per header, in any order. A plain
+//! `XADD stream:topic:{orders:p:0} * payload '…'` from any language is a message. Fields that are not ours
+//! (and headers whose name is not UTF-8) are not shown, but carried along unchanged.
+//!
+//! An entry of a retry log or of the dead letters starts with fields of ours; what follows is the original
+//! entry, byte for byte. So whatever was appended comes back the same on every attempt.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::dead_letters::{DeadLetter, Reason};
+use crate::envelope::{Envelope, Headers, Limits};
+use crate::error::ErrorKind;
+use crate::id::MessageId;
+use crate::log::{Receipt, Source};
+
+/// The fields of an entry in their order, as the server has them. Names may repeat and need not be text.
+pub type Fields = Vec<Field>;
+
+/// A field's name and value.
+pub type Field = (Bytes, Bytes);
+
+/// The payload's field.
+pub const PAYLOAD: &str = "payload";
+/// The key's field.
+pub const KEY: &str = "key";
+/// What a header's field starts with.
+pub const HEADER: &str = "h:";
+/// Redelivery: the number of the attempt that this delivery is (2 for the first retry).
+pub const ATTEMPT: &str = "attempt";
+/// Redelivery and dead letter: the id of the first entry in the log.
+pub const ORIGIN: &str = "origin";
+/// Redelivery and dead letter: what the last attempt failed with, at most [`MAX_ERROR_LEN`] bytes.
+pub const ERROR: &str = "error";
+/// Dead letter: a [`Reason`].
+pub const REASON: &str = "reason";
+/// Dead letter: how many attempts were made.
+pub const ATTEMPTS: &str = "attempts";
+/// Dead letter: the topic.
+pub const TOPIC: &str = "topic";
+/// Dead letter: the partition.
+pub const PARTITION: &str = "partition";
+/// Dead letter: the group.
+pub const GROUP: &str = "group";
+/// Dead letter: stands for the body of an entry with more than [`MAX_BODY_FIELDS`] fields: its field names
+/// and values as a `MessagePack` array of byte strings.
+pub const PACKED: &str = "packed";
+
+/// The longest error text that is kept with a message; the rest is cut at a character boundary.
+pub const MAX_ERROR_LEN: usize = 1024;
+/// The most fields that a script copies one by one (Lua's `unpack` fails at 8,000 values).
+pub const MAX_BODY_FIELDS: usize = 3_000;
+
+/// The fields that stand before the body of a redelivery, in this order.
+pub const REDELIVERY_FIELDS: [&str; 3] = [ATTEMPT, ORIGIN, ERROR];
+/// The fields that stand before the body of a dead letter, in this order.
+pub const DEAD_FIELDS: [&str; 7] = [REASON, ATTEMPTS, ERROR, ORIGIN, TOPIC, PARTITION, GROUP];
+
+/// Why an entry is not a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Malformed {
+    /// There is no `payload` field.
+    NoPayload,
+    /// `payload` or `key` stands twice: which one is meant cannot be known.
+    Duplicate(&'static str),
+    /// Over a limit; the text says which.
+    TooLarge(String),
+}
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoPayload => f.write_str("no payload field"),
+            Self::Duplicate(field) => write!(f, "field {field} stands twice"),
+            Self::TooLarge(what) => write!(f, "too large: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for Malformed {}
+
+/// An entry as it was read.
+#[derive(Clone, Debug)]
+pub struct Decoded {
+    /// The number of this attempt, from 1.
+    pub attempt: u32,
+    /// The id of the first entry in the log.
+    pub origin: MessageId,
+    /// What the last attempt failed with.
+    pub error: Option<String>,
+    /// The message, or why it is none.
+    pub envelope: Result<Envelope, Malformed>,
+}
+
+/// The fields of a new message.
+#[must_use]
+pub fn encode(envelope: &Envelope) -> Fields {
+    let mut fields = Fields::with_capacity(1 + usize::from(envelope.key.is_some()) + envelope.headers.len());
+    fields.push((Bytes::from_static(PAYLOAD.as_bytes()), envelope.payload.clone()));
+    if let Some(key) = &envelope.key {
+        fields.push((Bytes::from_static(KEY.as_bytes()), key.clone()));
+    }
+    for (name, value) in envelope.headers.iter() {
+        fields.push((Bytes::from(format!("{HEADER}{name}")), value.clone()));
+    }
+    fields
+}
+
+/// Reads an entry of a log or retry log.
+#[must_use]
+pub fn decode(receipt: Receipt, fields: &[Field], limits: &Limits) -> Decoded {
+    let (lead, body) = match receipt.source {
+        Source::Log => fields.split_at(0),
+        Source::Retry => split_lead(fields, &REDELIVERY_FIELDS),
+    };
+    let attempt = text(lead, ATTEMPT).and_then(|n| n.parse().ok()).filter(|n| *n >= 1).unwrap_or(1);
+    let origin = text(lead, ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(receipt.id);
+    let error = text(lead, ERROR).filter(|error| !error.is_empty());
+    Decoded { attempt, origin, error, envelope: decode_body(body, limits) }
+}
+
+/// The original entry inside a redelivery or dead letter: what stands behind our own fields.
+#[must_use]
+pub fn body_of(source: Source, fields: &[Field]) -> &[Field] {
+    match source {
+        Source::Log => fields,
+        Source::Retry => split_lead(fields, &REDELIVERY_FIELDS).1,
+    }
+}
+
+/// The fields of a redelivery: ours, then the body.
+#[must_use]
+pub fn redelivery(attempt: u32, origin: MessageId, error: &str, body: &[Field]) -> Fields {
+    let lead = [(ATTEMPT, attempt.to_string()), (ORIGIN, origin.to_string()), (ERROR, cut(error).to_owned())];
+    led(lead, body)
+}
+
+/// The fields of a dead letter: ours, then the body.
+#[must_use]
+pub fn dead_letter(letter: &DeadLetter, body: &[Field]) -> Fields {
+    let lead = [
+        (REASON, letter.reason.as_str().to_owned()),
+        (ATTEMPTS, letter.attempts.to_string()),
+        (ERROR, cut(&letter.error).to_owned()),
+        (ORIGIN, letter.origin.to_string()),
+        (TOPIC, letter.topic_partition.topic.to_string()),
+        (PARTITION, letter.topic_partition.partition.to_string()),
+        (GROUP, letter.group.to_string()),
+    ];
+    led(lead, body)
+}
+
+/// Splits a dead letter into our fields (read with [`text`]) and the body.
+#[must_use]
+pub fn split_dead(fields: &[Field]) -> (&[Field], &[Field]) {
+    split_lead(fields, &DEAD_FIELDS)
+}
+
+/// The value of one of our fields as text; bytes that are not UTF-8 are replaced.
+#[must_use]
+pub fn text(lead: &[Field], name: &str) -> Option<String> {
+    lead.iter().find(|(n, _)| n == name).map(|(_, value)| String::from_utf8_lossy(value).into_owned())
+}
+
+/// The reason in a dead letter's own fields.
+#[must_use]
+pub fn reason(lead: &[Field]) -> Reason {
+    Reason::parse(&text(lead, REASON).unwrap_or_default())
+}
+
+/// Cuts an error text to [`MAX_ERROR_LEN`] bytes at a character boundary.
+#[must_use]
+pub fn cut(error: &str) -> &str {
+    let mut end = error.len().min(MAX_ERROR_LEN);
+    while !error.is_char_boundary(end) {
+        end -= 1;
+    }
+    &error[..end]
+}
+
+fn led<const N: usize>(lead: [(&'static str, String); N], body: &[Field]) -> Fields {
+    let lead = lead.into_iter().map(|(name, value)| (Bytes::from_static(name.as_bytes()), value.into()));
+    lead.chain(body.iter().cloned()).collect()
+}
+
+/// Ours come first and in order: an entry of somebody's that merely has such fields is all body.
+fn split_lead<'a>(fields: &'a [Field], names: &[&str]) -> (&'a [Field], &'a [Field]) {
+    let ours = fields.len() >= names.len() && names.iter().zip(fields).all(|(ours, (name, _))| name == ours);
+    fields.split_at(if ours { names.len() } else { 0 })
+}
+
+/// Reads a body: what [`encode`] writes, or what anybody else appended.
+///
+/// # Errors
+/// Why it is not a message.
+pub fn decode_body(body: &[Field], limits: &Limits) -> Result<Envelope, Malformed> {
+    if body.len() > MAX_BODY_FIELDS {
+        return Err(Malformed::TooLarge(format!("fields: {}, at most {MAX_BODY_FIELDS}", body.len())));
+    }
+    let mut payload = None;
+    let mut key = None;
+    let mut headers = Headers::new();
+    for (name, value) in body {
+        if name == PAYLOAD {
+            if payload.replace(value).is_some() {
+                return Err(Malformed::Duplicate(PAYLOAD));
+            }
+        } else if name == KEY {
+            if key.replace(value).is_some() {
+                return Err(Malformed::Duplicate(KEY));
+            }
+        } else if let Some(name) = name.strip_prefix(HEADER.as_bytes())
+            && let Ok(name) = std::str::from_utf8(name)
+        {
+            headers.append(name, value.clone());
+        }
+    }
+    let payload = payload.cloned().ok_or(Malformed::NoPayload)?;
+    let envelope = Envelope { key: key.cloned(), headers, payload };
+    match envelope.check(limits) {
+        Ok(()) => Ok(envelope),
+        Err(error) => {
+            debug_assert_eq!(error.kind(), ErrorKind::TooLarge);
+            Err(Malformed::TooLarge(error.to_string()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn fields(pairs: &[(&[u8], &[u8])]) -> Fields {
+        pairs.iter().map(|(n, v)| (Bytes::copy_from_slice(n), Bytes::copy_from_slice(v))).collect()
+    }
+
+    fn receipt(source: Source) -> Receipt {
+        Receipt { source, id: MessageId::new(7, 1) }
+    }
+
+    #[test]
+    fn a_foreign_entry_is_a_message() {
+        let entry = fields(&[(b"type", b"x"), (b"payload", b"hello"), (b"h:\xff", b"?"), (b"h:a", b"1")]);
+        let decoded = decode(receipt(Source::Log), &entry, &Limits::default());
+        let envelope = decoded.envelope.expect("a message");
+        assert_eq!(envelope, Envelope::new("hello").with_header("a", "1"));
+        assert_eq!((decoded.attempt, decoded.origin), (1, MessageId::new(7, 1)));
+    }
+
+    #[test]
+    fn what_is_not_a_message_says_why() {
+        let limits = Limits::default().with_payload(2);
+        let cases = [
+            (fields(&[(b"key", b"k")]), Malformed::NoPayload),
+            (fields(&[]), Malformed::NoPayload),
+            (fields(&[(b"payload", b"1"), (b"payload", b"2")]), Malformed::Duplicate(PAYLOAD)),
+            (fields(&[(b"key", b"1"), (b"payload", b""), (b"key", b"2")]), Malformed::Duplicate(KEY)),
+            (fields(&[(b"payload", b"123")]), Malformed::TooLarge("bytes of payload: 3, at most 2".into())),
+        ];
+        for (entry, why) in cases {
+            assert_eq!(decode(receipt(Source::Log), &entry, &limits).envelope, Err(why));
+        }
+    }
+
+    #[test]
+    fn fields_named_like_ours_in_the_log_are_somebodys() {
+        let entry = fields(&[(b"attempt", b"9"), (b"origin", b"1-1"), (b"error", b"e"), (b"payload", b"x")]);
+        let decoded = decode(receipt(Source::Log), &entry, &Limits::default());
+        assert_eq!((decoded.attempt, decoded.origin, decoded.error), (1, MessageId::new(7, 1), None));
+        assert_eq!(body_of(Source::Log, &entry).len(), 4, "and they are carried along");
+    }
+
+    #[test]
+    fn a_redelivery_with_damaged_numbers_is_still_read() {
+        let entry = fields(&[(b"attempt", b"0"), (b"origin", b"?"), (b"error", b""), (b"payload", b"x")]);
+        let decoded = decode(receipt(Source::Retry), &entry, &Limits::default());
+        assert_eq!((decoded.attempt, decoded.origin, decoded.error), (1, MessageId::new(7, 1), None));
+        assert!(decoded.envelope.is_ok());
+    }
+
+    #[test]
+    fn an_error_is_cut_at_a_character() {
+        let long = "é".repeat(MAX_ERROR_LEN);
+        assert_eq!(cut(&long).len(), MAX_ERROR_LEN);
+        let odd = format!("x{long}");
+        assert_eq!(cut(&odd).len(), MAX_ERROR_LEN - 1);
+    }
+
+    fn bytes() -> impl Strategy<Value = Bytes> {
+        proptest::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from)
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_in_are_bytes_out(
+            payload in bytes(),
+            key in proptest::option::of(bytes()),
+            headers in proptest::collection::vec((".{0,8}", bytes()), 0..5),
+        ) {
+            let mut envelope = Envelope { key, payload, headers: Headers::new() };
+            for (name, value) in headers {
+                envelope.headers.append(name, value);
+            }
+            let entry = encode(&envelope);
+            let first = decode(receipt(Source::Log), &entry, &Limits::default());
+            prop_assert_eq!(first.envelope.expect("a message"), envelope.clone());
+            let again = redelivery(2, MessageId::new(3, 4), "boom", &entry);
+            let second = decode(receipt(Source::Retry), &again, &Limits::default());
+            prop_assert_eq!(second.envelope.expect("a message"), envelope);
+            prop_assert_eq!((second.attempt, second.origin), (2, MessageId::new(3, 4)));
+            prop_assert_eq!(body_of(Source::Retry, &again), &entry[..]);
+        }
+
+        #[test]
+        fn any_fields_at_all_are_read_without_a_panic(
+            entry in proptest::collection::vec((bytes(), bytes()), 0..12),
+            retry: bool,
+        ) {
+            let source = if retry { Source::Retry } else { Source::Log };
+            let _ = decode(receipt(source), &entry, &Limits::default());
+            let _ = split_dead(&entry);
+        }
+    }
+}
