@@ -8,28 +8,36 @@ use async_trait::async_trait;
 use crate::error::Result;
 use crate::leases::Lease;
 
-/// When upkeep wants to run again.
+/// What makes upkeep worth running before its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// After this time, or when something was settled that may make work sooner.
-    After(Duration),
-    /// When something was settled.
-    WhenSettled,
+#[non_exhaustive]
+pub enum Trigger {
+    /// A message was parked for a retry.
+    Parked,
+    /// Messages were settled; but not more often than this.
+    Settled {
+        /// The shortest time between two runs.
+        at_most_every: Duration,
+    },
 }
 
 /// Work to be done for an owned partition, beside its messages: moving what is due, trimming.
 ///
-/// The runtime calls [`run_once`](Upkeep::run_once) when a partition was acquired and whenever it is due, never
-/// twice at the same time for one partition, and no more once the lease is gone. It knows nothing of what is done
-/// there: this is how the promoter of `millstream-delay` runs inside a consumer.
+/// The runtime calls [`run_once`](Upkeep::run_once) when a partition was acquired, when it is due and when it was
+/// triggered; never twice at the same time for one partition, and no more once the lease is gone. It knows nothing
+/// of what is done there: this is how the promoter of `millstream-delay` runs inside a consumer.
 #[async_trait]
 pub trait Upkeep: fmt::Debug + Send + Sync {
     /// What this is, for events and logs: "promote".
     fn name(&self) -> &'static str;
 
-    /// Does what is to be done now, in a bounded time, and says when to come back.
+    /// What makes it worth running before its time.
+    fn trigger(&self) -> Trigger;
+
+    /// Does what is to be done now, in a bounded time. Gives back after which time to come back at the latest;
+    /// `None` means when triggered.
     ///
     /// # Errors
     /// Those of the role it works with. The runtime tells and tries again after a pause.
-    async fn run_once(&self, lease: &Lease) -> Result<Next>;
+    async fn run_once(&self, lease: &Lease, events: &dyn crate::Observer) -> Result<Option<Duration>>;
 }

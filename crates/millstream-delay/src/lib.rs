@@ -1,1 +1,5 @@
-//! To be written.
+#![doc = include_str!("../README.md")]
+
+mod promoter;
+
+pub use promoter::{Promoter, PromoterConfig};

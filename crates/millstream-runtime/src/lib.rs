@@ -1,1 +1,17 @@
-//! To be written.
+#![doc = include_str!("../README.md")]
+
+// In reading order.
+mod producer;
+
+mod consumer;
+mod dead_letters;
+mod delivery;
+
+mod report;
+mod trouble;
+
+pub use consumer::{Consumer, ConsumerBuilder, ConsumerConfig};
+pub use dead_letters::DeadLetterQueue;
+pub use delivery::Delivery;
+pub use producer::{Producer, ProducerBuilder, ProducerConfig, Record, Send, Sent};
+pub use report::Report;

@@ -1,1 +1,34 @@
-//! To be written.
+#![doc = include_str!("../README.md")]
+
+mod millstream;
+
+pub use millstream::{Builder, Millstream};
+
+pub use millstream_core::policy::{
+    ByError, Delays, Discard, Exponential, Fixed, Jitter, Keep, Never,
+};
+pub use millstream_core::{
+    Codec, DeadLetter, DeadLetterPolicy, Envelope, Error, ErrorKind, Event, GroupName, Headers, IntoOutcome,
+    Limits, MessageId, Namespace, Observer, Outcome, Partition, Partitioner, Reason, Result, Retention,
+    RetryPolicy, Start, Topic, TopicName, TopicPartition,
+};
+pub use millstream_core::catalog::PartitionStats;
+pub use millstream_runtime::{
+    Consumer, ConsumerBuilder, ConsumerConfig, DeadLetterQueue, Delivery, Producer, ProducerBuilder,
+    ProducerConfig, Record, Report, Send, Sent,
+};
+
+/// The layers beneath, for those who extend Millstream. What is here may change in a minor release.
+pub mod layers {
+    pub use millstream_core as core;
+    pub use millstream_delay as delay;
+    pub use millstream_memory as memory;
+    #[cfg(feature = "redis")]
+    pub use millstream_redis as redis;
+    pub use millstream_runtime as runtime;
+}
+
+/// Partitioners: which partition a message goes to.
+pub mod partitioner {
+    pub use millstream_core::partitioner::{ByKey, Consistent, RoundRobin};
+}

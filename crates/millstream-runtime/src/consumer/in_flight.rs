@@ -1,0 +1,155 @@
+//! What one partition has read and not settled: bounds reading, and tells a repetition from a new message.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use millstream_core::MessageId;
+use millstream_core::log::{Entry, Receipt, Source};
+use tokio::sync::Notify;
+
+/// What one partition has read and not settled.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    state: Mutex<State>,
+    /// Rung when something was settled.
+    freed: Notify,
+    capacity: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    held: BTreeSet<Receipt>,
+    /// While the pending list is being read again: what was settled meanwhile. The list may have been read
+    /// before the settlement, and then shows as pending what is done.
+    settled_meanwhile: Option<BTreeSet<Receipt>>,
+    /// The highest id of the log that was ever held.
+    highest: MessageId,
+}
+
+impl InFlight {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { state: Mutex::default(), freed: Notify::new(), capacity }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on what is read may be a repetition.
+    pub(super) fn begin_rewind(&self) {
+        self.state().settled_meanwhile.get_or_insert_default();
+    }
+
+    /// What is read from now on is new.
+    pub(super) fn end_rewind(&self) {
+        self.state().settled_meanwhile = None;
+    }
+
+    /// Takes entries in, and gives back those that are not held and were not settled just now.
+    pub(super) fn admit(&self, entries: Vec<Entry>) -> Vec<Entry> {
+        let mut state = self.state();
+        let mut entries = entries;
+        entries.retain(|entry| {
+            let receipt = entry.receipt;
+            if receipt.source == Source::Log {
+                state.highest = state.highest.max(receipt.id);
+            }
+            let done = state.settled_meanwhile.as_ref().is_some_and(|settled| settled.contains(&receipt));
+            !done && state.held.insert(receipt)
+        });
+        entries
+    }
+
+    /// These are settled.
+    pub(super) fn settled(&self, receipts: impl Iterator<Item = Receipt>) {
+        let mut state = self.state();
+        for receipt in receipts {
+            state.held.remove(&receipt);
+            if let Some(settled) = &mut state.settled_meanwhile {
+                settled.insert(receipt);
+            }
+        }
+        drop(state);
+        self.freed.notify_one();
+    }
+
+    /// Waits until at least a quarter is free, so that reading goes in batches, and says how much is.
+    pub(super) async fn room(&self) -> usize {
+        loop {
+            let free = self.capacity - self.held().min(self.capacity);
+            if free >= self.capacity.div_ceil(4) {
+                return free;
+            }
+            self.freed.notified().await;
+        }
+    }
+
+    /// How many are held.
+    pub(super) fn held(&self) -> usize {
+        self.state().held.len()
+    }
+
+    /// Everything of the log up to this id is settled; `0-0` if nothing is known.
+    pub(super) fn frontier(&self) -> MessageId {
+        let state = self.state();
+        let oldest = state.held.iter().find(|receipt| receipt.source == Source::Log);
+        oldest.map_or(state.highest, |receipt| receipt.id.previous())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(ms: u64) -> Entry {
+        let receipt = Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
+        Entry { receipt, deliveries: 1, fields: Vec::new() }
+    }
+
+    fn ids(entries: &[Entry]) -> Vec<u64> {
+        entries.iter().map(|entry| entry.receipt.id.ms).collect()
+    }
+
+    #[test]
+    fn what_is_held_is_not_admitted_twice() {
+        let in_flight = InFlight::new(8);
+        assert_eq!(ids(&in_flight.admit(vec![entry(1), entry(2)])), [1, 2]);
+        assert_eq!(ids(&in_flight.admit(vec![entry(2), entry(3)])), [3]);
+    }
+
+    #[test]
+    fn what_was_settled_while_the_pending_list_was_read_is_not_handled_again() {
+        let in_flight = InFlight::new(8);
+        in_flight.admit(vec![entry(1), entry(2)]);
+        in_flight.begin_rewind();
+        in_flight.settled([entry(1).receipt].into_iter());
+        assert!(in_flight.admit(vec![entry(1), entry(2)]).is_empty());
+        in_flight.end_rewind();
+        assert_eq!(ids(&in_flight.admit(vec![entry(1)])), [1], "later it would be a true redelivery");
+    }
+
+    #[test]
+    fn the_frontier_is_below_the_oldest_unsettled() {
+        let in_flight = InFlight::new(8);
+        assert_eq!(in_flight.frontier(), MessageId::ZERO);
+        in_flight.admit(vec![entry(5), entry(7), entry(9)]);
+        assert_eq!(in_flight.frontier(), MessageId::new(5, 0).previous());
+        in_flight.settled([entry(5).receipt, entry(9).receipt].into_iter());
+        assert_eq!(in_flight.frontier(), MessageId::new(7, 0).previous());
+        in_flight.settled([entry(7).receipt].into_iter());
+        assert_eq!(in_flight.frontier(), MessageId::new(9, 0));
+    }
+
+    #[tokio::test]
+    async fn room_comes_in_quarters() {
+        let in_flight = InFlight::new(4);
+        assert_eq!(in_flight.room().await, 4);
+        in_flight.admit(vec![entry(1), entry(2), entry(3)]);
+        assert_eq!(in_flight.room().await, 1);
+        in_flight.admit(vec![entry(4)]);
+        let (room, ()) = tokio::join!(in_flight.room(), async {
+            in_flight.settled([entry(1).receipt].into_iter());
+        });
+        assert_eq!(room, 1);
+    }
+}

@@ -1,0 +1,112 @@
+//! The settle loop: tells the log, in batches, what became of messages.
+
+use std::sync::Arc;
+
+use millstream_core::Settlement;
+use millstream_core::error::{ErrorKind, Result};
+use millstream_core::event::Event;
+use millstream_core::log::Receipt;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::context::Context;
+use super::guard::Guard;
+use super::in_flight::InFlight;
+use super::upkeep::Bells;
+use crate::trouble::Trouble;
+
+/// The most settlements in one request: as many as one script call takes in about half a millisecond.
+const MAX_BATCH: usize = 500;
+
+/// Settles the messages of one partition.
+pub(super) struct Settler {
+    pub(super) context: Arc<Context>,
+    pub(super) guard: Arc<Guard>,
+    pub(super) in_flight: Arc<InFlight>,
+    pub(super) settlements: UnboundedReceiver<(Receipt, Settlement)>,
+    pub(super) bells: Arc<Bells>,
+    /// What could not be settled yet.
+    pub(super) waiting: Vec<(Receipt, Settlement)>,
+}
+
+impl Settler {
+    /// Settles until everything is settled and nothing more can come, the lease is lost, or the time for
+    /// ending is over.
+    pub(super) async fn run(mut self) {
+        let mut trouble = Trouble::new("settle");
+        let guard = self.guard.clone();
+        let partition = guard.lease().partition().ok().map(|(topic_partition, _)| topic_partition);
+        while self.collect().await {
+            let settled = tokio::select! {
+                settled = self.run_once() => settled,
+                () = guard.lost().cancelled() => return,
+            };
+            match settled {
+                Ok(()) => trouble.over(&*self.context.observer, partition),
+                Err(error) if error.kind() == ErrorKind::Fenced => return guard.lose(),
+                Err(error) => {
+                    let pause = trouble.met(&error, &*self.context.observer, partition);
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => {}
+                        () = self.context.kill.cancelled() => return,
+                        () = guard.lost().cancelled() => return,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for something to settle. False if nothing is left and nothing more can come.
+    async fn collect(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            let first = tokio::select! {
+                first = self.settlements.recv() => first,
+                () = self.guard.lost().cancelled() => None,
+            };
+            match first {
+                Some(first) => self.waiting.push(first),
+                None => return false,
+            }
+        }
+        while self.waiting.len() < MAX_BATCH {
+            let Ok(next) = self.settlements.try_recv() else { break };
+            self.waiting.push(next);
+        }
+        true
+    }
+
+    /// Settles one batch. What failed stays in `waiting`.
+    async fn run_once(&mut self) -> Result<()> {
+        let failed = self.settle(0).await;
+        if let Err(error) = &failed
+            && !error.is_transient()
+            && error.kind() != ErrorKind::Fenced
+        {
+            // A dead letter that cannot be stored (somebody else's key, say) must not keep the others from being
+            // acknowledged.
+            self.waiting.sort_by_key(|(_, settlement)| *settlement == Settlement::Ack);
+            let others = self.waiting.iter().filter(|(_, settlement)| *settlement != Settlement::Ack).count();
+            if others < self.waiting.len() {
+                self.settle(others).await?;
+            }
+        }
+        failed
+    }
+
+    /// Settles `waiting[from..]`.
+    async fn settle(&mut self, from: usize) -> Result<()> {
+        let lease = self.guard.lease();
+        let settled = self.context.backend.log.settle(lease, &self.waiting[from..]).await?;
+        let batch: Vec<_> = self.waiting.drain(from..).collect();
+        self.in_flight.settled(batch.iter().map(|(receipt, _)| *receipt));
+        self.bells.settled();
+        if batch.iter().any(|(_, settlement)| matches!(settlement, Settlement::Retry { .. })) {
+            self.bells.parked();
+        }
+        let (topic_partition, group) = lease.partition()?;
+        if settled.stale > 0 {
+            tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: not pending any more");
+        }
+        self.context.observer.observe(&Event::Settled { topic_partition, group, settled });
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! The upkeep loops of one partition: run what is due, when it is due or triggered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use millstream_core::Upkeep;
+use millstream_core::error::ErrorKind;
+use millstream_core::upkeep::Trigger;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::context::Context;
+use super::guard::Guard;
+use crate::trouble::Trouble;
+
+/// One bell per upkeep: rung when its trigger happens. A ring while it works is not lost.
+pub(super) struct Bells(Vec<(Trigger, Notify)>);
+
+impl Bells {
+    pub(super) fn new(upkeep: &[Arc<dyn Upkeep>]) -> Self {
+        Self(upkeep.iter().map(|upkeep| (upkeep.trigger(), Notify::new())).collect())
+    }
+
+    pub(super) fn parked(&self) {
+        self.ring(|trigger| matches!(trigger, Trigger::Parked));
+    }
+
+    pub(super) fn settled(&self) {
+        self.ring(|trigger| matches!(trigger, Trigger::Settled { .. }));
+    }
+
+    fn ring(&self, whose: impl Fn(&Trigger) -> bool) {
+        self.0.iter().filter(|(trigger, _)| whose(trigger)).for_each(|(_, bell)| bell.notify_one());
+    }
+}
+
+/// Runs all upkeep of one partition until `done` or until the lease is lost.
+pub(super) async fn run(context: &Context, guard: &Guard, bells: &Bells, done: &CancellationToken) {
+    let loops = context.upkeep.iter().zip(&bells.0).map(|(upkeep, (trigger, bell))| async move {
+        let mut keeper = Keeper { context, guard, upkeep: &**upkeep, trouble: Trouble::new(upkeep.name()) };
+        loop {
+            let started = Instant::now();
+            let Some(after) = keeper.run_once().await else { return };
+            let at_latest = async {
+                match after {
+                    Some(after) => sleep_until(started + after).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = at_latest => {}
+                () = bell.notified() => {
+                    if let Trigger::Settled { at_most_every } = trigger {
+                        sleep_until(started + *at_most_every).await;
+                    }
+                }
+            }
+        }
+    });
+    tokio::select! {
+        _ = join_all(loops) => {}
+        () = done.cancelled() => {}
+        () = guard.lost().cancelled() => {}
+    }
+}
+
+struct Keeper<'a> {
+    context: &'a Context,
+    guard: &'a Guard,
+    upkeep: &'a dyn Upkeep,
+    trouble: Trouble,
+}
+
+impl Keeper<'_> {
+    /// Runs the upkeep. Gives back when it wants to run again, or `None` if the lease is lost.
+    async fn run_once(&mut self) -> Option<Option<Duration>> {
+        let observer = &*self.context.observer;
+        let partition = self.guard.lease().partition().ok().map(|(topic_partition, _)| topic_partition);
+        match self.upkeep.run_once(self.guard.lease(), observer).await {
+            Ok(after) => {
+                self.trouble.over(observer, partition);
+                Some(after)
+            }
+            Err(error) if error.kind() == ErrorKind::Fenced => {
+                self.guard.lose();
+                None
+            }
+            Err(error) => Some(Some(self.trouble.met(&error, observer, partition))),
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! A message as a handler gets it.
+
+use std::fmt;
+use std::ops::Deref;
+
+use bytes::Bytes;
+use millstream_core::{GroupName, Headers, MessageId, TopicPartition};
+
+/// A message as a handler gets it: the value, and where it comes from. It derefs to the value.
+#[derive(Clone)]
+pub struct Delivery<T> {
+    pub(crate) value: T,
+    pub(crate) about: About,
+}
+
+/// Everything but the value.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    pub(crate) topic_partition: TopicPartition,
+    pub(crate) group: GroupName,
+    pub(crate) id: MessageId,
+    pub(crate) origin: MessageId,
+    pub(crate) attempt: u32,
+    pub(crate) deliveries: u32,
+    pub(crate) epoch: u64,
+    pub(crate) last_error: Option<String>,
+    pub(crate) key: Option<Bytes>,
+    pub(crate) headers: Headers,
+}
+
+impl<T> Delivery<T> {
+    /// The value itself.
+    pub fn into_inner(self) -> T {
+        self.value
+    }
+
+    /// The topic and partition it was read from.
+    pub fn topic_partition(&self) -> &TopicPartition {
+        &self.about.topic_partition
+    }
+
+    /// The group that reads it.
+    pub fn group(&self) -> &GroupName {
+        &self.about.group
+    }
+
+    /// The id of this delivery's entry. A retry has an id of its own.
+    pub fn id(&self) -> MessageId {
+        self.about.id
+    }
+
+    /// The id of the message in its partition's log: the same on every attempt. Use it (with topic and partition)
+    /// to recognise what was handled before.
+    pub fn origin(&self) -> MessageId {
+        self.about.origin
+    }
+
+    /// The number of this attempt, from 1. It grows when a handler failed, not when a process died.
+    pub fn attempt(&self) -> u32 {
+        self.about.attempt
+    }
+
+    /// How often this entry was handed out, this time included. More than 1 means that a consumer died or lost
+    /// its partition with the message in hand: it may have been handled.
+    pub fn deliveries(&self) -> u32 {
+        self.about.deliveries
+    }
+
+    /// The epoch of the lease under which it was read. It grows with every change of owner: a store that
+    /// refuses smaller epochs is safe from a paused owner that wakes up late.
+    pub fn epoch(&self) -> u64 {
+        self.about.epoch
+    }
+
+    /// What the last attempt failed with.
+    pub fn last_error(&self) -> Option<&str> {
+        self.about.last_error.as_deref()
+    }
+
+    /// The key.
+    pub fn key(&self) -> Option<&Bytes> {
+        self.about.key.as_ref()
+    }
+
+    /// The headers.
+    pub fn headers(&self) -> &Headers {
+        &self.about.headers
+    }
+}
+
+impl<T> Deref for Delivery<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+/// Without the value: it may be a secret.
+impl<T> fmt::Debug for Delivery<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delivery")
+            .field("topic_partition", &self.about.topic_partition)
+            .field("group", &self.about.group)
+            .field("id", &self.about.id)
+            .field("attempt", &self.about.attempt)
+            .finish_non_exhaustive()
+    }
+}

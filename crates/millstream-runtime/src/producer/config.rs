@@ -1,0 +1,59 @@
+//! How a producer works.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::Problems;
+use millstream_core::partitioner::ByKey;
+use millstream_core::{Limits, Partitioner};
+
+/// How a producer works.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ProducerConfig {
+    /// The most messages in one request. Default: 500, where a pipeline has reached its full rate.
+    pub max_batch: usize,
+    /// How long a request waits for more messages to join it. Default: zero: while a request is under way the
+    /// next one fills by itself, so waiting pays only for many slow senders.
+    pub linger: Duration,
+    /// Bytes of messages that may wait or be under way. When it is full, sends wait. Default: 32 MiB.
+    pub buffer_memory: usize,
+    /// How long a send may take altogether, waiting for room and for a server that is away included, before
+    /// it fails. Default: 30 s.
+    pub delivery_timeout: Duration,
+    /// How large a message may be.
+    pub limits: Limits,
+    /// Chooses the partition of messages that do not name one. Default: [`ByKey`].
+    pub partitioner: Arc<dyn Partitioner>,
+}
+
+impl Default for ProducerConfig {
+    fn default() -> Self {
+        Self {
+            max_batch: 500,
+            linger: Duration::ZERO,
+            buffer_memory: 32 << 20,
+            delivery_timeout: Duration::from_secs(30),
+            limits: Limits::default(),
+            partitioner: Arc::new(ByKey::new()),
+        }
+    }
+}
+
+impl ProducerConfig {
+    pub(super) fn check(&self, problems: &mut Problems) {
+        problems.require((1..=10_000).contains(&self.max_batch), || {
+            format!("max_batch is {}, 1 to 10000 are allowed", self.max_batch)
+        });
+        problems.require(self.buffer_memory >= 1 << 10, || {
+            format!("buffer_memory is {} bytes, at least 1024 are needed", self.buffer_memory)
+        });
+        problems.require(self.buffer_memory <= u32::MAX as usize, || {
+            format!("buffer_memory is {} bytes, at most 4 GiB are allowed", self.buffer_memory)
+        });
+        problems.require(!self.delivery_timeout.is_zero(), || "delivery_timeout is zero".into());
+        problems.require(self.linger < self.delivery_timeout, || {
+            format!("linger ({:?}) is not below delivery_timeout ({:?})", self.linger, self.delivery_timeout)
+        });
+    }
+}

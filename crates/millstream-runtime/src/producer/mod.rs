@@ -1,0 +1,251 @@
+//! The producer: typed sends over one batcher.
+
+mod batcher;
+mod config;
+mod record;
+
+use std::fmt;
+use std::future::IntoFuture;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use millstream_core::error::{Error, ErrorKind, Problems, Result};
+use millstream_core::log::Append;
+use millstream_core::topic::TopicPartition;
+use millstream_core::{Backend, Codec, Observer, Partitioner, Topic, TopicSpec, wire};
+
+pub use config::ProducerConfig;
+pub use record::{Record, Send, Sent};
+
+use batcher::Batcher;
+
+/// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
+///
+/// Sends of many tasks travel together in batches. Messages that one task sends one after the other to one
+/// partition keep their order. Every send says what became of it:
+///
+/// - `Ok`: the server has stored it.
+/// - [`ErrorKind::Unconfirmed`]: the connection broke while it was under way: it may or may not be stored.
+///   Sending it again can store it twice.
+/// - any other error: it was not stored.
+pub struct Producer<T: 'static> {
+    inner: Arc<Inner<T>>,
+}
+
+struct Inner<T: 'static> {
+    /// One entry per partition, so that a send clones a name and does not make one.
+    partitions: Vec<TopicPartition>,
+    count: NonZeroU32,
+    codec: &'static dyn Codec<T>,
+    config: ProducerConfig,
+    batcher: Arc<Batcher>,
+}
+
+impl<T> Producer<T> {
+    /// Sends a value: `producer.send(&order).key(&order.customer).await?`.
+    ///
+    /// # Errors
+    /// Of the awaited future: [`ErrorKind::Encode`], [`ErrorKind::TooLarge`], [`ErrorKind::InvalidConfig`] for a
+    /// partition that is not there, [`ErrorKind::Backpressure`], [`ErrorKind::Unavailable`],
+    /// [`ErrorKind::Unconfirmed`], [`ErrorKind::WrongType`], [`ErrorKind::Denied`], [`ErrorKind::Closed`].
+    pub fn send<'a>(&'a self, value: &'a T) -> Send<'a, T> {
+        Send { producer: self, record: Record::new(value) }
+    }
+
+    /// Sends many values in as few requests as possible, and gives one result per value in their order.
+    ///
+    /// Values are taken from the iterator as room becomes free in the buffer.
+    pub async fn send_all<'a>(&self, records: impl IntoIterator<Item = Record<'a, T>>) -> Vec<Result<Sent>>
+    where
+        T: 'a,
+    {
+        let mut records = records.into_iter();
+        let mut outcomes = Vec::new();
+        let mut waiting = std::collections::VecDeque::new();
+        loop {
+            let mut chunk = Vec::new();
+            let mut slots = Vec::new();
+            for record in records.by_ref().take(self.inner.config.max_batch) {
+                let encoded = self.encode(record);
+                slots.push(encoded.map(|append| {
+                    let partition = append.topic_partition.partition;
+                    chunk.push(append);
+                    partition
+                }));
+            }
+            if slots.is_empty() {
+                break;
+            }
+            waiting.push_back((slots, self.batcher().send_chunk(chunk).await));
+        }
+        for (slots, results) in waiting {
+            let mut results = results.wait().await.into_iter();
+            for slot in slots {
+                let closed = || Err(Error::new(ErrorKind::Closed, "the producer is closed"));
+                outcomes.push(slot.and_then(|partition| {
+                    results.next().unwrap_or_else(closed).map(|id| Sent { partition, id })
+                }));
+            }
+        }
+        outcomes
+    }
+
+    /// Waits until everything sent before has its result.
+    pub async fn flush(&self) {
+        self.batcher().flush().await;
+    }
+
+    /// Stops taking messages and waits until everything sent before has its result. Later sends, of any clone,
+    /// fail with [`ErrorKind::Closed`].
+    ///
+    /// Dropping the last clone does the same without waiting.
+    pub async fn close(&self) {
+        self.batcher().close().await;
+    }
+
+    /// How many partitions the topic has.
+    #[must_use]
+    pub fn partitions(&self) -> u32 {
+        self.inner.count.get()
+    }
+
+    fn batcher(&self) -> Arc<Batcher> {
+        self.inner.batcher.clone()
+    }
+
+    fn encode(&self, record: Record<'_, T>) -> Result<Append> {
+        let inner = &*self.inner;
+        let mut envelope = record.envelope;
+        envelope.payload = inner.codec.encode(record.value).map_err(|source| {
+            Error::new(ErrorKind::Encode, format!("cannot encode as {}: {source}", inner.codec.name()))
+                .with_source(source)
+        })?;
+        envelope.check(&inner.config.limits)?;
+        let partition = record
+            .partition
+            .unwrap_or_else(|| inner.config.partitioner.partition(envelope.key.as_deref(), inner.count));
+        let topic_partition = inner.partitions.get(partition.0 as usize).cloned().ok_or_else(|| {
+            let count = inner.count;
+            Error::new(ErrorKind::InvalidConfig, format!("partition {partition} of a topic with {count}"))
+        })?;
+        Ok(Append { topic_partition, fields: wire::encode(&envelope) })
+    }
+}
+
+impl<T> Clone for Producer<T> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<T> fmt::Debug for Producer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let topic = self.inner.partitions.first().map(|tp| &tp.topic);
+        f.debug_struct("Producer").field("topic", &topic).field("config", &self.inner.config).finish()
+    }
+}
+
+/// Sets up a [`Producer`]; await it to get one. Everything is checked at once.
+#[must_use = "a builder does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct ProducerBuilder<T: 'static> {
+    backend: Backend,
+    topic: Topic<T>,
+    config: ProducerConfig,
+    observer: Arc<dyn Observer>,
+}
+
+impl<T> ProducerBuilder<T> {
+    /// A producer for `topic` that tells `observer`.
+    pub fn new(backend: Backend, topic: Topic<T>, observer: Arc<dyn Observer>) -> Self {
+        Self { backend, topic, config: ProducerConfig::default(), observer }
+    }
+
+    /// All settings at once.
+    pub fn config(self, config: ProducerConfig) -> Self {
+        Self { config, ..self }
+    }
+
+    /// How long a request waits for more messages to join it. Default: zero.
+    pub fn linger(mut self, linger: Duration) -> Self {
+        self.config.linger = linger;
+        self
+    }
+
+    /// The most messages in one request. Default: 500.
+    pub fn max_batch(mut self, messages: usize) -> Self {
+        self.config.max_batch = messages;
+        self
+    }
+
+    /// Bytes of messages that may wait or be under way. Default: 32 MiB.
+    pub fn buffer_memory(mut self, bytes: usize) -> Self {
+        self.config.buffer_memory = bytes;
+        self
+    }
+
+    /// How long a send may take altogether. Default: 30 s.
+    pub fn delivery_timeout(mut self, timeout: Duration) -> Self {
+        self.config.delivery_timeout = timeout;
+        self
+    }
+
+    /// Chooses the partitions. Default: [`ByKey`](millstream_core::partitioner::ByKey).
+    pub fn partitioner(mut self, partitioner: impl Partitioner + 'static) -> Self {
+        self.config.partitioner = Arc::new(partitioner);
+        self
+    }
+
+    /// Registers the topic if need be and starts the producer.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] that lists every problem; the errors of
+    /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
+    pub async fn build(self) -> Result<Producer<T>> {
+        let mut problems = Problems::new("producer");
+        let spec = problems.take(self.topic.spec());
+        self.config.check(&mut problems);
+        problems.finish()?;
+        let Some(spec) = spec else { return Err(Error::new(ErrorKind::InvalidConfig, "invalid topic")) };
+        let stored = self.backend.catalog.create_topic(&spec).await?;
+        warn_if_other(&spec, &stored);
+        let Some(count) = NonZeroU32::new(stored.partitions) else {
+            return Err(Error::new(ErrorKind::Protocol, format!("topic {} has no partitions", stored.name)));
+        };
+        let batcher = Batcher::start(self.backend.log, stored.name.clone(), &self.config, self.observer);
+        let partitions = stored.iter().collect();
+        let inner = Inner {
+            partitions,
+            count,
+            codec: self.topic.codec(),
+            config: self.config,
+            batcher: Arc::new(batcher),
+        };
+        Ok(Producer { inner: Arc::new(inner) })
+    }
+}
+
+/// The stored topic wins over the constant; somebody should know that they differ.
+pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
+    if asked != stored {
+        tracing::warn!(
+            topic = %stored.name,
+            asked_partitions = asked.partitions,
+            partitions = stored.partitions,
+            asked_retention = asked.retention.as_str(),
+            retention = stored.retention.as_str(),
+            "the topic is stored with other settings, which win"
+        );
+    }
+}
+
+impl<T: std::marker::Sync> IntoFuture for ProducerBuilder<T> {
+    type Output = Result<Producer<T>>;
+    type IntoFuture = BoxFuture<'static, Result<Producer<T>>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.build())
+    }
+}

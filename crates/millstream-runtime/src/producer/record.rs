@@ -1,0 +1,102 @@
+//! A message on its way out.
+
+use std::future::IntoFuture;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use millstream_core::{Envelope, MessageId, Partition, Result};
+
+use super::Producer;
+
+/// A value to be sent, with what goes beside it.
+#[derive(Debug)]
+pub struct Record<'a, T> {
+    pub(super) value: &'a T,
+    pub(super) partition: Option<Partition>,
+    /// Key and headers; the payload is filled in when the value is encoded.
+    pub(super) envelope: Envelope,
+}
+
+impl<'a, T> Record<'a, T> {
+    /// A value without key and headers.
+    #[must_use]
+    pub fn new(value: &'a T) -> Self {
+        Self { value, partition: None, envelope: Envelope::default() }
+    }
+
+    /// The key: messages of one key go to one partition and keep their order.
+    #[must_use]
+    pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
+        self.envelope.key = Some(Bytes::copy_from_slice(key.as_ref()));
+        self
+    }
+
+    /// One more header.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
+        self.envelope.headers.append(name, Bytes::copy_from_slice(value.as_ref()));
+        self
+    }
+
+    /// This partition, whatever the key.
+    #[must_use]
+    pub fn partition(mut self, partition: u32) -> Self {
+        self.partition = Some(Partition(partition));
+        self
+    }
+}
+
+/// Where a message was stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Sent {
+    /// The partition.
+    pub partition: Partition,
+    /// The id there.
+    pub id: MessageId,
+}
+
+/// A send that starts when it is awaited.
+#[must_use = "a send does nothing until it is awaited"]
+#[derive(Debug)]
+pub struct Send<'a, T: 'static> {
+    pub(super) producer: &'a Producer<T>,
+    pub(super) record: Record<'a, T>,
+}
+
+impl<T> Send<'_, T> {
+    /// The key: messages of one key go to one partition and keep their order.
+    pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
+        self.record = self.record.key(key);
+        self
+    }
+
+    /// One more header.
+    pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
+        self.record = self.record.header(name, value);
+        self
+    }
+
+    /// This partition, whatever the key.
+    pub fn partition(mut self, partition: u32) -> Self {
+        self.record = self.record.partition(partition);
+        self
+    }
+}
+
+impl<'a, T: Sync> IntoFuture for Send<'a, T> {
+    type Output = Result<Sent>;
+    type IntoFuture = BoxFuture<'a, Result<Sent>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        // Encoded here and not in the future, so that the future holds neither value nor codec.
+        let encoded = self.producer.encode(self.record);
+        let batcher = self.producer.batcher();
+        Box::pin(async move {
+            let append = encoded?;
+            let partition = append.topic_partition.partition;
+            let id = batcher.send(append).await?;
+            Ok(Sent { partition, id })
+        })
+    }
+}

@@ -1,0 +1,46 @@
+//! What a consumer did.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What a consumer did from start to end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Messages whose handler said that they are done.
+    pub acked: u64,
+    /// Failed attempts after which the message comes back.
+    pub retried: u64,
+    /// Messages that became dead letters.
+    pub dead: u64,
+    /// Messages that the dead-letter policy dropped.
+    pub discarded: u64,
+    /// Messages that were read and not settled at the end: the next owner gets them first.
+    pub handed_back: u64,
+}
+
+/// The same, while it is being counted.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) acked: AtomicU64,
+    pub(crate) retried: AtomicU64,
+    pub(crate) dead: AtomicU64,
+    pub(crate) discarded: AtomicU64,
+    pub(crate) handed_back: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) fn add(counter: &AtomicU64, count: usize) {
+        counter.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Report {
+            acked: get(&self.acked),
+            retried: get(&self.retried),
+            dead: get(&self.dead),
+            discarded: get(&self.discarded),
+            handed_back: get(&self.handed_back),
+        }
+    }
+}

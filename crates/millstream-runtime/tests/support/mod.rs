@@ -1,0 +1,188 @@
+//! What the runtime's tests share: a log that fails on command, and an observer that remembers.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test file uses its part")]
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::log::{Append, Fetched, Receipt, Settled};
+use millstream_core::{
+    Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Settlement, Topic,
+};
+use millstream_delay::{Promoter, PromoterConfig};
+use millstream_memory::MemoryBackend;
+use millstream_runtime::{ConsumerBuilder, Producer, ProducerBuilder};
+
+pub const MS: fn(u64) -> Duration = Duration::from_millis;
+
+/// A log that fails as it is told to, and counts its requests.
+pub struct Scripted {
+    inner: Arc<dyn Log>,
+    pub appends: Mutex<Vec<usize>>,
+    /// How long an append takes.
+    pub append_takes: Mutex<Duration>,
+    pub append_failures: Mutex<VecDeque<ErrorKind>>,
+    pub fetch_failures: Mutex<VecDeque<ErrorKind>>,
+    pub settle_failures: Mutex<VecDeque<ErrorKind>>,
+    /// Settlements other than an ack fail with this kind.
+    pub dead_letters_fail: Mutex<Option<ErrorKind>>,
+    /// Settles are applied and then fail: a lost reply.
+    pub lose_settle_replies: Mutex<usize>,
+    pub largest_fetch: Mutex<usize>,
+}
+
+/// A handle on it for the backend.
+struct Shared(Arc<Scripted>);
+
+impl std::ops::Deref for Shared {
+    type Target = Arc<Scripted>;
+
+    fn deref(&self) -> &Arc<Scripted> {
+        &self.0
+    }
+}
+
+fn failure(queue: &Mutex<VecDeque<ErrorKind>>) -> Option<Error> {
+    queue.lock().expect("lock").pop_front().map(|kind| Error::new(kind, "scripted"))
+}
+
+#[async_trait]
+impl Log for Shared {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        // A round trip takes time, so that others can join the next batch.
+        let takes = *self.append_takes.lock().expect("lock");
+        tokio::time::sleep(takes).await;
+        self.appends.lock().expect("lock").push(batch.len());
+        if let Some(error) = failure(&self.append_failures) {
+            return batch.iter().map(|_| Err(error.duplicate())).collect();
+        }
+        self.inner.append(batch).await
+    }
+
+    async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
+        let inner = self.inner.reader(lease).await?;
+        Ok(Box::new(ScriptedReader { scripted: self.0.clone(), lease: lease.clone(), inner }))
+    }
+
+    async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
+        if let Some(error) = failure(&self.settle_failures) {
+            return Err(error);
+        }
+        let fail = *self.dead_letters_fail.lock().expect("lock");
+        if let Some(kind) = fail
+            && batch.iter().any(|(_, settlement)| *settlement != Settlement::Ack)
+        {
+            return Err(Error::new(kind, "scripted"));
+        }
+        let settled = self.inner.settle(lease, batch).await?;
+        let mut lose = self.lose_settle_replies.lock().expect("lock");
+        if *lose > 0 {
+            *lose -= 1;
+            return Err(Error::new(ErrorKind::Unconfirmed, "scripted"));
+        }
+        Ok(settled)
+    }
+
+    async fn trim(&self, lease: &Lease) -> Result<usize> {
+        self.inner.trim(lease).await
+    }
+}
+
+struct ScriptedReader {
+    scripted: Arc<Scripted>,
+    lease: Lease,
+    inner: Box<dyn Reader>,
+}
+
+#[async_trait]
+impl Reader for ScriptedReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        let fetched = self.inner.fetch(max, wait).await;
+        if let Some(error) = failure(&self.scripted.fetch_failures) {
+            // What was read is lost with the reply; the reader starts over.
+            self.inner = self.scripted.inner.reader(&self.lease).await?;
+            return Err(error);
+        }
+        if let Ok(fetched) = &fetched {
+            let mut largest = self.scripted.largest_fetch.lock().expect("lock");
+            *largest = (*largest).max(fetched.entries.len());
+        }
+        fetched
+    }
+}
+
+/// Everything that was told, as one line each.
+#[derive(Clone, Default)]
+pub struct Told(Arc<Mutex<Vec<String>>>);
+
+impl Told {
+    pub fn lines(&self, with: &str) -> usize {
+        self.0.lock().expect("lock").iter().filter(|line| line.contains(with)).count()
+    }
+
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().expect("lock").clone()
+    }
+
+    pub async fn wait_for(&self, with: &str) {
+        eventually(|| self.lines(with) > 0, || format!("{with:?} in {:#?}", self.all())).await;
+    }
+}
+
+impl Observer for Told {
+    fn observe(&self, event: &Event<'_>) {
+        self.0.lock().expect("lock").push(format!("{event:?}"));
+    }
+}
+
+/// Polls until it holds; time is paused in these tests, so the deadline costs nothing.
+pub async fn eventually(holds: impl Fn() -> bool, what: impl Fn() -> String) {
+    for _ in 0..120_000 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(MS(1)).await;
+    }
+    panic!("never came true: {}", what());
+}
+
+pub struct Bench {
+    pub memory: MemoryBackend,
+    pub backend: Backend,
+    pub log: Arc<Scripted>,
+    pub told: Told,
+}
+
+pub fn bench() -> Bench {
+    let memory = MemoryBackend::new();
+    let mut backend = Backend::from(memory.clone());
+    let log = Arc::new(Scripted {
+        inner: backend.log.clone(),
+        appends: Mutex::default(),
+        append_takes: Mutex::new(MS(1)),
+        append_failures: Mutex::default(),
+        fetch_failures: Mutex::default(),
+        settle_failures: Mutex::default(),
+        dead_letters_fail: Mutex::default(),
+        lose_settle_replies: Mutex::default(),
+        largest_fetch: Mutex::default(),
+    });
+    backend.log = Arc::new(Shared(log.clone()));
+    Bench { memory, backend, log, told: Told::default() }
+}
+
+impl Bench {
+    pub fn producing<T>(&self, topic: Topic<T>) -> ProducerBuilder<T> {
+        ProducerBuilder::new(self.backend.clone(), topic, Arc::new(self.told.clone()))
+    }
+
+    pub async fn producer<T: Sync>(&self, topic: Topic<T>) -> Producer<T> {
+        self.producing(topic).await.expect("a producer")
+    }
+
+    pub fn consumer<T: Send>(&self, topic: Topic<T>, group: &str) -> ConsumerBuilder<T> {
+        let promoter = Promoter::new(self.backend.schedule.clone(), PromoterConfig::default());
+        ConsumerBuilder::new(self.backend.clone(), topic, group, Arc::new(self.told.clone())).upkeep(promoter)
+    }
+}

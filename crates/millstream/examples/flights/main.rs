@@ -1,0 +1,183 @@
+//! Departures from New York, through the whole life of a message.
+//!
+//! ```text
+//! cargo run --release --example flights                               # the sample, on a queue in memory
+//! cargo run --release --example flights -- --url redis://127.0.0.1    # the same on Redis
+//! cargo run --release --example flights -- path/to/flights.jsonl.gz   # another file: JSON lines, gzipped or not
+//! ```
+//!
+//! Every line is a departure. It is sent under its aircraft's tail number, so that the departures of one aircraft
+//! stay in order. The group `board` handles them: one in a hundred fails at the first attempt and comes back;
+//! cancelled flights are given up and become dead letters. Then somebody "fixes" the board, the dead letters are
+//! replayed, and everything must be accounted for. The data is CC0: departures of 2013, published by the U.S.
+//! Bureau of Transportation Statistics.
+
+mod board;
+mod events;
+mod progress;
+mod table;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, bail, ensure};
+use millstream::{DeadLetter, Exponential, Millstream, Reason, Record, Topic};
+
+use board::Board;
+use events::Departure;
+use progress::Progress;
+
+const GROUP: &str = "board";
+/// How many events are sent per call: enough for full batches, few enough for a lively progress line.
+const CHUNK: usize = 2_000;
+
+struct Options {
+    path: Option<PathBuf>,
+    url: String,
+    partitions: u32,
+}
+
+const USAGE: &str = "usage: flights [PATH] [--url URL] [--partitions N]";
+
+fn options() -> Result<Options> {
+    let mut options = Options { path: None, url: "memory://".into(), partitions: 8 };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match arg.as_str() {
+            "--url" => options.url = args.next().context("--url needs a value")?,
+            "--partitions" => {
+                let value = args.next().context("--partitions needs a value")?;
+                options.partitions = value.parse().context("--partitions needs a number")?;
+            }
+            "--help" | "-h" => {
+                println!("{USAGE}");
+                std::process::exit(0);
+            }
+            other if other.starts_with('-') => bail!("unknown option {other}\n{USAGE}"),
+            path => options.path = Some(path.into()),
+        }
+    }
+    Ok(options)
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    let options = options()?;
+    let departures = events::read(options.path.as_deref())?;
+    let cancelled: BTreeSet<usize> =
+        departures.iter().filter(|departure| departure.is_cancelled()).map(|departure| departure.n).collect();
+    println!("{} departures, {} of them cancelled", departures.len(), cancelled.len());
+
+    let mq = Millstream::connect(&options.url).await.context("connecting")?;
+    // A topic of its own for every run, so that runs on one server do not meet.
+    let run = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis();
+    let flights = Topic::<Departure>::new("flights").named(format!("flights-{run}")).partitions(options.partitions);
+
+    let board = Arc::new(Board::new(departures.len(), options.partitions as usize));
+    let consumer = mq
+        .consumer(flights.clone(), GROUP)
+        .retry(Exponential::from(Duration::from_millis(20)).up_to(Duration::from_secs(1)).attempts(5))
+        .start({
+            let board = board.clone();
+            move |departure| {
+                let outcome = board.show(&departure);
+                async move { outcome }
+            }
+        })
+        .await?;
+
+    let mut progress = Progress::new(departures.len() as u64);
+    let started = Instant::now();
+    let producer = mq.producer(flights.clone()).await?;
+    for chunk in departures.chunks(CHUNK) {
+        let records = chunk.iter().map(|departure| match &departure.tail {
+            Some(tail) => Record::new(departure).key(tail),
+            // The aircraft is not known: any partition will do.
+            None => Record::new(departure),
+        });
+        for sent in producer.send_all(records).await {
+            sent.context("sending")?;
+            board.produced();
+        }
+        progress.show(&board);
+    }
+    producer.close().await;
+    let produced_in = started.elapsed();
+
+    settle(&board, departures.len(), &mut progress).await?;
+    let handled_in = started.elapsed();
+
+    let queue = mq.dead_letters(&flights, GROUP).await?;
+    // The last dead letter was announced before it was stored.
+    while queue.count().await? < cancelled.len() as u64 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let letters = queue.list(usize::MAX).await?;
+    check(&letters, &cancelled, &flights)?;
+    if let Some(letter) = letters.first() {
+        println!("\na dead letter: {}", describe(letter));
+    }
+    board.fix();
+    let replayed = queue.replay_all().await?;
+    println!("the board is fixed, {replayed} dead letters are replayed\n");
+    board.expect_again(cancelled.len());
+    settle(&board, departures.len(), &mut progress).await?;
+    progress.finish();
+    let report = consumer.shutdown().await;
+
+    let summary = table::Summary { board: &board, report, replayed, produced_in, handled_in };
+    print!("{}", summary.render());
+    let lost = board.lost();
+    ensure!(lost == 0, "{lost} departures were lost");
+    ensure!(board.violations() == 0, "{} departures came out of order", board.violations());
+    ensure!(queue.count().await? == 0, "dead letters are left");
+    Ok(())
+}
+
+/// Waits until every departure is on the board or among the dead.
+async fn settle(board: &Board, total: usize, progress: &mut Progress) -> Result<()> {
+    let mut last = (Instant::now(), 0);
+    while board.done() < total {
+        progress.show(board);
+        if board.touched() != last.1 {
+            last = (Instant::now(), board.touched());
+        }
+        ensure!(last.0.elapsed() < Duration::from_secs(60), "nothing happened for a minute");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    progress.show(board);
+    Ok(())
+}
+
+/// Every cancelled flight, and nothing else, is there, with everything that one needs to know.
+fn check(letters: &[DeadLetter], cancelled: &BTreeSet<usize>, topic: &Topic<Departure>) -> Result<()> {
+    let mut found = BTreeSet::new();
+    let name = topic.spec()?.name;
+    for letter in letters {
+        let envelope = letter.envelope(&millstream::Limits::default())?;
+        let departure = topic.codec().decode(&envelope.payload).map_err(anyhow::Error::from_boxed)?;
+        ensure!(found.insert(departure.n), "departure {} is dead twice", departure.n);
+        ensure!(letter.reason == Reason::Rejected, "reason {}", letter.reason);
+        ensure!(letter.error == board::CANCELLED, "error {:?}", letter.error);
+        ensure!(letter.attempts == 1, "{} attempts", letter.attempts);
+        ensure!(letter.topic_partition.topic == name, "topic {}", letter.topic_partition);
+        ensure!(letter.origin.ms > 0 && letter.origin <= letter.id, "origin {}", letter.origin);
+    }
+    ensure!(found == *cancelled, "{} dead letters for {} cancelled flights", found.len(), cancelled.len());
+    Ok(())
+}
+
+fn describe(letter: &DeadLetter) -> String {
+    format!(
+        "{} from {} after {} attempt: {:?} ({})",
+        letter.origin, letter.topic_partition, letter.attempts, letter.error, letter.reason
+    )
+}

@@ -1,0 +1,171 @@
+//! The composition: a URL becomes a backend, a backend becomes producers and consumers.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use millstream_core::catalog::PartitionStats;
+use millstream_core::event::Ignore;
+use millstream_core::{Backend, Error, ErrorKind, GroupName, Namespace, Observer, Result, Topic, TopicSpec};
+use millstream_delay::{Promoter, PromoterConfig};
+use millstream_memory::MemoryBackend;
+use millstream_runtime::{ConsumerBuilder, DeadLetterQueue, ProducerBuilder};
+
+/// A connection to a message queue. Cloning is cheap.
+#[derive(Clone)]
+pub struct Millstream {
+    backend: Backend,
+    observer: Arc<dyn Observer>,
+}
+
+impl Millstream {
+    /// Connects: `memory://` for a queue inside this process, `redis://[user:password@]host[:port][/db]` or
+    /// `redis+unix:///path` for one on Redis.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a URL that is none of these; [`ErrorKind::Unavailable`],
+    /// [`ErrorKind::Denied`]; [`ErrorKind::Unsupported`] for a server that is too old.
+    pub async fn connect(url: &str) -> Result<Self> {
+        Self::at(url).connect().await
+    }
+
+    /// As [`connect`](Self::connect), with settings: `Millstream::at(url).namespace("shop").await`.
+    pub fn at(url: impl Into<String>) -> Builder {
+        Builder { url: url.into(), namespace: None, observer: Arc::new(Ignore) }
+    }
+
+    /// A queue over a backend of your own.
+    #[must_use]
+    pub fn over(backend: Backend) -> Self {
+        Self { backend, observer: Arc::new(Ignore) }
+    }
+
+    /// The same queue; producers and consumers that are made from it tell `observer` of every event.
+    #[must_use]
+    pub fn with_observer(self, observer: impl Observer + 'static) -> Self {
+        Self { observer: Arc::new(observer), ..self }
+    }
+
+    /// A producer for `topic`: `let orders = mq.producer(ORDERS).await?;`.
+    pub fn producer<T>(&self, topic: Topic<T>) -> ProducerBuilder<T> {
+        ProducerBuilder::new(self.backend.clone(), topic, self.observer.clone())
+    }
+
+    /// A consumer of `topic` in `group`. Groups are independent: each gets every message.
+    pub fn consumer<T: Send + 'static>(&self, topic: Topic<T>, group: impl Into<String>) -> ConsumerBuilder<T> {
+        let promoter = Promoter::new(self.backend.schedule.clone(), PromoterConfig::default());
+        ConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone()).upkeep(promoter)
+    }
+
+    /// The dead letters of `group` in `topic`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] or [`ErrorKind::InvalidName`] for bad names; [`ErrorKind::NotFound`] for a
+    /// topic that is not there; transient ones.
+    pub async fn dead_letters<T>(&self, topic: &Topic<T>, group: &str) -> Result<DeadLetterQueue> {
+        let (topic, group) = self.stored(topic, group).await?;
+        Ok(DeadLetterQueue::new(self.backend.clone(), topic, group))
+    }
+
+    /// How every partition of `topic` stands with `group`.
+    ///
+    /// # Errors
+    /// As [`dead_letters`](Self::dead_letters).
+    pub async fn stats<T>(&self, topic: &Topic<T>, group: &str) -> Result<Vec<PartitionStats>> {
+        let (topic, group) = self.stored(topic, group).await?;
+        self.backend.catalog.stats(&topic, &group).await
+    }
+
+    /// The roles beneath, for what has no comfort here.
+    #[must_use]
+    pub fn backend(&self) -> &Backend {
+        &self.backend
+    }
+
+    async fn stored<T>(&self, topic: &Topic<T>, group: &str) -> Result<(TopicSpec, GroupName)> {
+        let group = GroupName::new(group)?;
+        let topic = self.backend.catalog.topic(&topic.spec()?.name).await?;
+        Ok((topic, group))
+    }
+}
+
+impl fmt::Debug for Millstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Millstream").finish_non_exhaustive()
+    }
+}
+
+/// Sets up a [`Millstream`]; await it to connect.
+#[must_use = "a builder does nothing until it is awaited"]
+pub struct Builder {
+    url: String,
+    namespace: Option<String>,
+    observer: Arc<dyn Observer>,
+}
+
+impl Builder {
+    /// A prefix for all keys, so that tenants or environments share one server. Default: none.
+    ///
+    /// A queue in memory is alone in any case and needs none.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Is told of every event of producers and consumers.
+    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
+        self.observer = Arc::new(observer);
+        self
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// Those of [`Millstream::connect`]; [`ErrorKind::InvalidName`] for a bad namespace.
+    pub async fn connect(self) -> Result<Millstream> {
+        let namespace = self.namespace.map(Namespace::new).transpose()?;
+        let scheme = self.url.split_once("://").map_or("", |(scheme, _)| scheme);
+        let backend = match scheme {
+            "memory" => Backend::from(MemoryBackend::new()),
+            "redis" | "redis+unix" | "unix" | "valkey" => redis(&self.url, namespace).await?,
+            other => {
+                let message =
+                    format!("unknown URL scheme {other:?}: memory://, redis:// and redis+unix:// are known");
+                return Err(Error::new(ErrorKind::InvalidConfig, message));
+            }
+        };
+        Ok(Millstream { backend, observer: self.observer })
+    }
+}
+
+#[cfg(feature = "redis")]
+async fn redis(url: &str, namespace: Option<Namespace>) -> Result<Backend> {
+    use millstream_redis::{RedisBackend, RedisConfig};
+    let mut config = RedisConfig::new(url);
+    if let Some(namespace) = namespace {
+        config = config.with_namespace(namespace);
+    }
+    Ok(Backend::from(RedisBackend::connect(config).await?))
+}
+
+#[cfg(not(feature = "redis"))]
+async fn redis(_: &str, _: Option<Namespace>) -> Result<Backend> {
+    Err(Error::new(ErrorKind::Unsupported, "this build of millstream has no Redis: enable its feature `redis`"))
+}
+
+impl IntoFuture for Builder {
+    type Output = Result<Millstream>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Millstream>> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.connect())
+    }
+}
+
+/// Without the URL: it may hold a password.
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
