@@ -97,8 +97,11 @@ pub trait Catalog: Send + Sync {
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>>;
 
-    /// Creates the group again on a partition that lost it, so that reading goes on above `after`.
-    /// If it is there, nothing happens.
+    /// Creates the group again on a partition that lost it, so that reading goes on above `after`, and registers
+    /// it again. If it is there, nothing happens.
+    ///
+    /// If the log ends below `after`, it is not the log that `after` was read from: the group then starts with its
+    /// oldest entry.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).

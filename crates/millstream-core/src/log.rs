@@ -110,7 +110,8 @@ pub struct Settled {
 pub trait Log: Send + Sync {
     /// Appends entries, in the order of the batch within each partition.
     ///
-    /// The answer has one result per entry. A failed entry does not keep the others from being appended.
+    /// The answer has one result per entry. A failed entry does not keep the others from being appended. An entry
+    /// without fields is refused.
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>>;
 
     /// Opens a reader for the partition and group of `lease`. It starts with what is pending.
@@ -120,7 +121,8 @@ pub trait Log: Send + Sync {
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>>;
 
     /// Tells the log what became of entries. Each settlement is atomic, and done at most once: sent again
-    /// after a lost reply it counts as stale.
+    /// after a lost reply it counts as stale. So does a retry or dead letter of an entry whose fields are gone:
+    /// it leaves the pending list, and there is nothing to keep.
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error after which the batch can be
@@ -128,7 +130,8 @@ pub trait Log: Send + Sync {
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled>;
 
     /// Drops entries of the log that every group has settled; never one that is unread or pending in any.
-    /// Gives back how many. Without a group nothing is dropped.
+    /// Gives back how many. Without a group nothing is dropped. Whether a topic wants to be trimmed at all
+    /// ([`Retention`](crate::Retention)) is the caller's to know.
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error.
@@ -141,7 +144,8 @@ pub trait Reader: Send {
     /// Reads up to `max` entries; waits up to `wait` if there are none.
     ///
     /// First everything pending is handed out, oldest first, over as many calls as it takes; from then on new
-    /// entries. An empty result means that the wait passed, not that the log ended.
+    /// entries. An empty result means that the wait passed, not that the log ended. Neither source starves the
+    /// other: with `max` above 1 each call reads both.
     ///
     /// Waiting has no effect on the server: dropping this future is safe. After a drop or an error the reader
     /// starts over with what is pending, since a reply may have been lost. So an entry that is still being

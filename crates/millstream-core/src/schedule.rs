@@ -30,7 +30,8 @@ pub struct Promoted {
 #[async_trait]
 pub trait Schedule: Send + Sync {
     /// Moves up to `limit` (at most [`MAX_PROMOTE`]) messages that are due, by the server's clock, to where they
-    /// are read. Never one that is not due. Two promoters at once move each message once.
+    /// are read, in the order of their due times. Never one that is not due: due times are rounded up to whole
+    /// milliseconds. Two promoters at once move each message once.
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error; what was moved stays moved.
