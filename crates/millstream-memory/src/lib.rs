@@ -1,1 +1,17 @@
-//! To be written.
+#![doc = include_str!("../README.md")]
+
+mod backend;
+mod clock;
+mod state;
+mod stream;
+
+// One file per role, named as in `millstream-core`.
+mod catalog;
+mod dead_letters;
+mod leases;
+mod log;
+mod schedule;
+
+pub mod operator;
+
+pub use backend::MemoryBackend;

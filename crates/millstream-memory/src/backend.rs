@@ -1,0 +1,72 @@
+//! The backend itself: a handle to shared state.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use millstream_core::Backend;
+
+use crate::clock::{Clock, Now};
+use crate::state::State;
+
+/// All roles in memory. Clones share their state; it is gone with the last of them.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
+/// use millstream_core::log::Append;
+/// use millstream_core::{Backend, Envelope, TopicPartition, wire};
+/// use millstream_memory::MemoryBackend;
+///
+/// let backend = Backend::from(MemoryBackend::new());
+/// let topic_partition = TopicPartition::new("orders".parse().unwrap(), 0);
+/// let entry = Append { topic_partition, fields: wire::encode(&Envelope::new("hello")) };
+/// let ids = backend.log.append(&[entry]).await;
+/// assert!(ids[0].is_ok());
+/// # });
+/// ```
+#[derive(Clone)]
+pub struct MemoryBackend {
+    clock: Arc<Clock>,
+    state: Arc<Mutex<State>>,
+}
+
+impl MemoryBackend {
+    /// An empty backend. Its clock starts with the system's and then follows tokio's.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { clock: Arc::new(Clock::new()), state: Arc::default() }
+    }
+
+    pub(crate) fn now(&self) -> Now {
+        self.clock.now()
+    }
+
+    /// The state. A panic elsewhere cannot leave it half changed for longer than one message, so a poisoned
+    /// lock is no reason to stop everybody.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for MemoryBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryBackend").finish_non_exhaustive()
+    }
+}
+
+impl From<MemoryBackend> for Backend {
+    fn from(backend: MemoryBackend) -> Self {
+        Self::new(backend)
+    }
+}
+
+/// Lets others run now and then. Nothing here ever has to wait for I/O, so a loop over this backend would
+/// otherwise keep its thread for itself.
+pub(crate) async fn breathe() {
+    tokio::task::coop::consume_budget().await;
+}

@@ -1,0 +1,109 @@
+//! The catalog role in memory.
+
+use async_trait::async_trait;
+use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Start};
+use millstream_core::{
+    Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicName, TopicPartition, TopicSpec,
+};
+
+use crate::MemoryBackend;
+use crate::state;
+use crate::stream::{Cursor, Stream};
+
+#[async_trait]
+impl Catalog for MemoryBackend {
+    async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        let mut state = self.lock();
+        Ok(state.topics.entry(spec.name.clone()).or_insert_with(|| spec.clone()).clone())
+    }
+
+    async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
+        let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} is not there"));
+        self.lock().topics.get(name).cloned().ok_or_else(unknown)
+    }
+
+    async fn topics(&self) -> Result<Vec<TopicName>> {
+        Ok(self.lock().topics.keys().cloned().collect())
+    }
+
+    async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
+        let mut state = self.lock();
+        let after = |log: &Stream| match start {
+            Start::Earliest => Ok(MessageId::ZERO),
+            Start::Latest => Ok(log.last()),
+            Start::After(id) => Ok(id),
+            other => {
+                let message = format!("a group cannot start at {other:?} here");
+                Err(Error::new(ErrorKind::Unsupported, message))
+            }
+        };
+        // Before anything is registered.
+        after(&Stream::default())?;
+        let new = state.topic_groups.entry(topic.name.clone()).or_default().insert(group.clone());
+        let mut created = GroupCreated { new, partitions: Vec::new() };
+        for tp in topic.iter() {
+            let partition = state.partition(&tp);
+            let delivered = after(&partition.log)?;
+            if create(partition, group, delivered) {
+                created.partitions.push(tp.partition);
+            }
+        }
+        Ok(created)
+    }
+
+    async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
+        let state = self.lock();
+        Ok(state.topic_groups.get(topic).into_iter().flatten().cloned().collect())
+    }
+
+    async fn restore_group(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        after: MessageId,
+    ) -> Result<()> {
+        let mut state = self.lock();
+        let partition = state.partition(topic_partition);
+        // A log that ends below `after` is not the one that `after` was read from: it was deleted since. What is
+        // in it may never have been read.
+        let delivered = if partition.log.last() >= after { after } else { MessageId::ZERO };
+        create(partition, group, delivered);
+        Ok(())
+    }
+
+    async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
+        let state = self.lock();
+        let stats = topic.iter().map(|tp| match state.peek(&tp) {
+            Some(partition) => stats(tp.partition, partition, group),
+            None => PartitionStats::empty(tp.partition),
+        });
+        Ok(stats.collect())
+    }
+}
+
+/// Creates the group on a partition; `false` if it is there.
+fn create(partition: &mut state::Partition, group: &GroupName, delivered: MessageId) -> bool {
+    let cursor = &mut partition.group(group).cursor;
+    let missing = cursor.is_none();
+    cursor.get_or_insert_with(|| Cursor::at(delivered));
+    missing
+}
+
+fn stats(number: Partition, partition: &state::Partition, group: &GroupName) -> PartitionStats {
+    let mut stats = PartitionStats::empty(number);
+    stats.length = count(partition.log.len());
+    stats.lag = None;
+    let Some(group) = partition.groups.get(group) else { return stats };
+    if let Some(cursor) = &group.cursor {
+        stats.lag = Some(count(partition.log.count_above(cursor.delivered)));
+        stats.pending = count(cursor.pending.len());
+    }
+    stats.pending += count(group.retry_cursor.pending.len());
+    stats.retrying = count(group.parked.len() + group.retry.count_above(group.retry_cursor.delivered));
+    stats.dead = count(group.dead.len());
+    stats
+}
+
+fn count(n: usize) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,84 @@
+//! The clock of the backend: tokio's, so that a test that pauses time pauses this too.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+/// Starts with the system's time and never goes back.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    base: Duration,
+    start: Instant,
+}
+
+/// A point in time, in microseconds since 1970.
+///
+/// Ids and due times are milliseconds. Whatever must not be early rounds up, whatever allows rounds down:
+/// with one millisecond of precision alone, a retry could come back almost one early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Now(u64);
+
+impl Clock {
+    pub(crate) fn new() -> Self {
+        let base = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { base, start: Instant::now() }
+    }
+
+    pub(crate) fn now(&self) -> Now {
+        Now(micros(self.base + self.start.elapsed()))
+    }
+}
+
+impl Now {
+    /// The millisecond that this falls into: what an id carries, and what is due up to it is due.
+    pub(crate) fn millis(self) -> u64 {
+        self.0 / 1_000
+    }
+
+    /// The first full millisecond at which `after` has certainly passed.
+    pub(crate) fn due(self, after: Duration) -> u64 {
+        let after = u64::try_from(after.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        self.0.div_ceil(1_000).saturating_add(after)
+    }
+
+    /// How long until millisecond `due` begins; zero if it has.
+    pub(crate) fn until(self, due: u64) -> Duration {
+        Duration::from_millis(due).saturating_sub(Duration::from_micros(self.0))
+    }
+
+    pub(crate) fn plus(self, duration: Duration) -> Self {
+        Self(self.0.saturating_add(micros(duration)))
+    }
+
+    pub(crate) fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn due_is_never_early_and_at_most_two_milliseconds_late() {
+        for now in [5_000, 5_001, 5_500, 5_999] {
+            for after in [0, 1, 999, 1_000, 1_001, 7_500] {
+                let due = Now(now).due(Duration::from_micros(after)) * 1_000;
+                assert!(due >= now + after, "{now} + {after}: {due}");
+                assert!(due < now + after + 2_000, "{now} + {after}: {due}");
+            }
+        }
+    }
+
+    #[test]
+    fn forever_does_not_overflow() {
+        let now = Clock::new().now();
+        assert_eq!(now.due(Duration::MAX), u64::MAX);
+        assert!(now.until(u64::MAX) > Duration::from_secs(u64::from(u32::MAX)));
+        assert!(now.plus(Duration::MAX) > now);
+    }
+}

@@ -1,0 +1,97 @@
+//! The leases role in memory.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::Result;
+use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource};
+
+use crate::MemoryBackend;
+use crate::backend::breathe;
+use crate::clock::Now;
+use crate::state::{Fence, State};
+
+#[async_trait]
+impl Leases for MemoryBackend {
+    async fn acquire(
+        &self,
+        resource: &Resource,
+        owner: &str,
+        nonce: &str,
+        ttl: Duration,
+    ) -> Result<Acquired> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        let stored = match state.fences.get_mut(resource) {
+            Some(fence) => {
+                if let Some(holder) = fence.holder(now) {
+                    if fence.nonce != nonce {
+                        return Ok(Acquired::Held(holder));
+                    }
+                    // The asker counts from this request, not from the one whose reply was lost.
+                    fence.expires = now.plus(ttl);
+                    return Ok(Acquired::Granted(Lease::new(resource.clone(), fence.epoch, nonce, ttl)));
+                }
+                fence.epoch
+            }
+            None => 0,
+        };
+        // By the clock, so that it grows also when the store starts from nothing.
+        let lease = Lease::new(resource.clone(), now.millis().max(stored + 1), nonce, ttl);
+        let fence = Fence {
+            owner: owner.to_owned(),
+            nonce: nonce.to_owned(),
+            epoch: lease.epoch,
+            token: Some(lease.token.clone()),
+            expires: now.plus(ttl),
+        };
+        state.fences.insert(resource.clone(), fence);
+        wake(&mut state, resource);
+        Ok(Acquired::Granted(lease))
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
+        let mut state = self.lock();
+        let now = self.now();
+        let renew = |lease: &Lease| {
+            state.check(lease)?;
+            if let Some(fence) = state.fences.get_mut(&lease.resource) {
+                fence.expires = now.plus(lease.ttl);
+            }
+            Ok(())
+        };
+        leases.iter().map(renew).collect()
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<()> {
+        let mut state = self.lock();
+        state.check(lease)?;
+        if let Some(fence) = state.fences.get_mut(&lease.resource) {
+            fence.token = None;
+        }
+        wake(&mut state, &lease.resource);
+        Ok(())
+    }
+
+    async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
+        let state = self.lock();
+        let now = self.now();
+        Ok(state.fences.get(resource).and_then(|fence| fence.holder(now)))
+    }
+}
+
+impl Fence {
+    fn holder(&self, now: Now) -> Option<Holder> {
+        let alive = self.token.is_some() && self.expires > now;
+        let expires_in = self.expires.since(now);
+        alive.then(|| Holder { owner: self.owner.clone(), epoch: self.epoch, expires_in })
+    }
+}
+
+/// Whoever reads with the lease before this one learns at once that it is fenced.
+fn wake(state: &mut State, resource: &Resource) {
+    if let Resource::Partition { topic_partition, .. } = resource {
+        state.partition(topic_partition).wake.notify_waiters();
+    }
+}

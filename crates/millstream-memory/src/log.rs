@@ -1,0 +1,265 @@
+//! The log role in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settled, Settlement, Source};
+use millstream_core::wire::{self, Fields};
+use millstream_core::{DeadLetter, Error, ErrorKind, GroupName, Lease, MessageId, Result, TopicPartition};
+use tokio::sync::Notify;
+
+use crate::MemoryBackend;
+use crate::backend::breathe;
+use crate::clock::Now;
+use crate::state::{Group, Item, Partition};
+use crate::stream::Cursor;
+
+#[async_trait]
+impl Log for MemoryBackend {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        breathe().await;
+        let mut results = Vec::with_capacity(batch.len());
+        let mut state = self.lock();
+        let now = self.now().millis();
+        // Runs of one partition, so that it is looked up and its readers are woken once.
+        for run in batch.chunk_by(|a, b| a.topic_partition == b.topic_partition) {
+            let partition = state.partition(&run[0].topic_partition);
+            results.extend(run.iter().map(|entry| append(partition, now, &entry.fields)));
+            partition.wake.notify_waiters();
+        }
+        results
+    }
+
+    async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
+        let (topic_partition, _) = lease.partition()?;
+        let wake = self.lock().partition(topic_partition).wake.clone();
+        Ok(Box::new(MemoryReader {
+            backend: self.clone(),
+            lease: lease.clone(),
+            wake,
+            phase: Phase::default(),
+            retry_first: false,
+        }))
+    }
+
+    async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        let (topic_partition, name) = lease.partition()?;
+        let (partition, _) = state.owned(lease)?;
+        let mut settled = Settled::default();
+        for (receipt, settlement) in batch {
+            if settle(partition, topic_partition, name, now, *receipt, settlement) {
+                settled.applied += 1;
+            } else {
+                settled.stale += 1;
+            }
+        }
+        Ok(settled)
+    }
+
+    async fn trim(&self, lease: &Lease) -> Result<usize> {
+        let mut state = self.lock();
+        let (partition, _) = state.owned(lease)?;
+        let cursors = partition.groups.values().filter_map(|group| group.cursor.as_ref());
+        let watermark = cursors.map(Cursor::watermark).min();
+        Ok(watermark.map_or(0, |id| partition.log.drop_below(id)))
+    }
+}
+
+fn append(partition: &mut Partition, now: u64, fields: &Fields) -> Result<MessageId> {
+    // Redis cannot store such an entry either: the embedded default must not allow more than the real thing.
+    if fields.is_empty() {
+        return Err(Error::new(ErrorKind::Encode, "an entry needs at least one field"));
+    }
+    Ok(partition.log.append(now, fields.clone()))
+}
+
+/// Settles one entry; `false` if there was nothing to settle.
+fn settle(
+    partition: &mut Partition,
+    topic_partition: &TopicPartition,
+    name: &GroupName,
+    now: Now,
+    receipt: Receipt,
+    settlement: &Settlement,
+) -> bool {
+    // Not `partition.group(name)`, which would borrow the log too.
+    let Some(group) = partition.groups.get_mut(name) else { return false };
+    let pending = match receipt.source {
+        Source::Log => group.cursor.as_mut().and_then(|cursor| cursor.pending.remove(&receipt.id)),
+        Source::Retry => group.retry_cursor.pending.remove(&receipt.id),
+    };
+    if pending.is_none() {
+        return false;
+    }
+    let entry = match (receipt.source, settlement) {
+        // Other groups may still need it: only a trim drops it.
+        (Source::Log, Settlement::Ack) => return true,
+        (Source::Log, _) => partition.log.get(receipt.id).cloned(),
+        (Source::Retry, _) => group.retry.remove(receipt.id),
+    };
+    let body = entry.map(|fields| match receipt.source {
+        Source::Log => fields,
+        Source::Retry => wire::body_of(Source::Retry, &fields).to_vec(),
+    });
+    match (settlement, body) {
+        (Settlement::Ack, _) => true,
+        // A ghost: there is nothing left that could be tried again or kept.
+        (_, None) => false,
+        (Settlement::Retry { after, attempt, origin, error }, Some(body)) => {
+            let error = wire::cut(error).to_owned();
+            let item = Item { attempt: *attempt, error, body };
+            group.parked.park(*origin, now.due(*after), item);
+            true
+        }
+        (Settlement::DeadLetter { reason, attempts, origin, error }, Some(body)) => {
+            let letter = DeadLetter {
+                id: MessageId::ZERO,
+                reason: reason.clone(),
+                attempts: *attempts,
+                error: error.clone(),
+                origin: *origin,
+                topic_partition: topic_partition.clone(),
+                group: name.clone(),
+                body: Fields::new(),
+            };
+            group.dead.append(now.millis(), wire::dead_letter(&letter, &body));
+            true
+        }
+    }
+}
+
+struct MemoryReader {
+    backend: MemoryBackend,
+    lease: Lease,
+    wake: Arc<Notify>,
+    phase: Phase,
+    /// Whose turn it is when there is room for one entry only.
+    retry_first: bool,
+}
+
+/// What is read next.
+#[derive(Clone, Copy)]
+enum Phase {
+    /// What is pending above these ids.
+    Pending { log: MessageId, retry: MessageId },
+    /// What is new.
+    New,
+}
+
+impl Default for Phase {
+    fn default() -> Self {
+        Self::Pending { log: MessageId::ZERO, retry: MessageId::ZERO }
+    }
+}
+
+#[async_trait]
+impl Reader for MemoryReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        if max == 0 {
+            return Ok(Fetched::default());
+        }
+        // Taken, and put back at the end: if this future is dropped or fails, the next one starts over.
+        let mut phase = std::mem::take(&mut self.phase);
+        breathe().await;
+        let mut last_look = wait.is_zero();
+        // Not a timer yet: most fetches find something.
+        let timeout = async move { tokio::time::sleep(wait).await };
+        tokio::pin!(timeout);
+        loop {
+            // Before the look, so that what comes right after it wakes us.
+            let wake = self.wake.clone();
+            let woken = wake.notified();
+            let fetched = self.look(&mut phase, max)?;
+            if last_look || !fetched.entries.is_empty() || !fetched.ghosts.is_empty() {
+                self.phase = phase;
+                return Ok(fetched);
+            }
+            tokio::select! {
+                () = woken => {}
+                () = &mut timeout => last_look = true,
+            }
+        }
+    }
+}
+
+impl MemoryReader {
+    /// Hands out what is there.
+    fn look(&mut self, phase: &mut Phase, max: usize) -> Result<Fetched> {
+        let mut state = self.backend.lock();
+        let (partition, name) = state.owned(&self.lease)?;
+        let missing = || {
+            let message = format!("group {name} is not there on {}", self.lease.resource);
+            Error::new(ErrorKind::GroupMissing, message)
+        };
+        // Not `partition.group(name)`, which would borrow the log too.
+        let group = partition.groups.get_mut(name).ok_or_else(missing)?;
+        let Group { cursor: Some(cursor), retry: retry_log, retry_cursor, .. } = group else {
+            return Err(missing());
+        };
+        let mut fetched = Fetched::default();
+        if let Phase::Pending { log, retry } = phase {
+            fetched.pending = true;
+            let available = (cursor.count_pending(*log, max), retry_cursor.count_pending(*retry, max));
+            let (from_log, from_retry) = shares(max, available, &mut self.retry_first);
+            *retry = retry_cursor.read_pending(retry_log, Source::Retry, *retry, from_retry, &mut fetched);
+            *log = cursor.read_pending(&partition.log, Source::Log, *log, from_log, &mut fetched);
+            if !fetched.entries.is_empty() || !fetched.ghosts.is_empty() {
+                return Ok(fetched);
+            }
+            fetched.pending = false;
+            *phase = Phase::New;
+        }
+        let log = partition.log.count_above(cursor.delivered);
+        let retry = retry_log.count_above(retry_cursor.delivered);
+        let (from_log, from_retry) = shares(max, (log, retry), &mut self.retry_first);
+        fetched.entries.reserve_exact(from_log + from_retry);
+        retry_cursor.read_new(retry_log, Source::Retry, from_retry, &mut fetched);
+        cursor.read_new(&partition.log, Source::Log, from_log, &mut fetched);
+        Ok(fetched)
+    }
+}
+
+/// How many of `max` come from the log and how many from the retry log: a quarter, at least one, for the
+/// retries, and what one does not need for the other. So neither can starve the other. Where there is room for
+/// one only, they take turns.
+fn shares(max: usize, (log, retry): (usize, usize), retry_first: &mut bool) -> (usize, usize) {
+    let quota = if max == 1 {
+        *retry_first = !*retry_first;
+        usize::from(!*retry_first)
+    } else {
+        (max / 4).max(1)
+    };
+    let retry_least = retry.min(quota).min(max);
+    let from_log = log.min(max - retry_least);
+    (from_log, retry.min(max - from_log))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_source_starves_the_other_and_nothing_is_left_free() {
+        let many = 1_000;
+        let cases = [
+            (100, (many, many), (75, 25)),
+            (100, (many, 3), (97, 3)),
+            (100, (10, many), (10, 90)),
+            (2, (many, many), (1, 1)),
+            (0, (many, many), (0, 0)),
+            (10, (0, 0), (0, 0)),
+        ];
+        for (max, available, expected) in cases {
+            assert_eq!(shares(max, available, &mut false), expected, "{max} {available:?}");
+        }
+        let mut turn = false;
+        let turns: Vec<_> = (0..4).map(|_| shares(1, (many, many), &mut turn)).collect();
+        assert_eq!(turns, [(1, 0), (0, 1), (1, 0), (0, 1)]);
+        assert_eq!(shares(1, (many, 0), &mut turn), (1, 0));
+        assert_eq!(shares(1, (many, 0), &mut turn), (1, 0));
+    }
+}

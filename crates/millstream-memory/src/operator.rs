@@ -1,0 +1,75 @@
+//! What an operator can do to a Redis server behind everybody's back, for tests of how you take it.
+
+use bytes::Bytes;
+use millstream_core::{GroupName, MessageId, Resource, TopicPartition};
+
+use crate::MemoryBackend;
+use crate::stream::Stream;
+
+/// Deletes things that nobody should delete. From [`MemoryBackend::operator`].
+#[derive(Clone, Debug)]
+pub struct Operator(MemoryBackend);
+
+impl MemoryBackend {
+    /// Somebody with a console.
+    #[must_use]
+    pub fn operator(&self) -> Operator {
+        Operator(self.clone())
+    }
+}
+
+impl Operator {
+    /// Deletes one entry of a log (`XDEL`). Where it is pending it becomes a ghost. `false` if it is not there.
+    pub fn delete_entry(&self, topic_partition: &TopicPartition, id: MessageId) -> bool {
+        self.0.lock().partition(topic_partition).log.remove(id).is_some()
+    }
+
+    /// Deletes a log with all its groups (`DEL`). Retry logs, schedules and dead letters stay.
+    pub fn delete_log(&self, topic_partition: &TopicPartition) {
+        let mut state = self.0.lock();
+        let partition = state.partition(topic_partition);
+        partition.log = Stream::default();
+        for group in partition.groups.values_mut() {
+            group.cursor = None;
+        }
+        partition.wake.notify_waiters();
+    }
+
+    /// Destroys a group on one partition's log, with what is pending there (`XGROUP DESTROY`). `false` if it is
+    /// not there.
+    pub fn destroy_group(&self, topic_partition: &TopicPartition, group: &GroupName) -> bool {
+        let mut state = self.0.lock();
+        let partition = state.partition(topic_partition);
+        partition.wake.notify_waiters();
+        partition.group(group).cursor.take().is_some()
+    }
+
+    /// Deletes a parked retry but for its id (`HDEL`), so that it becomes an orphan. `false` if it is not there.
+    pub fn delete_parked(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        origin: MessageId,
+    ) -> bool {
+        let mut state = self.0.lock();
+        state.group(topic_partition, group).is_some_and(|group| group.parked.lose(origin))
+    }
+
+    /// Lets a lease run out now (`DEL` of the lease key). `false` if nobody was ever granted it.
+    pub fn expire_lease(&self, resource: &Resource) -> bool {
+        let now = self.0.now();
+        let mut state = self.0.lock();
+        state.fences.get_mut(resource).map(|fence| fence.expires = now).is_some()
+    }
+
+    /// Puts an entry of somebody else's among the dead letters (`XADD`).
+    pub fn add_dead_letter(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        fields: Vec<(Bytes, Bytes)>,
+    ) -> MessageId {
+        let now = self.0.now().millis();
+        self.0.lock().partition(topic_partition).group(group).dead.append(now, fields)
+    }
+}

@@ -1,0 +1,140 @@
+//! Everything that the backend holds, behind one lock.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use millstream_core::leases::{Lease, Token};
+use millstream_core::wire::Fields;
+use millstream_core::{GroupName, MessageId, Resource, Result, TopicName, TopicPartition, TopicSpec};
+use tokio::sync::Notify;
+
+use crate::clock::Now;
+use crate::stream::{Cursor, Stream};
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) topics: BTreeMap<TopicName, TopicSpec>,
+    pub(crate) topic_groups: BTreeMap<TopicName, BTreeSet<GroupName>>,
+    pub(crate) fences: HashMap<Resource, Fence>,
+    partitions: HashMap<TopicPartition, Partition>,
+}
+
+/// One partition of one topic. It comes into being with the first that asks, as a key does.
+#[derive(Debug, Default)]
+pub(crate) struct Partition {
+    pub(crate) log: Stream,
+    pub(crate) groups: HashMap<GroupName, Group>,
+    /// Wakes who waits for this partition: on new entries, and when a lease changes hands.
+    pub(crate) wake: Arc<Notify>,
+}
+
+/// What a partition keeps for one group.
+#[derive(Debug, Default)]
+pub(crate) struct Group {
+    /// Where the group stands in the log; `None` if the group is not there (not yet, or destroyed).
+    pub(crate) cursor: Option<Cursor>,
+    pub(crate) retry: Stream,
+    pub(crate) retry_cursor: Cursor,
+    pub(crate) parked: Parked,
+    /// Entries as `wire::dead_letter` makes them.
+    pub(crate) dead: Stream,
+}
+
+/// What comes back later: one item per origin, so that the same message is parked once.
+#[derive(Debug, Default)]
+pub(crate) struct Parked {
+    /// Due times in milliseconds since 1970, with their origins.
+    due: BTreeSet<(u64, MessageId)>,
+    items: HashMap<MessageId, (u64, Option<Item>)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Item {
+    pub(crate) attempt: u32,
+    pub(crate) error: String,
+    pub(crate) body: Fields,
+}
+
+/// Who was granted a resource last. It outlives the lease, so that no epoch comes twice.
+#[derive(Debug)]
+pub(crate) struct Fence {
+    pub(crate) owner: String,
+    pub(crate) nonce: String,
+    pub(crate) epoch: u64,
+    /// `None` once the lease was released.
+    pub(crate) token: Option<Token>,
+    pub(crate) expires: Now,
+}
+
+impl State {
+    /// Fails unless `lease` is the last grant of its resource. Whether it ran out does not matter: as long as
+    /// nobody else was granted the resource, nobody else can be harmed.
+    pub(crate) fn check(&self, lease: &Lease) -> Result<()> {
+        let token = self.fences.get(&lease.resource).and_then(|fence| fence.token.as_ref());
+        if token == Some(&lease.token) { Ok(()) } else { Err(lease.fenced()) }
+    }
+
+    /// [`check`](Self::check), then the partition and group of the lease.
+    pub(crate) fn owned<'a>(&'a mut self, lease: &'a Lease) -> Result<(&'a mut Partition, &'a GroupName)> {
+        let (topic_partition, group) = lease.partition()?;
+        self.check(lease)?;
+        Ok((self.partition(topic_partition), group))
+    }
+
+    pub(crate) fn partition(&mut self, topic_partition: &TopicPartition) -> &mut Partition {
+        // Looked up first: `entry` would clone the name every time.
+        if !self.partitions.contains_key(topic_partition) {
+            self.partitions.insert(topic_partition.clone(), Partition::default());
+        }
+        self.partitions.get_mut(topic_partition).expect("it was just put there")
+    }
+
+    /// The group's part of a partition, if anything ever happened there.
+    pub(crate) fn group(&mut self, tp: &TopicPartition, group: &GroupName) -> Option<&mut Group> {
+        self.partitions.get_mut(tp)?.groups.get_mut(group)
+    }
+
+    pub(crate) fn peek(&self, topic_partition: &TopicPartition) -> Option<&Partition> {
+        self.partitions.get(topic_partition)
+    }
+}
+
+impl Partition {
+    pub(crate) fn group(&mut self, name: &GroupName) -> &mut Group {
+        if !self.groups.contains_key(name) {
+            self.groups.insert(name.clone(), Group::default());
+        }
+        self.groups.get_mut(name).expect("it was just put there")
+    }
+}
+
+impl Parked {
+    pub(crate) fn len(&self) -> usize {
+        self.due.len()
+    }
+
+    pub(crate) fn park(&mut self, origin: MessageId, due: u64, item: Item) {
+        if let Some((before, _)) = self.items.insert(origin, (due, Some(item))) {
+            self.due.remove(&(before, origin));
+        }
+        self.due.insert((due, origin));
+    }
+
+    /// When the head is due.
+    pub(crate) fn head(&self) -> Option<u64> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// Takes the head if it is due; without an item, if an operator deleted that.
+    pub(crate) fn take_due(&mut self, now_ms: u64) -> Option<(MessageId, Option<Item>)> {
+        self.head().filter(|due| *due <= now_ms)?;
+        let (_, origin) = self.due.pop_first()?;
+        let (_, item) = self.items.remove(&origin)?;
+        Some((origin, item))
+    }
+
+    /// Loses a parked message but for its id; `false` if there is none.
+    pub(crate) fn lose(&mut self, origin: MessageId) -> bool {
+        self.items.get_mut(&origin).and_then(|(_, item)| item.take()).is_some()
+    }
+}

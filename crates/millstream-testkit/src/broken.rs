@@ -1,0 +1,270 @@
+//! Backends with one classic mistake each: what the suite is there to find.
+//!
+//! A suite that nothing fails proves nothing. [`Broken`] stands around a good backend and spoils one thing.
+//! The test `every_case_can_fail` runs every case against every [`Sabotage`].
+
+mod catalog;
+mod dead_letters;
+mod leases;
+mod log;
+mod reader;
+mod schedule;
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use millstream_core::leases::Lease;
+use millstream_core::log::Receipt;
+use millstream_core::wire::Fields;
+use millstream_core::{Backend, DeadLetter, GroupName, MessageId, Resource, TopicPartition};
+
+/// Names the mistakes once, for the type and for the list of all.
+macro_rules! sabotages {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A mistake.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Sabotage { $($(#[$doc])* $name,)* }
+
+        impl Sabotage {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+        }
+    };
+}
+
+sabotages! {
+    // Appending.
+    /// A batch is appended from its end.
+    AppendReorders,
+    /// Fields are kept in a map: sorted, and each name once.
+    AppendMangles,
+    /// What stands behind an entry that failed is not appended.
+    AppendStopsAtBadEntry,
+    /// A batch goes to the partition of its first entry.
+    AppendToOnePartition,
+    /// Every fifth entry is confirmed and not appended.
+    AppendForgets,
+
+    // Reading.
+    /// More is read than was asked for.
+    MaxIgnored,
+    /// A fetch without result comes back at once.
+    WaitIgnored,
+    /// A fetch that has to wait sees what came only when the wait is over.
+    WakesLate,
+    /// A new reader starts with new entries.
+    PendingSkipped,
+    /// Pending entries come newest first.
+    PendingReversed,
+    /// The count of deliveries is not kept.
+    DeliveriesStuckAtOne,
+    /// A reply that nobody waits for any more is lost.
+    DropLosesReply,
+    /// What one group was handed another group does not get.
+    GroupsCompete,
+    /// Retries are read only when nothing new is there.
+    RetriesLast,
+    /// Deleted entries are passed over in silence.
+    GhostsHidden,
+    /// A lost group looks like an empty log.
+    LostGroupHidden,
+
+    // Fencing.
+    /// A fetch reads whoever asks.
+    FenceIgnoredOnFetch,
+    /// A fetch looks at the lease before it waits, and not after.
+    FenceCheckedBeforeTheWait,
+    /// A settlement counts whoever sends it.
+    FenceIgnoredOnSettle,
+    /// A trim works for anybody.
+    FenceIgnoredOnTrim,
+    /// A promotion works for anybody.
+    FenceIgnoredOnPromote,
+    /// A renewal is confirmed to anybody.
+    FenceIgnoredOnRenew,
+    /// A lease that ran out is as good as lost, though nobody took it.
+    ExpiryFences,
+
+    // Settling.
+    /// Acks are confirmed and forgotten.
+    AcksForgotten,
+    /// Every settlement is said to have taken effect.
+    SettledAlways,
+    /// A batch with one stale settlement is not done at all.
+    SettleAllOrNothing,
+    /// A retry is appended to the log again.
+    RetryToTheLog,
+    /// A retry is a hundred milliseconds (or as much as it has) early.
+    RetryEarly,
+    /// A retry comes back without payload.
+    RetryLosesBody,
+    /// A retry comes back without attempt, origin and error.
+    RetryLosesStory,
+    /// A retry of a retry names the retry as its origin.
+    OriginForgotten,
+    /// A retry of a retry wraps the retry.
+    RetryWrapsRetry,
+    /// A dead letter is acked and gone.
+    DeadLetterDropped,
+    /// A dead letter has no reason, attempts and error.
+    DeadLetterLosesStory,
+
+    // Trimming.
+    /// Nothing is ever dropped.
+    TrimForgotten,
+    /// Everything is dropped, read or not.
+    TrimsUnread,
+    /// A trim looks at the owner's group only.
+    TrimsForOneGroup,
+
+    // Leases.
+    /// A second owner is granted what somebody has.
+    TwoOwners,
+    /// The same request twice is two requests.
+    NonceIgnored,
+    /// A renewal is confirmed and forgotten.
+    RenewForgotten,
+    /// One lost lease fails the renewal of all.
+    RenewAllOrNothing,
+    /// A lease that ran out is never free.
+    LeaseNeverExpires,
+    /// A lease that ran out cannot be renewed, though nobody took it.
+    ExpiryIsFinal,
+    /// A release is confirmed and forgotten.
+    ReleaseForgotten,
+    /// A released token works until somebody else is granted the resource.
+    ReleaseKeepsTheToken,
+    /// A release ends whatever lease there is.
+    ReleaseUnchecked,
+    /// Every grant has the same epoch.
+    EpochRepeats,
+    /// The partitions of a topic are one resource.
+    ResourcesCollide,
+    /// Nobody is told who holds a lease.
+    HolderUnknown,
+
+    // The schedule.
+    /// A promotion moves everything that is due.
+    LimitIgnored,
+    /// What is parked together is moved in the order of ids.
+    DueTimesMerged,
+    /// It is not told when the next one is due.
+    NextUnknown,
+    /// Something is always said to be due.
+    NextAlwaysNow,
+    /// A message that was promoted stays parked, and is promoted twice.
+    PromotedTwice,
+    /// A promotion moves what other groups parked, for its own.
+    PromoteForAllGroups,
+
+    // Dead letters.
+    /// Every page is the first.
+    ListUnpaged,
+    /// Newest first.
+    ListReversed,
+    /// Groups and partitions share their dead letters.
+    DeadLettersShared,
+    /// Bodies are shown as text.
+    DeadBodyMangled,
+    /// A replay leaves the dead letter where it is.
+    ReplayCopies,
+    /// A replay appends to the log.
+    ReplayToTheLog,
+    /// A purge is confirmed and forgotten.
+    PurgeForgotten,
+
+    // The catalog.
+    /// The last to create a topic is told that it wins.
+    LastTopicWins,
+    /// A topic that is not there is made up.
+    UnknownTopicInvented,
+    /// Lists come in no order.
+    ListsUnsorted,
+    /// Every group starts with what comes next.
+    StartAlwaysLatest,
+    /// Every group starts with the oldest entry.
+    StartAlwaysEarliest,
+    /// A group is always said to be new.
+    GroupAlwaysNew,
+    /// Creating a group again starts it again.
+    GroupStartsAgain,
+    /// A restored group starts with the oldest entry.
+    RestoreForgetsWhere,
+    /// Restoring a group that is there moves it.
+    RestoreRewinds,
+    /// What is pending counts as lag.
+    StatsLie,
+    /// Retries are not counted.
+    StatsForgetRetries,
+    /// Partitions in which nothing is are left out.
+    StatsSkipEmpty,
+}
+
+/// A backend with one mistake.
+#[derive(Clone)]
+pub struct Broken {
+    inner: Backend,
+    sabotage: Sabotage,
+    memo: Arc<Mutex<Memo>>,
+}
+
+/// What a mistake has to remember.
+#[derive(Default)]
+struct Memo {
+    /// Counts whatever is counted.
+    count: u64,
+    /// What was appended: for those who drop or repeat it.
+    appended: HashMap<TopicPartition, Vec<(MessageId, Fields)>>,
+    /// The last grant: for those who do not look at the token.
+    granted: HashMap<Resource, Lease>,
+    /// Leases that were released here and not there.
+    released: HashSet<Resource>,
+    /// Who was handed an entry first.
+    taken: HashMap<(TopicPartition, MessageId), GroupName>,
+    /// Entries up to here are trimmed.
+    trimmed: HashMap<TopicPartition, MessageId>,
+    /// Where a group starts again, at its next fetch.
+    rewound: HashMap<(TopicPartition, GroupName), MessageId>,
+    /// What was promoted once.
+    promoted: HashMap<(TopicPartition, GroupName), HashSet<Receipt>>,
+    /// Groups that were created or have dead letters.
+    groups: HashSet<(TopicPartition, GroupName)>,
+    /// Dead letters that were replayed and are still shown.
+    replayed: Vec<DeadLetter>,
+}
+
+impl Broken {
+    /// `backend` with this mistake. It has to see everything that is done to the backend.
+    #[must_use]
+    pub fn new(backend: impl Into<Backend>, sabotage: Sabotage) -> Self {
+        Self { inner: backend.into(), sabotage, memo: Arc::default() }
+    }
+
+    fn memo(&self) -> MutexGuard<'_, Memo> {
+        self.memo.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is(&self, sabotage: Sabotage) -> bool {
+        self.sabotage == sabotage
+    }
+
+    /// The lease of whoever holds the resource, if this is what is broken; else `lease`.
+    fn unfenced(&self, sabotage: Sabotage, lease: &Lease) -> Lease {
+        let granted = self.is(sabotage).then(|| self.memo().granted.get(&lease.resource).cloned()).flatten();
+        granted.unwrap_or_else(|| lease.clone())
+    }
+}
+
+impl fmt::Debug for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Broken").field(&self.sabotage).finish()
+    }
+}
+
+impl From<Broken> for Backend {
+    fn from(broken: Broken) -> Self {
+        Self::new(broken)
+    }
+}

@@ -1,0 +1,117 @@
+//! Mistakes of the leases role.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::Result;
+use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource};
+
+use super::{Broken, Sabotage};
+
+#[async_trait]
+impl Leases for Broken {
+    async fn acquire(
+        &self,
+        resource: &Resource,
+        owner: &str,
+        nonce: &str,
+        ttl: Duration,
+    ) -> Result<Acquired> {
+        let mut nonce = nonce.to_owned();
+        let mut granted_for = ttl;
+        match self.sabotage {
+            Sabotage::NonceIgnored => {
+                let mut memo = self.memo();
+                memo.count += 1;
+                nonce = format!("{nonce}-{}", memo.count);
+            }
+            Sabotage::LeaseNeverExpires => granted_for = Duration::from_secs(86_400),
+            Sabotage::ReleaseKeepsTheToken => self.release_at_last(resource).await?,
+            _ => {}
+        }
+        let asked = self.renamed(resource);
+        let acquired = self.inner.leases.acquire(&asked, owner, &nonce, granted_for).await?;
+        let mut lease = match acquired {
+            Acquired::Held(holder) if self.is(Sabotage::TwoOwners) => {
+                return Ok(Acquired::Granted(Lease::new(resource.clone(), holder.epoch + 1, &nonce, ttl)));
+            }
+            Acquired::Held(_) => return Ok(acquired),
+            Acquired::Granted(lease) => lease,
+        };
+        lease.resource = resource.clone();
+        lease.ttl = ttl;
+        if self.is(Sabotage::EpochRepeats) {
+            lease.epoch = 1;
+        }
+        self.memo().granted.insert(resource.clone(), lease.clone());
+        Ok(Acquired::Granted(lease))
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
+        match self.sabotage {
+            Sabotage::RenewForgotten => return leases.iter().map(|_| Ok(())).collect(),
+            Sabotage::ExpiryIsFinal => {
+                let mut results = Vec::new();
+                for lease in leases {
+                    results.push(match self.fence_expired(lease).await {
+                        Ok(()) => self.inner.leases.renew(std::slice::from_ref(lease)).await.remove(0),
+                        Err(error) => Err(error),
+                    });
+                }
+                return results;
+            }
+            _ => {}
+        }
+        let results = self.inner.leases.renew(leases).await;
+        match self.sabotage {
+            Sabotage::FenceIgnoredOnRenew => leases.iter().map(|_| Ok(())).collect(),
+            Sabotage::RenewAllOrNothing if results.iter().any(Result::is_err) => {
+                leases.iter().map(|lease| Err(lease.fenced())).collect()
+            }
+            _ => results,
+        }
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<()> {
+        match self.sabotage {
+            Sabotage::ReleaseForgotten => Ok(()),
+            Sabotage::ReleaseKeepsTheToken => {
+                self.memo().released.insert(lease.resource.clone());
+                Ok(())
+            }
+            _ => {
+                let lease = self.unfenced(Sabotage::ReleaseUnchecked, lease);
+                self.inner.leases.release(&lease).await
+            }
+        }
+    }
+
+    async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
+        let forgotten = self.memo().released.contains(resource) || self.is(Sabotage::HolderUnknown);
+        if forgotten { Ok(None) } else { self.inner.leases.holder(resource).await }
+    }
+}
+
+impl Broken {
+    async fn release_at_last(&self, resource: &Resource) -> Result<()> {
+        let lease = {
+            let mut memo = self.memo();
+            memo.released.remove(resource).then(|| memo.granted.get(resource).cloned()).flatten()
+        };
+        match lease {
+            Some(lease) => self.inner.leases.release(&lease).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The resource that is really asked for.
+    fn renamed(&self, resource: &Resource) -> Resource {
+        let mut resource = resource.clone();
+        if let Resource::Partition { topic_partition, .. } = &mut resource
+            && self.is(Sabotage::ResourcesCollide)
+        {
+            topic_partition.partition.0 = 0;
+        }
+        resource
+    }
+}

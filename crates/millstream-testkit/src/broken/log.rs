@@ -1,0 +1,182 @@
+//! Mistakes of the log role, but for reading.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Source};
+use millstream_core::{Error, ErrorKind, Lease, MessageId, Reason, Result};
+
+use super::reader::BrokenReader;
+use super::{Broken, Sabotage};
+
+#[async_trait]
+impl Log for Broken {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        let mut batch = batch.to_vec();
+        match self.sabotage {
+            Sabotage::AppendReorders => batch.reverse(),
+            Sabotage::AppendMangles => {
+                for entry in &mut batch {
+                    entry.fields = BTreeMap::from_iter(entry.fields.clone()).into_iter().collect();
+                }
+            }
+            Sabotage::AppendToOnePartition => {
+                let first = batch.first().map(|entry| entry.topic_partition.clone());
+                for entry in &mut batch {
+                    entry.topic_partition.clone_from(first.as_ref().expect("the batch is not empty"));
+                }
+            }
+            _ => {}
+        }
+        let mut results = Vec::new();
+        for entry in &batch {
+            let failed = results.iter().any(Result::is_err);
+            results.push(match self.sabotage {
+                Sabotage::AppendStopsAtBadEntry if failed => Err(Error::new(ErrorKind::Protocol, "aborted")),
+                Sabotage::AppendForgets if self.every_fifth() => Ok(MessageId::new(u64::MAX / 2, 0)),
+                _ => self.append_one(entry).await,
+            });
+        }
+        if self.is(Sabotage::AppendReorders) {
+            results.reverse();
+        }
+        results
+    }
+
+    async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
+        let inner = self.inner.log.reader(lease).await?;
+        Ok(Box::new(BrokenReader::new(self.clone(), lease.clone(), inner)))
+    }
+
+    async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
+        let lease = self.unfenced(Sabotage::FenceIgnoredOnSettle, lease);
+        let mut batch = batch.to_vec();
+        let count = batch.len();
+        match self.sabotage {
+            Sabotage::ExpiryFences => self.fence_expired(&lease).await?,
+            Sabotage::AcksForgotten => batch.retain(|(_, settlement)| *settlement != Settlement::Ack),
+            Sabotage::SettleAllOrNothing => {
+                let mut receipts: Vec<_> = batch.iter().map(|(receipt, _)| *receipt).collect();
+                receipts.sort_unstable();
+                receipts.dedup();
+                if receipts.len() < count {
+                    return Ok(Settled { applied: 0, stale: count });
+                }
+            }
+            Sabotage::RetryToTheLog => {
+                for (receipt, settlement) in &mut batch {
+                    self.append_again(&lease, *receipt, settlement).await?;
+                }
+            }
+            _ => batch.iter_mut().for_each(|(receipt, settlement)| self.spoil(*receipt, settlement)),
+        }
+        if self.is(Sabotage::DueTimesMerged) {
+            merge_due_times(&mut batch);
+        }
+        let mut settled = self.inner.log.settle(&lease, &batch).await?;
+        match self.sabotage {
+            Sabotage::AcksForgotten => settled.applied += count - batch.len(),
+            Sabotage::SettledAlways => settled = Settled { applied: count, stale: 0 },
+            _ => {}
+        }
+        if let Ok((tp, group)) = lease.partition() {
+            self.memo().groups.insert((tp.clone(), group.clone()));
+        }
+        Ok(settled)
+    }
+
+    async fn trim(&self, lease: &Lease) -> Result<usize> {
+        let lease = self.unfenced(Sabotage::FenceIgnoredOnTrim, lease);
+        let dropped = self.inner.log.trim(&lease).await?;
+        let (tp, group) = lease.partition()?;
+        let mut memo = self.memo();
+        let last = match self.sabotage {
+            Sabotage::TrimForgotten => return Ok(0),
+            Sabotage::TrimsUnread => memo.appended.get(tp).and_then(|entries| entries.last()).map(|e| e.0),
+            // What this group was handed out: `taken` has the last group that saw an entry.
+            Sabotage::TrimsForOneGroup => {
+                let seen = |((of, id), by): (&(_, MessageId), &_)| (of == tp && by == group).then_some(*id);
+                memo.taken.iter().filter_map(seen).max()
+            }
+            _ => return Ok(dropped),
+        };
+        let Some(last) = last else { return Ok(dropped) };
+        let before = memo.trimmed.insert(tp.clone(), last).unwrap_or(MessageId::ZERO);
+        let entries = memo.appended.get(tp).into_iter().flatten();
+        Ok(entries.filter(|(id, _)| *id > before && *id <= last).count())
+    }
+}
+
+impl Broken {
+    async fn append_one(&self, entry: &Append) -> Result<MessageId> {
+        let mut results = self.inner.log.append(std::slice::from_ref(entry)).await;
+        let id = results.pop().expect("one result per entry")?;
+        let mut memo = self.memo();
+        memo.appended.entry(entry.topic_partition.clone()).or_default().push((id, entry.fields.clone()));
+        Ok(id)
+    }
+
+    fn every_fifth(&self) -> bool {
+        let mut memo = self.memo();
+        memo.count += 1;
+        memo.count.is_multiple_of(5)
+    }
+
+    pub(super) async fn fence_expired(&self, lease: &Lease) -> Result<()> {
+        let holder = self.inner.leases.holder(&lease.resource).await?;
+        holder.map(|_| ()).ok_or_else(|| lease.fenced())
+    }
+
+    async fn append_again(&self, lease: &Lease, receipt: Receipt, settlement: &mut Settlement) -> Result<()> {
+        let (tp, _) = lease.partition()?;
+        if !matches!(settlement, Settlement::Retry { .. }) || receipt.source == Source::Retry {
+            return Ok(());
+        }
+        let entry = {
+            let memo = self.memo();
+            let entries = memo.appended.get(tp).into_iter().flatten();
+            entries.into_iter().find(|(id, _)| *id == receipt.id).map(|(_, fields)| fields.clone())
+        };
+        if let Some(fields) = entry {
+            self.append_one(&Append { topic_partition: tp.clone(), fields }).await?;
+            *settlement = Settlement::Ack;
+        }
+        Ok(())
+    }
+
+    /// Spoils what is told of one entry.
+    fn spoil(&self, receipt: Receipt, settlement: &mut Settlement) {
+        match (self.sabotage, &mut *settlement) {
+            (Sabotage::RetryEarly, Settlement::Retry { after, .. }) => {
+                *after = after.saturating_sub(Duration::from_millis(100));
+            }
+            (
+                Sabotage::OriginForgotten,
+                Settlement::Retry { origin, .. } | Settlement::DeadLetter { origin, .. },
+            ) => {
+                *origin = receipt.id;
+            }
+            (Sabotage::DeadLetterDropped, Settlement::DeadLetter { .. }) => *settlement = Settlement::Ack,
+            (Sabotage::DeadLetterLosesStory, Settlement::DeadLetter { reason, attempts, error, .. }) => {
+                (*reason, *attempts) = (Reason::parse(""), 0);
+                error.clear();
+            }
+            _ => {}
+        }
+    }
+}
+
+/// All retries of the batch are due with the last of them.
+fn merge_due_times(batch: &mut [(Receipt, Settlement)]) {
+    let after = |settlement: &Settlement| match settlement {
+        Settlement::Retry { after, .. } => *after,
+        _ => Duration::ZERO,
+    };
+    let last = batch.iter().map(|(_, settlement)| after(settlement)).max().unwrap_or_default();
+    for (_, settlement) in batch {
+        if let Settlement::Retry { after, .. } = settlement {
+            *after = last;
+        }
+    }
+}

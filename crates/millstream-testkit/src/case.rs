@@ -1,0 +1,101 @@
+//! A case of the suite, and what it says when a backend breaks the law.
+
+use std::fmt;
+
+use futures_util::future::BoxFuture;
+use millstream_core::{Error, ErrorKind};
+
+use crate::harness::Harness;
+
+/// One sentence of the law, as a test.
+#[derive(Clone, Copy)]
+#[non_exhaustive]
+pub struct Case {
+    /// The role that it is about: `log`, `leases`, `schedule`, `dead_letters` or `catalog`.
+    pub role: &'static str,
+    /// The sentence in snake case: `an_acked_entry_is_never_handed_out_again`.
+    pub name: &'static str,
+    /// Whether it needs [`Harness::with_operator`], and is violated without.
+    pub needs_operator: bool,
+    /// Runs it.
+    pub run: fn(Harness) -> BoxFuture<'static, Verdict>,
+}
+
+/// The result of a case.
+pub type Verdict = Result<(), Violation>;
+
+impl fmt::Debug for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}::{}", self.role, self.name)
+    }
+}
+
+/// What a backend did that its role does not allow.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Violation(String);
+
+impl Violation {
+    /// Says what was seen, and what should have been.
+    #[must_use]
+    pub fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// As `Display`: this is what a failing test prints.
+impl fmt::Debug for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+impl From<Error> for Violation {
+    fn from(error: Error) -> Self {
+        Self(format!("unexpected error of kind {}: {error}", error.kind()))
+    }
+}
+
+/// Violated, with this message, unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err($crate::case::Violation::new(format!($($message)+)));
+        }
+    };
+}
+
+/// Violated unless both are equal; says both.
+macro_rules! equal {
+    ($found:expr, $expected:expr, $($what:tt)+) => {
+        match (&$found, &$expected) {
+            (found, expected) => {
+                $crate::case::ensure!(
+                    *found == *expected,
+                    "{}: {found:?}, expected {expected:?}",
+                    format_args!($($what)+)
+                );
+            }
+        }
+    };
+}
+
+pub(crate) use {ensure, equal};
+
+/// Violated unless `result` is an error of `kind`.
+pub(crate) fn refused<T>(result: Result<T, Error>, kind: ErrorKind, what: &str) -> Verdict {
+    match result {
+        Ok(_) => Err(Violation::new(format!("{what} succeeded, expected an error of kind {kind}"))),
+        Err(error) if error.kind() == kind => Ok(()),
+        Err(error) => {
+            Err(Violation::new(format!("{what} failed as {} ({error}), expected {kind}", error.kind())))
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! What a case works with: a backend, names of its own, and patience.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millstream_core::catalog::Start;
+use millstream_core::leases::Acquired;
+use millstream_core::log::Append;
+use millstream_core::wire::{self, Fields};
+use millstream_core::{
+    Backend, Envelope, GroupName, Lease, MessageId, Resource, TopicName, TopicPartition, TopicSpec,
+};
+use tokio::time::Instant;
+
+use crate::case::{Verdict, Violation, ensure};
+use crate::owner::Owner;
+
+/// A lease that no case outlives.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+/// A lease that a case waits out. Long enough for a few requests to a busy server.
+pub(crate) const BRIEF: Duration = Duration::from_millis(150);
+/// How long nothing must come before it is believed that nothing comes.
+pub(crate) const QUIET: Duration = Duration::from_millis(30);
+/// Between two looks at something that is to become true.
+const POLL: Duration = Duration::from_millis(2);
+
+/// Does what an operator can do to a store behind everybody's back. Cases that
+/// [need one](crate::Case::needs_operator) use it; a backend where this cannot happen leaves them out.
+#[async_trait]
+pub trait Operator: Send + Sync {
+    /// Destroys a group on one partition's log, with what is pending there.
+    ///
+    /// # Errors
+    /// Any; the case fails with it.
+    async fn destroy_group(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+    ) -> Result<(), Violation>;
+
+    /// Deletes one entry of a log.
+    ///
+    /// # Errors
+    /// Any; the case fails with it.
+    async fn delete_entry(&self, topic_partition: &TopicPartition, id: MessageId) -> Result<(), Violation>;
+}
+
+/// The backend under test, with topic names that no other harness gives, also not one in another process.
+#[derive(Clone)]
+pub struct Harness {
+    /// The backend under test.
+    pub backend: Backend,
+    deadline: Duration,
+    operator: Option<Arc<dyn Operator>>,
+}
+
+impl Harness {
+    /// A harness for one case. Many can share a backend, at the same time too.
+    #[must_use]
+    pub fn new(backend: impl Into<Backend>) -> Self {
+        Self { backend: backend.into(), deadline: Duration::from_secs(10), operator: None }
+    }
+
+    /// How long to wait for what has to happen sooner or later. Default: 10 s. Lower it where failing fast
+    /// matters more than a slow machine.
+    #[must_use]
+    pub fn with_deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Who deletes things behind the backend's back. Default: nobody, and the cases that need one fail.
+    #[must_use]
+    pub fn with_operator(mut self, operator: impl Operator + 'static) -> Self {
+        self.operator = Some(Arc::new(operator));
+        self
+    }
+
+    pub(crate) fn operator(&self) -> Result<&dyn Operator, Violation> {
+        self.operator.as_deref().ok_or_else(|| Violation::new("this case needs Harness::with_operator"))
+    }
+
+    /// How long something that has to happen may take.
+    #[must_use]
+    pub fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// A name that was never given before.
+    #[must_use]
+    pub fn unique(&self, what: &str) -> String {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        format!("{what}-{time:x}-{:x}-{count:x}", std::process::id())
+    }
+
+    /// A new topic.
+    ///
+    /// # Errors
+    /// Those of [`create_topic`](millstream_core::Catalog::create_topic).
+    pub async fn topic(&self, partitions: u32) -> Result<TopicSpec, Violation> {
+        let name = TopicName::new(self.unique("topic"))?;
+        Ok(self.backend.catalog.create_topic(&TopicSpec::new(name, partitions)?).await?)
+    }
+
+    /// The only partition of a new topic.
+    ///
+    /// # Errors
+    /// Those of [`create_topic`](millstream_core::Catalog::create_topic).
+    pub async fn partition(&self) -> Result<TopicPartition, Violation> {
+        Ok(TopicPartition::new(self.topic(1).await?.name, 0))
+    }
+
+    /// Appends one entry per item and expects each to succeed.
+    ///
+    /// # Errors
+    /// The first that failed.
+    pub async fn append(
+        &self,
+        topic_partition: &TopicPartition,
+        entries: impl IntoIterator<Item = Fields>,
+    ) -> Result<Vec<MessageId>, Violation> {
+        let entry = |fields| Append { topic_partition: topic_partition.clone(), fields };
+        let batch: Vec<_> = entries.into_iter().map(entry).collect();
+        let results = self.backend.log.append(&batch).await;
+        ensure!(results.len() == batch.len(), "{} results for {} entries", results.len(), batch.len());
+        Ok(results.into_iter().collect::<Result<_, _>>()?)
+    }
+
+    /// Appends `count` different messages.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub async fn append_n(&self, tp: &TopicPartition, count: usize) -> Result<Vec<MessageId>, Violation> {
+        self.append(tp, (0..count).map(message)).await
+    }
+
+    /// The server's clock, in milliseconds since 1970, by way of an entry at the end of the log.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub async fn clock(&self, topic_partition: &TopicPartition) -> Result<u64, Violation> {
+        let ids = self.append(topic_partition, [message(usize::MAX)]).await?;
+        Ok(ids[0].ms)
+    }
+
+    /// Waits until the server's clock is past `ms`, as seen by entries that it appends.
+    ///
+    /// # Errors
+    /// If it does not get there within the deadline.
+    pub async fn clock_passes(&self, tp: &TopicPartition, ms: u64) -> Verdict {
+        let mut patience = self.patience("the server's clock to go on");
+        while self.clock(tp).await? <= ms {
+            patience.pause().await?;
+        }
+        Ok(())
+    }
+
+    /// The owner of a partition for a group, which is created to start with the oldest entry.
+    ///
+    /// # Errors
+    /// If somebody else has the partition.
+    pub async fn owner(&self, tp: &TopicPartition, group: &str) -> Result<Owner, Violation> {
+        self.brief_owner(tp, group, LONG).await
+    }
+
+    /// The same, under a lease that runs out soon.
+    ///
+    /// # Errors
+    /// If somebody else has the partition.
+    pub async fn brief_owner(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &str,
+        ttl: Duration,
+    ) -> Result<Owner, Violation> {
+        let group = GroupName::new(group)?;
+        let topic = TopicSpec::new(topic_partition.topic.clone(), topic_partition.partition.0 + 1)?;
+        self.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+        self.own(topic_partition, &group, ttl).await
+    }
+
+    /// The owner of a partition for a group that is not created here.
+    ///
+    /// # Errors
+    /// If somebody else has the partition.
+    pub async fn own(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        ttl: Duration,
+    ) -> Result<Owner, Violation> {
+        let resource = Resource::partition(tp.clone(), group.clone());
+        self.owner_by(self.granted(&resource, ttl).await?).await
+    }
+
+    /// Who owns a partition after the holder of `lease`, which has to run out first.
+    ///
+    /// # Errors
+    /// If it does not run out within the deadline.
+    pub async fn takeover(&self, lease: &Lease) -> Result<Owner, Violation> {
+        self.owner_by(self.eventually_granted(&lease.resource, LONG).await?).await
+    }
+
+    pub(crate) async fn owner_by(&self, lease: Lease) -> Result<Owner, Violation> {
+        let reader = self.backend.log.reader(&lease).await?;
+        Ok(Owner { lease, reader, harness: self.clone() })
+    }
+
+    /// Asks once for a lease, under a new nonce.
+    ///
+    /// # Errors
+    /// If somebody has it.
+    pub async fn granted(&self, resource: &Resource, ttl: Duration) -> Result<Lease, Violation> {
+        match self.acquire(resource, ttl).await? {
+            Acquired::Granted(lease) => Ok(lease),
+            Acquired::Held(holder) => Err(Violation::new(format!("{resource} is held: {holder:?}"))),
+        }
+    }
+
+    /// Asks for a lease until it is granted.
+    ///
+    /// # Errors
+    /// If it is not granted within the deadline.
+    pub async fn eventually_granted(&self, resource: &Resource, ttl: Duration) -> Result<Lease, Violation> {
+        let mut patience = self.patience("a lease to run out");
+        loop {
+            if let Acquired::Granted(lease) = self.acquire(resource, ttl).await? {
+                return Ok(lease);
+            }
+            patience.pause().await?;
+        }
+    }
+
+    pub(crate) async fn acquire(&self, resource: &Resource, ttl: Duration) -> Result<Acquired, Violation> {
+        let nonce = self.unique("nonce");
+        Ok(self.backend.leases.acquire(resource, "testkit", &nonce, ttl).await?)
+    }
+
+    /// Renews one lease and gives back the answer.
+    pub(crate) async fn renew(&self, lease: &Lease) -> Result<millstream_core::Result<()>, Violation> {
+        let mut answers = self.backend.leases.renew(std::slice::from_ref(lease)).await;
+        ensure!(answers.len() == 1, "{} answers to one renewal", answers.len());
+        Ok(answers.remove(0))
+    }
+
+    /// Starts to wait for something.
+    #[must_use]
+    pub fn patience(&self, what: &str) -> Patience {
+        Patience { until: Instant::now() + self.deadline, what: what.to_owned() }
+    }
+}
+
+impl fmt::Debug for Harness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Harness").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+/// Waits for something that has to become true, in small steps and up to a deadline.
+#[derive(Debug)]
+pub struct Patience {
+    until: Instant,
+    what: String,
+}
+
+impl Patience {
+    /// Waits a little.
+    ///
+    /// # Errors
+    /// When the deadline has passed.
+    pub async fn pause(&mut self) -> Verdict {
+        ensure!(Instant::now() < self.until, "waited in vain for {}", self.what);
+        tokio::time::sleep(POLL).await;
+        Ok(())
+    }
+}
+
+/// A message whose payload tells its number.
+pub(crate) fn message(n: usize) -> Fields {
+    wire::encode(&Envelope::new(format!("message {n}")))
+}
+
+/// Fields as a foreign program may write them: no payload, names twice, empty and not UTF-8, and in no order.
+pub(crate) fn foreign() -> Fields {
+    let pairs: [(&[u8], &[u8]); 6] = [
+        (b"zebra", b"\x00\xff\r\n"),
+        (b"twice", b"1"),
+        (b"\xff\xfe", b"name that is no text"),
+        (b"empty", b""),
+        (b"twice", b"2"),
+        (b"", b"empty name"),
+    ];
+    pairs.map(|(name, value)| (Bytes::from_static(name), Bytes::from_static(value))).into()
+}

@@ -1,0 +1,127 @@
+//! The owner of a partition, as the cases play it.
+
+use std::fmt;
+use std::time::Duration;
+
+use millstream_core::log::{Entry, Fetched, Receipt, Settled, Source};
+use millstream_core::{Lease, MessageId, Reader, Reason, Settlement};
+
+use crate::case::{Verdict, Violation, ensure};
+use crate::harness::{Harness, QUIET};
+
+/// The holder of a lease on a partition, with a reader.
+pub struct Owner {
+    /// The lease.
+    pub lease: Lease,
+    /// The reader of that lease.
+    pub reader: Box<dyn Reader>,
+    pub(crate) harness: Harness,
+}
+
+impl Owner {
+    /// Opens a second reader under the same lease, as after a lost connection.
+    pub(crate) async fn reopen(&mut self) -> Verdict {
+        self.reader = self.harness.backend.log.reader(&self.lease).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched, Violation> {
+        Ok(self.reader.fetch(max, wait).await?)
+    }
+
+    /// Fetches until `count` entries came.
+    pub(crate) async fn take(&mut self, count: usize) -> Result<Vec<Entry>, Violation> {
+        self.take_where(count, |_| true).await
+    }
+
+    /// Fetches until `count` entries of the retry log came; the others are dropped, pending.
+    pub(crate) async fn take_retries(&mut self, count: usize) -> Result<Vec<Entry>, Violation> {
+        self.take_where(count, |entry| entry.receipt.source == Source::Retry).await
+    }
+
+    async fn take_where(
+        &mut self,
+        count: usize,
+        wanted: impl Fn(&Entry) -> bool,
+    ) -> Result<Vec<Entry>, Violation> {
+        let mut taken = Vec::new();
+        let mut patience = self.harness.patience(&format!("{count} entries to be handed out"));
+        while taken.len() < count {
+            let fetched = self.fetch(count - taken.len(), QUIET).await?;
+            if fetched.entries.is_empty() {
+                patience.pause().await?;
+            }
+            taken.extend(fetched.entries.into_iter().filter(&wanted));
+        }
+        Ok(taken)
+    }
+
+    /// Expects that nothing comes.
+    pub(crate) async fn nothing(&mut self, why: &str) -> Verdict {
+        let fetched = self.fetch(100, QUIET).await?;
+        let came = fetched.entries.len() + fetched.ghosts.len();
+        ensure!(came == 0, "{came} entries were handed out ({why}): {:?}", fetched.entries);
+        Ok(())
+    }
+
+    pub(crate) async fn settle(
+        &mut self,
+        receipt: Receipt,
+        settlement: Settlement,
+    ) -> Result<Settled, Violation> {
+        Ok(self.harness.backend.log.settle(&self.lease, &[(receipt, settlement)]).await?)
+    }
+
+    /// Tells the same of many entries and expects that each takes effect.
+    pub(crate) async fn settle_all(&mut self, entries: &[Entry], settlement: &Settlement) -> Verdict {
+        let batch: Vec<_> = entries.iter().map(|entry| (entry.receipt, settlement.clone())).collect();
+        let settled = self.harness.backend.log.settle(&self.lease, &batch).await?;
+        let expected = Settled { applied: batch.len(), stale: 0 };
+        ensure!(settled == expected, "settled {settled:?}, expected {expected:?}");
+        Ok(())
+    }
+
+    pub(crate) async fn ack(&mut self, entries: &[Entry]) -> Verdict {
+        self.settle_all(entries, &Settlement::Ack).await
+    }
+
+    /// Promotes until `count` messages were moved.
+    pub(crate) async fn promote(&mut self, count: usize) -> Verdict {
+        let mut patience = self.harness.patience("parked messages to be promoted");
+        let mut moved = 0;
+        loop {
+            moved += self.harness.backend.schedule.promote(&self.lease, 100).await?.moved;
+            ensure!(moved <= count, "{moved} messages were promoted, {count} were parked");
+            if moved == count {
+                return Ok(());
+            }
+            patience.pause().await?;
+        }
+    }
+}
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Owner").field("lease", &self.lease).finish_non_exhaustive()
+    }
+}
+
+/// A retry that is due after `after`, as the second attempt of `entry`.
+pub(crate) fn retry(entry: &Entry, after: Duration) -> Settlement {
+    retry_as(2, entry.receipt.id, after)
+}
+
+/// A retry with everything told.
+pub(crate) fn retry_as(attempt: u32, origin: MessageId, after: Duration) -> Settlement {
+    Settlement::Retry { after, attempt, origin, error: format!("attempt {} failed", attempt - 1) }
+}
+
+/// The message gives up after `attempts` attempts.
+pub(crate) fn dead(reason: Reason, attempts: u32, origin: MessageId) -> Settlement {
+    Settlement::DeadLetter { reason, attempts, origin, error: "gave up".to_owned() }
+}
+
+/// The ids of entries, for comparisons.
+pub(crate) fn ids(entries: &[Entry]) -> Vec<MessageId> {
+    entries.iter().map(|entry| entry.receipt.id).collect()
+}

@@ -1,0 +1,40 @@
+//! The law, one file per role.
+
+mod catalog;
+mod dead_letters;
+mod leases;
+mod log;
+mod schedule;
+
+use crate::case::Case;
+
+/// All cases, role by role.
+#[must_use]
+pub fn cases() -> Vec<Case> {
+    [log::cases(), leases::cases(), schedule::cases(), dead_letters::cases(), catalog::cases()].concat()
+}
+
+/// Lists the cases of a file. A case that is not listed is dead code, and the compiler says so.
+macro_rules! suite {
+    ($role:literal: $($name:ident),* $(,)?; with an operator: $($operated:ident),* $(,)?) => {
+        pub(crate) fn cases() -> Vec<$crate::case::Case> {
+            vec![
+                $(suite!(@case $role, $name, false),)*
+                $(suite!(@case $role, $operated, true),)*
+            ]
+        }
+    };
+    ($role:literal: $($name:ident),* $(,)?) => {
+        suite!($role: $($name),*; with an operator:);
+    };
+    (@case $role:literal, $name:ident, $needs_operator:literal) => {
+        $crate::case::Case {
+            role: $role,
+            name: stringify!($name),
+            needs_operator: $needs_operator,
+            run: |harness| Box::pin($name(harness)),
+        }
+    };
+}
+
+use suite;

@@ -1,0 +1,245 @@
+//! The catalog role: topics, groups, and how they stand.
+
+use std::time::Duration;
+
+use millstream_core::catalog::{PartitionStats, Start};
+use millstream_core::{
+    ErrorKind, GroupName, MessageId, Partition, Reason, Retention, TopicName, TopicPartition, TopicSpec,
+};
+
+use super::suite;
+use crate::case::{Verdict, Violation, ensure, equal, refused};
+use crate::harness::{Harness, LONG, QUIET};
+use crate::owner::{dead, ids, retry};
+
+suite!("catalog":
+    the_first_to_create_a_topic_wins,
+    an_unknown_topic_is_not_found,
+    topics_are_listed_in_order,
+    groups_are_listed_in_order_and_by_topic,
+    a_group_starts_with_the_oldest_entry_by_default,
+    a_group_can_start_with_what_comes_next,
+    a_group_can_start_above_an_id,
+    creating_a_group_tells_whether_it_is_new,
+    creating_a_group_again_leaves_it_where_it_is,
+    a_group_grows_with_its_topic,
+    a_restored_group_goes_on_above_the_id,
+    restoring_a_group_that_is_there_does_nothing,
+    stats_of_an_untouched_topic_are_zero,
+    stats_agree_with_what_happened,
+);
+
+async fn the_first_to_create_a_topic_wins(h: Harness) -> Verdict {
+    let name = TopicName::new(h.unique("topic"))?;
+    let first = TopicSpec::new(name.clone(), 3)?.with_retention(Retention::Keep);
+    equal!(h.backend.catalog.create_topic(&first).await?, first, "the topic as created");
+    equal!(h.backend.catalog.create_topic(&first).await?, first, "the topic as created again");
+    let other = TopicSpec::new(name.clone(), 5)?.with_retention(Retention::Consumed);
+    equal!(h.backend.catalog.create_topic(&other).await?, first, "the topic as created differently");
+    equal!(h.backend.catalog.topic(&name).await?, first, "the topic as stored");
+    Ok(())
+}
+
+async fn an_unknown_topic_is_not_found(h: Harness) -> Verdict {
+    let name = TopicName::new(h.unique("topic"))?;
+    refused(h.backend.catalog.topic(&name).await, ErrorKind::NotFound, "a look at an unknown topic")?;
+    ensure!(!h.backend.catalog.topics().await?.contains(&name), "looking at {name} created it");
+    equal!(h.backend.catalog.groups(&name).await?, [], "groups of an unknown topic");
+    Ok(())
+}
+
+/// Others may use the same store: only what was created here is looked for.
+async fn topics_are_listed_in_order(h: Harness) -> Verdict {
+    let mut created = Vec::new();
+    for prefix in ["b", "a", "C", "_", "a-"] {
+        let topic = TopicSpec::new(TopicName::new(h.unique(prefix))?, 1)?;
+        created.push(h.backend.catalog.create_topic(&topic).await?.name);
+    }
+    created.sort_unstable();
+    let listed = h.backend.catalog.topics().await?;
+    ensure!(listed.is_sorted_by(|a, b| a < b), "topics are not in order: {listed:?}");
+    let mine: Vec<_> = listed.into_iter().filter(|name| created.contains(name)).collect();
+    equal!(mine, created, "topics");
+    Ok(())
+}
+
+async fn groups_are_listed_in_order_and_by_topic(h: Harness) -> Verdict {
+    let (topic, other) = (h.topic(1).await?, h.topic(1).await?);
+    for group in ["b", "a", "C", "b"] {
+        h.backend.catalog.create_group(&topic, &GroupName::new(group)?, Start::Earliest).await?;
+    }
+    h.backend.catalog.create_group(&other, &GroupName::new("z")?, Start::Earliest).await?;
+    let listed = h.backend.catalog.groups(&topic.name).await?;
+    equal!(listed.iter().map(GroupName::as_str).collect::<Vec<_>>(), ["C", "a", "b"], "groups");
+    Ok(())
+}
+
+/// Three entries, the group, two more; gives back which of the five the group reads. `start` is told the ids
+/// of the three.
+async fn read_from(h: &Harness, start: fn(&[MessageId]) -> Start) -> Result<Vec<usize>, Violation> {
+    let topic = h.topic(1).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    let group = GroupName::new("group")?;
+    let mut appended = h.append_n(&tp, 3).await?;
+    h.backend.catalog.create_group(&topic, &group, start(&appended)).await?;
+    appended.extend(h.append_n(&tp, 2).await?);
+    let mut owner = h.own(&tp, &group, LONG).await?;
+    let mut read = Vec::new();
+    loop {
+        let fetched = owner.fetch(100, QUIET).await?;
+        if fetched.entries.is_empty() {
+            return Ok(read);
+        }
+        ensure!(read.len() < 100, "the same entries come again and again: {read:?}");
+        for id in ids(&fetched.entries) {
+            read.extend(appended.iter().position(|appended| *appended == id));
+        }
+    }
+}
+
+async fn a_group_starts_with_the_oldest_entry_by_default(h: Harness) -> Verdict {
+    let read = read_from(&h, |_| Start::default()).await?;
+    equal!(read, [0, 1, 2, 3, 4], "entries read from the earliest");
+    Ok(())
+}
+
+async fn a_group_can_start_with_what_comes_next(h: Harness) -> Verdict {
+    equal!(read_from(&h, |_| Start::Latest).await?, [3, 4], "entries read from the latest");
+    Ok(())
+}
+
+async fn a_group_can_start_above_an_id(h: Harness) -> Verdict {
+    let read = read_from(&h, |ids| Start::After(ids[1])).await?;
+    equal!(read, [2, 3, 4], "entries read from above the second");
+    Ok(())
+}
+
+async fn creating_a_group_tells_whether_it_is_new(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    for group in ["first", "second"] {
+        let group = GroupName::new(group)?;
+        let created = h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+        ensure!(created.new, "the new group {group} is said to be known");
+        equal!(created.partitions, [Partition(0), Partition(1)], "where {group} was created");
+        let again = h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+        ensure!(!again.new, "the known group {group} is said to be new");
+        equal!(again.partitions, [], "where the known group {group} was created");
+    }
+    Ok(())
+}
+
+async fn creating_a_group_again_leaves_it_where_it_is(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let (_, group) = owner.lease.partition()?;
+    let group = group.clone();
+    let appended = h.append_n(&tp, 4).await?;
+    let entries = owner.take(2).await?;
+    owner.ack(&entries[..1]).await?;
+    let topic = h.backend.catalog.topic(&tp.topic).await?;
+    for start in [Start::Earliest, Start::Latest, Start::After(appended[3])] {
+        let created = h.backend.catalog.create_group(&topic, &group, start).await?;
+        equal!((created.new, created.partitions.len()), (false, 0), "creating it again at {start:?}");
+    }
+    equal!(ids(&owner.take(2).await?), appended[2..], "what comes next");
+    owner.reopen().await?;
+    equal!(ids(&owner.take(3).await?), appended[1..], "what is pending");
+    Ok(())
+}
+
+async fn a_group_grows_with_its_topic(h: Harness) -> Verdict {
+    let topic = h.topic(4).await?;
+    let group = GroupName::new("group")?;
+    let smaller = TopicSpec::new(topic.name.clone(), 2)?;
+    h.backend.catalog.create_group(&smaller, &group, Start::Earliest).await?;
+    let grown = h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+    ensure!(!grown.new, "a group of a topic that has grown is said to be new");
+    equal!(grown.partitions, [Partition(2), Partition(3)], "where it was created");
+    Ok(())
+}
+
+/// A group that never was there stands for one that was lost.
+async fn a_restored_group_goes_on_above_the_id(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let group = GroupName::new("group")?;
+    let appended = h.append_n(&tp, 4).await?;
+    h.backend.catalog.restore_group(&tp, &group, appended[1]).await?;
+    let mut owner = h.own(&tp, &group, LONG).await?;
+    equal!(ids(&owner.take(2).await?), appended[2..], "what a restored group reads");
+    owner.nothing("what is not above the id was read before").await
+}
+
+async fn restoring_a_group_that_is_there_does_nothing(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let (_, group) = owner.lease.partition()?;
+    let group = group.clone();
+    let appended = h.append_n(&tp, 4).await?;
+    let entries = owner.take(2).await?;
+    owner.ack(&entries).await?;
+    for after in [appended[0], appended[3]] {
+        h.backend.catalog.restore_group(&tp, &group, after).await?;
+    }
+    equal!(ids(&owner.take(2).await?), appended[2..], "what comes next");
+    owner.nothing("everything was handed out").await
+}
+
+/// Compares, except that a server may not know the lag.
+fn expect_stats(found: &[PartitionStats], expected: &[PartitionStats]) -> Verdict {
+    let known = |(found, expected): (&PartitionStats, &PartitionStats)| {
+        let mut expected = expected.clone();
+        expected.lag = found.lag.and(expected.lag);
+        expected
+    };
+    let expected: Vec<_> =
+        found.iter().zip(expected).map(known).chain(expected.iter().skip(found.len()).cloned()).collect();
+    equal!(found, expected, "stats");
+    Ok(())
+}
+
+async fn stats_of_an_untouched_topic_are_zero(h: Harness) -> Verdict {
+    let topic = h.topic(3).await?;
+    let group = GroupName::new("group")?;
+    h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+    let expected: Vec<_> = (0..3).map(|n| PartitionStats::empty(Partition(n))).collect();
+    expect_stats(&h.backend.catalog.stats(&topic, &group).await?, &expected)
+}
+
+async fn stats_agree_with_what_happened(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    let partitions: Vec<_> = topic.iter().collect();
+    let (worker, watcher) = (GroupName::new("worker")?, GroupName::new("watcher")?);
+    for group in [&worker, &watcher] {
+        h.backend.catalog.create_group(&topic, group, Start::Earliest).await?;
+    }
+    h.append_n(&partitions[0], 10).await?;
+    h.append_n(&partitions[1], 4).await?;
+    let mut owner = h.own(&partitions[0], &worker, LONG).await?;
+    let entries = owner.take(8).await?;
+    owner.ack(&entries[..2]).await?;
+    owner.settle(entries[2].receipt, retry(&entries[2], Duration::from_secs(3_600))).await?;
+    owner.settle(entries[3].receipt, retry(&entries[3], Duration::ZERO)).await?;
+    owner.settle(entries[4].receipt, dead(Reason::Rejected, 1, entries[4].receipt.id)).await?;
+    owner.promote(1).await?;
+
+    let stats = |n: u32, [length, lag, pending, retrying, dead]: [u64; 5]| {
+        let mut stats = PartitionStats::empty(Partition(n));
+        (stats.length, stats.lag) = (length, Some(lag));
+        (stats.pending, stats.retrying, stats.dead) = (pending, retrying, dead);
+        stats
+    };
+    let catalog = &h.backend.catalog;
+    let untouched = stats(1, [4, 4, 0, 0, 0]);
+    let found = catalog.stats(&topic, &worker).await?;
+    expect_stats(&found, &[stats(0, [10, 2, 3, 2, 1]), untouched.clone()])?;
+    expect_stats(&catalog.stats(&topic, &watcher).await?, &[stats(0, [10, 10, 0, 0, 0]), untouched.clone()])?;
+
+    // The due retry and the rest are handed out, everything but the parked one is done.
+    let rest = owner.take(3).await?;
+    let found = catalog.stats(&topic, &worker).await?;
+    expect_stats(&found, &[stats(0, [10, 0, 6, 1, 1]), untouched.clone()])?;
+    owner.ack(&rest).await?;
+    owner.ack(&entries[5..]).await?;
+    let found = catalog.stats(&topic, &worker).await?;
+    expect_stats(&found, &[stats(0, [10, 0, 0, 1, 1]), untouched])
+}

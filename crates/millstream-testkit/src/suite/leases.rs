@@ -1,0 +1,235 @@
+//! The leases role: one owner at a time, and epochs that grow.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use millstream_core::leases::{Acquired, Resource};
+use millstream_core::{ErrorKind, GroupName, Settlement};
+use tokio::time::Instant;
+
+use super::suite;
+use crate::case::{Verdict, Violation, ensure, equal, refused};
+use crate::harness::{BRIEF, Harness, LONG};
+
+suite!("leases":
+    a_resource_is_granted_to_one,
+    of_many_at_once_one_is_granted,
+    the_same_nonce_is_given_the_same_lease,
+    the_holder_is_told_as_long_as_there_is_one,
+    a_renewed_lease_outlives_its_ttl,
+    a_lease_that_ran_out_goes_to_the_next,
+    a_lease_that_ran_out_untaken_is_revived,
+    renewing_after_a_takeover_is_fenced,
+    renewing_many_answers_each,
+    a_released_resource_is_free_at_once,
+    a_released_token_is_good_for_nothing,
+    releasing_after_a_takeover_is_fenced_and_harmless,
+    epochs_grow_with_every_grant,
+    resources_are_independent,
+);
+
+async fn resource(h: &Harness) -> Result<Resource, Violation> {
+    Ok(Resource::partition(h.partition().await?, GroupName::new("group")?))
+}
+
+async fn a_resource_is_granted_to_one(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let acquired = h.backend.leases.acquire(&resource, "ann", &h.unique("nonce"), LONG).await?;
+    let Acquired::Granted(lease) = acquired else {
+        return Err(Violation::new(format!("a free resource was not granted: {acquired:?}")));
+    };
+    equal!(lease.resource, resource, "the resource of the lease");
+    equal!(lease.ttl, LONG, "the ttl of the lease");
+    match h.backend.leases.acquire(&resource, "bob", &h.unique("nonce"), LONG).await? {
+        Acquired::Granted(second) => Err(Violation::new(format!("granted twice: {lease:?} and {second:?}"))),
+        Acquired::Held(holder) => {
+            equal!((holder.owner.as_str(), holder.epoch), ("ann", lease.epoch), "who is said to hold it");
+            let left = holder.expires_in;
+            ensure!(left > LONG / 2 && left <= LONG, "expires in {left:?}, granted for {LONG:?} just now");
+            Ok(())
+        }
+    }
+}
+
+async fn of_many_at_once_one_is_granted(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let askers: Vec<_> = (0..16)
+        .map(|_| {
+            let (h, resource) = (h.clone(), resource.clone());
+            tokio::spawn(async move { h.acquire(&resource, LONG).await })
+        })
+        .collect();
+    let mut granted = Vec::new();
+    for asker in askers {
+        if let Acquired::Granted(lease) = asker.await.map_err(|error| Violation::new(error.to_string()))?? {
+            granted.push(lease);
+        }
+    }
+    equal!(granted.len(), 1, "grants to 16 askers at once");
+    Ok(())
+}
+
+async fn the_same_nonce_is_given_the_same_lease(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let nonce = h.unique("nonce");
+    let first = h.backend.leases.acquire(&resource, "ann", &nonce, LONG).await?;
+    ensure!(matches!(first, Acquired::Granted(_)), "a free resource was not granted: {first:?}");
+    for _ in 0..3 {
+        let again = h.backend.leases.acquire(&resource, "ann", &nonce, LONG).await?;
+        equal!(again, first, "the answer to the same request, sent again");
+    }
+    if let Acquired::Granted(lease) = first {
+        h.backend.leases.release(&lease).await?;
+    }
+    Ok(())
+}
+
+async fn the_holder_is_told_as_long_as_there_is_one(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    equal!(h.backend.leases.holder(&resource).await?, None, "the holder of what was never granted");
+    let lease = h.granted(&resource, LONG).await?;
+    let holder = h.backend.leases.holder(&resource).await?;
+    let Some(holder) = holder else { return Err(Violation::new("no holder is told of what was granted")) };
+    equal!((holder.owner.as_str(), holder.epoch), ("testkit", lease.epoch), "the holder");
+    let left = holder.expires_in;
+    ensure!(left > LONG / 2 && left <= LONG, "expires in {left:?}, granted for {LONG:?} just now");
+    h.backend.leases.release(&lease).await?;
+    equal!(h.backend.leases.holder(&resource).await?, None, "the holder after the release");
+    Ok(())
+}
+
+async fn a_renewed_lease_outlives_its_ttl(h: Harness) -> Verdict {
+    let ttl = Duration::from_millis(400);
+    let resource = resource(&h).await?;
+    let lease = h.granted(&resource, ttl).await?;
+    let started = Instant::now();
+    // Beyond twice the ttl nothing but the renewals keeps it.
+    while started.elapsed() < ttl * 5 / 2 {
+        h.renew(&lease).await??;
+        let asked = h.acquire(&resource, ttl).await?;
+        ensure!(matches!(asked, Acquired::Held(_)), "granted to another right after a renewal: {asked:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+async fn a_lease_that_ran_out_goes_to_the_next(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let started = Instant::now();
+    let lease = h.granted(&resource, BRIEF).await?;
+    let next = h.eventually_granted(&resource, LONG).await?;
+    let took = started.elapsed();
+    ensure!(took >= BRIEF - Duration::from_millis(5), "granted to the next after {took:?} of {BRIEF:?}");
+    ensure!(next.epoch > lease.epoch, "epoch {} after epoch {}", next.epoch, lease.epoch);
+    ensure!(next.token != lease.token, "the same token twice: {}", lease.token);
+    Ok(())
+}
+
+async fn a_lease_that_ran_out_untaken_is_revived(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let lease = h.granted(&resource, BRIEF).await?;
+    let mut patience = h.patience("the lease to run out");
+    while h.backend.leases.holder(&resource).await?.is_some() {
+        patience.pause().await?;
+    }
+    h.renew(&lease).await??;
+    let asked = h.acquire(&resource, BRIEF).await?;
+    ensure!(matches!(asked, Acquired::Held(_)), "granted to another after it was revived: {asked:?}");
+    Ok(())
+}
+
+async fn renewing_after_a_takeover_is_fenced(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let lease = h.granted(&resource, BRIEF).await?;
+    let next = h.eventually_granted(&resource, LONG).await?;
+    refused(h.renew(&lease).await?, ErrorKind::Fenced, "a renewal after the takeover")?;
+    let holder = h.backend.leases.holder(&resource).await?;
+    equal!(holder.map(|holder| holder.epoch), Some(next.epoch), "who holds it");
+    Ok(())
+}
+
+async fn renewing_many_answers_each(h: Harness) -> Verdict {
+    let mut leases = Vec::new();
+    for _ in 0..5 {
+        leases.push(h.granted(&resource(&h).await?, LONG).await?);
+    }
+    for lost in [1, 3] {
+        h.backend.leases.release(&leases[lost]).await?;
+        h.granted(&leases[lost].resource, LONG).await?;
+    }
+    let results = h.backend.leases.renew(&leases).await;
+    let kinds: Vec<_> =
+        results.iter().map(|result| result.as_ref().err().map(millstream_core::Error::kind)).collect();
+    let fenced = Some(ErrorKind::Fenced);
+    equal!(kinds, [None, fenced, None, fenced, None], "answers, in the order of the leases");
+    equal!(h.backend.leases.renew(&[]).await.len(), 0, "answers to nothing");
+    Ok(())
+}
+
+async fn a_released_resource_is_free_at_once(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let lease = h.granted(&resource, LONG).await?;
+    h.backend.leases.release(&lease).await?;
+    let next = h.granted(&resource, LONG).await?;
+    ensure!(next.epoch > lease.epoch, "epoch {} after epoch {}", next.epoch, lease.epoch);
+    refused(h.renew(&lease).await?, ErrorKind::Fenced, "a renewal after the release")
+}
+
+/// Also as long as nobody else has taken the resource.
+async fn a_released_token_is_good_for_nothing(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    h.append_n(&tp, 2).await?;
+    let entries = owner.take(1).await?;
+    h.backend.leases.release(&owner.lease).await?;
+    let fenced = ErrorKind::Fenced;
+    let batch = [(entries[0].receipt, Settlement::Ack)];
+    refused(owner.reader.fetch(1, Duration::ZERO).await, fenced, "a fetch after the release")?;
+    refused(h.backend.log.settle(&owner.lease, &batch).await, fenced, "a settlement after the release")?;
+    refused(h.backend.log.trim(&owner.lease).await, fenced, "a trim after the release")?;
+    refused(h.backend.schedule.promote(&owner.lease, 1).await, fenced, "a promotion after the release")?;
+    refused(h.renew(&owner.lease).await?, fenced, "a renewal after the release")
+}
+
+async fn releasing_after_a_takeover_is_fenced_and_harmless(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let lease = h.granted(&resource, BRIEF).await?;
+    let next = h.eventually_granted(&resource, LONG).await?;
+    refused(h.backend.leases.release(&lease).await, ErrorKind::Fenced, "a release after the takeover")?;
+    let holder = h.backend.leases.holder(&resource).await?;
+    equal!(holder.map(|holder| holder.epoch), Some(next.epoch), "who holds it after the other's release");
+    h.renew(&next).await??;
+    Ok(())
+}
+
+async fn epochs_grow_with_every_grant(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let mut epochs = Vec::new();
+    let mut tokens = BTreeSet::new();
+    for _ in 0..20 {
+        let lease = h.granted(&resource, LONG).await?;
+        h.backend.leases.release(&lease).await?;
+        epochs.push(lease.epoch);
+        tokens.insert(lease.token.to_string());
+    }
+    ensure!(epochs.is_sorted_by(|a, b| a < b), "epochs do not grow: {epochs:?}");
+    equal!(tokens.len(), 20, "different tokens");
+    Ok(())
+}
+
+async fn resources_are_independent(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    let mut leases = Vec::new();
+    for tp in topic.iter() {
+        for group in ["first", "second"] {
+            let resource = Resource::partition(tp.clone(), GroupName::new(group)?);
+            leases.push(h.granted(&resource, LONG).await?);
+        }
+    }
+    h.backend.leases.release(&leases[0]).await?;
+    for lease in &leases[1..] {
+        let holder = h.backend.leases.holder(&lease.resource).await?;
+        equal!(holder.map(|holder| holder.epoch), Some(lease.epoch), "the holder of {}", lease.resource);
+    }
+    Ok(())
+}

@@ -1,0 +1,224 @@
+//! Settle: at most once each, and a retry comes back whole to its own group.
+
+use std::time::Duration;
+
+use millstream_core::envelope::Limits;
+use millstream_core::log::{Entry, Receipt, Settled, Source};
+use millstream_core::wire::{self, Fields};
+use millstream_core::{MessageId, Reason, Settlement};
+
+use super::suite;
+use crate::case::{Verdict, ensure, equal};
+use crate::harness::{BRIEF, Harness, foreign, message};
+use crate::owner::{dead, ids, retry, retry_as};
+
+suite!("log":
+    an_acked_entry_is_never_handed_out_again,
+    settling_twice_is_stale_and_harmless,
+    settling_an_unknown_receipt_is_stale,
+    a_mixed_batch_settles_each_by_itself,
+    a_retry_comes_back_with_attempt_origin_error_and_body,
+    a_retry_comes_back_to_its_own_group_only,
+    a_retry_of_a_retry_keeps_origin_and_body,
+    a_retry_that_is_done_is_gone,
+);
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+async fn an_acked_entry_is_never_handed_out_again(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.brief_owner(&tp, "group", BRIEF).await?;
+    h.append_n(&tp, 5).await?;
+    let entries = owner.take(5).await?;
+    owner.ack(&entries).await?;
+    owner.nothing("everything is acked").await?;
+    owner.reopen().await?;
+    owner.nothing("everything is acked, for a new reader").await?;
+    let mut next = h.takeover(&owner.lease).await?;
+    next.nothing("everything is acked, for the next owner").await
+}
+
+async fn settling_twice_is_stale_and_harmless(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let (_, group) = owner.lease.partition()?;
+    let group = group.clone();
+    h.append_n(&tp, 3).await?;
+    let entries = owner.take(3).await?;
+    let says = [
+        Settlement::Ack,
+        retry(&entries[1], Duration::ZERO),
+        dead(Reason::Rejected, 1, entries[2].receipt.id),
+    ];
+    for (entry, says) in entries.iter().zip(&says) {
+        equal!(
+            owner.settle(entry.receipt, says.clone()).await?,
+            Settled { applied: 1, stale: 0 },
+            "{says:?}"
+        );
+        // The same again, as after a lost reply, and everything else that may be said.
+        for again in says_of(entry, says) {
+            let settled = owner.settle(entry.receipt, again).await?;
+            equal!(settled, Settled { applied: 0, stale: 1 }, "a second settlement after {says:?}");
+        }
+    }
+    owner.promote(1).await?;
+    let retried = owner.take(1).await?;
+    equal!(retried[0].receipt.source, Source::Retry, "the only entry left");
+    owner.nothing("one retry was parked").await?;
+    let letters = h.backend.dead_letters.list(&tp, &group, MessageId::ZERO, 10).await?;
+    equal!(letters.len(), 1, "dead letters");
+    Ok(())
+}
+
+fn says_of(entry: &Entry, first: &Settlement) -> [Settlement; 4] {
+    let id = entry.receipt.id;
+    [first.clone(), Settlement::Ack, retry(entry, Duration::ZERO), dead(Reason::Exhausted, 1, id)]
+}
+
+async fn settling_an_unknown_receipt_is_stale(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 2).await?;
+    let entries = owner.take(1).await?;
+    let unknown = [
+        Receipt { source: Source::Log, id: MessageId::new(1, 1) },
+        // There, but in the other stream, and there, but not handed out.
+        Receipt { source: Source::Retry, id: appended[0] },
+        Receipt { source: Source::Log, id: appended[1] },
+    ];
+    let settlements =
+        [Settlement::Ack, retry(&entries[0], Duration::ZERO), dead(Reason::Rejected, 1, appended[0])];
+    for receipt in unknown {
+        for settlement in &settlements {
+            let settled = owner.settle(receipt, settlement.clone()).await?;
+            equal!(settled, Settled { applied: 0, stale: 1 }, "{settlement:?} for {receipt:?}");
+        }
+    }
+    equal!(
+        owner.settle(entries[0].receipt, Settlement::Ack).await?.applied,
+        1,
+        "the entry that was handed out"
+    );
+    equal!(ids(&owner.take(1).await?), [appended[1]], "the entry that was not handed out yet");
+    Ok(())
+}
+
+async fn a_mixed_batch_settles_each_by_itself(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let (_, group) = owner.lease.partition()?;
+    let group = group.clone();
+    h.append_n(&tp, 5).await?;
+    let entries = owner.take(5).await?;
+    let receipt = |n: usize| entries[n].receipt;
+    let batch = [
+        (receipt(3), dead(Reason::Rejected, 1, receipt(3).id)),
+        (receipt(0), Settlement::Ack),
+        (Receipt { source: Source::Log, id: MessageId::new(1, 1) }, Settlement::Ack),
+        (receipt(2), retry(&entries[2], Duration::ZERO)),
+        (receipt(0), Settlement::Ack),
+    ];
+    let settled = h.backend.log.settle(&owner.lease, &batch).await?;
+    equal!(
+        settled,
+        Settled { applied: 3, stale: 2 },
+        "a batch of three good ones, an unknown one and one twice"
+    );
+    equal!(h.backend.log.settle(&owner.lease, &[]).await?, Settled::default(), "an empty batch");
+    owner.promote(1).await?;
+    let retried = owner.take(1).await?;
+    equal!(wire::body_of(Source::Retry, &retried[0].fields), &message(2)[..], "the retry");
+    let letters = h.backend.dead_letters.list(&tp, &group, MessageId::ZERO, 10).await?;
+    equal!(letters.iter().map(|letter| letter.origin).collect::<Vec<_>>(), [receipt(3).id], "dead letters");
+    owner.reopen().await?;
+    let pending = owner.take(3).await?;
+    let mut pending: Vec<_> = pending.iter().map(|entry| entry.receipt).collect();
+    pending.sort_unstable();
+    equal!(pending, [receipt(1), receipt(4), retried[0].receipt], "what is left");
+    Ok(())
+}
+
+/// Expects a redelivery with everything that was told.
+fn expect_redelivery(entry: &Entry, attempt: u32, origin: MessageId, body: &Fields) -> Verdict {
+    equal!(entry.receipt.source, Source::Retry, "where the retry was read");
+    let decoded = wire::decode(entry.receipt, &entry.fields, &Limits::default());
+    equal!(decoded.attempt, attempt, "the attempt of a redelivery");
+    equal!(decoded.origin, origin, "the origin of a redelivery");
+    equal!(decoded.error, Some(format!("attempt {} failed", attempt - 1)), "the error of a redelivery");
+    let found = wire::body_of(Source::Retry, &entry.fields);
+    ensure!(found == &body[..], "the body came back changed: {found:?}, expected {body:?}");
+    equal!(entry.deliveries, 1, "deliveries of a redelivery");
+    Ok(())
+}
+
+async fn a_retry_comes_back_with_attempt_origin_error_and_body(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    for body in [message(0), foreign(), wire::redelivery(9, MessageId::new(1, 1), "no error", &message(1))] {
+        h.append(&tp, [body.clone()]).await?;
+        let entries = owner.take(1).await?;
+        owner.settle_all(&entries, &retry(&entries[0], Duration::ZERO)).await?;
+        // A redelivery lives by itself: the log may be trimmed before it is due.
+        h.backend.log.trim(&owner.lease).await?;
+        owner.promote(1).await?;
+        let retried = owner.take(1).await?;
+        expect_redelivery(&retried[0], 2, entries[0].receipt.id, &body)?;
+        owner.ack(&retried).await?;
+    }
+    owner.nothing("every retry is done").await
+}
+
+async fn a_retry_comes_back_to_its_own_group_only(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut first = h.owner(&tp, "first").await?;
+    let mut second = h.owner(&tp, "second").await?;
+    h.append_n(&tp, 3).await?;
+    let entries = first.take(3).await?;
+    let of_second = second.take(3).await?;
+    second.ack(&of_second).await?;
+    for entry in &entries {
+        first.settle(entry.receipt, retry(entry, Duration::ZERO)).await?;
+    }
+    // Elsewhere, so that the clock's entries are not in the way.
+    let elsewhere = h.partition().await?;
+    let now = h.clock(&elsewhere).await?;
+    h.clock_passes(&elsewhere, now + 20).await?;
+    let promoted = h.backend.schedule.promote(&second.lease, 100).await?;
+    equal!((promoted.moved, promoted.next), (0, None), "what the group without retries promotes");
+    first.promote(3).await?;
+    second.nothing("the retries are another group's").await?;
+    equal!(first.take(3).await?.len(), 3, "retries");
+    Ok(())
+}
+
+async fn a_retry_of_a_retry_keeps_origin_and_body(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let body = foreign();
+    let origin = h.append(&tp, [body.clone()]).await?[0];
+    let mut entries = owner.take(1).await?;
+    for attempt in 2..=5 {
+        owner.settle_all(&entries, &retry_as(attempt, origin, Duration::ZERO)).await?;
+        owner.promote(1).await?;
+        entries = owner.take(1).await?;
+        expect_redelivery(&entries[0], attempt, origin, &body)?;
+    }
+    Ok(())
+}
+
+async fn a_retry_that_is_done_is_gone(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.brief_owner(&tp, "group", BRIEF).await?;
+    h.append_n(&tp, 4).await?;
+    let entries = owner.take(4).await?;
+    for entry in &entries {
+        owner.settle(entry.receipt, retry(entry, Duration::ZERO)).await?;
+    }
+    owner.promote(4).await?;
+    let retried = owner.take(4).await?;
+    owner.ack(&retried[..3]).await?;
+    owner.settle(retried[3].receipt, retry_as(3, entries[3].receipt.id, HOUR)).await?;
+    let mut next = h.takeover(&owner.lease).await?;
+    next.nothing("three retries are done and one is parked for an hour").await
+}

@@ -1,0 +1,118 @@
+//! Trim drops what is done and nothing else; and what is said when an operator dropped more.
+
+use std::time::Duration;
+
+use millstream_core::{ErrorKind, GroupName, Settlement};
+
+use super::suite;
+use crate::case::{Verdict, ensure, equal, refused};
+use crate::harness::{Harness, LONG, QUIET};
+use crate::owner::ids;
+
+suite!("log":
+    trim_drops_what_every_group_has_settled,
+    trim_keeps_what_a_slow_group_still_needs,
+    trim_keeps_what_is_pending_behind_what_is_done,
+    trim_without_a_group_drops_nothing;
+    with an operator:
+    a_lost_group_is_reported,
+    a_deleted_entry_becomes_a_ghost,
+);
+
+async fn trim_drops_what_every_group_has_settled(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut first = h.owner(&tp, "first").await?;
+    let mut second = h.owner(&tp, "second").await?;
+    h.append_n(&tp, 6).await?;
+    for owner in [&mut first, &mut second] {
+        let entries = owner.take(4).await?;
+        owner.ack(&entries).await?;
+    }
+    equal!(h.backend.log.trim(&first.lease).await?, 4, "entries dropped");
+    equal!(h.backend.log.trim(&second.lease).await?, 0, "entries dropped by a second trim");
+    equal!(first.take(2).await?.len(), 2, "entries left");
+    equal!(second.take(2).await?.len(), 2, "entries left for the second group");
+    Ok(())
+}
+
+async fn trim_keeps_what_a_slow_group_still_needs(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut fast = h.owner(&tp, "fast").await?;
+    let mut slow = h.owner(&tp, "slow").await?;
+    let appended = h.append_n(&tp, 6).await?;
+    let entries = fast.take(6).await?;
+    fast.ack(&entries).await?;
+    equal!(h.backend.log.trim(&fast.lease).await?, 0, "entries dropped that a group has not read");
+    let entries = slow.take(3).await?;
+    equal!(ids(&entries), appended[..3], "what the slow group reads");
+    slow.ack(&entries[..1]).await?;
+    equal!(
+        h.backend.log.trim(&fast.lease).await?,
+        1,
+        "entries dropped while two are pending and three unread"
+    );
+    slow.reopen().await?;
+    let pending = slow.fetch(2, Duration::ZERO).await?;
+    equal!(ids(&pending.entries), appended[1..3], "what is pending, after the trim");
+    equal!(ids(&slow.take(3).await?), appended[3..], "what was unread, after the trim");
+    Ok(())
+}
+
+async fn trim_keeps_what_is_pending_behind_what_is_done(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 4).await?;
+    let entries = owner.take(4).await?;
+    owner.ack(&entries[1..]).await?;
+    equal!(h.backend.log.trim(&owner.lease).await?, 0, "entries dropped while the oldest is pending");
+    owner.reopen().await?;
+    let fetched = owner.fetch(10, Duration::ZERO).await?;
+    equal!(ids(&fetched.entries), appended[..1], "what is pending");
+    ensure!(fetched.ghosts.is_empty(), "ghosts: {:?}", fetched.ghosts);
+    owner.ack(&fetched.entries).await?;
+    equal!(h.backend.log.trim(&owner.lease).await?, 4, "entries dropped when all are done");
+    Ok(())
+}
+
+async fn trim_without_a_group_drops_nothing(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let appended = h.append_n(&tp, 3).await?;
+    let stranger = GroupName::new("stranger")?;
+    let without = h.own(&tp, &stranger, LONG).await?;
+    equal!(h.backend.log.trim(&without.lease).await?, 0, "entries dropped without a group");
+    let mut owner = h.owner(&tp, "group").await?;
+    equal!(ids(&owner.take(3).await?), appended, "what a later group reads");
+    Ok(())
+}
+
+async fn a_lost_group_is_reported(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let (_, group) = owner.lease.partition()?;
+    let group = group.clone();
+    let appended = h.append_n(&tp, 4).await?;
+    let entries = owner.take(2).await?;
+    owner.ack(&entries).await?;
+    h.operator()?.destroy_group(&tp, &group).await?;
+    refused(owner.reader.fetch(10, QUIET).await, ErrorKind::GroupMissing, "a fetch without the group")?;
+    h.backend.catalog.restore_group(&tp, &group, appended[1]).await?;
+    equal!(ids(&owner.take(2).await?), appended[2..], "what is read after the group was restored");
+    Ok(())
+}
+
+async fn a_deleted_entry_becomes_a_ghost(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 3).await?;
+    let entries = owner.take(3).await?;
+    h.operator()?.delete_entry(&tp, appended[1]).await?;
+    owner.reopen().await?;
+    let fetched = owner.fetch(10, Duration::ZERO).await?;
+    equal!(fetched.ghosts, [entries[1].receipt], "ghosts");
+    equal!(ids(&fetched.entries), [appended[0], appended[2]], "what is left");
+    owner.settle(entries[1].receipt, Settlement::Ack).await?;
+    owner.reopen().await?;
+    let fetched = owner.fetch(10, Duration::ZERO).await?;
+    equal!(fetched.ghosts, [], "ghosts that were acked");
+    Ok(())
+}

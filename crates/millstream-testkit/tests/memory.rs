@@ -1,0 +1,61 @@
+//! The memory backend keeps the law, by a paused clock and by a real one.
+
+mod support;
+
+use std::time::Duration;
+
+use millstream_memory::MemoryBackend;
+use millstream_testkit::{Harness, Violation, cases};
+use support::Console;
+use tokio::runtime::Builder;
+
+#[test]
+fn memory_passes_every_case_by_a_paused_clock() {
+    let mut violations = Vec::new();
+    for case in cases() {
+        let runtime = Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        let verdict = runtime.block_on(async {
+            let memory = MemoryBackend::new();
+            let harness = Harness::new(memory.clone()).with_operator(Console(memory.operator()));
+            (case.run)(harness).await
+        });
+        violations.extend(verdict.err().map(|violation| format!("{case:?}: {violation}")));
+    }
+    assert!(violations.is_empty(), "{violations:#?}");
+}
+
+/// All at the same time, on one backend and several threads.
+#[test]
+fn memory_passes_every_case_by_a_real_clock() {
+    let runtime = Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let memory = MemoryBackend::new();
+        let running: Vec<_> = cases()
+            .into_iter()
+            .map(|case| {
+                let harness = Harness::new(memory.clone()).with_operator(Console(memory.operator()));
+                tokio::spawn(async move { (case, (case.run)(harness).await) })
+            })
+            .collect();
+        let mut violations = Vec::new();
+        for case in running {
+            let (case, verdict) = case.await.unwrap();
+            violations.extend(verdict.err().map(|violation| format!("{case:?}: {violation}")));
+        }
+        assert!(violations.is_empty(), "{violations:#?}");
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_is_kept() {
+    let harness = Harness::new(MemoryBackend::new()).with_deadline(Duration::from_millis(100));
+    let mut patience = harness.patience("the end of the world");
+    let started = tokio::time::Instant::now();
+    let violation: Violation = loop {
+        if let Err(violation) = patience.pause().await {
+            break violation;
+        }
+    };
+    assert_eq!(violation.to_string(), "waited in vain for the end of the world");
+    assert!(started.elapsed() < Duration::from_millis(120));
+}

@@ -1,0 +1,104 @@
+//! The law of `millstream-testkit`, one test per case and backend: `redis::log::an_acked_entry_is_never_…`.
+
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use integration_tests::server;
+use libtest_mimic::{Arguments, Failed, Trial};
+use millstream_core::keys::{Key, Keys};
+use millstream_core::{GroupName, MessageId, Namespace, TopicPartition};
+use millstream_memory::MemoryBackend;
+use millstream_redis::{RedisBackend, RedisConfig};
+use millstream_testkit::{Case, Harness, Operator, Violation, cases};
+use tokio::runtime::Runtime;
+use tokio::sync::OnceCell;
+
+fn main() -> ExitCode {
+    let trials = cases().into_iter().flat_map(|case| {
+        let name = |backend: &str| format!("{backend}::{}::{}", case.role, case.name);
+        [
+            Trial::test(name("memory"), move || on_memory(&case)),
+            Trial::test(name("redis"), move || on_redis(&case)),
+        ]
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
+
+/// All trials share one runtime: connections live on the one that opened them.
+fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| Runtime::new().expect("a runtime starts"))
+}
+
+fn on_memory(case: &Case) -> Result<(), Failed> {
+    let memory = MemoryBackend::new();
+    let console = MemoryConsole(memory.operator());
+    Ok(runtime().block_on((case.run)(Harness::new(memory).with_operator(console)))?)
+}
+
+fn on_redis(case: &Case) -> Result<(), Failed> {
+    // The server is started here and not in `main`: listing the tests needs none.
+    static REDIS: OnceCell<(RedisBackend, RedisConsole)> = OnceCell::const_new();
+    runtime().block_on(async {
+        let (redis, console) = REDIS.get_or_try_init(connect).await?;
+        let harness = Harness::new(redis.clone()).with_operator(console.clone());
+        Ok((case.run)(harness).await?)
+    })
+}
+
+async fn connect() -> anyhow::Result<(RedisBackend, RedisConsole)> {
+    let url = tokio::task::spawn_blocking(server::shared_url).await?;
+    let time = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+    let namespace = Namespace::new(format!("conformance-{}-{time:x}", std::process::id()))?;
+    let connection = redis::Client::open(url.as_str())?.get_multiplexed_async_connection().await?;
+    let console = RedisConsole { keys: Keys::within(&namespace), connection };
+    let backend = RedisBackend::connect(RedisConfig::new(url).with_namespace(namespace)).await?;
+    Ok((backend, console))
+}
+
+struct MemoryConsole(millstream_memory::operator::Operator);
+
+#[async_trait]
+impl Operator for MemoryConsole {
+    async fn destroy_group(&self, tp: &TopicPartition, group: &GroupName) -> Result<(), Violation> {
+        self.0.destroy_group(tp, group).then_some(()).ok_or_else(|| Violation::new("no such group"))
+    }
+
+    async fn delete_entry(&self, tp: &TopicPartition, id: MessageId) -> Result<(), Violation> {
+        self.0.delete_entry(tp, id).then_some(()).ok_or_else(|| Violation::new("no such entry"))
+    }
+}
+
+/// Somebody with a `redis-cli`.
+#[derive(Clone)]
+struct RedisConsole {
+    keys: Keys,
+    connection: redis::aio::MultiplexedConnection,
+}
+
+impl RedisConsole {
+    /// A command on a stream that has to answer 1.
+    async fn deletes(&self, command: &[&str], stream: &Key, what: String) -> Result<(), Violation> {
+        let mut connection = self.connection.clone();
+        let mut cmd = redis::Cmd::new();
+        cmd.arg(command).arg(stream.as_str()).arg(what);
+        match cmd.query_async(&mut connection).await {
+            Ok(1) => Ok(()),
+            Ok(other) => Err(Violation::new(format!("{command:?} answered {other}"))),
+            Err(error) => Err(Violation::new(format!("{command:?}: {error}"))),
+        }
+    }
+}
+
+#[async_trait]
+impl Operator for RedisConsole {
+    async fn destroy_group(&self, tp: &TopicPartition, group: &GroupName) -> Result<(), Violation> {
+        self.deletes(&["XGROUP", "DESTROY"], &self.keys.log(tp), group.to_string()).await
+    }
+
+    async fn delete_entry(&self, tp: &TopicPartition, id: MessageId) -> Result<(), Violation> {
+        self.deletes(&["XDEL"], &self.keys.log(tp), id.to_string()).await
+    }
+}
