@@ -65,7 +65,8 @@ impl Promoter {
 
     /// Promotes until the lease is lost. Errors do not end it: it pauses, 50 ms to 2 s, and goes on.
     pub async fn run(&self, lease: &Lease) {
-        let pauses = Exponential::from(Duration::from_millis(50)).up_to(Duration::from_secs(2)).equal_jitter();
+        let pauses =
+            Exponential::from(Duration::from_millis(50)).up_to(Duration::from_secs(2)).equal_jitter();
         let mut failures = 0;
         loop {
             let sleep = match self.run_once(lease, &Ignore).await {

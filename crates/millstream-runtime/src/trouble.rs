@@ -33,7 +33,7 @@ impl Trouble {
         }
     }
 
-    /// It failed. Tells so, and gives back how long to pause: 50 ms to 2 s for what may pass by itself, 1 s to 30 s
+    /// It failed. Tells so, and gives back how long to pause: 50 ms to 2 s for what may pass by itself, 1 s to 10 s
     /// for what somebody has to mend; with jitter, so that many loops do not come back together.
     #[must_use]
     pub(crate) fn met(
@@ -51,7 +51,7 @@ impl Trouble {
             tracing::debug!(operation, partition, %error, failures = self.failures, "failed again");
         }
         observer.observe(&Event::Failing { operation, topic_partition, error });
-        let (base, longest) = if error.is_transient() { (50, 2_000) } else { (1_000, 30_000) };
+        let (base, longest) = if error.is_transient() { (50, 2_000) } else { (1_000, 10_000) };
         let pauses = Exponential::from(Duration::from_millis(base)).up_to(Duration::from_millis(longest));
         pauses.equal_jitter().delay(self.failures, fastrand::u64(..))
     }

@@ -4,15 +4,13 @@ mod millstream;
 
 pub use millstream::{Builder, Millstream};
 
-pub use millstream_core::policy::{
-    ByError, Delays, Discard, Exponential, Fixed, Jitter, Keep, Never,
-};
+pub use millstream_core::catalog::PartitionStats;
+pub use millstream_core::policy::{ByError, Delays, Discard, Exponential, Fixed, Jitter, Keep, Never};
 pub use millstream_core::{
     Codec, DeadLetter, DeadLetterPolicy, Envelope, Error, ErrorKind, Event, GroupName, Headers, IntoOutcome,
     Limits, MessageId, Namespace, Observer, Outcome, Partition, Partitioner, Reason, Result, Retention,
     RetryPolicy, Start, Topic, TopicName, TopicPartition,
 };
-pub use millstream_core::catalog::PartitionStats;
 pub use millstream_runtime::{
     Consumer, ConsumerBuilder, ConsumerConfig, DeadLetterQueue, Delivery, Producer, ProducerBuilder,
     ProducerConfig, Record, Report, Send, Sent,

@@ -53,7 +53,11 @@ impl Millstream {
     }
 
     /// A consumer of `topic` in `group`. Groups are independent: each gets every message.
-    pub fn consumer<T: Send + 'static>(&self, topic: Topic<T>, group: impl Into<String>) -> ConsumerBuilder<T> {
+    pub fn consumer<T: Send + 'static>(
+        &self,
+        topic: Topic<T>,
+        group: impl Into<String>,
+    ) -> ConsumerBuilder<T> {
         let promoter = Promoter::new(self.backend.schedule.clone(), PromoterConfig::default());
         ConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone()).upkeep(promoter)
     }
@@ -151,7 +155,10 @@ async fn redis(url: &str, namespace: Option<Namespace>) -> Result<Backend> {
 
 #[cfg(not(feature = "redis"))]
 async fn redis(_: &str, _: Option<Namespace>) -> Result<Backend> {
-    Err(Error::new(ErrorKind::Unsupported, "this build of millstream has no Redis: enable its feature `redis`"))
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "this build of millstream has no Redis: enable its feature `redis`",
+    ))
 }
 
 impl IntoFuture for Builder {

@@ -112,7 +112,10 @@ impl Fetcher {
     async fn restore_group(&mut self, error: &Error) -> Result<()> {
         let (topic_partition, group) = self.guard.lease().partition()?;
         let after = self.in_flight.frontier();
-        self.context.backend.catalog.restore_group(topic_partition, group, after).await?;
+        let catalog = &self.context.backend.catalog;
+        // If everything was deleted, the registry is gone as well.
+        catalog.create_topic(&self.context.topic).await?;
+        catalog.restore_group(topic_partition, group, after).await?;
         tracing::warn!(%topic_partition, %group, %after, %error, "the group was gone and has been created again");
         self.context.observer.observe(&Event::GroupRestored { topic_partition, group, after });
         Ok(())

@@ -9,10 +9,11 @@ use async_trait::async_trait;
 use millstream_core::log::{Append, Fetched, Receipt, Settled};
 use millstream_core::{
     Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Settlement, Topic,
+    TopicPartition,
 };
 use millstream_delay::{Promoter, PromoterConfig};
 use millstream_memory::MemoryBackend;
-use millstream_runtime::{ConsumerBuilder, Producer, ProducerBuilder};
+use millstream_runtime::{ConsumerBuilder, DeadLetterQueue, Delivery, Producer, ProducerBuilder, Record};
 
 pub const MS: fn(u64) -> Duration = Duration::from_millis;
 
@@ -185,4 +186,36 @@ impl Bench {
         let promoter = Promoter::new(self.backend.schedule.clone(), PromoterConfig::default());
         ConsumerBuilder::new(self.backend.clone(), topic, group, Arc::new(self.told.clone())).upkeep(promoter)
     }
+}
+
+pub const NUMBERS: Topic<u64> = Topic::new("numbers").partitions(1);
+
+pub type Seen = Arc<Mutex<Vec<(u64, u32)>>>;
+
+pub async fn produce(bench: &Bench, count: u64) -> Vec<MessageId> {
+    let producer = bench.producer(NUMBERS).await;
+    let values: Vec<u64> = (0..count).collect();
+    let sent = producer.send_all(values.iter().map(|n| Record::new(n).key(n.to_le_bytes()))).await;
+    sent.into_iter().map(|sent| sent.expect("sent").id).collect()
+}
+
+pub fn note(seen: &Seen, delivery: &Delivery<u64>) {
+    seen.lock().expect("lock").push((**delivery, delivery.attempt()));
+}
+
+pub fn count(seen: &Seen) -> usize {
+    seen.lock().expect("lock").len()
+}
+
+pub async fn until(seen: &Seen, n: usize) {
+    eventually(|| count(seen) >= n, || format!("{n} seen, of {:?}", seen.lock().expect("lock"))).await;
+}
+
+pub async fn dead(bench: &Bench, group: &str) -> DeadLetterQueue {
+    let topic = bench.backend.catalog.topic(&"numbers".parse().expect("name")).await.expect("a topic");
+    DeadLetterQueue::new(bench.backend.clone(), topic, group.parse().expect("name"))
+}
+
+pub fn partition() -> TopicPartition {
+    TopicPartition::new("numbers".parse().expect("name"), 0)
 }

@@ -34,11 +34,8 @@ struct State {
 
 impl Board {
     pub(crate) fn new(departures: usize, partitions: usize) -> Self {
-        let state = State {
-            shown: vec![0; departures],
-            last: HashMap::new(),
-            per_partition: vec![0; partitions],
-        };
+        let state =
+            State { shown: vec![0; departures], last: HashMap::new(), per_partition: vec![0; partitions] };
         Self {
             state: Mutex::new(state),
             fixed: AtomicBool::new(false),

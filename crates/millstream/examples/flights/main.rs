@@ -79,7 +79,8 @@ async fn main() -> Result<()> {
     let mq = Millstream::connect(&options.url).await.context("connecting")?;
     // A topic of its own for every run, so that runs on one server do not meet.
     let run = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis();
-    let flights = Topic::<Departure>::new("flights").named(format!("flights-{run}")).partitions(options.partitions);
+    let flights =
+        Topic::<Departure>::new("flights").named(format!("flights-{run}")).partitions(options.partitions);
 
     let board = Arc::new(Board::new(departures.len(), options.partitions as usize));
     let consumer = mq

@@ -25,8 +25,7 @@ impl Progress {
 
     pub(crate) fn show(&mut self, board: &Board) {
         let counts = board.counts();
-        let text =
-            format!("{} produced, {} retried, {} dead", counts.produced, counts.retried, counts.dead);
+        let text = format!("{} produced, {} retried, {} dead", counts.produced, counts.retried, counts.dead);
         if let Some(due) = &mut self.next_line
             && Instant::now() >= *due
         {
