@@ -1,1 +1,221 @@
-//! To be written.
+#![doc = include_str!("README.md")]
+
+/// A script and its contract, which is also the header of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Script {
+    /// The name of its file without `.lua`.
+    pub name: &'static str,
+    /// What the server runs.
+    pub source: &'static str,
+    /// The names of its `KEYS`, in order. All of them hash to one slot.
+    pub keys: &'static [&'static str],
+    /// The names of its `ARGV`, in order. A last one that ends in `...` stands for one or more values.
+    pub args: &'static [&'static str],
+}
+
+macro_rules! script {
+    ($(#[$doc:meta])* $konst:ident, $name:literal, $keys:expr, $args:expr) => {
+        $(#[$doc])*
+        pub const $konst: Script =
+            Script { name: $name, source: include_str!(concat!($name, ".lua")), keys: &$keys, args: &$args };
+    };
+}
+
+script!(
+    /// Grants a lease unless somebody else holds it.
+    ACQUIRE, "acquire", ["lease", "fence"], ["owner", "nonce", "ttl_ms"]
+);
+script!(
+    /// Lets a lease live for another ttl.
+    RENEW, "renew", ["lease", "fence"], ["token", "ttl_ms"]
+);
+script!(
+    /// Gives a lease back.
+    RELEASE, "release", ["lease", "fence"], ["token"]
+);
+script!(
+    /// Lets a new reader of a lease begin, and makes what earlier readers left on the way fail.
+    OPEN_READER, "open_reader", ["fence"], ["token", "reader"]
+);
+script!(
+    /// Reads a stream, for when the server refuses the transaction that usually does it.
+    READ, "read", ["fence", "stream"], ["token", "group", "consumer", "count", "after"]
+);
+script!(
+    /// Takes handled entries off the pending list.
+    ACK, "ack", ["fence", "stream"], ["token", "group", "source", "ids..."]
+);
+script!(
+    /// Parks pending entries until they are due again.
+    RETRY, "retry",
+    ["fence", "stream", "retry_due", "retry_items"],
+    ["token", "group", "source", "messages..."]
+);
+script!(
+    /// Keeps pending entries as dead letters.
+    DEAD_LETTER, "dead_letter",
+    ["fence", "stream", "dlq"],
+    ["token", "group", "source", "topic", "partition", "messages..."]
+);
+script!(
+    /// Moves parked messages that are due to the retry log.
+    PROMOTE, "promote",
+    ["fence", "retry_due", "retry_items", "retry_log", "dlq"],
+    ["token", "limit", "topic", "partition", "group"]
+);
+script!(
+    /// Moves dead letters back to the group that gave them up.
+    REPLAY, "replay", ["dlq", "retry_log"], ["ids..."]
+);
+script!(
+    /// Drops entries of the log that every group has settled.
+    TRIM, "trim", ["fence", "log"], ["token", "limit"]
+);
+
+/// Every script there is.
+pub const ALL: &[&Script] =
+    &[&ACQUIRE, &RENEW, &RELEASE, &OPEN_READER, &READ, &ACK, &RETRY, &DEAD_LETTER, &PROMOTE, &REPLAY, &TRIM];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn here(file: &str) -> PathBuf {
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(file)
+    }
+
+    /// The words behind `-- KEYS[n]` or `-- ARGV[n]` of a header, in order, with n checked.
+    fn declared<'a>(script: &'a Script, array: &str) -> Vec<Vec<&'a str>> {
+        let lines = script.source.lines().take_while(|line| line.starts_with("--"));
+        let mine = lines.filter_map(|line| line.strip_prefix(&format!("-- {array}[")));
+        mine.enumerate()
+            .map(|(i, rest)| {
+                let (n, words) = rest.split_once("] ").expect("a name behind the index");
+                assert_eq!(n, (i + 1).to_string(), "{}: {array} out of order", script.name);
+                words.split(' ').collect()
+            })
+            .collect()
+    }
+
+    fn code(script: &Script) -> impl Iterator<Item = &'static str> {
+        script.source.lines().filter(|line| !line.trim_start().starts_with("--"))
+    }
+
+    /// The text between the parentheses of every `redis.call(…)` and `redis.pcall(…)`.
+    fn calls(script: &Script) -> Vec<String> {
+        let code: String = code(script).collect::<Vec<_>>().join(" ");
+        let mut found = Vec::new();
+        for start in ["redis.call(", "redis.pcall("] {
+            for (at, _) in code.match_indices(start) {
+                let rest = &code[at + start.len()..];
+                let mut depth = 1;
+                let end = rest.find(|c| {
+                    depth += i32::from(c == '(') - i32::from(c == ')');
+                    depth == 0
+                });
+                found.push(rest[..end.expect("a closing parenthesis")].to_owned());
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn the_header_is_the_descriptor() {
+        for script in ALL {
+            let first = script.source.lines().next().unwrap_or_default();
+            assert!(first.starts_with(&format!("-- {}: ", script.name)), "{}: {first}", script.name);
+            assert!(script.source.contains("\n-- returns "), "{}: what does it return?", script.name);
+            for (array, names) in [("KEYS", script.keys), ("ARGV", script.args)] {
+                let declared = declared(script, array);
+                let first: Vec<_> = declared.iter().map(|words| words[0]).collect();
+                assert_eq!(first, names, "{}: {array}", script.name);
+                for words in declared {
+                    assert!(words.len() > 1, "{}: {} has no meaning", script.name, words[0]);
+                }
+            }
+            for words in declared(script, "KEYS") {
+                let types = ["STRING", "HASH", "ZSET", "SET", "STREAM"];
+                assert!(words.len() > 2 && types.contains(&words[1]), "{}: {words:?}", script.name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_body_uses_the_names_of_the_header() {
+        let local = |names: &[&str], array: &str| {
+            let values: Vec<_> = (1..=names.len()).map(|n| format!("{array}[{n}]")).collect();
+            format!("local {} = {}", names.join(", "), values.join(", "))
+        };
+        for script in ALL {
+            let keys = local(script.keys, "KEYS");
+            assert!(code(script).any(|line| line == keys), "{}: {keys}", script.name);
+            let fixed: Vec<_> = script.args.iter().copied().filter(|arg| !arg.ends_with("...")).collect();
+            let args = local(&fixed, "ARGV");
+            assert!(fixed.is_empty() || code(script).any(|line| line == args), "{}: {args}", script.name);
+            let uses = code(script).filter(|line| line.contains("KEYS[")).count();
+            assert_eq!(uses, 1, "{}: KEYS are named once, then used by name", script.name);
+        }
+    }
+
+    #[test]
+    fn no_key_is_built_and_every_call_names_one() {
+        for script in ALL {
+            for call in calls(script) {
+                let keyed = script.keys.iter().any(|key| call.split(", ").any(|arg| arg.trim() == *key));
+                assert!(call == "'TIME'" || keyed, "{}: no declared key in redis.call({call})", script.name);
+                assert!(!call.contains(".."), "{}: redis.call({call}) joins text", script.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_file_is_listed_and_short() {
+        let files: BTreeSet<String> = fs::read_dir(here(""))
+            .expect("the crate's folder")
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter_map(|name| name.strip_suffix(".lua").map(str::to_owned))
+            .collect();
+        let listed: BTreeSet<String> = ALL.iter().map(|script| script.name.to_owned()).collect();
+        assert_eq!(files, listed);
+        for script in ALL {
+            let lines = script.source.lines().count();
+            assert!(lines <= 62, "{}: {lines} lines", script.name);
+            assert!(script.source.lines().all(|line| line.len() <= 120), "{}: a long line", script.name);
+            assert!(
+                !script.source.contains("#!lua"),
+                "{}: a server out of memory refuses a whole script with #!lua",
+                script.name
+            );
+            assert!(!code(script).any(|line| line.contains("while ")), "{}: an unbounded loop", script.name);
+        }
+    }
+
+    fn sha1(text: &str) -> String {
+        sha1_smol::Sha1::from(text).digest().to_string()
+    }
+
+    fn lock() -> String {
+        ALL.iter().map(|script| format!("{} {}\n", sha1(script.source), script.name)).collect()
+    }
+
+    #[test]
+    fn a_change_is_a_decision() {
+        if std::env::var_os("UPDATE_LOCK").is_some() {
+            fs::write(here("scripts.lock"), lock()).expect("scripts.lock is written");
+        }
+        let locked = fs::read_to_string(here("scripts.lock")).unwrap_or_default();
+        assert_eq!(locked, lock(), "a script has changed: see docs/protocol.md, then UPDATE_LOCK=1");
+    }
+
+    /// Packaged alone, the crate has no page beside it.
+    #[test]
+    fn the_page_was_opened() {
+        let Ok(page) = fs::read_to_string(here("../docs/protocol.md")) else { return };
+        let hash = sha1(&lock());
+        assert!(page.contains(&hash), "docs/protocol.md does not know scripts.lock {hash}");
+    }
+}

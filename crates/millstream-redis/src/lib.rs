@@ -1,1 +1,21 @@
-//! To be written.
+#![doc = include_str!("../README.md")]
+
+// In reading order: what a user sees, then the ground, then one file per role.
+mod backend;
+mod config;
+
+mod connection;
+mod error;
+mod reply;
+mod script;
+
+mod catalog;
+mod dead_letters;
+mod guard;
+mod leases;
+mod log;
+mod reader;
+mod schedule;
+
+pub use backend::RedisBackend;
+pub use config::RedisConfig;

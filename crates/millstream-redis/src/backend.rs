@@ -1,0 +1,147 @@
+//! The backend: what all roles share, and the first look at the server.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millstream_core::backend::Backend;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::keys::Keys;
+use redis::Pipeline;
+
+use crate::config::RedisConfig;
+use crate::connection::{Dial, Line, Pooled, Shared};
+use crate::reply;
+use crate::script::Scripts;
+
+/// The consumer name of every read. The lease says who owns a partition, not the name: so there are no dead
+/// consumers to collect, and the next owner has the whole pending list at once.
+pub(crate) const CONSUMER: &str = "owner";
+
+/// The oldest server that has what is needed (exact lag, replies that name the error behind a script).
+const OLDEST: (u32, u32) = (7, 0);
+
+/// Millstream on a Redis or Valkey server. Plays every role; cloning is cheap.
+///
+/// ```no_run
+/// use millstream_core::Backend;
+/// use millstream_redis::{RedisBackend, RedisConfig};
+///
+/// # async fn connect() -> millstream_core::Result<()> {
+/// let backend: Backend = RedisBackend::connect(RedisConfig::new("redis://127.0.0.1")).await?.into();
+/// let topics = backend.catalog.topics().await?;
+/// # drop(topics);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct RedisBackend {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    config: RedisConfig,
+    pub(crate) keys: Keys,
+    pub(crate) scripts: Scripts,
+    pub(crate) dial: Arc<Dial>,
+    /// Appends and settlements: many small requests that must not wait for anything.
+    pub(crate) messages: Shared,
+    /// Leases alone: a renewal must not stand in a queue behind messages.
+    pub(crate) leases: Shared,
+    /// Catalog, statistics, dead letters.
+    pub(crate) pool: Pooled,
+}
+
+impl RedisBackend {
+    /// Connects, and checks that the server answers and is new enough. Afterwards connections are opened again
+    /// whenever they are lost, for as long as the backend lives.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] if the configuration cannot be used, [`ErrorKind::Unavailable`] if the
+    /// server cannot be reached, [`ErrorKind::Denied`] if it refuses the credentials,
+    /// [`ErrorKind::Unsupported`] if it is older than 7.0.
+    pub async fn connect(config: RedisConfig) -> Result<Self> {
+        let dial = Arc::new(Dial::new(&config)?);
+        let inner = Inner {
+            keys: config.namespace.as_ref().map_or_else(Keys::new, Keys::within),
+            scripts: Scripts::new(config.strict_scripts),
+            messages: Shared::new(dial.clone(), "messages"),
+            leases: Shared::new(dial.clone(), "leases"),
+            pool: Pooled::new(&config)?,
+            dial,
+            config,
+        };
+        let url = inner.config.redacted_url();
+        inner.check_server().await.map_err(|error| error.during(format_args!("connect to {url}")))?;
+        tracing::debug!(url, "connected");
+        Ok(Self { inner: Arc::new(inner) })
+    }
+}
+
+impl Inner {
+    async fn check_server(&self) -> Result<()> {
+        let mut pipe = Pipeline::new();
+        pipe.cmd("INFO").arg("server");
+        let reply = self.messages.send(&pipe).await?.pop().unwrap_or_default();
+        let info = match reply::text(reply) {
+            Ok(info) => info,
+            // A user that may log in but not ask: the version stays unknown, which is no reason to refuse.
+            Err(error) if error.kind() == ErrorKind::Denied && error.to_string().contains("NoPerm") => {
+                tracing::warn!("the server's version is not known: {error}");
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        check_version(&info)
+    }
+}
+
+fn check_version(info: &str) -> Result<()> {
+    let value = |name: &str| {
+        info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    };
+    // Valkey gives the version that it is compatible with as redis_version.
+    let Some(version) = value("redis_version").or_else(|| value("valkey_version")) else {
+        return Err(Error::new(ErrorKind::Unsupported, "the server does not say its version"));
+    };
+    let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let version_parts = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    if version_parts < OLDEST {
+        let (major, minor) = OLDEST;
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("the server is version {version}, at least {major}.{minor} is needed"),
+        ));
+    }
+    Ok(())
+}
+
+impl fmt::Debug for RedisBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBackend").field("config", &self.inner.config).finish_non_exhaustive()
+    }
+}
+
+impl From<RedisBackend> for Backend {
+    fn from(backend: RedisBackend) -> Self {
+        Self::new(backend)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_servers_are_refused() {
+        let info = |version: &str| format!("# Server\r\nredis_version:{version}\r\nredis_git_sha1:0\r\n");
+        for version in ["7.0.0", "7.0.15", "7.2.4", "8.6.3", "10.0"] {
+            check_version(&info(version)).expect(version);
+        }
+        for version in ["6.2.14", "5.0", "", "x"] {
+            let error = check_version(&info(version)).expect_err(version);
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+        }
+        check_version("valkey_version:9.1.2\r\n").expect("valkey");
+        assert!(check_version("hello").is_err());
+    }
+}

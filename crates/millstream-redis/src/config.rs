@@ -1,0 +1,174 @@
+//! The configuration of the backend: checked once, and printed without its password.
+
+use std::fmt;
+use std::time::Duration;
+
+use millstream_core::error::{Error, ErrorKind, Problems, Result};
+use millstream_core::name::Namespace;
+use redis::{ConnectionInfo, IntoConnectionInfo};
+
+/// How to reach the server.
+///
+/// ```
+/// use std::time::Duration;
+/// use millstream_redis::RedisConfig;
+///
+/// let config = RedisConfig::new("redis://127.0.0.1:6379/0").with_response_timeout(Duration::from_secs(2));
+/// assert!(config.validate().is_ok());
+/// ```
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct RedisConfig {
+    /// `redis://[user:password@]host[:port][/database]`, or `unix:///path/to/socket`. No default.
+    pub url: String,
+    /// A prefix for all keys, so that tenants share a server. Default: none.
+    pub namespace: Option<Namespace>,
+    /// How long opening a connection may take, with its log-in. Default: 5 s.
+    pub connect_timeout: Duration,
+    /// How long an answer may take, waiting for messages not included. Default: 5 s. Longer where the server
+    /// is far away or runs long commands of others; shorter where a fail-over must be noticed sooner.
+    pub response_timeout: Duration,
+    /// How many connections serve catalog, statistics and dead letters, at most. Default: 4.
+    pub pool_size: usize,
+    /// Puts `#!lua` in front of every script, so that the server refuses keys that were not declared. For
+    /// tests: a server that is out of memory refuses such scripts, acknowledgements included. Default: false.
+    #[doc(hidden)]
+    pub strict_scripts: bool,
+}
+
+impl RedisConfig {
+    /// The defaults for a server.
+    #[must_use]
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            namespace: None,
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(5),
+            pool_size: 4,
+            strict_scripts: false,
+        }
+    }
+
+    /// The same with a prefix for all keys.
+    #[must_use]
+    pub fn with_namespace(self, namespace: Namespace) -> Self {
+        Self { namespace: Some(namespace), ..self }
+    }
+
+    /// The same with another limit for opening a connection.
+    #[must_use]
+    pub fn with_connect_timeout(self, connect_timeout: Duration) -> Self {
+        Self { connect_timeout, ..self }
+    }
+
+    /// The same with another limit for an answer.
+    #[must_use]
+    pub fn with_response_timeout(self, response_timeout: Duration) -> Self {
+        Self { response_timeout, ..self }
+    }
+
+    /// The same with another size of the pool.
+    #[must_use]
+    pub fn with_pool_size(self, pool_size: usize) -> Self {
+        Self { pool_size, ..self }
+    }
+
+    /// The same with `#!lua` in front of every script. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_strict_scripts(self, strict_scripts: bool) -> Self {
+        Self { strict_scripts, ..self }
+    }
+
+    /// Checks everything at once; [`RedisBackend::connect`](crate::RedisBackend::connect) does this first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] that lists every problem.
+    pub fn validate(&self) -> Result<()> {
+        self.connection_info().map(drop)
+    }
+
+    pub(crate) fn connection_info(&self) -> Result<ConnectionInfo> {
+        let mut problems = Problems::new("redis config");
+        // The client's own words may quote the URL, and so the password: only its fixed category is shown.
+        let info = self.url.as_str().into_connection_info().map_err(|error| {
+            let why = format!("url {:?} cannot be used: {}", self.redacted_url(), error.category());
+            Error::new(ErrorKind::InvalidConfig, why)
+        });
+        let info = problems.take(info);
+        for (name, timeout) in
+            [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)]
+        {
+            problems.require(timeout >= Duration::from_millis(1), || {
+                format!("{name} is {timeout:?}, at least 1 ms is needed")
+            });
+        }
+        problems.require(self.pool_size >= 1, || "pool_size is 0, at least 1 is needed".into());
+        problems.finish()?;
+        info.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "invalid redis config"))
+    }
+
+    /// The URL without user, password and query (where a `unix://` URL has its password).
+    pub(crate) fn redacted_url(&self) -> String {
+        let url = self.url.split('?').next().unwrap_or_default();
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        // A question mark or a slash may be part of an unescaped password: whatever stands in front of the
+        // last @ of the whole text is left out.
+        let hidden = self.url.rsplit_once('@');
+        let host = hidden.map_or(rest, |(_, host)| host.split('?').next().unwrap_or_default());
+        let mask = if hidden.is_some() { "***@" } else { "" };
+        format!("{scheme}://{mask}{host}")
+    }
+}
+
+impl fmt::Debug for RedisConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisConfig")
+            .field("url", &self.redacted_url())
+            .field("namespace", &self.namespace)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("response_timeout", &self.response_timeout)
+            .field("pool_size", &self.pool_size)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_password_is_printed() {
+        let urls = [
+            "redis://user:hunter2@host:1/0",
+            "redis://:hunter2@host",
+            "redis://:hun?hunter2@host",
+            "redis://:a/hunter2@host/0",
+            "unix:///run/redis.sock?user=u&pass=hunter2",
+            "nonsense://:hunter2@host",
+            "user:hunter2@host",
+        ];
+        for url in urls {
+            let config = RedisConfig::new(url);
+            let shown = format!("{config:?} {}", config.redacted_url());
+            assert!(!shown.contains("hunter2"), "{url}: {shown}");
+            if let Err(error) = config.validate() {
+                assert!(!format!("{error} {error:?}").contains("hunter2"), "{url}: {error}");
+            }
+        }
+        assert_eq!(RedisConfig::new("redis://u:p@host:1/2").redacted_url(), "redis://***@host:1/2");
+        assert_eq!(RedisConfig::new("redis://host:1/2").redacted_url(), "redis://host:1/2");
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_said_at_once() {
+        let config = RedisConfig::new("http://host")
+            .with_connect_timeout(Duration::ZERO)
+            .with_response_timeout(Duration::ZERO)
+            .with_pool_size(0);
+        let error = config.validate().expect_err("four problems");
+        assert_eq!(error.kind(), ErrorKind::InvalidConfig);
+        assert_eq!(error.problems().len(), 4, "{error}");
+    }
+}

@@ -1,0 +1,226 @@
+//! Connections: how one is opened, one that many share, and a pool.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use deadpool_redis::{Manager, Pool, PoolError, Runtime};
+use millstream_core::error::{Error, ErrorKind, Result};
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionInfo, Pipeline, ProtocolVersion, PushInfo, PushKind, Value,
+};
+use tokio::time::timeout;
+
+use crate::config::RedisConfig;
+use crate::error::{Phase, translate, unexpected};
+
+/// Takes pipelines. The answer has one value per command; an error of the server stands as a value.
+pub(crate) trait Line: Sync {
+    fn send(&self, pipe: &Pipeline) -> impl Future<Output = Result<Vec<Value>>> + Send;
+}
+
+/// Opens connections.
+pub(crate) struct Dial {
+    shared: Client,
+    reader: Client,
+    connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+}
+
+impl Dial {
+    pub(crate) fn new(config: &RedisConfig) -> Result<Self> {
+        let info = tuned(config)?;
+        let client = |protocol| {
+            let settings = info.redis_settings().clone().set_protocol(protocol);
+            let client = Client::open(info.clone().set_redis_settings(settings));
+            client.map_err(|error| translate(&error, Phase::Connecting))
+        };
+        Ok(Self {
+            // RESP3 tells when the server goes, also between two requests: so the next one does not fail.
+            shared: client(ProtocolVersion::RESP3)?,
+            reader: client(ProtocolVersion::RESP2)?,
+            connect_timeout: config.connect_timeout,
+            response_timeout: config.response_timeout,
+        })
+    }
+
+    /// A connection of one reader. It has no limit of its own for an answer: the reader sets one per request.
+    pub(crate) async fn reader(&self) -> Result<MultiplexedConnection> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.connect_timeout))
+            .set_response_timeout(None);
+        self.open(&self.reader, &config, "reader").await
+    }
+
+    async fn shared(&self, role: &str) -> Result<Live> {
+        let gone = Arc::new(AtomicBool::new(false));
+        let told = gone.clone();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.connect_timeout))
+            .set_response_timeout(Some(self.response_timeout))
+            .set_push_sender(move |push: PushInfo| {
+                if push.kind == PushKind::Disconnection {
+                    told.store(true, Ordering::Release);
+                }
+                Ok::<(), std::convert::Infallible>(())
+            });
+        let connection = self.open(&self.shared, &config, role).await?;
+        Ok(Live { connection, gone })
+    }
+
+    async fn open(
+        &self,
+        client: &Client,
+        config: &AsyncConnectionConfig,
+        role: &str,
+    ) -> Result<MultiplexedConnection> {
+        let mut name = redis::cmd("CLIENT");
+        name.arg("SETNAME").arg(format!("millstream:{role}"));
+        let opened = timeout(self.connect_timeout, async {
+            let mut connection = client.get_multiplexed_async_connection_with_config(config).await?;
+            // A user who may not set a name does without one.
+            connection.send_packed_command(&name).await.map(|_| connection)
+        });
+        match opened.await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(translate(&error, Phase::Connecting)),
+            Err(_) => Err(Error::new(
+                ErrorKind::Unavailable,
+                format!("the server cannot be reached: no connection within {:?}", self.connect_timeout),
+            )),
+        }
+    }
+}
+
+/// What holds for every connection, whoever opens it.
+fn tuned(config: &RedisConfig) -> Result<ConnectionInfo> {
+    let info = config.connection_info()?;
+    let keepalive =
+        TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+    // What was sent and not confirmed for this long ends the connection: a peer that vanished without a word.
+    #[cfg(target_os = "linux")]
+    let tcp = tcp.set_user_timeout(config.connect_timeout + config.response_timeout);
+    let settings = info.redis_settings().clone().set_lib_name("millstream", env!("CARGO_PKG_VERSION"));
+    Ok(info.set_tcp_settings(tcp).set_redis_settings(settings))
+}
+
+#[derive(Clone)]
+struct Live {
+    connection: MultiplexedConnection,
+    /// Set when the connection was cut or did not answer in time: the next request opens another.
+    gone: Arc<AtomicBool>,
+}
+
+/// One connection for many callers, opened on first use and again whenever it is gone.
+///
+/// The client's own connection manager does the same, but does not tell a failure to connect (nothing was done)
+/// from a failure to answer (something may have been): appends need to know.
+pub(crate) struct Shared {
+    dial: Arc<Dial>,
+    role: &'static str,
+    live: Mutex<Option<Live>>,
+    /// Held while a connection is being opened, with the last failure and when it came.
+    opening: tokio::sync::Mutex<Option<(Instant, Error)>>,
+}
+
+impl Shared {
+    pub(crate) fn new(dial: Arc<Dial>, role: &'static str) -> Self {
+        Self { dial, role, live: Mutex::new(None), opening: tokio::sync::Mutex::new(None) }
+    }
+
+    fn current(&self) -> Option<Live> {
+        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        live.as_ref().filter(|live| !live.gone.load(Ordering::Acquire)).cloned()
+    }
+
+    async fn live(&self) -> Result<Live> {
+        if let Some(live) = self.current() {
+            return Ok(live);
+        }
+        let asked = Instant::now();
+        let mut failed = self.opening.lock().await;
+        if let Some(live) = self.current() {
+            return Ok(live);
+        }
+        // Who waited for an attempt that failed takes its answer: a queue of callers does not try one by one.
+        if let Some((when, error)) = &*failed
+            && *when >= asked
+        {
+            return Err(error.duplicate());
+        }
+        match self.dial.shared(self.role).await {
+            Ok(live) => {
+                *failed = None;
+                *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());
+                Ok(live)
+            }
+            Err(error) => {
+                *failed = Some((Instant::now(), error.duplicate()));
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Line for Shared {
+    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        let mut live = self.live().await?;
+        let answer = live.connection.send_packed_commands(pipe, 0, pipe.len()).await;
+        if let Err(error) = &answer
+            && (error.is_io_error() || error.is_unrecoverable_error())
+        {
+            live.gone.store(true, Ordering::Release);
+        }
+        complete(answer, pipe)
+    }
+}
+
+/// A few connections for work that is rare or large, so that it does not stand in the way of messages.
+pub(crate) struct Pooled(Pool);
+
+impl Pooled {
+    pub(crate) fn new(config: &RedisConfig) -> Result<Self> {
+        let connection = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(config.connect_timeout))
+            .set_response_timeout(Some(config.response_timeout));
+        let manager = Manager::new_with_config(tuned(config)?, connection)
+            .map_err(|error| translate(&error, Phase::Connecting))?;
+        let pool = Pool::builder(manager)
+            .max_size(config.pool_size)
+            .wait_timeout(Some(config.connect_timeout + config.response_timeout))
+            .create_timeout(Some(config.connect_timeout))
+            .recycle_timeout(Some(config.response_timeout))
+            .runtime(Runtime::Tokio1)
+            .build()
+            .map_err(|error| Error::new(ErrorKind::InvalidConfig, error.to_string()))?;
+        Ok(Self(pool))
+    }
+}
+
+impl Line for Pooled {
+    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        let mut connection = self.0.get().await.map_err(|error| match error {
+            PoolError::Backend(error) => translate(&error, Phase::Connecting),
+            other => Error::new(ErrorKind::Unavailable, format!("the server cannot be reached: {other}")),
+        })?;
+        let answer = connection.send_packed_commands(pipe, 0, pipe.len()).await;
+        if answer.is_err() {
+            // What it still gets to hear would be of no use to the next one.
+            drop(deadpool_redis::Connection::take(connection));
+        }
+        complete(answer, pipe)
+    }
+}
+
+fn complete(answer: redis::RedisResult<Vec<Value>>, pipe: &Pipeline) -> Result<Vec<Value>> {
+    let values = answer.map_err(|error| translate(&error, Phase::Sent))?;
+    if values.len() == pipe.len() {
+        Ok(values)
+    } else {
+        Err(unexpected(format_args!("{} replies to {} commands", values.len(), pipe.len())))
+    }
+}

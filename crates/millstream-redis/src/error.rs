@@ -1,0 +1,199 @@
+//! The one place where an error of the client becomes an error of Millstream.
+
+use millstream_core::error::{Error, ErrorKind};
+use redis::{RedisError, ServerError};
+
+/// How far a request got when it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// The connection was being opened: no request has gone out, so certainly nothing was done.
+    Connecting,
+    /// The request may have reached the server.
+    Sent,
+}
+
+/// What an error means to a caller.
+pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
+    let kind = classify(error, phase);
+    let what = match kind {
+        ErrorKind::Fenced => "the lease is lost",
+        ErrorKind::GroupMissing => "the consumer group is not there",
+        ErrorKind::WrongType => "a key holds a foreign type",
+        ErrorKind::Backpressure => "the server is out of memory",
+        ErrorKind::Unavailable if phase == Phase::Connecting => "the server cannot be reached",
+        ErrorKind::Unavailable => "the server cannot serve now",
+        ErrorKind::Unconfirmed => "no answer came, the request may or may not have been done",
+        ErrorKind::Denied => "the server refuses these credentials",
+        ErrorKind::Unsupported => "the server lacks something that is needed",
+        ErrorKind::InvalidConfig => "the connection settings cannot be used",
+        _ => "unexpected answer of the server",
+    };
+    Error::new(kind, format!("{what}: {error}"))
+}
+
+/// An error that the server answered.
+pub(crate) fn answered(error: ServerError) -> Error {
+    translate(&RedisError::from(error), Phase::Sent)
+}
+
+/// An answer that the protocol does not know.
+pub(crate) fn unexpected(what: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Protocol, format!("unexpected answer of the server: {what}"))
+}
+
+fn classify(error: &RedisError, phase: Phase) -> ErrorKind {
+    if let Some(code) = error.code() {
+        return by_code(code, error.detail().unwrap_or_default());
+    }
+    match error.kind() {
+        redis::ErrorKind::Io if phase == Phase::Connecting || error.is_connection_refusal() => {
+            ErrorKind::Unavailable
+        }
+        redis::ErrorKind::Io => ErrorKind::Unconfirmed,
+        redis::ErrorKind::AuthenticationFailed => ErrorKind::Denied,
+        redis::ErrorKind::InvalidClientConfig => ErrorKind::InvalidConfig,
+        redis::ErrorKind::RESP3NotSupported => ErrorKind::Unsupported,
+        _ => ErrorKind::Protocol,
+    }
+}
+
+fn known(code: &str) -> Option<ErrorKind> {
+    Some(match code {
+        "FENCED" => ErrorKind::Fenced,
+        "NOGROUP" => ErrorKind::GroupMissing,
+        "WRONGTYPE" => ErrorKind::WrongType,
+        "OOM" => ErrorKind::Backpressure,
+        // Refused before anything was done, and they pass: a fail-over, a start, a full disk, a foreign script.
+        // NOSCRIPT is met again only if somebody flushes scripts all the time.
+        "LOADING" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "BUSY" | "MISCONF"
+        | "NOREPLICAS" | "UNBLOCKED" | "NOSCRIPT" => ErrorKind::Unavailable,
+        "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
+        // Many nodes want a client that follows them: this backend speaks to one.
+        "NOPROTO" | "MOVED" | "ASK" => ErrorKind::Unsupported,
+        _ => return None,
+    })
+}
+
+fn by_code(code: &str, detail: &str) -> ErrorKind {
+    if let Some(kind) = known(code) {
+        return kind;
+    }
+    // A cause inside another error: a script of a server before 7.0 ("ERR Error running script …: -OOM …"), a
+    // transaction ("EXECABORT Transaction discarded because of: NOPERM …").
+    if code == "EXECABORT" || detail.contains("rror running script") {
+        let mut words = detail.split_whitespace().map(|word| word.trim_start_matches('-'));
+        if let Some(kind) = words.find_map(known) {
+            return kind;
+        }
+    }
+    let says = |text: &str| detail.contains(text);
+    if says("unknown command") || says("nknown subcommand") || says("unknown redis command") {
+        ErrorKind::Unsupported
+    } else if says("max number of clients") {
+        ErrorKind::Unavailable
+    } else if says("can't run this command") || says("can't access at least one of the keys") {
+        ErrorKind::Denied
+    } else {
+        ErrorKind::Protocol
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    /// An error as the client parses it from the wire.
+    fn wire(line: &str) -> RedisError {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("a reply");
+        match value {
+            redis::Value::ServerError(error) => error.into(),
+            other => panic!("{other:?} is no error"),
+        }
+    }
+
+    #[test]
+    fn what_servers_of_several_versions_answer() {
+        let cases = [
+            ("FENCED lease is lost", ErrorKind::Fenced),
+            (
+                "NOGROUP No such key 'k' or consumer group 'g' in XREADGROUP with GROUP option",
+                ErrorKind::GroupMissing,
+            ),
+            ("NOGROUP No such consumer group 'g' for key name 'k'", ErrorKind::GroupMissing),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", ErrorKind::WrongType),
+            (
+                "WRONGTYPE Operation against a key holding the wrong kind of value script: ab, on @user_script:9.",
+                ErrorKind::WrongType,
+            ),
+            (
+                "ERR Error running script (call to f_ab): @user_script:9: WRONGTYPE Operation against a key",
+                ErrorKind::WrongType,
+            ),
+            ("OOM command not allowed when used memory > 'maxmemory'.", ErrorKind::Backpressure),
+            (
+                "OOM allow-oom flag is not set on the script, can not run it when used memory > 'maxmemory'",
+                ErrorKind::Backpressure,
+            ),
+            (
+                "ERR Error running script (call to f_ab): @user_script:3: @user_script: 3: -OOM command not allowed",
+                ErrorKind::Backpressure,
+            ),
+            ("LOADING Redis is loading the dataset in memory", ErrorKind::Unavailable),
+            ("LOADING Valkey is loading the dataset in memory", ErrorKind::Unavailable),
+            ("READONLY You can't write against a read only replica.", ErrorKind::Unavailable),
+            ("CLUSTERDOWN Hash slot not served", ErrorKind::Unavailable),
+            (
+                "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+                ErrorKind::Unavailable,
+            ),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", ErrorKind::Unavailable),
+            (
+                "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+                ErrorKind::Unavailable,
+            ),
+            ("MISCONF Redis is configured to save RDB snapshots", ErrorKind::Unavailable),
+            ("NOREPLICAS Not enough good replicas to write.", ErrorKind::Unavailable),
+            ("UNBLOCKED the stream key no longer exists", ErrorKind::Unavailable),
+            ("NOSCRIPT No matching script. Please use EVAL.", ErrorKind::Unavailable),
+            ("ERR max number of clients reached", ErrorKind::Unavailable),
+            ("NOAUTH Authentication required.", ErrorKind::Denied),
+            ("WRONGPASS invalid username-password pair or user is disabled.", ErrorKind::Denied),
+            ("NOPERM this user has no permissions to run the 'xadd' command", ErrorKind::Denied),
+            ("NOPERM No permissions to access a key", ErrorKind::Denied),
+            (
+                "ERR The user executing the script can't run this command or subcommand script: ab",
+                ErrorKind::Denied,
+            ),
+            ("EXECABORT Transaction discarded because of: NOPERM no permissions", ErrorKind::Denied),
+            ("EXECABORT Transaction discarded because of previous errors.", ErrorKind::Protocol),
+            ("ERR unknown command 'XADD', with args beginning with: 'k'", ErrorKind::Unsupported),
+            ("ERR unknown command `XADD`, with args beginning with: `k`,", ErrorKind::Unsupported),
+            ("ERR Unknown subcommand or wrong number of arguments for 'x'", ErrorKind::Unsupported),
+            ("NOPROTO unsupported protocol version", ErrorKind::Unsupported),
+            ("MOVED 1 127.0.0.1:7001", ErrorKind::Unsupported),
+            ("CROSSSLOT Keys in request don't hash to the same slot", ErrorKind::Protocol),
+            (
+                "ERR The ID specified in XADD is equal or smaller than the target stream top item",
+                ErrorKind::Protocol,
+            ),
+            ("ERR too many results to unpack script: ab, on @user_script:9.", ErrorKind::Protocol),
+        ];
+        for (line, kind) in cases {
+            assert_eq!(translate(&wire(line), Phase::Sent).kind(), kind, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_cut_before_sending_is_not_a_cut_after() {
+        let cut = |kind: io::ErrorKind| RedisError::from(io::Error::from(kind));
+        for kind in [io::ErrorKind::BrokenPipe, io::ErrorKind::TimedOut, io::ErrorKind::ConnectionReset] {
+            assert_eq!(translate(&cut(kind), Phase::Sent).kind(), ErrorKind::Unconfirmed, "{kind}");
+            assert_eq!(translate(&cut(kind), Phase::Connecting).kind(), ErrorKind::Unavailable, "{kind}");
+        }
+        let refused = translate(&cut(io::ErrorKind::ConnectionRefused), Phase::Sent);
+        assert_eq!(refused.kind(), ErrorKind::Unavailable);
+        assert!(refused.is_transient());
+    }
+}

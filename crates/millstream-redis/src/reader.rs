@@ -1,0 +1,193 @@
+//! One reader of one partition: first everything pending, then what is new, from log and retry log.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use millstream_core::error::Result;
+use millstream_core::id::MessageId;
+use millstream_core::leases::Lease;
+use millstream_core::log::{Entry, Fetched, Reader, Receipt, Source};
+
+use crate::backend::Inner;
+use crate::guard::{Ask, Guard};
+
+/// The longest single wait on the server; longer ones are several.
+const MAX_BLOCK: Duration = Duration::from_secs(3_600);
+/// The shortest: to the server, 0 ms means for ever.
+const MIN_BLOCK: Duration = Duration::from_millis(1);
+
+/// The two streams of a group by their index.
+const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
+
+#[derive(Clone, Copy)]
+enum Stage {
+    /// Reading what was handed out before: of this stream, above this id.
+    Pending(usize, MessageId),
+    /// Reading what nobody has seen.
+    New,
+}
+
+pub(crate) struct StreamReader {
+    guard: Guard,
+    stage: Stage,
+    /// Up to here the group was handed each stream. Only tells the server when to wake us: wrong, it costs
+    /// time, never a message, since the group itself knows what is new.
+    tail: [MessageId; 2],
+    /// Whether a stream may hold more right now: then there is nothing to wait for.
+    backlog: [bool; 2],
+    /// Which stream a read of a single entry takes.
+    turn: usize,
+    /// Set while a request is under way. Found set, the future was dropped and an answer may be lost.
+    busy: bool,
+}
+
+impl StreamReader {
+    pub(crate) fn new(inner: Arc<Inner>, lease: &Lease) -> Result<Self> {
+        Ok(Self {
+            guard: Guard::new(inner, lease)?,
+            stage: Stage::New,
+            tail: [MessageId::ZERO; 2],
+            backlog: [true; 2],
+            turn: 0,
+            busy: false,
+        })
+    }
+
+    async fn next(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        let started = Instant::now();
+        if !self.guard.is_open() {
+            self.tail = self.guard.open().await?;
+            self.stage = Stage::Pending(0, MessageId::ZERO);
+            self.backlog = [true; 2];
+        }
+        let mut asked = false;
+        loop {
+            if let Stage::Pending(stream, after) = self.stage {
+                if let Some(fetched) = self.pending(stream, after, max).await? {
+                    return Ok(fetched);
+                }
+                continue;
+            }
+            let left = wait.saturating_sub(started.elapsed()).min(MAX_BLOCK);
+            let idle = self.backlog == [false; 2];
+            if idle && left < MIN_BLOCK {
+                if asked {
+                    return Ok(Fetched::default());
+                }
+                // No time to be told which stream has something: look at both.
+                self.backlog = [true; 2];
+            }
+            let block = (idle && left >= MIN_BLOCK).then_some(left);
+            if let Some(fetched) = self.new_entries(max, block).await? {
+                if !fetched.entries.is_empty() || !fetched.ghosts.is_empty() {
+                    return Ok(fetched);
+                }
+                asked = true;
+            }
+        }
+    }
+
+    /// One page of what was handed out before. `None` if there is no such page, or the fence was touched.
+    async fn pending(&mut self, stream: usize, after: MessageId, max: usize) -> Result<Option<Fetched>> {
+        let ask = Ask { stream, count: max, after: Some(after) };
+        let answer = self.guard.read(&[ask], None).await?;
+        let Some(page) = answer.pages.and_then(|mut pages| pages.pop()) else { return Ok(None) };
+        self.stage = match page.entries.last() {
+            Some((last, _)) if page.entries.len() >= max => Stage::Pending(stream, *last),
+            _ if stream + 1 < SOURCES.len() => Stage::Pending(stream + 1, MessageId::ZERO),
+            _ => Stage::New,
+        };
+        if page.entries.is_empty() {
+            return Ok(None);
+        }
+        let mut fetched = Fetched { pending: true, ..Fetched::default() };
+        let mut counts = page.deliveries.into_iter().peekable();
+        for (id, fields) in page.entries {
+            // Both lists are in the order of ids.
+            while counts.next_if(|(other, _)| *other < id).is_some() {}
+            let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
+            let receipt = Receipt { source: SOURCES[stream], id };
+            match fields {
+                Some(fields) => fetched.entries.push(Entry { receipt, deliveries, fields }),
+                None => fetched.ghosts.push(receipt),
+            }
+        }
+        Ok(Some(fetched))
+    }
+
+    /// What nobody has seen, after waiting up to `block`. `None` if the fence was touched.
+    async fn new_entries(&mut self, max: usize, block: Option<Duration>) -> Result<Option<Fetched>> {
+        let asks = self.plan(max);
+        let answer = self.guard.read(&asks, block.map(|block| (block, self.tail))).await?;
+        let Some(pages) = answer.pages else { return Ok(None) };
+
+        let mut fetched = Fetched::default();
+        let mut read = [false; 2];
+        for (ask, page) in asks.iter().zip(pages) {
+            let stream = ask.stream;
+            self.backlog[stream] = page.entries.len() >= ask.count;
+            if let Some((last, _)) = page.entries.last() {
+                self.tail[stream] = self.tail[stream].max(*last);
+                read[stream] = true;
+            }
+            for (id, fields) in page.entries {
+                let receipt = Receipt { source: SOURCES[stream], id };
+                match fields {
+                    Some(fields) => fetched.entries.push(Entry { receipt, deliveries: 1, fields }),
+                    None => fetched.ghosts.push(receipt),
+                }
+            }
+        }
+        let mut astray = false;
+        for (stream, id) in answer.woke {
+            if !asks.iter().any(|ask| ask.stream == stream) {
+                self.backlog[stream] = true;
+            } else if !read[stream] {
+                // The wait ended for an entry that the group has had already, or that is gone by now.
+                self.tail[stream] = self.tail[stream].max(id);
+                astray = true;
+            }
+        }
+        if astray {
+            // Somebody moved the group forward: ask where it is, or every entry on the way would wake us once.
+            for (tail, position) in self.tail.iter_mut().zip(self.guard.positions().await?) {
+                *tail = position.max(*tail);
+            }
+        }
+        if max == 1 {
+            self.turn = 1 - self.turn;
+        }
+        Ok(Some(fetched))
+    }
+
+    /// How much of each stream the next read takes: `max` in all, a quarter of it from the retry log.
+    fn plan(&self, max: usize) -> Vec<Ask> {
+        let ask = |stream, count| Ask { stream, count, after: None };
+        if max > 1 {
+            let retries = (max / 4).max(1);
+            return vec![ask(0, max - retries), ask(1, retries)];
+        }
+        let idle = self.backlog == [false; 2];
+        vec![ask(if idle || self.backlog[self.turn] { self.turn } else { 1 - self.turn }, 1)]
+    }
+}
+
+#[async_trait]
+impl Reader for StreamReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        if self.busy {
+            self.guard.close();
+        }
+        if max == 0 {
+            return Ok(Fetched::default());
+        }
+        self.busy = true;
+        let fetched = self.next(max, wait).await;
+        self.busy = false;
+        if fetched.is_err() {
+            self.guard.close();
+        }
+        fetched
+    }
+}

@@ -1,0 +1,285 @@
+//! Reads replies as they come: nothing is lost (order, repeated names, bytes that are not text), nothing panics.
+//!
+//! The client's typed replies are maps of text and would lose all three.
+
+use bytes::Bytes;
+use millstream_core::error::Result;
+use millstream_core::id::MessageId;
+use millstream_core::wire::Fields;
+use redis::Value;
+
+use crate::error::{answered, unexpected};
+
+/// The value, or the error that stands in its place.
+pub(crate) fn ok(value: Value) -> Result<Value> {
+    match value {
+        Value::ServerError(error) => Err(answered(error)),
+        Value::Attribute { data, .. } => ok(*data),
+        value => Ok(value),
+    }
+}
+
+/// What a reply is, without what it says: replies carry payloads.
+fn shape(value: &Value) -> &'static str {
+    match value {
+        Value::Nil => "nil",
+        Value::Int(_) => "an integer",
+        Value::BulkString(_) | Value::SimpleString(_) | Value::Okay | Value::VerbatimString { .. } => "text",
+        Value::Array(_) | Value::Set(_) | Value::Push { .. } => "an array",
+        Value::Map(_) => "a map",
+        _ => "something else",
+    }
+}
+
+fn wanted<T>(what: &str, value: &Value) -> Result<T> {
+    Err(unexpected(format_args!("{} instead of {what}", shape(value))))
+}
+
+/// A number, also one that stands as text.
+pub(crate) fn int(value: Value) -> Result<i64> {
+    match ok(value)? {
+        Value::Int(n) => Ok(n),
+        Value::BulkString(text) => match std::str::from_utf8(&text).map(str::parse) {
+            Ok(Ok(n)) => Ok(n),
+            _ => wanted("an integer", &Value::BulkString(text)),
+        },
+        other => wanted("an integer", &other),
+    }
+}
+
+/// A number of things.
+pub(crate) fn count(value: Value) -> Result<usize> {
+    Ok(usize::try_from(int(value)?).unwrap_or(0))
+}
+
+/// A string of bytes.
+pub(crate) fn bytes(value: Value) -> Result<Bytes> {
+    match ok(value)? {
+        Value::BulkString(bytes) => Ok(bytes.into()),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Ok(text.into()),
+        Value::Int(n) => Ok(n.to_string().into()),
+        other => wanted("a string", &other),
+    }
+}
+
+/// A string of bytes, or nil.
+pub(crate) fn maybe_bytes(value: Value) -> Result<Option<Bytes>> {
+    match value {
+        Value::Nil => Ok(None),
+        value => bytes(value).map(Some),
+    }
+}
+
+/// A string for people: bytes that are not text are replaced.
+pub(crate) fn text(value: Value) -> Result<String> {
+    bytes(value).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The id of an entry.
+pub(crate) fn id(value: Value) -> Result<MessageId> {
+    MessageId::from_bytes(&bytes(value)?)
+}
+
+/// Many values; nil counts as none.
+pub(crate) fn array(value: Value) -> Result<Vec<Value>> {
+    match ok(value)? {
+        Value::Array(values) | Value::Set(values) => Ok(values),
+        Value::Nil => Ok(Vec::new()),
+        other => wanted("an array", &other),
+    }
+}
+
+/// Exactly `N` values.
+pub(crate) fn tuple<const N: usize>(value: Value) -> Result<[Value; N]> {
+    let values = array(value)?;
+    let len = values.len();
+    values.try_into().map_err(|_| unexpected(format_args!("{len} values instead of {N}")))
+}
+
+/// Names and values: flat in RESP2, a map in RESP3.
+pub(crate) fn pairs(value: Value) -> Result<Vec<(Value, Value)>> {
+    if let Value::Map(pairs) = value {
+        return Ok(pairs);
+    }
+    let values = array(value)?;
+    if values.len() % 2 != 0 {
+        return Err(unexpected(format_args!("{} values instead of pairs", values.len())));
+    }
+    let mut values = values.into_iter();
+    Ok(std::iter::from_fn(|| Some((values.next()?, values.next()?))).collect())
+}
+
+fn fields(value: Value) -> Result<Fields> {
+    pairs(value)?.into_iter().map(|(name, value)| Ok((bytes(name)?, bytes(value)?))).collect()
+}
+
+/// An entry: its id, and its fields unless they are gone.
+pub(crate) type RawEntry = (MessageId, Option<Fields>);
+
+/// The entries of a range or of one stream.
+pub(crate) fn entries(value: Value) -> Result<Vec<RawEntry>> {
+    let entries = array(value)?.into_iter().map(|entry| {
+        let [name, body] = tuple(entry)?;
+        let body = match body {
+            Value::Nil => None,
+            body => Some(fields(body)?),
+        };
+        Ok((id(name)?, body))
+    });
+    entries.collect()
+}
+
+/// What XREAD and XREADGROUP answer: entries by key; nothing for nil.
+pub(crate) fn streams(value: Value) -> Result<Vec<(Bytes, Vec<RawEntry>)>> {
+    let pairs = match ok(value)? {
+        Value::Map(pairs) => pairs,
+        value => {
+            let streams =
+                array(value)?.into_iter().map(|stream| tuple(stream).map(|[key, list]| (key, list)));
+            streams.collect::<Result<_>>()?
+        }
+    };
+    pairs.into_iter().map(|(key, list)| Ok((bytes(key)?, entries(list)?))).collect()
+}
+
+/// What XPENDING answers to a range: ids and how often each was handed out.
+pub(crate) fn deliveries(value: Value) -> Result<Vec<(MessageId, u32)>> {
+    let rows = array(value)?.into_iter().map(|row| {
+        let [name, _consumer, _idle, times] = tuple(row)?;
+        Ok((id(name)?, u32::try_from(int(times)?).unwrap_or(u32::MAX)))
+    });
+    rows.collect()
+}
+
+/// What XINFO GROUPS says of one group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GroupInfo {
+    pub(crate) pending: u64,
+    pub(crate) last_delivered: MessageId,
+    pub(crate) lag: Option<u64>,
+}
+
+/// Finds a group in what XINFO GROUPS answers. No such key is no such group.
+pub(crate) fn group(value: Value, group: &str) -> Result<Option<GroupInfo>> {
+    if is_missing_key(&value) {
+        return Ok(None);
+    }
+    for info in array(value)? {
+        let mut found = GroupInfo::default();
+        let mut ours = false;
+        for (name, value) in pairs(info)? {
+            match &*bytes(name)? {
+                b"name" => ours = bytes(value)? == group,
+                b"pending" => found.pending = u64::try_from(int(value)?).unwrap_or(0),
+                b"last-delivered-id" => found.last_delivered = id(value)?,
+                b"lag" if value != Value::Nil => found.lag = u64::try_from(int(value)?).ok(),
+                _ => {}
+            }
+        }
+        if ours {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the server says that the key of an XINFO is not there.
+pub(crate) fn is_missing_key(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.details().is_some_and(|text| text.contains("no such key")))
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_core::error::ErrorKind;
+
+    use super::*;
+
+    fn parse(wire: &[u8]) -> Value {
+        redis::parse_redis_value(wire).expect("a reply")
+    }
+
+    fn bulk(text: &[u8]) -> Value {
+        Value::BulkString(text.to_vec())
+    }
+
+    #[test]
+    fn order_repeats_and_bytes_are_kept() {
+        let entry = Value::Array(vec![
+            bulk(b"7-1"),
+            Value::Array([&b"f"[..], b"1", b"\xff\x00", b"\xfe", b"f", b"2"].map(bulk).to_vec()),
+        ]);
+        let resp2 = Value::Array(vec![Value::Array(vec![bulk(b"k"), Value::Array(vec![entry.clone()])])]);
+        let resp3 = Value::Map(vec![(bulk(b"k"), Value::Array(vec![entry]))]);
+        for reply in [resp2, resp3] {
+            let [(key, entries)] = &streams(reply).expect("streams")[..] else { panic!("one stream") };
+            assert_eq!(&key[..], b"k");
+            let (id, fields) = &entries[0];
+            assert_eq!(*id, MessageId::new(7, 1));
+            let fields: Vec<(&[u8], &[u8])> =
+                fields.as_ref().expect("a body").iter().map(|(n, v)| (&n[..], &v[..])).collect();
+            assert_eq!(fields, [(&b"f"[..], &b"1"[..]), (b"\xff\x00", b"\xfe"), (b"f", b"2")]);
+        }
+    }
+
+    #[test]
+    fn a_deleted_body_is_not_an_empty_one() {
+        let reply = parse(b"*2\r\n*2\r\n$3\r\n1-0\r\n*-1\r\n*2\r\n$3\r\n2-0\r\n*0\r\n");
+        let entries = entries(reply).expect("entries");
+        assert_eq!(entries[0], (MessageId::new(1, 0), None));
+        assert_eq!(entries[1], (MessageId::new(2, 0), Some(Vec::new())));
+        assert!(streams(Value::Nil).expect("nothing").is_empty());
+    }
+
+    #[test]
+    fn a_group_is_found_in_both_protocols() {
+        let fields = [
+            (bulk(b"name"), bulk(b"g")),
+            (bulk(b"pending"), Value::Int(3)),
+            (bulk(b"last-delivered-id"), bulk(b"5-1")),
+            (bulk(b"new-in-9"), Value::Array(vec![])),
+            (bulk(b"lag"), Value::Nil),
+        ];
+        let other = Value::Array(vec![bulk(b"name"), bulk(b"other"), bulk(b"lag"), Value::Int(1)]);
+        let flat = Value::Array(fields.iter().flat_map(|(n, v)| [n.clone(), v.clone()]).collect());
+        for info in [Value::Map(fields.to_vec()), flat] {
+            let found = group(Value::Array(vec![other.clone(), info]), "g").expect("a reply");
+            let expected = GroupInfo { pending: 3, last_delivered: MessageId::new(5, 1), lag: None };
+            assert_eq!(found, Some(expected));
+        }
+        assert_eq!(group(parse(b"-ERR no such key\r\n"), "g").expect("none"), None);
+        let error = group(parse(b"-WRONGTYPE Operation\r\n"), "g").expect_err("a foreign type");
+        assert_eq!(error.kind(), ErrorKind::WrongType);
+    }
+
+    #[test]
+    fn garbage_is_an_error_and_never_shown() {
+        let secret = || bulk(b"secret");
+        let nested = Value::Array(vec![secret(), Value::Array(vec![secret()])]);
+        let garbage = [
+            Value::Okay,
+            Value::Int(1),
+            secret(),
+            Value::Boolean(true),
+            Value::Array(vec![secret()]),
+            Value::Array(vec![Value::Array(vec![secret(), secret()])]),
+            Value::Array(vec![nested.clone()]),
+            Value::Array(vec![Value::Array(vec![secret(), Value::Array(vec![nested])])]),
+            Value::Array(vec![Value::Array(vec![bulk(b"1-0"), Value::Array(vec![secret()])])]),
+            Value::Array(vec![Value::Nil]),
+        ];
+        for value in garbage {
+            let errors = [
+                entries(value.clone()).err(),
+                deliveries(value.clone()).err(),
+                tuple::<7>(value.clone()).err(),
+                group(value.clone(), "g").err(),
+            ];
+            for error in errors.into_iter().flatten() {
+                assert_eq!(error.kind(), ErrorKind::Protocol, "{value:?}");
+            }
+            let _ = (streams(value.clone()), pairs(value.clone()), int(value.clone()), id(value));
+        }
+        let error = int(secret()).expect_err("no number");
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+}

@@ -1,0 +1,164 @@
+//! Scripts: called by hash, in pipelines, and loaded again when the server has forgotten them.
+
+use millstream_core::error::Result;
+use millstream_core::keys::Key;
+use millstream_lua as lua;
+use redis::{Cmd, Pipeline, ServerErrorKind, ToRedisArgs, Value};
+
+use crate::connection::Line;
+use crate::error::answered;
+
+/// A script with its hash.
+pub(crate) struct Loaded {
+    contract: &'static lua::Script,
+    source: String,
+    sha: String,
+}
+
+impl Loaded {
+    fn new(contract: &'static lua::Script, strict: bool) -> Self {
+        let source = if strict { format!("#!lua\n{}", contract.source) } else { contract.source.to_owned() };
+        let sha = redis::Script::new(&source).get_hash().to_owned();
+        Self { contract, source, sha }
+    }
+
+    /// A call with these keys; arguments are added to it.
+    pub(crate) fn call<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
+        debug_assert_eq!(N, self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.sha).arg(N);
+        for key in keys {
+            cmd.arg(key.as_str());
+        }
+        Call { script: self, keys: keys.map(Key::clone).to_vec(), cmd, args: 0 }
+    }
+
+    /// A command that carries the whole script: for one that is rare and runs on a connection of its own.
+    pub(crate) fn eval<const N: usize>(&self, keys: [&Key; N], args: &[&str]) -> Cmd {
+        debug_assert_eq!((N, args.len()), (self.contract.keys.len(), self.contract.args.len()));
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(&self.source).arg(N).arg(&keys.map(Key::as_str)).arg(args);
+        cmd
+    }
+}
+
+/// One call of a script.
+pub(crate) struct Call<'a> {
+    script: &'a Loaded,
+    keys: Vec<Key>,
+    cmd: Cmd,
+    args: usize,
+}
+
+impl Call<'_> {
+    pub(crate) fn arg(mut self, arg: impl ToRedisArgs) -> Self {
+        self.push(arg);
+        self
+    }
+
+    pub(crate) fn args<const N: usize>(mut self, args: [&str; N]) -> Self {
+        args.into_iter().for_each(|arg| self.push(arg));
+        self
+    }
+
+    pub(crate) fn push(&mut self, arg: impl ToRedisArgs) {
+        self.cmd.arg(arg);
+        self.args += 1;
+    }
+
+    fn check(&self) {
+        let contract = self.script.contract;
+        let open = contract.args.last().is_some_and(|arg| arg.ends_with("..."));
+        let fits = if open { self.args >= contract.args.len() } else { self.args == contract.args.len() };
+        debug_assert!(fits, "{}: {} arguments for {:?}", contract.name, self.args, contract.args);
+    }
+
+    fn name(&self) -> String {
+        let keys: Vec<_> = self.keys.iter().map(Key::as_str).collect();
+        format!("script {} on {}", self.script.contract.name, keys.join(", "))
+    }
+}
+
+/// Makes all calls in one pipeline. One result per call; an error of the whole is one of the connection.
+pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Vec<Result<Value>>> {
+    let mut pipe = Pipeline::with_capacity(calls.len());
+    for call in &mut calls {
+        call.check();
+        pipe.add_command(std::mem::take(&mut call.cmd));
+    }
+    let mut values = line.send(&pipe).await?;
+
+    let lost: Vec<usize> = (0..values.len()).filter(|i| is_noscript(&values[*i])).collect();
+    if !lost.is_empty() {
+        // Only what was not done is sent again: everything else has had its effect.
+        let mut again = Pipeline::with_capacity(2 * lost.len());
+        let mut loads = 0;
+        for (n, i) in lost.iter().enumerate() {
+            let script = calls[*i].script;
+            if !lost[..n].iter().any(|earlier| calls[*earlier].script.sha == script.sha) {
+                again.cmd("SCRIPT").arg("LOAD").arg(&script.source);
+                loads += 1;
+            }
+        }
+        let cmds: Vec<&Cmd> = pipe.cmd_iter().collect();
+        for i in &lost {
+            again.add_command(cmds[*i].clone());
+        }
+        let mut answers = line.send(&again).await?.into_iter();
+        for answer in answers.by_ref().take(loads) {
+            if let Value::ServerError(error) = answer {
+                return Err(answered(error).during("load a script"));
+            }
+        }
+        for (i, value) in lost.into_iter().zip(answers) {
+            values[i] = value;
+        }
+    }
+    let results = values.into_iter().zip(&calls).map(|(value, call)| match value {
+        Value::ServerError(error) => Err(answered(error).during(call.name())),
+        value => Ok(value),
+    });
+    Ok(results.collect())
+}
+
+/// Makes one call.
+pub(crate) async fn run_one(line: &impl Line, call: Call<'_>) -> Result<Value> {
+    run(line, vec![call]).await?.pop().unwrap_or_else(|| Err(crate::error::unexpected("no reply")))
+}
+
+fn is_noscript(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}
+
+/// All scripts of this backend.
+pub(crate) struct Scripts {
+    pub(crate) acquire: Loaded,
+    pub(crate) renew: Loaded,
+    pub(crate) release: Loaded,
+    pub(crate) open_reader: Loaded,
+    pub(crate) read: Loaded,
+    pub(crate) ack: Loaded,
+    pub(crate) retry: Loaded,
+    pub(crate) dead_letter: Loaded,
+    pub(crate) promote: Loaded,
+    pub(crate) replay: Loaded,
+    pub(crate) trim: Loaded,
+}
+
+impl Scripts {
+    pub(crate) fn new(strict: bool) -> Self {
+        Self {
+            acquire: Loaded::new(&lua::ACQUIRE, strict),
+            renew: Loaded::new(&lua::RENEW, strict),
+            release: Loaded::new(&lua::RELEASE, strict),
+            open_reader: Loaded::new(&lua::OPEN_READER, strict),
+            read: Loaded::new(&lua::READ, strict),
+            ack: Loaded::new(&lua::ACK, strict),
+            retry: Loaded::new(&lua::RETRY, strict),
+            dead_letter: Loaded::new(&lua::DEAD_LETTER, strict),
+            promote: Loaded::new(&lua::PROMOTE, strict),
+            replay: Loaded::new(&lua::REPLAY, strict),
+            trim: Loaded::new(&lua::TRIM, strict),
+        }
+    }
+}

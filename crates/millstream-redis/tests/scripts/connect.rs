@@ -1,0 +1,87 @@
+//! Connecting: typed errors, no password anywhere, and life after the server went away.
+
+use std::time::{Duration, Instant};
+
+use millstream_core::catalog::Catalog;
+use millstream_core::error::ErrorKind;
+use millstream_core::log::{Append, Log};
+use millstream_core::topic::TopicPartition;
+use millstream_redis::{RedisBackend, RedisConfig};
+
+use crate::server::{Bench, Server, message};
+
+async fn refused(url: String) -> millstream_core::Error {
+    RedisBackend::connect(RedisConfig::new(url)).await.expect_err("no connection")
+}
+
+#[tokio::test]
+async fn every_reason_has_its_kind() {
+    let server = Server::start(&["--requirepass", "hunter2"]);
+    let address = format!("127.0.0.1:{}", server.port);
+    assert_eq!(refused("nonsense".into()).await.kind(), ErrorKind::InvalidConfig);
+    assert_eq!(refused("redis://127.0.0.1:1".into()).await.kind(), ErrorKind::Unavailable);
+    assert_eq!(refused(format!("redis://{address}")).await.kind(), ErrorKind::Denied);
+    let error = refused(format!("redis://:sesame@{address}")).await;
+    assert_eq!(error.kind(), ErrorKind::Denied);
+    assert!(!format!("{error} {error:?}").contains("sesame"), "{error:?}");
+
+    let backend = RedisBackend::connect(RedisConfig::new(format!("redis://:hunter2@{address}"))).await;
+    let backend = backend.expect("connected");
+    assert!(!format!("{backend:?}").contains("hunter2"), "{backend:?}");
+    assert!(backend.topics().await.expect("topics").is_empty());
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_answer_is_given_up_in_time() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = silent.local_addr().expect("an address").port();
+    let config = RedisConfig::new(format!("redis://127.0.0.1:{port}"))
+        .with_connect_timeout(Duration::from_millis(200))
+        .with_response_timeout(Duration::from_millis(200));
+    let started = Instant::now();
+    let error = RedisBackend::connect(config).await.expect_err("silence");
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert!(started.elapsed() < Duration::from_secs(2));
+}
+
+#[tokio::test]
+async fn a_request_fails_soon_while_the_server_is_away_and_works_when_it_is_back() {
+    let server = Server::start(&[]);
+    let port = server.port;
+    let backend = RedisBackend::connect(RedisConfig::new(server.url())).await.expect("connected");
+    let append = || Append {
+        topic_partition: TopicPartition::new("t".parse().expect("name"), 0),
+        fields: message("x"),
+    };
+    backend.append(&[append()]).await.remove(0).expect("appended");
+    drop(server);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let batch: Vec<_> = (0..2_500).map(|_| append()).collect();
+    let started = Instant::now();
+    let answers = backend.append(&batch).await;
+    assert!(started.elapsed() < Duration::from_secs(5));
+    assert_eq!(answers.len(), 2_500);
+    for error in answers.into_iter().map(|answer| answer.expect_err("away")) {
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    }
+    assert_eq!(backend.topics().await.expect_err("away").kind(), ErrorKind::Unavailable);
+
+    let _back = Server::at(port);
+    backend.append(&[append()]).await.remove(0).expect("appended");
+    backend.topics().await.expect("topics");
+}
+
+#[tokio::test]
+async fn an_append_to_a_foreign_key_does_not_stop_the_others() {
+    let mut bench = Bench::new().await;
+    let broken = TopicPartition::new("broken".parse().expect("name"), 0);
+    let key = bench.keys.log(&broken);
+    bench.cmd(&format!("SET {key} x")).await;
+    let append = |tp: &TopicPartition| Append { topic_partition: tp.clone(), fields: message("x") };
+    let answers = bench.backend.append(&[append(&bench.tp), append(&broken), append(&bench.tp)]).await;
+    let [Ok(first), Err(error), Ok(last)] = &answers[..] else { panic!("{answers:?}") };
+    assert!(first < last);
+    assert_eq!(error.kind(), ErrorKind::WrongType);
+    assert!(error.to_string().contains("broken/0"), "{error}");
+    assert!(bench.backend.append(&[]).await.is_empty());
+}

@@ -1,0 +1,234 @@
+//! A server per test, a namespace per test, and short words for raw commands.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use millstream_core::catalog::{Catalog, Start};
+use millstream_core::id::MessageId;
+use millstream_core::keys::{Key, Keys};
+use millstream_core::leases::{Acquired, Lease, Leases, Resource};
+use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settlement};
+use millstream_core::name::{GroupName, Namespace};
+use millstream_core::topic::{TopicPartition, TopicSpec};
+use millstream_core::wire::Fields;
+use millstream_redis::{RedisBackend, RedisConfig};
+use redis::Value;
+use redis::aio::MultiplexedConnection;
+
+/// A `redis-server` on a free port of the loopback, with nothing on disk; killed on drop.
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) port: u16,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    pub(crate) fn start(extra: &[&str]) -> Self {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let port =
+                TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+            if let Some(server) = Self::try_at(port, extra) {
+                return server;
+            }
+            // Somebody else took the port in the meantime: another one.
+            assert!(Instant::now() < deadline, "redis-server does not start");
+        }
+    }
+
+    /// On a port that another one had before.
+    pub(crate) fn at(port: u16) -> Self {
+        Self::try_at(port, &[]).expect("the port is free again")
+    }
+
+    fn try_at(port: u16, extra: &[&str]) -> Option<Self> {
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let child = Command::new("redis-server")
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(extra)
+            .current_dir(dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server must be installed for these tests, or MILLSTREAM_TEST_REDIS be set");
+        let mut server = Self { child, port, _dir: dir };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while server.child.try_wait().expect("a child").is_none() && Instant::now() < deadline {
+            if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                return Some(server);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        None
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A backend with a topic, a group and a lease on its only partition.
+pub(crate) struct Bench {
+    pub(crate) backend: RedisBackend,
+    pub(crate) raw: MultiplexedConnection,
+    pub(crate) keys: Keys,
+    pub(crate) spec: TopicSpec,
+    pub(crate) tp: TopicPartition,
+    pub(crate) group: GroupName,
+    pub(crate) lease: Lease,
+    pub(crate) namespace: Namespace,
+    _server: Option<Server>,
+}
+
+pub(crate) const TTL: Duration = Duration::from_secs(30);
+
+impl Bench {
+    /// On the server of `MILLSTREAM_TEST_REDIS`, or on one of its own.
+    pub(crate) async fn new() -> Self {
+        match std::env::var("MILLSTREAM_TEST_REDIS") {
+            Ok(url) => Self::at(RedisConfig::new(url), None).await,
+            Err(_) => Self::private(&[]).await,
+        }
+    }
+
+    /// On a server of its own, for what would disturb others.
+    pub(crate) async fn private(extra: &[&str]) -> Self {
+        let server = Server::start(extra);
+        Self::at(RedisConfig::new(server.url()), Some(server)).await
+    }
+
+    pub(crate) async fn at(config: RedisConfig, server: Option<Server>) -> Self {
+        let namespace: Namespace = format!("t{:016x}", fastrand::u64(..)).parse().expect("a name");
+        let client = redis::Client::open(config.url.as_str()).expect("a client");
+        let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
+        raw.set_response_timeout(Duration::from_secs(10));
+        let backend =
+            RedisBackend::connect(config.with_namespace(namespace.clone())).await.expect("a backend");
+        let spec = TopicSpec::new("orders".parse().expect("name"), 1).expect("a topic");
+        let group: GroupName = "billing".parse().expect("name");
+        backend.create_topic(&spec).await.expect("created");
+        backend.create_group(&spec, &group, Start::Earliest).await.expect("created");
+        let tp = TopicPartition::new(spec.name.clone(), 0);
+        let lease = grant(&backend, &tp, &group, "first").await;
+        Self {
+            backend,
+            raw,
+            keys: Keys::within(&namespace),
+            spec,
+            tp,
+            group,
+            lease,
+            namespace,
+            _server: server,
+        }
+    }
+
+    pub(crate) fn log(&self) -> Key {
+        self.keys.log(&self.tp)
+    }
+
+    pub(crate) fn retry_log(&self) -> Key {
+        self.keys.retry_log(&self.tp, &self.group)
+    }
+
+    pub(crate) fn dlq(&self) -> Key {
+        self.keys.dead_letters(&self.tp, &self.group)
+    }
+
+    pub(crate) fn fence(&self) -> Key {
+        self.keys.fence(&self.tp, &self.group)
+    }
+
+    pub(crate) fn resource(&self) -> Resource {
+        Resource::partition(self.tp.clone(), self.group.clone())
+    }
+
+    /// A raw command; the words are split at spaces.
+    pub(crate) async fn cmd(&mut self, command: &str) -> Value {
+        let mut words = command.split(' ');
+        let mut cmd = redis::cmd(words.next().expect("a command"));
+        cmd.arg(words.collect::<Vec<_>>());
+        cmd.query_async(&mut self.raw).await.expect(command)
+    }
+
+    pub(crate) async fn int(&mut self, command: &str) -> i64 {
+        match self.cmd(command).await {
+            Value::Int(n) => n,
+            other => panic!("{command}: {other:?}"),
+        }
+    }
+
+    pub(crate) async fn append(&self, fields: Fields) -> MessageId {
+        let append = Append { topic_partition: self.tp.clone(), fields };
+        let mut ids = self.backend.append(&[append]).await;
+        ids.pop().expect("a result").expect("appended")
+    }
+
+    pub(crate) async fn append_many(&self, n: usize) -> Vec<MessageId> {
+        let one = |i: usize| Append { topic_partition: self.tp.clone(), fields: message(&i.to_string()) };
+        let batch: Vec<_> = (0..n).map(one).collect();
+        self.backend.append(&batch).await.into_iter().map(|id| id.expect("appended")).collect()
+    }
+
+    pub(crate) async fn reader(&self) -> Box<dyn Reader> {
+        self.backend.reader(&self.lease).await.expect("a reader")
+    }
+
+    pub(crate) async fn settle(&self, batch: &[(Receipt, Settlement)]) -> (usize, usize) {
+        let settled = self.backend.settle(&self.lease, batch).await.expect("settled");
+        (settled.applied, settled.stale)
+    }
+
+    /// Somebody else takes the partition over.
+    pub(crate) async fn take_over(&mut self) -> Lease {
+        let lease = self.keys.lease(&self.tp, &self.group);
+        self.cmd(&format!("DEL {lease}")).await;
+        grant(&self.backend, &self.tp, &self.group, "second").await
+    }
+}
+
+pub(crate) async fn grant(
+    backend: &RedisBackend,
+    tp: &TopicPartition,
+    group: &GroupName,
+    nonce: &str,
+) -> Lease {
+    let resource = Resource::partition(tp.clone(), group.clone());
+    match backend.acquire(&resource, nonce, nonce, TTL).await.expect("an answer") {
+        Acquired::Granted(lease) => lease,
+        Acquired::Held(holder) => panic!("{holder:?}"),
+    }
+}
+
+pub(crate) fn fields(pairs: &[(&[u8], &[u8])]) -> Fields {
+    pairs.iter().map(|(n, v)| (Bytes::copy_from_slice(n), Bytes::copy_from_slice(v))).collect()
+}
+
+pub(crate) fn message(payload: &str) -> Fields {
+    fields(&[(b"payload", payload.as_bytes())])
+}
+
+pub(crate) async fn fetch(reader: &mut Box<dyn Reader>, max: usize) -> Fetched {
+    reader.fetch(max, Duration::ZERO).await.expect("fetched")
+}
+
+pub(crate) fn ids(fetched: &Fetched) -> Vec<MessageId> {
+    fetched.entries.iter().map(|entry| entry.receipt.id).collect()
+}
+
+pub(crate) fn retry(after: Duration, attempt: u32, origin: MessageId) -> Settlement {
+    Settlement::Retry { after, attempt, origin, error: "boom".into() }
+}
+
+pub(crate) fn dead(origin: MessageId) -> Settlement {
+    let reason = millstream_core::dead_letters::Reason::Rejected;
+    Settlement::DeadLetter { reason, attempts: 3, origin, error: "boom".into() }
+}

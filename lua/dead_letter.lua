@@ -1,0 +1,52 @@
+-- dead_letter: keeps pending entries as dead letters, and takes them off the pending list.
+-- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
+-- KEYS[2] stream STREAM the log or retry log that the entries were read from
+-- KEYS[3] dlq STREAM the group's dead letters
+-- ARGV[1] token of the lease
+-- ARGV[2] group that read them
+-- ARGV[3] source 'log', or 'retry': then they are deleted there too
+-- ARGV[4] topic that they came from
+-- ARGV[5] partition that they came from
+-- ARGV[6] messages... id, reason, attempts, origin, error of each, at most 100
+-- returns {applied, stale}, or the error FENCED
+local fence, stream, dlq = KEYS[1], KEYS[2], KEYS[3]
+local token, group, source, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local MAX_BODY_VALUES = 6000
+
+if redis.call('HGET', fence, 'token') ~= token then
+  return redis.error_reply('FENCED lease is lost')
+end
+-- A write that is never refused comes first: then the others pass too when the server is out of memory.
+-- It also finds a key of a foreign type before anything was changed.
+redis.call('XDEL', dlq, '0-0')
+
+local applied, stale = 0, 0
+for at = 6, #ARGV, 5 do
+  local id, reason, attempts, origin, error_text = unpack(ARGV, at, at + 4)
+  local pending = redis.pcall('XPENDING', stream, group, id, id, 1)
+  if pending.err and not string.find(pending.err, 'NOGROUP', 1, true) then
+    return pending
+  end
+  local entry = #pending > 0 and redis.call('XRANGE', stream, id, id)[1]
+  if entry then
+    local fields, body = entry[2], {}
+    local ours = source == 'retry' and fields[1] == 'attempt' and fields[3] == 'origin' and fields[5] == 'error'
+    for i = ours and 7 or 1, #fields do
+      body[#body + 1] = fields[i]
+    end
+    if #body > MAX_BODY_VALUES then
+      body = { 'packed', cmsgpack.pack(body) }
+    end
+    redis.call('XADD', dlq, '*', 'reason', reason, 'attempts', attempts, 'error', error_text, 'origin', origin,
+      'topic', topic, 'partition', partition, 'group', group, unpack(body))
+    applied = applied + 1
+  else
+    stale = stale + 1
+  end
+  -- Put before remove: a failure in between leaves a second copy, never a hole.
+  redis.call('XACK', stream, group, id)
+  if entry and source == 'retry' then
+    redis.call('XDEL', stream, id)
+  end
+end
+return { applied, stale }

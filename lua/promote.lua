@@ -1,0 +1,60 @@
+-- promote: moves parked messages that are due to the retry log.
+-- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
+-- KEYS[2] retry_due ZSET origins by due time in milliseconds
+-- KEYS[3] retry_items HASH bodies by origin
+-- KEYS[4] retry_log STREAM the group's redeliveries
+-- KEYS[5] dlq STREAM the group's dead letters
+-- ARGV[1] token of the lease
+-- ARGV[2] limit the most to be moved, at most 200
+-- ARGV[3] topic for dead letters
+-- ARGV[4] partition for dead letters
+-- ARGV[5] group for dead letters
+-- returns {moved, orphans, next_ms}: milliseconds until the next is due, or -1; or the error FENCED
+local fence, retry_due, retry_items, retry_log, dlq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local token, limit, topic, partition, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local MAX_VALUES, FAR_MS = 6006, 2 ^ 52
+
+if redis.call('HGET', fence, 'token') ~= token then
+  return redis.error_reply('FENCED lease is lost')
+end
+local time = redis.call('TIME')
+local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+-- Writes that are never refused come first: then the others pass too when the server is out of memory.
+-- They also find a key of a foreign type before anything was changed.
+redis.call('HDEL', retry_items, '')
+redis.call('XDEL', dlq, '0-0')
+
+local function whole(fields)
+  if type(fields) ~= 'table' or #fields < 2 or #fields % 2 ~= 0 or #fields > MAX_VALUES then
+    return false
+  end
+  for i = 1, #fields do
+    if type(fields[i]) ~= 'string' then
+      return false
+    end
+  end
+  return true
+end
+
+local moved, orphans = 0, 0
+local due = redis.call('ZRANGEBYSCORE', retry_due, '-inf', string.format('%.0f', now_ms), 'LIMIT', 0, limit)
+for _, origin in ipairs(due) do
+  local item = redis.call('HGET', retry_items, origin)
+  local readable, fields = pcall(cmsgpack.unpack, item)
+  if item and readable and whole(fields) then
+    redis.call('XADD', retry_log, '*', unpack(fields))
+    moved = moved + 1
+  else
+    -- Only the id is left, or bytes that are not ours: told as a dead letter, since silence would be a loss.
+    redis.call('XADD', dlq, '*', 'reason', 'orphan', 'attempts', '0', 'error', '', 'origin', origin,
+      'topic', topic, 'partition', partition, 'group', group, unpack(item and { 'packed', item } or {}))
+    orphans = orphans + 1
+  end
+  -- Put before remove: a failure in between leaves the message to be moved once more, never a hole.
+  redis.call('ZREM', retry_due, origin)
+  redis.call('HDEL', retry_items, origin)
+end
+
+local head = redis.call('ZRANGE', retry_due, 0, 0, 'WITHSCORES')
+local next_ms = head[2] and math.min(math.max(math.ceil(tonumber(head[2])) - now_ms, 0), FAR_MS) or -1
+return { moved, orphans, next_ms }
