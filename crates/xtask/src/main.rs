@@ -1,2 +1,70 @@
-//! Developer commands.
-fn main() {}
+//! Developer commands of Millstream. `cargo xtask help` lists them.
+
+mod check;
+mod install;
+mod package;
+mod run;
+// The same file as the tests use: one home for how a server is started, watched and stopped.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../integration-tests/src/server.rs"]
+mod server;
+mod steps;
+mod test;
+
+use std::env;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::run::cargo;
+use crate::steps::{Step, quiet};
+
+/// The main job, as the README shows it.
+const EXAMPLE: [&str; 4] = ["run", "--release", "--example", "flights"];
+
+const HELP: &str = "\
+cargo xtask test [filter]  install redis-server if it is missing, start one, run the tests and doctests
+cargo xtask check          formatting, clippy, documentation: all without warnings
+cargo xtask package        package every published crate and build it from its package
+cargo xtask ci             all of these and the example of the README, with a summary
+cargo xtask lock           accept the present Lua scripts: rewrite lua/scripts.lock
+cargo xtask help           this list";
+
+fn main() -> ExitCode {
+    let args: Vec<_> = env::args().skip(1).collect();
+    match dispatch(&args.iter().map(String::as_str).collect::<Vec<_>>()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(args: &[&str]) -> Result<()> {
+    match args {
+        ["test", filter @ ..] if filter.len() < 2 => {
+            println!("{}", test::run(filter.first().copied())?);
+            Ok(())
+        }
+        ["check"] => steps::run(&check::STEPS),
+        ["package"] => package::run(),
+        ["ci"] => ci(),
+        ["lock"] => cargo(["test", "-p", "millstream-lua"]).env("UPDATE_LOCK", "1").run(),
+        [] | ["help" | "--help" | "-h"] => {
+            println!("{HELP}");
+            Ok(())
+        }
+        _ => bail!("unknown command: {}\n\n{HELP}", args.join(" ")),
+    }
+}
+
+/// The quick steps first, and the one that builds everything once more, optimised, last.
+fn ci() -> Result<()> {
+    let mut all = vec![Step { name: "lock file", run: || quiet(cargo(["fetch", "--locked"]).run()) }];
+    all.extend(check::STEPS);
+    all.push(Step { name: "test", run: || test::run(None) });
+    all.push(Step { name: "package", run: || quiet(package::run()) });
+    all.push(Step { name: "example", run: || quiet(cargo(EXAMPLE).run()) });
+    steps::run(&all)
+}

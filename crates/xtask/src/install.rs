@@ -1,0 +1,87 @@
+//! Makes sure that there is a `redis-server` for the tests.
+
+use std::env;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::run::program;
+
+/// The oldest server that can run the scripts.
+const NEEDED: (u32, u32) = (7, 0);
+
+/// Keeps a package that is being installed from starting its service, which would take the port 6379.
+const POLICY: &str = "/usr/sbin/policy-rc.d";
+
+/// The path of a `redis-server` that is new enough: what `REDIS_SERVER` names, or the one on the search path, or one
+/// that is installed now.
+pub(crate) fn ensure_server() -> Result<String> {
+    if let Some(path) = env::var_os("REDIS_SERVER") {
+        let path = path.into_string().ok().context("REDIS_SERVER is not valid UTF-8")?;
+        let version = version(&path).with_context(|| format!("REDIS_SERVER={path} does not run"))?;
+        return accept(path, version);
+    }
+    let path = "redis-server".to_owned();
+    if version(&path).is_none() {
+        install()?;
+    }
+    let version = version(&path).context("redis-server does not run")?;
+    accept(path, version)
+}
+
+fn accept(path: String, version: (u32, u32)) -> Result<String> {
+    let ((major, minor), (needed_major, needed_minor)) = (version, NEEDED);
+    ensure!(
+        version >= NEEDED,
+        "{path} is version {major}.{minor}, but {needed_major}.{needed_minor} is needed: \
+         install a newer redis-server, or name one in REDIS_SERVER"
+    );
+    println!("{path} {major}.{minor}");
+    Ok(path)
+}
+
+fn version(path: &str) -> Option<(u32, u32)> {
+    parse_version(&program(path, ["--version"]).output()?)
+}
+
+/// From `Redis server v=7.0.15 sha=…`; Valkey writes the same.
+fn parse_version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split_whitespace().find_map(|word| word.strip_prefix("v="))?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn install() -> Result<()> {
+    let root = program("id", ["-u"]).output().is_some_and(|id| id.trim() == "0");
+    if !root || !program("apt-get", ["--version"]).works() {
+        bail!(
+            "redis-server 7.0 or newer is missing. Install it (Debian, Ubuntu: `apt-get install redis-server`), \
+             name one in REDIS_SERVER, or run this as root on Debian"
+        );
+    }
+    println!("redis-server is missing: installing it");
+    // Never change a policy that is there.
+    match OpenOptions::new().write(true).create_new(true).mode(0o755).open(POLICY) {
+        Ok(mut file) => file.write_all(b"#!/bin/sh\nexit 101\n").context(POLICY)?,
+        Err(error) => ensure!(fs::exists(POLICY).unwrap_or(false), "{POLICY}: {error}"),
+    }
+    let apt = |args: &[&str]| {
+        let args = ["-qq", "-o", "Acquire::Retries=3"].iter().chain(args).copied();
+        program("apt-get", args).env("DEBIAN_FRONTEND", "noninteractive").run()
+    };
+    apt(&["update"])?;
+    apt(&["install", "-y", "--no-install-recommends", "redis-server"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_version;
+
+    #[test]
+    fn versions_are_read_from_what_servers_print() {
+        assert_eq!(parse_version("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0"), Some((7, 0)));
+        assert_eq!(parse_version("Valkey server v=9.1.2 sha=00000000:0 bits=64"), Some((9, 1)));
+        assert_eq!(parse_version("something else"), None);
+    }
+}

@@ -1,0 +1,127 @@
+//! Runs the tests and doctests on a server of their own, and counts.
+
+use std::env;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::install::ensure_server;
+use crate::run::{cargo, root};
+use crate::server::Server;
+
+/// How many tests passed and failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Totals {
+    passed: u32,
+    failed: u32,
+}
+
+/// Runs the tests whose name contains `filter`, or all. Returns `N passed, N failed`; an error if any failed, or if
+/// there was none to run.
+pub(crate) fn run(filter: Option<&str>) -> Result<String> {
+    let redis = ensure_server()?;
+    let (server, url) = match env::var("MILLSTREAM_TEST_REDIS") {
+        Ok(url) => (None, url),
+        Err(_) => {
+            let server = Server::start();
+            let url = server.url();
+            (Some(server), url)
+        }
+    };
+    println!("the shared server is {url}");
+
+    let config = format!("xtask:{}", root().join("crates/xtask/nextest.toml").display());
+    let nextest = cargo(["nextest", "--version"]).works();
+    let mut tests = if nextest {
+        // Only doctests may match the filter: no test is no error.
+        vec!["nextest", "run", "--workspace", "--no-tests=pass", "--tool-config-file", &config]
+    } else {
+        vec!["test", "--workspace", "--lib", "--bins", "--tests", "--examples", "--no-fail-fast"]
+    };
+    let mut doctests = vec!["test", "--doc", "--workspace", "--no-fail-fast"];
+    tests.extend(filter);
+    doctests.extend(filter);
+
+    let mut totals = Totals::default();
+    let mut broken = Vec::new();
+    for (args, nextest) in [(tests, nextest), (doctests, false)] {
+        let what = args[..2].join(" ");
+        let cargo = cargo(args).env("MILLSTREAM_TEST_REDIS", &url).env("REDIS_SERVER", &redis);
+        let (success, lines) = cargo.watch()?;
+        let found = count(lines.iter().map(String::as_str), nextest);
+        totals.passed += found.passed;
+        totals.failed += found.failed;
+        if !success && found.failed == 0 {
+            broken.push(format!("`cargo {what}` failed"));
+        }
+    }
+    drop(server);
+
+    let Totals { passed, failed } = totals;
+    ensure!(broken.is_empty(), "{}; {passed} passed, {failed} failed", broken.join(" and "));
+    match (passed, failed) {
+        (0, 0) => bail!("no test was run"),
+        (_, 0) => Ok(format!("{passed} passed, 0 failed")),
+        _ => bail!("{passed} passed, {failed} failed"),
+    }
+}
+
+/// Adds up the results that `cargo test` prints for every binary, or nextest once.
+///
+/// Only one of the two: nextest shows what failed as it was printed, with the results of that one test.
+fn count<'a>(lines: impl Iterator<Item = &'a str>, nextest: bool) -> Totals {
+    let (start, then) = if nextest { ("Summary [", " run: ") } else { ("test result: ", ". ") };
+    let mut totals = Totals::default();
+    for line in lines {
+        let line = plain(line);
+        let Some((_, results)) = line.trim_start().strip_prefix(start).and_then(|line| line.split_once(then))
+        else {
+            continue;
+        };
+        // `3 passed; 0 failed; 1 ignored; …` and `8 passed (1 slow), 1 failed, 1 timed out, 2 skipped`.
+        for part in results.split([';', ',', '(']).map(str::trim) {
+            let Some((number, word)) = part.split_once(' ') else { continue };
+            let Ok(number) = number.parse::<u32>() else { continue };
+            match word {
+                "passed" => totals.passed += number,
+                "failed" | "timed out" | "exec failed" => totals.failed += number,
+                _ => {}
+            }
+        }
+    }
+    totals
+}
+
+/// The line without colours.
+fn plain(line: &str) -> String {
+    let mut parts = line.split('\u{1b}');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        plain += part.split_once('m').map_or(part, |(_, rest)| rest);
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Totals, count};
+
+    #[test]
+    fn the_results_of_all_binaries_are_added_up() {
+        let lines = "running 3 tests\ntest a ... ok\n\
+                     test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out\n\
+                     a test printed: 7 passed, 1 failed\n\
+                     test result: FAILED. 1 passed; 2 failed; 0 ignored";
+        assert_eq!(count(lines.lines(), false), Totals { passed: 4, failed: 2 });
+    }
+
+    #[test]
+    fn only_the_summary_of_nextest_counts() {
+        let check = |lines: &str, passed, failed| {
+            assert_eq!(count(lines.lines(), true), Totals { passed, failed }, "{lines}");
+        };
+        check("     Summary [   0.012s] 8 tests run: 8 passed, 0 skipped", 8, 0);
+        check("\u{1b}[32;1m Summary\u{1b}[0m [ 2s] \u{1b}[1m1\u{1b}[0m test run: 1 passed, 3 skipped", 1, 0);
+        check("Summary [ 1.2s] 9 tests run: 5 passed (1 slow, 2 flaky), 3 failed, 1 timed out", 5, 4);
+        check("test result: FAILED. 0 passed; 1 failed\nSummary [ 1s] 2 tests run: 1 passed, 1 failed", 1, 1);
+    }
+}

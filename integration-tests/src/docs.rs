@@ -1,0 +1,10 @@
+//! The README and the guides, compiled and run as doctests.
+
+#[doc = include_str!("../../README.md")]
+mod readme {}
+
+#[doc = include_str!("../../docs/guides/consume.md")]
+mod consume {}
+
+#[doc = include_str!("../../docs/guides/extend.md")]
+mod extend {}

@@ -1,0 +1,352 @@
+//! A private `redis-server` for one test: free port, own folder, gone when the test is.
+//!
+//! Only `std`, since `xtask` compiles this very file to start the server that a whole test run shares.
+//! Everything here blocks; each call takes a few milliseconds.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+/// How long a server may take to start, to stop, or to answer one command.
+const PATIENCE: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(2);
+
+/// Kills the server `$1` and removes its folder `$2` when the pipe breaks, that is: when the process that started it is
+/// gone, however it went. A line on the pipe calls it off.
+const WATCHDOG: &str = r#"read -r _ || { kill -9 "$1"; rm -rf "$2"; }"#;
+
+/// The url of a server that tests share: `MILLSTREAM_TEST_REDIS` if set, otherwise one server for this process.
+/// Take a namespace of your own on it, and leave its settings and other people's keys alone.
+#[must_use]
+pub fn shared_url() -> String {
+    static OWN: OnceLock<Server> = OnceLock::new();
+    env::var("MILLSTREAM_TEST_REDIS").unwrap_or_else(|_| OWN.get_or_init(Server::start).url())
+}
+
+/// A `redis-server` (or what `REDIS_SERVER` names) on a loopback port. Dropping it kills it and removes its folder;
+/// should this process be killed before, a watchdog does both.
+#[derive(Debug)]
+pub struct Server {
+    running: Option<Running>,
+    port: u16,
+    dir: PathBuf,
+    args: Vec<String>,
+}
+
+/// Settings of a [`Server`] that is yet to start.
+#[derive(Clone, Debug, Default)]
+pub struct Builder {
+    appendonly: bool,
+    args: Vec<String>,
+}
+
+/// One life of the server process, and its watchdog.
+#[derive(Debug)]
+struct Running {
+    server: Child,
+    watchdog: Child,
+}
+
+impl Builder {
+    /// Whether writes go to the append-only file, so that they survive [`Server::kill`]. By default they do not.
+    #[must_use]
+    pub fn appendonly(mut self, yes: bool) -> Self {
+        self.appendonly = yes;
+        self
+    }
+
+    /// One more argument of `redis-server`, such as `--maxmemory 64mb`.
+    #[must_use]
+    pub fn arg(mut self, name: &str, value: &str) -> Self {
+        self.args.extend([name.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// If there is no `redis-server`, or if it does not start; with its log.
+    #[must_use]
+    pub fn start(self) -> Server {
+        let mut args = vec!["--appendonly".to_owned(), if self.appendonly { "yes" } else { "no" }.to_owned()];
+        args.extend(self.args);
+        let mut server = Server { running: None, port: 0, dir: new_dir(), args };
+        for _ in 0..20 {
+            server.port = free_port();
+            if server.launch() {
+                return server;
+            }
+        }
+        panic!("redis-server does not start; its log:\n{}", server.log());
+    }
+}
+
+impl Server {
+    /// A server with neither snapshots nor an append-only file.
+    ///
+    /// # Panics
+    ///
+    /// As [`Builder::start`].
+    #[must_use]
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// A server with settings of its own.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// `redis://127.0.0.1:port`. It stays the same over [`restart`](Self::restart).
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// The port it listens on.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The id of the server process.
+    ///
+    /// # Panics
+    ///
+    /// If the server was stopped or killed.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.running.as_ref().expect("the server is running").server.id()
+    }
+
+    /// Its folder: data files and `server.log`.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What the server logged in its present life.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("server.log")).unwrap_or_default()
+    }
+
+    /// Kills the server as a crash would (SIGKILL). Connections break; what is not in the append-only file is lost.
+    pub fn kill(&mut self) {
+        self.running = None;
+    }
+
+    /// Asks the server to shut down (SIGTERM), and kills it if it does not.
+    pub fn stop(&mut self) {
+        let Some(mut running) = self.running.take() else { return };
+        signal(running.server.id(), "TERM");
+        signal(running.server.id(), "CONT");
+        wait_until(|| !matches!(running.server.try_wait(), Ok(None)));
+    }
+
+    /// Kills the server if it runs and starts it again: same port, same folder, same settings.
+    ///
+    /// # Panics
+    ///
+    /// If it does not start; with its log.
+    pub fn restart(&mut self) {
+        self.kill();
+        let deadline = Instant::now() + PATIENCE;
+        while !self.launch() {
+            assert!(Instant::now() < deadline, "redis-server does not start again; its log:\n{}", self.log());
+            thread::sleep(POLL);
+        }
+    }
+
+    /// Stops the process in its tracks (SIGSTOP): connections stay open and nothing answers.
+    ///
+    /// # Panics
+    ///
+    /// If the server is not running.
+    pub fn pause(&self) {
+        signal(self.pid(), "STOP");
+        let stat = format!("/proc/{}/stat", self.pid());
+        wait_until(|| !fs::read_to_string(&stat).is_ok_and(|line| !line.contains(") T ")));
+    }
+
+    /// Lets a paused server go on (SIGCONT).
+    ///
+    /// # Panics
+    ///
+    /// If the server is not running.
+    pub fn resume(&self) {
+        signal(self.pid(), "CONT");
+    }
+
+    /// Sends one command on a connection of its own and returns the reply as `redis-cli` prints it to a pipe: text as
+    /// it is, nil as nothing, an element a line.
+    ///
+    /// # Panics
+    ///
+    /// If the connection breaks, or the reply is an error.
+    pub fn cli(&self, command: &[&str]) -> String {
+        self.try_cli(command).unwrap_or_else(|error| panic!("{}: {error}", command.join(" ")))
+    }
+
+    /// As [`cli`](Self::cli), for commands that may fail.
+    ///
+    /// # Errors
+    ///
+    /// The error of the connection, or the error reply.
+    pub fn try_cli(&self, command: &[&str]) -> io::Result<String> {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut request = format!("*{}\r\n", command.len());
+        for word in command {
+            request += &format!("${}\r\n{word}\r\n", word.len());
+        }
+        (&stream).write_all(request.as_bytes())?;
+        reply(&mut BufReader::new(stream))
+    }
+
+    /// Starts the process and waits until it serves. `false` if it ended instead: most likely somebody else took the
+    /// port in between.
+    fn launch(&mut self) -> bool {
+        let _ = fs::remove_file(self.dir.join("server.log"));
+        let mut running = Running::start(self.port, &self.dir, &self.args);
+        // The log says that *this* server has the port, which an answer on the port does not.
+        let mut served = false;
+        wait_until(|| {
+            served = self.log().contains("Ready to accept connections") && self.answers();
+            served || !matches!(running.server.try_wait(), Ok(None))
+        });
+        self.running = served.then_some(running);
+        served
+    }
+
+    fn answers(&self) -> bool {
+        match self.try_cli(&["PING"]) {
+            Ok(_) => true,
+            Err(error) => error.to_string().starts_with("NOAUTH"),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.running = None;
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Running {
+    fn start(port: u16, dir: &Path, args: &[String]) -> Self {
+        let binary = env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
+        let server = Command::new(&binary)
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no", "--save", ""])
+            .args(["--logfile", "server.log", "--dir"])
+            .arg(dir)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let server = match server {
+            Ok(server) => server,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                panic!("redis-server not found: run `cargo xtask test`, which installs it")
+            }
+            Err(error) => panic!("{}: {error}", binary.display()),
+        };
+        let watchdog = Command::new("sh")
+            .args(["-c", WATCHDOG, "watchdog", &server.id().to_string()])
+            .arg(dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Whoever kills the whole process group of the tests must not hit it.
+            .process_group(0)
+            .spawn()
+            .expect("sh starts");
+        Self { server, watchdog }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Before the server's id is free for another process.
+        if let Some(mut pipe) = self.watchdog.stdin.take() {
+            let _ = pipe.write_all(b"done\n");
+        }
+        let _ = self.watchdog.wait();
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+/// A port below the range from which the system hands out ports to connections: there, a client that keeps trying to
+/// reach a killed server could be given the server's own port and keep it. A cluster's bus port (+10000) fits as well.
+fn free_port() -> u16 {
+    loop {
+        let random = RandomState::new().build_hasher().finish();
+        let port = 10_000 + u16::try_from(random % 20_000).expect("below 20,000");
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+fn new_dir() -> PathBuf {
+    loop {
+        let random = RandomState::new().build_hasher().finish();
+        let dir = env::temp_dir().join(format!("millstream-{random:016x}"));
+        match fs::create_dir(&dir) {
+            Ok(()) => return dir,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => panic!("{}: {error}", dir.display()),
+        }
+    }
+}
+
+/// Through the shell, whose `kill` is built in: a bare machine has no program of that name.
+fn signal(pid: u32, name: &str) {
+    let status = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().expect("sh starts");
+    assert!(status.success(), "kill -{name} {pid}: {status}");
+}
+
+fn wait_until(mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() && Instant::now() < deadline {
+        thread::sleep(POLL);
+    }
+}
+
+/// Reads one reply of the protocol's version 2.
+fn reply(from: &mut impl BufRead) -> io::Result<String> {
+    let mut line = String::new();
+    from.read_line(&mut line)?;
+    let Some((kind, rest)) = line.trim_end().split_at_checked(1) else {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    };
+    let count = || rest.parse::<i64>().map_err(io::Error::other);
+    match kind {
+        "+" | ":" => Ok(rest.to_owned()),
+        "-" => Err(io::Error::other(rest.to_owned())),
+        "$" => {
+            let Ok(length) = usize::try_from(count()?) else { return Ok(String::new()) };
+            let mut bytes = vec![0; length + 2];
+            from.read_exact(&mut bytes)?;
+            bytes.truncate(length);
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
+        }
+        "*" => {
+            let elements: io::Result<Vec<_>> = (0..count()?).map(|_| reply(from)).collect();
+            Ok(elements?.join("\n"))
+        }
+        _ => Err(io::Error::other(format!("not a reply: {line:?}"))),
+    }
+}

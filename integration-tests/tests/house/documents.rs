@@ -1,0 +1,81 @@
+//! Rules on documents, and between documents and code.
+
+use crate::none;
+use crate::tree::{files, read};
+
+/// A role has one name in all of its places.
+const ROLES: [&str; 5] = ["log", "schedule", "leases", "dead_letters", "catalog"];
+
+#[test]
+fn a_role_has_one_name_in_five_places() {
+    let folders = [
+        "crates/millstream-core/src",
+        "crates/millstream-redis/src",
+        "crates/millstream-memory/src",
+        "crates/millstream-testkit/src/suite",
+    ];
+    let protocol = read("docs/protocol.md").unwrap_or_default();
+    let headings: Vec<_> = protocol.lines().filter(|line| line.starts_with('#')).map(anchor).collect();
+    let mut offenders = Vec::new();
+    for role in ROLES {
+        for folder in folders {
+            let (file, module) = (format!("{folder}/{role}.rs"), format!("{folder}/{role}/mod.rs"));
+            if read(&file).or_else(|| read(&module)).is_none() {
+                offenders.push(file);
+            }
+        }
+        let heading = role.replace('_', "-");
+        if !headings.contains(&heading) {
+            offenders.push(format!("docs/protocol.md#{heading}"));
+        }
+    }
+    none(&offenders, "Who knows one of the five places must find the other four. Missing:");
+}
+
+/// The anchor of a heading: `## Dead letters` is `dead-letters`.
+fn anchor(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase().replace(['_', ' '], "-");
+    text.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect()
+}
+
+#[test]
+fn the_readme_shows_the_two_commands() {
+    let readme = read("README.md").unwrap_or_default();
+    let missing = ["cargo run --release --example flights", "cargo xtask test"].map(str::to_owned);
+    let missing: Vec<_> = missing.into_iter().filter(|command| !readme.contains(command)).collect();
+    none(&missing, "Two commands set everything up, and README.md shows them. Missing:");
+}
+
+#[test]
+fn the_papers_of_the_house_are_there() {
+    let papers = [
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "LICENSE-APACHE",
+        "LICENSE-MIT",
+        "README.md",
+        "SECURITY.md",
+        "docs/architecture.md",
+        "docs/protocol.md",
+    ];
+    let missing: Vec<_> =
+        papers.iter().filter(|path| read(path).is_none()).map(ToString::to_string).collect();
+    none(&missing, "Missing:");
+}
+
+#[test]
+fn nothing_names_a_machine() {
+    // Put together here, so that this file does not name them either.
+    let homes = ["work", "root", "home", "Users"].map(|folder| format!("/{folder}/"));
+    let hosts = ["index", "static", "deb", "files", "registry", "proxy", "security"]
+        .map(|host| format!("://{host}."));
+    let mut offenders = Vec::new();
+    for (path, text) in files().iter().filter(|(path, _)| *path != "Cargo.lock") {
+        for (number, line) in text.lines().enumerate() {
+            if homes.iter().chain(&hosts).any(|bad| line.contains(bad)) {
+                offenders.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    none(&offenders, "Folders of a developer's machine and hosts of package registries are nobody else's:");
+}

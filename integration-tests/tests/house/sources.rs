@@ -1,0 +1,76 @@
+//! Rules on Rust files: what stands where, and what stands nowhere.
+
+use crate::none;
+use crate::tree::{code, has_word, offenders, read, rust_files, shipped_files};
+
+const KEYS: &str = "crates/millstream-core/src/keys.rs";
+
+/// More than this and a file has two subjects.
+const LINES_OF_CODE: usize = 400;
+
+#[test]
+fn the_first_line_of_a_file_says_what_it_is_for() {
+    let offenders: Vec<_> = rust_files()
+        .filter(|(_, text)| !text.starts_with("//!") && !text.starts_with("#![doc"))
+        .map(|(path, _)| path)
+        .collect();
+    none(&offenders, "Start the file with `//!` and a sentence:");
+}
+
+#[test]
+fn a_file_has_one_subject() {
+    let long = |(path, text): (String, String)| {
+        let lines = code(&text).len();
+        (lines > LINES_OF_CODE).then(|| format!("{path}: {lines} lines of code"))
+    };
+    let offenders: Vec<_> = rust_files().filter_map(long).collect();
+    none(
+        &offenders,
+        &format!("More than {LINES_OF_CODE} lines of code. Find the second subject and give it a file:"),
+    );
+}
+
+#[test]
+fn only_the_redis_crate_names_the_client() {
+    let elsewhere = rust_files()
+        .filter(|(path, _)| path.starts_with("crates/") && !path.starts_with("crates/millstream-redis/"));
+    let offenders =
+        offenders(elsewhere, |_, line| has_word(line, "redis::") || has_word(line, "deadpool_redis::"));
+    none(&offenders, "Go through a role of millstream-core, or move it to millstream-redis:");
+}
+
+#[test]
+fn only_keys_rs_makes_a_key() {
+    let families = ["stream:topic:", "streaming:mq:"];
+    let elsewhere = shipped_files().filter(|(path, _)| path != KEYS);
+    let mut offenders = offenders(elsewhere, |_, line| families.iter().any(|family| line.contains(family)));
+    let keys = read(KEYS).expect("keys.rs");
+    if !code(&keys).iter().any(|(_, line)| line.starts_with("pub struct Key(") && !line.contains("(pub")) {
+        offenders.push(format!("{KEYS}: `pub struct Key(…)` with a private field is not there"));
+    }
+    none(&offenders, "Take the key from `Keys`, which the golden test and docs/protocol.md#keys pin:");
+}
+
+#[test]
+fn the_core_has_no_clock_no_network_and_no_runtime() {
+    let words = ["Instant", "SystemTime", "std::net", "std::fs", "std::thread", "tokio"];
+    let core = shipped_files().filter(|(path, _)| path.starts_with("crates/millstream-core/"));
+    let offenders = offenders(core, |_, line| words.iter().any(|word| has_word(line, word)));
+    none(
+        &offenders,
+        "Pass the time or the bytes as a value, and leave the doing to a backend or the runtime:",
+    );
+}
+
+#[test]
+fn nothing_shipped_is_unfinished_or_unwraps() {
+    let words = ["todo!", "unimplemented!", "dbg!", ".unwrap()"];
+    let offenders = offenders(shipped_files(), |_, line| words.iter().any(|word| line.contains(word)));
+    none(&offenders, "Return an error, or state the invariant with `expect(\"…\")`:");
+}
+
+#[test]
+fn an_ignored_test_says_why() {
+    let offenders = offenders(rust_files(), |_, line| line.trim() == concat!("#[", "ignore]"));
+    none(&offenders, "Write the reason into the attribute, or delete the test:");
+}
