@@ -1,5 +1,5 @@
 //! What may happen to a server under a running consumer: it lives on, says so, and loses nothing.
-//! The numbers are those of the fault catalogue in `docs/guarantees.md`.
+//! Each is a row of `docs/guarantees.md`.
 #![allow(missing_docs)]
 
 use std::collections::BTreeMap;
@@ -119,7 +119,7 @@ impl Scene {
     }
 }
 
-/// Faults 54, 55, 66, 77: the process of the server is killed and comes back later.
+/// The process of the server is killed and comes back later.
 #[tokio::test]
 async fn a_restart_of_the_server_loses_nothing() {
     let mut scene = Scene::begin(Server::builder().appendonly(true).start()).await;
@@ -136,7 +136,7 @@ async fn a_restart_of_the_server_loses_nothing() {
     scene.end().await;
 }
 
-/// Fault 74: every connection is cut, several times, under load.
+/// Every connection is cut, several times, under load.
 #[tokio::test]
 async fn cut_connections_are_made_again() {
     let mut scene = Scene::begin(Server::start()).await;
@@ -153,7 +153,7 @@ async fn cut_connections_are_made_again() {
     scene.end().await;
 }
 
-/// Fault 64: the script cache is emptied.
+/// The script cache is emptied.
 #[tokio::test]
 async fn flushed_scripts_are_loaded_again() {
     let mut scene = Scene::begin(Server::start()).await;
@@ -167,7 +167,7 @@ async fn flushed_scripts_are_loaded_again() {
     scene.end().await;
 }
 
-/// Fault 96: somebody destroys the group. It is created again where it was, and told.
+/// Somebody destroys the group. It is created again where it was, and told.
 #[tokio::test]
 async fn a_destroyed_group_is_restored_at_its_frontier() {
     let mut scene = Scene::begin(Server::start()).await;
@@ -182,7 +182,7 @@ async fn a_destroyed_group_is_restored_at_its_frontier() {
     scene.end().await;
 }
 
-/// Fault 63: somebody deletes the streams, with what is in them. What comes after is handled.
+/// Somebody deletes the streams, with what is in them. What comes after is handled.
 #[tokio::test]
 async fn a_deleted_stream_is_told_and_survived() {
     let scene = Scene::begin(Server::start()).await;
@@ -196,7 +196,7 @@ async fn a_deleted_stream_is_told_and_survived() {
     scene.end().await;
 }
 
-/// Fault 63 at its worst: everything is gone, leases included.
+/// At its worst: everything is gone, leases included.
 #[tokio::test]
 async fn a_flushed_server_is_told_and_survived() {
     let scene = Scene::begin(Server::start()).await;
@@ -206,7 +206,7 @@ async fn a_flushed_server_is_told_and_survived() {
     scene.end().await;
 }
 
-/// Fault 33 and 71: the server answers nobody for longer than the response timeout.
+/// The server answers nobody for some seconds.
 #[tokio::test]
 async fn a_paused_server_is_waited_for() {
     let mut scene = Scene::begin(Server::start()).await;
@@ -220,7 +220,7 @@ async fn a_paused_server_is_waited_for() {
     scene.end().await;
 }
 
-/// Fault 33: the process of the server is stopped and goes on later.
+/// The process of the server is stopped and goes on later.
 #[tokio::test]
 async fn a_stopped_server_process_is_waited_for() {
     let scene = Scene::begin(Server::start()).await;
@@ -232,7 +232,7 @@ async fn a_stopped_server_process_is_waited_for() {
     scene.end().await;
 }
 
-/// Fault 65: somebody's script keeps the server busy.
+/// Somebody's script keeps the server busy.
 #[tokio::test]
 async fn a_busy_server_is_waited_for() {
     let scene = Scene::begin(Server::builder().arg("--busy-reply-threshold", "50").start()).await;
@@ -248,7 +248,7 @@ async fn a_busy_server_is_waited_for() {
     scene.end().await;
 }
 
-/// Fault 25: pending entries are deleted. They are told, and do not stay pending.
+/// Pending entries are deleted. They are told, and do not stay pending.
 #[tokio::test]
 async fn deleted_pending_entries_are_told_and_leave_the_list() {
     let server = Server::start();
