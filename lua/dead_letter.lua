@@ -2,6 +2,7 @@
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] stream STREAM the log or retry log that the entries were read from
 -- KEYS[3] dlq STREAM the group's dead letters
+-- KEYS[4] held HASH notes of pending entries by source and id
 -- ARGV[1] token of the lease
 -- ARGV[2] group that read them
 -- ARGV[3] source 'log', or 'retry': then they are deleted there too
@@ -9,7 +10,7 @@
 -- ARGV[5] partition that they came from
 -- ARGV[6] messages... id, reason, attempts, origin, error of each, at most 100
 -- returns {applied, stale}, or the error FENCED
-local fence, stream, dlq = KEYS[1], KEYS[2], KEYS[3]
+local fence, stream, dlq, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, group, source, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local MAX_BODY_VALUES = 6000
 
@@ -19,6 +20,7 @@ end
 -- A write that is never refused comes first: then the others pass too when the server is out of memory.
 -- It also finds a key of a foreign type before anything was changed.
 redis.call('XDEL', dlq, '0-0')
+local noted = redis.call('HLEN', held) > 0
 
 local applied, stale = 0, 0
 for at = 6, #ARGV, 5 do
@@ -47,6 +49,10 @@ for at = 6, #ARGV, 5 do
   redis.call('XACK', stream, group, id)
   if entry and source == 'retry' then
     redis.call('XDEL', stream, id)
+  end
+  if noted then
+    local note = source .. ':' .. id
+    redis.call('HDEL', held, note)
   end
 end
 return { applied, stale }

@@ -3,12 +3,13 @@
 -- KEYS[2] stream STREAM the log or retry log that the entries were read from
 -- KEYS[3] retry_due ZSET origins by due time in milliseconds
 -- KEYS[4] retry_items HASH bodies by origin
+-- KEYS[5] held HASH notes of pending entries by source and id
 -- ARGV[1] token of the lease
 -- ARGV[2] group that read them
 -- ARGV[3] source 'log', or 'retry': then they are deleted there too
 -- ARGV[4] messages... id, after_ms, attempt, origin, error of each, at most 100
 -- returns {applied, stale}, or the error FENCED
-local fence, stream, retry_due, retry_items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local fence, stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local token, group, source = ARGV[1], ARGV[2], ARGV[3]
 local MAX_BODY_VALUES = 6000
 
@@ -21,6 +22,7 @@ local now_ms = tonumber(time[1]) * 1000 + math.ceil(tonumber(time[2]) / 1000)
 -- They also find a key of a foreign type before anything was changed.
 redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
+local noted = redis.call('HLEN', held) > 0
 
 local applied, stale = 0, 0
 for at = 4, #ARGV, 5 do
@@ -50,6 +52,10 @@ for at = 4, #ARGV, 5 do
   redis.call('XACK', stream, group, id)
   if entry and source == 'retry' then
     redis.call('XDEL', stream, id)
+  end
+  if noted then
+    local note = source .. ':' .. id
+    redis.call('HDEL', held, note)
   end
 end
 return { applied, stale }

@@ -6,5 +6,8 @@ mod readme {}
 #[doc = include_str!("../../docs/guides/consume.md")]
 mod consume {}
 
+#[doc = include_str!("../../docs/guides/groups.md")]
+mod groups {}
+
 #[doc = include_str!("../../docs/guides/extend.md")]
 mod extend {}

@@ -1,9 +1,18 @@
 //! What tests on real servers share: [`server::Server`], a private `redis-server`, and
-//! [`server::shared_url`], one server for all who need no more than a namespace of their own.
+//! [`server::shared_url`], one server for all who need no more than a namespace of their own; and for tests with several
+//! processes the `member` binary ([`member`], [`process`], [`scene`]), what its processes record ([`history`]) and what must
+//! hold of that ([`owners`], [`order`], [`monitor`]).
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
 
 mod docs;
+pub mod history;
+pub mod member;
+pub mod monitor;
+pub mod order;
+pub mod owners;
+pub mod process;
+pub mod scene;
 pub mod server;
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What may happen to a server under a running consumer: it lives on, says so, and loses nothing.
+//! What may happen to a server under a group of two instances: they live on, say so, and lose nothing.
 //! Each is a row of `docs/guarantees.md`.
 #![allow(missing_docs)]
 
@@ -7,19 +7,22 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use integration_tests::{eventually, server::Server};
-use millstream::{Consumer, Delivery, Event, Fixed, Millstream, Outcome, Producer, Topic};
+use millstream::{
+    Consumer, Delivery, Event, Fixed, GroupName, Millstream, Outcome, Producer, Topic, TopicPartition,
+};
+use millstream_core::leases::Resource;
 
 const NUMBERS: Topic<u64> = Topic::new("numbers").partitions(4);
 const LOG: &str = "stream:topic:{numbers:p:0}";
 
 type Handled = Arc<Mutex<BTreeMap<u64, u32>>>;
 
-/// A producer and a consumer at work on a server of their own, and everything they tell.
+/// A producer and two instances of a consumer at work on a server of their own, and everything they tell.
 struct Scene {
     server: Server,
     mq: Millstream,
     producer: Producer<u64>,
-    consumer: Consumer,
+    consumers: Vec<Consumer>,
     handled: Handled,
     told: Arc<Mutex<Vec<String>>>,
     /// The numbers whose send was confirmed.
@@ -42,13 +45,14 @@ impl Scene {
         let producer =
             mq.producer(NUMBERS).delivery_timeout(Duration::from_secs(20)).await.expect("a producer");
         let handled = Handled::default();
-        let consumer = mq
-            .consumer(NUMBERS, "g")
-            .retry(Fixed::new(Duration::from_millis(20)).attempts(4))
-            .lease_ttl(Duration::from_secs(2))
-            .start({
-                let handled = handled.clone();
-                move |delivery: Delivery<u64>| {
+        let mut consumers = Vec::new();
+        for _ in 0..2 {
+            let handled = handled.clone();
+            let consumer = mq
+                .consumer(NUMBERS, "g")
+                .retry(Fixed::new(Duration::from_millis(20)).attempts(4))
+                .lease_ttl(Duration::from_secs(2))
+                .start(move |delivery: Delivery<u64>| {
                     let number = *delivery;
                     let first = delivery.attempt() == 1;
                     *handled.lock().expect("lock").entry(number).or_default() += 1;
@@ -56,15 +60,33 @@ impl Scene {
                         tokio::time::sleep(Duration::from_micros(200)).await;
                         if number % 10 == 3 && first { Outcome::retry("once") } else { Outcome::Ack }
                     }
-                }
-            })
-            .await
-            .expect("started");
+                });
+            consumers.push(consumer.await.expect("started"));
+        }
         let mut scene =
-            Self { server, mq, producer, consumer, handled, told, confirmed: Vec::new(), next: 0 };
+            Self { server, mq, producer, consumers, handled, told, confirmed: Vec::new(), next: 0 };
+        scene.shared().await;
         scene.send(300).await;
         scene.all_handled().await;
         scene
+    }
+
+    /// Waits until each instance owns two partitions.
+    async fn shared(&self) {
+        let group = GroupName::new("g").expect("a name");
+        let name = NUMBERS.spec().expect("a topic").name;
+        let shared = async || {
+            let mut owners: BTreeMap<String, u32> = BTreeMap::new();
+            for partition in 0..4 {
+                let resource =
+                    Resource::partition(TopicPartition::new(name.clone(), partition), group.clone());
+                if let Ok(Some(holder)) = self.mq.backend().leases.holder(&resource).await {
+                    *owners.entry(holder.owner).or_default() += 1;
+                }
+            }
+            owners.values().eq(&[2, 2])
+        };
+        eventually(shared, "both own two partitions").await;
     }
 
     /// Sends numbers one by one, and remembers those that were confirmed.
@@ -103,6 +125,7 @@ impl Scene {
         self.send(200).await;
         assert!(self.confirmed.contains(&(self.next - 1)), "the producer works again");
         self.all_handled().await;
+        self.shared().await;
         self
     }
 
@@ -113,9 +136,12 @@ impl Scene {
     }
 
     async fn end(self) {
-        let report = self.consumer.shutdown().await;
-        assert_eq!(report.handed_back, 0, "{report:?}");
-        assert_eq!(report.dead, 0, "no outage uses up an attempt: {report:?}");
+        for consumer in self.consumers {
+            let report = consumer.shutdown().await;
+            assert_eq!(report.handed_back, 0, "{report:?}");
+            assert_eq!(report.dead, 0, "no outage uses up an attempt: {report:?}");
+            assert!(report.acked > 0, "both work: {report:?}");
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use crate::catalog::Catalog;
 use crate::dead_letters::DeadLetters;
 use crate::leases::Leases;
 use crate::log::Log;
+use crate::members::Members;
 use crate::schedule::Schedule;
 
 /// The roles that the runtime works with. Cloning is cheap.
@@ -25,6 +26,11 @@ pub struct Backend {
     pub dead_letters: Arc<dyn DeadLetters>,
     /// Topics and groups.
     pub catalog: Arc<dyn Catalog>,
+    /// Who is alive in a group, and who should own what.
+    pub members: Arc<dyn Members>,
+    /// Whether everything happens in this process, by the clock of the caller's runtime. Then the runtime keeps leases
+    /// on the caller's runtime too; else on a thread of its own, which handlers cannot starve.
+    pub local: bool,
 }
 
 impl Backend {
@@ -32,7 +38,7 @@ impl Backend {
     #[must_use]
     pub fn new<B>(backend: B) -> Self
     where
-        B: Log + Schedule + Leases + DeadLetters + Catalog + 'static,
+        B: Log + Schedule + Leases + DeadLetters + Catalog + Members + 'static,
     {
         let backend = Arc::new(backend);
         Self {
@@ -40,8 +46,16 @@ impl Backend {
             schedule: backend.clone(),
             leases: backend.clone(),
             dead_letters: backend.clone(),
-            catalog: backend,
+            catalog: backend.clone(),
+            members: backend,
+            local: false,
         }
+    }
+
+    /// The same backend, known to live in this process. See [`local`](Self#structfield.local).
+    #[must_use]
+    pub fn in_process(self) -> Self {
+        Self { local: true, ..self }
     }
 }
 

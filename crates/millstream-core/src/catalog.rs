@@ -22,6 +22,8 @@ pub enum Start {
     Latest,
     /// With the first entry above this id.
     After(MessageId),
+    /// With the first entry that was appended at this time or later: milliseconds since 1970 by the server's clock.
+    At(u64),
 }
 
 /// The answer to [`Catalog::create_group`].
@@ -42,6 +44,8 @@ pub struct PartitionStats {
     pub partition: Partition,
     /// Entries in the log.
     pub length: u64,
+    /// The id of the last entry that was handed out to the group; `None` if the group is not there.
+    pub position: Option<MessageId>,
     /// Entries that were never handed out to the group; `None` when the server cannot say (entries were
     /// deleted ahead of the group, or the group was created inside the log).
     pub lag: Option<u64>,
@@ -57,7 +61,7 @@ impl PartitionStats {
     /// A partition in which nothing is.
     #[must_use]
     pub const fn empty(partition: Partition) -> Self {
-        Self { partition, length: 0, lag: Some(0), pending: 0, retrying: 0, dead: 0 }
+        Self { partition, length: 0, position: None, lag: Some(0), pending: 0, retrying: 0, dead: 0 }
     }
 }
 
@@ -72,6 +76,30 @@ pub trait Catalog: Send + Sync {
     /// [`FORMAT`]; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
     /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if the stored settings make no sense. Transient ones.
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
+
+    /// Gives a topic more partitions, and every group of it a place on the new ones, with their oldest entry.
+    /// Nothing happens if it has as many already. Gives back the topic as it is stored then.
+    ///
+    /// From then on keys may go to other partitions than before; see the ordering guide.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for more than
+    /// [`MAX_PARTITIONS`](crate::topic::MAX_PARTITIONS); those of [`create_topic`](Self::create_topic).
+    async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec>;
+
+    /// How many entries of a partition's log come after `start` and not after `end`, counted up to `limit`: what a
+    /// [`seek`](crate::Log::seek) would read again or skip.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn count(
+        &self,
+        topic_partition: &TopicPartition,
+        start: Start,
+        end: Option<MessageId>,
+        limit: u64,
+    ) -> Result<u64>;
 
     /// A topic as it is stored.
     ///

@@ -24,6 +24,8 @@ pub enum Reason {
     Undecodable,
     /// The entry is not a message: no payload, a field twice, or over a limit.
     Malformed,
+    /// Processes died over it, as often as the consumer allows.
+    Crashed,
     /// A parked message whose body was gone when it became due; only its id is left.
     Orphan,
     /// A word that this version does not know.
@@ -39,6 +41,7 @@ impl Reason {
             Self::Rejected => "rejected",
             Self::Undecodable => "undecodable",
             Self::Malformed => "malformed",
+            Self::Crashed => "crashed",
             Self::Orphan => "orphan",
             Self::Other(word) => word,
         }
@@ -47,7 +50,7 @@ impl Reason {
     /// Reads the word back.
     #[must_use]
     pub fn parse(word: &str) -> Self {
-        [Self::Exhausted, Self::Rejected, Self::Undecodable, Self::Malformed, Self::Orphan]
+        [Self::Exhausted, Self::Rejected, Self::Undecodable, Self::Malformed, Self::Crashed, Self::Orphan]
             .into_iter()
             .find(|reason| reason.as_str() == word)
             .unwrap_or_else(|| Self::Other(Cow::Owned(word.to_owned())))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::id::MessageId;
 use crate::log::Settled;
-use crate::name::{GroupName, TopicName};
+use crate::name::{GroupName, MemberId, TopicName};
 use crate::topic::TopicPartition;
 
 /// How a handler ended.
@@ -69,6 +69,50 @@ pub enum Event<'a> {
         group: &'a GroupName,
         /// The epoch of the lease.
         epoch: u64,
+    },
+    /// A member knows what it should own now. What it owns beyond that it gives back; the rest it takes as soon as it
+    /// is free.
+    Rebalanced {
+        /// Of which topic.
+        topic: &'a TopicName,
+        /// In which group.
+        group: &'a GroupName,
+        /// How many members the group has.
+        members: u32,
+        /// How many partitions this one should own.
+        partitions: usize,
+    },
+    /// Another process has taken our member id: two run with the same static one. This one stops.
+    MemberFenced {
+        /// Of which topic.
+        topic: &'a TopicName,
+        /// In which group.
+        group: &'a GroupName,
+        /// The id.
+        member: &'a MemberId,
+    },
+    /// The server lost the end of what it had told us, in a fail-over or restart: the group stands before what was
+    /// handed out already. Those messages are handled again, and what was appended after them may be lost.
+    TailLost {
+        /// In which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// Where we stood.
+        from: MessageId,
+        /// Where the server stands.
+        to: MessageId,
+    },
+    /// A message over which processes died is given up without being handed to the handler again.
+    Crashed {
+        /// From which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// Its id in the log.
+        origin: MessageId,
+        /// How many processes died.
+        crashes: u32,
     },
     /// Entries were read.
     Fetched {

@@ -99,6 +99,36 @@ impl Keys {
         self.key(format_args!("streaming:mq:retry:item:{}:{group}", Tag(tp)))
     }
 
+    /// Hash: what is noted of a group's pending entries, by source and id.
+    #[must_use]
+    pub fn held(&self, tp: &TopicPartition, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:held:{}:{group}", Tag(tp)))
+    }
+
+    /// Sorted set: the members of a group, by when their heartbeat runs out, in milliseconds.
+    #[must_use]
+    pub fn members(&self, topic: &TopicName, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:members:{{{topic}}}:{group}"))
+    }
+
+    /// Hash: what each member said of itself, and the version of the membership.
+    #[must_use]
+    pub fn member(&self, topic: &TopicName, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:member:{{{topic}}}:{group}"))
+    }
+
+    /// Hash: the partitions of each member, and the version of the membership that they were computed for.
+    #[must_use]
+    pub fn assignment(&self, topic: &TopicName, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:assignment:{{{topic}}}:{group}"))
+    }
+
+    /// Stream of one entry: the newest change of a group's members or assignment; wakes who waits for one.
+    #[must_use]
+    pub fn changes(&self, topic: &TopicName, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:changes:{{{topic}}}:{group}"))
+    }
+
     /// Set: the names of all topics.
     #[must_use]
     pub fn topics(&self) -> Key {
@@ -147,6 +177,11 @@ mod tests {
             keys.fence(&tp, &group),
             keys.retry_due(&tp, &group),
             keys.retry_items(&tp, &group),
+            keys.held(&tp, &group),
+            keys.members(&tp.topic, &group),
+            keys.member(&tp.topic, &group),
+            keys.assignment(&tp.topic, &group),
+            keys.changes(&tp.topic, &group),
             keys.topics(),
             keys.topic_meta(&tp.topic),
             keys.topic_partitions(&tp.topic),
@@ -165,6 +200,11 @@ mod tests {
             "streaming:mq:fence:{orders:p:3}:billing",
             "streaming:mq:retry:{orders:p:3}:billing",
             "streaming:mq:retry:item:{orders:p:3}:billing",
+            "streaming:mq:held:{orders:p:3}:billing",
+            "streaming:mq:members:{orders}:billing",
+            "streaming:mq:member:{orders}:billing",
+            "streaming:mq:assignment:{orders}:billing",
+            "streaming:mq:changes:{orders}:billing",
             "streaming:mq:topics:registry",
             "streaming:mq:topic:{orders}:meta",
             "streaming:mq:topic:{orders}:partitions",
@@ -185,7 +225,7 @@ mod tests {
             let close = text[open..].find('}')? + open;
             Some(text[open + 1..close].to_owned())
         };
-        for key in &all(&Keys::new())[..7] {
+        for key in &all(&Keys::new())[..8] {
             assert_eq!(tag(key).as_deref(), Some("orders:p:3"), "{key}");
         }
     }

@@ -76,13 +76,22 @@ pub struct Lease {
     pub epoch: u64,
     /// How long the lease lives after a grant or renewal.
     pub ttl: Duration,
+    /// Whether the owner before this one never gave the lease back: it died, or was cut off for too long. What is
+    /// pending may then be what it died over.
+    pub abandoned: bool,
 }
 
 impl Lease {
     /// A grant, as a backend makes it.
     #[must_use]
     pub fn new(resource: Resource, epoch: u64, nonce: &str, ttl: Duration) -> Self {
-        Self { resource, token: Token::new(epoch, nonce), epoch, ttl }
+        Self { resource, token: Token::new(epoch, nonce), epoch, ttl, abandoned: false }
+    }
+
+    /// The same lease, taken from an owner that never gave it back.
+    #[must_use]
+    pub fn after_abandonment(self, abandoned: bool) -> Self {
+        Self { abandoned, ..self }
     }
 
     /// The partition and group of a lease on a partition.
@@ -133,7 +142,8 @@ pub trait Leases: Send + Sync {
     /// reply, the same lease is given. `owner` is shown to people and decides nothing.
     ///
     /// The epoch is larger than every epoch granted for this resource before, also if the store lost its
-    /// newest writes in a fail-over.
+    /// newest writes in a fail-over. [`Lease::abandoned`] says whether the owner before never gave it back; the same
+    /// request asked again is told the same.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].

@@ -12,6 +12,7 @@ pub mod envelope;
 pub mod keys;
 pub mod wire;
 
+pub mod assignment;
 pub mod outcome;
 pub mod partitioner;
 pub mod policy;
@@ -20,12 +21,14 @@ pub mod catalog;
 pub mod dead_letters;
 pub mod leases;
 pub mod log;
+pub mod members;
 pub mod schedule;
 
 pub mod backend;
 pub mod event;
 pub mod upkeep;
 
+pub use assignment::Assignor;
 pub use backend::Backend;
 pub use catalog::{Catalog, Start};
 pub use codec::Codec;
@@ -36,7 +39,8 @@ pub use event::{Event, Observer};
 pub use id::MessageId;
 pub use leases::{Lease, Leases, Resource};
 pub use log::{Log, Reader, Settlement};
-pub use name::{GroupName, Namespace, TopicName};
+pub use members::Members;
+pub use name::{GroupName, MemberId, Namespace, TopicName};
 pub use outcome::{IntoOutcome, Outcome};
 pub use partitioner::Partitioner;
 pub use policy::{DeadLetterPolicy, RetryPolicy};

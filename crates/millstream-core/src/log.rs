@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::catalog::Start;
 use crate::dead_letters::Reason;
 use crate::error::Result;
 use crate::id::MessageId;
@@ -50,6 +51,26 @@ pub struct Entry {
     pub deliveries: u32,
     /// Its fields, byte for byte as they were appended.
     pub fields: Fields,
+    /// What was noted of it when it was handed out before.
+    pub note: Option<Note>,
+}
+
+/// What an owner notes of a pending entry, for itself and for the owners after it.
+///
+/// A note goes when its entry is settled. It is how an attempt count survives a takeover where messages wait in
+/// their place (to keep their order), and how a message that kills processes is found out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Note {
+    /// The number of the attempt that comes next; 0 if nothing is said of attempts.
+    pub attempt: u32,
+    /// How long to wait before it: given from now, read back as what is left, by the server's clock.
+    pub after: Duration,
+    /// How often it was handed to a handler under suspicion, this time included, and not settled.
+    pub suspicions: u32,
+    /// Who noted this last: unique to one start of an instance, at most 128 bytes without spaces.
+    pub by: String,
+    /// What the last attempt failed with; cut to [`MAX_ERROR_LEN`](crate::wire::MAX_ERROR_LEN) bytes.
+    pub error: String,
 }
 
 /// The result of one [`Reader::fetch`].
@@ -62,6 +83,10 @@ pub struct Fetched {
     pub ghosts: Vec<Receipt>,
     /// Whether this came from the pending list: entries handed out earlier, to this owner or one before.
     pub pending: bool,
+    /// The group stood before what this reader had handed out of the log: the server lost the end of what it had told,
+    /// in a fail-over or restart. From where, and to where; told once. Not set by a [`Log::seek`], or after
+    /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing): those the caller knows of.
+    pub rewound: Option<(MessageId, MessageId)>,
 }
 
 /// What the log is told of an entry that was handed out.
@@ -69,6 +94,9 @@ pub struct Fetched {
 pub enum Settlement {
     /// Done. It is never handed out again.
     Ack,
+    /// Not settled yet: it stays pending, and this is noted in place of what was noted before. Whoever reads the
+    /// pending list next reads the note with the entry.
+    Hold(Note),
     /// Hand it out again to this group, not before `after`.
     Retry {
         /// How long from now, by the server's clock.
@@ -96,7 +124,7 @@ pub enum Settlement {
 /// What became of a batch of settlements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// How many took effect.
+    /// How many took effect. A [`Settlement::Hold`] of a pending entry does.
     pub applied: usize,
     /// How many had been settled or deleted before (a lost reply, an operator): nothing was done again.
     pub stale: usize,
@@ -128,6 +156,17 @@ pub trait Log: Send + Sync {
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error after which the batch can be
     /// sent again as it is.
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled>;
+
+    /// Moves the group's position in the log: reading goes on with the first entry above `start`. What is pending
+    /// above that position is forgotten, since it will be read again as new; so is what is pending up to it, with its
+    /// notes, since it is to be skipped. The retry log, what is parked and the dead letters stay.
+    ///
+    /// Readers of this lease start over.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced); [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing);
+    /// or a transient error after which it can be asked again.
+    async fn seek(&self, lease: &Lease, start: Start) -> Result<()>;
 
     /// Drops entries of the log that every group has settled; never one that is unread or pending in any.
     /// Gives back how many. Without a group nothing is dropped. Whether a topic wants to be trimmed at all

@@ -90,6 +90,11 @@ name!(
     "group"
 );
 name!(
+    /// The name of one instance of a consumer within its group.
+    MemberId,
+    "member"
+);
+name!(
     /// A prefix for all keys, so that tenants or environments share one server: `shop:stream:topic:…`.
     Namespace,
     "namespace"

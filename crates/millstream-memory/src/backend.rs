@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use millstream_core::Backend;
 
@@ -36,6 +37,12 @@ impl MemoryBackend {
         Self { clock: Arc::new(Clock::new()), state: Arc::default() }
     }
 
+    /// An empty backend whose clock starts so long after 1970, so that a simulation gives the same ids every time.
+    #[must_use]
+    pub fn at(since_1970: Duration) -> Self {
+        Self { clock: Arc::new(Clock::at(since_1970)), state: Arc::default() }
+    }
+
     pub(crate) fn now(&self) -> Now {
         self.clock.now()
     }
@@ -61,7 +68,7 @@ impl fmt::Debug for MemoryBackend {
 
 impl From<MemoryBackend> for Backend {
     fn from(backend: MemoryBackend) -> Self {
-        Self::new(backend)
+        Self::new(backend).in_process()
     }
 }
 

@@ -2,9 +2,7 @@
 
 use async_trait::async_trait;
 use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Start};
-use millstream_core::{
-    Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicName, TopicPartition, TopicSpec,
-};
+use millstream_core::{GroupName, MessageId, Partition, Result, TopicName, TopicPartition, TopicSpec};
 
 use crate::MemoryBackend;
 use crate::state;
@@ -18,8 +16,39 @@ impl Catalog for MemoryBackend {
     }
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
-        let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} is not there"));
-        self.lock().topics.get(name).cloned().ok_or_else(unknown)
+        self.lock().topic(name).cloned()
+    }
+
+    async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
+        let mut state = self.lock();
+        let topic = state.topic(name)?.clone();
+        if partitions <= topic.partitions {
+            return Ok(topic);
+        }
+        let grown = TopicSpec::new(name.clone(), partitions)?.with_retention(topic.retention);
+        state.topics.insert(name.clone(), grown.clone());
+        let groups = state.topic_groups.get(name).cloned().unwrap_or_default();
+        for tp in grown.iter().skip(topic.partitions as usize) {
+            let partition = state.partition(&tp);
+            for group in &groups {
+                create(partition, group, MessageId::ZERO);
+            }
+        }
+        Ok(grown)
+    }
+
+    async fn count(
+        &self,
+        topic_partition: &TopicPartition,
+        start: Start,
+        end: Option<MessageId>,
+        limit: u64,
+    ) -> Result<u64> {
+        let state = self.lock();
+        let Some(partition) = state.peek(topic_partition) else { return Ok(0) };
+        let (log, end) = (&partition.log, end.unwrap_or(MessageId::MAX));
+        let between = log.count_above(log.before(start)?).saturating_sub(log.count_above(end));
+        Ok(count(between).min(limit))
     }
 
     async fn topics(&self) -> Result<Vec<TopicName>> {
@@ -28,22 +57,13 @@ impl Catalog for MemoryBackend {
 
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
         let mut state = self.lock();
-        let after = |log: &Stream| match start {
-            Start::Earliest => Ok(MessageId::ZERO),
-            Start::Latest => Ok(log.last()),
-            Start::After(id) => Ok(id),
-            other => {
-                let message = format!("a group cannot start at {other:?} here");
-                Err(Error::new(ErrorKind::Unsupported, message))
-            }
-        };
         // Before anything is registered.
-        after(&Stream::default())?;
+        Stream::default().before(start)?;
         let new = state.topic_groups.entry(topic.name.clone()).or_default().insert(group.clone());
         let mut created = GroupCreated { new, partitions: Vec::new() };
         for tp in topic.iter() {
             let partition = state.partition(&tp);
-            let delivered = after(&partition.log)?;
+            let delivered = partition.log.before(start)?;
             if create(partition, group, delivered) {
                 created.partitions.push(tp.partition);
             }
@@ -95,6 +115,7 @@ fn stats(number: Partition, partition: &state::Partition, group: &GroupName) -> 
     stats.lag = None;
     let Some(group) = partition.groups.get(group) else { return stats };
     if let Some(cursor) = &group.cursor {
+        stats.position = Some(cursor.delivered);
         stats.lag = Some(count(partition.log.count_above(cursor.delivered)));
         stats.pending = count(cursor.pending.len());
     }

@@ -20,7 +20,10 @@ pub(crate) struct Now(u64);
 
 impl Clock {
     pub(crate) fn new() -> Self {
-        let base = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+    }
+
+    pub(crate) fn at(base: Duration) -> Self {
         Self { base, start: Instant::now() }
     }
 

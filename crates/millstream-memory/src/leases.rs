@@ -23,7 +23,7 @@ impl Leases for MemoryBackend {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
-        let stored = match state.fences.get_mut(resource) {
+        let (stored, abandoned) = match state.fences.get_mut(resource) {
             Some(fence) => {
                 if let Some(holder) = fence.holder(now) {
                     if fence.nonce != nonce {
@@ -31,19 +31,22 @@ impl Leases for MemoryBackend {
                     }
                     // The asker counts from this request, not from the one whose reply was lost.
                     fence.expires = now.plus(ttl);
-                    return Ok(Acquired::Granted(Lease::new(resource.clone(), fence.epoch, nonce, ttl)));
+                    let lease = Lease::new(resource.clone(), fence.epoch, nonce, ttl);
+                    return Ok(Acquired::Granted(lease.after_abandonment(fence.abandoned)));
                 }
-                fence.epoch
+                (fence.epoch, fence.token.is_some())
             }
-            None => 0,
+            None => (0, false),
         };
         // By the clock, so that it grows also when the store starts from nothing.
-        let lease = Lease::new(resource.clone(), now.millis().max(stored + 1), nonce, ttl);
+        let epoch = now.millis().max(stored + 1);
+        let lease = Lease::new(resource.clone(), epoch, nonce, ttl).after_abandonment(abandoned);
         let fence = Fence {
             owner: owner.to_owned(),
             nonce: nonce.to_owned(),
-            epoch: lease.epoch,
+            epoch,
             token: Some(lease.token.clone()),
+            abandoned,
             expires: now.plus(ttl),
         };
         state.fences.insert(resource.clone(), fence);

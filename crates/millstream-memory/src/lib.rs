@@ -10,6 +10,7 @@ mod catalog;
 mod dead_letters;
 mod leases;
 mod log;
+mod members;
 mod schedule;
 
 pub mod operator;

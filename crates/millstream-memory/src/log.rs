@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::catalog::Start;
 use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settled, Settlement, Source};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{DeadLetter, Error, ErrorKind, GroupName, Lease, MessageId, Result, TopicPartition};
@@ -13,7 +14,7 @@ use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::clock::Now;
 use crate::state::{Group, Item, Partition};
-use crate::stream::Cursor;
+use crate::stream::{Cursor, Held};
 
 #[async_trait]
 impl Log for MemoryBackend {
@@ -39,6 +40,7 @@ impl Log for MemoryBackend {
             lease: lease.clone(),
             wake,
             phase: Phase::default(),
+            restart: 0,
             retry_first: false,
         }))
     }
@@ -58,6 +60,21 @@ impl Log for MemoryBackend {
             }
         }
         Ok(settled)
+    }
+
+    async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        breathe().await;
+        let mut state = self.lock();
+        let restart = state.restart();
+        let (partition, name) = state.owned(lease)?;
+        let delivered = partition.log.before(start)?;
+        let Some(group) = partition.groups.get_mut(name).filter(|group| group.cursor.is_some()) else {
+            return Err(missing(lease, name));
+        };
+        group.cursor = Some(Cursor::at(delivered));
+        group.restart = restart;
+        partition.wake.notify_waiters();
+        Ok(())
     }
 
     async fn trim(&self, lease: &Lease) -> Result<usize> {
@@ -88,11 +105,17 @@ fn settle(
 ) -> bool {
     // Not `partition.group(name)`, which would borrow the log too.
     let Some(group) = partition.groups.get_mut(name) else { return false };
-    let pending = match receipt.source {
-        Source::Log => group.cursor.as_mut().and_then(|cursor| cursor.pending.remove(&receipt.id)),
-        Source::Retry => group.retry_cursor.pending.remove(&receipt.id),
+    let cursor = match receipt.source {
+        Source::Log => group.cursor.as_mut(),
+        Source::Retry => Some(&mut group.retry_cursor),
     };
-    if pending.is_none() {
+    let Some(cursor) = cursor else { return false };
+    if let Settlement::Hold(note) = settlement {
+        let Some(pending) = cursor.pending.get_mut(&receipt.id) else { return false };
+        pending.held = Some(Box::new(Held::new(note, now)));
+        return true;
+    }
+    if cursor.pending.remove(&receipt.id).is_none() {
         return false;
     }
     let entry = match (receipt.source, settlement) {
@@ -106,7 +129,7 @@ fn settle(
         Source::Retry => wire::body_of(Source::Retry, &fields).to_vec(),
     });
     match (settlement, body) {
-        (Settlement::Ack, _) => true,
+        (Settlement::Ack | Settlement::Hold(_), _) => true,
         // A ghost: there is nothing left that could be tried again or kept.
         (_, None) => false,
         (Settlement::Retry { after, attempt, origin, error }, Some(body)) => {
@@ -137,6 +160,8 @@ struct MemoryReader {
     lease: Lease,
     wake: Arc<Notify>,
     phase: Phase,
+    /// The group's number when this last looked.
+    restart: u64,
     /// Whose turn it is when there is room for one entry only.
     retry_first: bool,
 }
@@ -179,6 +204,7 @@ impl Reader for MemoryReader {
                 return Ok(fetched);
             }
             tokio::select! {
+                biased;
                 () = woken => {}
                 () = &mut timeout => last_look = true,
             }
@@ -190,23 +216,25 @@ impl MemoryReader {
     /// Hands out what is there.
     fn look(&mut self, phase: &mut Phase, max: usize) -> Result<Fetched> {
         let mut state = self.backend.lock();
+        let now = self.backend.now();
         let (partition, name) = state.owned(&self.lease)?;
-        let missing = || {
-            let message = format!("group {name} is not there on {}", self.lease.resource);
-            Error::new(ErrorKind::GroupMissing, message)
-        };
         // Not `partition.group(name)`, which would borrow the log too.
-        let group = partition.groups.get_mut(name).ok_or_else(missing)?;
-        let Group { cursor: Some(cursor), retry: retry_log, retry_cursor, .. } = group else {
-            return Err(missing());
+        let group = partition.groups.get_mut(name).ok_or_else(|| missing(&self.lease, name))?;
+        let Group { cursor: Some(cursor), retry: retry_log, retry_cursor, restart, .. } = group else {
+            return Err(missing(&self.lease, name));
         };
+        if self.restart != *restart {
+            self.restart = *restart;
+            *phase = Phase::default();
+        }
         let mut fetched = Fetched::default();
         if let Phase::Pending { log, retry } = phase {
             fetched.pending = true;
             let available = (cursor.count_pending(*log, max), retry_cursor.count_pending(*retry, max));
             let (from_log, from_retry) = shares(max, available, &mut self.retry_first);
-            *retry = retry_cursor.read_pending(retry_log, Source::Retry, *retry, from_retry, &mut fetched);
-            *log = cursor.read_pending(&partition.log, Source::Log, *log, from_log, &mut fetched);
+            *retry =
+                retry_cursor.read_pending(retry_log, Source::Retry, (*retry, now), from_retry, &mut fetched);
+            *log = cursor.read_pending(&partition.log, Source::Log, (*log, now), from_log, &mut fetched);
             if !fetched.entries.is_empty() || !fetched.ghosts.is_empty() {
                 return Ok(fetched);
             }
@@ -221,6 +249,10 @@ impl MemoryReader {
         cursor.read_new(&partition.log, Source::Log, from_log, &mut fetched);
         Ok(fetched)
     }
+}
+
+fn missing(lease: &Lease, group: &GroupName) -> Error {
+    Error::new(ErrorKind::GroupMissing, format!("group {group} is not there on {}", lease.resource))
 }
 
 /// How many of `max` come from the log and how many from the retry log: a quarter, at least one, for the

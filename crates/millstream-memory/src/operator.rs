@@ -1,14 +1,19 @@
 //! What an operator can do to a Redis server behind everybody's back, for tests of how you take it.
 
 use bytes::Bytes;
-use millstream_core::{GroupName, MessageId, Resource, TopicPartition};
+use millstream_core::{GroupName, MemberId, MessageId, Resource, TopicName, TopicPartition};
 
 use crate::MemoryBackend;
+use crate::state::State;
 use crate::stream::Stream;
 
 /// Deletes things that nobody should delete. From [`MemoryBackend::operator`].
 #[derive(Clone, Debug)]
 pub struct Operator(MemoryBackend);
+
+/// Everything that the backend held at one moment. From [`Operator::snapshot`].
+#[derive(Clone, Debug)]
+pub struct Snapshot(State);
 
 impl MemoryBackend {
     /// Somebody with a console.
@@ -60,6 +65,24 @@ impl Operator {
         let now = self.0.now();
         let mut state = self.0.lock();
         state.fences.get_mut(resource).map(|fence| fence.expires = now).is_some()
+    }
+
+    /// Removes a member without telling anybody (`ZREM`, `HDEL`): its group makes no new version of that, and its
+    /// next heartbeat joins. `false` if it is not there.
+    pub fn forget_member(&self, topic: &TopicName, group: &GroupName, member: &MemberId) -> bool {
+        self.0.lock().membership(topic, group).forget(member)
+    }
+
+    /// Keeps everything as it is now, for [`restore`](Self::restore).
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot(self.0.lock().clone())
+    }
+
+    /// Fails over to a replica that had got so far: everything since is lost. The clock goes on, all readers start
+    /// over and all who wait look again.
+    pub fn restore(&self, snapshot: &Snapshot) {
+        self.0.lock().replace(snapshot.0.clone());
     }
 
     /// Puts an entry of somebody else's among the dead letters (`XADD`).

@@ -5,22 +5,28 @@ use std::sync::Arc;
 
 use millstream_core::leases::{Lease, Token};
 use millstream_core::wire::Fields;
-use millstream_core::{GroupName, MessageId, Resource, Result, TopicName, TopicPartition, TopicSpec};
+use millstream_core::{
+    Error, ErrorKind, GroupName, MessageId, Resource, Result, TopicName, TopicPartition, TopicSpec,
+};
 use tokio::sync::Notify;
 
 use crate::clock::Now;
+use crate::members::Membership;
 use crate::stream::{Cursor, Stream};
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     pub(crate) topics: BTreeMap<TopicName, TopicSpec>,
     pub(crate) topic_groups: BTreeMap<TopicName, BTreeSet<GroupName>>,
     pub(crate) fences: HashMap<Resource, Fence>,
     partitions: HashMap<TopicPartition, Partition>,
+    memberships: BTreeMap<TopicName, BTreeMap<GroupName, Membership>>,
+    /// Counts what makes readers start over.
+    restarts: u64,
 }
 
 /// One partition of one topic. It comes into being with the first that asks, as a key does.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Partition {
     pub(crate) log: Stream,
     pub(crate) groups: HashMap<GroupName, Group>,
@@ -29,26 +35,28 @@ pub(crate) struct Partition {
 }
 
 /// What a partition keeps for one group.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
     /// Where the group stands in the log; `None` if the group is not there (not yet, or destroyed).
     pub(crate) cursor: Option<Cursor>,
     pub(crate) retry: Stream,
     pub(crate) retry_cursor: Cursor,
+    /// A reader that saw another number starts over.
+    pub(crate) restart: u64,
     pub(crate) parked: Parked,
     /// Entries as `wire::dead_letter` makes them.
     pub(crate) dead: Stream,
 }
 
 /// What comes back later: one item per origin, so that the same message is parked once.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Parked {
     /// Due times in milliseconds since 1970, with their origins.
     due: BTreeSet<(u64, MessageId)>,
     items: HashMap<MessageId, (u64, Option<Item>)>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) attempt: u32,
     pub(crate) error: String,
@@ -56,13 +64,15 @@ pub(crate) struct Item {
 }
 
 /// Who was granted a resource last. It outlives the lease, so that no epoch comes twice.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Fence {
     pub(crate) owner: String,
     pub(crate) nonce: String,
     pub(crate) epoch: u64,
     /// `None` once the lease was released.
     pub(crate) token: Option<Token>,
+    /// Whether the owner before this one never released it.
+    pub(crate) abandoned: bool,
     pub(crate) expires: Now,
 }
 
@@ -81,6 +91,11 @@ impl State {
         Ok((self.partition(topic_partition), group))
     }
 
+    pub(crate) fn topic(&self, name: &TopicName) -> Result<&TopicSpec> {
+        let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} is not there"));
+        self.topics.get(name).ok_or_else(unknown)
+    }
+
     pub(crate) fn partition(&mut self, topic_partition: &TopicPartition) -> &mut Partition {
         // Looked up first: `entry` would clone the name every time.
         if !self.partitions.contains_key(topic_partition) {
@@ -92,6 +107,44 @@ impl State {
     /// The group's part of a partition, if anything ever happened there.
     pub(crate) fn group(&mut self, tp: &TopicPartition, group: &GroupName) -> Option<&mut Group> {
         self.partitions.get_mut(tp)?.groups.get_mut(group)
+    }
+
+    pub(crate) fn membership(&mut self, topic: &TopicName, group: &GroupName) -> &mut Membership {
+        self.memberships.entry(topic.clone()).or_default().entry(group.clone()).or_default()
+    }
+
+    pub(crate) fn peek_membership(&self, topic: &TopicName, group: &GroupName) -> Option<&Membership> {
+        self.memberships.get(topic)?.get(group)
+    }
+
+    /// A number that no reader has seen.
+    pub(crate) fn restart(&mut self) -> u64 {
+        self.restarts += 1;
+        self.restarts
+    }
+
+    /// Puts an earlier state in the place of this one. All who wait look again, and all readers start over.
+    pub(crate) fn replace(&mut self, earlier: Self) {
+        let before = std::mem::replace(self, earlier);
+        self.restarts = before.restarts;
+        let restart = self.restart();
+        for group in self.partitions.values_mut().flat_map(|partition| partition.groups.values_mut()) {
+            group.restart = restart;
+        }
+        // In a fixed order, for those who wait are woken in it. What came into being since is empty again, but who
+        // waits for it is to learn of what comes.
+        let mut partitions: Vec<_> = before.partitions.into_iter().collect();
+        partitions.sort_by(|(a, _), (b, _)| a.cmp(b));
+        for (topic_partition, Partition { wake, .. }) in partitions {
+            self.partition(&topic_partition).wake = wake.clone();
+            wake.notify_waiters();
+        }
+        for (topic, groups) in before.memberships {
+            for (group, Membership { wake, .. }) in groups {
+                self.membership(&topic, &group).wake = wake.clone();
+                wake.notify_waiters();
+            }
+        }
     }
 
     pub(crate) fn peek(&self, topic_partition: &TopicPartition) -> Option<&Partition> {

@@ -3,14 +3,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
 
-use millstream_core::MessageId;
-use millstream_core::log::{Entry, Fetched, Receipt, Source};
-use millstream_core::wire::Fields;
+use millstream_core::catalog::Start;
+use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
+use millstream_core::wire::{self, Fields};
+use millstream_core::{Error, ErrorKind, MessageId, Result};
+
+use crate::clock::Now;
 
 /// Entries in the order of their ids.
 ///
 /// A deque, not a tree: nearly everything is added at one end and dropped at the other.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Stream {
     entries: VecDeque<(MessageId, Fields)>,
     last: MessageId,
@@ -32,6 +35,20 @@ impl Stream {
 
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// The id above which whoever starts there reads.
+    pub(crate) fn before(&self, start: Start) -> Result<MessageId> {
+        match start {
+            Start::Earliest => Ok(MessageId::ZERO),
+            Start::Latest => Ok(self.last),
+            Start::After(id) => Ok(id),
+            Start::At(ms) => Ok(MessageId::new(ms, 0).previous()),
+            other => {
+                let message = format!("reading cannot start at {other:?} here");
+                Err(Error::new(ErrorKind::Unsupported, message))
+            }
+        }
     }
 
     fn first_above(&self, id: MessageId) -> usize {
@@ -67,12 +84,40 @@ impl Stream {
 }
 
 /// Where a group stands in a stream.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Cursor {
     /// Everything up to here was handed out.
     pub(crate) delivered: MessageId,
-    /// What was handed out and not settled, with how often.
-    pub(crate) pending: BTreeMap<MessageId, u32>,
+    /// What was handed out and not settled.
+    pub(crate) pending: BTreeMap<MessageId, Pending>,
+}
+
+/// An entry that was handed out and not settled.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    /// How often it was handed out.
+    pub(crate) deliveries: u32,
+    /// What its owner noted of it: rare, so it stands elsewhere.
+    pub(crate) held: Option<Box<Held>>,
+}
+
+/// A note whose wait is absolute: its own `after` says nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    note: Note,
+    /// In milliseconds since 1970.
+    due: u64,
+}
+
+impl Held {
+    pub(crate) fn new(note: &Note, now: Now) -> Self {
+        let error = wire::cut(&note.error).to_owned();
+        Self { due: now.due(note.after), note: Note { error, ..note.clone() } }
+    }
+
+    fn read(&self, now: Now) -> Note {
+        Note { after: now.until(self.due), ..self.note.clone() }
+    }
 }
 
 impl Cursor {
@@ -80,7 +125,7 @@ impl Cursor {
         Self { delivered, pending: BTreeMap::new() }
     }
 
-    fn pending_above(&self, id: MessageId) -> impl Iterator<Item = (&MessageId, &u32)> {
+    fn pending_above(&self, id: MessageId) -> impl Iterator<Item = (&MessageId, &Pending)> {
         self.pending.range((Bound::Excluded(id), Bound::Unbounded))
     }
 
@@ -93,9 +138,9 @@ impl Cursor {
     pub(crate) fn read_new(&mut self, stream: &Stream, source: Source, max: usize, out: &mut Fetched) {
         for (id, fields) in stream.above(self.delivered).take(max) {
             self.delivered = *id;
-            self.pending.insert(*id, 1);
+            self.pending.insert(*id, Pending { deliveries: 1, held: None });
             let receipt = Receipt { source, id: *id };
-            out.entries.push(Entry { receipt, deliveries: 1, fields: fields.clone() });
+            out.entries.push(Entry { receipt, deliveries: 1, fields: fields.clone(), note: None });
         }
     }
 
@@ -104,20 +149,21 @@ impl Cursor {
         &mut self,
         stream: &Stream,
         source: Source,
-        after: MessageId,
+        (after, now): (MessageId, Now),
         max: usize,
         out: &mut Fetched,
     ) -> MessageId {
         let mut last = after;
         let above = (Bound::Excluded(after), Bound::Unbounded);
-        for (id, deliveries) in self.pending.range_mut(above).take(max) {
+        for (id, pending) in self.pending.range_mut(above).take(max) {
             last = *id;
-            *deliveries = deliveries.saturating_add(1);
+            pending.deliveries = pending.deliveries.saturating_add(1);
             let receipt = Receipt { source, id: *id };
             match stream.get(*id) {
                 Some(fields) => {
-                    let fields = fields.clone();
-                    out.entries.push(Entry { receipt, deliveries: *deliveries, fields });
+                    let note = pending.held.as_ref().map(|held| held.read(now));
+                    let (deliveries, fields) = (pending.deliveries, fields.clone());
+                    out.entries.push(Entry { receipt, deliveries, fields, note });
                 }
                 None => out.ghosts.push(receipt),
             }

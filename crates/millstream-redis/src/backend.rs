@@ -9,7 +9,7 @@ use millstream_core::keys::Keys;
 use redis::Pipeline;
 
 use crate::config::RedisConfig;
-use crate::connection::{Dial, Line, Pooled, Shared};
+use crate::connection::{Dial, Kept, Line, Pooled, Shared};
 use crate::reply;
 use crate::script::Scripts;
 
@@ -45,8 +45,8 @@ pub(crate) struct Inner {
     pub(crate) dial: Arc<Dial>,
     /// Appends and settlements: many small requests that must not wait for anything.
     pub(crate) messages: Shared,
-    /// Leases alone: a renewal must not stand in a queue behind messages.
-    pub(crate) leases: Shared,
+    /// Leases and heartbeats alone: a renewal must not stand in a queue behind messages, nor wait for handlers.
+    pub(crate) leases: Kept,
     /// Catalog, statistics, dead letters.
     pub(crate) pool: Pooled,
 }
@@ -65,7 +65,7 @@ impl RedisBackend {
             keys: config.namespace.as_ref().map_or_else(Keys::new, Keys::within),
             scripts: Scripts::new(config.strict_scripts),
             messages: Shared::new(dial.clone(), "messages"),
-            leases: Shared::new(dial.clone(), "leases"),
+            leases: Kept::new(Shared::new(dial.clone(), "leases")),
             pool: Pooled::new(&config)?,
             dial,
             config,

@@ -2,22 +2,24 @@
 
 use async_trait::async_trait;
 use millstream_core::catalog::{Catalog, FORMAT, GroupCreated, PartitionStats, Start};
-use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::name::{GroupName, TopicName};
-use millstream_core::topic::{Partition, Retention, TopicPartition, TopicSpec};
+use millstream_core::topic::{MAX_PARTITIONS, Partition, Retention, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::connection::Line;
 use crate::error::unexpected;
-use crate::reply;
+use crate::{reply, script};
 
 /// The fields of a topic's meta hash.
 const META: [&str; 3] = ["partitionCount", "format", "retention"];
 /// The most partitions that one pipeline looks at: a topic may have 16,384.
 const CHUNK: usize = 500;
+/// The most entries that one call of the script `count` looks at: it copies them, inside the server.
+const COUNT_CHUNK: u64 = 200;
 
 impl Inner {
     async fn one(&self, key: &Key, pipe: &Pipeline) -> Result<Value> {
@@ -65,6 +67,17 @@ fn spec(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     Ok(spec.with_retention(retention))
 }
 
+/// The last id that a group is taken to have had when it starts there.
+pub(crate) fn position(start: Start) -> Result<String> {
+    match start {
+        Start::Earliest | Start::At(0) => Ok("0".to_owned()),
+        Start::Latest => Ok("$".to_owned()),
+        Start::After(id) => Ok(id.to_string()),
+        Start::At(ms) => Ok(MessageId::new(ms - 1, u64::MAX).to_string()),
+        other => Err(Error::new(ErrorKind::Unsupported, format!("a group cannot start at {other:?} here"))),
+    }
+}
+
 fn create_command(pipe: &mut Pipeline, stream: &Key, group: &GroupName, position: &str) {
     pipe.cmd("XGROUP").arg("CREATE").arg(stream.as_str()).arg(group.as_str()).arg(position).arg("MKSTREAM");
 }
@@ -75,6 +88,51 @@ fn created(answer: Value, stream: &Key) -> Result<bool> {
         return Ok(false);
     }
     reply::ok(answer).map(|_| true).map_err(|error| error.during(format_args!("create a group on {stream}")))
+}
+
+impl RedisBackend {
+    async fn register_logs(&self, topic: &TopicName, all: &[TopicPartition]) -> Result<()> {
+        let keys = &self.inner.keys;
+        let partitions = keys.topic_partitions(topic);
+        for chunk in all.chunks(CHUNK) {
+            let mut pipe = Pipeline::new();
+            pipe.cmd("SADD").arg(partitions.as_str());
+            for tp in chunk {
+                pipe.arg(keys.log(tp).as_str());
+            }
+            self.inner.one(&partitions, &pipe).await?;
+        }
+        Ok(())
+    }
+
+    /// Creates a group where it is missing, and says where that was.
+    async fn create_on(
+        &self,
+        all: &[TopicPartition],
+        group: &GroupName,
+        position: &str,
+    ) -> Result<Vec<Partition>> {
+        let keys = &self.inner.keys;
+        let mut missing = Vec::new();
+        for chunk in all.chunks(CHUNK) {
+            let streams: Vec<[Key; 2]> =
+                chunk.iter().map(|tp| [keys.log(tp), keys.retry_log(tp, group)]).collect();
+            let mut pipe = Pipeline::with_capacity(2 * chunk.len());
+            for [log, retry_log] in &streams {
+                create_command(&mut pipe, log, group, position);
+                // Nothing in the retry log is for anybody else: it is read from its beginning.
+                create_command(&mut pipe, retry_log, group, "0");
+            }
+            let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
+            for (tp, [log, retry_log]) in chunk.iter().zip(&streams) {
+                if created(answers.next().unwrap_or_default(), log)? {
+                    missing.push(tp.partition);
+                }
+                created(answers.next().unwrap_or_default(), retry_log)?;
+            }
+        }
+        Ok(missing)
+    }
 }
 
 #[async_trait]
@@ -103,22 +161,83 @@ impl Catalog for RedisBackend {
         }
         let stored = self::spec(&spec.name, last)?;
 
-        let partitions = keys.topic_partitions(&spec.name);
-        let logs: Vec<Key> = stored.iter().map(|tp| keys.log(&tp)).collect();
-        for chunk in logs.chunks(CHUNK) {
-            let mut pipe = Pipeline::new();
-            pipe.cmd("SADD").arg(partitions.as_str());
-            for log in chunk {
-                pipe.arg(log.as_str());
-            }
-            self.inner.one(&partitions, &pipe).await?;
-        }
+        let all: Vec<TopicPartition> = stored.iter().collect();
+        self.register_logs(&spec.name, &all).await?;
         // Last, so that a topic that is listed is whole.
         let registry = keys.topics();
         let mut pipe = Pipeline::new();
         pipe.cmd("SADD").arg(registry.as_str()).arg(spec.name.as_str());
         self.inner.one(&registry, &pipe).await?;
         Ok(stored)
+    }
+
+    async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
+        let stored = self.topic(name).await?;
+        let mut problems = Problems::new("topic");
+        problems.require(partitions <= MAX_PARTITIONS, || {
+            format!("topic {name} cannot have {partitions} partitions, at most {MAX_PARTITIONS} are allowed")
+        });
+        problems.finish()?;
+        if partitions <= stored.partitions {
+            return Ok(stored);
+        }
+        let grown = TopicSpec::new(name.clone(), partitions)?.with_retention(stored.retention);
+        let new: Vec<TopicPartition> = grown.iter().skip(stored.partitions as usize).collect();
+        let before = self.groups(name).await?;
+        for group in &before {
+            self.create_on(&new, group, "0").await?;
+        }
+        self.register_logs(name, &new).await?;
+        // The number comes last: as long as a group is missing on a partition, what is sent there might be trimmed
+        // before the group has seen it. Stopped half-way, nothing has grown, and the same call again does the rest.
+        let meta = self.inner.keys.topic_meta(name);
+        let call = self.inner.scripts.expand.call([&meta]).arg(partitions);
+        script::run_one(&self.inner.pool, call).await?;
+        // Groups that came in between knew the old number.
+        for group in self.groups(name).await?.iter().filter(|group| !before.contains(group)) {
+            self.create_on(&new, group, "0").await?;
+        }
+        self.topic(name).await
+    }
+
+    async fn count(
+        &self,
+        topic_partition: &TopicPartition,
+        start: Start,
+        end: Option<MessageId>,
+        limit: u64,
+    ) -> Result<u64> {
+        let log = self.inner.keys.log(topic_partition);
+        let above = |id: MessageId| (id != MessageId::MAX).then(|| format!("({id}"));
+        let mut from = match start {
+            Start::Earliest => Some("-".to_owned()),
+            Start::Latest => None,
+            Start::After(id) => above(id),
+            Start::At(ms) => Some(MessageId::new(ms, 0).to_string()),
+            other => {
+                let message = format!("entries cannot be counted from {other:?} here");
+                return Err(Error::new(ErrorKind::Unsupported, message));
+            }
+        };
+        if start == Start::Earliest && end.is_none() {
+            let mut pipe = Pipeline::new();
+            pipe.cmd("XLEN").arg(log.as_str());
+            let length = reply::count(self.inner.one(&log, &pipe).await?)?;
+            return Ok(limit.min(length as u64));
+        }
+        let end = end.map_or_else(|| "+".to_owned(), |end| end.to_string());
+        let mut counted = 0;
+        while let Some(start) = from.take().filter(|_| counted < limit) {
+            let page = (limit - counted).min(COUNT_CHUNK);
+            let call = self.inner.scripts.count.call([&log]).arg(start).arg(&end).arg(page);
+            let [found, last] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;
+            let found = u64::try_from(reply::int(found)?).unwrap_or(0);
+            counted += found;
+            if found >= page {
+                from = above(reply::id(last)?);
+            }
+        }
+        Ok(counted)
     }
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
@@ -133,43 +252,14 @@ impl Catalog for RedisBackend {
     }
 
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
-        let position = match start {
-            Start::Earliest => "0".to_owned(),
-            Start::Latest => "$".to_owned(),
-            Start::After(id) => id.to_string(),
-            other => {
-                let message = format!("a group cannot start at {other:?} here");
-                return Err(Error::new(ErrorKind::Unsupported, message));
-            }
-        };
+        let position = position(start)?;
         let keys = &self.inner.keys;
         let groups = keys.topic_groups(&topic.name);
         let mut pipe = Pipeline::new();
         pipe.cmd("SADD").arg(groups.as_str()).arg(group.as_str());
-        let mut result = GroupCreated {
-            new: reply::int(self.inner.one(&groups, &pipe).await?)? == 1,
-            partitions: Vec::new(),
-        };
-
+        let new = reply::int(self.inner.one(&groups, &pipe).await?)? == 1;
         let all: Vec<TopicPartition> = topic.iter().collect();
-        for chunk in all.chunks(CHUNK) {
-            let streams: Vec<[Key; 2]> =
-                chunk.iter().map(|tp| [keys.log(tp), keys.retry_log(tp, group)]).collect();
-            let mut pipe = Pipeline::with_capacity(2 * chunk.len());
-            for [log, retry_log] in &streams {
-                create_command(&mut pipe, log, group, &position);
-                // Nothing in the retry log is for anybody else: it is read from its beginning.
-                create_command(&mut pipe, retry_log, group, "0");
-            }
-            let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
-            for (tp, [log, retry_log]) in chunk.iter().zip(&streams) {
-                if created(answers.next().unwrap_or_default(), log)? {
-                    result.partitions.push(tp.partition);
-                }
-                created(answers.next().unwrap_or_default(), retry_log)?;
-            }
-        }
-        Ok(result)
+        Ok(GroupCreated { new, partitions: self.create_on(&all, group, &position).await? })
     }
 
     async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
@@ -247,13 +337,20 @@ fn newest_id(info: Value) -> Result<MessageId> {
 fn partition_stats(partition: Partition, group: &GroupName, answers: Vec<Value>) -> Result<PartitionStats> {
     let [length, log, retry_length, retry_log, parked, dead] = reply::tuple(Value::Array(answers))?;
     let number = |value: Value| -> Result<u64> { Ok(u64::try_from(reply::int(value)?).unwrap_or(0)) };
+    let no_log = reply::is_missing_key(&log);
     let log = reply::group(log, group.as_str())?;
     let retry_log = reply::group(retry_log, group.as_str())?.unwrap_or_default();
     let mut stats = PartitionStats::empty(partition);
     stats.length = number(length)?;
-    if let Some(log) = log {
-        stats.lag = log.lag;
-        stats.pending = log.pending + retry_log.pending;
+    match log {
+        Some(log) => {
+            stats.position = Some(log.last_delivered);
+            stats.lag = log.lag;
+            stats.pending = log.pending + retry_log.pending;
+        }
+        None if no_log => {}
+        // Where the group will stand when it is created again, nobody knows.
+        None => stats.lag = None,
     }
     // What was read from the retry log is pending or deleted: the rest waits to be read. (Its lag would be
     // unknown as soon as an entry was deleted.)

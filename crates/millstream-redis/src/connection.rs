@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use crate::config::RedisConfig;
 use crate::error::{Phase, translate, unexpected};
+use crate::keeper::Keeper;
 
 /// Takes pipelines. The answer has one value per command; an error of the server stands as a value.
 pub(crate) trait Line: Sync {
@@ -25,7 +26,7 @@ pub(crate) trait Line: Sync {
 /// Opens connections.
 pub(crate) struct Dial {
     shared: Client,
-    reader: Client,
+    waiting: Client,
     connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
 }
@@ -41,18 +42,18 @@ impl Dial {
         Ok(Self {
             // RESP3 tells when the server goes, also between two requests: so the next one does not fail.
             shared: client(ProtocolVersion::RESP3)?,
-            reader: client(ProtocolVersion::RESP2)?,
+            waiting: client(ProtocolVersion::RESP2)?,
             connect_timeout: config.connect_timeout,
             response_timeout: config.response_timeout,
         })
     }
 
-    /// A connection of one reader. It has no limit of its own for an answer: the reader sets one per request.
-    pub(crate) async fn reader(&self) -> Result<MultiplexedConnection> {
+    /// A connection of one that waits on it. It has no limit of its own for an answer: its user sets one per request.
+    pub(crate) async fn waiting(&self, role: &str) -> Result<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
             .set_response_timeout(None);
-        self.open(&self.reader, &config, "reader").await
+        self.open(&self.waiting, &config, role).await
     }
 
     async fn shared(&self, role: &str) -> Result<Live> {
@@ -119,7 +120,10 @@ struct Live {
 ///
 /// The client's own connection manager does the same, but does not tell a failure to connect (nothing was done)
 /// from a failure to answer (something may have been): appends need to know.
-pub(crate) struct Shared {
+#[derive(Clone)]
+pub(crate) struct Shared(Arc<State>);
+
+struct State {
     dial: Arc<Dial>,
     role: &'static str,
     live: Mutex<Option<Live>>,
@@ -129,9 +133,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(dial: Arc<Dial>, role: &'static str) -> Self {
-        Self { dial, role, live: Mutex::new(None), opening: tokio::sync::Mutex::new(None) }
+        Self(Arc::new(State { dial, role, live: Mutex::new(None), opening: tokio::sync::Mutex::new(None) }))
     }
+}
 
+impl State {
     fn current(&self) -> Option<Live> {
         let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         live.as_ref().filter(|live| !live.gone.load(Ordering::Acquire)).cloned()
@@ -168,6 +174,12 @@ impl Shared {
 
 impl Line for Shared {
     async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        self.0.send(pipe).await
+    }
+}
+
+impl State {
+    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
         let mut live = self.live().await?;
         let answer = live.connection.send_packed_commands(pipe, 0, pipe.len()).await;
         if let Err(error) = &answer
@@ -176,6 +188,26 @@ impl Line for Shared {
             live.gone.store(true, Ordering::Release);
         }
         complete(answer, pipe)
+    }
+}
+
+/// A shared connection that lives on a thread of its own, with every request on it: neither the connection nor a lock
+/// nor a place in a queue is ever in the hands of a task that may not be run for a while.
+pub(crate) struct Kept {
+    keeper: Keeper,
+    shared: Shared,
+}
+
+impl Kept {
+    pub(crate) fn new(shared: Shared) -> Self {
+        Self { keeper: Keeper::default(), shared }
+    }
+}
+
+impl Line for Kept {
+    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        let (shared, pipe) = (self.shared.clone(), pipe.clone());
+        self.keeper.run(async move { shared.send(&pipe).await }).await
     }
 }
 
@@ -213,6 +245,21 @@ impl Line for Pooled {
             drop(deadpool_redis::Connection::take(connection));
         }
         complete(answer, pipe)
+    }
+}
+
+/// Sends on a connection that has no limit of its own for an answer.
+pub(crate) async fn send_within(
+    connection: &mut MultiplexedConnection,
+    pipe: &Pipeline,
+    limit: Duration,
+) -> Result<Vec<Value>> {
+    match timeout(limit, connection.send_packed_commands(pipe, 0, pipe.len())).await {
+        Ok(answer) => complete(answer, pipe),
+        Err(_) => {
+            let what = "the request may or may not have been done";
+            Err(Error::new(ErrorKind::Unconfirmed, format!("no answer came within {limit:?}, {what}")))
+        }
     }
 }
 

@@ -18,6 +18,7 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
     let what = match kind {
         ErrorKind::Fenced => "the lease is lost",
         ErrorKind::GroupMissing => "the consumer group is not there",
+        ErrorKind::NotFound => "it is not there",
         ErrorKind::WrongType => "a key holds a foreign type",
         ErrorKind::Backpressure => "the server is out of memory",
         ErrorKind::Unavailable if phase == Phase::Connecting => "the server cannot be reached",
@@ -61,6 +62,7 @@ fn known(code: &str) -> Option<ErrorKind> {
     Some(match code {
         "FENCED" => ErrorKind::Fenced,
         "NOGROUP" => ErrorKind::GroupMissing,
+        "NOTOPIC" => ErrorKind::NotFound,
         "WRONGTYPE" => ErrorKind::WrongType,
         "OOM" => ErrorKind::Backpressure,
         // Refused before anything was done, and they pass: a fail-over, a start, a full disk, a foreign script.
@@ -121,6 +123,7 @@ mod tests {
                 "NOGROUP No such key 'k' or consumer group 'g' in XREADGROUP with GROUP option",
                 ErrorKind::GroupMissing,
             ),
+            ("NOTOPIC the topic is not there", ErrorKind::NotFound),
             ("NOGROUP No such consumer group 'g' for key name 'k'", ErrorKind::GroupMissing),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", ErrorKind::WrongType),
             (

@@ -13,15 +13,20 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
+use millstream_core::log::{Note, Source};
 use millstream_core::name::GroupName;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, Value};
-use tokio::time::timeout;
 
 use crate::backend::{CONSUMER, Inner};
-use crate::error::{Phase, translate, unexpected};
+use crate::connection::send_within;
+use crate::error::unexpected;
 use crate::leases::fenced;
+use crate::note;
 use crate::reply::{self, RawEntry};
+
+/// The most notes of one HMGET.
+const NOTES_CHUNK: usize = 1_000;
 
 /// A connection of one reader, with the fence of its lease watched.
 pub(crate) struct Guard {
@@ -31,6 +36,7 @@ pub(crate) struct Guard {
     /// The log and the retry log: streams are named by their index here.
     streams: [Key; 2],
     fence: Key,
+    held: Key,
     connection: Option<MultiplexedConnection>,
 }
 
@@ -51,12 +57,22 @@ pub(crate) struct Page {
     pub(crate) deliveries: Vec<(MessageId, u32)>,
 }
 
+/// How the group stands when a reader starts over.
+pub(crate) struct Position {
+    /// Up to where it was handed each stream.
+    pub(crate) delivered: [MessageId; 2],
+    /// Differs after every seek.
+    pub(crate) sought: Option<Bytes>,
+}
+
 /// What a request brought.
 pub(crate) struct Answer {
     /// The first new entry of each stream that ended the wait.
     pub(crate) woke: Vec<(usize, MessageId)>,
     /// One page per question; `None` if the fence had been touched, so that nothing was done.
     pub(crate) pages: Option<Vec<Page>>,
+    /// Whether there are notes on pending entries. Only asked for with what was handed out before.
+    pub(crate) noted: bool,
 }
 
 impl Guard {
@@ -65,6 +81,7 @@ impl Guard {
         Ok(Self {
             streams: [inner.keys.log(tp), inner.keys.retry_log(tp, group)],
             fence: inner.keys.fence(tp, group),
+            held: inner.keys.held(tp, group),
             group: group.clone(),
             lease: lease.clone(),
             inner,
@@ -80,30 +97,28 @@ impl Guard {
         self.connection = None;
     }
 
-    /// Connects, and makes whatever an earlier reader of this lease left on its way fail. Gives back up to
-    /// where the group was handed each stream.
-    pub(crate) async fn open(&mut self) -> Result<[MessageId; 2]> {
-        self.connection = Some(self.inner.dial.reader().await?);
+    /// Connects, and makes whatever an earlier reader of this lease left on its way fail.
+    pub(crate) async fn open(&mut self) -> Result<Position> {
+        self.connection = Some(self.inner.dial.waiting("reader").await?);
         let word = format!("{:016x}", fastrand::u64(..));
-        let mut pipe = Pipeline::with_capacity(5);
+        let mut pipe = Pipeline::with_capacity(6);
         let script = &self.inner.scripts.open_reader;
         pipe.add_command(script.eval([&self.fence], &[self.lease.token.as_str(), &word]));
-        self.add_positions(&mut pipe);
+        self.add_position(&mut pipe);
         self.add_watch(&mut pipe);
         let answers = self.send(&pipe, Duration::ZERO).await?;
-        let [opened, log, retry_log, watch, token] = reply::tuple(Value::Array(answers))?;
+        let [opened, log, retry_log, sought, watch, token] = reply::tuple(Value::Array(answers))?;
         let on_fence = |error: Error| fenced(error, &self.lease).during(format_args!("open {}", self.fence));
         reply::ok(opened).map_err(on_fence)?;
         self.check_token(watch, token)?;
-        self.read_positions([log, retry_log])
+        self.read_position([log, retry_log, sought])
     }
 
-    /// Up to where the group was handed each stream.
-    pub(crate) async fn positions(&mut self) -> Result<[MessageId; 2]> {
-        let mut pipe = Pipeline::with_capacity(2);
-        self.add_positions(&mut pipe);
+    pub(crate) async fn position(&mut self) -> Result<Position> {
+        let mut pipe = Pipeline::with_capacity(3);
+        self.add_position(&mut pipe);
         let answers = self.send(&pipe, Duration::ZERO).await?;
-        self.read_positions(reply::tuple(Value::Array(answers))?)
+        self.read_position(reply::tuple(Value::Array(answers))?)
     }
 
     /// Reads if the fence is untouched. With `wait`, first waits up to a time for an entry above an id of either
@@ -128,6 +143,10 @@ impl Guard {
         }
         pipe.cmd("EXEC");
         self.add_watch(&mut pipe);
+        let of_pending = asks.iter().any(|ask| ask.after.is_some());
+        if of_pending {
+            pipe.cmd("HLEN").arg(self.held.as_str());
+        }
 
         let block = wait.map_or(Duration::ZERO, |(block, _)| block);
         let mut values = self.send(&pipe, block).await?.into_iter();
@@ -136,12 +155,13 @@ impl Guard {
         reply::ok(next())?;
         let queued: Vec<(usize, Value)> = of.iter().map(|stream| (*stream, next())).collect();
         let (done, watch, token) = (next(), next(), next());
+        let noted = of_pending && reply::count(next()).map_err(|error| self.on_held(error))? > 0;
         for (stream, answer) in queued {
             match reply::ok(answer) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Backpressure => {
                     self.check_token(watch, token)?;
-                    return Ok(Answer { woke, pages: Some(self.read_by_script(asks).await?) });
+                    return Ok(Answer { woke, pages: Some(self.read_by_script(asks).await?), noted });
                 }
                 Err(error) => return Err(self.on(stream, error)),
             }
@@ -149,7 +169,7 @@ impl Guard {
         let done = reply::ok(done)?;
         self.check_token(watch, token)?;
         if done == Value::Nil {
-            return Ok(Answer { woke, pages: None });
+            return Ok(Answer { woke, pages: None, noted });
         }
         let replies = reply::array(done)?;
         if replies.len() != of.len() {
@@ -161,7 +181,38 @@ impl Guard {
             let deliveries = ask.after.and_then(|_| replies.next()).unwrap_or_default();
             self.page(ask.stream, entries, deliveries)
         });
-        Ok(Answer { woke, pages: Some(pages.collect::<Result<_>>()?) })
+        Ok(Answer { woke, pages: Some(pages.collect::<Result<_>>()?), noted })
+    }
+
+    /// What was noted of entries of one stream, one by one. What is no note of ours is told and passed over.
+    pub(crate) async fn notes(&mut self, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
+        let mut pipe = Pipeline::with_capacity(1 + ids.len().div_ceil(NOTES_CHUNK));
+        pipe.cmd("TIME");
+        for ids in ids.chunks(NOTES_CHUNK) {
+            pipe.cmd("HMGET").arg(self.held.as_str());
+            for id in ids {
+                pipe.arg(note::field(source, *id));
+            }
+        }
+        let mut answers = self.send(&pipe, Duration::ZERO).await?.into_iter();
+        let now_ms = reply::time_ms(answers.next().unwrap_or_default())?;
+        let mut notes = Vec::with_capacity(ids.len());
+        for answer in answers {
+            for stored in reply::array(answer).map_err(|error| self.on_held(error))? {
+                let stored = reply::maybe_bytes(stored)?;
+                let read = stored.as_ref().and_then(|stored| note::read(stored, now_ms));
+                if stored.is_some() && read.is_none() {
+                    let id = ids.get(notes.len()).copied().unwrap_or_default();
+                    tracing::warn!(key = %self.held, %id, "a note that cannot be read is passed over");
+                }
+                notes.push(read);
+            }
+        }
+        if notes.len() == ids.len() {
+            Ok(notes)
+        } else {
+            Err(unexpected(format_args!("{} notes of {} entries", notes.len(), ids.len())))
+        }
     }
 
     /// A server that is out of memory refuses whatever stands inside MULTI, also what would help it: consumers
@@ -220,19 +271,21 @@ impl Guard {
         Ok(streams.into_iter().filter_map(first).collect())
     }
 
-    fn add_positions(&self, pipe: &mut Pipeline) {
+    fn add_position(&self, pipe: &mut Pipeline) {
         for stream in &self.streams {
             pipe.cmd("XINFO").arg("GROUPS").arg(stream.as_str());
         }
+        pipe.cmd("HGET").arg(self.fence.as_str()).arg("sought");
     }
 
-    fn read_positions(&self, answers: [Value; 2]) -> Result<[MessageId; 2]> {
-        let mut positions = [MessageId::ZERO; 2];
-        for (stream, answer) in answers.into_iter().enumerate() {
+    fn read_position(&self, answers: [Value; 3]) -> Result<Position> {
+        let [log, retry_log, sought] = answers;
+        let mut delivered = [MessageId::ZERO; 2];
+        for (stream, answer) in [log, retry_log].into_iter().enumerate() {
             let group = reply::group(answer, self.group.as_str()).map_err(|error| self.on(stream, error))?;
-            positions[stream] = group.unwrap_or_default().last_delivered;
+            delivered[stream] = group.unwrap_or_default().last_delivered;
         }
-        Ok(positions)
+        Ok(Position { delivered, sought: reply::maybe_bytes(sought)? })
     }
 
     fn add_watch(&self, pipe: &mut Pipeline) {
@@ -249,6 +302,10 @@ impl Guard {
         }
     }
 
+    fn on_held(&self, error: Error) -> Error {
+        error.during(format_args!("read {}", self.held))
+    }
+
     fn on(&self, stream: usize, error: Error) -> Error {
         error.during(format_args!("read {}", self.streams[stream]))
     }
@@ -258,16 +315,6 @@ impl Guard {
             return Err(Error::new(ErrorKind::Unavailable, "the reader has no connection"));
         };
         let limit = block + self.inner.dial.response_timeout;
-        let answer = timeout(limit, connection.send_packed_commands(pipe, 0, pipe.len())).await;
-        let late = |_| {
-            let what = "the request may or may not have been done";
-            Error::new(ErrorKind::Unconfirmed, format!("no answer came within {limit:?}, {what}"))
-        };
-        let values = answer.map_err(late)?.map_err(|error| translate(&error, Phase::Sent))?;
-        if values.len() == pipe.len() {
-            Ok(values)
-        } else {
-            Err(unexpected(format_args!("{} replies to {} commands", values.len(), pipe.len())))
-        }
+        send_within(connection, pipe, limit).await
     }
 }

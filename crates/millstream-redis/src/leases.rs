@@ -30,7 +30,8 @@ impl Inner {
     }
 }
 
-fn ttl_ms(ttl: Duration) -> u64 {
+/// Milliseconds of a ttl: at least 1, and Lua counts exactly up to 2^53.
+pub(crate) fn ttl_ms(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 52)
 }
 
@@ -51,8 +52,9 @@ impl Leases for RedisBackend {
         let mut answer = reply::array(answer)?.into_iter();
         let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
         if reply::int(next()?)? == 1 {
-            let epoch = epoch(next()?)?;
-            return Ok(Acquired::Granted(Lease::new(resource.clone(), epoch, nonce, ttl)));
+            let (epoch, abandoned) = (epoch(next()?)?, reply::int(next()?)? == 1);
+            let lease = Lease::new(resource.clone(), epoch, nonce, ttl);
+            return Ok(Acquired::Granted(lease.after_abandonment(abandoned)));
         }
         let (owner, epoch) = (reply::text(next()?)?, epoch(next()?)?);
         let expires_in = Duration::from_millis(u64::try_from(reply::int(next()?)?).unwrap_or(0));

@@ -6,6 +6,7 @@ mod config;
 
 mod connection;
 mod error;
+mod keeper;
 mod reply;
 mod script;
 
@@ -14,6 +15,9 @@ mod dead_letters;
 mod guard;
 mod leases;
 mod log;
+mod members;
+mod note;
+mod ranges;
 mod reader;
 mod schedule;
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::catalog::Start;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
@@ -11,18 +12,19 @@ use millstream_core::wire;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::RedisBackend;
+use crate::catalog::position;
 use crate::connection::Line;
 use crate::leases::fenced;
 use crate::reader::StreamReader;
 use crate::script::Call;
-use crate::{reply, script};
+use crate::{note, reply, script};
 
 /// The most entries of one pipeline of appends, and about the most bytes: an answer must come within the
 /// response timeout.
 const APPEND_CHUNK: (usize, usize) = (1_000, 4 << 20);
 /// The most ids of one call of the script `ack`.
 const ACK_CHUNK: usize = 1_000;
-/// The most messages of one call of the scripts `retry` and `dead_letter`: they copy bodies.
+/// The most messages of one call of the scripts `retry`, `dead_letter` and `hold`: they copy bodies or texts.
 const COPY_CHUNK: usize = 100;
 /// About how many entries one call of the script `trim` drops at most.
 const TRIM_CHUNK: usize = 10_000;
@@ -75,6 +77,17 @@ impl Log for RedisBackend {
         settled(lease, &kinds, answers)
     }
 
+    async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        let (tp, group) = lease.partition()?;
+        let keys = &self.inner.keys;
+        let call =
+            self.inner.scripts.seek.call([&keys.fence(tp, group), &keys.log(tp), &keys.held(tp, group)]);
+        let word = format!("{:016x}", fastrand::u64(..));
+        let call = call.args([lease.token.as_str(), group.as_str(), &position(start)?, &word]);
+        let answer = script::run_one(&self.inner.messages, call).await;
+        answer.map(drop).map_err(|error| fenced(error, lease))
+    }
+
     async fn trim(&self, lease: &Lease) -> Result<usize> {
         let (tp, group) = lease.partition()?;
         let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp)];
@@ -97,7 +110,7 @@ impl Log for RedisBackend {
 enum Answers {
     /// How many of this many ids were acknowledged.
     Acked(usize),
-    /// How many messages were moved, and how many were stale.
+    /// How many messages were moved or noted, and how many were stale.
     Moved,
 }
 
@@ -120,14 +133,16 @@ impl RedisBackend {
     ) -> Result<Vec<(Call<'_>, Answers)>> {
         let (tp, group) = lease.partition()?;
         let (keys, scripts) = (&self.inner.keys, &self.inner.scripts);
-        let fence = keys.fence(tp, group);
+        let (fence, held) = (keys.fence(tp, group), keys.held(tp, group));
         let mut calls = Vec::new();
-        for (source, word) in [(Source::Log, "log"), (Source::Retry, "retry")] {
-            let (mut acks, mut retries, mut dead) = (Vec::new(), Vec::new(), Vec::new());
+        for source in [Source::Log, Source::Retry] {
+            let (mut acks, mut holds, mut retries, mut dead) =
+                (Vec::new(), Vec::new(), Vec::new(), Vec::new());
             for (receipt, settlement) in batch.iter().filter(|(receipt, _)| receipt.source == source) {
                 let id = receipt.id.to_string();
                 match settlement {
                     Settlement::Ack => acks.push(id),
+                    Settlement::Hold(note) => holds.push((id, ceil_ms(note.after), note::write(note)?)),
                     Settlement::Retry { after, attempt, origin, error } => {
                         retries.push((id, ceil_ms(*after), *attempt, origin.to_string(), wire::cut(error)));
                     }
@@ -140,15 +155,22 @@ impl RedisBackend {
                 Source::Log => keys.log(tp),
                 Source::Retry => keys.retry_log(tp, group),
             };
-            let common = [lease.token.as_str(), group.as_str(), word];
+            let common = [lease.token.as_str(), group.as_str(), note::word(source)];
             for ids in acks.chunks(ACK_CHUNK) {
-                let mut call = scripts.ack.call([&fence, &stream]).args(common);
+                let mut call = scripts.ack.call([&fence, &stream, &held]).args(common);
                 ids.iter().for_each(|id| call.push(id));
                 calls.push((call, Answers::Acked(ids.len())));
             }
+            for notes in holds.chunks(COPY_CHUNK) {
+                let mut call = scripts.hold.call([&fence, &stream, &held]).args(common);
+                for (id, after, words) in notes {
+                    call = call.arg(id).arg(*after).arg(words);
+                }
+                calls.push((call, Answers::Moved));
+            }
             for messages in retries.chunks(COPY_CHUNK) {
                 let (due, items) = (keys.retry_due(tp, group), keys.retry_items(tp, group));
-                let mut call = scripts.retry.call([&fence, &stream, &due, &items]).args(common);
+                let mut call = scripts.retry.call([&fence, &stream, &due, &items, &held]).args(common);
                 for (id, after, attempt, origin, error) in messages {
                     call = call.arg(id).arg(*after).arg(*attempt).arg(origin).arg(*error);
                 }
@@ -156,7 +178,7 @@ impl RedisBackend {
             }
             for messages in dead.chunks(COPY_CHUNK) {
                 let letters = keys.dead_letters(tp, group);
-                let call = scripts.dead_letter.call([&fence, &stream, &letters]).args(common);
+                let call = scripts.dead_letter.call([&fence, &stream, &letters, &held]).args(common);
                 let mut call = call.arg(tp.topic.as_str()).arg(tp.partition.0);
                 for (id, reason, attempts, origin, error) in messages {
                     call = call.arg(id).arg(*reason).arg(*attempts).arg(origin).arg(*error);

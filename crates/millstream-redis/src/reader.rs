@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use millstream_core::error::Result;
+use bytes::Bytes;
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Entry, Fetched, Reader, Receipt, Source};
 
 use crate::backend::Inner;
-use crate::guard::{Ask, Guard};
+use crate::guard::{Ask, Guard, Position};
 
 /// The longest single wait on the server; longer ones are several.
 const MAX_BLOCK: Duration = Duration::from_secs(3_600);
@@ -36,6 +37,14 @@ pub(crate) struct StreamReader {
     tail: [MessageId; 2],
     /// Whether a stream may hold more right now: then there is nothing to wait for.
     backlog: [bool; 2],
+    /// Whether the last answer of a stream was empty: then the other one has the room.
+    empty: [bool; 2],
+    /// The newest entry of the log that was handed out.
+    handed: MessageId,
+    /// As the fence had it when this reader last started over.
+    sought: Option<Bytes>,
+    /// Found out and not told yet.
+    rewound: Option<(MessageId, MessageId)>,
     /// Which stream a read of a single entry takes.
     turn: usize,
     /// Set while a request is under way. Found set, the future was dropped and an answer may be lost.
@@ -49,6 +58,10 @@ impl StreamReader {
             stage: Stage::New,
             tail: [MessageId::ZERO; 2],
             backlog: [true; 2],
+            empty: [false; 2],
+            handed: MessageId::ZERO,
+            sought: None,
+            rewound: None,
             turn: 0,
             busy: false,
         })
@@ -57,9 +70,8 @@ impl StreamReader {
     async fn next(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         let started = Instant::now();
         if !self.guard.is_open() {
-            self.tail = self.guard.open().await?;
-            self.stage = Stage::Pending(0, MessageId::ZERO);
-            self.backlog = [true; 2];
+            let position = self.guard.open().await?;
+            self.start_over(position);
         }
         let mut asked = false;
         loop {
@@ -71,6 +83,9 @@ impl StreamReader {
             }
             let left = wait.saturating_sub(started.elapsed()).min(MAX_BLOCK);
             let idle = self.backlog == [false; 2];
+            if idle && self.rewound.is_some() {
+                return Ok(Fetched::default());
+            }
             if idle && left < MIN_BLOCK {
                 if asked {
                     return Ok(Fetched::default());
@@ -79,8 +94,16 @@ impl StreamReader {
                 self.backlog = [true; 2];
             }
             let block = (idle && left >= MIN_BLOCK).then_some(left);
-            if let Some(fetched) = self.new_entries(max, block).await? {
-                if !fetched.entries.is_empty() || !fetched.ghosts.is_empty() {
+            if let Some(mut fetched) = self.new_entries(max, block).await? {
+                let read = fetched.entries.len() + fetched.ghosts.len();
+                let room = max.saturating_sub(read);
+                // One stream had less than its share, the other has more: it takes what is left, if that is worth it.
+                if read > 0 && room >= (max / 4).max(1) && self.backlog != [false; 2] {
+                    let more = self.new_entries(room, None).await?.unwrap_or_default();
+                    fetched.entries.extend(more.entries);
+                    fetched.ghosts.extend(more.ghosts);
+                }
+                if read > 0 {
                     return Ok(fetched);
                 }
                 asked = true;
@@ -88,11 +111,33 @@ impl StreamReader {
         }
     }
 
+    /// Begins with what is pending, and finds out whether the group stands before what it was handed already.
+    fn start_over(&mut self, position: Position) {
+        let Position { delivered, sought } = position;
+        if sought != self.sought {
+            // Moved on purpose.
+            (self.sought, self.handed) = (sought, MessageId::ZERO);
+        } else if delivered[0] < self.handed {
+            let from = self.rewound.map_or(self.handed, |(from, _)| from);
+            (self.rewound, self.handed) = (Some((from, delivered[0])), delivered[0]);
+        }
+        self.tail = delivered;
+        self.stage = Stage::Pending(0, MessageId::ZERO);
+        (self.backlog, self.empty) = ([true; 2], [false; 2]);
+    }
+
+    /// The fence was touched and the lease is still ours: another reader of it began, or the group was moved.
+    async fn touched(&mut self) -> Result<Option<Fetched>> {
+        let position = self.guard.position().await?;
+        self.start_over(position);
+        Ok(None)
+    }
+
     /// One page of what was handed out before. `None` if there is no such page, or the fence was touched.
     async fn pending(&mut self, stream: usize, after: MessageId, max: usize) -> Result<Option<Fetched>> {
         let ask = Ask { stream, count: max, after: Some(after) };
         let answer = self.guard.read(&[ask], None).await?;
-        let Some(page) = answer.pages.and_then(|mut pages| pages.pop()) else { return Ok(None) };
+        let Some(page) = answer.pages.and_then(|mut pages| pages.pop()) else { return self.touched().await };
         self.stage = match page.entries.last() {
             Some((last, _)) if page.entries.len() >= max => Stage::Pending(stream, *last),
             _ if stream + 1 < SOURCES.len() => Stage::Pending(stream + 1, MessageId::ZERO),
@@ -101,15 +146,22 @@ impl StreamReader {
         if page.entries.is_empty() {
             return Ok(None);
         }
+        let mut notes = Vec::new();
+        if answer.noted {
+            let ids: Vec<MessageId> = page.entries.iter().map(|(id, _)| *id).collect();
+            notes = self.guard.notes(SOURCES[stream], &ids).await?;
+        }
+        let mut notes = notes.into_iter();
         let mut fetched = Fetched { pending: true, ..Fetched::default() };
         let mut counts = page.deliveries.into_iter().peekable();
         for (id, fields) in page.entries {
+            let note = notes.next().flatten();
             // Both lists are in the order of ids.
             while counts.next_if(|(other, _)| *other < id).is_some() {}
             let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
             let receipt = Receipt { source: SOURCES[stream], id };
             match fields {
-                Some(fields) => fetched.entries.push(Entry { receipt, deliveries, fields }),
+                Some(fields) => fetched.entries.push(Entry { receipt, deliveries, fields, note }),
                 None => fetched.ghosts.push(receipt),
             }
         }
@@ -120,13 +172,14 @@ impl StreamReader {
     async fn new_entries(&mut self, max: usize, block: Option<Duration>) -> Result<Option<Fetched>> {
         let asks = self.plan(max);
         let answer = self.guard.read(&asks, block.map(|block| (block, self.tail))).await?;
-        let Some(pages) = answer.pages else { return Ok(None) };
+        let Some(pages) = answer.pages else { return self.touched().await };
 
         let mut fetched = Fetched::default();
         let mut read = [false; 2];
         for (ask, page) in asks.iter().zip(pages) {
             let stream = ask.stream;
             self.backlog[stream] = page.entries.len() >= ask.count;
+            self.empty[stream] = page.entries.is_empty();
             if let Some((last, _)) = page.entries.last() {
                 self.tail[stream] = self.tail[stream].max(*last);
                 read[stream] = true;
@@ -134,7 +187,9 @@ impl StreamReader {
             for (id, fields) in page.entries {
                 let receipt = Receipt { source: SOURCES[stream], id };
                 match fields {
-                    Some(fields) => fetched.entries.push(Entry { receipt, deliveries: 1, fields }),
+                    Some(fields) => {
+                        fetched.entries.push(Entry { receipt, deliveries: 1, fields, note: None });
+                    }
                     None => fetched.ghosts.push(receipt),
                 }
             }
@@ -151,7 +206,7 @@ impl StreamReader {
         }
         if astray {
             // Somebody moved the group forward: ask where it is, or every entry on the way would wake us once.
-            for (tail, position) in self.tail.iter_mut().zip(self.guard.positions().await?) {
+            for (tail, position) in self.tail.iter_mut().zip(self.guard.position().await?.delivered) {
                 *tail = position.max(*tail);
             }
         }
@@ -161,11 +216,17 @@ impl StreamReader {
         Ok(Some(fetched))
     }
 
-    /// How much of each stream the next read takes: `max` in all, a quarter of it from the retry log.
+    /// How much of each stream the next read takes: `max` in all, a quarter of it from the retry log. Of a stream that
+    /// had nothing the last time, while the other had something, it takes a single entry: enough to see that there is
+    /// more.
     fn plan(&self, max: usize) -> Vec<Ask> {
         let ask = |stream, count| Ask { stream, count, after: None };
         if max > 1 {
-            let retries = (max / 4).max(1);
+            let retries = match self.empty {
+                [false, true] => 1,
+                [true, false] => max - 1,
+                _ => (max / 4).max(1),
+            };
             return vec![ask(0, max - retries), ask(1, retries)];
         }
         let idle = self.backlog == [false; 2];
@@ -185,9 +246,21 @@ impl Reader for StreamReader {
         self.busy = true;
         let fetched = self.next(max, wait).await;
         self.busy = false;
-        if fetched.is_err() {
-            self.guard.close();
+        match fetched {
+            Ok(mut fetched) => {
+                let log = fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Log);
+                self.handed = log.map(|entry| entry.receipt.id).fold(self.handed, MessageId::max);
+                fetched.rewound = self.rewound.take();
+                Ok(fetched)
+            }
+            Err(error) => {
+                self.guard.close();
+                if error.kind() == ErrorKind::GroupMissing {
+                    // That says it all: wherever the group is created again, it has not lost its way.
+                    (self.handed, self.rewound) = (MessageId::ZERO, None);
+                }
+                Err(error)
+            }
         }
-        fetched
     }
 }

@@ -80,6 +80,15 @@ pub(crate) fn id(value: Value) -> Result<MessageId> {
     MessageId::from_bytes(&bytes(value)?)
 }
 
+/// What TIME answers, in whole milliseconds since 1970.
+pub(crate) fn time_ms(value: Value) -> Result<u64> {
+    let [seconds, micros] = tuple(value)?;
+    match (u64::try_from(int(seconds)?), u64::try_from(int(micros)?)) {
+        (Ok(seconds), Ok(micros)) => Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000)),
+        _ => Err(unexpected("a time before 1970")),
+    }
+}
+
 /// Many values; nil counts as none.
 pub(crate) fn array(value: Value) -> Result<Vec<Value>> {
     match ok(value)? {

@@ -138,11 +138,19 @@ pub(crate) struct Scripts {
     pub(crate) open_reader: Loaded,
     pub(crate) read: Loaded,
     pub(crate) ack: Loaded,
+    pub(crate) hold: Loaded,
     pub(crate) retry: Loaded,
     pub(crate) dead_letter: Loaded,
+    pub(crate) seek: Loaded,
     pub(crate) promote: Loaded,
     pub(crate) replay: Loaded,
     pub(crate) trim: Loaded,
+    pub(crate) heartbeat: Loaded,
+    pub(crate) leave: Loaded,
+    pub(crate) roster: Loaded,
+    pub(crate) publish: Loaded,
+    pub(crate) expand: Loaded,
+    pub(crate) count: Loaded,
 }
 
 impl Scripts {
@@ -154,11 +162,19 @@ impl Scripts {
             open_reader: Loaded::new(&lua::OPEN_READER, strict),
             read: Loaded::new(&lua::READ, strict),
             ack: Loaded::new(&lua::ACK, strict),
+            hold: Loaded::new(&lua::HOLD, strict),
             retry: Loaded::new(&lua::RETRY, strict),
             dead_letter: Loaded::new(&lua::DEAD_LETTER, strict),
+            seek: Loaded::new(&lua::SEEK, strict),
             promote: Loaded::new(&lua::PROMOTE, strict),
             replay: Loaded::new(&lua::REPLAY, strict),
             trim: Loaded::new(&lua::TRIM, strict),
+            heartbeat: Loaded::new(&lua::HEARTBEAT, strict),
+            leave: Loaded::new(&lua::LEAVE, strict),
+            roster: Loaded::new(&lua::ROSTER, strict),
+            publish: Loaded::new(&lua::PUBLISH, strict),
+            expand: Loaded::new(&lua::EXPAND, strict),
+            count: Loaded::new(&lua::COUNT, strict),
         }
     }
 }

@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use millstream_core::{GroupName, Headers, MessageId, TopicPartition};
+
+use crate::consumer::Owned;
 
 /// A message as a handler gets it: the value, and where it comes from. It derefs to the value.
 #[derive(Clone)]
@@ -16,13 +19,11 @@ pub struct Delivery<T> {
 /// Everything but the value.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
-    pub(crate) topic_partition: TopicPartition,
-    pub(crate) group: GroupName,
+    pub(crate) owned: Arc<Owned>,
     pub(crate) id: MessageId,
     pub(crate) origin: MessageId,
     pub(crate) attempt: u32,
     pub(crate) deliveries: u32,
-    pub(crate) epoch: u64,
     pub(crate) last_error: Option<String>,
     pub(crate) key: Option<Bytes>,
     pub(crate) headers: Headers,
@@ -36,12 +37,12 @@ impl<T> Delivery<T> {
 
     /// The topic and partition it was read from.
     pub fn topic_partition(&self) -> &TopicPartition {
-        &self.about.topic_partition
+        &self.about.owned.topic_partition
     }
 
     /// The group that reads it.
     pub fn group(&self) -> &GroupName {
-        &self.about.group
+        &self.about.owned.group
     }
 
     /// The id of this delivery's entry. A retry has an id of its own.
@@ -69,12 +70,36 @@ impl<T> Delivery<T> {
     /// The epoch of the lease under which it was read. It grows with every change of owner: a store that
     /// refuses smaller epochs is safe from a paused owner that wakes up late.
     pub fn epoch(&self) -> u64 {
-        self.about.epoch
+        self.about.owned.epoch
     }
 
     /// What the last attempt failed with.
     pub fn last_error(&self) -> Option<&str> {
         self.about.last_error.as_deref()
+    }
+
+    /// Ready when what the handler says comes too late: the lease of the partition was lost, or can no longer be relied
+    /// on. The message is (or soon will be) in the hands of another owner, so whatever takes long may end early.
+    ///
+    /// Nothing is cut short by itself: a handler that does not ask runs to its end.
+    ///
+    /// ```
+    /// # use millstream_runtime::Delivery;
+    /// # async fn transcode(_: &str) -> Result<(), String> { Ok(()) }
+    /// async fn handle(film: Delivery<String>) -> Result<(), String> {
+    ///     tokio::select! {
+    ///         done = transcode(&film) => done,
+    ///         () = film.cancelled() => Err("no longer ours".into()),
+    ///     }
+    /// }
+    /// ```
+    pub async fn cancelled(&self) {
+        self.about.owned.cancelled.cancelled().await;
+    }
+
+    /// Whether what the handler says would come too late. See [`cancelled`](Self::cancelled).
+    pub fn is_cancelled(&self) -> bool {
+        self.about.owned.cancelled.is_cancelled()
     }
 
     /// The key.
@@ -100,8 +125,8 @@ impl<T> Deref for Delivery<T> {
 impl<T> fmt::Debug for Delivery<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
-            .field("topic_partition", &self.about.topic_partition)
-            .field("group", &self.about.group)
+            .field("topic_partition", &self.about.owned.topic_partition)
+            .field("group", &self.about.owned.group)
             .field("id", &self.about.id)
             .field("attempt", &self.about.attempt)
             .finish_non_exhaustive()

@@ -10,7 +10,10 @@ mod delivery;
 mod report;
 mod trouble;
 
-pub use consumer::{Consumer, ConsumerBuilder, ConsumerConfig};
+pub use consumer::{
+    Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig,
+    IntoBatchOutcome, Pulled, Puller, RetryOrder,
+};
 pub use dead_letters::DeadLetterQueue;
 pub use delivery::Delivery;
 pub use producer::{Producer, ProducerBuilder, ProducerConfig, Record, Send, Sent};

@@ -14,7 +14,8 @@ pub struct Report {
     pub dead: u64,
     /// Messages that the dead-letter policy dropped.
     pub discarded: u64,
-    /// Messages that were read and not settled at the end: the next owner gets them first.
+    /// Messages that were read and not settled when their partition was given back or lost: the next owner gets them
+    /// first.
     pub handed_back: u64,
 }
 

@@ -3,10 +3,11 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::{ErrorKind, Outcome, Resource};
-use millstream_runtime::Delivery;
+use millstream_core::{ErrorKind, Outcome};
+use millstream_runtime::{ConsumerBuilder, Delivery};
 use support::*;
 
 #[tokio::test(start_paused = true)]
@@ -127,7 +128,8 @@ async fn a_second_instance_stands_by_and_takes_over_when_the_first_stops_renewin
     produce(&bench, 5).await;
     let seen = Seen::default();
     let (first, second) = (Seen::default(), seen.clone());
-    let stuck = bench.consumer(NUMBERS, "g").start({
+    let (link, backend) = support::link::link(&bench.backend);
+    let stuck = ConsumerBuilder::new(backend, NUMBERS, "g", Arc::new(bench.told.clone())).start({
         let first = first.clone();
         move |delivery: Delivery<u64>| {
             note(&first, &delivery);
@@ -143,10 +145,10 @@ async fn a_second_instance_stands_by_and_takes_over_when_the_first_stops_renewin
     let standby = standby.await.expect("started");
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(count(&seen), 0, "a slow handler is not a dead one");
-    let resource = Resource::partition(partition(), "g".parse().expect("name"));
-    bench.memory.operator().expire_lease(&resource);
+    link.cut();
+    let cut = tokio::time::Instant::now();
     until(&seen, 5).await;
-    bench.told.wait_for("LeaseLost").await;
+    assert!(cut.elapsed() < Duration::from_millis(10_500), "the ttl is 10 s: {:?}", cut.elapsed());
     assert_eq!(standby.shutdown().await.acked, 5);
     drop(stuck);
 }

@@ -7,6 +7,8 @@ mod catalog;
 mod dead_letters;
 mod leases;
 mod log;
+mod members;
+mod notes;
 mod reader;
 mod schedule;
 
@@ -14,10 +16,14 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use millstream_core::leases::Lease;
-use millstream_core::log::Receipt;
+use millstream_core::leases::{Lease, Token};
+use millstream_core::log::{Entry, Note, Receipt};
+use millstream_core::members::{Assignment, Member, Pulse};
 use millstream_core::wire::Fields;
-use millstream_core::{Backend, DeadLetter, GroupName, MessageId, Resource, TopicPartition};
+use millstream_core::{
+    Backend, DeadLetter, GroupName, MemberId, MessageId, Resource, TopicName, TopicPartition,
+};
+use tokio::time::Instant;
 
 /// Names the mistakes once, for the type and for the list of all.
 macro_rules! sabotages {
@@ -111,6 +117,42 @@ sabotages! {
     /// A dead letter has no reason, attempts and error.
     DeadLetterLosesStory,
 
+    // Holding.
+    /// A hold is confirmed and forgotten.
+    HoldForgotten,
+    /// A hold is taken for an ack.
+    HoldIsAck,
+    /// A hold is said to take effect, whatever it is of.
+    HoldUnchecked,
+    /// A note of a redelivery is forgotten.
+    NotesOfTheLogOnly,
+    /// A second note does not replace the first.
+    FirstNoteStays,
+    /// The next owner does not see what was noted before it.
+    NotesLostAtTakeover,
+    /// A note stays when its entry is settled or skipped.
+    NotesOutliveTheirEntry,
+    /// A group reads what another one noted.
+    NotesShared,
+    /// A note comes back without its error, and nobody knows by whom it is.
+    NoteLosesStory,
+    /// The wait of a note starts over with every reading.
+    NoteWaitStands,
+    /// The wait of a note ends a hundred milliseconds (or as much as it has) early.
+    NoteWaitEarly,
+
+    // Seeking.
+    /// A seek is confirmed and forgotten.
+    SeekForgotten,
+    /// A seek works for anybody.
+    FenceIgnoredOnSeek,
+    /// Every time is the beginning.
+    SeekIgnoresTime,
+    /// What was pending before a seek is handed out after it.
+    SeekLeavesPending,
+    /// A seek takes what comes back to the group along.
+    SeekDropsRetries,
+
     // Trimming.
     /// Nothing is ever dropped.
     TrimForgotten,
@@ -144,6 +186,12 @@ sabotages! {
     ResourcesCollide,
     /// Nobody is told who holds a lease.
     HolderUnknown,
+    /// No lease is ever said to have been abandoned.
+    AbandonedNever,
+    /// Every lease is said to have been abandoned.
+    AbandonedAlways,
+    /// Asked again, nobody knows any more whether the lease was abandoned.
+    AbandonedToldOnce,
 
     // The schedule.
     /// A promotion moves everything that is due.
@@ -200,6 +248,78 @@ sabotages! {
     StatsForgetRetries,
     /// Partitions in which nothing is are left out.
     StatsSkipEmpty,
+    /// It is not told where a group stands.
+    StatsForgetPosition,
+    /// A topic is said to have grown, and has not.
+    ExpandForgotten,
+    /// A topic grows, and its groups do not.
+    ExpandWithoutGroups,
+    /// As far as a topic can grow, it is said to have grown.
+    ExpandStopsAtLimit,
+    /// A topic can be made smaller.
+    ExpandShrinks,
+    /// More is counted than was asked for.
+    CountIgnoresLimit,
+    /// It is counted to the end of the log.
+    CountIgnoresEnd,
+    /// The entry that is started after counts too.
+    CountIncludesStart,
+
+    // Members.
+    /// Only the first heartbeat counts.
+    HeartbeatsForgotten,
+    /// Who is not heard of stays.
+    MembersNeverDie,
+    /// Who was dropped never gets in again.
+    DroppedForGood,
+    /// Who was away itself accuses all others that are.
+    AwayMemberPrunes,
+    /// Everybody is alone.
+    MembersMiscounted,
+    /// Groups share their members.
+    MembershipsShared,
+    /// A leave is confirmed and forgotten.
+    LeaveForgotten,
+    /// Who had an id before can take its successor out.
+    LeaveIgnoresIncarnation,
+    /// An id cannot be taken over.
+    JoiningIgnored,
+    /// Who had an id before goes on as if nothing had happened.
+    OldIncarnationAccepted,
+    /// The wishes of the first heartbeat hold for ever.
+    WishesIgnored,
+    /// There is only ever one version.
+    VersionStuck,
+    /// Every heartbeat makes a version.
+    VersionEveryHeartbeat,
+    /// There is only ever one revision.
+    RevisionStuck,
+    /// The number of partitions at the first heartbeat holds for ever.
+    GrowthUnseen,
+    /// A member is told when itself would die.
+    NextExpiryOwn,
+    /// Newest first.
+    RosterUnsorted,
+    /// Dead members are shown until somebody drops them.
+    RosterShowsTheDead,
+    /// An assignment is confirmed and forgotten.
+    PublishForgotten,
+    /// An assignment for any version is one for this one.
+    PublishIgnoresVersion,
+    /// The last to publish wins.
+    PublishTwice,
+    /// Everybody is assigned everything.
+    AssignedEverything,
+    /// An assignment holds until there is another one.
+    AssignmentOutlivesVersion,
+    /// A watch sees what comes only when the wait is over.
+    WatchDeaf,
+    /// A watch sees what came before it only with the next change.
+    WatchForgetsThePast,
+    /// A watch has no patience at all.
+    WatchImpatient,
+    /// A watch outlasts its wait.
+    WatchEndless,
 }
 
 /// A backend with one mistake.
@@ -233,6 +353,20 @@ struct Memo {
     groups: HashSet<(TopicPartition, GroupName)>,
     /// Dead letters that were replayed and are still shown.
     replayed: Vec<DeadLetter>,
+    /// Who noted what, last or first.
+    notes: HashMap<(TopicPartition, GroupName, Receipt), (Token, Note)>,
+    /// What a seek left pending.
+    left: HashMap<(TopicPartition, GroupName), Vec<Entry>>,
+    /// Groups whose retries are not shown any more.
+    without_retries: HashSet<(TopicPartition, GroupName)>,
+    /// Groups that are not on a new partition.
+    missing: HashSet<(TopicPartition, GroupName)>,
+    /// The first heartbeat of each member that did not leave.
+    members: HashMap<(TopicName, GroupName, MemberId), (Member, Instant)>,
+    /// The first answer in each group.
+    pulses: HashMap<(TopicName, GroupName), Pulse>,
+    /// What was published last.
+    published: HashMap<(TopicName, GroupName), Assignment>,
 }
 
 impl Broken {
@@ -265,6 +399,7 @@ impl fmt::Debug for Broken {
 
 impl From<Broken> for Backend {
     fn from(broken: Broken) -> Self {
-        Self::new(broken)
+        let local = broken.inner.local;
+        Self { local, ..Self::new(broken) }
     }
 }

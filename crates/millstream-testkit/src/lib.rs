@@ -2,11 +2,13 @@
 
 pub mod case;
 pub mod harness;
+pub mod history;
 pub mod owner;
 
 mod suite;
 
 pub mod broken;
+pub mod chaos;
 
 pub use case::{Case, Verdict, Violation};
 pub use harness::{Harness, Operator};

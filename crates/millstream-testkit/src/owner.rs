@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use millstream_core::log::{Entry, Fetched, Receipt, Settled, Source};
+use millstream_core::catalog::Start;
+use millstream_core::log::{Entry, Fetched, Note, Receipt, Settled, Source};
 use millstream_core::{Lease, MessageId, Reader, Reason, Settlement};
 
 use crate::case::{Verdict, Violation, ensure};
@@ -81,6 +82,11 @@ impl Owner {
         Ok(())
     }
 
+    /// Seeks, and expects that it works.
+    pub(crate) async fn seek(&mut self, start: Start) -> Verdict {
+        Ok(self.harness.backend.log.seek(&self.lease, start).await?)
+    }
+
     pub(crate) async fn ack(&mut self, entries: &[Entry]) -> Verdict {
         self.settle_all(entries, &Settlement::Ack).await
     }
@@ -114,6 +120,22 @@ pub(crate) fn retry(entry: &Entry, after: Duration) -> Settlement {
 /// A retry with everything told.
 pub(crate) fn retry_as(attempt: u32, origin: MessageId, after: Duration) -> Settlement {
     Settlement::Retry { after, attempt, origin, error: format!("attempt {} failed", attempt - 1) }
+}
+
+/// The entry stays where it is, with a note.
+pub(crate) fn hold(attempt: u32, after: Duration) -> Settlement {
+    Settlement::Hold(note(attempt, after))
+}
+
+/// A note with everything told.
+pub(crate) fn note(attempt: u32, after: Duration) -> Note {
+    Note {
+        attempt,
+        after,
+        suspicions: attempt + 1,
+        by: format!("instance-{attempt}"),
+        error: format!("attempt {} failed", attempt.saturating_sub(1)),
+    }
 }
 
 /// The message gives up after `attempts` attempts.

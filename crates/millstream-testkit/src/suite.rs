@@ -4,6 +4,7 @@ mod catalog;
 mod dead_letters;
 mod leases;
 mod log;
+mod members;
 mod schedule;
 
 use crate::case::Case;
@@ -11,7 +12,16 @@ use crate::case::Case;
 /// All cases, role by role.
 #[must_use]
 pub fn cases() -> Vec<Case> {
-    [log::cases(), leases::cases(), schedule::cases(), dead_letters::cases(), catalog::cases()].concat()
+    [
+        log::cases(),
+        leases::cases(),
+        schedule::cases(),
+        dead_letters::cases(),
+        catalog::cases(),
+        catalog::growing::cases(),
+        members::cases(),
+    ]
+    .concat()
 }
 
 /// Lists the cases of a file. A case that is not listed is dead code, and the compiler says so.

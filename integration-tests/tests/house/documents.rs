@@ -4,7 +4,7 @@ use crate::none;
 use crate::tree::{files, read};
 
 /// A role has one name in all of its places.
-const ROLES: [&str; 5] = ["log", "schedule", "leases", "dead_letters", "catalog"];
+const ROLES: [&str; 6] = ["log", "schedule", "leases", "dead_letters", "catalog", "members"];
 
 #[test]
 fn a_role_has_one_name_in_five_places() {

@@ -13,6 +13,8 @@ pub enum FailureKind {
     Error,
     /// The handler panicked.
     Panic,
+    /// The handler took longer than it may.
+    Timeout,
 }
 
 /// A failed attempt, as a policy sees it.

@@ -101,6 +101,30 @@ async fn a_short_lease_runs_out_and_a_renewal_does_not_touch_the_fence() {
 }
 
 #[tokio::test]
+async fn who_died_is_told_from_who_went_also_when_asked_again() {
+    let mut bench = Bench::new().await;
+    assert!(!bench.lease.abandoned, "there was nobody");
+    let died = bench.take_over().await;
+    assert!(died.abandoned && died.epoch > bench.lease.epoch);
+    assert_eq!(grant(&bench.backend, &bench.tp, &bench.group, "second").await, died, "told the same");
+    // The answer was lost for so long that the lease ran out: it is still the same request.
+    let lease = bench.keys.lease(&bench.tp, &bench.group);
+    bench.cmd(&format!("DEL {lease}")).await;
+    let later = grant(&bench.backend, &bench.tp, &bench.group, "second").await;
+    assert!(later.abandoned && later.epoch > died.epoch);
+    bench.backend.release(&later).await.expect("released");
+    let went = grant(&bench.backend, &bench.tp, &bench.group, "third").await;
+    assert!(!went.abandoned);
+    bench.cmd(&format!("DEL {lease}")).await;
+    assert!(
+        !grant(&bench.backend, &bench.tp, &bench.group, "third").await.abandoned,
+        "it took it from itself"
+    );
+    bench.cmd(&format!("DEL {lease}")).await;
+    assert!(grant(&bench.backend, &bench.tp, &bench.group, "fourth").await.abandoned);
+}
+
+#[tokio::test]
 async fn a_key_of_a_foreign_type_is_named() {
     let mut bench = Bench::new().await;
     let fence = bench.fence();

@@ -73,6 +73,36 @@ async fn both_streams_are_read_within_max_whatever_it_is() {
 }
 
 #[tokio::test]
+async fn what_one_stream_does_not_need_the_other_one_has() {
+    let mut bench = Bench::new().await;
+    let retry_log = bench.retry_log();
+    bench.append_many(200).await;
+    let mut reader = bench.reader().await;
+    for _ in 0..2 {
+        assert!(
+            fetch(&mut reader, 40).await.entries.len() >= 39,
+            "no room is kept for retries that are not there"
+        );
+    }
+    for _ in 0..100 {
+        bench.cmd(&format!("XADD {retry_log} * attempt 2 origin 1-1 error e payload r")).await;
+    }
+    let count = |fetched: &millstream_core::log::Fetched, source: Source| {
+        fetched.entries.iter().filter(|entry| entry.receipt.source == source).count()
+    };
+    let first = fetch(&mut reader, 40).await;
+    assert!(count(&first, Source::Retry) >= 1, "they are seen at once: {}", first.entries.len());
+    let second = fetch(&mut reader, 40).await;
+    assert_eq!((count(&second, Source::Log), count(&second, Source::Retry)), (30, 10));
+    let mut left = 200 - 2 * 39;
+    while left > 0 {
+        let fetched = fetch(&mut reader, 40).await;
+        assert!(!fetched.entries.is_empty() && fetched.entries.len() <= 40);
+        left -= fetched.entries.len().min(left);
+    }
+}
+
+#[tokio::test]
 async fn what_is_pending_comes_first_in_pages_with_its_deliveries() {
     let mut bench = Bench::new().await;
     let (log, retry_log) = (bench.log(), bench.retry_log());

@@ -85,6 +85,7 @@ pub(crate) struct Bench {
     pub(crate) group: GroupName,
     pub(crate) lease: Lease,
     pub(crate) namespace: Namespace,
+    pub(crate) url: String,
     _server: Option<Server>,
 }
 
@@ -106,6 +107,7 @@ impl Bench {
     }
 
     pub(crate) async fn at(config: RedisConfig, server: Option<Server>) -> Self {
+        let url = config.url.clone();
         let namespace: Namespace = format!("t{:016x}", fastrand::u64(..)).parse().expect("a name");
         let client = redis::Client::open(config.url.as_str()).expect("a client");
         let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
@@ -127,6 +129,7 @@ impl Bench {
             group,
             lease,
             namespace,
+            url,
             _server: server,
         }
     }
@@ -141,6 +144,10 @@ impl Bench {
 
     pub(crate) fn dlq(&self) -> Key {
         self.keys.dead_letters(&self.tp, &self.group)
+    }
+
+    pub(crate) fn held(&self) -> Key {
+        self.keys.held(&self.tp, &self.group)
     }
 
     pub(crate) fn fence(&self) -> Key {

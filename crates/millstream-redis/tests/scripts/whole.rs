@@ -7,11 +7,13 @@ use millstream_core::dead_letters::DeadLetters;
 use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
 use millstream_core::leases::Leases;
-use millstream_core::log::{Log, Settlement};
+use millstream_core::log::{Log, Note, Settlement};
+use millstream_core::members::{Members, Revision};
 use millstream_core::schedule::Schedule;
 use millstream_core::topic::{Retention, TopicSpec};
 use millstream_redis::{RedisBackend, RedisConfig};
 
+use crate::members::{assignment, member};
 use crate::server::{Bench, Server, dead, fetch, grant, retry};
 
 /// Runs every script at least once.
@@ -38,6 +40,29 @@ async fn life(bench: &mut Bench) {
     let stats = bench.backend.stats(&bench.spec, &bench.group).await.expect("stats");
     let PartitionStats { length, lag, pending, retrying, dead: dead_letters, .. } = stats[0];
     assert_eq!((length, lag, pending, retrying, dead_letters), (4, Some(0), 0, 3, 0));
+
+    // Where the group stands among its members, and what it is moved back to and given notes of.
+    let one = member("a", "a-1");
+    let pulse = bench.beat(&one, true).await;
+    assert!(bench.publish(pulse.version, &assignment(&[("a", &[0])])).await);
+    let (topic, group) = (&bench.spec.name, &bench.group);
+    assert_eq!(
+        bench.backend.roster(topic, group).await.expect("a roster").members,
+        std::slice::from_ref(&one)
+    );
+    let mut watch = bench.backend.watch(topic, group).await.expect("a watch");
+    watch.changed(Revision::default(), Duration::from_secs(9)).await.expect("a change");
+    bench.backend.leave(topic, group, &one).await.expect("left");
+    assert_eq!(bench.backend.expand(topic, 2).await.expect("grown").partitions, 2);
+    let count = bench.backend.count(&bench.tp, Start::After(appended[0]), None, 9).await;
+    assert_eq!(count.expect("counted"), 3);
+    bench.backend.seek(&bench.lease, Start::After(appended[2])).await.expect("moved");
+    let back = reader.fetch(1, Duration::ZERO).await.expect("fetched");
+    let note = Note { attempt: 2, by: "a-1".into(), ..Note::default() };
+    assert_eq!(bench.settle(&[(back.entries[0].receipt, Settlement::Hold(note.clone()))]).await, (1, 0));
+    let mut second = bench.reader().await;
+    assert_eq!(fetch(&mut second, 8).await.entries[0].note, Some(note));
+    assert_eq!(bench.settle(&[(back.entries[0].receipt, Settlement::Ack)]).await, (1, 0));
 
     let again = fetch(&mut reader, 8).await;
     assert_eq!(again.entries.len(), 2);
@@ -145,6 +170,11 @@ async fn a_group_is_created_once_and_where_it_is_missing() {
     assert!(stats.iter().enumerate().all(|(i, s)| s.partition.0 as usize == i && s.length == 0));
     let unknown = "nobody".parse().expect("name");
     let stats = bench.backend.stats(&bench.spec, &unknown).await.expect("stats");
+    let mut there = PartitionStats::empty(stats[0].partition);
+    there.lag = None;
+    assert_eq!(stats, [there], "a log is there, and nobody knows where the group will stand");
+    let nowhere = TopicSpec::new("nowhere".parse().expect("name"), 1).expect("a topic");
+    let stats = bench.backend.stats(&nowhere, &unknown).await.expect("stats");
     assert_eq!(stats, [PartitionStats::empty(stats[0].partition)]);
 }
 

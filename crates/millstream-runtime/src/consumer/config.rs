@@ -3,9 +3,37 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::assignment::Balanced;
 use millstream_core::error::Problems;
 use millstream_core::policy::{Exponential, Keep};
-use millstream_core::{DeadLetterPolicy, Limits, RetryPolicy, Start};
+use millstream_core::{Assignor, DeadLetterPolicy, Limits, MemberId, Partition, RetryPolicy, Start};
+
+/// How many messages of one partition are handled at once, and in which order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Concurrency {
+    /// One after the other, in the order of the log. The default.
+    #[default]
+    Serial,
+    /// Up to this many at once; messages of one key one after the other, in order. Messages without a key have no
+    /// order.
+    PerKey(usize),
+    /// Up to this many at once, in no order.
+    Unordered(usize),
+}
+
+/// What later messages do while a failed one waits for its next attempt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RetryOrder {
+    /// They overtake it. The default: one message that fails keeps nobody waiting.
+    #[default]
+    Skip,
+    /// Those with its key wait behind it, also across restarts and takeovers; the others overtake.
+    BlockKey,
+    /// All messages of its partition wait behind it. Goes with [`Concurrency::Serial`] only.
+    BlockPartition,
+}
 
 /// How a consumer works.
 #[derive(Clone, Debug)]
@@ -24,6 +52,35 @@ pub struct ConsumerConfig {
     /// The longest wait for messages in one request. It costs nothing to wait; shorter ones cost commands.
     /// Default: 10 s.
     pub max_wait: Duration,
+    /// How many messages of one partition are handled at once. Default: [`Concurrency::Serial`].
+    pub concurrency: Concurrency,
+    /// The most handlers that run at once in this consumer, over all partitions and topics; `None` means no limit but
+    /// those of the partitions. Partitions take turns. Default: `None`.
+    pub max_handlers: Option<usize>,
+    /// What later messages do while a failed one waits. Default: [`RetryOrder::Skip`].
+    pub retry_order: RetryOrder,
+    /// The most messages of one partition that wait in their place behind others that failed (with
+    /// [`RetryOrder::BlockKey`]). They do not count as read ahead; when they are as many as this, nothing more of the
+    /// partition is read until some can go on. Default: 10,000.
+    pub max_blocked: usize,
+    /// How long a handler may take. One that takes longer is dropped, and that is a failed attempt
+    /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: any time.
+    pub handler_timeout: Option<Duration>,
+    /// How many processes may die over one message before it becomes a dead letter with the reason `crashed`.
+    /// Default: 3, at least 2: with the first one it is not known yet which message it was.
+    pub crash_limit: u32,
+    /// A name for this instance that is the same after a restart. Who has one keeps its partitions over a restart
+    /// that is shorter than [`rejoin_timeout`](Self::rejoin_timeout). Default: a new name for each start.
+    pub member_id: Option<MemberId>,
+    /// How long the partitions of an instance with a [`member_id`](Self::member_id) are kept for it while it is away.
+    /// Default: 45 s, as in Kafka.
+    pub rejoin_timeout: Duration,
+    /// The most partitions of a topic that this instance takes. Default: any number.
+    pub max_partitions: Option<u32>,
+    /// Partitions that this instance takes in any case. Default: none.
+    pub pinned: Vec<Partition>,
+    /// Who gets which partition. All instances of a group should have the same. Default: [`Balanced`].
+    pub assignor: Arc<dyn Assignor>,
     /// How long handlers may take to end when the consumer is shut down. Default: 30 s, as in Kubernetes.
     pub shutdown_timeout: Duration,
     /// How large a message may be; larger ones become dead letters.
@@ -42,6 +99,17 @@ impl Default for ConsumerConfig {
             lease_ttl: Duration::from_secs(10),
             prefetch: 256,
             max_wait: Duration::from_secs(10),
+            concurrency: Concurrency::default(),
+            max_handlers: None,
+            retry_order: RetryOrder::default(),
+            max_blocked: 10_000,
+            handler_timeout: None,
+            crash_limit: 3,
+            member_id: None,
+            rejoin_timeout: Duration::from_secs(45),
+            max_partitions: None,
+            pinned: Vec::new(),
+            assignor: Arc::new(Balanced),
             shutdown_timeout: Duration::from_secs(30),
             limits: Limits::default(),
             retry: Arc::new(Exponential::default()),
@@ -57,6 +125,41 @@ impl ConsumerConfig {
         });
         problems.require((1..=10_000).contains(&self.prefetch), || {
             format!("prefetch is {}, 1 to 10000 are allowed", self.prefetch)
+        });
+        let (Concurrency::PerKey(at_once) | Concurrency::Unordered(at_once)) = self.concurrency else {
+            self.check_rest(problems);
+            return;
+        };
+        problems.require((1..=10_000).contains(&at_once), || {
+            format!("concurrency is {at_once}, 1 to 10000 are allowed")
+        });
+        problems.require(self.retry_order != RetryOrder::BlockPartition, || {
+            "retry_order BlockPartition goes with concurrency Serial only".into()
+        });
+        let ordered = matches!(self.concurrency, Concurrency::PerKey(_));
+        problems.require(ordered || self.retry_order != RetryOrder::BlockKey, || {
+            "retry_order BlockKey does not go with concurrency Unordered: there is no order to keep".into()
+        });
+        self.check_rest(problems);
+    }
+
+    fn check_rest(&self, problems: &mut Problems) {
+        problems
+            .require(self.max_handlers != Some(0), || "max_handlers is 0: nothing would be handled".into());
+        problems.require(self.max_blocked >= 1, || "max_blocked is 0: nothing would be read".into());
+        problems.require(self.handler_timeout != Some(Duration::ZERO), || {
+            "handler_timeout is zero: every handler would fail".into()
+        });
+        problems.require(self.crash_limit >= 2, || {
+            format!("crash_limit is {}, at least 2 are needed to know the culprit", self.crash_limit)
+        });
+        problems
+            .require(self.max_partitions != Some(0), || "max_partitions is 0: nothing would be read".into());
+        problems.require(self.rejoin_timeout >= self.lease_ttl, || {
+            format!(
+                "rejoin_timeout is {:?}, shorter than lease_ttl {:?}",
+                self.rejoin_timeout, self.lease_ttl
+            )
         });
         problems.require(!self.max_wait.is_zero(), || "max_wait is zero: that is a busy loop".into());
         problems.require(self.max_wait <= Duration::from_secs(3600), || {

@@ -1,27 +1,141 @@
-//! What all loops of one consumer share.
+//! What all loops of one consumer share, and what those of one topic share.
 
+use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use millstream_core::{Backend, GroupName, Observer, TopicSpec, Upkeep};
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::{Backend, GroupName, MemberId, Observer, TopicSpec, Upkeep};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
+use super::gates::Gates;
+use super::heart::Heart;
 use super::{ConsumerConfig, handler::Handler};
 use crate::report::Counts;
 
 /// What all loops of one consumer share.
 pub(super) struct Context {
     pub(super) backend: Backend,
-    pub(super) topic: TopicSpec,
     pub(super) group: GroupName,
     pub(super) config: ConsumerConfig,
-    pub(super) handler: Handler,
     pub(super) observer: Arc<dyn Observer>,
-    pub(super) upkeep: Vec<Arc<dyn Upkeep>>,
     pub(super) counts: Counts,
-    /// The label and a unique part.
-    pub(super) owner: String,
-    /// Read no more, end what has started.
+    /// What all partitions share.
+    pub(super) gates: Gates,
+    /// Where renewals and heartbeats run.
+    pub(super) heart: Heart,
+    /// Our name in the group, and what people see as the owner of a partition.
+    pub(super) member: MemberId,
+    /// Unique to this start.
+    pub(super) incarnation: String,
+    /// Leave the group, end what has started.
     pub(super) stop: CancellationToken,
     /// The time for ending is over: give up handlers.
     pub(super) kill: CancellationToken,
+    /// Everything has ended.
+    pub(super) ended: CancellationToken,
+    /// Another process has our member id.
+    fenced: AtomicBool,
+}
+
+impl Context {
+    pub(super) fn new(
+        backend: Backend,
+        group: GroupName,
+        config: ConsumerConfig,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self> {
+        // In one process nobody else makes names, and simulations repeat themselves with the same seed.
+        let unique = if backend.local { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
+        let incarnation = unique.simple().to_string();
+        let member = match &config.member_id {
+            Some(id) => id.clone(),
+            None => member_id(&config.label, &incarnation)?,
+        };
+        Ok(Self {
+            heart: Heart::of(&backend),
+            gates: Gates::new(config.max_handlers),
+            backend,
+            group,
+            config,
+            observer,
+            counts: Counts::default(),
+            member,
+            incarnation,
+            stop: CancellationToken::new(),
+            kill: CancellationToken::new(),
+            ended: CancellationToken::new(),
+            fenced: AtomicBool::new(false),
+        })
+    }
+
+    /// How often leases are renewed and heartbeats sent.
+    pub(super) fn period(&self) -> Duration {
+        self.config.lease_ttl / 3
+    }
+
+    /// How long to wait for an answer that keeps a lease alive: two may fail to come before it ends.
+    pub(super) fn patience(&self) -> Duration {
+        self.config.lease_ttl / 4
+    }
+
+    /// Another process has our member id: everything ends here.
+    pub(super) fn fence(&self) {
+        self.fenced.store(true, Ordering::Release);
+        self.stop.cancel();
+    }
+
+    /// An error if another process has our member id.
+    pub(super) fn check(&self) -> Result<()> {
+        if !self.fenced.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let why = format!("another process consumes in group {} as member {}", self.group, self.member);
+        Err(Error::new(ErrorKind::Fenced, why))
+    }
+}
+
+/// A name that nobody else has: what names may not contain is replaced, and what is too long cut.
+fn member_id(label: &str, incarnation: &str) -> Result<MemberId> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let room = millstream_core::name::MAX_NAME_LEN - incarnation.len() - 1;
+    let label: String = label.chars().map(|c| if allowed(c) { c } else { '_' }).take(room).collect();
+    MemberId::new(format!("{label}-{incarnation}"))
+}
+
+/// What the loops of one topic share.
+pub(super) struct Subscription {
+    pub(super) context: Arc<Context>,
+    pub(super) topic: TopicSpec,
+    pub(super) handler: Handler,
+    pub(super) upkeep: Vec<Arc<dyn Upkeep>>,
+}
+
+impl Deref for Subscription {
+    type Target = Context;
+
+    fn deref(&self) -> &Context {
+        &self.context
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_label_makes_a_name() {
+        let incarnation = Uuid::nil().simple().to_string();
+        for (label, name) in [("billing 1/ü", "billing_1__-"), ("", "-"), ("a.b-c_D9", "a.b-c_D9-")] {
+            assert_eq!(
+                member_id(label, &incarnation).expect("a name").as_str(),
+                format!("{name}{incarnation}")
+            );
+        }
+        let long = member_id(&"ü".repeat(500), &incarnation).expect("a name");
+        assert_eq!(long.as_str().len(), 128);
+        assert!(long.as_str().ends_with(&incarnation));
+    }
 }

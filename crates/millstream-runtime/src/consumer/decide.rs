@@ -1,6 +1,9 @@
 //! What to tell the log: a pure function of what the handler said and the policies.
 
+use std::time::Duration;
+
 use millstream_core::event::Handled;
+use millstream_core::log::Note;
 use millstream_core::policy::{Decision, Failure, FailureKind, Verdict as Judgement};
 use millstream_core::{BoxError, DeadLetterPolicy, MessageId, Outcome, Reason, RetryPolicy, Settlement};
 
@@ -14,11 +17,13 @@ pub(super) struct Policies<'a> {
 
 /// Which attempt this was, of which message.
 #[derive(Clone, Copy)]
-pub(super) struct Attempt {
+pub(super) struct Attempt<'a> {
     pub(super) number: u32,
     pub(super) origin: MessageId,
     /// The source of jitter.
     pub(super) entropy: u64,
+    /// If the message waits in its place for its next attempt: who notes that. Else it is parked.
+    pub(super) in_place: Option<&'a str>,
 }
 
 /// A panic as an error, so that policies can look at it.
@@ -26,27 +31,44 @@ pub(super) struct Attempt {
 #[error("handler panicked: {0}")]
 struct Panicked(String);
 
+/// A timeout as an error, so that policies can look at it.
+#[derive(Debug, thiserror::Error)]
+#[error("handler timed out after {0:?}")]
+struct TimedOut(Duration);
+
 /// What to tell the log, and what to tell observers.
-pub(super) fn decide(verdict: Verdict, attempt: Attempt, policies: &Policies<'_>) -> (Settlement, Handled) {
+pub(super) fn decide(
+    verdict: &Verdict,
+    attempt: Attempt<'_>,
+    policies: &Policies<'_>,
+) -> (Settlement, Handled) {
     // What was never handed to the handler has not used this attempt.
     let unseen = attempt.number.saturating_sub(1);
     match verdict {
         Verdict::Said(Outcome::Ack) => (Settlement::Ack, Handled::Acked),
-        Verdict::Said(Outcome::Retry(error)) => failed(&error, FailureKind::Error, None, attempt, policies),
+        Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt, policies),
         Verdict::Said(Outcome::RetryAfter(after, error)) => {
-            failed(&error, FailureKind::Error, Some(after), attempt, policies)
+            failed(error, FailureKind::Error, Some(*after), attempt, policies)
         }
         Verdict::Said(Outcome::DeadLetter(error)) => {
-            give_up(Reason::Rejected, attempt.number, text_of(&error), attempt, policies)
+            give_up(Reason::Rejected, attempt.number, text_of(error), attempt, policies)
         }
         Verdict::Panicked(message) => {
-            let error: BoxError = Box::new(Panicked(message));
+            let error: BoxError = Box::new(Panicked(message.clone()));
             failed(&error, FailureKind::Panic, None, attempt, policies)
         }
+        Verdict::TimedOut(after) => {
+            let error: BoxError = Box::new(TimedOut(*after));
+            failed(&error, FailureKind::Timeout, None, attempt, policies)
+        }
         Verdict::Undecodable(error) => {
-            give_up(Reason::Undecodable, unseen, text_of(&error), attempt, policies)
+            give_up(Reason::Undecodable, unseen, text_of(error), attempt, policies)
         }
         Verdict::Malformed(why) => give_up(Reason::Malformed, unseen, why.to_string(), attempt, policies),
+        Verdict::Crashed(processes) => {
+            let error = format!("{processes} processes ended while handling it");
+            give_up(Reason::Crashed, attempt.number, error, attempt, policies)
+        }
         Verdict::Said(other) => {
             // An outcome of a newer core than this runtime: the message is kept rather than guessed about.
             let error = format!("unknown outcome {other:?}");
@@ -58,8 +80,8 @@ pub(super) fn decide(verdict: Verdict, attempt: Attempt, policies: &Policies<'_>
 fn failed(
     error: &BoxError,
     kind: FailureKind,
-    wish: Option<std::time::Duration>,
-    attempt: Attempt,
+    wish: Option<Duration>,
+    attempt: Attempt<'_>,
     policies: &Policies<'_>,
 ) -> (Settlement, Handled) {
     let failure = Failure::new(attempt.number, kind, &**error, attempt.entropy);
@@ -68,8 +90,14 @@ fn failed(
             let after = wish.unwrap_or(after);
             let next = attempt.number.saturating_add(1);
             let error = text_of(error);
-            let retry = Settlement::Retry { after, attempt: next, origin: attempt.origin, error };
-            (retry, Handled::Retried)
+            let again = match attempt.in_place {
+                None => Settlement::Retry { after, attempt: next, origin: attempt.origin, error },
+                // It was settled, in a sense: what was suspected of it is over.
+                Some(by) => {
+                    Settlement::Hold(Note { attempt: next, after, suspicions: 0, by: by.to_owned(), error })
+                }
+            };
+            (again, Handled::Retried)
         }
         Decision::GiveUp => give_up(Reason::Exhausted, attempt.number, text_of(error), attempt, policies),
     }
@@ -79,7 +107,7 @@ fn give_up(
     reason: Reason,
     attempts: u32,
     error: String,
-    attempt: Attempt,
+    attempt: Attempt<'_>,
     policies: &Policies<'_>,
 ) -> (Settlement, Handled) {
     match policies.dead_letters.judge(&reason, attempts, &error) {
@@ -109,17 +137,16 @@ fn text_of(error: &BoxError) -> String {
 mod tests {
     use super::*;
     use millstream_core::policy::{Discard, Fixed, Keep, Never};
-    use std::time::Duration;
 
     const AFTER: Duration = Duration::from_secs(7);
 
-    fn attempt(number: u32) -> Attempt {
-        Attempt { number, origin: MessageId::new(1, 2), entropy: 0 }
+    fn attempt(number: u32) -> Attempt<'static> {
+        Attempt { number, origin: MessageId::new(1, 2), entropy: 0, in_place: None }
     }
 
     fn check(verdict: Verdict, number: u32, retry: &dyn RetryPolicy, keep: bool) -> (Settlement, Handled) {
         let dead_letters: &dyn DeadLetterPolicy = if keep { &Keep } else { &Discard };
-        decide(verdict, attempt(number), &Policies { retry, dead_letters })
+        decide(&verdict, attempt(number), &Policies { retry, dead_letters })
     }
 
     fn dead(reason: Reason, attempts: u32, error: &str) -> Settlement {
@@ -137,6 +164,26 @@ mod tests {
         assert_eq!(check(Verdict::Said(Outcome::retry("no")), 3, &policy, true), given_up);
         let wish = Outcome::retry_after(Duration::ZERO, "no");
         assert_eq!(check(Verdict::Said(wish), 3, &policy, true), given_up, "a wish is an attempt too");
+    }
+
+    #[test]
+    fn what_waits_in_its_place_is_noted_and_given_up_like_the_rest() {
+        let policies = Policies { retry: &Fixed::new(AFTER).attempts(3), dead_letters: &Keep };
+        let check = |number| {
+            let attempt = Attempt { in_place: Some("me"), ..attempt(number) };
+            decide(&Verdict::Said(Outcome::retry("no")), attempt, &policies)
+        };
+        let note = Note { attempt: 3, after: AFTER, suspicions: 0, by: "me".into(), error: "no".into() };
+        assert_eq!(check(2), (Settlement::Hold(note), Handled::Retried));
+        assert_eq!(check(3), (dead(Reason::Exhausted, 3, "no"), Handled::Dead));
+    }
+
+    #[test]
+    fn time_and_crashes_are_told() {
+        let letter = dead(Reason::Exhausted, 1, "handler timed out after 7s");
+        assert_eq!(check(Verdict::TimedOut(AFTER), 1, &Never, true), (letter, Handled::Dead));
+        let letter = dead(Reason::Crashed, 2, "3 processes ended while handling it");
+        assert_eq!(check(Verdict::Crashed(3), 2, &Never, true), (letter, Handled::Dead));
     }
 
     #[test]

@@ -1,91 +1,340 @@
-//! The dispatch loop: one message after the other to the handler.
+//! The dispatch loop: hands the messages of one partition to handlers, as many at once and in the order that is set.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
+use futures_util::FutureExt;
+use millstream_core::Settlement;
 use millstream_core::event::{Event, Handled};
-use millstream_core::log::{Entry, Receipt};
-use millstream_core::{Settlement, wire};
+use millstream_core::log::Receipt;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::PollSemaphore;
 
-use super::context::Context;
+use super::context::Subscription;
 use super::decide::{Attempt, Policies, decide};
+use super::fetch::Read;
 use super::guard::Guard;
-use super::handler::Verdict;
-use crate::delivery::About;
+use super::handler::Handler;
+use super::in_flight::InFlight;
+use super::job::{Job, handle};
+use super::lanes::{By, Lanes, Ticket};
+use super::owned::Owned;
+use super::waits::Waits;
+use super::{Concurrency, RetryOrder};
 use crate::report::Counts;
 
-/// Hands the messages of one partition to the handler, one after the other.
+/// What the dispatch loop of one partition works with.
 pub(super) struct Dispatcher {
-    pub(super) context: Arc<Context>,
+    pub(super) context: Arc<Subscription>,
     pub(super) guard: Arc<Guard>,
-    pub(super) entries: UnboundedReceiver<Entry>,
+    pub(super) in_flight: Arc<InFlight>,
+    pub(super) entries: UnboundedReceiver<Read>,
     pub(super) settlements: UnboundedSender<(Receipt, Settlement)>,
+    /// From the settler: these notes are written.
+    pub(super) written: UnboundedReceiver<Receipt>,
 }
 
 impl Dispatcher {
-    pub(super) async fn run(mut self) {
-        while self.run_once().await {}
-    }
-
-    /// Handles one message. False when the consumer stops or the lease is lost: what was read and not started
-    /// stays pending, and the next owner gets it first.
-    async fn run_once(&mut self) -> bool {
-        let ready = async {
-            let entry = self.entries.recv().await?;
-            self.guard.live().await.then_some(entry)
-        };
-        let entry = tokio::select! {
-            biased;
-            () = self.context.stop.cancelled() => return false,
-            () = self.guard.lost().cancelled() => return false,
-            entry = ready => entry,
-        };
-        let Some(entry) = entry else { return false };
-        let receipt = entry.receipt;
-        let settlement = tokio::select! {
-            biased;
-            () = self.context.kill.cancelled() => return false,
-            settlement = self.handle(entry) => settlement,
-        };
-        // A closed channel means that the lease is lost: nobody would accept the settlement.
-        self.settlements.send((receipt, settlement)).is_ok()
-    }
-
-    async fn handle(&self, entry: Entry) -> Settlement {
-        let context = &*self.context;
-        let lease = self.guard.lease();
-        let decoded = wire::decode(entry.receipt, &entry.fields, &context.config.limits);
-        let attempt = Attempt { number: decoded.attempt, origin: decoded.origin, entropy: fastrand::u64(..) };
-        let started = Instant::now();
-        let verdict = match (decoded.envelope, lease.partition()) {
-            (Ok(envelope), Ok((topic_partition, group))) => {
-                let about = About {
-                    topic_partition: topic_partition.clone(),
-                    group: group.clone(),
-                    id: entry.receipt.id,
-                    origin: decoded.origin,
-                    attempt: decoded.attempt,
-                    deliveries: entry.deliveries,
-                    epoch: lease.epoch,
-                    last_error: decoded.error,
-                    key: envelope.key,
-                    headers: envelope.headers,
-                };
-                (context.handler)(about, envelope.payload).await
+    /// Works until the consumer stops or the lease is lost; then waits for the handlers that run. What was read and
+    /// not started stays pending, and the next owner gets it first.
+    pub(super) async fn run(self) {
+        let _alarm = Alarm(self.guard.clone());
+        match Owned::new(&self.context.context, &self.guard) {
+            Ok(owned) => {
+                let mut dispatch = Dispatch::new(self, owned);
+                while dispatch.run_once().await {}
+                dispatch.end().await;
             }
-            (Err(malformed), _) => Verdict::Malformed(malformed),
-            (_, Err(error)) => Verdict::Undecodable(Box::new(error)),
+            Err(error) => {
+                tracing::error!(%error, "a partition cannot be worked on");
+                self.guard.revoke();
+            }
+        }
+    }
+}
+
+/// A policy of the user's that panics ends this loop. The partition must not hang then, but be taken up anew.
+struct Alarm(Arc<Guard>);
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.revoke();
+        }
+    }
+}
+
+/// Jobs that a handler gets together: one, or a batch.
+type Unit = Vec<(Ticket, Job)>;
+
+/// The state of the loop.
+pub(super) struct Dispatch {
+    pub(super) links: Dispatcher,
+    pub(super) owned: Arc<Owned>,
+    lanes: Lanes<Job>,
+    pub(super) waits: Waits,
+    /// What starts next. A batch is filled until it is full or `full_at` has come.
+    pub(super) picked: Unit,
+    full_at: Instant,
+    running: JoinSet<(Unit, Duration)>,
+    /// Our place in the queue for handlers, if their number is limited.
+    turns: Option<PollSemaphore>,
+    /// Whether handlers run here, one after the other, or as tasks, so that they can use several threads.
+    inline: bool,
+    warned: bool,
+}
+
+impl Dispatch {
+    fn new(links: Dispatcher, owned: Owned) -> Self {
+        let config = &links.context.config;
+        let (by, at_once) = match (config.concurrency, config.retry_order) {
+            // Keys have lanes so that one can wait; but they go one at a time, in the order of the partition.
+            (Concurrency::Serial, RetryOrder::BlockKey) => (By::Key, 1),
+            (Concurrency::Serial, _) => (By::Partition, 1),
+            (Concurrency::PerKey(at_once), _) => (By::Key, at_once),
+            (Concurrency::Unordered(at_once), _) => (By::Entry, at_once),
         };
+        let turns = links.context.gates.handlers().map(|handlers| PollSemaphore::new(handlers.clone()));
+        Self {
+            links,
+            owned: Arc::new(owned),
+            lanes: Lanes::new(by, at_once),
+            waits: Waits::default(),
+            picked: Vec::new(),
+            full_at: Instant::now(),
+            running: JoinSet::new(),
+            turns,
+            inline: at_once == 1,
+            warned: false,
+        }
+    }
+
+    /// Takes in what there is and starts one unit, or waits until something changes. False when the consumer stops
+    /// or the lease is lost.
+    async fn run_once(&mut self) -> bool {
+        self.look_around();
+        self.pick();
+        let complete = self.is_complete();
+        if complete && self.picked[0].0.alone {
+            return self.try_suspect().await;
+        }
+        let links = &mut self.links;
+        let guard = &links.guard;
+        let stopped = links.context.kill.is_cancelled()
+            || guard.revoked().is_cancelled()
+            || guard.lost().is_cancelled();
+        if !stopped && complete && self.turns.is_none() && guard.live().now_or_never() == Some(true) {
+            // As a rule there is nothing to wait for. Others on this thread get their share all the same.
+            tokio::task::coop::consume_budget().await;
+            return self.start(None).await;
+        }
+        let filled = (!self.picked.is_empty() && !complete).then_some(self.full_at);
+        let wake = self.waits.next().into_iter().chain(filled).min();
+        let woken = async {
+            match wake {
+                Some(wake) => sleep_until(wake).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = links.context.kill.cancelled() => return false,
+            () = links.guard.revoked().cancelled() => return false,
+            () = links.guard.lost().cancelled() => return false,
+            Some(ended) = self.running.join_next() => self.ended(ended),
+            Some(receipt) = links.written.recv() => self.waits.written(receipt, Instant::now()),
+            turn = turn(&links.guard, &mut self.turns), if complete => {
+                let Some(permit) = turn else { return false };
+                if permit.is_some() {
+                    // Others that have just started one may queue up again, too, before we do.
+                    tokio::task::yield_now().await;
+                }
+                return self.start(permit).await;
+            }
+            Some(read) = links.entries.recv() => self.take_in(read),
+            () = woken => {}
+        }
+        true
+    }
+
+    /// Takes notice of whatever happened, without waiting.
+    fn look_around(&mut self) {
+        while let Ok(read) = self.links.entries.try_recv() {
+            self.take_in(read);
+        }
+        while let Some(ended) = self.running.try_join_next() {
+            self.ended(ended);
+        }
+        while let Ok(receipt) = self.links.written.try_recv() {
+            self.waits.written(receipt, Instant::now());
+        }
+        if self.waits.next().is_some() {
+            let now = Instant::now();
+            while let Some(lane) = self.waits.ended(now) {
+                self.lanes.unblock(lane);
+            }
+        }
+    }
+
+    fn take_in(&mut self, read: Read) {
+        for entry in read.entries {
+            let job = Job::new(entry, &self.links.context.config.limits, read.suspects);
+            if !job.left.is_zero() {
+                if !self.waits_in_place(&job) {
+                    // Noted by somebody who keeps another order: here it is parked, like all that failed.
+                    let Job { receipt, origin, attempt, last_error, left: after, .. } = job;
+                    let error = last_error.unwrap_or_default();
+                    self.settle(receipt, Settlement::Retry { after, attempt, origin, error });
+                    continue;
+                }
+                self.waits.for_rest(job.receipt, job.left, Instant::now());
+            }
+            let key = job.key().cloned();
+            self.lanes.push(key.as_ref(), job.suspect.is_some(), job);
+        }
+    }
+
+    /// Whether this message waits in its place for its next attempt, and others behind it. One without a key has
+    /// nobody behind it, unless that is the whole partition.
+    fn waits_in_place(&self, job: &Job) -> bool {
+        match self.links.context.config.retry_order {
+            RetryOrder::Skip => false,
+            RetryOrder::BlockKey => job.key().is_some(),
+            RetryOrder::BlockPartition => true,
+        }
+    }
+
+    /// Picks what starts next, and puts lanes aside that have to wait.
+    fn pick(&mut self) {
+        let (size, wait) = match &self.links.context.handler {
+            Handler::Each(_) => (1, Duration::ZERO),
+            Handler::Batch(batch, _) => (batch.size, batch.wait),
+        };
+        while self.picked.len() < size {
+            let first = self.picked.is_empty();
+            let next = if first { self.lanes.next() } else { self.lanes.also() };
+            let Some((ticket, job)) = next else { break };
+            let receipt = job.receipt;
+            if self.waits.is_over(receipt, Instant::now) {
+                if first && size > 1 {
+                    self.full_at = Instant::now() + wait;
+                }
+                self.picked.push((ticket, job));
+                continue;
+            }
+            match self.lanes.block(ticket, job.suspect.is_some(), job) {
+                Some(lane) => self.waits.blocks(receipt, lane),
+                // Its lane runs in this batch: it comes up again after that.
+                None => break,
+            }
+        }
+        if self.links.context.config.retry_order == RetryOrder::Skip {
+            return;
+        }
+        if self.links.in_flight.blocked(self.lanes.blocked()) && !self.warned {
+            self.warned = true;
+            let Owned { topic_partition, group, .. } = &*self.owned;
+            let messages = self.lanes.blocked();
+            tracing::warn!(%topic_partition, %group, messages, "too many wait behind messages that failed: no more is read");
+        }
+    }
+
+    /// Whether what is picked is to start now.
+    fn is_complete(&self) -> bool {
+        let Some((ticket, _)) = self.picked.first() else { return false };
+        match &self.links.context.handler {
+            Handler::Each(_) => true,
+            Handler::Batch(batch, _) => {
+                ticket.alone || self.picked.len() >= batch.size || Instant::now() >= self.full_at
+            }
+        }
+    }
+
+    /// Hands what is picked to the handler.
+    pub(super) async fn start(&mut self, permit: Option<OwnedSemaphorePermit>) -> bool {
+        if self.owned.cancelled.is_cancelled()
+            && let Ok(owned) = Owned::new(&self.links.context.context, &self.links.guard)
+        {
+            // The lease could not be relied on for a while. For what starts from now on it can.
+            self.owned = Arc::new(owned);
+        }
+        let started = Instant::now();
+        let keep = self.links.context.config.retry_order != RetryOrder::Skip;
+        let mut unit = std::mem::take(&mut self.picked);
+        let (context, owned) = (&self.links.context, &self.owned);
+        if !self.inline && unit.first().is_some_and(|(ticket, _)| !ticket.alone) {
+            let (context, owned) = (context.clone(), owned.clone());
+            self.running.spawn(async move {
+                handle(&context, &owned, &mut unit, keep).await;
+                drop(permit);
+                (unit, started.elapsed())
+            });
+            return true;
+        }
+        tokio::select! {
+            biased;
+            () = context.kill.cancelled() => {
+                self.picked = unit;
+                return false;
+            }
+            () = handle(context, owned, &mut unit, keep) => {}
+        }
+        self.finish(&mut unit, started.elapsed());
+        // For the next one, which then needs none of its own.
+        self.picked = unit;
+        true
+    }
+
+    fn ended(&mut self, ended: Result<(Unit, Duration), JoinError>) {
+        match ended {
+            Ok((mut unit, elapsed)) => self.finish(&mut unit, elapsed),
+            Err(error) => {
+                tracing::error!(%error, "handling a message ended abnormally");
+                self.links.guard.revoke();
+            }
+        }
+    }
+
+    pub(super) fn finish(&mut self, unit: &mut Unit, elapsed: Duration) {
+        for (ticket, job) in unit.drain(..) {
+            self.finish_one(ticket, job, elapsed);
+        }
+    }
+
+    fn finish_one(&mut self, ticket: Ticket, mut job: Job, elapsed: Duration) {
+        // Without a verdict it was not handled, because the end is near: it stays pending, and its lane closed.
+        let Some(said) = job.said.take() else { return };
+        let context = &self.links.context;
         let policies =
             Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
-        let (settlement, handled) = decide(verdict, attempt, &policies);
-        self.tell(attempt.number, handled, started);
-        settlement
+        let in_place = self.waits_in_place(&job).then_some(&*context.incarnation);
+        let attempt =
+            Attempt { number: job.attempt, origin: job.origin, entropy: fastrand::u64(..), in_place };
+        let (settlement, handled) = decide(said.verdict(), attempt, &policies);
+        self.tell(attempt.number, handled, elapsed);
+        let receipt = job.receipt;
+        match &settlement {
+            Settlement::Hold(note) => {
+                job.note(note);
+                job.suspect = None;
+                self.waits.after_note(receipt, note.after);
+                self.lanes.put_back(ticket, false, job);
+            }
+            _ => self.lanes.done(ticket),
+        }
+        self.settle(receipt, settlement);
     }
 
-    fn tell(&self, attempt: u32, handled: Handled, started: Instant) {
-        let counts = &self.context.counts;
+    pub(super) fn settle(&self, receipt: Receipt, settlement: Settlement) {
+        // A closed channel means that the lease is lost: nobody would accept it.
+        let _ = self.links.settlements.send((receipt, settlement));
+    }
+
+    fn tell(&self, attempt: u32, handled: Handled, elapsed: Duration) {
+        let counts = &self.links.context.counts;
         let counter = match handled {
             Handled::Acked => &counts.acked,
             Handled::Retried => &counts.retried,
@@ -93,10 +342,29 @@ impl Dispatcher {
             _ => &counts.discarded,
         };
         Counts::add(counter, 1);
-        if let Ok((topic_partition, group)) = self.guard.lease().partition() {
-            let elapsed = started.elapsed();
-            let event = Event::Handled { topic_partition, group, attempt, handled, elapsed };
-            self.context.observer.observe(&event);
+        let Owned { topic_partition, group, .. } = &*self.owned;
+        let event = Event::Handled { topic_partition, group, attempt, handled, elapsed };
+        self.links.context.observer.observe(&event);
+    }
+
+    /// Lets the handlers that run end, up to the time when they are given up.
+    async fn end(mut self) {
+        while !self.running.is_empty() {
+            tokio::select! {
+                biased;
+                () = self.links.context.kill.cancelled() => return,
+                Some(ended) = self.running.join_next() => self.ended(ended),
+            }
         }
     }
+}
+
+/// Waits for our turn among the handlers of the consumer, and until the lease can be relied on. `None` if it is lost.
+async fn turn(guard: &Guard, turns: &mut Option<PollSemaphore>) -> Option<Option<OwnedSemaphorePermit>> {
+    let permit = match turns {
+        // The place in the queue is kept when this is dropped and asked again.
+        Some(turns) => Some(std::future::poll_fn(|cx| turns.poll_acquire(cx)).await?),
+        None => None,
+    };
+    guard.live().await.then_some(permit)
 }

@@ -8,21 +8,30 @@ use millstream_core::log::{Entry, Fetched, Receipt};
 use millstream_core::{Reader, Settlement};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::context::Context;
+use super::context::Subscription;
 use super::guard::Guard;
 use super::in_flight::InFlight;
 use crate::trouble::Trouble;
 
+/// Entries on their way to the dispatcher.
+pub(super) struct Read {
+    pub(super) entries: Vec<Entry>,
+    /// The owner before ended without a word while it had these: one of them may be why.
+    pub(super) suspects: bool,
+}
+
 /// Reads one partition. It is the only one who does.
 pub(super) struct Fetcher {
-    pub(super) context: Arc<Context>,
+    pub(super) context: Arc<Subscription>,
     pub(super) guard: Arc<Guard>,
     pub(super) in_flight: Arc<InFlight>,
     /// To the dispatcher. Bounded by the room in flight.
-    pub(super) entries: UnboundedSender<Entry>,
+    pub(super) entries: UnboundedSender<Read>,
     /// To the settler: pending entries without a body are done.
     pub(super) settlements: UnboundedSender<(Receipt, Settlement)>,
     pub(super) reader: Option<Box<dyn Reader>>,
+    /// What was pending when the lease was granted has been read. What is pending later is our own.
+    pub(super) caught_up: bool,
 }
 
 impl Fetcher {
@@ -46,15 +55,17 @@ impl Fetcher {
             }
         };
         tokio::select! {
-            () = work => {}
-            () = context.stop.cancelled() => {}
+            biased;
+            () = guard.revoked().cancelled() => {}
             () = guard.lost().cancelled() => {}
+            () = work => {}
         }
     }
 
     /// Waits for room, reads once, and hands on what was read.
     async fn run_once(&mut self) -> Result<()> {
         let room = self.in_flight.room().await;
+        self.in_flight.begin_read();
         let fetched = match self.fetch(room).await {
             Ok(fetched) => fetched,
             Err(error) => {
@@ -68,6 +79,7 @@ impl Fetcher {
         };
         if !fetched.pending {
             self.in_flight.end_rewind();
+            self.caught_up = true;
         }
         self.hand_on(fetched)
     }
@@ -100,9 +112,8 @@ impl Fetcher {
         if !entries.is_empty() {
             let messages = entries.len();
             observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
-        }
-        for entry in entries {
-            let _ = self.entries.send(entry);
+            let suspects = pending && !self.caught_up && self.guard.lease().abandoned;
+            let _ = self.entries.send(Read { entries, suspects });
         }
         Ok(())
     }

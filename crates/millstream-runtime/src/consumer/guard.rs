@@ -1,6 +1,6 @@
 //! The holder's own view of a lease: a deadline that needs nobody's answer.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::Lease;
@@ -15,32 +15,56 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug)]
 pub(super) struct Guard {
     lease: Lease,
-    /// Up to when the lease may be relied on.
-    deadline: Mutex<Instant>,
+    view: Mutex<View>,
     renewed: Notify,
     lost: CancellationToken,
+    revoked: CancellationToken,
+}
+
+#[derive(Debug)]
+struct View {
+    /// Up to when the lease may be relied on.
+    deadline: Instant,
+    /// Cancelled when that is over. After a renewal that came too late there is a new one.
+    cancelled: CancellationToken,
 }
 
 impl Guard {
     /// A lease that was asked for at `asked`.
     pub(super) fn new(lease: Lease, asked: Instant) -> Self {
-        let deadline = Mutex::new(deadline(lease.ttl, asked));
-        Self { lease, deadline, renewed: Notify::new(), lost: CancellationToken::new() }
+        let view = View { deadline: deadline(lease.ttl, asked), cancelled: CancellationToken::new() };
+        Self {
+            lease,
+            view: Mutex::new(view),
+            renewed: Notify::new(),
+            lost: CancellationToken::new(),
+            revoked: CancellationToken::new(),
+        }
     }
 
     pub(super) fn lease(&self) -> &Lease {
         &self.lease
     }
 
+    fn view(&self) -> MutexGuard<'_, View> {
+        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A renewal that was asked for at `asked` was granted.
     pub(super) fn renewed(&self, asked: Instant) {
-        *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline(self.lease.ttl, asked);
+        let mut view = self.view();
+        view.deadline = view.deadline.max(deadline(self.lease.ttl, asked));
+        if view.cancelled.is_cancelled() && Instant::now() < view.deadline && !self.lost.is_cancelled() {
+            view.cancelled = CancellationToken::new();
+        }
+        drop(view);
         self.renewed.notify_waiters();
     }
 
     /// Somebody else has it, for certain.
     pub(super) fn lose(&self) {
         self.lost.cancel();
+        self.view().cancelled.cancel();
     }
 
     /// Cancelled when somebody else has it.
@@ -48,8 +72,40 @@ impl Guard {
         &self.lost
     }
 
+    /// Gives the partition back: read no more, end what has started.
+    pub(super) fn revoke(&self) {
+        self.revoked.cancel();
+    }
+
+    /// Cancelled when the partition is to be given back.
+    pub(super) fn revoked(&self) -> &CancellationToken {
+        &self.revoked
+    }
+
+    /// For a handler that starts now: cancelled when the lease is lost, and when nobody can say any more that it is
+    /// not. It stays cancelled.
+    pub(super) fn cancelled(&self) -> CancellationToken {
+        self.view().cancelled.clone()
+    }
+
+    /// When [`expire`](Self::expire) is to be called; `None` if that has happened and no renewal came since.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let view = self.view();
+        (!view.cancelled.is_cancelled()).then_some(view.deadline)
+    }
+
+    /// Tells handlers if the lease cannot be relied on any more. True if they were told now.
+    pub(super) fn expire(&self) -> bool {
+        let view = self.view();
+        let over = Instant::now() >= view.deadline && !view.cancelled.is_cancelled();
+        if over {
+            view.cancelled.cancel();
+        }
+        over
+    }
+
     fn is_live(&self) -> bool {
-        Instant::now() < *self.deadline.lock().unwrap_or_else(PoisonError::into_inner)
+        Instant::now() < self.view().deadline
     }
 
     /// Waits until the lease can be relied on: at once as a rule, until the next renewal if one failed.
@@ -65,8 +121,9 @@ impl Guard {
                 return true;
             }
             tokio::select! {
-                () = renewed => {}
+                biased;
                 () = self.lost.cancelled() => return false,
+                () = renewed => {}
             }
         }
     }
@@ -106,7 +163,28 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_lost_lease_is_never_live() {
         let guard = guard();
+        let token = guard.cancelled();
         guard.lose();
         assert!(!guard.live().await);
+        guard.renewed(Instant::now());
+        assert!(!guard.live().await, "not by an answer that came late either");
+        assert!(token.is_cancelled() && guard.cancelled().is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn handlers_are_told_at_the_deadline_and_later_ones_begin_anew() {
+        let guard = guard();
+        let token = guard.cancelled();
+        assert_eq!(guard.deadline(), Some(Instant::now() + Duration::from_secs(8)));
+        assert!(!guard.expire());
+        tokio::time::advance(Duration::from_secs(8)).await;
+        assert!(guard.expire() && token.is_cancelled());
+        assert!(!guard.expire(), "once");
+        assert_eq!(guard.deadline(), None);
+        let long_ago = Instant::now() - Duration::from_secs(8);
+        guard.renewed(long_ago);
+        assert!(guard.cancelled().is_cancelled(), "an answer that took longer than the lease lives");
+        guard.renewed(Instant::now());
+        assert!(token.is_cancelled() && !guard.cancelled().is_cancelled());
     }
 }

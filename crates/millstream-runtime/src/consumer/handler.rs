@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -10,6 +11,7 @@ use futures_util::future::BoxFuture;
 use millstream_core::wire::Malformed;
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 
+use super::batch::BatchConfig;
 use crate::delivery::{About, Delivery};
 
 /// What came of a message, before policies have judged it.
@@ -19,14 +21,50 @@ pub(super) enum Verdict {
     Said(Outcome),
     /// The handler panicked with this message.
     Panicked(String),
+    /// The handler took longer than this.
+    TimedOut(Duration),
     /// The codec could not read the payload.
     Undecodable(BoxError),
     /// The entry is not a message.
     Malformed(Malformed),
+    /// So many processes ended over it.
+    Crashed(u32),
 }
 
+/// A verdict on one message, or one on all of a batch.
+#[derive(Debug)]
+pub(super) enum Said {
+    Own(Verdict),
+    Shared(Arc<Verdict>),
+}
+
+impl Said {
+    pub(super) fn verdict(&self) -> &Verdict {
+        match self {
+            Self::Own(verdict) => verdict,
+            Self::Shared(verdict) => verdict,
+        }
+    }
+}
+
+/// A message for a handler.
+pub(super) struct Input {
+    pub(super) about: About,
+    pub(super) payload: Bytes,
+}
+
+/// Handles one message, for as long as the timeout allows. `None`: it was not handled, and stays pending.
+pub(super) type Call = dyn Fn(Input, Option<Duration>) -> BoxFuture<'static, Option<Verdict>> + Send + Sync;
+
+/// Handles several. One verdict for each.
+pub(super) type BatchCall =
+    dyn Fn(Vec<Input>, Option<Duration>) -> BoxFuture<'static, Vec<Said>> + Send + Sync;
+
 /// A handler of any payload type.
-pub(super) type Handler = Arc<dyn Fn(About, Bytes) -> BoxFuture<'static, Verdict> + Send + Sync>;
+pub(super) enum Handler {
+    Each(Box<Call>),
+    Batch(BatchConfig, Box<BatchCall>),
+}
 
 /// Takes the payload type off: decodes, calls, and catches panics of both.
 pub(super) fn erase<T, F, Fut>(codec: &'static dyn Codec<T>, handler: F) -> Handler
@@ -37,7 +75,7 @@ where
     Fut::Output: IntoOutcome,
 {
     let handler = Arc::new(handler);
-    Arc::new(move |about, payload| {
+    Handler::Each(Box::new(move |Input { about, payload }, timeout| {
         let handler = handler.clone();
         let handle = async move {
             match codec.decode(&payload) {
@@ -48,16 +86,30 @@ where
                 Err(error) => Verdict::Undecodable(error),
             }
         };
-        // A handler that panicked is not used further for this message; what it shares with other calls is its
-        // author's care, as with threads.
-        Box::pin(AssertUnwindSafe(handle).catch_unwind().map(|verdict| match verdict {
-            Ok(verdict) => verdict,
-            Err(panic) => Verdict::Panicked(text_of(&*panic)),
-        }))
-    })
+        Box::pin(guarded(handle, timeout).map(|said| Some(said.unwrap_or_else(|failed| failed))))
+    }))
 }
 
-fn text_of(panic: &(dyn Any + Send)) -> String {
+/// Runs a handler, catches its panic, and gives it up (drops it) when the time is over.
+///
+/// A handler that panicked is not used further for this message; what it shares with other calls is its author's
+/// care, as with threads.
+pub(super) async fn guarded<R>(
+    handler: impl Future<Output = R>,
+    timeout: Option<Duration>,
+) -> Result<R, Verdict> {
+    // The handler is dropped inside of what is guarded: that may panic, too.
+    let handle = async move {
+        match timeout {
+            None => Ok(handler.await),
+            Some(after) => tokio::time::timeout(after, handler).await.map_err(|_| Verdict::TimedOut(after)),
+        }
+    };
+    let caught = AssertUnwindSafe(handle).catch_unwind().await;
+    caught.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(&*panic))))
+}
+
+pub(super) fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }

@@ -1,131 +1,216 @@
-//! Ownership: takes the leases of partitions that nobody has, and keeps a worker for each.
+//! The ownership loop: gives back what others should own, takes what we should, and keeps a worker for each partition.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use millstream_core::error::Result;
 use millstream_core::leases::Acquired;
-use millstream_core::{Resource, TopicPartition};
+use millstream_core::{Partition, Resource, TopicPartition};
+use tokio::sync::watch;
 use tokio::task::{self, JoinSet};
-use tokio::time::{Instant, sleep, timeout};
-use uuid::Uuid;
+use tokio::time::{Instant, sleep_until, timeout};
 
-use super::context::Context;
+use super::chase::Chases;
+use super::context::Subscription;
 use super::guard::Guard;
+use super::held::Held;
+use super::membership::{Target, within};
 use super::worker;
 use crate::trouble::Trouble;
 
-/// The longest pause between two looks at partitions that others own.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The shortest one, so that a lease that is about to end is not asked for in a busy loop.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+/// The most leases that are asked for at once.
+const AT_ONCE: usize = 32;
+/// When a partition whose worker has ended is asked for again. Whatever ended it may end the next one too: no hurry.
+const NO_HURRY: Duration = Duration::from_millis(50);
 /// What workers get to end when handlers were given up.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The leases that are held now.
-#[derive(Clone, Default)]
-pub(super) struct Guards(Arc<Mutex<BTreeMap<TopicPartition, Arc<Guard>>>>);
-
-impl Guards {
-    pub(super) fn all(&self) -> Vec<Arc<Guard>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
-    }
-
-    fn has(&self, topic_partition: &TopicPartition) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains_key(topic_partition)
-    }
-
-    fn insert(&self, topic_partition: TopicPartition, guard: Arc<Guard>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(topic_partition, guard);
-    }
-
-    fn remove(&self, topic_partition: &TopicPartition) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(topic_partition);
-    }
-}
-
-/// Takes what is free of one topic for one group.
+/// Makes what is held what should be.
 ///
-/// So far one instance takes all partitions, and others stand by until a lease ends.
+/// Whoever should not own a partition any more stops reading it, lets the handlers that have started end, and releases
+/// the lease: that has no deadline, and the lease is renewed meanwhile. Whoever should own it asks until then.
 pub(super) struct Ownership {
-    context: Arc<Context>,
-    guards: Guards,
+    context: Arc<Subscription>,
+    held: Held,
+    target: watch::Receiver<Target>,
+    /// What we should own.
+    wanted: BTreeSet<Partition>,
+    chases: Chases,
+    requests: FuturesUnordered<BoxFuture<'static, Option<Answer>>>,
     workers: JoinSet<()>,
     /// Which partition a worker works on, also if it panics.
-    partitions: HashMap<task::Id, TopicPartition>,
+    partitions: HashMap<task::Id, Partition>,
+    /// What is worked on, and what is being given back.
+    owned: BTreeMap<Partition, Arc<Guard>>,
+    trouble: Trouble,
+    /// Since when the consumer is to stop.
+    stopping: Option<Instant>,
+}
+
+/// The answer to one request for a lease.
+struct Answer {
+    partition: Partition,
+    answer: Result<Found>,
+}
+
+/// How a partition was found.
+enum Found {
+    Free(Arc<Guard>),
+    /// Somebody has it, for so long unless it is renewed.
+    Held(Duration),
 }
 
 impl Ownership {
-    pub(super) fn new(context: Arc<Context>, guards: Guards) -> Self {
-        Self { context, guards, workers: JoinSet::new(), partitions: HashMap::new() }
+    pub(super) fn new(context: Arc<Subscription>, held: Held, target: watch::Receiver<Target>) -> Self {
+        Self {
+            context,
+            held,
+            target,
+            wanted: BTreeSet::new(),
+            chases: Chases::default(),
+            requests: FuturesUnordered::new(),
+            workers: JoinSet::new(),
+            partitions: HashMap::new(),
+            owned: BTreeMap::new(),
+            trouble: Trouble::new("acquire"),
+            stopping: None,
+        }
     }
 
-    /// Acquires until the consumer stops; then waits for the workers, up to the shutdown timeout.
+    /// Works until we have left the group; then waits for the workers, up to the shutdown timeout.
     pub(super) async fn run(mut self) {
-        let mut trouble = Trouble::new("acquire");
-        let context = self.context.clone();
-        while !context.stop.is_cancelled() {
-            let pause = match self.run_once().await {
-                Ok(pause) => {
-                    trouble.over(&*context.observer, None);
-                    pause
-                }
-                Err(error) => trouble.met(&error, &*context.observer, None),
-            };
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = context.stop.cancelled() => {}
-                Some(ended) = self.workers.join_next_with_id() => {
-                    self.forget(ended);
-                    // Whatever ended it may end the next one too: no hurry.
-                    sleep(SHORTEST_PAUSE).await;
-                }
-            }
-        }
-        let patience = context.config.shutdown_timeout;
-        if timeout(patience, self.wait()).await.is_err() {
+        while self.run_once().await {}
+        self.aim(BTreeSet::new());
+        let since = self.stopping.unwrap_or_else(Instant::now);
+        let patience = self.context.config.shutdown_timeout.saturating_sub(since.elapsed());
+        if timeout(patience, self.drain()).await.is_err() {
             tracing::warn!(?patience, "handlers did not end in time and are given up");
-            context.kill.cancel();
-            if timeout(KILL_TIMEOUT, self.wait()).await.is_err() {
+            self.context.kill.cancel();
+            if timeout(KILL_TIMEOUT, self.drain()).await.is_err() {
                 tracing::error!("a handler blocks its thread and cannot be given up: left behind");
             }
         }
     }
 
-    /// Asks for every partition that is not ours. Gives back how long nothing can change.
-    async fn run_once(&mut self) -> Result<Duration> {
-        let mut pause = LONGEST_PAUSE;
+    /// Asks for what is due, and waits for the next thing to happen. False if we have left the group.
+    async fn run_once(&mut self) -> bool {
+        self.ask();
         let context = self.context.clone();
-        for topic_partition in context.topic.iter() {
-            if context.stop.is_cancelled() {
-                break;
+        let next = self.chases.next().filter(|_| self.requests.len() < AT_ONCE);
+        let due = async {
+            match next {
+                Some(next) => sleep_until(next).await,
+                None => std::future::pending().await,
             }
-            if self.guards.has(&topic_partition) {
-                continue;
+        };
+        tokio::select! {
+            biased;
+            () = context.stop.cancelled(), if self.stopping.is_none() => {
+                self.stopping = Some(Instant::now());
+                // What we have we keep until others are to have it; more we do not take.
+                self.chases.retain(|_| false);
             }
-            let resource = Resource::partition(topic_partition.clone(), context.group.clone());
-            let nonce = Uuid::new_v4().simple().to_string();
-            let asked = Instant::now();
-            let ttl = context.config.lease_ttl;
-            match context.backend.leases.acquire(&resource, &context.owner, &nonce, ttl).await? {
-                Acquired::Granted(lease) => self.work(topic_partition, Guard::new(lease, asked)),
-                Acquired::Held(holder) => pause = pause.min(holder.expires_in),
+            changed = self.target.changed() => return self.retarget(changed.is_ok()).await,
+            Some(ended) = self.workers.join_next_with_id(), if !self.workers.is_empty() => self.forget(ended),
+            Some(answer) = self.requests.next(), if !self.requests.is_empty() => self.answered(answer),
+            () = due => {}
+        }
+        true
+    }
+
+    async fn retarget(&mut self, heard: bool) -> bool {
+        if !heard {
+            tracing::error!("the membership loop ended abnormally: partitions are kept as they are");
+            self.context.stop.cancelled().await;
+            return false;
+        }
+        let target = self.target.borrow_and_update().clone();
+        match target {
+            Target::Unknown => {}
+            Target::Own(wanted) => self.aim(wanted),
+            Target::Left => return false,
+        }
+        true
+    }
+
+    /// Begins to give back what is not wanted any more, and to ask for what is.
+    fn aim(&mut self, wanted: BTreeSet<Partition>) {
+        self.wanted = wanted;
+        for (partition, guard) in &self.owned {
+            if !self.wanted.contains(partition) {
+                guard.revoke();
             }
         }
-        Ok(pause.max(SHORTEST_PAUSE))
+        self.chases.retain(|partition| self.wanted.contains(&partition));
+        let now = Instant::now();
+        for partition in &self.wanted {
+            if self.stopping.is_none() && !self.owned.contains_key(partition) {
+                self.chases.start(*partition, now, now);
+            }
+        }
     }
 
-    fn work(&mut self, topic_partition: TopicPartition, guard: Guard) {
-        let guard = Arc::new(guard);
-        self.guards.insert(topic_partition.clone(), guard.clone());
+    /// Asks for what is due, as far as there are not too many questions under way.
+    fn ask(&mut self) {
+        while self.requests.len() < AT_ONCE
+            && let Some((partition, nonce)) = self.chases.take(Instant::now())
+        {
+            let (context, held) = (self.context.clone(), self.held.clone());
+            self.requests.push(Box::pin(async move {
+                let answer = acquire(context, held, partition, nonce).await;
+                Some(Answer { partition, answer })
+            }));
+        }
+    }
+
+    fn answered(&mut self, answer: Option<Answer>) {
+        let Some(Answer { partition, answer }) = answer else { return };
+        let now = Instant::now();
+        match answer {
+            Ok(found) => {
+                self.trouble.over(&*self.context.observer, None);
+                match found {
+                    Found::Free(guard) => self.granted(partition, guard),
+                    Found::Held(expires_in) => self.chases.held(partition, now, expires_in),
+                }
+            }
+            Err(error) => {
+                let pause = self.trouble.met(&error, &*self.context.observer, None);
+                self.chases.failed(partition, now + pause);
+            }
+        }
+    }
+
+    fn granted(&mut self, partition: Partition, guard: Arc<Guard>) {
+        let wanted = self.wanted.contains(&partition) && self.stopping.is_none();
+        // Owned still: the worker before has given it back, and has not ended yet.
+        if !wanted || self.owned.contains_key(&partition) {
+            let (context, held) = (self.context.clone(), self.held.clone());
+            self.requests.push(Box::pin(async move {
+                worker::release(&context, guard.lease()).await;
+                held.remove(partition, &guard);
+                None
+            }));
+            return;
+        }
+        self.chases.end(partition);
+        self.owned.insert(partition, guard.clone());
         let task = self.workers.spawn(worker::run(self.context.clone(), guard));
-        self.partitions.insert(task.id(), topic_partition);
+        self.partitions.insert(task.id(), partition);
     }
 
-    async fn wait(&mut self) {
-        while let Some(ended) = self.workers.join_next_with_id().await {
-            self.forget(ended);
+    /// Waits until nothing is held and nothing can be granted any more.
+    async fn drain(&mut self) {
+        while !self.workers.is_empty() || !self.requests.is_empty() {
+            tokio::select! {
+                biased;
+                Some(ended) = self.workers.join_next_with_id(), if !self.workers.is_empty() => self.forget(ended),
+                Some(answer) = self.requests.next(), if !self.requests.is_empty() => self.answered(answer),
+            }
         }
     }
 
@@ -134,11 +219,43 @@ impl Ownership {
             Ok((id, ())) => *id,
             Err(error) => error.id(),
         };
-        if let Some(topic_partition) = self.partitions.remove(&id) {
-            self.guards.remove(&topic_partition);
-            if let Err(error) = ended {
-                tracing::error!(%topic_partition, %error, "a worker ended abnormally and will be started again");
-            }
+        let Some(partition) = self.partitions.remove(&id) else { return };
+        if let Some(guard) = self.owned.remove(&partition) {
+            self.held.remove(partition, &guard);
+        }
+        if let Err(error) = ended {
+            tracing::error!(%partition, %error, "a worker ended abnormally and will be started again");
+        }
+        if self.wanted.contains(&partition) && self.stopping.is_none() {
+            let now = Instant::now();
+            self.chases.start(partition, now, now + NO_HURRY);
         }
     }
+}
+
+/// Asks for one partition. What is granted is renewed from then on, even if this runtime is blocked.
+async fn acquire(
+    context: Arc<Subscription>,
+    held: Held,
+    partition: Partition,
+    nonce: String,
+) -> Result<Found> {
+    let topic_partition = TopicPartition { topic: context.topic.name.clone(), partition };
+    let resource = Resource::partition(topic_partition, context.group.clone());
+    let heart = context.heart.clone();
+    let found = heart.call(async move {
+        let (leases, owner) = (&context.backend.leases, context.member.as_str());
+        // Taken before the request: the ttl cannot have started earlier.
+        let asked = Instant::now();
+        let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl);
+        Ok(match within(context.patience(), acquired).await? {
+            Acquired::Granted(lease) => {
+                let guard = Arc::new(Guard::new(lease, asked));
+                held.insert(partition, guard.clone());
+                Found::Free(guard)
+            }
+            Acquired::Held(holder) => Found::Held(holder.expires_in),
+        })
+    });
+    found.await
 }

@@ -1,45 +1,84 @@
-//! The renewal loop: all leases of a consumer in one request, three times per ttl.
+//! The renewal loop: all leases of a topic in one request, three times per ttl; and the watch on their deadlines.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_core::Lease;
-use millstream_core::error::ErrorKind;
-use tokio::time::Instant;
+use millstream_core::error::{Error, ErrorKind};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::context::Context;
+use super::context::Subscription;
 use super::guard::Guard;
-use super::ownership::Guards;
+use super::held::Held;
 use crate::trouble::Trouble;
 
 /// Renews the leases of all partitions that are owned. One lost renewal does no harm, two in a row stop dispatch.
 pub(super) struct Renewer {
-    pub(super) context: Arc<Context>,
-    pub(super) guards: Guards,
-    pub(super) trouble: Trouble,
+    context: Arc<Subscription>,
+    held: Held,
+    trouble: Trouble,
 }
 
 impl Renewer {
+    pub(super) fn new(context: Arc<Subscription>, held: Held) -> Self {
+        Self { context, held, trouble: Trouble::new("renew") }
+    }
+
     /// Renews until dropped.
     pub(super) async fn run(mut self) {
-        let period = self.context.config.lease_ttl / 3;
-        let mut ticks = tokio::time::interval(period);
-        // After a stall one renewal is enough: the missed ones would all come at once.
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            ticks.tick().await;
-            self.run_once().await;
+        let held = self.held.clone();
+        let renewals = async {
+            loop {
+                let started = Instant::now();
+                match self.run_once().await {
+                    // After a stall one renewal is enough: the missed ones are not made up for.
+                    Ok(()) => sleep_until(started + self.context.period()).await,
+                    Err(pause) => sleep(pause).await,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = watch_deadlines(&held) => {}
+            () = renewals => {}
         }
     }
 
-    async fn run_once(&mut self) {
-        let guards: Vec<Arc<Guard>> = self.guards.all();
+    /// Renews once. After a failure, how long to pause: less than to the next regular renewal.
+    async fn run_once(&mut self) -> Result<(), Duration> {
+        let mut guards = self.held.all();
+        guards.retain(|guard| !guard.lost().is_cancelled());
         if guards.is_empty() {
-            return;
+            return Ok(());
         }
         let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
         // Taken before the request: the ttl cannot have started earlier.
         let asked = Instant::now();
-        let results = self.context.backend.leases.renew(&leases).await;
+        let limit = self.context.patience();
+        let failed = match timeout(limit, self.context.backend.leases.renew(&leases)).await {
+            Ok(results) => self.note(&guards, results, asked),
+            Err(_) => {
+                Some(Error::new(ErrorKind::Unconfirmed, format!("no answer to a renewal within {limit:?}")))
+            }
+        };
+        match failed {
+            None => {
+                self.trouble.over(&*self.context.observer, None);
+                Ok(())
+            }
+            Some(error) => {
+                let pause = self.trouble.met(&error, &*self.context.observer, None);
+                Err(pause.min(self.context.period()))
+            }
+        }
+    }
+
+    fn note(
+        &self,
+        guards: &[Arc<Guard>],
+        results: Vec<millstream_core::Result<()>>,
+        asked: Instant,
+    ) -> Option<Error> {
         let mut failed = None;
         for (guard, result) in guards.iter().zip(results) {
             match result {
@@ -48,12 +87,31 @@ impl Renewer {
                 Err(error) => failed = Some(error),
             }
         }
-        match failed {
-            None => self.trouble.over(&*self.context.observer, None),
-            // The next tick is the pause.
-            Some(error) => {
-                let _ = self.trouble.met(&error, &*self.context.observer, None);
+        failed
+    }
+}
+
+/// Tells handlers, at the deadline of their lease, that it cannot be relied on any more. A renewal that hangs must
+/// not keep this from happening.
+async fn watch_deadlines(held: &Held) {
+    loop {
+        let mut next = None;
+        for guard in held.all() {
+            if guard.expire() {
+                tracing::warn!(resource = %guard.lease().resource, "not renewed in time: handlers are told");
             }
+            next = next.into_iter().chain(guard.deadline()).min();
+        }
+        let next = async {
+            match next {
+                Some(next) => sleep_until(next).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = held.added() => {}
+            () = next => {}
         }
     }
 }

@@ -6,9 +6,9 @@ use millstream_core::Settlement;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::Receipt;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-use super::context::Context;
+use super::context::Subscription;
 use super::guard::Guard;
 use super::in_flight::InFlight;
 use super::upkeep::Bells;
@@ -19,11 +19,13 @@ const MAX_BATCH: usize = 500;
 
 /// Settles the messages of one partition.
 pub(super) struct Settler {
-    pub(super) context: Arc<Context>,
+    pub(super) context: Arc<Subscription>,
     pub(super) guard: Arc<Guard>,
     pub(super) in_flight: Arc<InFlight>,
     pub(super) settlements: UnboundedReceiver<(Receipt, Settlement)>,
     pub(super) bells: Arc<Bells>,
+    /// To the dispatcher: these notes are written.
+    pub(super) written: UnboundedSender<Receipt>,
     /// What could not be settled yet.
     pub(super) waiting: Vec<(Receipt, Settlement)>,
 }
@@ -37,6 +39,7 @@ impl Settler {
         let partition = guard.lease().partition().ok().map(|(topic_partition, _)| topic_partition);
         while self.collect().await {
             let settled = tokio::select! {
+                biased;
                 settled = self.run_once() => settled,
                 () = guard.lost().cancelled() => return,
             };
@@ -46,10 +49,11 @@ impl Settler {
                 Err(error) => {
                     let pause = trouble.met(&error, &*self.context.observer, partition);
                     tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
-                        () = self.context.kill.cancelled() => return,
-                        () = guard.lost().cancelled() => return,
-                    }
+                    biased;
+                            () = tokio::time::sleep(pause) => {}
+                            () = self.context.kill.cancelled() => return,
+                            () = guard.lost().cancelled() => return,
+                        }
                 }
             }
         }
@@ -59,6 +63,7 @@ impl Settler {
     async fn collect(&mut self) -> bool {
         if self.waiting.is_empty() {
             let first = tokio::select! {
+                biased;
                 first = self.settlements.recv() => first,
                 () = self.guard.lost().cancelled() => None,
             };
@@ -97,7 +102,13 @@ impl Settler {
         let lease = self.guard.lease();
         let settled = self.context.backend.log.settle(lease, &self.waiting[from..]).await?;
         let batch: Vec<_> = self.waiting.drain(from..).collect();
-        self.in_flight.settled(batch.iter().map(|(receipt, _)| *receipt));
+        let is_note = |settlement: &Settlement| matches!(settlement, Settlement::Hold(_));
+        let done = batch.iter().filter(|(_, settlement)| !is_note(settlement)).map(|(receipt, _)| *receipt);
+        self.in_flight.settled(done);
+        for (receipt, _) in batch.iter().filter(|(_, settlement)| is_note(settlement)) {
+            // A closed channel means that the dispatcher has ended.
+            let _ = self.written.send(*receipt);
+        }
         self.bells.settled();
         if batch.iter().any(|(_, settlement)| matches!(settlement, Settlement::Retry { .. })) {
             self.bells.parked();

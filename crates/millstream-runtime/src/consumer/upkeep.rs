@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::context::Context;
+use super::context::Subscription;
 use super::guard::Guard;
 use crate::trouble::Trouble;
 
@@ -37,7 +37,7 @@ impl Bells {
 }
 
 /// Runs all upkeep of one partition until `done` or until the lease is lost.
-pub(super) async fn run(context: &Context, guard: &Guard, bells: &Bells, done: &CancellationToken) {
+pub(super) async fn run(context: &Subscription, guard: &Guard, bells: &Bells, done: &CancellationToken) {
     let loops = context.upkeep.iter().zip(&bells.0).map(|(upkeep, (trigger, bell))| async move {
         let mut keeper = Keeper { context, guard, upkeep: &**upkeep, trouble: Trouble::new(upkeep.name()) };
         loop {
@@ -50,6 +50,7 @@ pub(super) async fn run(context: &Context, guard: &Guard, bells: &Bells, done: &
                 }
             };
             tokio::select! {
+                biased;
                 () = at_latest => {}
                 () = bell.notified() => {
                     if let Trigger::Settled { at_most_every } = trigger {
@@ -60,14 +61,15 @@ pub(super) async fn run(context: &Context, guard: &Guard, bells: &Bells, done: &
         }
     });
     tokio::select! {
-        _ = join_all(loops) => {}
+        biased;
         () = done.cancelled() => {}
         () = guard.lost().cancelled() => {}
+        _ = join_all(loops) => {}
     }
 }
 
 struct Keeper<'a> {
-    context: &'a Context,
+    context: &'a Subscription,
     guard: &'a Guard,
     upkeep: &'a dyn Upkeep,
     trouble: Trouble,

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::Lease;
 use millstream_core::event::Event;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::context::Context;
+use super::context::{Context, Subscription};
 use super::dispatch::Dispatcher;
 use super::fetch::Fetcher;
 use super::guard::Guard;
@@ -29,18 +30,21 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// ```
 ///
 /// Handlers run on a task of their own, so that one that blocks does not keep the rest from working.
-pub(super) async fn run(context: Arc<Context>, guard: Arc<Guard>) {
+pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
     tell(&context, &guard, Change::Assigned);
-    let in_flight = Arc::new(InFlight::new(context.config.prefetch));
+    let in_flight = Arc::new(InFlight::new(context.config.prefetch, context.config.max_blocked));
     let bells = Arc::new(Bells::new(&context.upkeep));
     let (entries, to_dispatch) = mpsc::unbounded_channel();
     let (settlements, to_settle) = mpsc::unbounded_channel();
+    let (written, notes) = mpsc::unbounded_channel();
 
     let dispatcher = Dispatcher {
         context: context.clone(),
         guard: guard.clone(),
+        in_flight: in_flight.clone(),
         entries: to_dispatch,
         settlements: settlements.clone(),
+        written: notes,
     };
     let fetcher = Fetcher {
         context: context.clone(),
@@ -49,6 +53,7 @@ pub(super) async fn run(context: Arc<Context>, guard: Arc<Guard>) {
         entries,
         settlements,
         reader: None,
+        caught_up: false,
     };
     let settler = Settler {
         context: context.clone(),
@@ -56,6 +61,7 @@ pub(super) async fn run(context: Arc<Context>, guard: Arc<Guard>) {
         in_flight: in_flight.clone(),
         settlements: to_settle,
         bells: bells.clone(),
+        written,
         waiting: Vec::new(),
     };
 
@@ -82,13 +88,19 @@ pub(super) async fn run(context: Arc<Context>, guard: Arc<Guard>) {
     if lost {
         return;
     }
-    let release = context.backend.leases.release(guard.lease());
+    release(&context, guard.lease()).await;
+    tell(&context, &guard, Change::Revoked);
+}
+
+/// Gives a lease back.
+pub(super) async fn release(context: &Context, lease: &Lease) {
+    let (leases, released) = (context.backend.leases.clone(), lease.clone());
+    let release = context.heart.call(async move { leases.release(&released).await });
     match tokio::time::timeout(RELEASE_TIMEOUT, release).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "the lease could not be given back, it will run out"),
         Err(_) => tracing::warn!("giving the lease back took too long, it will run out"),
     }
-    tell(&context, &guard, Change::Revoked);
 }
 
 #[derive(Clone, Copy)]

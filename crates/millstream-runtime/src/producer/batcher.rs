@@ -226,6 +226,7 @@ impl Sender {
             tokio::pin!(append);
             loop {
                 tokio::select! {
+                    biased;
                     results = &mut append => break results,
                     Some(command) = self.inbox.recv(), if self.next.appends.len() < self.max_batch => {
                         take(command, &mut self.next, &mut self.closing, &mut self.inbox);

@@ -1,6 +1,10 @@
 //! What the runtime's tests share: a log that fails on command, and an observer that remembers.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test file uses its part")]
 
+pub mod course;
+pub mod group;
+pub mod link;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,8 +12,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::log::{Append, Fetched, Receipt, Settled};
 use millstream_core::{
-    Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Settlement, Topic,
-    TopicPartition,
+    Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Settlement, Start,
+    Topic, TopicPartition,
 };
 use millstream_delay::{Promoter, PromoterConfig};
 use millstream_memory::MemoryBackend;
@@ -83,6 +87,10 @@ impl Log for Shared {
             return Err(Error::new(ErrorKind::Unconfirmed, "scripted"));
         }
         Ok(settled)
+    }
+
+    async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        self.inner.seek(lease, start).await
     }
 
     async fn trim(&self, lease: &Lease) -> Result<usize> {

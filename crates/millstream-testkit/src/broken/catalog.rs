@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Start};
+use millstream_core::topic::MAX_PARTITIONS;
 use millstream_core::{ErrorKind, GroupName, MessageId, Result, TopicName, TopicPartition, TopicSpec};
 
 use super::{Broken, Sabotage};
@@ -19,6 +20,52 @@ impl Catalog for Broken {
                 TopicSpec::new(name.clone(), 1)
             }
             other => other,
+        }
+    }
+
+    async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
+        let inner = &self.inner.catalog;
+        let mut partitions = partitions;
+        match self.sabotage {
+            Sabotage::ExpandStopsAtLimit => partitions = partitions.min(MAX_PARTITIONS),
+            Sabotage::ExpandForgotten => {
+                let stored = inner.topic(name).await?;
+                return TopicSpec::new(name.clone(), partitions.max(stored.partitions));
+            }
+            Sabotage::ExpandShrinks => {
+                inner.expand(name, partitions).await?;
+                return TopicSpec::new(name.clone(), partitions);
+            }
+            Sabotage::UnknownTopicInvented => {
+                inner.create_topic(&TopicSpec::new(name.clone(), 1)?).await?;
+            }
+            _ => {}
+        }
+        let before = inner.topic(name).await?.partitions;
+        let grown = inner.expand(name, partitions).await?;
+        if self.is(Sabotage::ExpandWithoutGroups) {
+            let groups = inner.groups(name).await?;
+            let new = grown.iter().skip(before as usize);
+            let missing = new.flat_map(|tp| groups.iter().map(move |group| (tp.clone(), group.clone())));
+            self.memo().missing.extend(missing);
+        }
+        Ok(grown)
+    }
+
+    async fn count(
+        &self,
+        topic_partition: &TopicPartition,
+        start: Start,
+        end: Option<MessageId>,
+        limit: u64,
+    ) -> Result<u64> {
+        let count =
+            async |start, end, limit| self.inner.catalog.count(topic_partition, start, end, limit).await;
+        match (self.sabotage, start) {
+            (Sabotage::CountIgnoresLimit, _) => count(start, end, u64::MAX).await,
+            (Sabotage::CountIgnoresEnd, _) => count(start, None, limit).await,
+            (Sabotage::CountIncludesStart, Start::After(id)) => count(Start::At(id.ms), end, limit).await,
+            _ => count(start, end, limit).await,
         }
     }
 
@@ -78,6 +125,7 @@ impl Catalog for Broken {
             match self.sabotage {
                 Sabotage::StatsLie => stats.lag = stats.lag.map(|lag| lag + stats.pending),
                 Sabotage::StatsForgetRetries => stats.retrying = 0,
+                Sabotage::StatsForgetPosition => stats.position = None,
                 _ => {}
             }
         }

@@ -29,6 +29,8 @@ impl Leases for Broken {
             Sabotage::ReleaseKeepsTheToken => self.release_at_last(resource).await?,
             _ => {}
         }
+        let again =
+            self.memo().granted.get(resource).is_some_and(|lease| lease.token.as_str().ends_with(&nonce));
         let asked = self.renamed(resource);
         let acquired = self.inner.leases.acquire(&asked, owner, &nonce, granted_for).await?;
         let mut lease = match acquired {
@@ -42,6 +44,12 @@ impl Leases for Broken {
         lease.ttl = ttl;
         if self.is(Sabotage::EpochRepeats) {
             lease.epoch = 1;
+        }
+        match self.sabotage {
+            Sabotage::AbandonedNever => lease.abandoned = false,
+            Sabotage::AbandonedAlways => lease.abandoned = true,
+            Sabotage::AbandonedToldOnce => lease.abandoned &= !again,
+            _ => {}
         }
         self.memo().granted.insert(resource.clone(), lease.clone());
         Ok(Acquired::Granted(lease))

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::catalog::Start;
 use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Source};
 use millstream_core::{Error, ErrorKind, Lease, MessageId, Reason, Result};
 
@@ -71,19 +72,36 @@ impl Log for Broken {
             }
             _ => batch.iter_mut().for_each(|(receipt, settlement)| self.spoil(*receipt, settlement)),
         }
+        let (tp, group) = lease.partition()?;
+        batch.retain_mut(|(receipt, settlement)| match settlement {
+            Settlement::Hold(note) => {
+                let key = (tp.clone(), group.clone(), *receipt);
+                let keep = self.noted(key, &lease.token, note);
+                if self.is(Sabotage::HoldIsAck) {
+                    *settlement = Settlement::Ack;
+                }
+                keep
+            }
+            _ => true,
+        });
         if self.is(Sabotage::DueTimesMerged) {
             merge_due_times(&mut batch);
         }
         let mut settled = self.inner.log.settle(&lease, &batch).await?;
         match self.sabotage {
-            Sabotage::AcksForgotten => settled.applied += count - batch.len(),
+            Sabotage::HoldUnchecked if batch.iter().all(|(_, says)| matches!(says, Settlement::Hold(_))) => {
+                settled = Settled { applied: count, stale: 0 };
+            }
             Sabotage::SettledAlways => settled = Settled { applied: count, stale: 0 },
-            _ => {}
+            // What was confirmed and forgotten.
+            _ => settled.applied += count - batch.len(),
         }
-        if let Ok((tp, group)) = lease.partition() {
-            self.memo().groups.insert((tp.clone(), group.clone()));
-        }
+        self.memo().groups.insert((tp.clone(), group.clone()));
         Ok(settled)
+    }
+
+    async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        self.broken_seek(lease, start).await
     }
 
     async fn trim(&self, lease: &Lease) -> Result<usize> {

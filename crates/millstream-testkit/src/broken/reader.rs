@@ -28,6 +28,7 @@ impl BrokenReader {
 #[async_trait]
 impl Reader for BrokenReader {
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        self.broken.refuse_missing(&self.lease)?;
         let mut fetched = match self.broken.sabotage {
             Sabotage::MaxIgnored => self.inner.fetch(max * 3, wait).await?,
             Sabotage::WaitIgnored => self.inner.fetch(max, Duration::ZERO).await?,
@@ -162,12 +163,14 @@ impl BrokenReader {
                         receipt: Receipt { source: Source::Log, id: *id },
                         deliveries: 1,
                         fields: fields.clone(),
+                        note: None,
                     });
                     fetched.entries = again.collect();
                 }
             }
             _ => {}
         }
+        memo.spoil_notes(self.broken.sabotage, &self.lease, fetched)?;
         let trimmed = memo.trimmed.get(tp).copied().unwrap_or_default();
         fetched.entries.retain(|e| e.receipt.source == Source::Retry || e.receipt.id > trimmed);
         Ok(())

@@ -1,5 +1,7 @@
 //! The catalog role: topics, groups, and how they stand.
 
+pub(super) mod growing;
+
 use std::time::Duration;
 
 use millstream_core::catalog::{PartitionStats, Start};
@@ -20,6 +22,7 @@ suite!("catalog":
     a_group_starts_with_the_oldest_entry_by_default,
     a_group_can_start_with_what_comes_next,
     a_group_can_start_above_an_id,
+    a_group_can_start_at_a_time,
     creating_a_group_tells_whether_it_is_new,
     creating_a_group_again_leaves_it_where_it_is,
     a_group_grows_with_its_topic,
@@ -27,6 +30,7 @@ suite!("catalog":
     restoring_a_group_that_is_there_does_nothing,
     stats_of_an_untouched_topic_are_zero,
     stats_agree_with_what_happened,
+    the_position_of_a_group_is_told,
 );
 
 async fn the_first_to_create_a_topic_wins(h: Harness) -> Verdict {
@@ -111,6 +115,26 @@ async fn a_group_can_start_with_what_comes_next(h: Harness) -> Verdict {
 async fn a_group_can_start_above_an_id(h: Harness) -> Verdict {
     let read = read_from(&h, |ids| Start::After(ids[1])).await?;
     equal!(read, [2, 3, 4], "entries read from above the second");
+    Ok(())
+}
+
+async fn a_group_can_start_at_a_time(h: Harness) -> Verdict {
+    let topic = h.topic(1).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    let elsewhere = h.partition().await?;
+    let early = h.append_n(&tp, 3).await?;
+    h.clock_passes(&elsewhere, early[2].ms).await?;
+    let late = h.append_n(&tp, 3).await?;
+    let all = [early.clone(), late.clone()].concat();
+    for (name, ms, expected) in
+        [("past", 0, &all), ("exact", late[0].ms, &late), ("between", early[2].ms + 1, &late)]
+    {
+        let group = GroupName::new(name)?;
+        h.backend.catalog.create_group(&topic, &group, Start::At(ms)).await?;
+        let mut owner = h.own(&tp, &group, LONG).await?;
+        equal!(ids(&owner.take(expected.len()).await?), expected[..], "what a group reads from {ms}");
+        owner.nothing("everything was read").await?;
+    }
     Ok(())
 }
 
@@ -201,7 +225,12 @@ async fn stats_of_an_untouched_topic_are_zero(h: Harness) -> Verdict {
     let topic = h.topic(3).await?;
     let group = GroupName::new("group")?;
     h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
-    let expected: Vec<_> = (0..3).map(|n| PartitionStats::empty(Partition(n))).collect();
+    let untouched = |n| {
+        let mut stats = PartitionStats::empty(Partition(n));
+        stats.position = Some(MessageId::ZERO);
+        stats
+    };
+    let expected: Vec<_> = (0..3).map(untouched).collect();
     expect_stats(&h.backend.catalog.stats(&topic, &group).await?, &expected)
 }
 
@@ -212,7 +241,7 @@ async fn stats_agree_with_what_happened(h: Harness) -> Verdict {
     for group in [&worker, &watcher] {
         h.backend.catalog.create_group(&topic, group, Start::Earliest).await?;
     }
-    h.append_n(&partitions[0], 10).await?;
+    let last = h.append_n(&partitions[0], 10).await?[9];
     h.append_n(&partitions[1], 4).await?;
     let mut owner = h.own(&partitions[0], &worker, LONG).await?;
     let entries = owner.take(8).await?;
@@ -222,24 +251,51 @@ async fn stats_agree_with_what_happened(h: Harness) -> Verdict {
     owner.settle(entries[4].receipt, dead(Reason::Rejected, 1, entries[4].receipt.id)).await?;
     owner.promote(1).await?;
 
-    let stats = |n: u32, [length, lag, pending, retrying, dead]: [u64; 5]| {
+    let stats = |n: u32, position: MessageId, [length, lag, pending, retrying, dead]: [u64; 5]| {
         let mut stats = PartitionStats::empty(Partition(n));
-        (stats.length, stats.lag) = (length, Some(lag));
+        (stats.length, stats.position, stats.lag) = (length, Some(position), Some(lag));
         (stats.pending, stats.retrying, stats.dead) = (pending, retrying, dead);
         stats
     };
     let catalog = &h.backend.catalog;
-    let untouched = stats(1, [4, 4, 0, 0, 0]);
+    let (read, zero) = (entries[7].receipt.id, MessageId::ZERO);
+    let untouched = stats(1, zero, [4, 4, 0, 0, 0]);
     let found = catalog.stats(&topic, &worker).await?;
-    expect_stats(&found, &[stats(0, [10, 2, 3, 2, 1]), untouched.clone()])?;
-    expect_stats(&catalog.stats(&topic, &watcher).await?, &[stats(0, [10, 10, 0, 0, 0]), untouched.clone()])?;
+    expect_stats(&found, &[stats(0, read, [10, 2, 3, 2, 1]), untouched.clone()])?;
+    expect_stats(
+        &catalog.stats(&topic, &watcher).await?,
+        &[stats(0, zero, [10, 10, 0, 0, 0]), untouched.clone()],
+    )?;
 
     // The due retry and the rest are handed out, everything but the parked one is done.
     let rest = owner.take(3).await?;
     let found = catalog.stats(&topic, &worker).await?;
-    expect_stats(&found, &[stats(0, [10, 0, 6, 1, 1]), untouched.clone()])?;
+    expect_stats(&found, &[stats(0, last, [10, 0, 6, 1, 1]), untouched.clone()])?;
     owner.ack(&rest).await?;
     owner.ack(&entries[5..]).await?;
     let found = catalog.stats(&topic, &worker).await?;
-    expect_stats(&found, &[stats(0, [10, 0, 0, 1, 1]), untouched])
+    expect_stats(&found, &[stats(0, last, [10, 0, 0, 1, 1]), untouched])
+}
+
+async fn the_position_of_a_group_is_told(h: Harness) -> Verdict {
+    let topic = h.topic(1).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    let position = async |group: &GroupName| {
+        let stats = h.backend.catalog.stats(&topic, group).await?;
+        Ok::<_, Violation>(stats.first().map(|stats| stats.position))
+    };
+    let [oldest, newest, never] = ["oldest", "newest", "never"].map(GroupName::new);
+    let (oldest, newest) = (oldest?, newest?);
+    let appended = h.append_n(&tp, 4).await?;
+    h.backend.catalog.create_group(&topic, &oldest, Start::Earliest).await?;
+    h.backend.catalog.create_group(&topic, &newest, Start::Latest).await?;
+    equal!(position(&never?).await?, Some(None), "where a group stands that is not there");
+    equal!(position(&oldest).await?, Some(Some(MessageId::ZERO)), "where a group stands at the beginning");
+    equal!(position(&newest).await?, Some(Some(appended[3])), "where a group stands at the end");
+    let mut owner = h.own(&tp, &oldest, LONG).await?;
+    let entries = owner.take(2).await?;
+    equal!(position(&oldest).await?, Some(Some(appended[1])), "where a group stands that has read two");
+    owner.ack(&entries).await?;
+    equal!(position(&oldest).await?, Some(Some(appended[1])), "where a group stands that has settled two");
+    Ok(())
 }

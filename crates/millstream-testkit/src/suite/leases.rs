@@ -26,6 +26,8 @@ suite!("leases":
     releasing_after_a_takeover_is_fenced_and_harmless,
     epochs_grow_with_every_grant,
     resources_are_independent,
+    a_lease_that_was_given_back_was_not_abandoned,
+    a_lease_that_was_never_given_back_was_abandoned,
 );
 
 async fn resource(h: &Harness) -> Result<Resource, Violation> {
@@ -231,5 +233,43 @@ async fn resources_are_independent(h: Harness) -> Verdict {
         let holder = h.backend.leases.holder(&lease.resource).await?;
         equal!(holder.map(|holder| holder.epoch), Some(lease.epoch), "the holder of {}", lease.resource);
     }
+    Ok(())
+}
+
+async fn a_lease_that_was_given_back_was_not_abandoned(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    for grant in 0..3 {
+        let lease = h.granted(&resource, LONG).await?;
+        ensure!(!lease.abandoned, "grant {grant} is said to be of an abandoned lease");
+        h.renew(&lease).await??;
+        h.backend.leases.release(&lease).await?;
+    }
+    Ok(())
+}
+
+async fn a_lease_that_was_never_given_back_was_abandoned(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    h.granted(&resource, BRIEF).await?;
+    let mut patience = h.patience("the lease to run out");
+    while h.backend.leases.holder(&resource).await?.is_some() {
+        patience.pause().await?;
+    }
+    // Also if it goes to somebody of the same name; and the same request is told the same.
+    let nonce = h.unique("nonce");
+    let mut last = None;
+    for time in 0..3 {
+        match h.backend.leases.acquire(&resource, "testkit", &nonce, LONG).await? {
+            Acquired::Granted(lease) => {
+                ensure!(lease.abandoned, "asked {time} times before, the lease is said to be given back");
+                last = Some(lease);
+            }
+            held @ Acquired::Held(_) => return Err(Violation::new(format!("not granted: {held:?}"))),
+        }
+    }
+    // It is told of the owner right before, not of any before that.
+    if let Some(lease) = last {
+        h.backend.leases.release(&lease).await?;
+    }
+    ensure!(!h.granted(&resource, LONG).await?.abandoned, "abandoned, though the last owner released it");
     Ok(())
 }

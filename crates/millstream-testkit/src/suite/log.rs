@@ -1,7 +1,9 @@
-//! The log role: append, fetch, settle, trim.
+//! The log role: append, fetch, settle, hold, seek, trim.
 
 mod fencing;
+mod holding;
 mod reading;
+mod seeking;
 mod settling;
 mod trimming;
 mod waiting;
@@ -10,5 +12,14 @@ use super::suite;
 use crate::case::Case;
 
 pub(super) fn cases() -> Vec<Case> {
-    [reading::cases(), waiting::cases(), settling::cases(), fencing::cases(), trimming::cases()].concat()
+    [
+        reading::cases(),
+        waiting::cases(),
+        settling::cases(),
+        holding::cases(),
+        fencing::cases(),
+        seeking::cases(),
+        trimming::cases(),
+    ]
+    .concat()
 }

@@ -2,17 +2,20 @@
 
 use std::time::Duration;
 
+use millstream_core::catalog::Start;
 use millstream_core::{ErrorKind, Reason, Settlement};
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{BRIEF, Harness, LONG, QUIET};
-use crate::owner::{dead, ids, retry};
+use crate::owner::{dead, hold, ids, retry};
 
 suite!("log":
     a_stale_token_reads_nothing,
     a_reader_that_waited_through_a_takeover_reads_nothing,
     a_stale_token_settles_nothing,
+    a_stale_token_holds_nothing,
+    a_stale_token_seeks_nowhere,
     a_stale_token_trims_nothing,
     a_lease_that_ran_out_works_until_somebody_takes_it,
 );
@@ -80,6 +83,41 @@ async fn a_stale_token_settles_nothing(h: Harness) -> Verdict {
     equal!((promoted.moved, promoted.next), (0, None), "what is parked");
     let letters = h.backend.dead_letters.list(&tp, &group, millstream_core::MessageId::ZERO, 10).await?;
     equal!(letters.len(), 0, "dead letters");
+    Ok(())
+}
+
+async fn a_stale_token_holds_nothing(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.brief_owner(&tp, "group", BRIEF).await?;
+    h.append_n(&tp, 2).await?;
+    let entries = owner.take(2).await?;
+    let mut next = h.takeover(&owner.lease).await?;
+    let batch = [(entries[0].receipt, hold(2, Duration::ZERO))];
+    refused(
+        h.backend.log.settle(&owner.lease, &batch).await,
+        ErrorKind::Fenced,
+        "a hold after the takeover",
+    )?;
+    for entry in next.take(2).await? {
+        equal!(entry.note, None, "the note of an entry after a refused hold");
+    }
+    Ok(())
+}
+
+async fn a_stale_token_seeks_nowhere(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.brief_owner(&tp, "group", BRIEF).await?;
+    let appended = h.append_n(&tp, 4).await?;
+    owner.take(2).await?;
+    let mut next = h.takeover(&owner.lease).await?;
+    for start in [Start::Earliest, Start::Latest] {
+        let sought = h.backend.log.seek(&owner.lease, start).await;
+        refused(sought, ErrorKind::Fenced, "a seek after the takeover")?;
+    }
+    let pending = next.take(2).await?;
+    equal!(ids(&pending), appended[..2], "what is pending");
+    ensure!(pending.iter().all(|entry| entry.deliveries == 2), "a refused seek did something: {pending:?}");
+    equal!(ids(&next.take(2).await?), appended[2..], "what is new");
     Ok(())
 }
 

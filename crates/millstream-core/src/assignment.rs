@@ -1,0 +1,175 @@
+//! Assignment: who should own which partition; a pure function of the members and of what was assigned before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::members::{Assignment, Member};
+use crate::topic::Partition;
+
+/// Decides who should own which partition.
+///
+/// It must be a pure function: every member may compute it, and the first result that is published holds. All
+/// members of a group should use the same one.
+pub trait Assignor: fmt::Debug + Send + Sync {
+    /// Assigns partitions `0..partitions`. `members` are in the order of their ids and not empty; `previous` is the
+    /// assignment before, which may name members that are gone and partitions that do not exist.
+    ///
+    /// Each member should get an entry, each partition at most one owner. A partition that nobody gets is not
+    /// consumed.
+    fn assign(&self, partitions: u32, members: &[Member], previous: &Assignment) -> Assignment;
+}
+
+/// The default: numbers of partitions that differ by at most one, and as few moves as that allows.
+///
+/// Pinned partitions go first to who wants them (of several, to the smallest id). Nobody gets more than its
+/// [`max_partitions`](Member::max_partitions), pins included; what is left over then is not consumed by anybody.
+/// Within these limits the numbers of partitions of any two members differ by at most one, unless pins force a
+/// difference, and no assignment with these numbers moves fewer partitions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Balanced;
+
+impl Assignor for Balanced {
+    fn assign(&self, partitions: u32, members: &[Member], previous: &Assignment) -> Assignment {
+        let mut free: BTreeSet<Partition> = (0..partitions).map(Partition).collect();
+        let mut held: Vec<Vec<Partition>> = members.iter().map(|member| pins(member, &mut free)).collect();
+        let pinned: Vec<usize> = held.iter().map(Vec::len).collect();
+
+        // What each had before and nobody has pinned: as much of it as its share allows it keeps.
+        let kept: Vec<Vec<Partition>> = members
+            .iter()
+            .map(|member| {
+                let before = previous.get(&member.id).into_iter().flatten();
+                before.copied().filter(|partition| free.remove(partition)).collect()
+            })
+            .collect();
+        let wanted: Vec<usize> = pinned.iter().zip(&kept).map(|(pinned, kept)| pinned + kept.len()).collect();
+        let shares = shares(partitions as usize, members, &pinned, &wanted);
+        for ((held, kept), share) in held.iter_mut().zip(kept).zip(&shares) {
+            let room = share - held.len();
+            for (at, partition) in kept.into_iter().enumerate() {
+                if at < room {
+                    held.push(partition);
+                } else {
+                    free.insert(partition);
+                }
+            }
+        }
+        let mut free = free.into_iter();
+        for (held, share) in held.iter_mut().zip(shares) {
+            let missing = share - held.len();
+            held.extend(free.by_ref().take(missing));
+            held.sort_unstable();
+        }
+        members.iter().map(|member| member.id.clone()).zip(held).collect()
+    }
+}
+
+/// Takes a member's pins out of what is free.
+fn pins(member: &Member, free: &mut BTreeSet<Partition>) -> Vec<Partition> {
+    let limit = member.max_partitions.map_or(usize::MAX, |most| most as usize);
+    let mut pins = Vec::new();
+    for partition in &member.pinned {
+        if pins.len() < limit && free.remove(partition) {
+            pins.push(*partition);
+        }
+    }
+    pins
+}
+
+/// How many partitions each member gets: one after the other is given to whoever has the fewest, and of those to
+/// whoever would have to give one away otherwise.
+fn shares(partitions: usize, members: &[Member], pinned: &[usize], wanted: &[usize]) -> Vec<usize> {
+    let mut shares = pinned.to_vec();
+    let limit = |member: &Member| member.max_partitions.map_or(usize::MAX, |most| most as usize);
+    // Members by share and then by how much they would lose: a heap in the order in which they are served.
+    let mut queue: BTreeMap<(usize, std::cmp::Reverse<usize>, usize), ()> = BTreeMap::new();
+    let place = |at: usize, share: usize| (share, std::cmp::Reverse(wanted[at].saturating_sub(share)), at);
+    for (at, member) in members.iter().enumerate() {
+        if shares[at] < limit(member) {
+            queue.insert(place(at, shares[at]), ());
+        }
+    }
+    let mut left = partitions - pinned.iter().sum::<usize>();
+    while left > 0 {
+        let Some(((_, _, at), ())) = queue.pop_first() else { break };
+        shares[at] += 1;
+        left -= 1;
+        if shares[at] < limit(&members[at]) {
+            queue.insert(place(at, shares[at]), ());
+        }
+    }
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::MemberId;
+    use std::time::Duration;
+
+    fn member(id: &str) -> Member {
+        Member::new(MemberId::new(id).expect("name"), "i", Duration::from_secs(10))
+    }
+
+    fn members(ids: &[&str]) -> Vec<Member> {
+        ids.iter().map(|id| member(id)).collect()
+    }
+
+    fn sizes(assignment: &Assignment) -> Vec<usize> {
+        assignment.values().map(Vec::len).collect()
+    }
+
+    fn moves(before: &Assignment, after: &Assignment) -> usize {
+        let owner = |assignment: &Assignment| -> BTreeMap<Partition, MemberId> {
+            let pairs = assignment.iter().flat_map(|(id, list)| list.iter().map(|p| (*p, id.clone())));
+            pairs.collect()
+        };
+        let before = owner(before);
+        owner(after).iter().filter(|(partition, id)| before.get(partition) != Some(id)).count()
+    }
+
+    #[test]
+    fn members_that_come_and_go_move_as_little_as_balance_allows() {
+        let one = Balanced.assign(32, &members(&["a"]), &Assignment::new());
+        assert_eq!(sizes(&one), [32]);
+        let five = Balanced.assign(32, &members(&["a", "b", "c", "d", "e"]), &one);
+        assert_eq!(sizes(&five), [7, 7, 6, 6, 6]);
+        assert_eq!(moves(&one, &five), 25, "a keeps the larger share that it can");
+        let two = Balanced.assign(32, &members(&["b", "d"]), &five);
+        assert_eq!(sizes(&two), [16, 16]);
+        assert_eq!(moves(&five, &two), 32 - 7 - 6, "what b and d had stays");
+    }
+
+    #[test]
+    fn a_pin_holds_while_its_member_lives_and_a_cap_always() {
+        let mut all = members(&["a", "b", "c"]);
+        all[1] = member("b").pinned_to([Partition(0), Partition(99)]).at_most(2);
+        all[2] = member("c").pinned_to([Partition(0)]);
+        let assignment = Balanced.assign(9, &all, &Assignment::new());
+        assert_eq!(sizes(&assignment), [4, 2, 3]);
+        assert!(assignment[&all[1].id].contains(&Partition(0)), "of two that want it the smaller id");
+        let alone = Balanced.assign(9, &all[1..2], &assignment);
+        assert_eq!(sizes(&alone), [2], "the rest is left over");
+        let later = Balanced.assign(9, &all[2..], &assignment);
+        assert_eq!(sizes(&later), [9]);
+    }
+
+    #[test]
+    fn fewer_partitions_than_members_and_none_at_all() {
+        let all = members(&["a", "b", "c"]);
+        let assignment = Balanced.assign(2, &all, &Assignment::new());
+        assert_eq!(sizes(&assignment), [1, 1, 0]);
+        assert_eq!(sizes(&Balanced.assign(0, &all, &assignment)), [0, 0, 0]);
+    }
+
+    #[test]
+    fn nonsense_in_the_previous_assignment_does_no_harm() {
+        let all = members(&["a", "b"]);
+        let twice = vec![Partition(0), Partition(0), Partition(7)];
+        let previous: Assignment = all.iter().map(|member| (member.id.clone(), twice.clone())).collect();
+        let assignment = Balanced.assign(4, &all, &previous);
+        let mut owned: Vec<u32> = assignment.values().flatten().map(|partition| partition.0).collect();
+        owned.sort_unstable();
+        assert_eq!(owned, [0, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,182 @@
+//! The members role: which instances of a group are alive, and which partitions each of them should own.
+//!
+//! Nothing here is needed for safety: that is the leases' part. A member that is wrongly thought dead, or an
+//! assignment that is wrong for a while, costs a hand-over and nothing else.
+//!
+//! Every change (somebody joined, left or died, the topic has grown) makes a new *version* of the membership. Any
+//! member that sees a version without an assignment may compute one and publish it; the first one wins. So there is
+//! no leader, and all members see the same assignment.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::error::Result;
+use crate::id::MessageId;
+use crate::name::{GroupName, MemberId, TopicName};
+use crate::topic::Partition;
+
+/// One instance of a consumer, as its group knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Member {
+    /// Its name. Two instances that live at the same time must not share one.
+    pub id: MemberId,
+    /// Unique to one start of the instance: tells a restart from a second instance of the same name. 1 to 128 bytes
+    /// without spaces.
+    pub incarnation: String,
+    /// How long it counts as alive after a heartbeat.
+    pub ttl: Duration,
+    /// The most partitions that it wants; `None` means any number.
+    pub max_partitions: Option<u32>,
+    /// Partitions that it wants in any case while it lives: a set, read back in the order of numbers.
+    pub pinned: Vec<Partition>,
+}
+
+impl Member {
+    /// A member without wishes.
+    #[must_use]
+    pub fn new(id: MemberId, incarnation: impl Into<String>, ttl: Duration) -> Self {
+        Self { id, incarnation: incarnation.into(), ttl, max_partitions: None, pinned: Vec::new() }
+    }
+
+    /// The same member, with at most this many partitions.
+    #[must_use]
+    pub fn at_most(self, partitions: u32) -> Self {
+        Self { max_partitions: Some(partitions), ..self }
+    }
+
+    /// The same member, with these partitions in any case.
+    #[must_use]
+    pub fn pinned_to(self, partitions: impl IntoIterator<Item = Partition>) -> Self {
+        Self { pinned: partitions.into_iter().collect(), ..self }
+    }
+}
+
+/// Grows with every change of a membership; a backend decides by how much.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version(pub u64);
+
+/// Names the newest change that an answer has seen: a membership's or an assignment's. [`Watch::changed`] waits for
+/// the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub MessageId);
+
+/// Who should own what. A member without partitions has an entry too. Each list is a set: it is read back in the
+/// order of numbers.
+pub type Assignment = BTreeMap<MemberId, Vec<Partition>>;
+
+/// The answer to a heartbeat: what a member has to know, in a size that does not grow with the group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pulse {
+    /// The version of the membership.
+    pub version: Version,
+    /// The newest change.
+    pub revision: Revision,
+    /// How many members live.
+    pub members: u32,
+    /// How many partitions the topic has now.
+    pub partitions: u32,
+    /// What this member should own; `None` while nobody has published an assignment for this version.
+    pub assigned: Option<Vec<Partition>>,
+    /// When the first member of all dies unless it is heard of again, from now. A heartbeat after that time finds
+    /// out.
+    pub next_expiry: Duration,
+}
+
+impl Pulse {
+    /// An answer as a backend makes it.
+    #[must_use]
+    pub fn new(version: Version, revision: Revision, members: u32, partitions: u32) -> Self {
+        Self { version, revision, members, partitions, assigned: None, next_expiry: Duration::MAX }
+    }
+}
+
+/// A whole group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Roster {
+    /// The version of the membership.
+    pub version: Version,
+    /// The newest change.
+    pub revision: Revision,
+    /// How many partitions the topic has; 0 if there is no such topic.
+    pub partitions: u32,
+    /// All members that live, in the order of their ids.
+    pub members: Vec<Member>,
+    /// The version that `assignment` was published for.
+    pub assigned: Option<Version>,
+    /// The assignment that was published last.
+    pub assignment: Assignment,
+}
+
+/// Knows the members of groups and what they should own.
+#[async_trait]
+pub trait Members: Send + Sync {
+    /// Says that `member` lives, joining the group if it is not in it.
+    ///
+    /// Members whose ttl has passed are dropped on this occasion, but not by a member that was away itself (its own
+    /// ttl has passed too): after an outage of the server nobody is accused by those who come back first.
+    ///
+    /// With `joining`, an instance takes over the id from whoever had it. Without, an id that another incarnation
+    /// has taken is an error. Wishes that differ from those of the heartbeat before make a new version.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if another incarnation has taken the id: this one must stop.
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic is not there;
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
+    async fn heartbeat(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        member: &Member,
+        joining: bool,
+    ) -> Result<Pulse>;
+
+    /// Takes `member` out of the group. Nothing happens if it is not in it, or another incarnation has its id.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()>;
+
+    /// The whole group. Members whose ttl has passed are not shown, though the next heartbeat drops them.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
+    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if what is stored makes no sense.
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster>;
+
+    /// Publishes an assignment for `version`. `false`, and nothing happens, if that is not the version of the
+    /// membership any more, or has an assignment already.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn publish(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        version: Version,
+        assignment: &Assignment,
+    ) -> Result<bool>;
+
+    /// Opens a watch on the group's changes.
+    ///
+    /// # Errors
+    /// Transient ones.
+    async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>>;
+}
+
+/// Waits for changes of one group.
+#[async_trait]
+pub trait Watch: Send {
+    /// Waits up to `wait` until there is a change after `seen`; ends at once if there is one already. Whether
+    /// something changed the next heartbeat tells: this may also end early, or for a change that was seen.
+    ///
+    /// Waiting has no effect: dropping this future is safe.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()>;
+}

@@ -1,0 +1,226 @@
+//! The members role in memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
+use millstream_core::{Error, ErrorKind, GroupName, MemberId, MessageId, Partition, Result, TopicName};
+use tokio::sync::Notify;
+
+use crate::MemoryBackend;
+use crate::backend::breathe;
+use crate::clock::Now;
+
+/// The members of one group, and what they should own.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Membership {
+    members: BTreeMap<MemberId, (Member, Now)>,
+    /// When each member dies, earliest first.
+    expiries: BTreeSet<(Now, MemberId)>,
+    version: Version,
+    revision: Revision,
+    /// How many partitions the topic had at the last heartbeat.
+    partitions: u32,
+    /// What `assignment` was published for.
+    assigned: Option<Version>,
+    assignment: Assignment,
+    /// Wakes who watches, on every new revision.
+    pub(crate) wake: Arc<Notify>,
+}
+
+#[async_trait]
+impl Members for MemoryBackend {
+    async fn heartbeat(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        member: &Member,
+        joining: bool,
+    ) -> Result<Pulse> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        let partitions = state.topic(topic)?.partitions;
+        state.membership(topic, group).heartbeat(member, joining, partitions, now).map_err(|fenced| {
+            Error::new(ErrorKind::Fenced, format!("member {} of {group} on {topic} is {fenced}", member.id))
+        })
+    }
+
+    async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
+        let mut state = self.lock();
+        let now = self.now();
+        let membership = state.membership(topic, group);
+        let mine = |(known, _): &(Member, Now)| known.incarnation == member.incarnation;
+        if membership.members.get(&member.id).is_some_and(mine) {
+            membership.forget(&member.id);
+            membership.changed(true, now);
+        }
+        Ok(())
+    }
+
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+        let state = self.lock();
+        let now = self.now();
+        let mut roster = Roster::default();
+        roster.partitions = state.topic(topic).map_or(0, |topic| topic.partitions);
+        let Some(membership) = state.peek_membership(topic, group) else { return Ok(roster) };
+        (roster.version, roster.revision) = (membership.version, membership.revision);
+        let alive = membership.members.values().filter(|(_, expires)| *expires > now);
+        roster.members = alive.map(|(member, _)| member.clone()).collect();
+        roster.assigned = membership.assigned;
+        roster.assignment.clone_from(&membership.assignment);
+        Ok(roster)
+    }
+
+    async fn publish(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        version: Version,
+        assignment: &Assignment,
+    ) -> Result<bool> {
+        let mut state = self.lock();
+        let now = self.now();
+        let membership = state.membership(topic, group);
+        // Nobody has ever been in a group of version 0.
+        let current = version == membership.version && version != Version::default();
+        if !current || membership.assigned == Some(version) {
+            return Ok(false);
+        }
+        membership.assigned = Some(version);
+        membership.assignment.clone_from(assignment);
+        membership.assignment.values_mut().for_each(in_order);
+        membership.changed(false, now);
+        Ok(true)
+    }
+
+    async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
+        let wake = self.lock().membership(topic, group).wake.clone();
+        Ok(Box::new(MemoryWatch { backend: self.clone(), topic: topic.clone(), group: group.clone(), wake }))
+    }
+}
+
+impl Membership {
+    /// Takes the heartbeat of `member`, or says why not.
+    fn heartbeat(
+        &mut self,
+        member: &Member,
+        joining: bool,
+        partitions: u32,
+        now: Now,
+    ) -> std::result::Result<Pulse, &'static str> {
+        let mut member = member.clone();
+        in_order(&mut member.pinned);
+        let known = self.members.get(&member.id);
+        if !joining && known.is_some_and(|(known, _)| known.incarnation != member.incarnation) {
+            return Err("another instance now");
+        }
+        let away = known.is_some_and(|(_, expires)| *expires <= now);
+        let mut changed = known.is_none_or(|(known, _)| !same_wishes(known, &member));
+        changed |= std::mem::replace(&mut self.partitions, partitions) != partitions;
+        let id = member.id.clone();
+        self.remember(member, now);
+        changed |= if away {
+            // It may be the first to come back after the server was away, so it accuses nobody. But if the others
+            // thought it dead when they planned, or may be about to, they plan again.
+            self.assigned != Some(self.version) || !self.assignment.contains_key(&id)
+        } else {
+            self.drop_dead(now)
+        };
+        if changed {
+            self.changed(true, now);
+        }
+        let members = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
+        let mut pulse = Pulse::new(self.version, self.revision, members, partitions);
+        if self.assigned == Some(self.version) {
+            pulse.assigned = Some(self.assignment.get(&id).cloned().unwrap_or_default());
+        }
+        // Whoever is overdue and was not dropped in this call: there is no hurry to find that out.
+        let later = |(expires, _): &&(Now, MemberId)| *expires > now;
+        if let Some((expires, _)) = self.expiries.iter().find(later) {
+            pulse.next_expiry = expires.since(now);
+        }
+        Ok(pulse)
+    }
+
+    fn remember(&mut self, member: Member, now: Now) {
+        let expires = now.plus(member.ttl);
+        self.forget(&member.id);
+        self.expiries.insert((expires, member.id.clone()));
+        self.members.insert(member.id.clone(), (member, expires));
+    }
+
+    /// Removes a member and tells nobody; `false` if it is not there.
+    pub(crate) fn forget(&mut self, id: &MemberId) -> bool {
+        let Some((_, expires)) = self.members.remove(id) else { return false };
+        self.expiries.remove(&(expires, id.clone()))
+    }
+
+    /// Drops everybody whose ttl has passed; `false` if there is nobody.
+    fn drop_dead(&mut self, now: Now) -> bool {
+        let mut dropped = false;
+        while self.expiries.first().is_some_and(|(expires, _)| *expires <= now) {
+            let Some((_, id)) = self.expiries.pop_first() else { break };
+            self.members.remove(&id);
+            dropped = true;
+        }
+        dropped
+    }
+
+    /// Makes a new revision, and a new version if the membership itself is another one now.
+    fn changed(&mut self, membership: bool, now: Now) {
+        if membership {
+            // As with epochs: by the clock, so that no version comes back after the newest of it was lost.
+            self.version.0 = now.millis().max(self.version.0 + 1);
+        }
+        let Revision(last) = self.revision;
+        self.revision = Revision(last.next().max(MessageId::new(now.millis(), 0)));
+        self.wake.notify_waiters();
+    }
+}
+
+/// Whether nobody has to compute anything anew for this heartbeat. A restart alone is no reason.
+fn same_wishes(known: &Member, member: &Member) -> bool {
+    let wishes = |member: &Member| (member.ttl, member.max_partitions);
+    wishes(known) == wishes(member) && known.pinned == member.pinned
+}
+
+/// Lists of partitions are sets.
+fn in_order(partitions: &mut Vec<Partition>) {
+    partitions.sort_unstable();
+    partitions.dedup();
+}
+
+struct MemoryWatch {
+    backend: MemoryBackend,
+    topic: TopicName,
+    group: GroupName,
+    wake: Arc<Notify>,
+}
+
+#[async_trait]
+impl Watch for MemoryWatch {
+    async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()> {
+        breathe().await;
+        let timeout = tokio::time::sleep(wait);
+        tokio::pin!(timeout);
+        loop {
+            // Before the look, so that what comes right after it wakes us.
+            let woken = self.wake.notified();
+            let revision = {
+                let state = self.backend.lock();
+                state.peek_membership(&self.topic, &self.group).map(|membership| membership.revision)
+            };
+            if revision > Some(seen) {
+                return Ok(());
+            }
+            tokio::select! {
+                biased;
+                () = woken => {}
+                () = &mut timeout => return Ok(()),
+            }
+        }
+    }
+}

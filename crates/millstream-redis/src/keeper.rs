@@ -1,0 +1,91 @@
+//! A thread of its own for what must go on while everything else is busy: leases and heartbeats.
+//!
+//! A connection is served by a task of the runtime that opened it. Handlers that block the threads of the caller's
+//! runtime would stop that task, and with it renewals, whoever asks for them. Nothing but this crate's own requests
+//! runs on this thread, so nothing can hold it up.
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+/// Runs requests on a thread of its own. The thread starts with the first one and ends with this value.
+#[derive(Default)]
+pub(crate) struct Keeper(Mutex<Option<Running>>);
+
+struct Running {
+    runtime: Handle,
+    /// Dropped, it ends the thread.
+    _stop: oneshot::Sender<()>,
+}
+
+impl Keeper {
+    /// Runs `request` over there and waits for what it brings. It goes on if nobody waits any more.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let running = self.runtime()?.spawn(request);
+        running.await.unwrap_or_else(|error| {
+            let why = format!("no answer came, the request may or may not have been done: {error}");
+            Err(Error::new(ErrorKind::Unconfirmed, why))
+        })
+    }
+
+    fn runtime(&self) -> Result<Handle> {
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = &*running {
+            return Ok(running.runtime.clone());
+        }
+        let started = start().map_err(|error| {
+            let what = "no thread can be started for leases";
+            Error::new(ErrorKind::Unavailable, format!("{what}: {error}")).with_source(error)
+        })?;
+        Ok(running.insert(started).runtime.clone())
+    }
+}
+
+fn start() -> std::io::Result<Running> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let (stop, stopped) = oneshot::channel::<()>();
+    // Requests under way and connections end with the runtime. Nobody waits for the thread: it never blocks.
+    thread::Builder::new().name("millstream-keeper".into()).spawn(move || {
+        let _ = runtime.block_on(stopped);
+    })?;
+    Ok(Running { runtime: handle, _stop: stop })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn it_is_one_thread_and_not_the_callers_and_ends_with_its_owner() {
+        let keeper = Keeper::default();
+        let name = || async { Ok(thread::current().name().map(str::to_owned)) };
+        assert_eq!(keeper.run(name()).await.expect("a name").as_deref(), Some("millstream-keeper"));
+        let id = || async { Ok(thread::current().id()) };
+        assert_eq!(keeper.run(id()).await.expect("an id"), keeper.run(id()).await.expect("an id"));
+
+        let (ended, end) = oneshot::channel::<()>();
+        let forever = keeper.runtime().expect("a runtime").spawn(async move {
+            let _ended = ended;
+            std::future::pending::<()>().await;
+        });
+        drop(keeper);
+        assert!(end.await.is_err(), "what it ran is dropped");
+        assert!(forever.await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_panics_is_an_error_and_the_next_one_works() {
+        let keeper = Keeper::default();
+        let error = keeper.run::<()>(async { panic!("boom") }).await.expect_err("a panic");
+        assert_eq!(error.kind(), ErrorKind::Unconfirmed);
+        keeper.run(async { Ok(()) }).await.expect("the thread lives");
+    }
+}

@@ -1,0 +1,80 @@
+//! Notes of pending entries as they stand in the `held` hash: `<due ms> <attempt> <suspicions> <by> <error>`.
+
+use std::time::Duration;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::log::{Note, Source};
+use millstream_core::wire;
+
+/// The longest name of who noted something, in bytes.
+const MAX_BY: usize = 128;
+
+/// The word for a source in fields and arguments.
+pub(crate) fn word(source: Source) -> &'static str {
+    match source {
+        Source::Log => "log",
+        Source::Retry => "retry",
+    }
+}
+
+/// The field of an entry's note.
+pub(crate) fn field(source: Source, id: MessageId) -> String {
+    format!("{}:{id}", word(source))
+}
+
+/// Everything but the due time, which the server counts.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`] if `by` is over its limit or has spaces.
+pub(crate) fn write(note: &Note) -> Result<String> {
+    if note.by.len() > MAX_BY || note.by.contains(char::is_whitespace) {
+        let why = format!("the name {:?} on a note is over {MAX_BY} bytes long or has spaces", note.by);
+        return Err(Error::new(ErrorKind::InvalidConfig, why));
+    }
+    Ok(format!("{} {} {} {}", note.attempt, note.suspicions, note.by, wire::cut(&note.error)))
+}
+
+/// Reads a note at `now_ms` by the server's clock; `None` if it is not one of ours.
+pub(crate) fn read(stored: &[u8], now_ms: u64) -> Option<Note> {
+    let mut words = std::str::from_utf8(stored).ok()?.splitn(5, ' ');
+    let due_ms: u64 = words.next()?.parse().ok()?;
+    let (attempt, suspicions) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let (by, error) = (words.next()?.to_owned(), words.next()?.to_owned());
+    Some(Note { attempt, suspicions, by, error, after: Duration::from_millis(due_ms.saturating_sub(now_ms)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_back() {
+        let note = |by: &str, error: &str| Note {
+            attempt: 3,
+            suspicions: 2,
+            by: by.into(),
+            error: error.into(),
+            after: Duration::from_millis(1_500),
+        };
+        for note in [note("a-1", "it failed: \n twice "), note("", ""), note("b", "é")] {
+            let stored = format!("2500 {}", write(&note).expect("valid"));
+            assert_eq!(read(stored.as_bytes(), 1_000).as_ref(), Some(&note));
+            assert_eq!(read(stored.as_bytes(), 9_000).expect("a note").after, Duration::ZERO);
+        }
+        let long = write(&note("a", &"x".repeat(5_000))).expect("valid");
+        assert_eq!(long.len(), "3 2 a ".len() + wire::MAX_ERROR_LEN);
+        for by in ["a b", "a\n", &"x".repeat(129)] {
+            assert_eq!(write(&note(by, "")).expect_err("refused").kind(), ErrorKind::InvalidConfig);
+        }
+    }
+
+    #[test]
+    fn what_is_no_note_is_none() {
+        let others: [&[u8]; 7] =
+            [b"", b"x", b"1 2 3", b"1 2 3 by", b"-1 2 3 by e", b"1 2 4294967296 by e", b"1 2 3 by \xff"];
+        for other in others {
+            assert_eq!(read(other, 0), None, "{other:?}");
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Batch handlers: several messages of one partition at once.
+
+use std::fmt;
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::{Problems, Result};
+use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
+
+use super::handler::{Handler, Input, Said, Verdict, guarded, text_of};
+use super::{Consumer, ConsumerBuilder};
+use crate::delivery::Delivery;
+use crate::report::Report;
+
+/// How large a batch becomes, and how long it may take to fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BatchConfig {
+    /// The most messages in one batch. Default: 100. What is read ahead
+    /// ([`prefetch`](super::ConsumerConfig::prefetch)) bounds it as well.
+    pub size: usize,
+    /// How long the first message waits for others. Default: 100 ms. Zero takes what is there.
+    pub wait: Duration,
+}
+
+impl Default for BatchConfig {
+    fn default() -> Self {
+        Self { size: 100, wait: Duration::from_millis(100) }
+    }
+}
+
+impl From<(usize, Duration)> for BatchConfig {
+    fn from((size, wait): (usize, Duration)) -> Self {
+        Self { size, wait }
+    }
+}
+
+impl BatchConfig {
+    pub(super) fn check(&self, problems: &mut Problems) {
+        problems.require((1..=10_000).contains(&self.size), || {
+            format!("batch size is {}, 1 to 10000 are allowed", self.size)
+        });
+        problems.require(self.wait <= Duration::from_secs(3600), || {
+            format!("batch wait is {:?}, at most an hour is allowed", self.wait)
+        });
+    }
+}
+
+/// Messages of one partition, in its order. It derefs to a slice, and can be iterated.
+pub struct Batch<T>(Vec<Delivery<T>>);
+
+impl<T> Batch<T> {
+    /// The messages.
+    #[must_use]
+    pub fn into_inner(self) -> Vec<Delivery<T>> {
+        self.0
+    }
+}
+
+impl<T> Deref for Batch<T> {
+    type Target = [Delivery<T>];
+
+    fn deref(&self) -> &[Delivery<T>] {
+        &self.0
+    }
+}
+
+impl<T> IntoIterator for Batch<T> {
+    type Item = Delivery<T>;
+    type IntoIter = std::vec::IntoIter<Delivery<T>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+impl<'a, T> IntoIterator for &'a Batch<T> {
+    type Item = &'a Delivery<T>;
+    type IntoIter = std::slice::Iter<'a, Delivery<T>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl<T> fmt::Debug for Batch<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.0).finish()
+    }
+}
+
+/// What a batch handler says.
+#[derive(Debug)]
+pub enum BatchOutcome {
+    /// The same of all messages.
+    All(Outcome),
+    /// Of each message, in the order of the batch. With another number of outcomes than messages, all of them have
+    /// failed.
+    Each(Vec<Outcome>),
+}
+
+/// What a batch handler may return.
+#[diagnostic::on_unimplemented(
+    message = "a batch handler cannot return `{Self}`",
+    label = "not an outcome of a batch",
+    note = "return for all `()`, an `Outcome`, `Result<(), E>` or `Result<Outcome, E>`; or for each a `Vec` of these, \
+            or a `Result<Vec<_>, E>`, where `E` is an error type, `String` or `anyhow::Error`"
+)]
+pub trait IntoBatchOutcome {
+    /// The outcome it stands for.
+    fn into_batch_outcome(self) -> BatchOutcome;
+}
+
+impl IntoBatchOutcome for BatchOutcome {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        self
+    }
+}
+
+impl IntoBatchOutcome for Outcome {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        BatchOutcome::All(self)
+    }
+}
+
+impl IntoBatchOutcome for () {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        BatchOutcome::All(Outcome::Ack)
+    }
+}
+
+impl<R: IntoBatchOutcome, E: Into<BoxError>> IntoBatchOutcome for std::result::Result<R, E> {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        match self {
+            Ok(said) => said.into_batch_outcome(),
+            Err(error) => BatchOutcome::All(Outcome::retry(error)),
+        }
+    }
+}
+
+impl<O: IntoOutcome> IntoBatchOutcome for Vec<O> {
+    fn into_batch_outcome(self) -> BatchOutcome {
+        BatchOutcome::Each(self.into_iter().map(IntoOutcome::into_outcome).collect())
+    }
+}
+
+impl<T: Send + 'static> ConsumerBuilder<T> {
+    /// Starts the consumer in the background, with a handler that gets several messages of one partition at once:
+    /// up to `size`, or those that came within `wait` after the first.
+    ///
+    /// One outcome goes for all messages, or a `Vec` has one for each. In
+    /// [`Serial`](super::Concurrency::Serial) there is one batch of a partition at a time; otherwise that many
+    /// batches. Where messages are kept in order by key (`PerKey`, or `BlockKey`), no two of a key are in one batch.
+    /// What the codec cannot read is given up and left out.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start).
+    pub async fn start_batch<F, Fut>(self, batch: impl Into<BatchConfig>, handler: F) -> Result<Consumer>
+    where
+        F: Fn(Batch<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoBatchOutcome,
+    {
+        let handler = erase(self.codec(), batch.into(), handler);
+        self.launch(handler).await
+    }
+
+    /// [`start_batch`](Self::start_batch), until `shutdown` is ready.
+    ///
+    /// # Errors
+    /// Those of [`run_until`](Self::run_until).
+    pub async fn run_batch_until<F, Fut>(
+        self,
+        shutdown: impl Future<Output = ()>,
+        batch: impl Into<BatchConfig>,
+        handler: F,
+    ) -> Result<Report>
+    where
+        F: Fn(Batch<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoBatchOutcome,
+    {
+        self.start_batch(batch, handler).await?.until(shutdown).await
+    }
+
+    /// [`start_batch`](Self::start_batch), until this future is dropped; it then stops in the background.
+    ///
+    /// # Errors
+    /// Those of [`run_until`](Self::run_until).
+    pub async fn run_batch<F, Fut>(self, batch: impl Into<BatchConfig>, handler: F) -> Result<Report>
+    where
+        F: Fn(Batch<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoBatchOutcome,
+    {
+        self.run_batch_until(std::future::pending(), batch, handler).await
+    }
+}
+
+/// Takes the payload type off: decodes each message, calls with those that can be read, and catches panics of both.
+fn erase<T, F, Fut>(codec: &'static dyn Codec<T>, config: BatchConfig, handler: F) -> Handler
+where
+    T: Send + 'static,
+    F: Fn(Batch<T>) -> Fut + Send + Sync + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoBatchOutcome,
+{
+    let handler = Arc::new(handler);
+    let call = move |inputs: Vec<Input>, timeout| {
+        let handler = handler.clone();
+        Box::pin(async move {
+            let mut batch = Vec::with_capacity(inputs.len());
+            let mut said: Vec<Option<Said>> = Vec::with_capacity(inputs.len());
+            for Input { about, payload } in inputs {
+                said.push(match decode(codec, &payload) {
+                    Ok(value) => {
+                        batch.push(Delivery { value, about });
+                        None
+                    }
+                    Err(verdict) => Some(Said::Own(verdict)),
+                });
+            }
+            let messages = batch.len();
+            if messages == 0 {
+                return said.into_iter().flatten().collect();
+            }
+            let handle = async move { handler(Batch(batch)).await.into_batch_outcome() };
+            let mut handled = spread(guarded(handle, timeout).await, messages).into_iter();
+            said.into_iter().filter_map(|own| own.or_else(|| handled.next())).collect()
+        }) as futures_util::future::BoxFuture<'static, Vec<Said>>
+    };
+    Handler::Batch(config, Box::new(call))
+}
+
+/// A codec that panics does so over this message: it is a failed attempt of it alone.
+fn decode<T>(codec: &'static dyn Codec<T>, payload: &bytes::Bytes) -> std::result::Result<T, Verdict> {
+    match catch_unwind(AssertUnwindSafe(|| codec.decode(payload))) {
+        Ok(decoded) => decoded.map_err(Verdict::Undecodable),
+        Err(panic) => Err(Verdict::Panicked(text_of(&*panic))),
+    }
+}
+
+/// What was said of a batch, as what was said of each message.
+fn spread(handled: std::result::Result<BatchOutcome, Verdict>, messages: usize) -> Vec<Said> {
+    let for_all = match handled {
+        Ok(BatchOutcome::Each(each)) if each.len() == messages => {
+            return each.into_iter().map(|outcome| Said::Own(Verdict::Said(outcome))).collect();
+        }
+        Ok(BatchOutcome::Each(each)) => {
+            let outcomes = each.len();
+            Verdict::Said(Outcome::retry(format!(
+                "the handler gave {outcomes} outcomes for {messages} messages"
+            )))
+        }
+        Ok(BatchOutcome::All(outcome)) => Verdict::Said(outcome),
+        Err(verdict) => verdict,
+    };
+    let shared = Arc::new(for_all);
+    std::iter::repeat_with(|| Said::Shared(shared.clone())).take(messages).collect()
+}

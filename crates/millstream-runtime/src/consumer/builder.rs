@@ -1,0 +1,320 @@
+//! Sets up a consumer: checks everything at once, registers topics and groups, and starts the loops.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::{Error, ErrorKind, Problems, Result};
+use millstream_core::event::{Event, Observer};
+use millstream_core::{
+    Assignor, Backend, Codec, DeadLetterPolicy, GroupName, IntoOutcome, MemberId, MessageId, Partition,
+    Retention, RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
+};
+
+use super::context::{Context, Subscription};
+use super::handler::{self, Handler};
+use super::{Concurrency, Consumer, ConsumerConfig, RetryOrder, trim};
+use crate::delivery::Delivery;
+use crate::producer::warn_if_other;
+use crate::report::Report;
+
+/// Sets up a [`Consumer`]. Everything is checked at once when it starts.
+#[must_use = "a builder does nothing until it is started"]
+pub struct ConsumerBuilder<T: 'static> {
+    backend: Backend,
+    topic: Topic<T>,
+    group: String,
+    config: ConsumerConfig,
+    observer: Arc<dyn Observer>,
+    upkeep: Vec<Arc<dyn Upkeep>>,
+    /// Further topics, with what is done with their messages.
+    also: Vec<(TopicSpec, Handler)>,
+    /// What was wrong with the parts that were given.
+    problems: Vec<Error>,
+}
+
+impl<T: Send + 'static> ConsumerBuilder<T> {
+    /// A consumer of `topic` in `group` that tells `observer`.
+    pub fn new(
+        backend: Backend,
+        topic: Topic<T>,
+        group: impl Into<String>,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        let group = group.into();
+        let config = ConsumerConfig::default();
+        let (upkeep, also, problems) = (Vec::new(), Vec::new(), Vec::new());
+        Self { backend, topic, group, config, observer, upkeep, also, problems }
+    }
+
+    /// One more topic for the same consumer, with a handler of its own. Group, settings and limits are shared.
+    #[allow(clippy::needless_pass_by_value, reason = "as for the first topic: topics are constants")]
+    pub fn also<U, F, Fut>(mut self, topic: Topic<U>, handler: F) -> Self
+    where
+        U: Send + 'static,
+        F: Fn(Delivery<U>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoOutcome,
+    {
+        match topic.spec() {
+            Ok(spec) => self.also.push((spec, handler::erase(topic.codec(), handler))),
+            Err(error) => self.problems.push(error),
+        }
+        self
+    }
+
+    /// All settings at once.
+    pub fn config(self, config: ConsumerConfig) -> Self {
+        Self { config, ..self }
+    }
+
+    /// When a failed message comes back. Default: [`Exponential`](millstream_core::policy::Exponential).
+    pub fn retry(mut self, policy: impl RetryPolicy + 'static) -> Self {
+        self.config.retry = Arc::new(policy);
+        self
+    }
+
+    /// Whether a message that is given up is kept. Default: [`Keep`](millstream_core::policy::Keep).
+    pub fn dead_letters(mut self, policy: impl DeadLetterPolicy + 'static) -> Self {
+        self.config.dead_letters = Arc::new(policy);
+        self
+    }
+
+    /// Where a group that does not exist yet starts reading. Default: [`Start::Earliest`].
+    pub fn start_from(mut self, start: Start) -> Self {
+        self.config.start = start;
+        self
+    }
+
+    /// How long a partition stays owned without a renewal. Default: 10 s.
+    pub fn lease_ttl(mut self, ttl: Duration) -> Self {
+        self.config.lease_ttl = ttl;
+        self
+    }
+
+    /// The most messages of one partition that are read and not settled yet. Default: 256.
+    pub fn prefetch(mut self, messages: usize) -> Self {
+        self.config.prefetch = messages;
+        self
+    }
+
+    /// How long handlers may take to end when the consumer is shut down. Default: 30 s.
+    pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
+        self.config.shutdown_timeout = timeout;
+        self
+    }
+
+    /// How many messages of one partition are handled at once. Default: [`Concurrency::Serial`].
+    pub fn concurrency(mut self, concurrency: Concurrency) -> Self {
+        self.config.concurrency = concurrency;
+        self
+    }
+
+    /// The most handlers that run at once in this consumer. Default: no limit but those of the partitions.
+    pub fn max_handlers(mut self, handlers: usize) -> Self {
+        self.config.max_handlers = Some(handlers);
+        self
+    }
+
+    /// What later messages do while a failed one waits for its next attempt. Default: [`RetryOrder::Skip`].
+    pub fn retry_order(mut self, order: RetryOrder) -> Self {
+        self.config.retry_order = order;
+        self
+    }
+
+    /// How many processes may die over one message before it is given up. Default: 3.
+    pub fn crash_limit(mut self, crashes: u32) -> Self {
+        self.config.crash_limit = crashes;
+        self
+    }
+
+    /// A name for this instance that is the same after a restart: it keeps its partitions over a restart that is
+    /// shorter than [`rejoin_timeout`](ConsumerConfig::rejoin_timeout). No two instances may live under one name.
+    pub fn member_id(mut self, id: impl AsRef<str>) -> Self {
+        match MemberId::new(id) {
+            Ok(id) => self.config.member_id = Some(id),
+            Err(error) => self.problems.push(error),
+        }
+        self
+    }
+
+    /// How long the partitions of an instance with a member id are kept for it while it is away. Default: 45 s.
+    pub fn rejoin_timeout(mut self, timeout: Duration) -> Self {
+        self.config.rejoin_timeout = timeout;
+        self
+    }
+
+    /// The most partitions of a topic that this instance takes. Default: any number.
+    pub fn max_partitions(mut self, partitions: u32) -> Self {
+        self.config.max_partitions = Some(partitions);
+        self
+    }
+
+    /// Partitions that this instance takes in any case. Default: none.
+    pub fn pin(mut self, partitions: impl IntoIterator<Item = u32>) -> Self {
+        self.config.pinned = partitions.into_iter().map(Partition).collect();
+        self
+    }
+
+    /// Who gets which partition. Default: [`Balanced`](millstream_core::assignment::Balanced).
+    pub fn assignor(mut self, assignor: impl Assignor + 'static) -> Self {
+        self.config.assignor = Arc::new(assignor);
+        self
+    }
+
+    /// What people see as the owner of a partition. Default: `consumer`.
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.config.label = label.into();
+        self
+    }
+
+    /// One more kind of background work for every owned partition. What could not be set up is reported with
+    /// everything else when the consumer starts.
+    pub fn upkeep(mut self, upkeep: Result<impl Upkeep + 'static>) -> Self {
+        match upkeep {
+            Ok(upkeep) => self.upkeep.push(Arc::new(upkeep)),
+            Err(error) => self.problems.push(error),
+        }
+        self
+    }
+
+    /// The most messages of one partition that wait in their place behind others that failed. Default: 10,000.
+    pub fn max_blocked(mut self, messages: usize) -> Self {
+        self.config.max_blocked = messages;
+        self
+    }
+
+    /// How long a handler may take before it is dropped, which is a failed attempt. Default: any time.
+    pub fn handler_timeout(mut self, timeout: Duration) -> Self {
+        self.config.handler_timeout = Some(timeout);
+        self
+    }
+
+    /// How this topic's payloads are read.
+    pub(super) fn codec(&self) -> &'static dyn Codec<T> {
+        self.topic.codec()
+    }
+
+    /// Starts the consumer in the background.
+    ///
+    /// The handler gets one message of a partition after the other, or several at once: see
+    /// [`concurrency`](Self::concurrency). Partitions run side by side.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] that lists every problem; those of
+    /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic) and
+    /// [`Catalog::create_group`](millstream_core::Catalog::create_group).
+    pub async fn start<F, Fut>(self, handler: F) -> Result<Consumer>
+    where
+        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoOutcome,
+    {
+        let handler = handler::erase(self.topic.codec(), handler);
+        self.launch(handler).await
+    }
+
+    /// Starts the consumer with a handler of any kind.
+    pub(super) async fn launch(mut self, handler: Handler) -> Result<Consumer> {
+        let mut problems = Problems::new("consumer");
+        if let Handler::Batch(config, _) = &handler {
+            config.check(&mut problems);
+        }
+        let spec = problems.take(self.topic.spec());
+        let group = problems.take(GroupName::new(&self.group));
+        self.config.check(&mut problems);
+        for problem in std::mem::take(&mut self.problems) {
+            let _: Option<()> = problems.take(Err(problem));
+        }
+        problems.finish()?;
+        let (Some(spec), Some(group)) = (spec, group) else {
+            return Err(Error::new(ErrorKind::InvalidConfig, "invalid consumer"));
+        };
+
+        let mut routes = vec![(spec, handler)];
+        routes.append(&mut self.also);
+        self.subscribe(group, routes).await
+    }
+
+    async fn subscribe(self, group: GroupName, routes: Vec<(TopicSpec, Handler)>) -> Result<Consumer> {
+        let context = Arc::new(Context::new(self.backend, group, self.config, self.observer)?);
+        let mut subscriptions = Vec::with_capacity(routes.len());
+        for (spec, handler) in routes {
+            let topic = context.backend.catalog.create_topic(&spec).await?;
+            warn_if_other(&spec, &topic);
+            join(&context, &topic).await?;
+            let mut upkeep = self.upkeep.clone();
+            if topic.retention == Retention::Consumed {
+                upkeep.push(Arc::new(trim::Trimmer(context.backend.log.clone())));
+            }
+            subscriptions.push(Subscription { context: context.clone(), topic, handler, upkeep });
+        }
+        Ok(Consumer::spawn(context, subscriptions))
+    }
+
+    /// Runs the consumer until `shutdown` is ready, then shuts it down.
+    ///
+    /// ```no_run
+    /// # use millstream_runtime::{ConsumerBuilder, Delivery};
+    /// # async fn example(consumer: ConsumerBuilder<u64>, sigterm: impl Future<Output = ()>)
+    /// # -> millstream_core::Result<()> {
+    /// let report = consumer
+    ///     .run_until(sigterm, async |number: Delivery<u64>| println!("{}", *number))
+    ///     .await?;
+    /// println!("{} handled", report.acked);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start); [`ErrorKind::Fenced`] if another process consumes under the same
+    /// [member id](Self::member_id).
+    pub async fn run_until<F, Fut>(self, shutdown: impl Future<Output = ()>, handler: F) -> Result<Report>
+    where
+        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoOutcome,
+    {
+        self.start(handler).await?.until(shutdown).await
+    }
+
+    /// Runs the consumer until this future is dropped; it then stops in the background.
+    ///
+    /// # Errors
+    /// Those of [`run_until`](Self::run_until).
+    pub async fn run<F, Fut>(self, handler: F) -> Result<Report>
+    where
+        F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoOutcome,
+    {
+        self.run_until(std::future::pending(), handler).await
+    }
+}
+
+impl<T> std::fmt::Debug for ConsumerBuilder<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConsumerBuilder")
+            .field("topic", &self.topic)
+            .field("group", &self.group)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Creates the group where it is missing, and tells where it had been lost.
+async fn join(context: &Context, topic: &TopicSpec) -> Result<()> {
+    let (group, start) = (&context.group, context.config.start);
+    let created = context.backend.catalog.create_group(topic, group, start).await?;
+    if created.new {
+        return Ok(());
+    }
+    for partition in created.partitions {
+        let topic_partition = TopicPartition { topic: topic.name.clone(), partition };
+        let after = match start {
+            Start::After(id) => id,
+            _ => MessageId::ZERO,
+        };
+        tracing::warn!(%topic_partition, %group, "the group was gone and has been created again");
+        context.observer.observe(&Event::GroupRestored { topic_partition: &topic_partition, group, after });
+    }
+    Ok(())
+}

@@ -1,0 +1,127 @@
+//! A message on its way through a partition: read, handed to the handler, judged.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use millstream_core::log::{Entry, Note, Receipt};
+use millstream_core::wire::{self, Malformed};
+use millstream_core::{Envelope, Limits, MessageId};
+
+use super::context::Subscription;
+use super::handler::{Handler, Input, Said, Verdict};
+use super::lanes::Ticket;
+use super::owned::Owned;
+use super::suspects::Suspect;
+use crate::delivery::About;
+
+/// A message on its way through a partition.
+pub(super) struct Job {
+    pub(super) receipt: Receipt,
+    pub(super) origin: MessageId,
+    pub(super) attempt: u32,
+    pub(super) last_error: Option<String>,
+    /// How long its next attempt has to wait, by what was noted.
+    pub(super) left: Duration,
+    /// It was in the hands of an owner that ended without a word.
+    pub(super) suspect: Option<Suspect>,
+    /// What came of it.
+    pub(super) said: Option<Said>,
+    deliveries: u32,
+    envelope: Result<Envelope, Malformed>,
+}
+
+impl Job {
+    pub(super) fn new(entry: Entry, limits: &Limits, suspect: bool) -> Self {
+        let decoded = wire::decode(entry.receipt, &entry.fields, limits);
+        let suspect = suspect.then(|| Suspect::new(entry.note.as_ref()));
+        let mut job = Self {
+            receipt: entry.receipt,
+            origin: decoded.origin,
+            attempt: decoded.attempt,
+            last_error: decoded.error,
+            left: Duration::ZERO,
+            suspect,
+            said: None,
+            deliveries: entry.deliveries,
+            envelope: decoded.envelope,
+        };
+        // The entry says what was so when it was appended, the note what has happened since.
+        if let Some(note) = entry.note
+            && note.attempt > 0
+        {
+            job.note(&note);
+            job.left = note.after;
+        }
+        job
+    }
+
+    /// Its next attempt is the one of this note.
+    pub(super) fn note(&mut self, note: &Note) {
+        self.attempt = note.attempt;
+        self.last_error = Some(note.error.clone()).filter(|error| !error.is_empty());
+    }
+
+    pub(super) fn key(&self) -> Option<&Bytes> {
+        self.envelope.as_ref().ok()?.key.as_ref()
+    }
+
+    /// Whether it is a message that a handler can be given.
+    pub(super) fn is_message(&self) -> bool {
+        self.envelope.is_ok()
+    }
+
+    /// The message for the handler; what is none is judged instead. It is kept for another attempt if it may wait for
+    /// that in its place.
+    fn input(&mut self, owned: &Arc<Owned>, keep: bool) -> Option<Input> {
+        let envelope = match &mut self.envelope {
+            Ok(envelope) if keep => envelope.clone(),
+            Ok(envelope) => std::mem::take(envelope),
+            Err(why) => {
+                self.said = Some(Said::Own(Verdict::Malformed(why.clone())));
+                return None;
+            }
+        };
+        let Envelope { key, headers, payload } = envelope;
+        let about = About {
+            owned: owned.clone(),
+            id: self.receipt.id,
+            origin: self.origin,
+            attempt: self.attempt,
+            deliveries: self.deliveries,
+            last_error: self.last_error.clone(),
+            key,
+            headers,
+        };
+        Some(Input { about, payload })
+    }
+}
+
+/// Hands jobs to the handler, each or as a batch. What it did not want to handle is left without a verdict.
+pub(super) async fn handle(
+    context: &Subscription,
+    owned: &Arc<Owned>,
+    jobs: &mut [(Ticket, Job)],
+    keep: bool,
+) {
+    let timeout = context.config.handler_timeout;
+    match &context.handler {
+        Handler::Each(call) => {
+            for (_, job) in jobs {
+                if let Some(input) = job.input(owned, keep) {
+                    job.said = call(input, timeout).await.map(Said::Own);
+                }
+            }
+        }
+        Handler::Batch(_, call) => {
+            let inputs: Vec<_> = jobs.iter_mut().filter_map(|(_, job)| job.input(owned, keep)).collect();
+            if inputs.is_empty() {
+                return;
+            }
+            let mut said = call(inputs, timeout).await.into_iter();
+            for (_, job) in jobs.iter_mut().filter(|(_, job)| job.said.is_none()) {
+                job.said = said.next();
+            }
+        }
+    }
+}

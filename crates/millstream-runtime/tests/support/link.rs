@@ -1,0 +1,213 @@
+//! A link between one instance and the backend: it counts requests, loses some, or is cut.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::leases::{Acquired, Holder};
+use millstream_core::log::{Append, Fetched, Receipt, Settled};
+use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
+use millstream_core::schedule::{Promoted, Schedule};
+use millstream_core::{
+    Backend, Error, ErrorKind, GroupName, Lease, Leases, Log, MessageId, Reader, Resource, Result,
+    Settlement, Start, TopicName,
+};
+use tokio_util::sync::CancellationToken;
+
+/// What is between one instance and everybody else.
+#[derive(Default)]
+pub struct Link {
+    cut: CancellationToken,
+    /// So many renewals are lost.
+    pub lose_renewals: AtomicUsize,
+    /// Requests of the members role fail.
+    pub members_fail: AtomicBool,
+    /// So many replies to requests for a lease are lost.
+    pub lose_grants: AtomicUsize,
+    /// How many milliseconds a request takes to get through, at most.
+    pub latency: AtomicU64,
+    calls: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl Link {
+    /// From now on nothing gets through: to all others the instance is dead.
+    pub fn cut(&self) {
+        self.cut.cancel();
+    }
+
+    /// How many requests of each kind were made since the last look.
+    pub fn calls(&self) -> BTreeMap<&'static str, u64> {
+        std::mem::take(&mut *self.calls.lock().expect("lock"))
+    }
+
+    async fn pass<T>(&self, what: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        *self.calls.lock().expect("lock").entry(what).or_default() += 1;
+        let latency = self.latency.load(Ordering::Relaxed);
+        let answer = async {
+            if latency > 0 {
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=latency))).await;
+            }
+            call.await
+        };
+        tokio::select! {
+            biased;
+            () = self.cut.cancelled() => Err(Error::new(ErrorKind::Unavailable, "cut")),
+            answer = answer => answer,
+        }
+    }
+
+    async fn member<T>(&self, what: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        if self.members_fail.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Unavailable, "told to fail"));
+        }
+        self.pass(what, call).await
+    }
+}
+
+fn one_less(count: &AtomicUsize) -> bool {
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1)).is_ok()
+}
+
+/// One role behind a link.
+struct Linked<R: ?Sized> {
+    link: Arc<Link>,
+    role: Arc<R>,
+}
+
+/// The same backend behind a link.
+pub fn link(backend: &Backend) -> (Arc<Link>, Backend) {
+    let link = Arc::new(Link::default());
+    let mut linked = backend.clone();
+    linked.log = Arc::new(Linked { link: link.clone(), role: backend.log.clone() });
+    linked.schedule = Arc::new(Linked { link: link.clone(), role: backend.schedule.clone() });
+    linked.leases = Arc::new(Linked { link: link.clone(), role: backend.leases.clone() });
+    linked.members = Arc::new(Linked { link: link.clone(), role: backend.members.clone() });
+    (link, linked)
+}
+
+#[async_trait]
+impl Leases for Linked<dyn Leases> {
+    async fn acquire(
+        &self,
+        resource: &Resource,
+        owner: &str,
+        nonce: &str,
+        ttl: Duration,
+    ) -> Result<Acquired> {
+        let acquired = self.link.pass("acquire", self.role.acquire(resource, owner, nonce, ttl)).await?;
+        if matches!(acquired, Acquired::Granted(_)) && one_less(&self.link.lose_grants) {
+            return Err(Error::new(ErrorKind::Unconfirmed, "the reply is lost"));
+        }
+        Ok(acquired)
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
+        let lost = || leases.iter().map(|_| Err(Error::new(ErrorKind::Unavailable, "lost"))).collect();
+        if one_less(&self.link.lose_renewals) {
+            return lost();
+        }
+        let renew = async { Ok(self.role.renew(leases).await) };
+        self.link.pass("renew", renew).await.unwrap_or_else(|_| lost())
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<()> {
+        self.link.pass("release", self.role.release(lease)).await
+    }
+
+    async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
+        self.link.pass("holder", self.role.holder(resource)).await
+    }
+}
+
+#[async_trait]
+impl Members for Linked<dyn Members> {
+    async fn heartbeat(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        member: &Member,
+        joining: bool,
+    ) -> Result<Pulse> {
+        self.link.member("heartbeat", self.role.heartbeat(topic, group, member, joining)).await
+    }
+
+    async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
+        self.link.member("leave", self.role.leave(topic, group, member)).await
+    }
+
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+        self.link.member("roster", self.role.roster(topic, group)).await
+    }
+
+    async fn publish(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        version: Version,
+        assignment: &Assignment,
+    ) -> Result<bool> {
+        self.link.member("publish", self.role.publish(topic, group, version, assignment)).await
+    }
+
+    async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
+        let watch = self.link.member("open watch", self.role.watch(topic, group)).await?;
+        Ok(Box::new(LinkedWatch { link: self.link.clone(), watch }))
+    }
+}
+
+struct LinkedWatch {
+    link: Arc<Link>,
+    watch: Box<dyn Watch>,
+}
+
+#[async_trait]
+impl Watch for LinkedWatch {
+    async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()> {
+        self.link.member("watch", self.watch.changed(seen, wait)).await
+    }
+}
+
+#[async_trait]
+impl Log for Linked<dyn Log> {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        self.role.append(batch).await
+    }
+
+    async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
+        let reader = self.link.pass("open reader", self.role.reader(lease)).await?;
+        Ok(Box::new(LinkedReader { link: self.link.clone(), reader }))
+    }
+
+    async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
+        self.link.pass("settle", self.role.settle(lease, batch)).await
+    }
+
+    async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        self.link.pass("seek", self.role.seek(lease, start)).await
+    }
+
+    async fn trim(&self, lease: &Lease) -> Result<usize> {
+        self.link.pass("trim", self.role.trim(lease)).await
+    }
+}
+
+struct LinkedReader {
+    link: Arc<Link>,
+    reader: Box<dyn Reader>,
+}
+
+#[async_trait]
+impl Reader for LinkedReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        self.link.pass("fetch", self.reader.fetch(max, wait)).await
+    }
+}
+
+#[async_trait]
+impl Schedule for Linked<dyn Schedule> {
+    async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
+        self.link.pass("promote", self.role.promote(lease, limit)).await
+    }
+}

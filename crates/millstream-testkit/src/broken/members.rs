@@ -1,0 +1,218 @@
+//! Mistakes of the members role.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
+use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName, TopicSpec};
+use tokio::time::{Instant, sleep};
+
+use super::{Broken, Sabotage};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+#[async_trait]
+impl Members for Broken {
+    async fn heartbeat(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        member: &Member,
+        joining: bool,
+    ) -> Result<Pulse> {
+        let group = &self.club(group);
+        let key = (topic.clone(), group.clone(), member.id.clone());
+        let first =
+            self.memo().members.entry(key).or_insert_with(|| (member.clone(), Instant::now())).clone();
+        let mut told = member.clone();
+        let mut joining = joining;
+        match self.sabotage {
+            Sabotage::UnknownTopicInvented => {
+                self.inner.catalog.create_topic(&TopicSpec::new(topic.clone(), 1)?).await?;
+            }
+            Sabotage::HeartbeatsForgotten if first.1.elapsed() > member.ttl => {
+                self.inner.members.leave(topic, group, member).await?;
+            }
+            Sabotage::MembersNeverDie => told.ttl = DAY,
+            Sabotage::WishesIgnored => {
+                told = first.0.clone();
+                told.incarnation.clone_from(&member.incarnation);
+            }
+            Sabotage::JoiningIgnored => joining = false,
+            Sabotage::OldIncarnationAccepted => joining = true,
+            Sabotage::DroppedForGood | Sabotage::AwayMemberPrunes if first.0 == *member => {
+                self.look_for(topic, group, member).await?;
+            }
+            _ => {}
+        }
+        let pulse = self.inner.members.heartbeat(topic, group, &told, joining).await?;
+        self.spoil_pulse(topic, group, member, pulse).await
+    }
+
+    async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
+        let group = &self.club(group);
+        self.memo().members.remove(&(topic.clone(), group.clone(), member.id.clone()));
+        let mut leaves = member.clone();
+        match self.sabotage {
+            Sabotage::LeaveForgotten => return Ok(()),
+            Sabotage::LeaveIgnoresIncarnation => {
+                let members = self.inner.members.roster(topic, group).await?.members;
+                leaves = members.into_iter().find(|known| known.id == member.id).unwrap_or(leaves);
+            }
+            _ => {}
+        }
+        self.inner.members.leave(topic, group, &leaves).await
+    }
+
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+        let group = &self.club(group);
+        let mut roster = self.inner.members.roster(topic, group).await?;
+        let memo = self.memo();
+        let key = (topic.clone(), group.clone());
+        match self.sabotage {
+            Sabotage::RosterUnsorted => roster.members.reverse(),
+            Sabotage::RosterShowsTheDead => {
+                let known = memo.members.iter().filter(|((of, by, _), _)| (of, by) == (topic, group));
+                roster.members = known.map(|(_, (member, _))| member.clone()).collect();
+                roster.members.sort_by(|a, b| a.id.cmp(&b.id));
+            }
+            Sabotage::MembersNeverDie => {
+                for member in &mut roster.members {
+                    let key = (topic.clone(), group.clone(), member.id.clone());
+                    member.ttl = memo.members.get(&key).map_or(member.ttl, |(first, _)| first.ttl);
+                }
+            }
+            Sabotage::PublishTwice => {
+                if let Some(last) = memo.published.get(&key) {
+                    roster.assignment.clone_from(last);
+                }
+            }
+            _ => {}
+        }
+        Ok(roster)
+    }
+
+    async fn publish(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        version: Version,
+        assignment: &Assignment,
+    ) -> Result<bool> {
+        let group = &self.club(group);
+        let inner = &self.inner.members;
+        match self.sabotage {
+            Sabotage::PublishForgotten => Ok(true),
+            Sabotage::PublishIgnoresVersion => {
+                let version = inner.roster(topic, group).await?.version;
+                inner.publish(topic, group, version, assignment).await
+            }
+            Sabotage::PublishTwice => {
+                let first = inner.publish(topic, group, version, assignment).await?;
+                let current = first || inner.roster(topic, group).await?.assigned == Some(version);
+                if current {
+                    self.memo().published.insert((topic.clone(), group.clone()), assignment.clone());
+                }
+                Ok(current)
+            }
+            _ => inner.publish(topic, group, version, assignment).await,
+        }
+    }
+
+    async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
+        let group = self.club(group);
+        let inner = self.inner.members.watch(topic, &group).await?;
+        Ok(Box::new(BrokenWatch { broken: self.clone(), topic: topic.clone(), group, inner }))
+    }
+}
+
+impl Broken {
+    /// The group that is really asked.
+    fn club(&self, group: &GroupName) -> GroupName {
+        if self.is(Sabotage::MembershipsShared) {
+            return GroupName::new("everybody").unwrap_or_else(|_| group.clone());
+        }
+        group.clone()
+    }
+
+    /// What becomes of a member that was in the group and has run out since.
+    async fn look_for(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
+        let alive = self.inner.members.roster(topic, group).await?.members;
+        let known = self.memo().members.clone();
+        let (_, since) = known.get(&(topic.clone(), group.clone(), member.id.clone())).cloned().unzip();
+        let dead = |id| !alive.iter().any(|alive| alive.id == id);
+        if !dead(member.id.clone()) || since.is_none_or(|since| since.elapsed() < member.ttl) {
+            return Ok(());
+        }
+        if self.is(Sabotage::DroppedForGood) {
+            return Err(Error::new(ErrorKind::Fenced, "dropped for good"));
+        }
+        for ((of, by, id), (other, _)) in known {
+            if (&of, &by) == (topic, group) && id != member.id && dead(id) {
+                self.inner.members.leave(topic, group, &other).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn spoil_pulse(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        member: &Member,
+        mut pulse: Pulse,
+    ) -> Result<Pulse> {
+        let assignment = self.inner.members.roster(topic, group).await?.assignment;
+        let mut memo = self.memo();
+        memo.count += 1;
+        let count = memo.count;
+        let key = (topic.clone(), group.clone());
+        let first = memo.pulses.entry(key.clone()).or_insert_with(|| pulse.clone()).clone();
+        match self.sabotage {
+            Sabotage::MembersMiscounted => pulse.members = 1,
+            Sabotage::VersionStuck => pulse.version = first.version,
+            Sabotage::VersionEveryHeartbeat => pulse.version.0 += count,
+            Sabotage::RevisionStuck => pulse.revision = first.revision,
+            Sabotage::GrowthUnseen => pulse.partitions = first.partitions,
+            Sabotage::NextExpiryOwn => pulse.next_expiry = member.ttl,
+            Sabotage::AssignedEverything => {
+                let all = |_| assignment.values().flatten().copied().collect();
+                pulse.assigned = pulse.assigned.map(all);
+            }
+            Sabotage::AssignmentOutlivesVersion => {
+                pulse.assigned = pulse.assigned.or_else(|| assignment.get(&member.id).cloned());
+            }
+            Sabotage::PublishTwice => {
+                let last = memo.published.get(&key).and_then(|last| last.get(&member.id));
+                pulse.assigned = pulse.assigned.map(|first| last.cloned().unwrap_or(first));
+            }
+            _ => {}
+        }
+        Ok(pulse)
+    }
+}
+
+struct BrokenWatch {
+    broken: Broken,
+    topic: TopicName,
+    group: GroupName,
+    inner: Box<dyn Watch>,
+}
+
+#[async_trait]
+impl Watch for BrokenWatch {
+    async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()> {
+        let mut seen = seen;
+        match self.broken.sabotage {
+            Sabotage::WatchImpatient => return Ok(()),
+            Sabotage::WatchDeaf => sleep(wait).await,
+            Sabotage::WatchEndless => sleep(wait * 20).await,
+            Sabotage::WatchForgetsThePast => {
+                let now = self.broken.inner.members.roster(&self.topic, &self.group).await?;
+                seen = seen.max(now.revision);
+            }
+            _ => {}
+        }
+        self.inner.changed(seen, wait).await
+    }
+}

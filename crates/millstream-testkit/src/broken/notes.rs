@@ -1,0 +1,115 @@
+//! Mistakes of holding and seeking.
+
+use std::time::Duration;
+
+use millstream_core::catalog::Start;
+use millstream_core::leases::Token;
+use millstream_core::log::{Fetched, Note, Receipt, Source};
+use millstream_core::{Error, ErrorKind, GroupName, Lease, Result, TopicPartition};
+
+use super::{Broken, Memo, Sabotage};
+
+impl Broken {
+    /// Remembers a note, spoils it, and says whether it is handed on.
+    pub(super) fn noted(
+        &self,
+        key: (TopicPartition, GroupName, Receipt),
+        token: &Token,
+        note: &mut Note,
+    ) -> bool {
+        let source = key.2.source;
+        let known = self.memo().notes.insert(key, (token.clone(), note.clone())).is_some();
+        match self.sabotage {
+            Sabotage::HoldForgotten => false,
+            Sabotage::NotesOfTheLogOnly => source == Source::Log,
+            Sabotage::FirstNoteStays => !known,
+            Sabotage::NoteWaitEarly => {
+                note.after = note.after.saturating_sub(Duration::from_millis(100));
+                true
+            }
+            _ => true,
+        }
+    }
+
+    /// Fails where the group is not, though the backend has it.
+    pub(super) fn refuse_missing(&self, lease: &Lease) -> Result<()> {
+        let (tp, group) = lease.partition()?;
+        if self.memo().missing.contains(&(tp.clone(), group.clone())) {
+            return Err(Error::new(ErrorKind::GroupMissing, "the group did not grow"));
+        }
+        Ok(())
+    }
+
+    pub(super) async fn broken_seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        let lease = self.unfenced(Sabotage::FenceIgnoredOnSeek, lease);
+        let (tp, group) = lease.partition()?;
+        let mut to = start;
+        match (self.sabotage, start) {
+            (Sabotage::SeekForgotten, _) => return Ok(()),
+            (Sabotage::SeekIgnoresTime, Start::At(_)) => to = Start::Earliest,
+            (Sabotage::SeekLeavesPending, _) => self.leave_pending(&lease).await?,
+            (Sabotage::SeekDropsRetries, _) => {
+                self.memo().without_retries.insert((tp.clone(), group.clone()));
+            }
+            _ => {}
+        }
+        match self.inner.log.seek(&lease, to).await {
+            Err(error) if error.kind() == ErrorKind::GroupMissing && self.is(Sabotage::LostGroupHidden) => {
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Keeps what is pending, to be handed out once more.
+    async fn leave_pending(&self, lease: &Lease) -> Result<()> {
+        let (tp, group) = lease.partition()?;
+        let mut reader = self.inner.log.reader(lease).await?;
+        let fetched = reader.fetch(usize::MAX, Duration::ZERO).await?;
+        if fetched.pending {
+            self.memo().left.insert((tp.clone(), group.clone()), fetched.entries);
+        }
+        Ok(())
+    }
+}
+
+impl Memo {
+    /// Spoils what was noted, and what a seek should have changed.
+    pub(super) fn spoil_notes(
+        &mut self,
+        sabotage: Sabotage,
+        lease: &Lease,
+        fetched: &mut Fetched,
+    ) -> Result<()> {
+        let (tp, group) = lease.partition()?;
+        let of_group = (tp.clone(), group.clone());
+        fetched.entries.splice(..0, self.left.remove(&of_group).unwrap_or_default());
+        if self.without_retries.contains(&of_group) {
+            fetched.entries.retain(|entry| entry.receipt.source == Source::Log);
+        }
+        for entry in &mut fetched.entries {
+            let noted = self.notes.get(&(tp.clone(), group.clone(), entry.receipt));
+            match (sabotage, &mut entry.note, noted) {
+                (Sabotage::NotesLostAtTakeover, note, Some((token, _))) if *token != lease.token => {
+                    *note = None;
+                }
+                (Sabotage::NotesOutliveTheirEntry, note @ None, Some((_, noted))) => {
+                    *note = Some(noted.clone());
+                }
+                (Sabotage::NotesShared, note @ None, None) => {
+                    let other = |((of, _, receipt), _): &(&(TopicPartition, _, Receipt), _)| {
+                        (of, receipt) == (tp, &entry.receipt)
+                    };
+                    *note = self.notes.iter().find(other).map(|(_, (_, noted))| noted.clone());
+                }
+                (Sabotage::NoteLosesStory, Some(note), _) => {
+                    note.error.clear();
+                    note.by.clear();
+                }
+                (Sabotage::NoteWaitStands, Some(note), Some((_, noted))) => note.after = noted.after,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,105 @@
+//! Chaos for what waits: readers and watches. A wait ends when the connection is cut.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::log::{Fetched, Reader};
+use millstream_core::members::{Revision, Watch};
+use millstream_core::{GroupName, Lease, Result, TopicName};
+use tokio::time::sleep;
+
+use super::faults::{Fate, Plan, Role};
+use super::{Client, unconfirmed};
+
+/// A reader behind a bad connection.
+///
+/// It is taken out while a fetch is under way, and put back when its answer has arrived. So after an error, and after
+/// a fetch that was dropped, the next one is done by a new reader, which starts over with what is pending.
+pub(super) struct ChaosReader {
+    client: Client,
+    lease: Lease,
+    inner: Option<Box<dyn Reader>>,
+}
+
+impl ChaosReader {
+    pub(super) fn new(client: Client, lease: Lease, inner: Box<dyn Reader>) -> Self {
+        Self { client, lease, inner: Some(inner) }
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Reader for ChaosReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        let inner = self.inner.take();
+        let plan = self.client.plan(Role::Reader);
+        arrive(&self.client, &plan).await?;
+        let mut inner = match inner {
+            Some(inner) => inner,
+            None => self.client.0.backend.log.reader(&self.lease).await?,
+        };
+        let fetched = tokio::select! {
+            biased;
+            fetched = inner.fetch(max, wait) => fetched?,
+            () = self.client.until_cut(&plan) => return Err(cut_off(&self.client).await),
+        };
+        self.client.receive(&plan).await?;
+        self.inner = Some(inner);
+        Ok(fetched)
+    }
+}
+
+/// A watch behind a bad connection.
+pub(super) struct ChaosWatch {
+    client: Client,
+    topic: TopicName,
+    group: GroupName,
+    inner: Option<Box<dyn Watch>>,
+}
+
+impl ChaosWatch {
+    pub(super) fn new(client: Client, topic: TopicName, group: GroupName, inner: Box<dyn Watch>) -> Self {
+        Self { client, topic, group, inner: Some(inner) }
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Watch for ChaosWatch {
+    async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()> {
+        let inner = self.inner.take();
+        let plan = self.client.plan(Role::Watch);
+        arrive(&self.client, &plan).await?;
+        let mut inner = match inner {
+            Some(inner) => inner,
+            None => self.client.0.backend.members.watch(&self.topic, &self.group).await?,
+        };
+        tokio::select! {
+            biased;
+            changed = inner.changed(seen, wait) => changed?,
+            () = self.client.until_cut(&plan) => return Err(cut_off(&self.client).await),
+        }
+        self.client.receive(&plan).await?;
+        self.inner = Some(inner);
+        Ok(())
+    }
+}
+
+/// The way of a request to the server. Nobody does it after its caller gave up: a new reader ends the requests of
+/// the one before it.
+async fn arrive(client: &Client, plan: &Plan) -> Result<()> {
+    client.send(plan).await?;
+    if let Fate::Stalled(stall) = plan.fate {
+        sleep(stall.min(plan.timeout)).await;
+        if stall >= plan.timeout {
+            client.awake().await;
+            return Err(unconfirmed("timed out"));
+        }
+    }
+    Ok(())
+}
+
+async fn cut_off(client: &Client) -> millstream_core::Error {
+    client.awake().await;
+    unconfirmed("connection reset")
+}

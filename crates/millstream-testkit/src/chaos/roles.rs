@@ -1,0 +1,199 @@
+//! Chaos for the roles: every call is made with copies of what it was given, since it may outlive its caller.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Start};
+use millstream_core::dead_letters::DeadLetters;
+use millstream_core::leases::{Acquired, Holder, Leases};
+use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement};
+use millstream_core::members::{Assignment, Member, Members, Pulse, Roster, Version, Watch};
+use millstream_core::schedule::{Promoted, Schedule};
+use millstream_core::{
+    DeadLetter, GroupName, Lease, MessageId, Resource, Result, TopicName, TopicPartition, TopicSpec,
+};
+
+use super::Client;
+use super::faults::Role;
+use super::reading::{ChaosReader, ChaosWatch};
+
+/// Makes a call of one role that answers with one result: the values are copied, and then named as before.
+macro_rules! call {
+    ($client:ident, $role:ident, $field:ident.$method:ident($($copied:ident),*; $($plain:ident),*)) => {{
+        let inner = $client.0.backend.$field.clone();
+        $(let $copied = $copied.to_owned();)*
+        $client.call(Role::$role, async move { inner.$method($(&$copied,)* $($plain),*).await }, Err).await
+    }};
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Log for Client {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        let (inner, batch, count) = (self.0.backend.log.clone(), batch.to_vec(), batch.len());
+        let request = async move { inner.append(&batch).await };
+        self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
+    }
+
+    async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
+        let opened = call!(self, Log, log.reader(lease;))?;
+        Ok(Box::new(ChaosReader::new(self.clone(), lease.clone(), opened)))
+    }
+
+    async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
+        call!(self, Log, log.settle(lease, batch;))
+    }
+
+    async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        call!(self, Log, log.seek(lease; start))
+    }
+
+    async fn trim(&self, lease: &Lease) -> Result<usize> {
+        call!(self, Log, log.trim(lease;))
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Schedule for Client {
+    async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
+        call!(self, Schedule, schedule.promote(lease; limit))
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Leases for Client {
+    async fn acquire(
+        &self,
+        resource: &Resource,
+        owner: &str,
+        nonce: &str,
+        ttl: Duration,
+    ) -> Result<Acquired> {
+        call!(self, Leases, leases.acquire(resource, owner, nonce; ttl))
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
+        let (inner, leases, count) = (self.0.backend.leases.clone(), leases.to_vec(), leases.len());
+        let request = async move { inner.renew(&leases).await };
+        self.call(Role::Leases, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<()> {
+        call!(self, Leases, leases.release(lease;))
+    }
+
+    async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
+        call!(self, Leases, leases.holder(resource;))
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl DeadLetters for Client {
+    async fn list(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        after: MessageId,
+        limit: usize,
+    ) -> Result<Vec<DeadLetter>> {
+        call!(self, DeadLetters, dead_letters.list(topic_partition, group; after, limit))
+    }
+
+    async fn replay(&self, tp: &TopicPartition, group: &GroupName, ids: &[MessageId]) -> Result<usize> {
+        call!(self, DeadLetters, dead_letters.replay(tp, group, ids;))
+    }
+
+    async fn purge(&self, tp: &TopicPartition, group: &GroupName, ids: &[MessageId]) -> Result<usize> {
+        call!(self, DeadLetters, dead_letters.purge(tp, group, ids;))
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Catalog for Client {
+    async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        call!(self, Catalog, catalog.create_topic(spec;))
+    }
+
+    async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
+        call!(self, Catalog, catalog.expand(name; partitions))
+    }
+
+    async fn count(
+        &self,
+        topic_partition: &TopicPartition,
+        start: Start,
+        end: Option<MessageId>,
+        limit: u64,
+    ) -> Result<u64> {
+        call!(self, Catalog, catalog.count(topic_partition; start, end, limit))
+    }
+
+    async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
+        call!(self, Catalog, catalog.topic(name;))
+    }
+
+    async fn topics(&self) -> Result<Vec<TopicName>> {
+        call!(self, Catalog, catalog.topics(;))
+    }
+
+    async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
+        call!(self, Catalog, catalog.create_group(topic, group; start))
+    }
+
+    async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
+        call!(self, Catalog, catalog.groups(topic;))
+    }
+
+    async fn restore_group(&self, tp: &TopicPartition, group: &GroupName, after: MessageId) -> Result<()> {
+        call!(self, Catalog, catalog.restore_group(tp, group; after))
+    }
+
+    async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
+        call!(self, Catalog, catalog.stats(topic, group;))
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Members for Client {
+    async fn heartbeat(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        member: &Member,
+        joining: bool,
+    ) -> Result<Pulse> {
+        call!(self, Members, members.heartbeat(topic, group, member; joining))
+    }
+
+    async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
+        call!(self, Members, members.leave(topic, group, member;))
+    }
+
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+        call!(self, Members, members.roster(topic, group;))
+    }
+
+    async fn publish(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        version: Version,
+        assignment: &Assignment,
+    ) -> Result<bool> {
+        // The macro passes copies first.
+        let (inner, topic, group) = (self.0.backend.members.clone(), topic.clone(), group.clone());
+        let assignment = assignment.clone();
+        let request = async move { inner.publish(&topic, &group, version, &assignment).await };
+        self.call(Role::Members, request, Err).await
+    }
+
+    async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
+        let opened = call!(self, Members, members.watch(topic, group;))?;
+        Ok(Box::new(ChaosWatch::new(self.clone(), topic.clone(), group.clone(), opened)))
+    }
+}

@@ -1,0 +1,89 @@
+//! Which message a handler may get, how often, and when.
+
+use super::super::story::{Run, Story};
+use super::super::{End, Start};
+use super::{Report, Rules};
+
+pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
+    genuine(story, start, report);
+    // What was there when somebody turned the clock back may come again in any way.
+    if story.is_upset(&start.origin) {
+        return;
+    }
+    // A process that was stopped by force between its last look at the lease and the start cannot know.
+    if !story.is_stale(start) {
+        not_again(story, start, report);
+    }
+    repeated(story, start, rules, report);
+    in_time(story, start, report);
+}
+
+fn genuine(story: &Story, start: &Start, report: &mut Report<'_>) {
+    let Start { origin, message, key, .. } = start;
+    if story.ever.get(&(origin.place.clone(), message.clone())) != Some(key) {
+        let stored = story.appended.get(&origin.place);
+        report.breach("NO-GHOST", format!("{message} with key {key:?} at {origin}: stored was {stored:?}"));
+    }
+}
+
+/// What the server was told for certain holds.
+fn not_again(story: &Story, start: &Start, report: &mut Report<'_>) {
+    // Of a deleted entry the server is told that it is done, also while somebody has it in hand still.
+    let known = !story.deleted.contains(&start.origin.place);
+    let Some(settled) = story.settled.get(&start.origin).filter(|_| known) else { return };
+    let Start { origin, message, attempt, .. } = start;
+    match settled.next {
+        None => {
+            let what = format!("{message} at {origin}, of which the server was told {:?}", settled.told);
+            report.breach("NO-REDELIVERY", what);
+        }
+        Some(next) if *attempt < next => {
+            let what = format!("{message} at {origin} as attempt {attempt}: the server was told of {next}");
+            report.breach("NO-REDELIVERY", what);
+        }
+        Some(next) if *attempt == next && report.at < settled.due => {
+            let early = settled.due - report.at;
+            report
+                .breach("DELAY-EARLY", format!("{message} at {origin}, attempt {attempt}: {early:?} early"));
+        }
+        Some(_) => {}
+    }
+}
+
+/// Every repetition has a cause.
+fn repeated(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
+    let runs = story.runs(&start.origin);
+    let Start { origin, message, attempt, epoch, .. } = start;
+    let same = runs.iter().rev().find(|run| run.start.attempt == *attempt);
+    if let Some(before) = same {
+        // Whoever was handed it before has lost the partition since, or this one had and did not know.
+        let takeover = before.start.epoch != *epoch;
+        if !takeover || rules.calm {
+            let since = before.start.epoch;
+            let what = format!("{message} at {origin}, attempt {attempt} again: epochs {since} and {epoch}");
+            report.breach("DUP-BOUND", what);
+        }
+        return;
+    }
+    let failed =
+        |run: &Run| run.start.attempt + 1 == *attempt && matches!(run.end, Some((_, End::Failed(_))));
+    if *attempt != 1 && !runs.iter().any(failed) {
+        let what = format!("{message} at {origin}: attempt {attempt}, and no attempt before it failed");
+        report.breach("ATTEMPT", what);
+    }
+}
+
+/// No attempt before the time that the one before it has asked for.
+fn in_time(story: &Story, start: &Start, report: &mut Report<'_>) {
+    let due = story.runs(&start.origin).iter().filter_map(|run| match run.end {
+        Some((at, End::Failed(after))) if run.start.attempt + 1 == start.attempt => Some(at + after),
+        _ => None,
+    });
+    if let Some(due) = due.min()
+        && report.at < due
+    {
+        let Start { origin, message, attempt, .. } = start;
+        let early = due - report.at;
+        report.breach("DELAY-EARLY", format!("{message} at {origin}, attempt {attempt}: {early:?} early"));
+    }
+}

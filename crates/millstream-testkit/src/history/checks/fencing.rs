@@ -1,0 +1,52 @@
+//! Who may act on a partition.
+
+use super::super::story::{Share, Story, share};
+use super::super::{Call, Start};
+use super::Report;
+
+pub(super) fn granted(story: &Story, share: &Share, epoch: u64, again: bool, report: &mut Report<'_>) {
+    let (topic_partition, group) = share;
+    let highest = story.highest.get(share).copied().unwrap_or(0);
+    let grows = if again { epoch == highest } else { epoch > highest };
+    if !grows {
+        let what = format!("{topic_partition} of {group} is granted with epoch {epoch} after {highest}");
+        report.breach("EPOCH-MONO", what);
+    }
+    if let Some(grant) = story.grants.get(share)
+        && !again
+        && !grant.released
+        && report.at < grant.until
+    {
+        let left = grant.until - report.at;
+        let what = format!("{topic_partition} of {group}: epoch {} had {left:?} left", grant.epoch);
+        report.breach("SINGLE-OWNER", what);
+    }
+}
+
+pub(super) fn accepted(story: &Story, share: &Share, epoch: u64, call: Call, report: &mut Report<'_>) {
+    let Some(grant) = story.grants.get(share) else { return };
+    if grant.epoch != epoch || grant.released {
+        let (topic_partition, group) = share;
+        let state = if grant.released { "released" } else { "granted" };
+        let current = grant.epoch;
+        let what =
+            format!("{call:?} on {topic_partition} of {group} with epoch {epoch}: {current} is {state}");
+        report.breach("FENCED", what);
+    }
+}
+
+pub(super) fn started(story: &Story, start: &Start, report: &mut Report<'_>) {
+    if !story.is_stale(start) {
+        return;
+    }
+    // Nobody can look at a lease and start a handler without a stop in between being possible.
+    let was_stopped = story.resumed.get(&start.instance) == Some(&report.at);
+    // Whoever relies on a lease that the server forgot learns it with the next renewal.
+    let ttl = story.grants.get(&share(&start.origin)).map(|grant| grant.ttl).unwrap_or_default();
+    let forgotten = story.gaps.iter().any(|(_, until)| report.at <= *until + ttl);
+    if !was_stopped && !forgotten {
+        let Start { instance, origin, message, epoch, .. } = start;
+        let what = format!("{instance} starts {message} at {origin} with epoch {epoch}, which is over");
+        report.breach("STALE-START", what);
+    }
+}

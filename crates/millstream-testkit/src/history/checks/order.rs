@@ -1,0 +1,58 @@
+//! In which order messages may start, and which may run at the same time.
+
+use super::super::story::{Appended, Run, Story};
+use super::super::{End, Origin, Place, Start};
+use super::{Order, Report, Rules};
+
+pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
+    if rules.order == Order::Free || story.is_stale(start) || story.is_upset(&start.origin) {
+        return;
+    }
+    let by_key = matches!(rules.order, Order::Key | Order::KeyBlocks);
+    if by_key && start.key.is_none() {
+        return;
+    }
+    let together = |stored: &Appended| !by_key || stored.key == start.key;
+    let origin = |place: &Place| Origin { group: start.origin.group.clone(), place: place.clone() };
+    let place = &start.origin.place;
+
+    let first = story.runs(&start.origin).is_empty();
+    let mut others =
+        story.above(place).filter(|(_, stored)| together(stored)).map(|(place, _)| origin(place));
+    if first && let Some(later) = others.find(|other| story.runs(other).iter().any(|run| !run.stale)) {
+        let what = format!("{} at {} starts after {later}", start.message, start.origin);
+        report.breach("KEY-ORDER", what);
+    }
+
+    let all = story.below(place).chain(story.above(place)).filter(|(_, stored)| together(stored));
+    let all = all.map(|(place, _)| origin(place)).chain([start.origin.clone()]);
+    let running = |run: &&Run| run.end.is_none() && run.start.epoch == start.epoch;
+    for other in all {
+        if story.runs(&other).iter().any(|run| running(&run)) {
+            let what = format!("{} at {} starts while {other} runs", start.message, start.origin);
+            report.breach("OVERLAP", what);
+        }
+    }
+
+    if matches!(rules.order, Order::KeyBlocks | Order::PartitionBlocks) {
+        let before = story.below(place).filter(|(_, stored)| together(stored) && stored.message.is_some());
+        for other in before.map(|(place, _)| origin(place)) {
+            if !is_over(story, &other, start.epoch) {
+                let what = format!("{} at {} starts before {other} is over", start.message, start.origin);
+                report.breach("BLOCKED", what);
+            }
+        }
+    }
+}
+
+/// Whether a message is done or given up: by the server, or by the handler under this lease.
+fn is_over(story: &Story, origin: &Origin, epoch: u64) -> bool {
+    let by_server = story.settled.get(origin).is_some_and(|settled| settled.next.is_none());
+    let ended = |run: &Run| run.start.epoch == epoch && matches!(run.end, Some((_, End::Acked | End::Dead)));
+    by_server
+        || story.perhaps.contains(origin)
+        || story.unhandled.contains(origin)
+        || story.is_upset(origin)
+        || story.deleted.contains(&origin.place)
+        || story.runs(origin).iter().any(ended)
+}

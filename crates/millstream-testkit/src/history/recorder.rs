@@ -1,0 +1,210 @@
+//! The recorder: notes what the server does, in the order in which it does it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::catalog::Start;
+use millstream_core::leases::{Acquired, Holder, Leases};
+use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settled, Settlement, Source};
+use millstream_core::schedule::{Promoted, Schedule};
+use millstream_core::{Backend, Lease, Limits, MessageId, Resource, Result, wire};
+
+use super::{Call, Event, History, Origin, Place, Told};
+
+/// The backend with a recorder around those roles that need a lease or give one.
+pub(super) fn around(history: History, backend: Backend) -> Backend {
+    let notes = Arc::new(Notes {
+        history,
+        inner: backend.clone(),
+        origins: Mutex::default(),
+        granted: Mutex::default(),
+    });
+    Backend {
+        log: Arc::new(Recorder(notes.clone())),
+        leases: Arc::new(Recorder(notes.clone())),
+        schedule: Arc::new(Recorder(notes)),
+        ..backend
+    }
+}
+
+struct Recorder(Arc<Notes>);
+
+struct Notes {
+    history: History,
+    inner: Backend,
+    /// Which message a redelivery is of.
+    origins: Mutex<HashMap<(Resource, MessageId), MessageId>>,
+    /// The epoch of the last grant of a resource.
+    granted: Mutex<HashMap<Resource, u64>>,
+}
+
+impl Notes {
+    fn accepted(&self, lease: &Lease, call: Call) {
+        if let Ok((topic_partition, group)) = lease.partition() {
+            let (topic_partition, group) = (topic_partition.clone(), group.clone());
+            self.history.record(Event::Accepted { topic_partition, group, epoch: lease.epoch, call });
+        }
+    }
+
+    fn origin(&self, lease: &Lease, receipt: Receipt) -> Option<Origin> {
+        let (topic_partition, group) = lease.partition().ok()?;
+        let id = match receipt.source {
+            Source::Log => receipt.id,
+            Source::Retry => {
+                let origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
+                *origins.get(&(lease.resource.clone(), receipt.id))?
+            }
+        };
+        let place = Place { topic_partition: topic_partition.clone(), id };
+        Some(Origin { group: group.clone(), place })
+    }
+
+    fn fetched(&self, lease: &Lease, fetched: &Fetched) {
+        self.accepted(lease, Call::Fetch);
+        let mut origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
+        for entry in fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Retry) {
+            let origin = wire::decode(entry.receipt, &entry.fields, &Limits::default()).origin;
+            origins.insert((lease.resource.clone(), entry.receipt.id), origin);
+        }
+    }
+
+    fn settled(&self, lease: &Lease, batch: &[(Receipt, Settlement)], settled: Settled) {
+        self.accepted(lease, Call::Settle);
+        if settled.applied == 0 {
+            return;
+        }
+        for (receipt, settlement) in batch {
+            let told = match settlement {
+                Settlement::Ack => Told::Ack,
+                Settlement::DeadLetter { .. } => Told::Dead,
+                Settlement::Retry { after, attempt, .. } => Told::Again(*attempt, *after),
+                Settlement::Hold(note) if note.attempt > 0 => Told::Again(note.attempt, note.after),
+                Settlement::Hold(_) => Told::Noted,
+            };
+            if let Some(origin) = self.origin(lease, *receipt) {
+                self.history.record(Event::Settled { origin, told, certain: settled.stale == 0 });
+            }
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Log for Recorder {
+    async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        let results = self.0.inner.log.append(batch).await;
+        for (entry, result) in batch.iter().zip(&results) {
+            let Ok(id) = result else { continue };
+            let place = Place { topic_partition: entry.topic_partition.clone(), id: *id };
+            let envelope = wire::decode_body(&entry.fields, &Limits::default()).ok();
+            let key = envelope.as_ref().and_then(|envelope| envelope.key.as_deref().map(text));
+            let message = envelope.map(|envelope| text(&envelope.payload));
+            self.0.history.record(Event::Appended { place, message, key });
+        }
+        results
+    }
+
+    async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
+        let inner = self.0.inner.log.reader(lease).await?;
+        Ok(Box::new(RecordedReader { notes: self.0.clone(), lease: lease.clone(), inner }))
+    }
+
+    async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
+        let settled = self.0.inner.log.settle(lease, batch).await?;
+        self.0.settled(lease, batch, settled);
+        Ok(settled)
+    }
+
+    async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        self.0.inner.log.seek(lease, start).await?;
+        self.0.accepted(lease, Call::Seek);
+        if let Ok((topic_partition, group)) = lease.partition() {
+            let (topic_partition, group) = (topic_partition.clone(), group.clone());
+            self.0.history.record(Event::Rewound { topic_partition, group });
+        }
+        Ok(())
+    }
+
+    async fn trim(&self, lease: &Lease) -> Result<usize> {
+        let trimmed = self.0.inner.log.trim(lease).await?;
+        self.0.accepted(lease, Call::Trim);
+        Ok(trimmed)
+    }
+}
+
+struct RecordedReader {
+    notes: Arc<Notes>,
+    lease: Lease,
+    inner: Box<dyn Reader>,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Reader for RecordedReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        let fetched = self.inner.fetch(max, wait).await?;
+        self.notes.fetched(&self.lease, &fetched);
+        Ok(fetched)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Schedule for Recorder {
+    async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
+        let promoted = self.0.inner.schedule.promote(lease, limit).await?;
+        self.0.accepted(lease, Call::Promote);
+        Ok(promoted)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Leases for Recorder {
+    async fn acquire(
+        &self,
+        resource: &Resource,
+        owner: &str,
+        nonce: &str,
+        ttl: Duration,
+    ) -> Result<Acquired> {
+        let acquired = self.0.inner.leases.acquire(resource, owner, nonce, ttl).await?;
+        if let Acquired::Granted(lease) = &acquired
+            && let Ok((topic_partition, group)) = lease.partition()
+        {
+            let epoch = lease.epoch;
+            let mut granted = self.0.granted.lock().unwrap_or_else(PoisonError::into_inner);
+            let again = granted.insert(resource.clone(), epoch) == Some(epoch);
+            drop(granted);
+            let (topic_partition, group) = (topic_partition.clone(), group.clone());
+            self.0.history.record(Event::Granted { topic_partition, group, epoch, again, ttl });
+        }
+        Ok(acquired)
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
+        let results = self.0.inner.leases.renew(leases).await;
+        for (lease, result) in leases.iter().zip(&results) {
+            if result.is_ok() {
+                self.0.accepted(lease, Call::Renew);
+            }
+        }
+        results
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<()> {
+        self.0.inner.leases.release(lease).await?;
+        self.0.accepted(lease, Call::Release);
+        Ok(())
+    }
+
+    async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
+        self.0.inner.leases.holder(resource).await
+    }
+}

@@ -1,0 +1,75 @@
+//! The members role: who is alive in a group, and who should own what.
+
+mod identity;
+mod living;
+mod publishing;
+mod watching;
+
+use std::time::Duration;
+
+use millstream_core::members::{Assignment, Member, Pulse, Roster, Version};
+use millstream_core::{GroupName, MemberId, Result, TopicName};
+
+use super::suite;
+use crate::case::{Case, Verdict, Violation};
+use crate::harness::{Harness, LONG};
+
+pub(super) fn cases() -> Vec<Case> {
+    [living::cases(), identity::cases(), publishing::cases(), watching::cases()].concat()
+}
+
+/// The group of a case, in a topic of its own.
+#[derive(Clone)]
+struct Club {
+    h: Harness,
+    topic: TopicName,
+    group: GroupName,
+}
+
+impl Club {
+    async fn new(h: Harness, partitions: u32) -> std::result::Result<Self, Violation> {
+        let topic = h.topic(partitions).await?.name;
+        Ok(Self { h, topic, group: GroupName::new("group")? })
+    }
+
+    /// A start of an instance of this name, not in the group yet.
+    fn member(&self, id: &str, ttl: Duration) -> std::result::Result<Member, Violation> {
+        Ok(Member::new(MemberId::new(id)?, self.h.unique("incarnation"), ttl))
+    }
+
+    /// One that lives as long as the case, and is in the group.
+    async fn joined(&self, id: &str) -> std::result::Result<Member, Violation> {
+        let member = self.member(id, LONG)?;
+        self.join(&member).await?;
+        Ok(member)
+    }
+
+    async fn join(&self, member: &Member) -> Result<Pulse> {
+        self.h.backend.members.heartbeat(&self.topic, &self.group, member, true).await
+    }
+
+    async fn beat(&self, member: &Member) -> Result<Pulse> {
+        self.h.backend.members.heartbeat(&self.topic, &self.group, member, false).await
+    }
+
+    async fn leave(&self, member: &Member) -> Result<()> {
+        self.h.backend.members.leave(&self.topic, &self.group, member).await
+    }
+
+    async fn publish(&self, version: Version, assignment: &Assignment) -> Result<bool> {
+        self.h.backend.members.publish(&self.topic, &self.group, version, assignment).await
+    }
+
+    async fn roster(&self) -> Result<Roster> {
+        self.h.backend.members.roster(&self.topic, &self.group).await
+    }
+
+    /// Waits until nobody is alive any more. Nobody may be heard of meanwhile.
+    async fn silence(&self) -> Verdict {
+        let mut patience = self.h.patience("all members to run out");
+        while !self.roster().await?.members.is_empty() {
+            patience.pause().await?;
+        }
+        Ok(())
+    }
+}

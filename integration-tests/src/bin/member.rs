@@ -1,0 +1,132 @@
+//! A member of a consumer group that records what happens to it, and is made to be killed.
+//!
+//! `member SETUP`, the [`Setup`] as JSON. What happened goes, as [`What`], to the file that it names. SIGTERM shuts it down in
+//! an orderly way, SIGUSR1 lets the handlers that hold their messages end. It ends when its stdin does.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use integration_tests::history::{Handling, Sink, What};
+use integration_tests::member::{End, GROUP, Job, Mode, Setup};
+use millstream::{Delivery, Event, Fixed, Millstream, Outcome};
+use millstream_runtime::{Concurrency, RetryOrder};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<()> {
+    let setup = std::env::args().nth(1).context("an argument is needed")?;
+    let setup: Setup = serde_json::from_str(&setup).context("the setup")?;
+    let sink = Arc::new(Sink::open(&setup.sink).context("the sink")?);
+    // The test holds the other end: when it is gone, so are we.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(1);
+    });
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut release = signal(SignalKind::user_defined1())?;
+    let (released, held) = watch::channel(());
+
+    let observer = {
+        let sink = sink.clone();
+        move |event: &Event<'_>| {
+            if let Some(what) = told(event) {
+                sink.write(what);
+            }
+        }
+    };
+    let mq = Millstream::at(&setup.url).namespace(&setup.namespace).observer(observer).await?;
+    let mut consumer = mq
+        .consumer(setup.topic(), GROUP)
+        .lease_ttl(Duration::from_millis(setup.ttl_ms))
+        .prefetch(setup.prefetch)
+        .concurrency(match setup.mode {
+            Mode::Serial => Concurrency::Serial,
+            Mode::PerKey(at_once) => Concurrency::PerKey(at_once),
+            Mode::Unordered(at_once) => Concurrency::Unordered(at_once),
+        })
+        .retry_order(if setup.block_key { RetryOrder::BlockKey } else { RetryOrder::Skip })
+        .retry(Fixed::new(Duration::from_millis(setup.back_off_ms)).attempts(setup.attempts))
+        .crash_limit(setup.crash_limit);
+    if let Some(id) = &setup.member_id {
+        consumer = consumer.member_id(id);
+    }
+    let handler = {
+        let sink = sink.clone();
+        move |delivery: Delivery<Job>| handle(delivery, sink.clone(), held.clone())
+    };
+    let consumer = consumer.start(handler).await?;
+    sink.write(What::Ready);
+    loop {
+        tokio::select! {
+            biased;
+            _ = terminate.recv() => break,
+            _ = release.recv() => drop(released.send(())),
+        }
+    }
+    let report = consumer.shutdown().await;
+    sink.write(What::Ended(report.handed_back));
+    Ok(())
+}
+
+/// Does what the message says, and records it.
+async fn handle(delivery: Delivery<Job>, sink: Arc<Sink>, mut held: watch::Receiver<()>) -> Outcome {
+    let job = *delivery;
+    let handling = Handling {
+        number: job.number,
+        partition: delivery.topic_partition().partition.0,
+        attempt: delivery.attempt(),
+        deliveries: delivery.deliveries(),
+        epoch: delivery.epoch(),
+    };
+    let again = usize::from(delivery.deliveries() > 1);
+    held.mark_unchanged();
+    sink.write(What::Started(handling));
+    if job.work_us > 0 {
+        tokio::time::sleep(Duration::from_micros(job.work_us)).await;
+    }
+    if job.hold[again] {
+        tokio::select! {
+            biased;
+            () = delivery.cancelled() => sink.write(What::Cancelled(handling)),
+            _ = held.changed() => {}
+        }
+    }
+    let end = if delivery.attempt() <= job.fails { End::Fail } else { job.end[again] };
+    match end {
+        End::Ack => {
+            sink.write(What::Done(handling));
+            Outcome::Ack
+        }
+        End::Fail => {
+            sink.write(What::Failed(handling));
+            Outcome::retry("as planned")
+        }
+        End::DeadLetter => {
+            sink.write(What::Failed(handling));
+            Outcome::dead_letter("hopeless")
+        }
+        End::Abort => std::process::abort(),
+    }
+}
+
+/// The events that a test wants to know.
+fn told(event: &Event<'_>) -> Option<What> {
+    let what = match event {
+        Event::Assigned { topic_partition, epoch, .. } => What::Assigned(topic_partition.partition.0, *epoch),
+        Event::Revoked { topic_partition, epoch, .. } => What::Revoked(topic_partition.partition.0, *epoch),
+        Event::LeaseLost { topic_partition, epoch, .. } => What::Lost(topic_partition.partition.0, *epoch),
+        Event::Settled { topic_partition, settled, .. } => {
+            What::Settled(topic_partition.partition.0, settled.applied, settled.stale)
+        }
+        Event::Crashed { topic_partition, crashes, .. } => {
+            What::Crashed(topic_partition.partition.0, *crashes)
+        }
+        Event::Rebalanced { members, partitions, .. } => What::Rebalanced(*members, *partitions),
+        Event::Failing { operation, error, .. } => What::Failing(format!("{operation}: {error}")),
+        _ => return None,
+    };
+    Some(what)
+}

@@ -1,0 +1,95 @@
+//! A member as a process: started, killed, stopped, shut down.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::member::Setup;
+
+/// A running `member`. Dropping it kills it; should this process die, it ends by itself.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Process {
+    /// Starts the binary at `bin`.
+    ///
+    /// # Panics
+    /// If it does not start.
+    #[must_use]
+    pub fn start(bin: &str, setup: &Setup) -> Self {
+        let setup = serde_json::to_string(setup).expect("a setup is JSON");
+        let child = Command::new(bin).arg(setup).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        Self(child.unwrap_or_else(|error| panic!("{bin}: {error}")))
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Whether it runs.
+    ///
+    /// # Panics
+    /// If the system does not say.
+    pub fn is_alive(&mut self) -> bool {
+        self.0.try_wait().expect("the system knows").is_none()
+    }
+
+    /// Kills it (SIGKILL) and waits until it is gone.
+    ///
+    /// # Panics
+    /// If it cannot be killed.
+    pub fn kill(&mut self) {
+        self.0.kill().expect("killed");
+        self.0.wait().expect("gone");
+    }
+
+    /// Asks it to shut down in an orderly way (SIGTERM).
+    pub fn terminate(&self) {
+        self.signal(Signal::TERM);
+    }
+
+    /// Stops it in its tracks (SIGSTOP).
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Lets its held handlers go on (SIGUSR1).
+    pub fn release(&self) {
+        self.signal(Signal::USR1);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).expect("an id");
+        kill_process(pid, signal).unwrap_or_else(|error| panic!("{signal:?}: {error}"));
+    }
+
+    /// Waits until it has ended by itself; whether it ended well.
+    ///
+    /// # Panics
+    /// If it has not within 40 s.
+    pub async fn ended(&mut self) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(40);
+        loop {
+            if let Some(status) = self.0.try_wait().expect("the system knows") {
+                return status.success();
+            }
+            assert!(Instant::now() < deadline, "process {} does not end", self.pid());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

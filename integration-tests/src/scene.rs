@@ -1,0 +1,264 @@
+//! A topic, the members that consume it as processes, and everything that happened there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use millstream::{MessageId, Millstream, Namespace, Producer, Record, Topic, TopicPartition};
+use millstream_core::GroupName;
+use millstream_core::keys::Keys;
+use tempfile::TempDir;
+
+use crate::eventually;
+use crate::history::{History, Line, Sink, What, now_us};
+use crate::member::{GROUP, Job, Setup};
+use crate::owners::Terms;
+use crate::process::Process;
+
+/// A topic and the processes that consume it.
+pub struct Scene {
+    bin: &'static str,
+    /// How members are started.
+    pub setup: Setup,
+    /// The topic.
+    pub topic: Topic<Job>,
+    /// The connection of the test.
+    pub mq: Millstream,
+    /// Sends jobs.
+    pub producer: Producer<Job>,
+    /// What happened.
+    pub history: History,
+    /// Who owned what.
+    pub terms: Terms,
+    /// The messages that were handled to the end.
+    pub done: BTreeSet<u64>,
+    /// The processes that run, by id.
+    pub processes: BTreeMap<u32, Process>,
+    /// Those that were asked to end.
+    leaving: Vec<Process>,
+    /// The numbers of the messages that were sent, by partition and id.
+    pub sent: BTreeMap<(u32, MessageId), u64>,
+    /// Speaks to the server directly.
+    pub redis: redis::aio::MultiplexedConnection,
+    sink: Sink,
+    _folder: TempDir,
+}
+
+impl Scene {
+    /// A topic without members; `bin` is the `member` binary.
+    ///
+    /// # Panics
+    /// If the server of `setup` cannot be reached.
+    pub async fn new(bin: &'static str, mut setup: Setup) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        setup.sink = folder.path().join("sink");
+        let sink = Sink::open(&setup.sink).expect("a sink");
+        let history = History::open(&setup.sink).expect("a history");
+        let mq = Millstream::at(&setup.url).namespace(&setup.namespace).await.expect("connected");
+        let topic = setup.topic();
+        let producer = mq.producer(topic.clone()).await.expect("a producer");
+        let client = redis::Client::open(&*setup.url).expect("a client");
+        let redis = client.get_multiplexed_async_connection().await.expect("connected");
+        Self {
+            bin,
+            setup,
+            topic,
+            mq,
+            producer,
+            history,
+            terms: Terms::default(),
+            done: BTreeSet::new(),
+            processes: BTreeMap::new(),
+            leaving: Vec::new(),
+            sent: BTreeMap::new(),
+            redis,
+            sink,
+            _folder: folder,
+        }
+    }
+
+    /// Starts one more member; gives back its process id.
+    pub fn start(&mut self) -> u32 {
+        self.start_as(&self.setup.clone())
+    }
+
+    /// Starts one more member with a setup of its own.
+    pub fn start_as(&mut self, setup: &Setup) -> u32 {
+        let process = Process::start(self.bin, setup);
+        let pid = process.pid();
+        self.processes.insert(pid, process);
+        pid
+    }
+
+    /// Kills a member; gives back the time right before.
+    pub fn kill(&mut self, pid: u32) -> u64 {
+        let at_us = now_us();
+        self.process(pid).kill();
+        self.died(pid, at_us);
+        at_us
+    }
+
+    /// Takes note of the death of a process that was alive at a time.
+    pub fn died(&mut self, pid: u32, at_us: u64) {
+        self.processes.remove(&pid);
+        self.sink.line(&Line { at_us, pid, what: What::Killed });
+        self.read();
+    }
+
+    /// Asks a member to end in an orderly way, and counts on it no more.
+    ///
+    /// # Panics
+    /// If there is none of that id.
+    pub fn leave(&mut self, pid: u32) {
+        let process = self.processes.remove(&pid).expect("a process of ours");
+        process.terminate();
+        self.leaving.push(process);
+    }
+
+    /// Lets all members end in an orderly way, and waits for those that were asked before too.
+    ///
+    /// # Panics
+    /// If one does not end, or not well.
+    pub async fn end(&mut self) {
+        for pid in self.pids() {
+            self.leave(pid);
+        }
+        for mut process in std::mem::take(&mut self.leaving) {
+            assert!(process.ended().await, "member {} ends well", process.pid());
+        }
+        self.read();
+    }
+
+    /// A member that runs.
+    ///
+    /// # Panics
+    /// If there is none of that id.
+    pub fn process(&mut self, pid: u32) -> &mut Process {
+        self.processes.get_mut(&pid).expect("a process of ours")
+    }
+
+    /// The ids of all members that run.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.processes.keys().copied().collect()
+    }
+
+    /// Reads what happened since.
+    pub fn read(&mut self) -> &[Line] {
+        for line in self.history.read() {
+            self.terms.apply(line);
+            if let What::Done(handling) = &line.what {
+                self.done.insert(handling.number);
+            }
+        }
+        &self.history.lines
+    }
+
+    /// Waits until what happened so far fulfils a condition.
+    ///
+    /// # Panics
+    /// If it never does.
+    pub async fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        let came = async || {
+            self.read();
+            holds(self)
+        };
+        eventually(came, what).await;
+    }
+
+    /// Waits until the partitions are shared evenly by all members that run.
+    ///
+    /// # Panics
+    /// If they never are.
+    pub async fn balanced(&mut self) {
+        let (pids, partitions) = (self.pids(), self.setup.partitions);
+        let what = format!("{partitions} partitions are shared by {}", pids.len());
+        self.until(&what, |scene| scene.terms.are_balanced(partitions, &pids)).await;
+    }
+
+    /// Sends jobs, each with a key or to a partition.
+    ///
+    /// # Panics
+    /// If one is not stored.
+    pub async fn send(&mut self, jobs: &[(Job, To)]) {
+        for jobs in jobs.chunks(1_000) {
+            let records = jobs.iter().map(|(job, to)| match to {
+                To::Key(key) => Record::new(job).key(format!("k{key}")),
+                To::Partition(partition) => Record::new(job).partition(*partition),
+            });
+            for ((job, _), sent) in jobs.iter().zip(self.producer.send_all(records).await) {
+                let sent = sent.expect("stored");
+                self.sent.insert((sent.partition.0, sent.id), job.number);
+            }
+        }
+    }
+
+    /// The messages that are pending in these partitions' logs: handed out and not settled.
+    ///
+    /// # Panics
+    /// If the server does not say.
+    pub async fn pending(&self, partitions: &[u32]) -> BTreeSet<u64> {
+        let keys = Keys::within(&Namespace::new(&self.setup.namespace).expect("a name"));
+        let group = GroupName::new(GROUP).expect("a name");
+        let name = self.topic.spec().expect("a topic").name;
+        let mut pipe = redis::pipe();
+        for partition in partitions {
+            let log = keys.log(&TopicPartition::new(name.clone(), *partition));
+            pipe.cmd("XPENDING").arg(log.as_str()).arg(group.as_str()).arg("-").arg("+").arg(100_000);
+        }
+        let mut connection = self.redis.clone();
+        let lists: Vec<Vec<(String, String, u64, u64)>> =
+            pipe.query_async(&mut connection).await.expect("what is pending");
+        let pairs = partitions.iter().zip(lists);
+        let ids = pairs.flat_map(|(partition, list)| list.into_iter().map(move |(id, ..)| (*partition, id)));
+        ids.map(|(partition, id)| self.sent[&(partition, id.parse().expect("an id"))]).collect()
+    }
+
+    /// Waits until the group has nothing left to do: nothing unread, pending or parked.
+    ///
+    /// # Panics
+    /// If it never comes to an end.
+    pub async fn at_rest(&self) {
+        let at_rest = async || {
+            let stats = self.mq.stats(&self.topic, GROUP).await.expect("stats");
+            stats.iter().all(|p| p.pending == 0 && p.retrying == 0 && p.lag == Some(0))
+        };
+        eventually(at_rest, "nothing is left to do").await;
+    }
+
+    /// How many dead letters there are.
+    ///
+    /// # Panics
+    /// If the server does not say.
+    pub async fn dead(&self) -> u64 {
+        self.mq.stats(&self.topic, GROUP).await.expect("stats").iter().map(|p| p.dead).sum()
+    }
+}
+
+/// Says what happened last if the test failed.
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        self.read();
+        let of_messages = |what: &What| {
+            matches!(what, What::Started(_) | What::Done(_) | What::Failed(_) | What::Settled(..))
+        };
+        let lines: Vec<&Line> = self.history.lines.iter().filter(|line| !of_messages(&line.what)).collect();
+        let messages = self.history.lines.len() - lines.len();
+        println!("{messages} lines on messages; the last lines of others and the last of all");
+        let (others, all) = (lines.len().saturating_sub(50), self.history.lines.len().saturating_sub(20));
+        for line in lines[others..].iter().copied().chain(&self.history.lines[all..]) {
+            println!("{line:?}");
+        }
+        println!("live {:?}, owners {:?}", self.pids(), self.terms.owners());
+    }
+}
+
+/// Where a job goes.
+#[derive(Clone, Copy, Debug)]
+pub enum To {
+    /// To the partition of a key.
+    Key(u64),
+    /// To a partition.
+    Partition(u32),
+}

@@ -1,0 +1,155 @@
+//! Instances come and go in an orderly way under steady load: nothing is lost, doubled or out of order, and no more
+//! moves than must.
+#![allow(missing_docs)]
+
+use std::time::Duration;
+
+use integration_tests::history::{Line, What, figure, now_us, quantiles};
+use integration_tests::member::{Job, Mode, Setup};
+use integration_tests::owners::fewest_moves;
+use integration_tests::scene::Scene;
+use integration_tests::server::Server;
+use millstream::{Producer, Record};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+const PARTITIONS: u32 = 32;
+const KEYS: u64 = 640;
+const PER_SECOND: u64 = 2_000;
+/// How many messages are handled after each change before the next.
+const AFTERWARDS: usize = 1_000;
+/// The longest that a partition may be without an owner when instances come and go in an orderly way.
+const NO_OWNER: Duration = Duration::from_millis(300);
+
+/// Sends at a steady pace until it is told to end; gives back how many.
+fn load(producer: Producer<Job>) -> (watch::Sender<bool>, JoinHandle<u64>) {
+    let (end, ended) = watch::channel(false);
+    let sending = tokio::spawn(async move {
+        let mut ticks = tokio::time::interval(Duration::from_millis(10));
+        let mut number = 0;
+        while !*ended.borrow() {
+            ticks.tick().await;
+            let jobs: Vec<Job> = (number..number + PER_SECOND / 100).map(Job::new).collect();
+            let mut records = Vec::new();
+            for job in &jobs {
+                records.push(Record::new(job).key(format!("k{}", job.number % KEYS)));
+            }
+            for sent in producer.send_all(records).await {
+                sent.expect("stored");
+            }
+            number += jobs.len() as u64;
+        }
+        number
+    });
+    (end, sending)
+}
+
+/// What one change cost.
+struct Step {
+    name: String,
+    moves: usize,
+    ownerships: usize,
+    fewest: usize,
+    settled_ms: u64,
+    gaps: Vec<u64>,
+}
+
+/// Starts and shuts down members, all at once, and waits until the partitions are shared evenly by who is left.
+async fn change(scene: &mut Scene, start: usize, end: usize) -> Step {
+    let before = scene.terms.owners();
+    let from = scene.processes.len();
+    let at_us = now_us();
+    for _ in 0..start {
+        scene.start();
+    }
+    for pid in scene.pids().into_iter().take(end) {
+        scene.leave(pid);
+    }
+    scene.balanced().await;
+    // Whatever moves later on moves while these are handled.
+    let done = scene.done.len() + AFTERWARDS;
+    scene.until("messages are handled", |scene| scene.done.len() >= done).await;
+    let pids = scene.pids();
+    let last = scene.terms.0.values().map(|term| term.from_us).max().unwrap_or(at_us);
+    let after = scene.terms.owners();
+    let step = Step {
+        name: format!("{from}->{}", pids.len()),
+        moves: after.iter().filter(|(partition, pid)| before.get(partition) != Some(pid)).count(),
+        ownerships: scene.terms.begun_since(at_us),
+        fewest: fewest_moves(PARTITIONS, &before, &pids),
+        settled_ms: last.saturating_sub(at_us) / 1_000,
+        gaps: scene.terms.gaps_since(at_us),
+    };
+    let text = format!(
+        "{}: {} moves (fewest {}), {} ownerships, settled in {} ms, without owner {}",
+        step.name,
+        step.moves,
+        step.fewest,
+        step.ownerships,
+        step.settled_ms,
+        quantiles(&step.gaps)
+    );
+    figure("rebalance", &text);
+    step
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_come_and_go_with_the_fewest_moves_and_nobody_notices() {
+    let server = Server::start();
+    let setup = Setup { mode: Mode::PerKey(4), ..Setup::new(&server.url(), "steady", PARTITIONS) };
+    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    let (end, sending) = load(scene.producer.clone());
+    change(&mut scene, 1, 0).await;
+
+    // One at a time, then several at once.
+    let mut single = Vec::new();
+    for _ in 0..4 {
+        single.push(change(&mut scene, 1, 0).await);
+    }
+    let mut many = vec![change(&mut scene, 0, 3).await, change(&mut scene, 3, 0).await];
+    for _ in 0..3 {
+        single.push(change(&mut scene, 0, 1).await);
+    }
+    many.push(change(&mut scene, 0, 1).await);
+    many.push(change(&mut scene, 4, 0).await);
+    many.push(change(&mut scene, 0, 3).await);
+
+    end.send(true).expect("it still sends");
+    let messages = sending.await.expect("no panic");
+    scene.at_rest().await;
+    scene.end().await;
+
+    for step in &single {
+        assert_eq!((step.moves, step.ownerships), (step.fewest, step.fewest), "{}", step.name);
+    }
+    for step in &many {
+        assert_eq!(step.moves, step.fewest, "{}", step.name);
+    }
+    let gaps: Vec<u64> = single.iter().chain(&many).flat_map(|step| step.gaps.clone()).collect();
+    let handled = stalls(&scene.history.lines);
+    figure("rebalance", &format!("without owner {}", quantiles(&gaps)));
+    figure(
+        "rebalance",
+        &format!("longest pause of each partition between two messages {}", quantiles(&handled)),
+    );
+    let worst = gaps.iter().max().expect("there were changes");
+    assert!(Duration::from_micros(*worst) <= NO_OWNER, "without an owner for {worst} us");
+    let once = integration_tests::order::once_each(&scene.history.lines, messages, KEYS);
+    once.unwrap_or_else(|error| panic!("{error}"));
+    figure("rebalance", &format!("{messages} messages at {PER_SECOND}/s: 0 lost, 0 doubled, 0 out of order"));
+}
+
+/// The longest time between two starts of handlers in each partition.
+fn stalls(lines: &[Line]) -> Vec<u64> {
+    let mut last = std::collections::BTreeMap::new();
+    let mut longest = std::collections::BTreeMap::new();
+    for line in lines {
+        if let What::Started(handling) = &line.what {
+            if let Some(before) = last.insert(handling.partition, line.at_us) {
+                let stall: &mut u64 = longest.entry(handling.partition).or_default();
+                *stall = (*stall).max(line.at_us.saturating_sub(before));
+            }
+        }
+    }
+    longest.into_values().collect()
+}

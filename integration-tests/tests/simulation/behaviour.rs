@@ -1,0 +1,78 @@
+//! What handlers do with a message: a pure function of seed, message and attempt.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use millstream_core::Outcome;
+use millstream_testkit::history::End;
+
+use crate::scenario::Scenario;
+
+/// What a handler says in the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Say {
+    Done,
+    Error,
+    Panic,
+    Reject,
+    After(Duration),
+    /// The process dies with it.
+    Die,
+}
+
+/// What a handler does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Behaviour {
+    pub(crate) takes: Duration,
+    pub(crate) say: Say,
+}
+
+impl Behaviour {
+    pub(crate) fn of(scenario: &Scenario, message: u64, attempt: u32) -> Self {
+        // What the message is like does not depend on the attempt; how long an attempt takes does.
+        let mut rng = Rng::with_seed(scenario.seed ^ message.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let (dice, bad_attempts) = (rng.f64(), rng.u32(1..=scenario.attempts + 1));
+        let after = Duration::from_millis(rng.u64(0..5_000));
+        let bad = match rng.u8(0..10) {
+            0..4 => Say::Error,
+            4..6 => Say::Panic,
+            6 => Say::Reject,
+            _ => Say::After(after),
+        };
+        let say = match () {
+            () if dice < scenario.poison => Say::Die,
+            () if dice < scenario.poison + scenario.failing && attempt <= bad_attempts => bad,
+            () => Say::Done,
+        };
+        let mut rng = Rng::with_seed(rng.u64(..) ^ u64::from(attempt));
+        let takes = match rng.u8(0..20) {
+            0..12 => Duration::ZERO,
+            12..18 => Duration::from_millis(rng.u64(1..100)),
+            18 => Duration::from_millis(rng.u64(100..1_000)),
+            _ => scenario.slow.mul_f64(rng.f64()),
+        };
+        Self { takes, say }
+    }
+
+    /// What the history has to say of its end.
+    pub(crate) fn end(self, scenario: &Scenario, attempt: u32) -> End {
+        let comes_back = |after| if attempt < scenario.attempts { End::Failed(after) } else { End::Dead };
+        match self.say {
+            Say::Done | Say::Die => End::Acked,
+            Say::Error | Say::Panic => comes_back(scenario.retry_delay),
+            Say::After(after) => comes_back(after),
+            Say::Reject => End::Dead,
+        }
+    }
+
+    pub(crate) fn outcome(self) -> Outcome {
+        match self.say {
+            Say::Done | Say::Die => Outcome::Ack,
+            Say::Error => Outcome::retry("simulated error"),
+            // Without the panic hook, which would print each.
+            Say::Panic => std::panic::resume_unwind(Box::new("simulated panic")),
+            Say::Reject => Outcome::dead_letter("simulated refusal"),
+            Say::After(after) => Outcome::retry_after(after, "simulated wait"),
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The scenario: everything about a run that is decided before it starts, made from the seed.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use millstream_core::Retention;
+use millstream_runtime::{Concurrency, RetryOrder};
+use millstream_testkit::chaos::Faults;
+use millstream_testkit::history::Order;
+
+/// A kind of trouble. Each seed has some of them, so that each is seen alone and with others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// Calls take time.
+    Latency,
+    /// Calls find no connection.
+    Refusals,
+    /// Requests are lost.
+    LostRequests,
+    /// Answers are lost.
+    LostReplies,
+    /// Requests stall, some for longer than a ttl.
+    Stalls,
+    /// Processes die.
+    Kills,
+    /// Processes leave in good order.
+    Leaves,
+    /// Processes join.
+    Joins,
+    /// Processes stop for a while, some for longer than a ttl.
+    Pauses,
+    /// Processes are cut off for a while.
+    Cuts,
+    /// Groups are destroyed.
+    DestroyedGroups,
+    /// Entries are deleted.
+    DeletedEntries,
+    /// The server falls back to an earlier state.
+    FailOvers,
+    /// Others append what is not a message.
+    Strangers,
+    /// Handlers fail.
+    Failures,
+    /// Handlers kill their process.
+    Poison,
+}
+
+impl Trouble {
+    const ALL: [Self; 16] = [
+        Self::Latency,
+        Self::Refusals,
+        Self::LostRequests,
+        Self::LostReplies,
+        Self::Stalls,
+        Self::Kills,
+        Self::Leaves,
+        Self::Joins,
+        Self::Pauses,
+        Self::Cuts,
+        Self::DestroyedGroups,
+        Self::DeletedEntries,
+        Self::FailOvers,
+        Self::Strangers,
+        Self::Failures,
+        Self::Poison,
+    ];
+}
+
+/// What is done to the system, at its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Kill(usize),
+    Leave(usize),
+    /// Somebody new; or somebody who died comes back under the same name.
+    Join {
+        again: bool,
+        group: usize,
+    },
+    Pause(usize, Duration),
+    Cut(usize, Duration),
+    DestroyGroup(u32, usize),
+    DeleteEntry(u32, usize),
+    Snapshot,
+    FailOver,
+    Stranger(u32),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) seed: u64,
+    pub(crate) troubles: Vec<Trouble>,
+    pub(crate) partitions: u32,
+    pub(crate) groups: usize,
+    /// Instances in the beginning, with their groups.
+    pub(crate) instances: Vec<usize>,
+    pub(crate) senders: usize,
+    pub(crate) messages: u64,
+    pub(crate) keys: u64,
+    /// How long the troubles last.
+    pub(crate) length: Duration,
+    pub(crate) actions: Vec<(Duration, Action)>,
+    pub(crate) faults: Faults,
+    pub(crate) concurrency: Concurrency,
+    pub(crate) retry_order: RetryOrder,
+    pub(crate) prefetch: usize,
+    pub(crate) lease_ttl: Duration,
+    /// Whether instances have names that last.
+    pub(crate) static_members: bool,
+    pub(crate) rejoin_timeout: Duration,
+    pub(crate) shutdown_timeout: Duration,
+    pub(crate) attempts: u32,
+    pub(crate) retry_delay: Duration,
+    /// The part of messages that fail.
+    pub(crate) failing: f64,
+    /// The part of messages that kill.
+    pub(crate) poison: f64,
+    /// The longest that a handler takes.
+    pub(crate) slow: Duration,
+}
+
+impl Scenario {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let rng = &mut rng;
+        let troubles = troubles(rng);
+        let has = |trouble| troubles.contains(&trouble);
+        let partitions = rng.u32(1..=8);
+        let groups = if rng.u8(0..4) == 0 { 2 } else { 1 };
+        let mut instances: Vec<usize> = (0..groups).collect();
+        instances.extend((0..rng.usize(0..=4 - groups)).map(|_| rng.usize(0..groups)));
+        let lease_ttl = Duration::from_millis(rng.u64(1_000..10_000));
+        let length = Duration::from_secs(rng.u64(5..40));
+        let (concurrency, retry_order) = order(rng);
+        let attempts = rng.u32(1..=4);
+        let failing = if has(Trouble::Failures) { rng.f64() * 0.6 } else { 0.0 };
+        let poison = if has(Trouble::Poison) { 0.04 } else { 0.0 };
+        let actions = actions(rng, &troubles, partitions, groups, lease_ttl, length);
+        let faults = faults(rng, &troubles, lease_ttl);
+        Self {
+            seed,
+            partitions,
+            groups,
+            instances,
+            senders: rng.usize(1..=3),
+            messages: rng.u64(10..=90),
+            keys: rng.u64(1..=10),
+            length,
+            actions,
+            faults,
+            concurrency,
+            retry_order,
+            prefetch: rng.usize(1..=32),
+            lease_ttl,
+            static_members: rng.bool(),
+            rejoin_timeout: lease_ttl.mul_f64(1.0 + rng.f64() * 2.0),
+            shutdown_timeout: Duration::from_secs(rng.u64(5..30)),
+            attempts,
+            retry_delay: Duration::from_millis(rng.u64(0..6_000)),
+            failing,
+            poison,
+            slow: Duration::from_secs(rng.u64(1..20)),
+            troubles,
+        }
+    }
+
+    /// Whether nothing goes wrong but handlers.
+    pub(crate) fn is_calm(&self) -> bool {
+        let harmless = |trouble: &Trouble| {
+            matches!(trouble, Trouble::Latency | Trouble::Joins | Trouble::Strangers | Trouble::Failures)
+        };
+        self.troubles.iter().all(harmless)
+    }
+
+    /// Consumed entries go, unless a group may be destroyed among others: while it is not there nothing is kept for it.
+    pub(crate) fn retention(&self) -> Retention {
+        let unprotected = self.groups > 1 && self.troubles.contains(&Trouble::DestroyedGroups);
+        if unprotected { Retention::Keep } else { Retention::Consumed }
+    }
+
+    /// What the configuration promises of order.
+    pub(crate) fn order(&self) -> Order {
+        match (self.concurrency, self.retry_order) {
+            (Concurrency::Serial, RetryOrder::BlockPartition) => Order::PartitionBlocks,
+            (_, RetryOrder::BlockKey) => Order::KeyBlocks,
+            (Concurrency::Serial, _) => Order::Partition,
+            (Concurrency::PerKey(_), _) => Order::Key,
+            _ => Order::Free,
+        }
+    }
+}
+
+/// A few kinds at random; one run in eight has one kind alone, and one in sixteen has none.
+fn troubles(rng: &mut Rng) -> Vec<Trouble> {
+    let count = match rng.u8(0..16) {
+        0 => 0,
+        1..3 => 1,
+        _ => rng.usize(2..=8),
+    };
+    let mut all = Trouble::ALL.to_vec();
+    rng.shuffle(&mut all);
+    all.truncate(count);
+    all
+}
+
+fn order(rng: &mut Rng) -> (Concurrency, RetryOrder) {
+    let at_once = rng.usize(1..=8);
+    match rng.u8(0..6) {
+        0 => (Concurrency::Serial, RetryOrder::Skip),
+        1 => (Concurrency::Serial, RetryOrder::BlockKey),
+        2 => (Concurrency::Serial, RetryOrder::BlockPartition),
+        3 => (Concurrency::PerKey(at_once), RetryOrder::Skip),
+        4 => (Concurrency::PerKey(at_once), RetryOrder::BlockKey),
+        _ => (Concurrency::Unordered(at_once), RetryOrder::Skip),
+    }
+}
+
+/// Rates that leave most calls alone: where nothing succeeds, nothing is tested.
+fn faults(rng: &mut Rng, troubles: &[Trouble], lease_ttl: Duration) -> Faults {
+    let rate = |rng: &mut Rng, trouble| {
+        let rate = rng.f64() * rng.f64() * 0.3;
+        if troubles.contains(&trouble) { rate } else { 0.0 }
+    };
+    let latency = Duration::from_millis(rng.u64(0..150));
+    let latency = if troubles.contains(&Trouble::Latency) { latency } else { Duration::from_millis(1) };
+    Faults::none()
+        .latency(Duration::ZERO, latency)
+        .timeout(Duration::from_millis(rng.u64(500..3_000)))
+        .refused(rate(rng, Trouble::Refusals))
+        .lost_requests(rate(rng, Trouble::LostRequests))
+        .lost_replies(rate(rng, Trouble::LostReplies))
+        .stalls(rate(rng, Trouble::Stalls) / 2.0, Duration::ZERO, lease_ttl * 2)
+}
+
+fn actions(
+    rng: &mut Rng,
+    troubles: &[Trouble],
+    partitions: u32,
+    groups: usize,
+    lease_ttl: Duration,
+    length: Duration,
+) -> Vec<(Duration, Action)> {
+    let mut actions = Vec::new();
+    for trouble in troubles {
+        for _ in 0..rng.usize(1..=4) {
+            let at = length.mul_f64(rng.f64());
+            let (one, partition, group) = (rng.usize(0..16), rng.u32(0..partitions), rng.usize(0..groups));
+            let some_time = lease_ttl.mul_f64(rng.f64() * 2.5);
+            let action = match trouble {
+                Trouble::Kills => {
+                    // Somebody restarts it soon, most times.
+                    if rng.u8(0..4) > 0 {
+                        let later = at + some_time.mul_f64(rng.f64());
+                        actions.push((later, Action::Join { again: rng.bool(), group }));
+                    }
+                    Action::Kill(one)
+                }
+                Trouble::Leaves => Action::Leave(one),
+                Trouble::Joins => Action::Join { again: false, group },
+                Trouble::Pauses => Action::Pause(one, some_time),
+                Trouble::Cuts => Action::Cut(one, some_time),
+                Trouble::DestroyedGroups => Action::DestroyGroup(partition, group),
+                Trouble::DeletedEntries => Action::DeleteEntry(partition, one),
+                Trouble::FailOvers => {
+                    actions.push((at.saturating_sub(lease_ttl.mul_f64(rng.f64())), Action::Snapshot));
+                    Action::FailOver
+                }
+                Trouble::Strangers => Action::Stranger(partition),
+                Trouble::Poison => Action::Join { again: true, group },
+                _ => continue,
+            };
+            actions.push((at, action));
+        }
+    }
+    actions.sort_by_key(|(at, _)| *at);
+    actions
+}

@@ -1,0 +1,66 @@
+//! Senders: each sends one message after the other, and notes what it is told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use millstream_core::event::Ignore;
+use millstream_core::{Backend, ErrorKind, Topic, TopicPartition};
+use millstream_runtime::{Producer, ProducerBuilder};
+use millstream_testkit::history::{Event, History, Outcome, Place};
+use tokio::time::sleep;
+
+use crate::scenario::Scenario;
+
+/// Sends this sender's share of the messages.
+pub(crate) async fn run(
+    scenario: Arc<Scenario>,
+    number: usize,
+    backend: Backend,
+    topic: Topic<u64>,
+    history: History,
+) {
+    let mut rng = Rng::with_seed(scenario.seed.rotate_left(17) ^ number as u64);
+    let sender = format!("s{number}");
+    let producer = build(&backend, &topic).await;
+    let gap = scenario.length.mul_f64(1.5 * scenario.senders as f64 / scenario.messages as f64);
+    for message in 0..scenario.messages {
+        if message as usize % scenario.senders != number {
+            continue;
+        }
+        let key = (rng.u8(0..10) > 0).then(|| format!("k{}", rng.u64(0..scenario.keys)));
+        sleep(gap.mul_f64(rng.f64())).await;
+        let text = message.to_string();
+        let (sender, key_text) = (sender.clone(), key.clone());
+        history.record(Event::Sending { sender, message: text.clone(), key: key_text });
+        let send = producer.send(&message);
+        let sent = match key {
+            Some(key) => send.key(key).await,
+            None => send.await,
+        };
+        let outcome = match sent {
+            Ok(sent) => {
+                let name = topic.spec().expect("a valid topic").name;
+                Outcome::Ok(Place {
+                    topic_partition: TopicPartition::new(name, sent.partition.0),
+                    id: sent.id,
+                })
+            }
+            Err(error) if error.kind() == ErrorKind::Unconfirmed => Outcome::Info,
+            Err(_) => Outcome::Fail,
+        };
+        history.record(Event::Sent { message: text, outcome });
+    }
+    producer.close().await;
+}
+
+/// A producer needs the server to start; whoever starts it tries again.
+async fn build(backend: &Backend, topic: &Topic<u64>) -> Producer<u64> {
+    loop {
+        let builder = ProducerBuilder::new(backend.clone(), topic.clone(), Arc::new(Ignore));
+        match builder.delivery_timeout(Duration::from_secs(10)).await {
+            Ok(producer) => return producer,
+            Err(_) => sleep(Duration::from_millis(300)).await,
+        }
+    }
+}

@@ -1,0 +1,26 @@
+-- leave: takes a member out of its group, unless another instance has its id by now.
+-- KEYS[1] members ZSET ids by when their heartbeat runs out, in milliseconds
+-- KEYS[2] member HASH 'incarnation ttl_ms max pins' by id; ':version', ':partitions' of the membership
+-- KEYS[3] changes STREAM the newest change alone
+-- ARGV[1] id of the member
+-- ARGV[2] incarnation of it
+-- returns 1 if it was in the group, else 0
+local members, member, changes = KEYS[1], KEYS[2], KEYS[3]
+local id, incarnation = ARGV[1], ARGV[2]
+
+local known = redis.call('HMGET', member, id, ':version')
+if not known[1] or string.match(known[1], '^%S*') ~= incarnation then
+  return 0
+end
+redis.call('XLEN', changes)
+local time = redis.call('TIME')
+local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+-- A write that is never refused comes first: then the others pass too when the server is out of memory. All keys
+-- have been met by then, and so one of a foreign type. The version comes before what it is for, as in heartbeat.
+redis.call('ZREM', members, '')
+local version = string.format('%.0f', math.max((tonumber(known[2] or '0') or 0) + 1, now_ms))
+redis.call('HSET', member, ':version', version)
+redis.call('ZREM', members, id)
+redis.call('HDEL', member, id)
+redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'version', version)
+return 1
