@@ -27,8 +27,9 @@ if lives then
   return { 0, last[1] or '', last_epoch, pttl }
 end
 
--- A token that is still there was never released. What the same request was told before it is told again.
-local abandoned = same and (last[5] or '0') or (last_token == '' and '0' or '1')
+-- A token that is still there was never released; one that was released says itself what is to be told. What the same
+-- request was told before it is told again.
+local abandoned = (same or last_token == '') and (last[5] or '0') or '1'
 -- The clock makes the epoch grow even if a fail-over lost the newest grants; the stored one if the clock went back.
 local epoch = string.format('%.0f', math.max((tonumber(last_epoch) or 0) + 1, now_ms))
 local token = epoch .. ':' .. nonce

@@ -3,18 +3,20 @@
 -- KEYS[2] stream STREAM the log or retry log that the entries were read from
 -- KEYS[3] dlq STREAM the group's dead letters
 -- KEYS[4] held HASH notes of pending entries by source and id
--- ARGV[1] token of the lease
--- ARGV[2] group that read them
--- ARGV[3] source 'log', or 'retry': then they are deleted there too
--- ARGV[4] topic that they came from
--- ARGV[5] partition that they came from
--- ARGV[6] messages... id, reason, attempts, origin, error of each, at most 100
--- returns {applied, stale}, or the error FENCED
+-- ARGV[1] mode 'lease', or 'consumer': then only what stands under its name is touched
+-- ARGV[2] who the token of the lease, or the name of the consumer
+-- ARGV[3] group that read them
+-- ARGV[4] source 'log', or 'retry': then they are deleted there too
+-- ARGV[5] topic that they came from
+-- ARGV[6] partition that they came from
+-- ARGV[7] messages... id, reason, attempts, origin, error of each, at most 100
+-- returns {applied, stale}, or the error FENCED, or NOGROUP of the owner's log
 local fence, stream, dlq, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local token, group, source, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local mode, who, group, source, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local MAX_BODY_VALUES = 6000
 
-if redis.call('HGET', fence, 'token') ~= token then
+-- Whatever is not the one word is judged by the fence, which no empty token passes.
+if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end
 -- A write that is never refused comes first: then the others pass too when the server is out of memory.
@@ -22,11 +24,11 @@ end
 redis.call('XDEL', dlq, '0-0')
 local noted = redis.call('HLEN', held) > 0
 
-local applied, stale = 0, 0
-for at = 6, #ARGV, 5 do
+local applied, stale, whose = 0, 0, { mode == 'consumer' and who or nil }
+for at = 7, #ARGV, 5 do
   local id, reason, attempts, origin, error_text = unpack(ARGV, at, at + 4)
-  local pending = redis.pcall('XPENDING', stream, group, id, id, 1)
-  if pending.err and not string.find(pending.err, 'NOGROUP', 1, true) then
+  local pending = redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
+  if pending.err and (source == 'log' and mode ~= 'consumer' or not string.find(pending.err, 'NOGROUP', 1, true)) then
     return pending
   end
   local entry = #pending > 0 and redis.call('XRANGE', stream, id, id)[1]
@@ -46,13 +48,15 @@ for at = 6, #ARGV, 5 do
     stale = stale + 1
   end
   -- Put before remove: a failure in between leaves a second copy, never a hole.
-  redis.call('XACK', stream, group, id)
-  if entry and source == 'retry' then
-    redis.call('XDEL', stream, id)
-  end
-  if noted then
-    local note = source .. ':' .. id
-    redis.call('HDEL', held, note)
+  if #pending > 0 or #whose == 0 then
+    redis.call('XACK', stream, group, id)
+    if entry and source == 'retry' then
+      redis.call('XDEL', stream, id)
+    end
+    if noted then
+      local note = source .. ':' .. id
+      redis.call('HDEL', held, note)
+    end
   end
 end
 return { applied, stale }

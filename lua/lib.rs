@@ -31,7 +31,7 @@ script!(
 );
 script!(
     /// Gives a lease back.
-    RELEASE, "release", ["lease", "fence"], ["token"]
+    RELEASE, "release", ["lease", "fence"], ["token", "abandoned"]
 );
 script!(
     /// Lets a new reader of a lease begin, and makes what earlier readers left on the way fail.
@@ -43,23 +43,23 @@ script!(
 );
 script!(
     /// Takes handled entries off the pending list.
-    ACK, "ack", ["fence", "stream", "held"], ["token", "group", "source", "ids..."]
+    ACK, "ack", ["fence", "stream", "held"], ["mode", "who", "group", "source", "ids..."]
 );
 script!(
     /// Parks pending entries until they are due again.
     RETRY, "retry",
     ["fence", "stream", "retry_due", "retry_items", "held"],
-    ["token", "group", "source", "messages..."]
+    ["mode", "who", "group", "source", "messages..."]
 );
 script!(
     /// Keeps pending entries as dead letters.
     DEAD_LETTER, "dead_letter",
     ["fence", "stream", "dlq", "held"],
-    ["token", "group", "source", "topic", "partition", "messages..."]
+    ["mode", "who", "group", "source", "topic", "partition", "messages..."]
 );
 script!(
     /// Notes something of pending entries, for whoever reads them next.
-    HOLD, "hold", ["fence", "stream", "held"], ["token", "group", "source", "notes..."]
+    HOLD, "hold", ["fence", "stream", "held"], ["mode", "who", "group", "source", "notes..."]
 );
 script!(
     /// Moves a group's position in the log.
@@ -78,6 +78,17 @@ script!(
 script!(
     /// Drops entries of the log that every group has settled.
     TRIM, "trim", ["fence", "log"], ["token", "limit"]
+);
+
+script!(
+    /// Says that a consumer among many still has entries, or will not begin with them.
+    EXTEND, "extend", ["stream"], ["group", "consumer", "idle_ms", "ids..."]
+);
+script!(
+    /// Takes over what consumers that are not alive have left.
+    CLAIM, "claim",
+    ["fence", "stream", "held"],
+    ["mode", "who", "group", "source", "idle_ms", "limit", "names..."]
 );
 
 script!(
@@ -122,6 +133,8 @@ pub const ALL: &[&Script] = &[
     &PROMOTE,
     &REPLAY,
     &TRIM,
+    &EXTEND,
+    &CLAIM,
     &HEARTBEAT,
     &LEAVE,
     &ROSTER,

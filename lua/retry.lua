@@ -4,16 +4,18 @@
 -- KEYS[3] retry_due ZSET origins by due time in milliseconds
 -- KEYS[4] retry_items HASH bodies by origin
 -- KEYS[5] held HASH notes of pending entries by source and id
--- ARGV[1] token of the lease
--- ARGV[2] group that read them
--- ARGV[3] source 'log', or 'retry': then they are deleted there too
--- ARGV[4] messages... id, after_ms, attempt, origin, error of each, at most 100
--- returns {applied, stale}, or the error FENCED
+-- ARGV[1] mode 'lease', or 'consumer': then only what stands under its name is touched
+-- ARGV[2] who the token of the lease, or the name of the consumer
+-- ARGV[3] group that read them
+-- ARGV[4] source 'log', or 'retry': then they are deleted there too
+-- ARGV[5] messages... id, after_ms, attempt, origin, error of each, at most 100
+-- returns {applied, stale}, or the error FENCED, or NOGROUP of the owner's log
 local fence, stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local token, group, source = ARGV[1], ARGV[2], ARGV[3]
+local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MAX_BODY_VALUES = 6000
 
-if redis.call('HGET', fence, 'token') ~= token then
+-- Whatever is not the one word is judged by the fence, which no empty token passes.
+if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end
 local time = redis.call('TIME')
@@ -24,11 +26,11 @@ redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
 local noted = redis.call('HLEN', held) > 0
 
-local applied, stale = 0, 0
-for at = 4, #ARGV, 5 do
+local applied, stale, whose = 0, 0, { mode == 'consumer' and who or nil }
+for at = 5, #ARGV, 5 do
   local id, after_ms, attempt, origin, error_text = unpack(ARGV, at, at + 4)
-  local pending = redis.pcall('XPENDING', stream, group, id, id, 1)
-  if pending.err and not string.find(pending.err, 'NOGROUP', 1, true) then
+  local pending = redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
+  if pending.err and (source == 'log' and mode ~= 'consumer' or not string.find(pending.err, 'NOGROUP', 1, true)) then
     return pending
   end
   local entry = #pending > 0 and redis.call('XRANGE', stream, id, id)[1]
@@ -49,13 +51,15 @@ for at = 4, #ARGV, 5 do
     stale = stale + 1
   end
   -- Put before remove: a failure in between leaves the same message under the same key, never a hole.
-  redis.call('XACK', stream, group, id)
-  if entry and source == 'retry' then
-    redis.call('XDEL', stream, id)
-  end
-  if noted then
-    local note = source .. ':' .. id
-    redis.call('HDEL', held, note)
+  if #pending > 0 or #whose == 0 then
+    redis.call('XACK', stream, group, id)
+    if entry and source == 'retry' then
+      redis.call('XDEL', stream, id)
+    end
+    if noted then
+      local note = source .. ':' .. id
+      redis.call('HDEL', held, note)
+    end
   end
 end
 return { applied, stale }

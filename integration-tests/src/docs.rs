@@ -9,5 +9,11 @@ mod consume {}
 #[doc = include_str!("../../docs/guides/groups.md")]
 mod groups {}
 
+#[doc = include_str!("../../docs/guides/ordering.md")]
+mod ordering {}
+
+#[doc = include_str!("../../docs/guides/control.md")]
+mod control {}
+
 #[doc = include_str!("../../docs/guides/extend.md")]
 mod extend {}

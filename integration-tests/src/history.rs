@@ -46,6 +46,8 @@ pub enum What {
     Crashed(u32, u32),
     /// How many members the group has, and how many partitions of it this one should own.
     Rebalanced(u32, usize),
+    /// Another process has taken our name.
+    Superseded,
     /// A loop met an error.
     Failing(String),
     /// The member shut down politely: how many messages it handed back.

@@ -88,6 +88,8 @@ pub struct Job {
     pub number: u64,
     /// How long the handler works, in microseconds.
     pub work_us: u64,
+    /// How long the handler then blocks its thread, in milliseconds.
+    pub block_ms: u64,
     /// How many attempts fail.
     pub fails: u32,
     /// Whether the handler goes on working until the member is released or the delivery is cancelled.

@@ -14,6 +14,8 @@ pub struct Counted {
     pub done: usize,
     /// Of these, how often one was handled to the end again.
     pub again: usize,
+    /// How often a message was started that had been started under an earlier ownership.
+    pub repeated: usize,
     /// Attempts that failed.
     pub failed: usize,
 }
@@ -52,6 +54,7 @@ pub fn strict(
     // By key, the message that is to be done next; by message, the ownership under which it was done last.
     let mut next: BTreeMap<u64, u64> = BTreeMap::new();
     let mut done_in: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut started_in: BTreeMap<u64, u64> = BTreeMap::new();
     let mut never_again: BTreeSet<u64> = BTreeSet::new();
 
     for (index, line) in lines.iter().enumerate() {
@@ -100,7 +103,11 @@ pub fn strict(
             _ => return broken("it was not running"),
         }
         let step = match line.what {
-            What::Started(_) => Step::Running(*handling),
+            What::Started(_) => {
+                let before = started_in.insert(number, epoch);
+                counted.repeated += usize::from(before.is_some_and(|before| before != epoch));
+                Step::Running(*handling)
+            }
             What::Failed(_) => {
                 counted.failed += 1;
                 Step::Failed(*handling)
@@ -172,7 +179,7 @@ mod tests {
         assert_eq!((retried.done, retried.again, retried.failed), (4, 0, 1));
         let killed =
             play("A1 S0.1 D0.1 S2.1 D2.1 S4.1 K1 A2 S2.2 D2.2 S4.2 D4.2 R2 A3 S6.3 D6.3").expect("replay");
-        assert_eq!((killed.done, killed.again), (4, 1));
+        assert_eq!((killed.done, killed.again, killed.repeated), (4, 1, 2));
     }
 
     #[test]

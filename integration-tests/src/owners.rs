@@ -105,7 +105,8 @@ impl Terms {
             if let Some((_, before)) = before
                 && term.from_us >= at_us
             {
-                // A new owner may have recorded its grant before the old one the release.
+                // A new owner may have recorded its grant before the old one the release. An end that nobody has recorded
+                // is no gap either: that every end is recorded is to be looked at by itself.
                 let ended = before.end.map_or(term.from_us, |(at, _)| at);
                 gaps.push(term.from_us.saturating_sub(ended));
             }

@@ -199,6 +199,9 @@ impl Scene {
         let keys = Keys::within(&Namespace::new(&self.setup.namespace).expect("a name"));
         let group = GroupName::new(GROUP).expect("a name");
         let name = self.topic.spec().expect("a topic").name;
+        if partitions.is_empty() {
+            return BTreeSet::new();
+        }
         let mut pipe = redis::pipe();
         for partition in partitions {
             let log = keys.log(&TopicPartition::new(name.clone(), *partition));

@@ -1,4 +1,5 @@
-//! Two groups on one topic know nothing of each other, on Redis.
+//! Two groups on one topic know nothing of each other, on Redis: neither of retries and dead letters, nor of instances that
+//! come and go.
 #![allow(missing_docs)]
 
 use std::collections::BTreeMap;
@@ -6,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use integration_tests::{eventually, server::shared_url};
-use millstream::{Delivery, Fixed, Millstream, Outcome, Record, Topic};
+use millstream::{Consumer, Delivery, Event, Fixed, Millstream, Outcome, Record, Topic};
 
 type Counts = Arc<Mutex<BTreeMap<u64, u32>>>;
 
@@ -80,4 +81,75 @@ async fn a_retry_or_replay_in_one_group_is_never_seen_by_the_other() {
     assert!(healthy.len() == 300 && healthy.values().all(|times| *times == 1), "each once, none back");
     let none = mq.dead_letters(&numbers, "healthy").await.expect("dead letters");
     assert_eq!(none.count().await.expect("counted"), 0);
+}
+
+/// Per group, the changes of owners that were told, and how often each message was handled.
+#[derive(Default)]
+struct Seen {
+    owned: Mutex<BTreeMap<String, (usize, usize)>>,
+    handled: Mutex<BTreeMap<(String, u64), u32>>,
+}
+
+impl Seen {
+    fn observe(&self, event: &Event<'_>) {
+        let mut owned = self.owned.lock().expect("lock");
+        match event {
+            Event::Assigned { group, .. } => owned.entry(group.to_string()).or_default().0 += 1,
+            Event::Revoked { group, .. } => owned.entry(group.to_string()).or_default().1 += 1,
+            _ => {}
+        }
+    }
+
+    fn owned(&self, group: &str) -> (usize, usize) {
+        self.owned.lock().expect("lock").get(group).copied().unwrap_or_default()
+    }
+
+    fn handled(&self) -> usize {
+        self.handled.lock().expect("lock").len()
+    }
+}
+
+async fn instance(mq: &Millstream, topic: &Topic<u64>, group: &str, seen: &Arc<Seen>) -> Consumer {
+    let seen = seen.clone();
+    let consumer = mq.consumer(topic.clone(), group).start(move |delivery: Delivery<u64>| {
+        let key = (delivery.group().to_string(), *delivery);
+        *seen.handled.lock().expect("lock").entry(key).or_default() += 1;
+        async {}
+    });
+    consumer.await.expect("started")
+}
+
+#[tokio::test]
+async fn instances_of_one_group_come_and_go_and_the_other_keeps_its_partitions() {
+    let numbers = Topic::<u64>::new("numbers").partitions(6);
+    let namespace = format!("groups-{}", uuid::Uuid::new_v4().simple());
+    let seen = Arc::new(Seen::default());
+    let observer = {
+        let seen = seen.clone();
+        move |event: &Event<'_>| seen.observe(event)
+    };
+    let mq = Millstream::at(shared_url()).namespace(namespace).observer(observer).await.expect("connected");
+    let producer = mq.producer(numbers.clone()).await.expect("a producer");
+    let send = async |from: u64| {
+        let values: Vec<u64> = (from..from + 300).collect();
+        let sent = producer.send_all(values.iter().map(|n| Record::new(n).key(n.to_be_bytes()))).await;
+        assert!(sent.iter().all(Result::is_ok));
+    };
+
+    let still = instance(&mq, &numbers, "still", &seen).await;
+    let first = instance(&mq, &numbers, "lively", &seen).await;
+    eventually(async || seen.owned("still").0 == 6 && seen.owned("lively").0 == 6, "both own all").await;
+    send(0).await;
+    let second = instance(&mq, &numbers, "lively", &seen).await;
+    eventually(async || seen.owned("lively") == (9, 3), "three have moved").await;
+    send(300).await;
+    first.shutdown().await;
+    eventually(async || seen.owned("lively") == (12, 6), "the other three as well").await;
+    send(600).await;
+    eventually(async || seen.handled() == 2 * 900, "both groups have everything").await;
+    assert_eq!(seen.owned("still"), (6, 0), "nothing moved here");
+    second.shutdown().await;
+    still.shutdown().await;
+    assert_eq!((seen.owned("still"), seen.owned("lively")), ((6, 6), (12, 12)), "all are given back");
+    assert!(seen.handled.lock().expect("lock").values().all(|times| *times == 1), "each once in each group");
 }

@@ -64,7 +64,7 @@ async fn keep_alive(scene: &mut Scene, instances: usize, poisons: usize) -> Deat
 async fn poison(name: &str, mode: Mode, instances: usize, poisons: &[u64]) {
     let server = Server::start();
     let setup =
-        Setup { ttl_ms: 500, mode, crash_limit: LIMIT, ..Setup::new(&server.url(), "poison", PARTITIONS) };
+        Setup { ttl_ms: 1_000, mode, crash_limit: LIMIT, ..Setup::new(&server.url(), "poison", PARTITIONS) };
     let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
     let jobs: Vec<(Job, To)> = (0..MESSAGES)
         .map(|number| {

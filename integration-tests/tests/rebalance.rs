@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use integration_tests::history::{Line, What, figure, now_us, quantiles};
 use integration_tests::member::{Job, Mode, Setup};
-use integration_tests::owners::fewest_moves;
+use integration_tests::owners::{How, fewest_moves};
 use integration_tests::scene::Scene;
 use integration_tests::server::Server;
 use millstream::{Producer, Record};
@@ -123,7 +123,19 @@ async fn instances_come_and_go_with_the_fewest_moves_and_nobody_notices() {
         assert_eq!((step.moves, step.ownerships), (step.fewest, step.fewest), "{}", step.name);
     }
     for step in &many {
-        assert_eq!(step.moves, step.fewest, "{}", step.name);
+        // Four that start at once are one change. If the machine is so busy that they are several, each of these makes the
+        // fewest moves, and together they may end with a larger share at somebody else.
+        let spare = if step.ownerships > step.fewest { 3 } else { 0 };
+        assert!(
+            (step.fewest..=step.fewest + spare).contains(&step.moves),
+            "{}: {} moves",
+            step.name,
+            step.moves
+        );
+    }
+    for ((partition, epoch), term) in &scene.terms.0 {
+        let how = term.end.map(|(_, how)| how);
+        assert_eq!(how, Some(How::Revoked), "partition {partition}, epoch {epoch}: every owner gave it back");
     }
     let gaps: Vec<u64> = single.iter().chain(&many).flat_map(|step| step.gaps.clone()).collect();
     let handled = stalls(&scene.history.lines);
@@ -139,16 +151,60 @@ async fn instances_come_and_go_with_the_fewest_moves_and_nobody_notices() {
     figure("rebalance", &format!("{messages} messages at {PER_SECOND}/s: 0 lost, 0 doubled, 0 out of order"));
 }
 
+#[tokio::test]
+async fn an_instance_that_comes_back_under_its_name_moves_nothing() {
+    let server = Server::start();
+    let setup = Setup { ttl_ms: 500, ..Setup::new(&server.url(), "named", 12) };
+    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup.clone()).await;
+    let sink = scene.setup.sink.clone();
+    let named = |name: &str| Setup { member_id: Some(name.to_owned()), sink: sink.clone(), ..setup.clone() };
+    for name in ["a", "c"] {
+        scene.start_as(&named(name));
+    }
+    let mut pid = scene.start_as(&named("b"));
+    scene.balanced().await;
+    let mut moves = Vec::new();
+    for way in ["shut down", "killed", "replaced"] {
+        let (before, theirs) = (scene.terms.owners(), scene.terms.of_process(pid));
+        let at_us = now_us();
+        match way {
+            "shut down" => scene.leave(pid),
+            "killed" => _ = scene.kill(pid),
+            _ => {}
+        }
+        let next = scene.start_as(&named("b"));
+        let back = |scene: &Scene| scene.terms.of_process(next) == theirs;
+        scene.until("its partitions are its again", back).await;
+        if way == "replaced" {
+            let told = |line: &Line| line.pid == pid && line.what == What::Superseded;
+            scene.until("the old one is told", |scene| scene.history.lines.iter().any(told)).await;
+        }
+        let others = before.iter().filter(|(_, owner)| **owner != pid);
+        let owners = scene.terms.owners();
+        assert!(
+            others.clone().all(|(partition, pid)| owners[partition] == *pid),
+            "{way}: nobody else's moved"
+        );
+        assert_eq!(scene.terms.begun_since(at_us), theirs.len(), "{way}: nor for a while");
+        moves.push(format!("{way} {}", quantiles(&scene.terms.gaps_since(at_us))));
+        pid = next;
+    }
+    figure(
+        "rebalance",
+        &format!("restart under the same name, 0 moves of others, without owner: {}", moves.join(", ")),
+    );
+}
+
 /// The longest time between two starts of handlers in each partition.
 fn stalls(lines: &[Line]) -> Vec<u64> {
     let mut last = std::collections::BTreeMap::new();
     let mut longest = std::collections::BTreeMap::new();
     for line in lines {
-        if let What::Started(handling) = &line.what {
-            if let Some(before) = last.insert(handling.partition, line.at_us) {
-                let stall: &mut u64 = longest.entry(handling.partition).or_default();
-                *stall = (*stall).max(line.at_us.saturating_sub(before));
-            }
+        if let What::Started(handling) = &line.what
+            && let Some(before) = last.insert(handling.partition, line.at_us)
+        {
+            let stall: &mut u64 = longest.entry(handling.partition).or_default();
+            *stall = (*stall).max(line.at_us.saturating_sub(before));
         }
     }
     longest.into_values().collect()

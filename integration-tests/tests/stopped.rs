@@ -1,5 +1,5 @@
 //! An owner is stopped (SIGSTOP) for longer than its lease, and goes on: it must do nothing that has an effect, and its
-//! handlers must be told.
+//! handlers must be told. One whose handlers block every thread goes on being the owner.
 #![allow(missing_docs)]
 
 use std::time::Duration;
@@ -156,4 +156,38 @@ async fn a_stopped_owner_has_no_effect_after_the_takeover_and_its_handlers_are_t
     assert_eq!((stopped, told.len()), (SCENES * ROUNDS, handlers));
     assert!(fencing.effects > handlers, "the monitor has heard what was done");
     assert!(fencing.violations.is_empty(), "by owners that were none: {:#?}", fencing.violations);
+}
+
+#[tokio::test]
+async fn an_owner_whose_handlers_block_every_thread_keeps_its_partitions() {
+    const BLOCK_MS: u64 = 1_500;
+    let server = Server::start();
+    let setup = Setup { ttl_ms: 500, ..Setup::new(&server.url(), "blocked", PARTITIONS * 2) };
+    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    scene.start();
+    scene.start();
+    scene.balanced().await;
+    let owners = scene.terms.owners();
+    // Four for a member that has two threads; the other one has nothing to do but to take over.
+    let theirs = scene.terms.of_process(scene.pids()[0]);
+    let jobs: Vec<(Job, To)> = theirs
+        .iter()
+        .map(|partition| {
+            (Job { block_ms: BLOCK_MS, ..Job::new(u64::from(*partition)) }, To::Partition(*partition))
+        })
+        .collect();
+    scene.send(&jobs).await;
+    scene.until("all are handled", |scene| scene.done.len() == jobs.len()).await;
+    scene.at_rest().await;
+    let lines = &scene.history.lines;
+    let started: Vec<u64> = {
+        let started = lines.iter().filter(|line| matches!(line.what, What::Started(_)));
+        started.map(|line| line.at_us).collect()
+    };
+    let took = started.iter().max().zip(started.iter().min()).map(|(last, first)| last - first);
+    assert!(took >= Some(BLOCK_MS * 1_000), "handlers waited for a thread");
+    assert_eq!(started.len(), jobs.len(), "each is started once");
+    assert!(!lines.iter().any(|line| matches!(line.what, What::Lost(..))), "no lease is lost");
+    assert_eq!(scene.terms.owners(), owners, "nothing moved");
+    scene.end().await;
 }

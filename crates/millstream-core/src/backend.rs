@@ -9,6 +9,7 @@ use crate::leases::Leases;
 use crate::log::Log;
 use crate::members::Members;
 use crate::schedule::Schedule;
+use crate::shared::Shared;
 
 /// The roles that the runtime works with. Cloning is cheap.
 ///
@@ -28,6 +29,8 @@ pub struct Backend {
     pub catalog: Arc<dyn Catalog>,
     /// Who is alive in a group, and who should own what.
     pub members: Arc<dyn Members>,
+    /// Reading and settling as one of many, without an owner.
+    pub shared: Arc<dyn Shared>,
     /// Whether everything happens in this process, by the clock of the caller's runtime. Then the runtime keeps leases
     /// on the caller's runtime too; else on a thread of its own, which handlers cannot starve.
     pub local: bool,
@@ -38,7 +41,7 @@ impl Backend {
     #[must_use]
     pub fn new<B>(backend: B) -> Self
     where
-        B: Log + Schedule + Leases + DeadLetters + Catalog + Members + 'static,
+        B: Log + Schedule + Leases + DeadLetters + Catalog + Members + Shared + 'static,
     {
         let backend = Arc::new(backend);
         Self {
@@ -47,7 +50,8 @@ impl Backend {
             leases: backend.clone(),
             dead_letters: backend.clone(),
             catalog: backend.clone(),
-            members: backend,
+            members: backend.clone(),
+            shared: backend,
             local: false,
         }
     }

@@ -114,6 +114,20 @@ pub enum Event<'a> {
         /// How many processes died.
         crashes: u32,
     },
+    /// Somebody paused the consumer, or one partition: nothing of it is read, and no further handler starts.
+    Paused {
+        /// Of which group.
+        group: &'a GroupName,
+        /// Which partition; `None` for all of the consumer.
+        topic_partition: Option<&'a TopicPartition>,
+    },
+    /// The pause is over.
+    Resumed {
+        /// Of which group.
+        group: &'a GroupName,
+        /// Which partition; `None` for all of the consumer but those that are paused by themselves.
+        topic_partition: Option<&'a TopicPartition>,
+    },
     /// Entries were read.
     Fetched {
         /// From which partition.

@@ -77,7 +77,8 @@ pub struct Lease {
     /// How long the lease lives after a grant or renewal.
     pub ttl: Duration,
     /// Whether the owner before this one never gave the lease back: it died, or was cut off for too long. What is
-    /// pending may then be what it died over.
+    /// pending may then be what it died over. An owner that gives the lease back before it has found out says so with
+    /// this flag, and the next one is told the same.
     pub abandoned: bool,
 }
 
@@ -154,7 +155,8 @@ pub trait Leases: Send + Sync {
     /// else was granted since. A lease that merely ran out is revived as long as nobody took it.
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>>;
 
-    /// Gives a resource back. From then on the token is good for nothing.
+    /// Gives a resource back. From then on the token is good for nothing. The next grant is as
+    /// [abandoned](Lease::abandoned) as `lease` says.
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`] if it was somebody else's already.

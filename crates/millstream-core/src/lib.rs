@@ -23,6 +23,7 @@ pub mod leases;
 pub mod log;
 pub mod members;
 pub mod schedule;
+pub mod shared;
 
 pub mod backend;
 pub mod event;
@@ -45,5 +46,6 @@ pub use outcome::{IntoOutcome, Outcome};
 pub use partitioner::Partitioner;
 pub use policy::{DeadLetterPolicy, RetryPolicy};
 pub use schedule::Schedule;
+pub use shared::{Seat, Shared, SharedReader};
 pub use topic::{Partition, Retention, Topic, TopicPartition, TopicSpec};
 pub use upkeep::Upkeep;

@@ -154,7 +154,9 @@ pub trait Log: Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error after which the batch can be
-    /// sent again as it is.
+    /// sent again as it is. [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing) if an entry of the log is to be
+    /// held, retried or kept and its group is gone: nothing is done for such entries, whatever else is in the batch is
+    /// settled. An ack that comes so late is stale as ever: there is nothing to lose.
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled>;
 
     /// Moves the group's position in the log: reading goes on with the first entry above `start`. What is pending

@@ -34,7 +34,7 @@ impl Leases for MemoryBackend {
                     let lease = Lease::new(resource.clone(), fence.epoch, nonce, ttl);
                     return Ok(Acquired::Granted(lease.after_abandonment(fence.abandoned)));
                 }
-                (fence.epoch, fence.token.is_some())
+                (fence.epoch, fence.token.is_some() || fence.abandoned)
             }
             None => (0, false),
         };
@@ -72,6 +72,7 @@ impl Leases for MemoryBackend {
         state.check(lease)?;
         if let Some(fence) = state.fences.get_mut(&lease.resource) {
             fence.token = None;
+            fence.abandoned = lease.abandoned;
         }
         wake(&mut state, &lease.resource);
         Ok(())

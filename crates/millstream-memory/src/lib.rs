@@ -12,6 +12,7 @@ mod leases;
 mod log;
 mod members;
 mod schedule;
+mod shared;
 
 pub mod operator;
 

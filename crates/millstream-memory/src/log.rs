@@ -1,5 +1,6 @@
 //! The log role in memory.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,14 +8,16 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settled, Settlement, Source};
 use millstream_core::wire::{self, Fields};
-use millstream_core::{DeadLetter, Error, ErrorKind, GroupName, Lease, MessageId, Result, TopicPartition};
+use millstream_core::{
+    DeadLetter, Error, ErrorKind, GroupName, Lease, MemberId, MessageId, Result, TopicPartition,
+};
 use tokio::sync::Notify;
 
 use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::clock::Now;
 use crate::state::{Group, Item, Partition};
-use crate::stream::{Cursor, Held};
+use crate::stream::{Cursor, Held, Reading};
 
 #[async_trait]
 impl Log for MemoryBackend {
@@ -41,6 +44,9 @@ impl Log for MemoryBackend {
             wake,
             phase: Phase::default(),
             restart: 0,
+            handed: MessageId::ZERO,
+            sought: 0,
+            rewound: None,
             retry_first: false,
         }))
     }
@@ -51,15 +57,20 @@ impl Log for MemoryBackend {
         let now = self.now();
         let (topic_partition, name) = lease.partition()?;
         let (partition, _) = state.owned(lease)?;
-        let mut settled = Settled::default();
+        let (mut settled, mut refused) = (Settled::default(), false);
+        let gone = partition.groups.get(name).is_none_or(|group| group.cursor.is_none());
+        let kept = |receipt: &Receipt, settlement: &Settlement| {
+            receipt.source == Source::Log && *settlement != Settlement::Ack
+        };
         for (receipt, settlement) in batch {
-            if settle(partition, topic_partition, name, now, *receipt, settlement) {
-                settled.applied += 1;
-            } else {
-                settled.stale += 1;
+            if gone && kept(receipt, settlement) {
+                refused = true;
+                continue;
             }
+            let done = settle(partition, (topic_partition, name), None, now, *receipt, settlement);
+            *(if done { &mut settled.applied } else { &mut settled.stale }) += 1;
         }
-        Ok(settled)
+        if refused { Err(missing(name, &lease.resource)) } else { Ok(settled) }
     }
 
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
@@ -69,10 +80,10 @@ impl Log for MemoryBackend {
         let (partition, name) = state.owned(lease)?;
         let delivered = partition.log.before(start)?;
         let Some(group) = partition.groups.get_mut(name).filter(|group| group.cursor.is_some()) else {
-            return Err(missing(lease, name));
+            return Err(missing(name, &lease.resource));
         };
         group.cursor = Some(Cursor::at(delivered));
-        group.restart = restart;
+        (group.restart, group.sought) = (restart, restart);
         partition.wake.notify_waiters();
         Ok(())
     }
@@ -94,11 +105,11 @@ fn append(partition: &mut Partition, now: u64, fields: &Fields) -> Result<Messag
     Ok(partition.log.append(now, fields.clone()))
 }
 
-/// Settles one entry; `false` if there was nothing to settle.
-fn settle(
+/// Settles one entry, of `whose` if that is given; `false` if there was nothing to settle.
+pub(crate) fn settle(
     partition: &mut Partition,
-    topic_partition: &TopicPartition,
-    name: &GroupName,
+    (topic_partition, name): (&TopicPartition, &GroupName),
+    whose: Option<&MemberId>,
     now: Now,
     receipt: Receipt,
     settlement: &Settlement,
@@ -110,14 +121,16 @@ fn settle(
         Source::Retry => Some(&mut group.retry_cursor),
     };
     let Some(cursor) = cursor else { return false };
+    let theirs = |by: &Option<MemberId>| whose.is_some() && by.as_ref() != whose;
+    if cursor.pending.get(&receipt.id).is_none_or(|pending| theirs(&pending.by)) {
+        return false;
+    }
     if let Settlement::Hold(note) = settlement {
         let Some(pending) = cursor.pending.get_mut(&receipt.id) else { return false };
         pending.held = Some(Box::new(Held::new(note, now)));
         return true;
     }
-    if cursor.pending.remove(&receipt.id).is_none() {
-        return false;
-    }
+    cursor.pending.remove(&receipt.id);
     let entry = match (receipt.source, settlement) {
         // Other groups may still need it: only a trim drops it.
         (Source::Log, Settlement::Ack) => return true,
@@ -162,6 +175,12 @@ struct MemoryReader {
     phase: Phase,
     /// The group's number when this last looked.
     restart: u64,
+    /// The newest entry of the log that was handed out.
+    handed: MessageId,
+    /// The group's number when it was moved on purpose last, as this knows it.
+    sought: u64,
+    /// Found out and not told yet.
+    rewound: Option<(MessageId, MessageId)>,
     /// Whose turn it is when there is room for one entry only.
     retry_first: bool,
 }
@@ -198,9 +217,18 @@ impl Reader for MemoryReader {
             // Before the look, so that what comes right after it wakes us.
             let wake = self.wake.clone();
             let woken = wake.notified();
-            let fetched = self.look(&mut phase, max)?;
-            if last_look || !fetched.entries.is_empty() || !fetched.ghosts.is_empty() {
+            let mut fetched = self.look(&mut phase, max).inspect_err(|error| {
+                if error.kind() == ErrorKind::GroupMissing {
+                    // That says it all: wherever the group is created again, it has not lost its way.
+                    (self.handed, self.rewound) = (MessageId::ZERO, None);
+                }
+            })?;
+            let found = !fetched.entries.is_empty() || !fetched.ghosts.is_empty();
+            if last_look || found || self.rewound.is_some() {
                 self.phase = phase;
+                let log = fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Log);
+                self.handed = log.map(|entry| entry.receipt.id).fold(self.handed, MessageId::max);
+                fetched.rewound = self.rewound.take();
                 return Ok(fetched);
             }
             tokio::select! {
@@ -219,22 +247,31 @@ impl MemoryReader {
         let now = self.backend.now();
         let (partition, name) = state.owned(&self.lease)?;
         // Not `partition.group(name)`, which would borrow the log too.
-        let group = partition.groups.get_mut(name).ok_or_else(|| missing(&self.lease, name))?;
-        let Group { cursor: Some(cursor), retry: retry_log, retry_cursor, restart, .. } = group else {
-            return Err(missing(&self.lease, name));
+        let group = partition.groups.get_mut(name).ok_or_else(|| missing(name, &self.lease.resource))?;
+        let Group { cursor: Some(cursor), retry: retry_log, retry_cursor, restart, sought, .. } = group
+        else {
+            return Err(missing(name, &self.lease.resource));
         };
         if self.restart != *restart {
             self.restart = *restart;
             *phase = Phase::default();
         }
+        if self.sought != *sought {
+            (self.sought, self.handed) = (*sought, MessageId::ZERO);
+        } else if cursor.delivered < self.handed {
+            let from = self.rewound.map_or(self.handed, |(from, _)| from);
+            (self.rewound, self.handed) = (Some((from, cursor.delivered)), cursor.delivered);
+        }
+        let new = Reading { by: &None, source: Source::Log, now };
+        let retries = Reading { source: Source::Retry, ..new };
         let mut fetched = Fetched::default();
         if let Phase::Pending { log, retry } = phase {
             fetched.pending = true;
-            let available = (cursor.count_pending(*log, max), retry_cursor.count_pending(*retry, max));
+            let available =
+                (cursor.count_pending(&None, *log, max), retry_cursor.count_pending(&None, *retry, max));
             let (from_log, from_retry) = shares(max, available, &mut self.retry_first);
-            *retry =
-                retry_cursor.read_pending(retry_log, Source::Retry, (*retry, now), from_retry, &mut fetched);
-            *log = cursor.read_pending(&partition.log, Source::Log, (*log, now), from_log, &mut fetched);
+            *retry = retry_cursor.read_pending(retry_log, retries, *retry, from_retry, &mut fetched);
+            *log = cursor.read_pending(&partition.log, new, *log, from_log, &mut fetched);
             if !fetched.entries.is_empty() || !fetched.ghosts.is_empty() {
                 return Ok(fetched);
             }
@@ -245,20 +282,20 @@ impl MemoryReader {
         let retry = retry_log.count_above(retry_cursor.delivered);
         let (from_log, from_retry) = shares(max, (log, retry), &mut self.retry_first);
         fetched.entries.reserve_exact(from_log + from_retry);
-        retry_cursor.read_new(retry_log, Source::Retry, from_retry, &mut fetched);
-        cursor.read_new(&partition.log, Source::Log, from_log, &mut fetched);
+        retry_cursor.read_new(retry_log, retries, from_retry, &mut fetched);
+        cursor.read_new(&partition.log, new, from_log, &mut fetched);
         Ok(fetched)
     }
 }
 
-fn missing(lease: &Lease, group: &GroupName) -> Error {
-    Error::new(ErrorKind::GroupMissing, format!("group {group} is not there on {}", lease.resource))
+pub(crate) fn missing(group: &GroupName, place: impl fmt::Display) -> Error {
+    Error::new(ErrorKind::GroupMissing, format!("group {group} is not there on {place}"))
 }
 
 /// How many of `max` come from the log and how many from the retry log: a quarter, at least one, for the
 /// retries, and what one does not need for the other. So neither can starve the other. Where there is room for
 /// one only, they take turns.
-fn shares(max: usize, (log, retry): (usize, usize), retry_first: &mut bool) -> (usize, usize) {
+pub(crate) fn shares(max: usize, (log, retry): (usize, usize), retry_first: &mut bool) -> (usize, usize) {
     let quota = if max == 1 {
         *retry_first = !*retry_first;
         usize::from(!*retry_first)

@@ -43,6 +43,8 @@ pub(crate) struct Group {
     pub(crate) retry_cursor: Cursor,
     /// A reader that saw another number starts over.
     pub(crate) restart: u64,
+    /// Changes when the group is moved on purpose.
+    pub(crate) sought: u64,
     pub(crate) parked: Parked,
     /// Entries as `wire::dead_letter` makes them.
     pub(crate) dead: Stream,
@@ -71,7 +73,8 @@ pub(crate) struct Fence {
     pub(crate) epoch: u64,
     /// `None` once the lease was released.
     pub(crate) token: Option<Token>,
-    /// Whether the owner before this one never released it.
+    /// Whether the owner before this one never released it; once the lease was released, whether that is still to be
+    /// told.
     pub(crate) abandoned: bool,
     pub(crate) expires: Now,
 }

@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
+use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
+use millstream_core::shared::Claimed;
 use millstream_core::wire::{self, Fields};
-use millstream_core::{Error, ErrorKind, MessageId, Result};
+use millstream_core::{Error, ErrorKind, MemberId, MessageId, Result};
 
 use crate::clock::Now;
 
@@ -90,6 +92,19 @@ pub(crate) struct Cursor {
     pub(crate) delivered: MessageId,
     /// What was handed out and not settled.
     pub(crate) pending: BTreeMap<MessageId, Pending>,
+    /// Who has read here, and when it was heard of last.
+    consumers: BTreeMap<By, Now>,
+}
+
+/// Under whose name an entry is pending: a consumer's among many, or the owner's, whoever that is.
+pub(crate) type By = Option<MemberId>;
+
+/// Who reads what, and when.
+#[derive(Clone, Copy)]
+pub(crate) struct Reading<'a> {
+    pub(crate) by: &'a By,
+    pub(crate) source: Source,
+    pub(crate) now: Now,
 }
 
 /// An entry that was handed out and not settled.
@@ -97,6 +112,11 @@ pub(crate) struct Cursor {
 pub(crate) struct Pending {
     /// How often it was handed out.
     pub(crate) deliveries: u32,
+    /// Under whose name it stands.
+    pub(crate) by: By,
+    /// When it was handed out or extended last.
+    touched: Now,
+    given_back: bool,
     /// What its owner noted of it: rare, so it stands elsewhere.
     pub(crate) held: Option<Box<Held>>,
 }
@@ -122,58 +142,149 @@ impl Held {
 
 impl Cursor {
     pub(crate) fn at(delivered: MessageId) -> Self {
-        Self { delivered, pending: BTreeMap::new() }
+        Self { delivered, ..Self::default() }
     }
 
-    fn pending_above(&self, id: MessageId) -> impl Iterator<Item = (&MessageId, &Pending)> {
-        self.pending.range((Bound::Excluded(id), Bound::Unbounded))
-    }
-
-    /// How many pending entries stand above `id`, counted up to `most`.
-    pub(crate) fn count_pending(&self, id: MessageId, most: usize) -> usize {
-        self.pending_above(id).take(most).count()
+    /// How many entries above `id` are pending under a name, counted up to `most`.
+    pub(crate) fn count_pending(&self, by: &By, id: MessageId, most: usize) -> usize {
+        let above = self.pending.range((Bound::Excluded(id), Bound::Unbounded));
+        above.filter(|(_, pending)| pending.by == *by).take(most).count()
     }
 
     /// Hands out up to `max` new entries.
-    pub(crate) fn read_new(&mut self, stream: &Stream, source: Source, max: usize, out: &mut Fetched) {
+    pub(crate) fn read_new(&mut self, stream: &Stream, reading: Reading<'_>, max: usize, out: &mut Fetched) {
+        let Reading { by, source, now } = reading;
+        self.heard_of(by, now);
         for (id, fields) in stream.above(self.delivered).take(max) {
             self.delivered = *id;
-            self.pending.insert(*id, Pending { deliveries: 1, held: None });
+            let pending =
+                Pending { deliveries: 1, by: by.clone(), touched: now, given_back: false, held: None };
+            self.pending.insert(*id, pending);
             let receipt = Receipt { source, id: *id };
             out.entries.push(Entry { receipt, deliveries: 1, fields: fields.clone(), note: None });
         }
     }
 
-    /// Hands out up to `max` pending entries above `after` again; gives back the last id.
+    /// Hands out up to `max` entries above `after` that are pending under the reader's name again; gives back the last
+    /// id.
     pub(crate) fn read_pending(
         &mut self,
         stream: &Stream,
-        source: Source,
-        (after, now): (MessageId, Now),
+        reading: Reading<'_>,
+        after: MessageId,
         max: usize,
         out: &mut Fetched,
     ) -> MessageId {
+        self.heard_of(reading.by, reading.now);
         let mut last = after;
-        let above = (Bound::Excluded(after), Bound::Unbounded);
-        for (id, pending) in self.pending.range_mut(above).take(max) {
+        let above = self.pending.range_mut((Bound::Excluded(after), Bound::Unbounded));
+        for (id, pending) in above.filter(|(_, pending)| pending.by == *reading.by).take(max) {
             last = *id;
-            pending.deliveries = pending.deliveries.saturating_add(1);
-            let receipt = Receipt { source, id: *id };
-            match stream.get(*id) {
-                Some(fields) => {
-                    let note = pending.held.as_ref().map(|held| held.read(now));
-                    let (deliveries, fields) = (pending.deliveries, fields.clone());
-                    out.entries.push(Entry { receipt, deliveries, fields, note });
-                }
-                None => out.ghosts.push(receipt),
-            }
+            pending.hand_out(*id, stream, reading, out);
         }
         last
+    }
+
+    fn heard_of(&mut self, by: &By, now: Now) {
+        match self.consumers.get_mut(by) {
+            Some(last) => *last = now,
+            None => drop(self.consumers.insert(by.clone(), now)),
+        }
+    }
+
+    /// Says that an entry is still in the hands of a consumer; `false` if it is not.
+    pub(crate) fn extend(&mut self, stream: &Stream, by: &By, id: MessageId, now: Now) -> bool {
+        self.heard_of(by, now);
+        let Some(pending) = self.pending.get_mut(&id).filter(|pending| pending.by == *by) else {
+            return false;
+        };
+        if stream.get(id).is_none() {
+            self.pending.remove(&id);
+            return false;
+        }
+        (pending.touched, pending.given_back) = (now, false);
+        true
+    }
+
+    /// Says that a consumer has not begun with an entry and will not.
+    pub(crate) fn give_back(&mut self, by: &By, id: MessageId) {
+        if let Some(pending) = self.pending.get_mut(&id).filter(|pending| pending.by == *by) {
+            pending.given_back = true;
+        }
+    }
+
+    /// Takes over up to `max` entries from consumers that are not alive and have not touched them for `idle`, and
+    /// removes those that have none.
+    pub(crate) fn claim(
+        &mut self,
+        stream: &Stream,
+        reading: Reading<'_>,
+        alive: impl Fn(&By) -> bool,
+        (idle, max): (Duration, usize),
+        out: &mut Claimed,
+    ) -> usize {
+        let Reading { by, now, .. } = reading;
+        self.heard_of(by, now);
+        let (mut claimed, mut ghosts) = (0, Vec::new());
+        for (id, pending) in &mut self.pending {
+            if pending.by == *by || alive(&pending.by) {
+                continue;
+            }
+            let free_at = if pending.given_back { now } else { pending.touched.plus(idle) };
+            let free_in = free_at.since(now);
+            if claimed == max || !free_in.is_zero() {
+                out.next = Some(out.next.map_or(free_in, |next| next.min(free_in)));
+                continue;
+            }
+            claimed += 1;
+            pending.by = by.clone();
+            let began = if std::mem::take(&mut pending.given_back) {
+                &mut out.given_back
+            } else {
+                &mut out.abandoned
+            };
+            began.pending = true;
+            pending.hand_out(*id, stream, reading, began);
+            if stream.get(*id).is_none() {
+                ghosts.push(*id);
+            }
+        }
+        for ghost in ghosts {
+            self.pending.remove(&ghost);
+        }
+        let busy: BTreeMap<By, ()> = self.pending.values().map(|pending| (pending.by.clone(), ())).collect();
+        let before = self.consumers.len();
+        self.consumers.retain(|name, last| {
+            name == by || alive(name) || busy.contains_key(name) || !last.plus(idle).since(now).is_zero()
+        });
+        out.removed += before - self.consumers.len();
+        claimed
     }
 
     /// Below this nothing is unread or pending.
     pub(crate) fn watermark(&self) -> MessageId {
         self.pending.first_key_value().map_or_else(|| self.delivered.next(), |(oldest, _)| *oldest)
+    }
+}
+
+impl Pending {
+    /// Hands it out again, or tells that its body is gone.
+    fn hand_out(&mut self, id: MessageId, stream: &Stream, reading: Reading<'_>, out: &mut Fetched) {
+        self.deliveries = self.deliveries.saturating_add(1);
+        self.touched = reading.now;
+        let receipt = Receipt { source: reading.source, id };
+        match stream.get(id) {
+            Some(fields) => {
+                let note = self.held.as_ref().map(|held| held.read(reading.now));
+                out.entries.push(Entry {
+                    receipt,
+                    deliveries: self.deliveries,
+                    fields: fields.clone(),
+                    note,
+                });
+            }
+            None => out.ghosts.push(receipt),
+        }
     }
 }
 
@@ -198,7 +309,9 @@ mod tests {
         let mut stream = Stream::default();
         let ids = [1, 2, 3].map(|ms| stream.append(ms, Fields::new()));
         let mut cursor = Cursor::default();
-        cursor.read_new(&stream, Source::Log, 2, &mut Fetched::default());
+        let now = crate::clock::Clock::new().now();
+        let reading = Reading { by: &None, source: Source::Log, now };
+        cursor.read_new(&stream, reading, 2, &mut Fetched::default());
         assert_eq!(cursor.watermark(), ids[0]);
         cursor.pending.remove(&ids[0]);
         assert_eq!(cursor.watermark(), ids[1]);

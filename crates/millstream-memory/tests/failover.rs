@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::leases::Acquired;
-use millstream_core::log::Append;
+use millstream_core::log::{Append, Fetched};
 use millstream_core::members::{Assignment, Member};
 use millstream_core::{
-    Backend, Envelope, ErrorKind, GroupName, Lease, MemberId, MessageId, Resource, Settlement,
+    Backend, Envelope, ErrorKind, GroupName, Lease, MemberId, MessageId, Reader, Resource, Settlement,
     TopicPartition, TopicSpec, wire,
 };
 use millstream_memory::MemoryBackend;
@@ -178,4 +178,50 @@ async fn a_thousand_members_share_ten_thousand_partitions() {
             assert_eq!(pulse.assigned.map(|mine| mine.len()), Some(10));
         }
     }
+}
+
+/// Reads whatever is there.
+async fn read(reader: &mut dyn Reader) -> Fetched {
+    reader.fetch(10, Duration::ZERO).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_tells_once_that_the_group_stands_before_what_it_handed_out() {
+    let bench = Bench::new().await;
+    let lease = bench.lease(&bench.tp, "a").await;
+    let mut reader = bench.backend.log.reader(&lease).await.unwrap();
+    let first = bench.append(&bench.tp, 2).await;
+    read(&mut *reader).await;
+    let before = bench.operator.snapshot();
+    let lost = bench.append(&bench.tp, 2).await;
+    assert_eq!(read(&mut *reader).await.rewound, None);
+    bench.operator.restore(&before);
+    let fetched = read(&mut *reader).await;
+    assert_eq!(fetched.rewound, Some((lost[1], first[1])));
+    assert!(fetched.pending && fetched.entries.len() == 2, "and what is pending comes again");
+    assert_eq!(read(&mut *reader).await.rewound, None, "once");
+    let mut waiting = bench.backend.log.reader(&lease).await.unwrap();
+    bench.append(&bench.tp, 1).await;
+    read(&mut *waiting).await;
+    read(&mut *waiting).await;
+    let (rewound, ()) = tokio::join!(waiting.fetch(10, HOUR), async {
+        sleep(TICK).await;
+        bench.operator.restore(&before);
+    });
+    assert!(rewound.unwrap().rewound.is_some(), "also to one that waits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_is_moved_or_created_again_has_not_lost_its_way() {
+    let bench = Bench::new().await;
+    let lease = bench.lease(&bench.tp, "a").await;
+    let mut reader = bench.backend.log.reader(&lease).await.unwrap();
+    bench.append(&bench.tp, 2).await;
+    read(&mut *reader).await;
+    bench.backend.log.seek(&lease, Start::Earliest).await.unwrap();
+    assert_eq!(read(&mut *reader).await.rewound, None);
+    assert!(bench.operator.destroy_group(&bench.tp, &bench.group));
+    assert_eq!(reader.fetch(10, TICK).await.unwrap_err().kind(), ErrorKind::GroupMissing);
+    bench.backend.catalog.restore_group(&bench.tp, &bench.group, MessageId::ZERO).await.unwrap();
+    assert_eq!(read(&mut *reader).await.rewound, None);
 }

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use millstream_core::backend::Backend;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::keys::Keys;
+use millstream_core::keys::{Key, Keys};
+use millstream_core::log::Source;
+use millstream_core::name::GroupName;
+use millstream_core::topic::TopicPartition;
 use redis::Pipeline;
 
 use crate::config::RedisConfig;
@@ -78,6 +81,14 @@ impl RedisBackend {
 }
 
 impl Inner {
+    /// The stream that entries of a group come from.
+    pub(crate) fn stream(&self, tp: &TopicPartition, group: &GroupName, source: Source) -> Key {
+        match source {
+            Source::Log => self.keys.log(tp),
+            Source::Retry => self.keys.retry_log(tp, group),
+        }
+    }
+
     async fn check_server(&self) -> Result<()> {
         let mut pipe = Pipeline::new();
         pipe.cmd("INFO").arg("server");

@@ -87,6 +87,7 @@ impl Leases for RedisBackend {
     async fn release(&self, lease: &Lease) -> Result<()> {
         let [key, fence] = self.inner.lease_keys(&lease.resource)?;
         let call = self.inner.scripts.release.call([&key, &fence]).arg(lease.token.as_str());
+        let call = call.arg(u8::from(lease.abandoned));
         let answer = script::run_one(&self.inner.leases, call).await;
         answer.map(drop).map_err(|error| fenced(error, lease))
     }

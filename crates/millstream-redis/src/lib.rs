@@ -20,6 +20,8 @@ mod note;
 mod ranges;
 mod reader;
 mod schedule;
+mod shared;
+mod shared_reader;
 
 pub use backend::RedisBackend;
 pub use config::RedisConfig;

@@ -8,6 +8,8 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Source};
+use millstream_core::name::{GroupName, MemberId};
+use millstream_core::topic::TopicPartition;
 use millstream_core::wire;
 use redis::{Cmd, Pipeline, Value};
 
@@ -69,12 +71,8 @@ impl Log for RedisBackend {
     }
 
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
-        let (calls, kinds): (Vec<_>, Vec<_>) = self.settle_calls(lease, batch)?.into_iter().unzip();
-        if calls.is_empty() {
-            return Ok(Settled::default());
-        }
-        let answers = script::run(&self.inner.messages, calls).await?;
-        settled(lease, &kinds, answers)
+        let (tp, group) = lease.partition()?;
+        self.settle_by(Right::Owner(lease), tp, group, batch).await
     }
 
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
@@ -114,7 +112,43 @@ enum Answers {
     Moved,
 }
 
+/// By what right a group's entries are settled: what the settling scripts are told first.
+#[derive(Clone, Copy)]
+pub(crate) enum Right<'a> {
+    /// As the partition's owner: the fence is asked.
+    Owner(&'a Lease),
+    /// As one consumer of many: each entry must stand under its name.
+    Consumer(&'a MemberId),
+}
+
+impl<'a> Right<'a> {
+    /// The scripts' `mode` and `who`.
+    pub(crate) fn words(self) -> [&'a str; 2] {
+        match self {
+            Self::Owner(lease) => ["lease", lease.token.as_str()],
+            Self::Consumer(name) => ["consumer", name.as_str()],
+        }
+    }
+}
+
 impl RedisBackend {
+    /// Settles a batch, in bounded portions.
+    pub(crate) async fn settle_by(
+        &self,
+        right: Right<'_>,
+        tp: &TopicPartition,
+        group: &GroupName,
+        batch: &[(Receipt, Settlement)],
+    ) -> Result<Settled> {
+        let calls = self.settle_calls(right, tp, group, batch)?;
+        let (calls, kinds): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
+        if calls.is_empty() {
+            return Ok(Settled::default());
+        }
+        let answers = script::run(&self.inner.messages, calls).await?;
+        settled(right, &kinds, answers)
+    }
+
     fn xadd(&self, append: &Append) -> Cmd {
         let key = self.inner.keys.log(&append.topic_partition);
         let mut cmd = Cmd::with_capacity(3 + 2 * append.fields.len(), 8 + key.as_str().len() + size(append));
@@ -128,10 +162,11 @@ impl RedisBackend {
     /// The script calls of a batch: per stream one kind of settlement after the other, in bounded portions.
     fn settle_calls(
         &self,
-        lease: &Lease,
+        right: Right<'_>,
+        tp: &TopicPartition,
+        group: &GroupName,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Vec<(Call<'_>, Answers)>> {
-        let (tp, group) = lease.partition()?;
         let (keys, scripts) = (&self.inner.keys, &self.inner.scripts);
         let (fence, held) = (keys.fence(tp, group), keys.held(tp, group));
         let mut calls = Vec::new();
@@ -151,11 +186,9 @@ impl RedisBackend {
                     }
                 }
             }
-            let stream = match source {
-                Source::Log => keys.log(tp),
-                Source::Retry => keys.retry_log(tp, group),
-            };
-            let common = [lease.token.as_str(), group.as_str(), note::word(source)];
+            let stream = self.inner.stream(tp, group, source);
+            let [mode, who] = right.words();
+            let common = [mode, who, group.as_str(), note::word(source)];
             for ids in acks.chunks(ACK_CHUNK) {
                 let mut call = scripts.ack.call([&fence, &stream, &held]).args(common);
                 ids.iter().for_each(|id| call.push(id));
@@ -207,12 +240,12 @@ fn append_chunk(batch: &[Append]) -> &[Append] {
 }
 
 /// Milliseconds, rounded up: never early. Lua counts exactly up to 2^53.
-fn ceil_ms(after: Duration) -> u64 {
+pub(crate) fn ceil_ms(after: Duration) -> u64 {
     u64::try_from(after.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(1 << 52)
 }
 
 /// Adds up what the calls answered.
-fn settled(lease: &Lease, calls: &[Answers], answers: Vec<Result<Value>>) -> Result<Settled> {
+fn settled(right: Right<'_>, calls: &[Answers], answers: Vec<Result<Value>>) -> Result<Settled> {
     let mut first = None;
     let mut total = Settled::default();
     for (call, answer) in calls.iter().zip(answers) {
@@ -227,7 +260,12 @@ fn settled(lease: &Lease, calls: &[Answers], answers: Vec<Result<Value>>) -> Res
                 total.stale += stale;
             }
             // Says more than any other error beside it: nothing of this batch can be done any more.
-            Err(error) if error.kind() == ErrorKind::Fenced => return Err(lease.fenced()),
+            Err(error) if error.kind() == ErrorKind::Fenced => {
+                return Err(match right {
+                    Right::Owner(lease) => lease.fenced(),
+                    Right::Consumer(_) => error,
+                });
+            }
             Err(error) => first = first.or(Some(error)),
         }
     }
@@ -238,7 +276,6 @@ fn settled(lease: &Lease, calls: &[Answers], answers: Vec<Result<Value>>) -> Res
 mod tests {
     use super::*;
     use bytes::Bytes;
-    use millstream_core::topic::TopicPartition;
 
     #[test]
     fn after_is_rounded_up_and_never_overflows() {

@@ -4,11 +4,18 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
 use millstream_core::log::{Note, Source};
 use millstream_core::wire;
+use redis::{Pipeline, Value};
+
+use crate::error::unexpected;
+use crate::reply;
 
 /// The longest name of who noted something, in bytes.
 const MAX_BY: usize = 128;
+/// The most notes of one HMGET.
+const NOTES_CHUNK: usize = 1_000;
 
 /// The word for a source in fields and arguments.
 pub(crate) fn word(source: Source) -> &'static str {
@@ -42,6 +49,43 @@ pub(crate) fn read(stored: &[u8], now_ms: u64) -> Option<Note> {
     let (attempt, suspicions) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let (by, error) = (words.next()?.to_owned(), words.next()?.to_owned());
     Some(Note { attempt, suspicions, by, error, after: Duration::from_millis(due_ms.saturating_sub(now_ms)) })
+}
+
+/// Asks for the notes of entries of one stream.
+pub(crate) fn ask(held: &Key, source: Source, ids: &[MessageId]) -> Pipeline {
+    let mut pipe = Pipeline::with_capacity(1 + ids.len().div_ceil(NOTES_CHUNK));
+    pipe.cmd("TIME");
+    for ids in ids.chunks(NOTES_CHUNK) {
+        pipe.cmd("HMGET").arg(held.as_str());
+        for id in ids {
+            pipe.arg(field(source, *id));
+        }
+    }
+    pipe
+}
+
+/// What [`ask`] was answered, one by one. What is no note of ours is told and passed over.
+pub(crate) fn told(answers: Vec<Value>, held: &Key, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
+    let on = |error: Error| error.during(format_args!("read {held}"));
+    let mut answers = answers.into_iter();
+    let now_ms = reply::time_ms(answers.next().unwrap_or_default())?;
+    let mut notes = Vec::with_capacity(ids.len());
+    for answer in answers {
+        for stored in reply::array(answer).map_err(on)? {
+            let stored = reply::maybe_bytes(stored)?;
+            let read = stored.as_ref().and_then(|stored| read(stored, now_ms));
+            if stored.is_some() && read.is_none() {
+                let id = ids.get(notes.len()).copied().unwrap_or_default();
+                tracing::warn!(key = %held, %id, "a note that cannot be read is passed over");
+            }
+            notes.push(read);
+        }
+    }
+    if notes.len() == ids.len() {
+        Ok(notes)
+    } else {
+        Err(unexpected(format_args!("{} notes of {} entries", notes.len(), ids.len())))
+    }
 }
 
 #[cfg(test)]

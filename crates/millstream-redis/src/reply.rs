@@ -118,7 +118,8 @@ pub(crate) fn pairs(value: Value) -> Result<Vec<(Value, Value)>> {
     Ok(std::iter::from_fn(|| Some((values.next()?, values.next()?))).collect())
 }
 
-fn fields(value: Value) -> Result<Fields> {
+/// Names and values of an entry.
+pub(crate) fn fields(value: Value) -> Result<Fields> {
     pairs(value)?.into_iter().map(|(name, value)| Ok((bytes(name)?, bytes(value)?))).collect()
 }
 

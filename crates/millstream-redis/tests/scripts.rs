@@ -23,5 +23,7 @@ mod seek;
 mod server;
 #[path = "scripts/settle.rs"]
 mod settle;
+#[path = "scripts/shared.rs"]
+mod shared;
 #[path = "scripts/whole.rs"]
 mod whole;

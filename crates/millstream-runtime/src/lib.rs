@@ -8,13 +8,16 @@ mod dead_letters;
 mod delivery;
 
 mod report;
+mod seek;
 mod trouble;
 
 pub use consumer::{
-    Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig,
-    IntoBatchOutcome, Pulled, Puller, RetryOrder,
+    Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
+    ConsumerState, Events, Failure, Health, IntoBatchOutcome, LoopHealth, Pulled, Puller, RetryOrder,
+    Sharing, TopicHealth,
 };
 pub use dead_letters::DeadLetterQueue;
 pub use delivery::Delivery;
 pub use producer::{Producer, ProducerBuilder, ProducerConfig, Record, Send, Sent};
 pub use report::Report;
+pub use seek::{SeekPreview, seek_group, seek_preview};

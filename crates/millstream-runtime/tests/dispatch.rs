@@ -183,6 +183,35 @@ async fn after_a_lost_lease_nothing_begins_and_those_that_run_are_told() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn after_an_outage_that_cost_nothing_handlers_that_begin_are_not_told_of_it() {
+    let bench = bench();
+    send_keyed(&bench, 2, 2).await;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let (link, builder) = linked(&bench, NUMBERS);
+    let consumer = builder.lease_ttl(3 * SECOND).start({
+        let told = told.clone();
+        move |delivery: Delivery<u64>| {
+            let told = told.clone();
+            async move {
+                let began_so = delivery.is_cancelled();
+                tokio::time::sleep(4 * SECOND).await;
+                told.lock().expect("lock").push((*delivery, began_so, delivery.is_cancelled()));
+            }
+        }
+    });
+    let consumer = consumer.await.expect("started");
+    tokio::time::sleep(MS(10)).await;
+    // For longer than the lease can be relied on; but nobody else wants it.
+    link.lose_renewals.store(usize::MAX, std::sync::atomic::Ordering::Relaxed);
+    tokio::time::sleep(MS(3_500)).await;
+    link.lose_renewals.store(0, std::sync::atomic::Ordering::Relaxed);
+    eventually(|| consumer.report().acked == 2, || format!("{:?}", told.lock().expect("lock"))).await;
+    assert_eq!(*told.lock().expect("lock"), [(0, false, true), (1, false, false)]);
+    consumer.shutdown().await;
+    assert_eq!(stats(&bench).await.pending, 0, "it was ours all the time");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_handler_that_takes_too_long_is_dropped_and_has_failed() {
     #[derive(Debug)]
     struct Once(Arc<Mutex<Vec<FailureKind>>>);

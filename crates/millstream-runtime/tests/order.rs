@@ -242,6 +242,29 @@ async fn a_note_that_cannot_be_written_is_tried_again_and_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_waits_in_its_place_is_ours_and_not_taken_for_new_when_pending_is_read_again() {
+    let bench = bench();
+    send(&bench, &AB).await;
+    let course = Course::default();
+    let consumer = bench
+        .consumer(NUMBERS, "g")
+        .retry_order(RetryOrder::BlockKey)
+        .retry(Fixed::new(5 * SECOND).attempts(5))
+        .start(failing(&course, 0, 2))
+        .await
+        .expect("started");
+    course.until(4).await;
+    tokio::time::sleep(MS(100)).await;
+    bench.log.fetch_failures.lock().expect("lock").push_back(millstream_core::ErrorKind::Unconfirmed);
+    send(&bench, &[("b", 6)]).await;
+    bench.told.wait_for("Recovered { operation: \"fetch\"").await;
+    eventually(|| consumer.report().acked == 7, || format!("{:?}", course.order())).await;
+    assert_eq!(course.by_key()["a"], [(0, 1), (0, 2), (0, 3), (1, 1), (3, 1)]);
+    assert_eq!(course.count(), 9, "{:?}", course.order());
+    consumer.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn replayed_dead_letters_take_their_lane() {
     let bench = bench();
     send(&bench, &[("a", 0), ("b", 1)]).await;

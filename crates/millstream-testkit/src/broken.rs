@@ -11,6 +11,7 @@ mod members;
 mod notes;
 mod reader;
 mod schedule;
+mod shared;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -112,6 +113,8 @@ sabotages! {
     OriginForgotten,
     /// A retry of a retry wraps the retry.
     RetryWrapsRetry,
+    /// A retry without the group is stale, and so forgotten.
+    LostGroupSettles,
     /// A dead letter is acked and gone.
     DeadLetterDropped,
     /// A dead letter has no reason, attempts and error.
@@ -192,6 +195,8 @@ sabotages! {
     AbandonedAlways,
     /// Asked again, nobody knows any more whether the lease was abandoned.
     AbandonedToldOnce,
+    /// Who releases a lease is taken to have found out what the owner before died over.
+    AbandonedForgotten,
 
     // The schedule.
     /// A promotion moves everything that is due.
@@ -320,6 +325,70 @@ sabotages! {
     WatchImpatient,
     /// A watch outlasts its wait.
     WatchEndless,
+
+    // Sharing.
+    /// Only the first partition is read.
+    SharedReadsOnePartition,
+    /// Everything is said to come from the first partition.
+    SharedPartitionsMixed,
+    /// Retries are not read.
+    SharedRetriesUnread,
+    /// More is read than was asked for.
+    SharedMaxIgnored,
+    /// A fetch without result comes back at once.
+    SharedWaitIgnored,
+    /// A fetch that has to wait sees what came only when the wait is over.
+    SharedWakesLate,
+    /// A new reader starts with new entries.
+    SharedSkipsItsOwn,
+    /// A new reader starts with what anybody has.
+    SharedSeesOthers,
+    /// What was handed out before looks like new.
+    SharedPendingUnmarked,
+    /// A settlement counts whoever sends it.
+    SharedSettleUnchecked,
+    /// Whatever is said of an entry, it is done.
+    SharedRetriesAcked,
+    /// To extend is confirmed and forgotten.
+    ExtendForgotten,
+    /// To extend takes entries back from who has claimed them.
+    ExtendSteals,
+    /// Of entries that are lost nothing is said.
+    ExtendSilent,
+    /// One entry that is lost means that all are.
+    ExtendAllOrNothing,
+    /// To extend counts as handing out.
+    ExtendCountsDeliveries,
+    /// What is given back is kept.
+    GiveBackForgotten,
+    /// Anybody can give back what another has.
+    GiveBackUnchecked,
+    /// What was given back looks like what somebody died over.
+    GivenBackIsAbandoned,
+    /// The living are robbed.
+    ClaimsFromTheLiving,
+    /// Who is not alive is robbed at once.
+    ClaimsAtOnce,
+    /// Nobody is.
+    ClaimsNothing,
+    /// More is claimed than was asked for.
+    ClaimIgnoresMax,
+    /// To claim does not count as handing out.
+    ClaimDelivered,
+    /// A claimed entry has no note.
+    ClaimLosesNotes,
+    /// It is not told when there will be more to claim.
+    ClaimNextUnknown,
+    /// Consumers pile up.
+    ConsumersNeverRemoved,
+    /// A consumer is removed with what it has.
+    RemovedWithEntries,
+    /// The owner is told that it has everything.
+    AdoptForgotten,
+    /// The owner takes what others have just read.
+    AdoptsAtOnce,
+    /// Anybody adopts.
+    FenceIgnoredOnAdopt,
 }
 
 /// A backend with one mistake.

@@ -11,8 +11,8 @@ use crate::harness::Harness;
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Case {
-    /// The role that it is about: `log`, `leases`, `schedule`, `dead_letters`, `catalog` or
-    /// `members`.
+    /// The role that it is about: `log`, `leases`, `schedule`, `dead_letters`, `catalog`,
+    /// `members` or `shared`.
     pub role: &'static str,
     /// The sentence in snake case: `an_acked_entry_is_never_handed_out_again`.
     pub name: &'static str,

@@ -7,6 +7,7 @@
 mod faults;
 mod reading;
 mod roles;
+mod shared;
 
 use std::fmt;
 use std::future::{Future, pending};

@@ -209,10 +209,14 @@ pub enum Event {
         /// The group.
         group: GroupName,
     },
+    /// Somebody replayed a dead letter: the message begins anew.
+    Replayed(Origin),
     /// The server forgot everything after that time.
     Forgot(Duration),
     /// A process was stopped, and goes on now.
     Resumed(String),
+    /// A process died.
+    Killed(String),
     /// Anything else that was done to the system.
     Fault(String),
     /// Something that a process told of itself.

@@ -6,6 +6,7 @@ mod leases;
 mod log;
 mod members;
 mod schedule;
+mod shared;
 
 use crate::case::Case;
 
@@ -20,6 +21,7 @@ pub fn cases() -> Vec<Case> {
         catalog::cases(),
         catalog::growing::cases(),
         members::cases(),
+        shared::cases(),
     ]
     .concat()
 }

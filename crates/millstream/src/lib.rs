@@ -12,8 +12,10 @@ pub use millstream_core::{
     RetryPolicy, Start, Topic, TopicName, TopicPartition,
 };
 pub use millstream_runtime::{
-    Consumer, ConsumerBuilder, ConsumerConfig, DeadLetterQueue, Delivery, Producer, ProducerBuilder,
-    ProducerConfig, Record, Report, Send, Sent,
+    Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
+    ConsumerState, DeadLetterQueue, Delivery, Events, Failure, Health, IntoBatchOutcome, LoopHealth,
+    Producer, ProducerBuilder, ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, SeekPreview, Send,
+    Sent, Sharing, TopicHealth,
 };
 
 /// The layers beneath, for those who extend Millstream. What is here may change in a minor release.

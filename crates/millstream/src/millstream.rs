@@ -7,10 +7,14 @@ use std::sync::Arc;
 
 use millstream_core::catalog::PartitionStats;
 use millstream_core::event::Ignore;
-use millstream_core::{Backend, Error, ErrorKind, GroupName, Namespace, Observer, Result, Topic, TopicSpec};
+use millstream_core::{
+    Backend, Error, ErrorKind, GroupName, Namespace, Observer, Result, Start, Topic, TopicSpec,
+};
 use millstream_delay::{Promoter, PromoterConfig};
 use millstream_memory::MemoryBackend;
-use millstream_runtime::{ConsumerBuilder, DeadLetterQueue, ProducerBuilder};
+use millstream_runtime::{
+    ConsumerBuilder, DeadLetterQueue, ProducerBuilder, SeekPreview, seek_group, seek_preview,
+};
 
 /// A connection to a message queue. Cloning is cheap.
 #[derive(Clone)]
@@ -79,6 +83,57 @@ impl Millstream {
     pub async fn stats<T>(&self, topic: &Topic<T>, group: &str) -> Result<Vec<PartitionStats>> {
         let (topic, group) = self.stored(topic, group).await?;
         self.backend.catalog.stats(&topic, &group).await
+    }
+
+    /// Gives `topic` more partitions while everything runs, and tells how many it has then. It never gets fewer.
+    ///
+    /// Consumers take the new ones with their next heartbeat (within a third of the lease's ttl), producers with their
+    /// next look (60 s, see [`ProducerConfig::refresh`](crate::ProducerConfig::refresh)). A key may go elsewhere from
+    /// then on, and its later messages can be handled before its earlier ones: let the groups catch up first if that
+    /// matters.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic that is not there; [`ErrorKind::InvalidConfig`] for more than 16,384;
+    /// transient ones.
+    pub async fn expand<T>(&self, topic: &Topic<T>, partitions: u32) -> Result<u32> {
+        Ok(self.backend.catalog.expand(&topic.spec()?.name, partitions).await?.partitions)
+    }
+
+    /// Lets a group that is not running go on elsewhere: back, to handle messages again, or forward, to skip some.
+    /// What waits for a retry, and dead letters, stay as they are. A single partition of a consumer that runs is moved
+    /// by [`Consumer::seek`](crate::Consumer::seek).
+    ///
+    /// ```
+    /// # use millstream::{Millstream, Start, Topic};
+    /// # const ORDERS: Topic<u64> = Topic::new("orders").partitions(2);
+    /// # async fn example(mq: Millstream, yesterday_ms: u64) -> millstream::Result<()> {
+    /// for partition in mq.seek_preview(&ORDERS, "billing", Start::At(yesterday_ms)).await? {
+    ///     println!("{}: {} again, {} never", partition.partition, partition.reread, partition.skipped);
+    /// }
+    /// mq.seek(&ORDERS, "billing", Start::At(yesterday_ms)).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic or group that is not there; [`ErrorKind::Fenced`] if a partition has an
+    /// owner, who is named: nothing was done. After a transient one some partitions may have been moved: ask again.
+    pub async fn seek<T>(&self, topic: &Topic<T>, group: &str, start: Start) -> Result<()> {
+        let (topic, group) = self.stored(topic, group).await?;
+        seek_group(&self.backend, &topic, &group, start).await
+    }
+
+    /// What [`seek`](Self::seek) would mean for each partition, without doing anything. The group may be running.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic or group that is not there; transient ones.
+    pub async fn seek_preview<T>(
+        &self,
+        topic: &Topic<T>,
+        group: &str,
+        start: Start,
+    ) -> Result<Vec<SeekPreview>> {
+        let (topic, group) = self.stored(topic, group).await?;
+        seek_preview(&self.backend, &topic, &group, start).await
     }
 
     /// The roles beneath, for what has no comfort here.

@@ -87,6 +87,9 @@ async fn handle(delivery: Delivery<Job>, sink: Arc<Sink>, mut held: watch::Recei
     if job.work_us > 0 {
         tokio::time::sleep(Duration::from_micros(job.work_us)).await;
     }
+    if job.block_ms > 0 {
+        std::thread::sleep(Duration::from_millis(job.block_ms));
+    }
     if job.hold[again] {
         tokio::select! {
             biased;
@@ -125,6 +128,7 @@ fn told(event: &Event<'_>) -> Option<What> {
             What::Crashed(topic_partition.partition.0, *crashes)
         }
         Event::Rebalanced { members, partitions, .. } => What::Rebalanced(*members, *partitions),
+        Event::MemberFenced { .. } => What::Superseded,
         Event::Failing { operation, error, .. } => What::Failing(format!("{operation}: {error}")),
         _ => return None,
     };

@@ -3,20 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::event::Event as Happened;
-use millstream_core::policy::Fixed;
-use millstream_core::{GroupName, Observer, Outcome, Topic};
-use millstream_delay::{Promoter, PromoterConfig};
-use millstream_runtime::{Consumer, ConsumerBuilder, Delivery};
+use millstream_core::{GroupName, Topic};
 use millstream_testkit::chaos::Client;
-use millstream_testkit::history::{Event, History, Origin, Place, Start};
+use millstream_testkit::history::{Event, History};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::behaviour::{Behaviour, Say};
 use crate::scenario::Scenario;
+use crate::worker::Worker;
 
 /// How long a supervisor waits before it starts again what ended.
 const RESTART: Duration = Duration::from_millis(300);
@@ -81,7 +77,7 @@ async fn live(
     leave: CancellationToken,
 ) -> bool {
     loop {
-        let consumer = tokio::select! {
+        let worker = tokio::select! {
             biased;
             () = client.killed() => return false,
             () = leave.cancelled() => return true,
@@ -92,12 +88,12 @@ async fn live(
             // What is left of it is dropped: its calls do not come back, and its handlers do not go on.
             () = client.killed() => return false,
             () = leave.cancelled() => true,
-            () = consumer.ended() => false,
+            () = worker.work() => false,
         };
         tokio::select! {
             biased;
             () = client.killed() => return false,
-            _ = consumer.shutdown() => {}
+            () = worker.shutdown() => {}
         }
         if leaves {
             site.history.record(Event::Fault(format!("{name} has left")));
@@ -109,101 +105,12 @@ async fn live(
 }
 
 /// A consumer needs the server to start; whoever starts it tries again.
-async fn start(site: &Site, name: &str, member: &str, in_group: usize, client: &Client) -> Consumer {
+async fn start(site: &Site, name: &str, member: &str, group: usize, client: &Client) -> Worker {
     loop {
-        let scenario = &site.scenario;
-        let backend = client.backend();
-        let promoter = Promoter::new(backend.schedule.clone(), PromoterConfig::default());
-        let teller = Teller { name: name.to_owned(), client: client.clone(), history: site.history.clone() };
-        let group = group(in_group);
-        let mut builder = ConsumerBuilder::new(backend, site.topic.clone(), group.as_str(), Arc::new(teller))
-            .label(name)
-            .lease_ttl(scenario.lease_ttl)
-            .prefetch(scenario.prefetch)
-            .concurrency(scenario.concurrency)
-            .retry_order(scenario.retry_order)
-            .shutdown_timeout(scenario.shutdown_timeout)
-            .retry(Fixed::new(scenario.retry_delay).attempts(scenario.attempts))
-            .upkeep(promoter);
-        if scenario.static_members {
-            builder = builder.member_id(member).rejoin_timeout(scenario.rejoin_timeout);
-        }
-        let (site, process, client) = (site.clone(), name.to_owned(), client.clone());
-        let handler = move |delivery: Delivery<u64>| {
-            let (site, process, client) = (site.clone(), process.clone(), client.clone());
-            async move { handle(&site, process, &client, &delivery).await }
-        };
-        match builder.start(handler).await {
-            Ok(consumer) => return consumer,
+        match Worker::start(site, name, member, group, client).await {
+            Ok(worker) => return worker,
             Err(error) => assert!(error.is_transient(), "{name} could not start: {error:?}"),
         }
         sleep(RESTART).await;
-    }
-}
-
-async fn handle(site: &Site, instance: String, client: &Client, delivery: &Delivery<u64>) -> Outcome {
-    client.awake().await;
-    let place = Place { topic_partition: delivery.topic_partition().clone(), id: delivery.origin() };
-    let start = site.history.record(Event::Started(Start {
-        instance: instance.clone(),
-        origin: Origin { group: delivery.group().clone(), place },
-        message: delivery.to_string(),
-        key: delivery.key().map(|key| String::from_utf8_lossy(key).into_owned()),
-        attempt: delivery.attempt(),
-        epoch: delivery.epoch(),
-    }));
-    let behaviour = Behaviour::of(&site.scenario, **delivery, delivery.attempt());
-    if behaviour.say == Say::Die {
-        client.kill();
-        site.history.record(Event::Fault(format!("{instance} dies of {}", **delivery)));
-        let _ = site.deaths.send(instance);
-    }
-    if !behaviour.takes.is_zero() {
-        sleep(behaviour.takes).await;
-    }
-    client.awake().await;
-    let end = behaviour.end(&site.scenario, delivery.attempt());
-    site.history.record(Event::Ended { start, end });
-    behaviour.outcome()
-}
-
-/// Notes what a consumer tells, but for the noise.
-struct Teller {
-    name: String,
-    client: Client,
-    history: History,
-}
-
-impl Observer for Teller {
-    fn observe(&self, event: &Happened<'_>) {
-        if self.client.is_killed() {
-            return;
-        }
-        let what = match event {
-            Happened::Assigned { topic_partition, epoch, .. } => {
-                format!("assigned {topic_partition}, {epoch}")
-            }
-            Happened::Revoked { topic_partition, epoch, .. } => format!("revoked {topic_partition}, {epoch}"),
-            Happened::LeaseLost { topic_partition, epoch, .. } => format!("lost {topic_partition}, {epoch}"),
-            Happened::Rebalanced { members, partitions, .. } => {
-                format!("rebalanced: {members} members, {partitions} partitions of mine")
-            }
-            Happened::MemberFenced { member, .. } => format!("fenced as {member}"),
-            Happened::TailLost { topic_partition, from, to, .. } => {
-                format!("tail lost of {topic_partition}: {from} to {to}")
-            }
-            Happened::Crashed { topic_partition, origin, crashes, .. } => {
-                format!("{crashes} crashes of {origin} in {topic_partition}")
-            }
-            Happened::GroupRestored { topic_partition, after, .. } => {
-                format!("group restored in {topic_partition} after {after}")
-            }
-            Happened::Ghosts { topic_partition, messages, .. } => {
-                format!("{messages} ghosts in {topic_partition}")
-            }
-            Happened::Failing { operation, error, .. } => format!("{operation} fails: {error}"),
-            _ => return,
-        };
-        self.history.record(Event::Said { instance: self.name.clone(), what });
     }
 }

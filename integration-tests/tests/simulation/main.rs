@@ -10,10 +10,13 @@
 
 mod behaviour;
 mod instance;
+mod mistakes;
 mod nemesis;
 mod scenario;
 mod sender;
+mod teller;
 mod watchdog;
+mod worker;
 mod world;
 
 use std::env;
@@ -23,7 +26,7 @@ use scenario::Scenario;
 use world::Outcome;
 
 /// How many seeds run by default, in all parts together.
-const SEEDS: u64 = 2_000;
+const SEEDS: u64 = 8_000;
 /// Into how many tests they are split, so that they use all cores.
 const PARTS: u64 = 8;
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::log::Append;
-use millstream_core::{Backend, TopicPartition};
+use millstream_core::{Backend, GroupName, MessageId, TopicPartition};
 use millstream_memory::operator::{Operator, Snapshot};
 use millstream_testkit::chaos::Chaos;
-use millstream_testkit::history::{Event, Place};
+use millstream_testkit::history::{Event, Origin, Place};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -94,7 +94,7 @@ impl Nemesis {
                 let instance = &self.instances[which % living];
                 instance.client.kill();
                 let name = instance.name.clone();
-                self.tell(format!("{name} is killed"));
+                self.site.history.record(Event::Killed(name.clone()));
                 self.forget(&name);
             }
             Action::Leave(which) if living > 0 => {
@@ -145,7 +145,27 @@ impl Nemesis {
                 let fields = vec![(Bytes::from_static(b"not ours"), Bytes::from_static(b"x"))];
                 let _ = self.backend.log.append(&[Append { topic_partition, fields }]).await;
             }
+            Action::Grow(partitions) => {
+                let topic = self.site.topic.spec().expect("a valid topic").name;
+                let grown =
+                    self.backend.catalog.expand(&topic, partitions).await.expect("memory does not fail");
+                self.tell(format!("the topic has {} partitions", grown.partitions));
+            }
+            Action::Replay(partition, number) => self.replay(partition, &group(number)).await,
             _ => {}
+        }
+    }
+
+    /// Replays all dead letters of a partition.
+    async fn replay(&self, partition: u32, group: &GroupName) {
+        let topic_partition = self.partition(partition);
+        let dead = &self.backend.dead_letters;
+        let letters = dead.list(&topic_partition, group, MessageId::ZERO, 1_000).await;
+        for letter in letters.expect("memory does not fail") {
+            let place = Place { topic_partition: topic_partition.clone(), id: letter.origin };
+            if dead.replay(&topic_partition, group, &[letter.id]).await.expect("memory does not fail") > 0 {
+                self.site.history.record(Event::Replayed(Origin { group: group.clone(), place }));
+            }
         }
     }
 

@@ -43,10 +43,14 @@ pub(crate) enum Trouble {
     Failures,
     /// Handlers kill their process.
     Poison,
+    /// The topic gets more partitions.
+    Growth,
+    /// Dead letters are replayed.
+    Replays,
 }
 
 impl Trouble {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 18] = [
         Self::Latency,
         Self::Refusals,
         Self::LostRequests,
@@ -63,7 +67,20 @@ impl Trouble {
         Self::Strangers,
         Self::Failures,
         Self::Poison,
+        Self::Growth,
+        Self::Replays,
     ];
+}
+
+/// How messages come to those who handle them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// A handler gets each.
+    Each,
+    /// A handler gets up to so many at once, or what came in this time.
+    Batches(usize, Duration),
+    /// They are pulled.
+    Pulls,
 }
 
 /// What is done to the system, at its time.
@@ -83,6 +100,8 @@ pub(crate) enum Action {
     Snapshot,
     FailOver,
     Stranger(u32),
+    Grow(u32),
+    Replay(u32, usize),
 }
 
 #[derive(Clone, Debug)]
@@ -102,6 +121,8 @@ pub(crate) struct Scenario {
     pub(crate) faults: Faults,
     pub(crate) concurrency: Concurrency,
     pub(crate) retry_order: RetryOrder,
+    pub(crate) style: Style,
+    pub(crate) max_handlers: Option<usize>,
     pub(crate) prefetch: usize,
     pub(crate) lease_ttl: Duration,
     /// Whether instances have names that last.
@@ -109,6 +130,7 @@ pub(crate) struct Scenario {
     pub(crate) rejoin_timeout: Duration,
     pub(crate) shutdown_timeout: Duration,
     pub(crate) attempts: u32,
+    pub(crate) crash_limit: u32,
     pub(crate) retry_delay: Duration,
     /// The part of messages that fail.
     pub(crate) failing: f64,
@@ -149,12 +171,15 @@ impl Scenario {
             faults,
             concurrency,
             retry_order,
+            style: style(rng, retry_order),
+            max_handlers: (rng.u8(0..4) == 0).then(|| rng.usize(1..=4)),
             prefetch: rng.usize(1..=32),
             lease_ttl,
             static_members: rng.bool(),
             rejoin_timeout: lease_ttl.mul_f64(1.0 + rng.f64() * 2.0),
             shutdown_timeout: Duration::from_secs(rng.u64(5..30)),
             attempts,
+            crash_limit: rng.u32(2..=4),
             retry_delay: Duration::from_millis(rng.u64(0..6_000)),
             failing,
             poison,
@@ -166,15 +191,32 @@ impl Scenario {
     /// Whether nothing goes wrong but handlers.
     pub(crate) fn is_calm(&self) -> bool {
         let harmless = |trouble: &Trouble| {
-            matches!(trouble, Trouble::Latency | Trouble::Joins | Trouble::Strangers | Trouble::Failures)
+            use Trouble::{Failures, Growth, Joins, Latency, Leaves, Strangers};
+            matches!(trouble, Latency | Joins | Leaves | Strangers | Failures | Growth)
         };
-        self.troubles.iter().all(harmless)
+        // Who leaves gives handlers up that take too long.
+        let patient = self.slow < self.shutdown_timeout || !self.troubles.contains(&Trouble::Leaves);
+        patient && self.troubles.iter().all(harmless)
     }
 
     /// Consumed entries go, unless a group may be destroyed among others: while it is not there nothing is kept for it.
     pub(crate) fn retention(&self) -> Retention {
         let unprotected = self.groups > 1 && self.troubles.contains(&Trouble::DestroyedGroups);
         if unprotected { Retention::Keep } else { Retention::Consumed }
+    }
+
+    /// Whether handlers get batches.
+    pub(crate) fn batches(&self) -> bool {
+        matches!(self.style, Style::Batches(..))
+    }
+
+    /// How many messages of one partition may be with handlers at the same time.
+    pub(crate) fn at_once(&self) -> usize {
+        let handlers = match self.concurrency {
+            Concurrency::PerKey(at_once) | Concurrency::Unordered(at_once) => at_once,
+            _ => 1,
+        };
+        handlers * if let Style::Batches(size, _) = self.style { size } else { 1 }
     }
 
     /// What the configuration promises of order.
@@ -199,7 +241,21 @@ fn troubles(rng: &mut Rng) -> Vec<Trouble> {
     let mut all = Trouble::ALL.to_vec();
     rng.shuffle(&mut all);
     all.truncate(count);
+    // Senders that know of partitions which the server forgot send to where nobody reads: nothing is promised of that.
+    if all.contains(&Trouble::FailOvers) {
+        all.retain(|trouble| *trouble != Trouble::Growth);
+    }
     all
+}
+
+fn style(rng: &mut Rng, retry_order: RetryOrder) -> Style {
+    let (size, wait) = (rng.usize(1..=8), Duration::from_millis(rng.u64(0..200)));
+    match rng.u8(0..6) {
+        // What comes after a message of the batch cannot wait for it.
+        0 if retry_order != RetryOrder::BlockPartition => Style::Batches(size, wait),
+        1 => Style::Pulls,
+        _ => Style::Each,
+    }
 }
 
 fn order(rng: &mut Rng) -> (Concurrency, RetryOrder) {
@@ -265,6 +321,8 @@ fn actions(
                     Action::FailOver
                 }
                 Trouble::Strangers => Action::Stranger(partition),
+                Trouble::Growth => Action::Grow(partitions + rng.u32(1..=3)),
+                Trouble::Replays => Action::Replay(partition, group),
                 Trouble::Poison => Action::Join { again: true, group },
                 _ => continue,
             };

@@ -22,11 +22,17 @@ pub(crate) async fn run(
 ) {
     let mut rng = Rng::with_seed(scenario.seed.rotate_left(17) ^ number as u64);
     let sender = format!("s{number}");
-    let producer = build(&backend, &topic).await;
+    let mut producer = build(&backend, &topic).await;
+    // It is started again once, and then knows of new partitions.
+    let restart = rng.u64(0..scenario.messages);
     let gap = scenario.length.mul_f64(1.5 * scenario.senders as f64 / scenario.messages as f64);
     for message in 0..scenario.messages {
         if message as usize % scenario.senders != number {
             continue;
+        }
+        if message >= restart && message < restart + scenario.senders as u64 {
+            producer.close().await;
+            producer = build(&backend, &topic).await;
         }
         let key = (rng.u8(0..10) > 0).then(|| format!("k{}", rng.u64(0..scenario.keys)));
         sleep(gap.mul_f64(rng.f64())).await;

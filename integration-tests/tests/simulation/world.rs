@@ -57,11 +57,16 @@ impl Outcome {
 
 /// Runs one scenario, on a clock of its own.
 pub(crate) fn run(scenario: &Scenario) -> Outcome {
+    run_on(scenario, Backend::from)
+}
+
+/// The same on a backend that is made from the one in memory.
+pub(crate) fn run_on(scenario: &Scenario, make: impl FnOnce(MemoryBackend) -> Backend) -> Outcome {
     fastrand::seed(scenario.seed);
     let panics = Panics::count();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     let runtime = runtime.expect("a runtime");
-    let (history, mut breaches) = runtime.block_on(simulate(Arc::new(scenario.clone())));
+    let (history, mut breaches) = runtime.block_on(simulate(Arc::new(scenario.clone()), make));
     drop(runtime);
     let mut breach = |rule, what| breaches.push(Breach { rule, at: history.now(), what });
     if Panics::count() > panics {
@@ -69,14 +74,19 @@ pub(crate) fn run(scenario: &Scenario) -> Outcome {
     }
     let records = history.records();
     let rules = Rules::default().groups((0..scenario.groups).map(group));
-    breaches.extend(check(&records, &rules.order(scenario.order()).calm(scenario.is_calm())));
+    let rules = rules.order(scenario.order()).calm(scenario.is_calm()).at_once(scenario.at_once());
+    let rules = rules.batches(scenario.batches());
+    breaches.extend(check(&records, &rules.crashes(scenario.crash_limit as usize)));
     Outcome { scenario: scenario.clone(), fingerprint: history.fingerprint(), history: records, breaches }
 }
 
-async fn simulate(scenario: Arc<Scenario>) -> (History, Vec<Breach>) {
+async fn simulate(
+    scenario: Arc<Scenario>,
+    make: impl FnOnce(MemoryBackend) -> Backend,
+) -> (History, Vec<Breach>) {
     let memory = MemoryBackend::at(EPOCH);
     let history = History::new();
-    let backend = history.around(memory.clone());
+    let backend = history.around(make(memory.clone()));
     let chaos = Chaos::new(backend.clone(), scenario.seed);
     let topic = Topic::<u64>::new("t").partitions(scenario.partitions).retention(scenario.retention());
     let spec = topic.spec().expect("a valid topic");
@@ -129,6 +139,7 @@ async fn simulate(scenario: Arc<Scenario>) -> (History, Vec<Breach>) {
             wedged("a sender does not end");
         }
     }
+    let spec = backend.catalog.topic(&spec.name).await.expect("memory does not fail");
     if !drain(&mut nemesis, &backend, &spec).await {
         wedged("not everything is handled");
     }

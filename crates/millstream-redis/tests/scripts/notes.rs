@@ -169,8 +169,9 @@ async fn a_note_needs_the_lease_and_a_hash() {
     assert_eq!(bench.int(&format!("EXISTS {held}")).await, 0);
     let key = bench.log();
     bench.cmd(&format!("XGROUP DESTROY {key} billing")).await;
-    let settled = bench.backend.settle(&next, &batch).await.expect("settled");
-    assert_eq!((settled.applied, settled.stale), (0, 1), "a group that is gone has nothing pending");
+    let error = bench.backend.settle(&next, &batch).await.expect_err("no group");
+    assert_eq!(error.kind(), ErrorKind::GroupMissing);
+    assert_eq!(bench.int(&format!("EXISTS {held}")).await, 0);
 }
 
 #[tokio::test]

@@ -173,7 +173,7 @@ async fn put_before_remove_a_failure_half_way_leaves_no_hole() {
 }
 
 #[tokio::test]
-async fn ghosts_and_lost_groups_are_stale() {
+async fn ghosts_are_stale_and_without_the_group_nothing_but_an_ack_is_settled() {
     let mut bench = Bench::new().await;
     let appended = bench.append_many(4).await;
     let mut reader = bench.reader().await;
@@ -183,12 +183,15 @@ async fn ghosts_and_lost_groups_are_stale() {
     let batch = [(log(appended[0]), retry(NOW, 2, appended[0])), (log(appended[1]), dead(appended[1]))];
     assert_eq!(bench.settle(&batch).await, (0, 2));
     bench.cmd(&format!("XGROUP DESTROY {key} billing")).await;
-    let batch = [
-        (log(appended[2]), retry(NOW, 2, appended[2])),
-        (log(appended[3]), dead(appended[3])),
-        (log(appended[3]), Settlement::Ack),
-    ];
-    assert_eq!(bench.settle(&batch).await, (0, 3));
+    for settlement in [retry(NOW, 2, appended[2]), dead(appended[3])] {
+        let batch = [(log(appended[2]), settlement), (log(appended[3]), Settlement::Ack)];
+        let error = bench.backend.settle(&bench.lease, &batch).await.expect_err("no group");
+        assert_eq!(error.kind(), ErrorKind::GroupMissing);
+    }
+    assert_eq!(bench.settle(&[(log(appended[3]), Settlement::Ack)]).await, (0, 1));
+    let (items, letters) =
+        (bench.keys.retry_items(&bench.tp, &bench.group), bench.keys.dead_letters(&bench.tp, &bench.group));
+    assert_eq!(bench.int(&format!("EXISTS {items} {letters}")).await, 0, "nothing was done");
 }
 
 #[tokio::test]

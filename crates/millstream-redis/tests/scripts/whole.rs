@@ -72,6 +72,7 @@ async fn life(bench: &mut Bench) {
     ];
     assert_eq!(bench.settle(&batch).await, (2, 0));
     assert_eq!(bench.backend.trim(&bench.lease).await.expect("trimmed"), 4);
+    crate::shared::life(bench).await;
     bench.backend.renew(std::slice::from_ref(&bench.lease)).await.remove(0).expect("renewed");
     bench.backend.release(&bench.lease).await.expect("released");
     let next = grant(&bench.backend, &bench.tp, &bench.group, "next").await;

@@ -12,7 +12,7 @@ use millstream_core::{
 
 use super::context::{Context, Subscription};
 use super::handler::{self, Handler};
-use super::{Concurrency, Consumer, ConsumerConfig, RetryOrder, trim};
+use super::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing, trim};
 use crate::delivery::Delivery;
 use crate::producer::warn_if_other;
 use crate::report::Report;
@@ -106,6 +106,13 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// How many messages of one partition are handled at once. Default: [`Concurrency::Serial`].
     pub fn concurrency(mut self, concurrency: Concurrency) -> Self {
         self.config.concurrency = concurrency;
+        self
+    }
+
+    /// Whether a partition has one owner in its group, or all members work on all partitions. Default:
+    /// [`Sharing::Exclusive`].
+    pub fn sharing(mut self, sharing: Sharing) -> Self {
+        self.config.sharing = sharing;
         self
     }
 
@@ -246,7 +253,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
             if topic.retention == Retention::Consumed {
                 upkeep.push(Arc::new(trim::Trimmer(context.backend.log.clone())));
             }
-            subscriptions.push(Subscription { context: context.clone(), topic, handler, upkeep });
+            subscriptions.push(Subscription::new(context.clone(), topic, handler, upkeep));
         }
         Ok(Consumer::spawn(context, subscriptions))
     }

@@ -22,6 +22,22 @@ pub enum Concurrency {
     Unordered(usize),
 }
 
+/// Whether a partition has one owner in its group, or all members work on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Sharing {
+    /// One owner at a time: it keeps order, and its lease fences all others. The default.
+    #[default]
+    Exclusive,
+    /// All members read all partitions, without order: for more members than partitions, and for handlers that take
+    /// long. Goes with [`Concurrency::Unordered`] only. All members of a group must say the same.
+    ///
+    /// Each message is in the hands of one member, which says so every third of
+    /// [`lease_ttl`](ConsumerConfig::lease_ttl); when it is not heard of for that long, others take over. There is no
+    /// fence that a store of your own could look at ([`Delivery::epoch`](crate::Delivery::epoch) is 0).
+    Shared,
+}
+
 /// What later messages do while a failed one waits for its next attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -47,13 +63,17 @@ pub struct ConsumerConfig {
     /// How long a partition stays owned without a renewal, and so how long its messages wait when its owner
     /// dies. It is renewed three times as often. Default: 10 s.
     pub lease_ttl: Duration,
-    /// The most messages of one partition that are read and not settled yet. Default: 256.
+    /// The most messages of one partition that are read and not settled yet; with [`Sharing::Shared`] the most of this
+    /// consumer, which others then do not get. Default: 256.
     pub prefetch: usize,
     /// The longest wait for messages in one request. It costs nothing to wait; shorter ones cost commands.
     /// Default: 10 s.
     pub max_wait: Duration,
-    /// How many messages of one partition are handled at once. Default: [`Concurrency::Serial`].
+    /// How many messages of one partition are handled at once; with [`Sharing::Shared`], of all together. Default:
+    /// [`Concurrency::Serial`].
     pub concurrency: Concurrency,
+    /// Whether a partition has one owner or is everybody's. Default: [`Sharing::Exclusive`].
+    pub sharing: Sharing,
     /// The most handlers that run at once in this consumer, over all partitions and topics; `None` means no limit but
     /// those of the partitions. Partitions take turns. Default: `None`.
     pub max_handlers: Option<usize>,
@@ -100,6 +120,7 @@ impl Default for ConsumerConfig {
             prefetch: 256,
             max_wait: Duration::from_secs(10),
             concurrency: Concurrency::default(),
+            sharing: Sharing::default(),
             max_handlers: None,
             retry_order: RetryOrder::default(),
             max_blocked: 10_000,
@@ -125,6 +146,10 @@ impl ConsumerConfig {
         });
         problems.require((1..=10_000).contains(&self.prefetch), || {
             format!("prefetch is {}, 1 to 10000 are allowed", self.prefetch)
+        });
+        let unordered = matches!(self.concurrency, Concurrency::Unordered(_));
+        problems.require(unordered || self.sharing != Sharing::Shared, || {
+            "sharing Shared goes with concurrency Unordered(n) only: there is no order to keep".into()
         });
         let (Concurrency::PerKey(at_once) | Concurrency::Unordered(at_once)) = self.concurrency else {
             self.check_rest(problems);

@@ -1,19 +1,25 @@
 //! What all loops of one consumer share, and what those of one topic share.
 
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::{Backend, GroupName, MemberId, Observer, TopicSpec, Upkeep};
+use millstream_core::{Backend, GroupName, MemberId, Observer, TopicPartition, TopicSpec, Upkeep};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::board::Board;
+use super::events::Teller;
 use super::gates::Gates;
 use super::heart::Heart;
+use super::in_flight::InFlight;
+use super::pauses::Pauses;
 use super::{ConsumerConfig, handler::Handler};
 use crate::report::Counts;
+use crate::trouble::{Loops, Place, Trouble};
 
 /// What all loops of one consumer share.
 pub(super) struct Context {
@@ -21,6 +27,11 @@ pub(super) struct Context {
     pub(super) group: GroupName,
     pub(super) config: ConsumerConfig,
     pub(super) observer: Arc<dyn Observer>,
+    /// The observer again, for those who listen.
+    pub(super) teller: Arc<Teller>,
+    pub(super) board: Arc<Board>,
+    pub(super) loops: Loops,
+    pub(super) pauses: Pauses,
     pub(super) counts: Counts,
     /// What all partitions share.
     pub(super) gates: Gates,
@@ -34,6 +45,8 @@ pub(super) struct Context {
     pub(super) stop: CancellationToken,
     /// The time for ending is over: give up handlers.
     pub(super) kill: CancellationToken,
+    /// How long handlers get to end, if somebody has said so when it was shut down.
+    shutdown_within: OnceLock<Duration>,
     /// Everything has ended.
     pub(super) ended: CancellationToken,
     /// Another process has our member id.
@@ -54,18 +67,24 @@ impl Context {
             Some(id) => id.clone(),
             None => member_id(&config.label, &incarnation)?,
         };
+        let teller = Arc::new(Teller::new(observer));
         Ok(Self {
             heart: Heart::of(&backend),
             gates: Gates::new(config.max_handlers),
             backend,
             group,
             config,
-            observer,
+            observer: teller.clone(),
+            teller,
+            board: Arc::default(),
+            loops: Loops::default(),
+            pauses: Pauses::new(),
             counts: Counts::default(),
             member,
             incarnation,
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
+            shutdown_within: OnceLock::new(),
             ended: CancellationToken::new(),
             fenced: AtomicBool::new(false),
         })
@@ -81,6 +100,22 @@ impl Context {
         self.config.lease_ttl / 4
     }
 
+    /// How long handlers get to end.
+    pub(super) fn shutdown_timeout(&self) -> Duration {
+        *self.shutdown_within.get().unwrap_or(&self.config.shutdown_timeout)
+    }
+
+    /// Leave the group, end what has started, within this time. What was said first counts.
+    pub(super) fn stop_within(&self, time: Duration) {
+        let _ = self.shutdown_within.set(time);
+        self.stop.cancel();
+    }
+
+    /// Whether another process has our member id.
+    pub(super) fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Acquire)
+    }
+
     /// Another process has our member id: everything ends here.
     pub(super) fn fence(&self) {
         self.fenced.store(true, Ordering::Release);
@@ -89,7 +124,7 @@ impl Context {
 
     /// An error if another process has our member id.
     pub(super) fn check(&self) -> Result<()> {
-        if !self.fenced.load(Ordering::Acquire) {
+        if !self.is_fenced() {
             return Ok(());
         }
         let why = format!("another process consumes in group {} as member {}", self.group, self.member);
@@ -111,6 +146,36 @@ pub(super) struct Subscription {
     pub(super) topic: TopicSpec,
     pub(super) handler: Handler,
     pub(super) upkeep: Vec<Arc<dyn Upkeep>>,
+    /// Rung when the group has changed: somebody came or went, or is to own something else.
+    pub(super) changed: Notify,
+}
+
+impl Subscription {
+    pub(super) fn new(
+        context: Arc<Context>,
+        topic: TopicSpec,
+        handler: Handler,
+        upkeep: Vec<Arc<dyn Upkeep>>,
+    ) -> Self {
+        Self { context, topic, handler, upkeep, changed: Notify::new() }
+    }
+}
+
+impl Subscription {
+    /// What one partition has in hand, when it has nothing.
+    pub(super) fn in_flight(&self) -> Arc<InFlight> {
+        Arc::new(InFlight::new(self.config.prefetch, self.config.max_blocked))
+    }
+
+    /// A loop for the topic begins.
+    pub(super) fn trouble(&self, operation: &'static str) -> Trouble {
+        self.loops.begin(operation, Place::Topic(self.topic.name.clone()))
+    }
+
+    /// A loop for one partition begins.
+    pub(super) fn trouble_in(&self, operation: &'static str, topic_partition: &TopicPartition) -> Trouble {
+        self.loops.begin(operation, Place::Partition(topic_partition.clone()))
+    }
 }
 
 impl Deref for Subscription {

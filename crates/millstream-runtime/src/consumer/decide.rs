@@ -144,9 +144,9 @@ mod tests {
         Attempt { number, origin: MessageId::new(1, 2), entropy: 0, in_place: None }
     }
 
-    fn check(verdict: Verdict, number: u32, retry: &dyn RetryPolicy, keep: bool) -> (Settlement, Handled) {
+    fn check(verdict: &Verdict, number: u32, retry: &dyn RetryPolicy, keep: bool) -> (Settlement, Handled) {
         let dead_letters: &dyn DeadLetterPolicy = if keep { &Keep } else { &Discard };
-        decide(&verdict, attempt(number), &Policies { retry, dead_letters })
+        decide(verdict, attempt(number), &Policies { retry, dead_letters })
     }
 
     fn dead(reason: Reason, attempts: u32, error: &str) -> Settlement {
@@ -159,11 +159,11 @@ mod tests {
         let policy = Fixed::new(AFTER).attempts(3);
         let origin = MessageId::new(1, 2);
         let again = Settlement::Retry { after: AFTER, attempt: 3, origin, error: "no".into() };
-        assert_eq!(check(Verdict::Said(Outcome::retry("no")), 2, &policy, true), (again, Handled::Retried));
+        assert_eq!(check(&Verdict::Said(Outcome::retry("no")), 2, &policy, true), (again, Handled::Retried));
         let given_up = (dead(Reason::Exhausted, 3, "no"), Handled::Dead);
-        assert_eq!(check(Verdict::Said(Outcome::retry("no")), 3, &policy, true), given_up);
+        assert_eq!(check(&Verdict::Said(Outcome::retry("no")), 3, &policy, true), given_up);
         let wish = Outcome::retry_after(Duration::ZERO, "no");
-        assert_eq!(check(Verdict::Said(wish), 3, &policy, true), given_up, "a wish is an attempt too");
+        assert_eq!(check(&Verdict::Said(wish), 3, &policy, true), given_up, "a wish is an attempt too");
     }
 
     #[test]
@@ -181,30 +181,30 @@ mod tests {
     #[test]
     fn time_and_crashes_are_told() {
         let letter = dead(Reason::Exhausted, 1, "handler timed out after 7s");
-        assert_eq!(check(Verdict::TimedOut(AFTER), 1, &Never, true), (letter, Handled::Dead));
+        assert_eq!(check(&Verdict::TimedOut(AFTER), 1, &Never, true), (letter, Handled::Dead));
         let letter = dead(Reason::Crashed, 2, "3 processes ended while handling it");
-        assert_eq!(check(Verdict::Crashed(3), 2, &Never, true), (letter, Handled::Dead));
+        assert_eq!(check(&Verdict::Crashed(3), 2, &Never, true), (letter, Handled::Dead));
     }
 
     #[test]
     fn what_the_handler_never_saw_uses_no_attempt() {
         let verdict = Verdict::Undecodable("bad json".into());
         assert_eq!(
-            check(verdict, 1, &Never, false),
+            check(&verdict, 1, &Never, false),
             (dead(Reason::Undecodable, 0, "bad json"), Handled::Dead)
         );
         let verdict = Verdict::Malformed(Malformed::NoPayload);
         let letter = dead(Reason::Malformed, 1, "no payload field");
-        assert_eq!(check(verdict, 2, &Never, true), (letter, Handled::Dead));
+        assert_eq!(check(&verdict, 2, &Never, true), (letter, Handled::Dead));
     }
 
     #[test]
     fn a_panic_is_a_failure_and_a_discard_is_an_ack() {
         let verdict = Verdict::Panicked("boom".into());
         let letter = dead(Reason::Exhausted, 1, "handler panicked: boom");
-        assert_eq!(check(verdict, 1, &Never, true), (letter, Handled::Dead));
+        assert_eq!(check(&verdict, 1, &Never, true), (letter, Handled::Dead));
         let verdict = Verdict::Said(Outcome::dead_letter("no"));
-        assert_eq!(check(verdict, 1, &Never, false), (Settlement::Ack, Handled::Discarded));
+        assert_eq!(check(&verdict, 1, &Never, false), (Settlement::Ack, Handled::Discarded));
     }
 
     use millstream_core::wire::Malformed;

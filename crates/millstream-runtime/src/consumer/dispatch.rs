@@ -22,6 +22,7 @@ use super::in_flight::InFlight;
 use super::job::{Job, handle};
 use super::lanes::{By, Lanes, Ticket};
 use super::owned::Owned;
+use super::pauses::Pause;
 use super::waits::Waits;
 use super::{Concurrency, RetryOrder};
 use crate::report::Counts;
@@ -82,6 +83,7 @@ pub(super) struct Dispatch {
     running: JoinSet<(Unit, Duration)>,
     /// Our place in the queue for handlers, if their number is limited.
     turns: Option<PollSemaphore>,
+    pub(super) pause: Pause,
     /// Whether handlers run here, one after the other, or as tasks, so that they can use several threads.
     inline: bool,
     warned: bool,
@@ -98,8 +100,10 @@ impl Dispatch {
             (Concurrency::Unordered(at_once), _) => (By::Entry, at_once),
         };
         let turns = links.context.gates.handlers().map(|handlers| PollSemaphore::new(handlers.clone()));
+        let pause = links.context.pauses.of(&owned.topic_partition);
         Self {
             links,
+            pause,
             owned: Arc::new(owned),
             lanes: Lanes::new(by, at_once),
             waits: Waits::default(),
@@ -117,7 +121,12 @@ impl Dispatch {
     async fn run_once(&mut self) -> bool {
         self.look_around();
         self.pick();
-        let complete = self.is_complete();
+        let paused = self.pause.is_on();
+        if paused && let Some(turns) = &mut self.turns {
+            // Our place in the queue goes to others.
+            *turns = turns.clone();
+        }
+        let complete = !paused && self.is_complete();
         if complete && self.picked[0].0.alone {
             return self.try_suspect().await;
         }
@@ -131,7 +140,7 @@ impl Dispatch {
             tokio::task::coop::consume_budget().await;
             return self.start(None).await;
         }
-        let filled = (!self.picked.is_empty() && !complete).then_some(self.full_at);
+        let filled = (!self.picked.is_empty() && !complete && !paused).then_some(self.full_at);
         let wake = self.waits.next().into_iter().chain(filled).min();
         let woken = async {
             match wake {
@@ -144,6 +153,7 @@ impl Dispatch {
             () = links.context.kill.cancelled() => return false,
             () = links.guard.revoked().cancelled() => return false,
             () = links.guard.lost().cancelled() => return false,
+            () = self.pause.until(!paused) => {}
             Some(ended) = self.running.join_next() => self.ended(ended),
             Some(receipt) = links.written.recv() => self.waits.written(receipt, Instant::now()),
             turn = turn(&links.guard, &mut self.turns), if complete => {
@@ -151,6 +161,9 @@ impl Dispatch {
                 if permit.is_some() {
                     // Others that have just started one may queue up again, too, before we do.
                     tokio::task::yield_now().await;
+                }
+                if self.pause.is_on() {
+                    return true;
                 }
                 return self.start(permit).await;
             }
@@ -231,7 +244,8 @@ impl Dispatch {
                 None => break,
             }
         }
-        if self.links.context.config.retry_order == RetryOrder::Skip {
+        // Where the whole partition waits, there is no use in reading further.
+        if self.links.context.config.retry_order != RetryOrder::BlockKey {
             return;
         }
         if self.links.in_flight.blocked(self.lanes.blocked()) && !self.warned {
@@ -268,7 +282,7 @@ impl Dispatch {
         if !self.inline && unit.first().is_some_and(|(ticket, _)| !ticket.alone) {
             let (context, owned) = (context.clone(), owned.clone());
             self.running.spawn(async move {
-                handle(&context, &owned, &mut unit, keep).await;
+                handle(&context, &mut unit, |(_, job)| (owned.clone(), job), keep).await;
                 drop(permit);
                 (unit, started.elapsed())
             });
@@ -280,7 +294,7 @@ impl Dispatch {
                 self.picked = unit;
                 return false;
             }
-            () = handle(context, owned, &mut unit, keep) => {}
+            () = handle(context, &mut unit, |(_, job)| (owned.clone(), job), keep) => {}
         }
         self.finish(&mut unit, started.elapsed());
         // For the next one, which then needs none of its own.

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::{Entry, Fetched, Receipt};
 use millstream_core::{Reader, Settlement};
 use tokio::sync::mpsc::UnboundedSender;
 
+use super::adopt::Adopter;
 use super::context::Subscription;
 use super::guard::Guard;
 use super::in_flight::InFlight;
+use super::restore::restore_group;
 use crate::trouble::Trouble;
 
 /// Entries on their way to the dispatcher.
@@ -30,6 +32,7 @@ pub(super) struct Fetcher {
     /// To the settler: pending entries without a body are done.
     pub(super) settlements: UnboundedSender<(Receipt, Settlement)>,
     pub(super) reader: Option<Box<dyn Reader>>,
+    pub(super) adopter: Adopter,
     /// What was pending when the lease was granted has been read. What is pending later is our own.
     pub(super) caught_up: bool,
 }
@@ -37,18 +40,30 @@ pub(super) struct Fetcher {
 impl Fetcher {
     /// Reads until the consumer stops or the lease is lost. Errors are told and do not end it.
     pub(super) async fn run(mut self) {
-        let mut trouble = Trouble::new("fetch");
         let context = self.context.clone();
         let guard = self.guard.clone();
         let observer = &*context.observer;
-        let partition = guard.lease().partition().ok().map(|(topic_partition, _)| topic_partition);
+        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
+        let mut trouble = context.trouble_in("fetch", topic_partition);
+        let mut pause = context.pauses.of(topic_partition);
         let work = async {
             loop {
-                match self.run_once().await {
-                    Ok(()) => trouble.over(observer, partition),
+                pause.until(false).await;
+                let read = tokio::select! {
+                    biased;
+                    () = pause.until(true) => {
+                        // A reply with entries in it may be lost: the reader starts over with what is pending.
+                        self.in_flight.begin_rewind();
+                        trouble.waits();
+                        continue;
+                    }
+                    read = self.run_once(&trouble) => read,
+                };
+                match read {
+                    Ok(()) => trouble.over(observer),
                     Err(error) if error.kind() == ErrorKind::Fenced => return guard.lose(),
                     Err(error) => {
-                        let pause = trouble.met(&error, observer, partition);
+                        let pause = trouble.met(&error, observer);
                         tokio::time::sleep(pause).await;
                     }
                 }
@@ -63,16 +78,27 @@ impl Fetcher {
     }
 
     /// Waits for room, reads once, and hands on what was read.
-    async fn run_once(&mut self) -> Result<()> {
+    async fn run_once(&mut self, trouble: &Trouble) -> Result<()> {
         let room = self.in_flight.room().await;
+        trouble.begins(self.context.config.max_wait);
         self.in_flight.begin_read();
-        let fetched = match self.fetch(room).await {
+        let in_flight = self.in_flight.clone();
+        let fetched = tokio::select! {
+            biased;
+            () = in_flight.let_go() => {
+                // A new reader sees it again at once; this one may wait for what comes after it.
+                self.reader = None;
+                return Ok(());
+            }
+            fetched = self.fetch(room) => fetched,
+        };
+        let fetched = match fetched {
             Ok(fetched) => fetched,
             Err(error) => {
                 // A reply may have been lost with entries in it: the reader starts over with what is pending.
                 self.in_flight.begin_rewind();
                 if error.kind() == ErrorKind::GroupMissing {
-                    return self.restore_group(&error).await;
+                    return restore_group(&self.context, &self.guard, &self.in_flight, &error).await;
                 }
                 return Err(error);
             }
@@ -85,6 +111,9 @@ impl Fetcher {
     }
 
     async fn fetch(&mut self, room: usize) -> Result<Fetched> {
+        if self.adopter.run_once().await? {
+            self.reader = None;
+        }
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
@@ -98,6 +127,10 @@ impl Fetcher {
     fn hand_on(&self, fetched: Fetched) -> Result<()> {
         let (topic_partition, group) = self.guard.lease().partition()?;
         let observer = &self.context.observer;
+        if let Some((from, to)) = fetched.rewound {
+            tracing::warn!(%topic_partition, %group, %from, %to, "the server lost what it had told");
+            observer.observe(&Event::TailLost { topic_partition, group, from, to });
+        }
         if !fetched.ghosts.is_empty() {
             let messages = fetched.ghosts.len();
             tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by somebody");
@@ -113,22 +146,11 @@ impl Fetcher {
             let messages = entries.len();
             observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
             let suspects = pending && !self.caught_up && self.guard.lease().abandoned;
+            if suspects {
+                self.in_flight.suspect(&entries);
+            }
             let _ = self.entries.send(Read { entries, suspects });
         }
-        Ok(())
-    }
-
-    /// Somebody destroyed the group or deleted the stream. Reading goes on above what is settled: everything
-    /// above that is handled (again) rather than lost.
-    async fn restore_group(&mut self, error: &Error) -> Result<()> {
-        let (topic_partition, group) = self.guard.lease().partition()?;
-        let after = self.in_flight.frontier();
-        let catalog = &self.context.backend.catalog;
-        // If everything was deleted, the registry is gone as well.
-        catalog.create_topic(&self.context.topic).await?;
-        catalog.restore_group(topic_partition, group, after).await?;
-        tracing::warn!(%topic_partition, %group, %after, %error, "the group was gone and has been created again");
-        self.context.observer.observe(&Event::GroupRestored { topic_partition, group, after });
         Ok(())
     }
 }

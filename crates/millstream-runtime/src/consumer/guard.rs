@@ -1,6 +1,6 @@
 //! The holder's own view of a lease: a deadline that needs nobody's answer.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::Lease;
@@ -14,11 +14,17 @@ use tokio_util::sync::CancellationToken;
 /// a margin earlier, the holder stops dispatching before anybody else can be granted the lease, without asking.
 #[derive(Debug)]
 pub(super) struct Guard {
+    held: Arc<Lasting>,
+    revoked: CancellationToken,
+}
+
+/// What all who work under one lease have in common.
+#[derive(Debug)]
+struct Lasting {
     lease: Lease,
     view: Mutex<View>,
     renewed: Notify,
     lost: CancellationToken,
-    revoked: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -33,43 +39,44 @@ impl Guard {
     /// A lease that was asked for at `asked`.
     pub(super) fn new(lease: Lease, asked: Instant) -> Self {
         let view = View { deadline: deadline(lease.ttl, asked), cancelled: CancellationToken::new() };
-        Self {
-            lease,
-            view: Mutex::new(view),
-            renewed: Notify::new(),
-            lost: CancellationToken::new(),
-            revoked: CancellationToken::new(),
-        }
+        let held =
+            Lasting { lease, view: Mutex::new(view), renewed: Notify::new(), lost: CancellationToken::new() };
+        Self { held: Arc::new(held), revoked: CancellationToken::new() }
+    }
+
+    /// The same lease, for work that can be ended by itself.
+    pub(super) fn session(&self) -> Self {
+        Self { held: self.held.clone(), revoked: self.revoked.child_token() }
     }
 
     pub(super) fn lease(&self) -> &Lease {
-        &self.lease
+        &self.held.lease
     }
 
     fn view(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A renewal that was asked for at `asked` was granted.
     pub(super) fn renewed(&self, asked: Instant) {
         let mut view = self.view();
-        view.deadline = view.deadline.max(deadline(self.lease.ttl, asked));
-        if view.cancelled.is_cancelled() && Instant::now() < view.deadline && !self.lost.is_cancelled() {
+        view.deadline = view.deadline.max(deadline(self.held.lease.ttl, asked));
+        if view.cancelled.is_cancelled() && Instant::now() < view.deadline && !self.held.lost.is_cancelled() {
             view.cancelled = CancellationToken::new();
         }
         drop(view);
-        self.renewed.notify_waiters();
+        self.held.renewed.notify_waiters();
     }
 
     /// Somebody else has it, for certain.
     pub(super) fn lose(&self) {
-        self.lost.cancel();
+        self.held.lost.cancel();
         self.view().cancelled.cancel();
     }
 
     /// Cancelled when somebody else has it.
     pub(super) fn lost(&self) -> &CancellationToken {
-        &self.lost
+        &self.held.lost
     }
 
     /// Gives the partition back: read no more, end what has started.
@@ -113,8 +120,8 @@ impl Guard {
     pub(super) async fn live(&self) -> bool {
         loop {
             // Made before the look, so that a renewal in between is not missed.
-            let renewed = self.renewed.notified();
-            if self.lost.is_cancelled() {
+            let renewed = self.held.renewed.notified();
+            if self.held.lost.is_cancelled() {
                 return false;
             }
             if self.is_live() {
@@ -122,7 +129,7 @@ impl Guard {
             }
             tokio::select! {
                 biased;
-                () = self.lost.cancelled() => return false,
+                () = self.held.lost.cancelled() => return false,
                 () = renewed => {}
             }
         }

@@ -13,6 +13,8 @@ pub(super) struct InFlight {
     state: Mutex<State>,
     /// Rung when something was settled, or waits no longer.
     freed: Notify,
+    /// Rung when something is to be read once more.
+    let_go: Notify,
     capacity: usize,
     /// The most that may wait behind messages whose next attempt is not due.
     max_blocked: usize,
@@ -21,6 +23,12 @@ pub(super) struct InFlight {
 #[derive(Debug, Default)]
 struct State {
     held: BTreeSet<Receipt>,
+    /// What was held, is not settled, and will be read once more.
+    returning: BTreeSet<Receipt>,
+    /// What the owner before may have died over, and has not been settled since.
+    suspects: BTreeSet<Receipt>,
+    /// Whether everything has been read that was pending at first.
+    caught_up: bool,
     /// While the pending list is being read again: what was settled meanwhile. The list may have been read
     /// before the settlement, and then shows as pending what is done.
     settled_meanwhile: Option<BTreeSet<Receipt>>,
@@ -32,7 +40,7 @@ struct State {
 
 impl InFlight {
     pub(super) fn new(capacity: usize, max_blocked: usize) -> Self {
-        Self { state: Mutex::default(), freed: Notify::new(), capacity, max_blocked }
+        Self { state: Mutex::default(), freed: Notify::new(), let_go: Notify::new(), capacity, max_blocked }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -55,21 +63,46 @@ impl InFlight {
 
     /// What is read from now on is new.
     pub(super) fn end_rewind(&self) {
-        self.state().settled_meanwhile = None;
+        let mut state = self.state();
+        state.settled_meanwhile = None;
+        state.caught_up = true;
+    }
+
+    /// One of these may be what the owner before died over.
+    pub(super) fn suspect(&self, entries: &[Entry]) {
+        self.state().suspects.extend(entries.iter().map(|entry| entry.receipt));
+    }
+
+    /// Whether everything has been handled that the owner before may have died over, provided that there is any.
+    pub(super) fn is_cleared(&self) -> bool {
+        let state = self.state();
+        state.caught_up && state.suspects.is_empty()
     }
 
     /// Takes entries in, and gives back those that are not held and were not settled just now.
     pub(super) fn admit(&self, entries: Vec<Entry>) -> Vec<Entry> {
         let mut state = self.state();
         let mut entries = entries;
+        let mut doubtful = false;
         entries.retain(|entry| {
             let receipt = entry.receipt;
             if receipt.source == Source::Log {
                 state.highest = state.highest.max(receipt.id);
             }
             let done = state.settled_meanwhile.as_ref().is_some_and(|settled| settled.contains(&receipt));
-            !done && state.held.insert(receipt)
+            doubtful |= done;
+            if done || !state.held.insert(receipt) {
+                return false;
+            }
+            state.returning.remove(&receipt);
+            true
         });
+        drop(state);
+        if doubtful {
+            // Most likely the list was read before the settlement. But a settlement may also have come too early, for a
+            // group that was just created again, and the list shows what was handed out anew since: look once more.
+            self.look_again();
+        }
         entries
     }
 
@@ -78,12 +111,36 @@ impl InFlight {
         let mut state = self.state();
         for receipt in receipts {
             state.held.remove(&receipt);
+            state.suspects.remove(&receipt);
             if let Some(settled) = &mut state.settled_meanwhile {
                 settled.insert(receipt);
             }
         }
         drop(state);
         self.freed.notify_one();
+    }
+
+    /// These are not settled, but are not held any more either: they are to be read once more.
+    pub(super) fn hand_back(&self, receipts: impl Iterator<Item = Receipt>) {
+        let mut state = self.state();
+        for receipt in receipts {
+            if state.held.remove(&receipt) {
+                state.returning.insert(receipt);
+            }
+        }
+        drop(state);
+        self.let_go.notify_one();
+        self.freed.notify_one();
+    }
+
+    /// What is pending is to be read once more: it may show something that is not held any more.
+    pub(super) fn look_again(&self) {
+        self.let_go.notify_one();
+    }
+
+    /// Waits until something is to be read once more; at once if that was so since the last time.
+    pub(super) async fn let_go(&self) {
+        self.let_go.notified().await;
     }
 
     /// So many wait in blocked lanes now. True if they are as many as may be: then reading stops.
@@ -117,15 +174,17 @@ impl InFlight {
         self.capacity.saturating_sub(counted)
     }
 
-    /// How many are held.
-    pub(super) fn held(&self) -> usize {
-        self.state().held.len()
+    /// How many are read and not settled.
+    pub(super) fn unsettled(&self) -> usize {
+        let state = self.state();
+        state.held.len() + state.returning.len()
     }
 
     /// Everything of the log up to this id is settled; `0-0` if nothing is known.
     pub(super) fn frontier(&self) -> MessageId {
         let state = self.state();
-        let oldest = state.held.iter().find(|receipt| receipt.source == Source::Log);
+        let log = |receipt: &&Receipt| receipt.source == Source::Log;
+        let oldest = state.held.iter().find(log).into_iter().chain(state.returning.iter().find(log)).min();
         oldest.map_or(state.highest, |receipt| receipt.id.previous())
     }
 }
@@ -186,6 +245,47 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_handed_back_is_read_once_more_and_not_skipped_before() {
+        let in_flight = InFlight::new(8, 100);
+        in_flight.admit(vec![entry(5), entry(7)]);
+        in_flight.hand_back([entry(5).receipt].into_iter());
+        in_flight.let_go().await;
+        in_flight.settled([entry(7).receipt].into_iter());
+        assert_eq!(in_flight.frontier(), MessageId::new(5, 0).previous());
+        assert_eq!(in_flight.unsettled(), 1);
+        assert_eq!(ids(&in_flight.admit(vec![entry(5)])), [5]);
+        in_flight.settled([entry(5).receipt].into_iter());
+        assert_eq!(in_flight.frontier(), MessageId::new(7, 0));
+    }
+
+    #[test]
+    fn a_lease_is_cleared_when_all_was_read_and_what_is_suspected_is_settled() {
+        let in_flight = InFlight::new(8, 100);
+        in_flight.begin_rewind();
+        assert!(!in_flight.is_cleared(), "nothing has been read yet");
+        let entries = in_flight.admit(vec![entry(1), entry(2)]);
+        in_flight.suspect(&entries);
+        in_flight.end_rewind();
+        in_flight.settled([entry(1).receipt].into_iter());
+        assert!(!in_flight.is_cleared(), "one has not been tried");
+        in_flight.settled([entry(2).receipt].into_iter());
+        assert!(in_flight.is_cleared());
+    }
+
+    #[tokio::test]
+    async fn what_is_taken_for_settled_is_looked_at_once_more() {
+        let in_flight = InFlight::new(8, 100);
+        in_flight.admit(vec![entry(1)]);
+        in_flight.begin_rewind();
+        in_flight.begin_read();
+        in_flight.settled([entry(1).receipt].into_iter());
+        assert!(in_flight.admit(vec![entry(1)]).is_empty());
+        in_flight.let_go().await;
+        in_flight.begin_read();
+        assert_eq!(ids(&in_flight.admit(vec![entry(1)])), [1], "it came too early: it is pending");
+    }
+
+    #[tokio::test]
     async fn room_comes_in_quarters() {
         let in_flight = InFlight::new(4, 2);
         assert_eq!(in_flight.room().await, 4);
@@ -197,6 +297,7 @@ mod tests {
         });
         assert_eq!(room, 1);
     }
+
     #[tokio::test]
     async fn what_waits_behind_others_takes_no_room_up_to_a_bound() {
         let in_flight = InFlight::new(4, 2);

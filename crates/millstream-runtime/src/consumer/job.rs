@@ -10,7 +10,6 @@ use millstream_core::{Envelope, Limits, MessageId};
 
 use super::context::Subscription;
 use super::handler::{Handler, Input, Said, Verdict};
-use super::lanes::Ticket;
 use super::owned::Owned;
 use super::suspects::Suspect;
 use crate::delivery::About;
@@ -73,7 +72,7 @@ impl Job {
 
     /// The message for the handler; what is none is judged instead. It is kept for another attempt if it may wait for
     /// that in its place.
-    fn input(&mut self, owned: &Arc<Owned>, keep: bool) -> Option<Input> {
+    fn input(&mut self, owned: Arc<Owned>, keep: bool) -> Option<Input> {
         let envelope = match &mut self.envelope {
             Ok(envelope) if keep => envelope.clone(),
             Ok(envelope) => std::mem::take(envelope),
@@ -84,7 +83,7 @@ impl Job {
         };
         let Envelope { key, headers, payload } = envelope;
         let about = About {
-            owned: owned.clone(),
+            owned,
             id: self.receipt.id,
             origin: self.origin,
             attempt: self.attempt,
@@ -98,28 +97,31 @@ impl Job {
 }
 
 /// Hands jobs to the handler, each or as a batch. What it did not want to handle is left without a verdict.
-pub(super) async fn handle(
+pub(super) async fn handle<T>(
     context: &Subscription,
-    owned: &Arc<Owned>,
-    jobs: &mut [(Ticket, Job)],
+    units: &mut [T],
+    part: impl Fn(&mut T) -> (Arc<Owned>, &mut Job),
     keep: bool,
 ) {
     let timeout = context.config.handler_timeout;
+    let _running = context.board.handler();
     match &context.handler {
         Handler::Each(call) => {
-            for (_, job) in jobs {
+            for unit in units {
+                let (owned, job) = part(unit);
                 if let Some(input) = job.input(owned, keep) {
                     job.said = call(input, timeout).await.map(Said::Own);
                 }
             }
         }
         Handler::Batch(_, call) => {
-            let inputs: Vec<_> = jobs.iter_mut().filter_map(|(_, job)| job.input(owned, keep)).collect();
+            let parts = units.iter_mut().map(&part);
+            let inputs: Vec<_> = parts.filter_map(|(owned, job)| job.input(owned, keep)).collect();
             if inputs.is_empty() {
                 return;
             }
             let mut said = call(inputs, timeout).await.into_iter();
-            for (_, job) in jobs.iter_mut().filter(|(_, job)| job.said.is_none()) {
+            for job in units.iter_mut().map(|unit| part(unit).1).filter(|job| job.said.is_none()) {
                 job.said = said.next();
             }
         }

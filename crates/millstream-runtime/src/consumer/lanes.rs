@@ -246,7 +246,7 @@ mod tests {
 
     fn key(n: u8) -> Option<Bytes> {
         // Every fifth has none.
-        (n % 5 != 0).then(|| Bytes::from(vec![n % 5]))
+        (!n.is_multiple_of(5)).then(|| Bytes::from(vec![n % 5]))
     }
 
     /// What a lane is by definition, told apart from how it is kept.

@@ -11,6 +11,7 @@ use millstream_core::members::{Member, Pulse, Version, Watch};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::Sharing;
 use super::assign;
 use super::context::Subscription;
 use crate::trouble::Trouble;
@@ -44,6 +45,8 @@ pub(super) struct Membership {
     target: watch::Sender<Target>,
     /// The answer to the last heartbeat that had one.
     pulse: Option<Pulse>,
+    /// When that was.
+    heard: Option<Instant>,
     /// The most partitions that the topic had.
     partitions: u32,
     unassigned: Option<Unassigned>,
@@ -66,7 +69,9 @@ struct Unassigned {
 impl Membership {
     pub(super) fn new(context: Arc<Subscription>, target: watch::Sender<Target>) -> Self {
         let config = &context.config;
-        let ttl = if config.member_id.is_some() { config.rejoin_timeout } else { config.lease_ttl };
+        // Who shares partitions keeps none of them: there is nothing to wait for.
+        let returns = config.member_id.is_some() && config.sharing == Sharing::Exclusive;
+        let ttl = if returns { config.rejoin_timeout } else { config.lease_ttl };
         let mut member = Member::new(context.member.clone(), context.incarnation.clone(), ttl);
         member.max_partitions = config.max_partitions;
         member.pinned.clone_from(&config.pinned);
@@ -74,12 +79,13 @@ impl Membership {
             member,
             target,
             pulse: None,
+            heard: None,
             partitions: context.topic.partitions,
             unassigned: None,
             watch: None,
-            beating: Trouble::new("heartbeat"),
-            assigning: Trouble::new("assign"),
-            watching: Trouble::new("watch"),
+            beating: context.trouble("heartbeat"),
+            assigning: context.trouble("assign"),
+            watching: context.trouble("watch"),
             context,
         }
     }
@@ -88,7 +94,9 @@ impl Membership {
     pub(super) async fn run(mut self) {
         let stop = self.context.stop.clone();
         let stay = async {
+            self.beating.begins(Duration::ZERO);
             while let Some(pause) = self.run_once().await {
+                self.beating.begins(pause);
                 self.rest(pause).await;
             }
         };
@@ -111,11 +119,11 @@ impl Membership {
                 return None;
             }
             Err(error) => {
-                let pause = self.beating.met(&error, &*self.context.observer, None);
+                let pause = self.beating.met(&error, &*self.context.observer);
                 return Some(pause.min(self.context.period()));
             }
         };
-        self.beating.over(&*self.context.observer, None);
+        self.beating.over(&*self.context.observer);
         let regular = self.regular(&pulse);
         let Some(due) = self.heard(pulse) else { return Some(regular) };
         let early = due.saturating_duration_since(Instant::now());
@@ -124,10 +132,10 @@ impl Membership {
         }
         Some(match self.assign().await {
             Ok(()) => {
-                self.assigning.over(&*self.context.observer, None);
+                self.assigning.over(&*self.context.observer);
                 SHORTEST_PAUSE
             }
-            Err(error) => self.assigning.met(&error, &*self.context.observer, None).min(regular),
+            Err(error) => self.assigning.met(&error, &*self.context.observer).min(regular),
         })
     }
 
@@ -160,12 +168,20 @@ impl Membership {
             Some(assigned) => {
                 self.unassigned = None;
                 let exist = |partition: &Partition| partition.0 < pulse.partitions;
-                let own = assigned.iter().copied().filter(exist).collect();
+                let own: BTreeSet<_> = assigned.iter().copied().filter(exist).collect();
+                self.context.board.heard(&self.context.topic.name, pulse.members, Some(&own));
                 self.aim(own, pulse.members);
                 None
             }
-            None => Some(self.due(&pulse)),
+            None => {
+                self.context.board.heard(&self.context.topic.name, pulse.members, None);
+                Some(self.due(&pulse))
+            }
         };
+        let told = |pulse: &Pulse| (pulse.version, pulse.assigned.is_some());
+        if self.pulse.as_ref().map(told) != Some(told(&pulse)) {
+            self.context.changed.notify_one();
+        }
         self.pulse = Some(pulse);
         due
     }
@@ -202,10 +218,12 @@ impl Membership {
     }
 
     /// When the next heartbeat is due if nothing happens: three times per ttl, or when the first member may be dead.
-    fn regular(&self, pulse: &Pulse) -> Duration {
-        let period = self.context.period();
-        if pulse.next_expiry.is_zero() {
-            // We were away, and so may others: after an outage they get the time to come back.
+    fn regular(&mut self, pulse: &Pulse) -> Duration {
+        let (period, now) = (self.context.period(), Instant::now());
+        let before = self.heard.replace(now);
+        if before.is_some_and(|before| now - before >= self.member.ttl) {
+            // We were away, and so may others have been: after an outage they get the time to come back. They try at
+            // least once per period.
             return period.mul_f64(1.5);
         }
         // A tenth is jitter, so that members who joined together do not stay together.
@@ -237,7 +255,12 @@ impl Membership {
         let until = Instant::now() + pause.max(SHORTEST_PAUSE);
         tokio::select! {
             biased;
-            () = sleep_until(until) => {}
+            () = sleep_until(until) => {
+                // Nothing came, and nothing failed.
+                if self.watch.is_some() {
+                    self.watching.over(&*self.context.observer);
+                }
+            }
             () = self.changed(until) => {}
         }
     }
@@ -251,11 +274,11 @@ impl Membership {
                 Ok(()) => break,
                 Err(error) => {
                     self.watch = None;
-                    sleep(self.watching.met(&error, &*self.context.observer, None)).await;
+                    sleep(self.watching.met(&error, &*self.context.observer)).await;
                 }
             }
         }
-        self.watching.over(&*self.context.observer, None);
+        self.watching.over(&*self.context.observer);
         sleep(SHORTEST_PAUSE + spread(members, 1)).await;
     }
 
@@ -281,10 +304,10 @@ impl Membership {
     /// Says that we leave, and waits until others know that they are to have what we own; until then we go on with
     /// it. Who comes back under the same id does not leave: its partitions are kept for it.
     async fn leave(&mut self) {
-        if self.context.config.member_id.is_some() {
+        if self.context.config.member_id.is_some() && self.context.config.sharing == Sharing::Exclusive {
             return;
         }
-        let patience = LONGEST_LEAVE.min(self.context.config.shutdown_timeout / 2);
+        let patience = LONGEST_LEAVE.min(self.context.shutdown_timeout() / 2);
         let (topic, group) = (self.context.topic.name.clone(), self.context.group.clone());
         match timeout(patience, self.handed_over()).await {
             Ok(Ok(())) => {}

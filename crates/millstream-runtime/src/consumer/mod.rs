@@ -1,17 +1,22 @@
 //! The consumer: a group's work on a topic.
 
+mod adopt;
 mod assign;
 mod batch;
+mod board;
 mod builder;
 mod chase;
 mod config;
 mod context;
+mod control;
 mod decide;
 mod dispatch;
+mod events;
 mod fetch;
 mod gates;
 mod guard;
 mod handler;
+mod health;
 mod heart;
 mod held;
 mod in_flight;
@@ -20,9 +25,12 @@ mod lanes;
 mod membership;
 mod owned;
 mod ownership;
+mod pauses;
 mod pull;
 mod renew;
+mod restore;
 mod settle;
+mod shared;
 mod suspects;
 mod trim;
 mod upkeep;
@@ -31,6 +39,7 @@ mod worker;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use millstream_core::error::Result;
@@ -39,7 +48,9 @@ use tokio::task::JoinHandle;
 
 pub use batch::{Batch, BatchConfig, BatchOutcome, IntoBatchOutcome};
 pub use builder::ConsumerBuilder;
-pub use config::{Concurrency, ConsumerConfig, RetryOrder};
+pub use config::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
+pub use events::{ConsumerEvent, Events};
+pub use health::{ConsumerState, Failure, Health, LoopHealth, TopicHealth};
 pub use pull::{Pulled, Puller};
 
 pub(crate) use owned::Owned;
@@ -64,34 +75,54 @@ impl Consumer {
     /// Starts the loops of every topic.
     fn spawn(context: Arc<Context>, subscriptions: Vec<Subscription>) -> Self {
         let heart = context.heart.clone();
+        for subscription in &subscriptions {
+            context.board.consumes(&subscription.topic.name);
+        }
         let run = |subscription: Subscription| {
             let subscription = Arc::new(subscription);
             let held = Held::default();
             let (aim, target) = watch::channel(Target::Unknown);
             let renewer = Renewer::new(subscription.clone(), held.clone());
             let membership = Membership::new(subscription.clone(), aim);
-            let ownership = Ownership::new(subscription, held, target);
+            let ownership = Ownership::new(subscription.clone(), held, target);
             let heart = heart.clone();
             async move {
                 // Renewed to the very end: a partition is ours until its worker has given it back.
                 let _renewals = heart.spawn(renewer.run());
                 let _membership = heart.spawn(membership.run());
-                ownership.run().await;
+                match subscription.config.sharing {
+                    Sharing::Exclusive => ownership.run().await,
+                    Sharing::Shared => drop(tokio::join!(ownership.run(), shared::run(subscription))),
+                }
             }
         };
         let topics: Vec<_> = subscriptions.into_iter().map(run).collect();
         let ended = context.ended.clone().drop_guard();
+        let shared = context.clone();
         let task = tokio::spawn(async move {
             let _ended = ended;
-            join_all(topics).await;
+            tokio::select! {
+                biased;
+                _ = join_all(topics) => {}
+                () = shared.end_pauses() => {}
+            }
+            shared.teller.end();
         });
         Self { context, task: Some(task) }
     }
 
-    /// Stops reading, lets the handlers that have started end (up to the shutdown timeout), settles what they said,
-    /// and gives the partitions back. What was read and not started goes to the next owner first.
-    pub async fn shutdown(mut self) -> Report {
-        self.context.stop.cancel();
+    /// Says that it leaves, and goes on until other instances know what they are to take over (1 s at most; no time if
+    /// there are none, or if it has a member id and so is expected back). Then it stops reading, lets the handlers that
+    /// have started end, settles what they said, and gives the partitions back. What was read and not started goes to
+    /// the next owner first. All this takes up to the shutdown timeout; then handlers are given up.
+    pub async fn shutdown(self) -> Report {
+        let timeout = self.context.config.shutdown_timeout;
+        self.shutdown_within(timeout).await
+    }
+
+    /// [`shutdown`](Self::shutdown) with another timeout than the one that is set.
+    pub async fn shutdown_within(mut self, timeout: Duration) -> Report {
+        self.context.stop_within(timeout);
         if let Some(task) = self.task.take()
             && let Err(error) = task.await
         {

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::context::Context;
 use super::guard::Guard;
+use super::shared::Grasp;
 
 /// A partition as those see it who hold a message of it. Messages that were started under the same trust in its
 /// lease share one.
@@ -20,7 +21,15 @@ pub(crate) struct Owned {
     /// Cancelled when the lease can no longer be relied on.
     pub(crate) cancelled: CancellationToken,
     context: Arc<Context>,
-    guard: Arc<Guard>,
+    grip: Grip,
+}
+
+/// What makes a message ours.
+enum Grip {
+    /// The lease of its partition.
+    Lease(Arc<Guard>),
+    /// It stands under our name.
+    Entry(Arc<Grasp>),
 }
 
 impl Owned {
@@ -33,22 +42,44 @@ impl Owned {
             epoch: lease.epoch,
             cancelled: guard.cancelled(),
             context: context.clone(),
-            guard: guard.clone(),
+            grip: Grip::Lease(guard.clone()),
         })
+    }
+
+    /// One message of a partition that nobody owns.
+    pub(super) fn shared(
+        context: &Arc<Context>,
+        (topic_partition, group): (TopicPartition, GroupName),
+        cancelled: CancellationToken,
+        grasp: Grasp,
+    ) -> Self {
+        let grip = Grip::Entry(Arc::new(grasp));
+        Self { topic_partition, group, epoch: 0, cancelled, context: context.clone(), grip }
     }
 
     /// Ready when nothing of this partition is to start any more.
     pub(super) async fn ending(&self) {
+        let (ended, given_up) = match &self.grip {
+            Grip::Lease(guard) => (guard.lost(), guard.revoked()),
+            Grip::Entry(_) => (&self.cancelled, &self.context.stop),
+        };
         tokio::select! {
             biased;
-            () = self.guard.lost().cancelled() => {}
-            () = self.guard.revoked().cancelled() => {}
+            () = ended.cancelled() => {}
+            () = given_up.cancelled() => {}
         }
     }
 
-    /// Asks at once whether the partition is still ours, and lets its lease live for another ttl.
+    /// Asks at once whether the message is still ours, and keeps it for another ttl.
     pub(super) async fn extend(&self) -> Result<()> {
-        let (leases, lease) = (self.context.backend.leases.clone(), self.guard.lease().clone());
+        let guard = match &self.grip {
+            Grip::Lease(guard) => guard,
+            Grip::Entry(grasp) => {
+                let extend = grasp.clone().extend(self.context.backend.shared.clone());
+                return self.context.heart.call(extend).await;
+            }
+        };
+        let (leases, lease) = (self.context.backend.leases.clone(), guard.lease().clone());
         // Taken before the request: the ttl cannot have started earlier.
         let asked = Instant::now();
         let renew = async move {
@@ -57,8 +88,8 @@ impl Owned {
         };
         let renewed = self.context.heart.call(renew).await;
         match &renewed {
-            Ok(()) => self.guard.renewed(asked),
-            Err(error) if error.kind() == ErrorKind::Fenced => self.guard.lose(),
+            Ok(()) => guard.renewed(asked),
+            Err(error) if error.kind() == ErrorKind::Fenced => guard.lose(),
             Err(_) => {}
         }
         renewed

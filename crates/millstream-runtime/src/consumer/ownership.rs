@@ -67,6 +67,7 @@ enum Found {
 impl Ownership {
     pub(super) fn new(context: Arc<Subscription>, held: Held, target: watch::Receiver<Target>) -> Self {
         Self {
+            trouble: context.trouble("acquire"),
             context,
             held,
             target,
@@ -76,7 +77,6 @@ impl Ownership {
             workers: JoinSet::new(),
             partitions: HashMap::new(),
             owned: BTreeMap::new(),
-            trouble: Trouble::new("acquire"),
             stopping: None,
         }
     }
@@ -86,7 +86,7 @@ impl Ownership {
         while self.run_once().await {}
         self.aim(BTreeSet::new());
         let since = self.stopping.unwrap_or_else(Instant::now);
-        let patience = self.context.config.shutdown_timeout.saturating_sub(since.elapsed());
+        let patience = self.context.shutdown_timeout().saturating_sub(since.elapsed());
         if timeout(patience, self.drain()).await.is_err() {
             tracing::warn!(?patience, "handlers did not end in time and are given up");
             self.context.kill.cancel();
@@ -172,14 +172,14 @@ impl Ownership {
         let now = Instant::now();
         match answer {
             Ok(found) => {
-                self.trouble.over(&*self.context.observer, None);
+                self.trouble.over(&*self.context.observer);
                 match found {
                     Found::Free(guard) => self.granted(partition, guard),
                     Found::Held(expires_in) => self.chases.held(partition, now, expires_in),
                 }
             }
             Err(error) => {
-                let pause = self.trouble.met(&error, &*self.context.observer, None);
+                let pause = self.trouble.met(&error, &*self.context.observer);
                 self.chases.failed(partition, now + pause);
             }
         }

@@ -1,5 +1,6 @@
 //! Pulling: messages one asks for, instead of a handler that is given them.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,12 +8,13 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use millstream_core::error::Result;
-use millstream_core::{BoxError, Codec, Outcome};
+use millstream_core::{BoxError, Codec, Outcome, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::handler::{Handler, Input, Verdict, guarded};
 use super::owned::Owned;
+use super::pauses::Changes;
 use super::{Consumer, ConsumerBuilder};
 use crate::delivery::{About, Delivery};
 use crate::report::Report;
@@ -41,12 +43,20 @@ const DROPPED: &str = "dropped without an outcome";
 /// ```
 pub struct Puller<T> {
     consumer: Consumer,
-    offers: tokio::sync::Mutex<mpsc::UnboundedReceiver<Offer<T>>>,
+    offers: tokio::sync::Mutex<Offers<T>>,
     stopped: CancellationToken,
+}
+
+/// All messages that wait to be pulled.
+struct Offers<T> {
+    new: mpsc::UnboundedReceiver<Offer<T>>,
+    waiting: VecDeque<Offer<T>>,
+    paused: Changes,
 }
 
 /// A message that waits to be pulled.
 struct Offer<T> {
+    topic_partition: TopicPartition,
     /// Taken by whoever comes first: the puller, or the end.
     delivery: Arc<Mutex<Option<Delivery<T>>>>,
     taken: oneshot::Sender<()>,
@@ -57,16 +67,7 @@ impl<T> Puller<T> {
     /// The next message, when there is one. `None` when the consumer has been stopped, or has ended by itself (see
     /// [`Consumer::ended`]).
     pub async fn next(&self) -> Option<Pulled<T>> {
-        let next = async {
-            loop {
-                let Offer { delivery, taken, say } = self.offers.lock().await.recv().await?;
-                if let Some(delivery) = take(&delivery) {
-                    // A handler that is gone has been given up: that shows when the outcome is said.
-                    let _ = taken.send(());
-                    return Some(Pulled { delivery, say: Some(say) });
-                }
-            }
-        };
+        let next = async { self.offers.lock().await.next().await };
         tokio::select! {
             biased;
             () = self.stopped.cancelled() => None,
@@ -87,10 +88,48 @@ impl<T> Puller<T> {
         self.consumer.shutdown().await
     }
 
+    /// [`shutdown`](Self::shutdown) with another timeout than the one that is set.
+    pub async fn shutdown_within(self, timeout: Duration) -> Report {
+        self.consumer.shutdown_within(timeout).await
+    }
+
+    /// The consumer beneath: to pause it, to move it, to see how it is.
+    #[must_use]
+    pub fn consumer(&self) -> &Consumer {
+        &self.consumer
+    }
+
     /// What was done so far.
     #[must_use]
     pub fn report(&self) -> Report {
         self.consumer.report()
+    }
+}
+
+impl<T> Offers<T> {
+    /// The next one that is not paused.
+    async fn next(&mut self) -> Option<Pulled<T>> {
+        loop {
+            let free = |offer: &Offer<T>| !self.paused.is_on(&offer.topic_partition);
+            if let Some(at) = self.waiting.iter().position(free)
+                && let Some(Offer { delivery, taken, say, .. }) = self.waiting.remove(at)
+            {
+                if let Some(delivery) = take(&delivery) {
+                    // A handler that is gone has been given up: that shows when the outcome is said.
+                    let _ = taken.send(());
+                    return Some(Pulled { delivery, say: Some(say) });
+                }
+                continue;
+            }
+            tokio::select! {
+                biased;
+                () = self.paused.changed() => {}
+                offer = self.new.recv() => {
+                    self.waiting.retain(|offer| !offer.taken.is_closed());
+                    self.waiting.push_back(offer?);
+                }
+            }
+        }
     }
 }
 
@@ -178,6 +217,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         let handler = erase(self.codec(), offer);
         let consumer = self.launch(handler).await?;
         let stopped = consumer.context.stop.clone();
+        let paused = consumer.context.pauses.changes();
+        let offers = Offers { new: offers, waiting: VecDeque::new(), paused };
         Ok(Puller { consumer, offers: tokio::sync::Mutex::new(offers), stopped })
     }
 }
@@ -212,7 +253,8 @@ async fn offer<T: Send>(
     let (taken, mut is_taken) = oneshot::channel();
     let (say, said) = oneshot::channel();
     // Nobody asks any more when the puller was dropped: the end is near.
-    let _ = offers.send(Offer { delivery: delivery.clone(), taken, say });
+    let topic_partition = owned.topic_partition.clone();
+    let _ = offers.send(Offer { topic_partition, delivery: delivery.clone(), taken, say });
     tokio::select! {
         biased;
         Ok(()) = &mut is_taken => {}

@@ -21,7 +21,7 @@ pub(super) struct Renewer {
 
 impl Renewer {
     pub(super) fn new(context: Arc<Subscription>, held: Held) -> Self {
-        Self { context, held, trouble: Trouble::new("renew") }
+        Self { trouble: context.trouble("renew"), context, held }
     }
 
     /// Renews until dropped.
@@ -30,7 +30,9 @@ impl Renewer {
         let renewals = async {
             loop {
                 let started = Instant::now();
-                match self.run_once().await {
+                let renewed = self.run_once().await;
+                self.trouble.begins(self.context.period());
+                match renewed {
                     // After a stall one renewal is enough: the missed ones are not made up for.
                     Ok(()) => sleep_until(started + self.context.period()).await,
                     Err(pause) => sleep(pause).await,
@@ -63,11 +65,11 @@ impl Renewer {
         };
         match failed {
             None => {
-                self.trouble.over(&*self.context.observer, None);
+                self.trouble.over(&*self.context.observer);
                 Ok(())
             }
             Some(error) => {
-                let pause = self.trouble.met(&error, &*self.context.observer, None);
+                let pause = self.trouble.met(&error, &*self.context.observer);
                 Err(pause.min(self.context.period()))
             }
         }

@@ -1,18 +1,19 @@
 //! The settle loop: tells the log, in batches, what became of messages.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_core::Settlement;
-use millstream_core::error::{ErrorKind, Result};
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::log::Receipt;
+use millstream_core::log::{Receipt, Source};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::context::Subscription;
 use super::guard::Guard;
 use super::in_flight::InFlight;
+use super::restore::restore_group;
 use super::upkeep::Bells;
-use crate::trouble::Trouble;
 
 /// The most settlements in one request: as many as one script call takes in about half a millisecond.
 const MAX_BATCH: usize = 500;
@@ -34,20 +35,21 @@ impl Settler {
     /// Settles until everything is settled and nothing more can come, the lease is lost, or the time for
     /// ending is over.
     pub(super) async fn run(mut self) {
-        let mut trouble = Trouble::new("settle");
         let guard = self.guard.clone();
-        let partition = guard.lease().partition().ok().map(|(topic_partition, _)| topic_partition);
+        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
+        let mut trouble = self.context.trouble_in("settle", topic_partition);
         while self.collect().await {
+            trouble.begins(Duration::ZERO);
             let settled = tokio::select! {
                 biased;
                 settled = self.run_once() => settled,
                 () = guard.lost().cancelled() => return,
             };
             match settled {
-                Ok(()) => trouble.over(&*self.context.observer, partition),
+                Ok(()) => trouble.over(&*self.context.observer),
                 Err(error) if error.kind() == ErrorKind::Fenced => return guard.lose(),
                 Err(error) => {
-                    let pause = trouble.met(&error, &*self.context.observer, partition);
+                    let pause = trouble.met(&error, &*self.context.observer);
                     tokio::select! {
                     biased;
                             () = tokio::time::sleep(pause) => {}
@@ -93,8 +95,25 @@ impl Settler {
             if others < self.waiting.len() {
                 self.settle(others).await?;
             }
+            if error.kind() == ErrorKind::GroupMissing {
+                self.restore(error).await?;
+            }
         }
-        failed
+        if self.waiting.is_empty() { Ok(()) } else { failed }
+    }
+
+    /// The group is gone, and with it everything that was in hand. It is created again below all of that: what was to
+    /// be retried or given up is read and handled once more. What waits in its place stays where it is; its note is
+    /// written when the reader has come by.
+    async fn restore(&mut self, error: &Error) -> Result<()> {
+        restore_group(&self.context, &self.guard, &self.in_flight, error).await?;
+        let lost = |(receipt, settlement): &(Receipt, Settlement)| {
+            receipt.source == Source::Log
+                && matches!(settlement, Settlement::Retry { .. } | Settlement::DeadLetter { .. })
+        };
+        self.in_flight
+            .hand_back(self.waiting.extract_if(.., |waiting| lost(waiting)).map(|(receipt, _)| receipt));
+        Ok(())
     }
 
     /// Settles `waiting[from..]`.
@@ -116,6 +135,8 @@ impl Settler {
         let (topic_partition, group) = lease.partition()?;
         if settled.stale > 0 {
             tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: not pending any more");
+            // Or too early: for a group that was just created again, and that has handed the entry out anew since.
+            self.in_flight.look_again();
         }
         self.context.observer.observe(&Event::Settled { topic_partition, group, settled });
         Ok(())

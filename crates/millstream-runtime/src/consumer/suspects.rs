@@ -58,6 +58,12 @@ impl Suspect {
         let ended = self.noted.saturating_add(1);
         if ended >= limit { Plan::GiveUp(ended) } else { Plan::Note(ended) }
     }
+
+    /// What is noted of it, and what is to be noted of its attempts: what is so anyway.
+    pub(super) fn note(self, job: &Job) -> Note {
+        let error = job.last_error.clone().unwrap_or_default();
+        Note { attempt: job.attempt, error, suspicions: self.noted, by: self.by, ..Note::default() }
+    }
 }
 
 impl Dispatch {
@@ -82,7 +88,7 @@ impl Dispatch {
             plan => plan,
         };
         let receipt = job.receipt;
-        let before = Note { suspicions: suspect.noted, by: suspect.by, ..note_of(job) };
+        let before = suspect.note(job);
         let now = match plan {
             Plan::Note(suspicions) => {
                 Some(Note { suspicions, by: context.incarnation.clone(), ..before.clone() })
@@ -90,9 +96,18 @@ impl Dispatch {
             _ => None,
         };
         let guard = self.links.guard.clone();
+        let pause = &mut self.pause;
         let ready = async {
-            let (only, handler) = context.gates.suspect().await;
-            guard.live().await.then_some((only, handler))
+            loop {
+                pause.until(false).await;
+                let gates = context.gates.suspect().await;
+                if !guard.live().await {
+                    return None;
+                }
+                if !pause.is_on() {
+                    return Some(gates);
+                }
+            }
         };
         let (_only, handler) = tokio::select! {
             biased;
@@ -130,12 +145,6 @@ impl Dispatch {
             }
         }
     }
-}
-
-/// What is to be noted of its attempts: what is so anyway.
-fn note_of(job: &Job) -> Note {
-    let error = job.last_error.clone().unwrap_or_default();
-    Note { attempt: job.attempt, error, ..Note::default() }
 }
 
 #[cfg(test)]

@@ -39,7 +39,9 @@ impl Bells {
 /// Runs all upkeep of one partition until `done` or until the lease is lost.
 pub(super) async fn run(context: &Subscription, guard: &Guard, bells: &Bells, done: &CancellationToken) {
     let loops = context.upkeep.iter().zip(&bells.0).map(|(upkeep, (trigger, bell))| async move {
-        let mut keeper = Keeper { context, guard, upkeep: &**upkeep, trouble: Trouble::new(upkeep.name()) };
+        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
+        let trouble = context.trouble_in(upkeep.name(), topic_partition);
+        let mut keeper = Keeper { context, guard, upkeep: &**upkeep, trouble };
         loop {
             let started = Instant::now();
             let Some(after) = keeper.run_once().await else { return };
@@ -79,17 +81,17 @@ impl Keeper<'_> {
     /// Runs the upkeep. Gives back when it wants to run again, or `None` if the lease is lost.
     async fn run_once(&mut self) -> Option<Option<Duration>> {
         let observer = &*self.context.observer;
-        let partition = self.guard.lease().partition().ok().map(|(topic_partition, _)| topic_partition);
+        self.trouble.begins(Duration::ZERO);
         match self.upkeep.run_once(self.guard.lease(), observer).await {
             Ok(after) => {
-                self.trouble.over(observer, partition);
+                self.trouble.over(observer);
                 Some(after)
             }
             Err(error) if error.kind() == ErrorKind::Fenced => {
                 self.guard.lose();
                 None
             }
-            Err(error) => Some(Some(self.trouble.met(&error, observer, partition))),
+            Err(error) => Some(Some(self.trouble.met(&error, observer))),
         }
     }
 }

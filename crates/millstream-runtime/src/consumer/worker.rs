@@ -3,25 +3,82 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::Lease;
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
+use millstream_core::{Lease, Start};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::adopt::Adopter;
+use super::board::Seek;
 use super::context::{Context, Subscription};
 use super::dispatch::Dispatcher;
 use super::fetch::Fetcher;
 use super::guard::Guard;
 use super::in_flight::InFlight;
+use super::restore::restore_group;
 use super::settle::Settler;
 use super::upkeep::{self, Bells};
+use super::{Sharing, shared};
 use crate::report::Counts;
 
 /// How long giving a lease back may take; it ends by itself after its ttl.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Works on one partition until the consumer stops or the lease is lost.
+pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
+    let Ok((topic_partition, _)) = guard.lease().partition() else { return };
+    tell(&context, &guard, Change::Assigned);
+    if context.config.sharing == Sharing::Shared {
+        shared::tend(&context, &guard).await;
+        if guard.lost().is_cancelled() {
+            return tell(&context, &guard, Change::LeaseLost);
+        }
+        release(&context, guard.lease()).await;
+        return tell(&context, &guard, Change::Revoked);
+    }
+    let mut in_flight = context.in_flight();
+    let (entry, mut seeks) = context.board.works_on(topic_partition, guard.lease().epoch, in_flight.clone());
+    loop {
+        let session = Arc::new(guard.session());
+        let seek = {
+            let work = work(&context, &session, &in_flight);
+            tokio::pin!(work);
+            let seek = tokio::select! {
+                biased;
+                () = &mut work => break,
+                // Never `None`: the entry keeps the other end.
+                seek = seeks.recv() => seek,
+            };
+            session.revoke();
+            work.await;
+            seek
+        };
+        if guard.revoked().is_cancelled() || guard.lost().is_cancelled() {
+            break;
+        }
+        if let Some(Seek { start, answer }) = seek {
+            let sought = sought(&context, &guard, &in_flight, start).await;
+            // Who asked may have gone.
+            let _ = answer.send(sought);
+        }
+        in_flight = context.in_flight();
+        entry.begins_anew(&in_flight);
+    }
+    drop(entry);
+    Counts::add(&context.counts.handed_back, in_flight.unsettled());
+    if guard.lost().is_cancelled() {
+        return;
+    }
+    let lease = guard.lease();
+    // What was suspected and not tried is suspected by the next owner, too.
+    let suspected = lease.abandoned && !in_flight.is_cleared();
+    release(&context, &lease.clone().after_abandonment(suspected)).await;
+    tell(&context, &guard, Change::Revoked);
+}
+
+/// Works on one partition until the session ends.
 ///
 /// ```text
 /// fetch ──entries──▶ dispatch ──settlements──▶ settle ──rings──▶ upkeep
@@ -30,9 +87,7 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 /// ```
 ///
 /// Handlers run on a task of their own, so that one that blocks does not keep the rest from working.
-pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
-    tell(&context, &guard, Change::Assigned);
-    let in_flight = Arc::new(InFlight::new(context.config.prefetch, context.config.max_blocked));
+async fn work(context: &Arc<Subscription>, guard: &Arc<Guard>, in_flight: &Arc<InFlight>) {
     let bells = Arc::new(Bells::new(&context.upkeep));
     let (entries, to_dispatch) = mpsc::unbounded_channel();
     let (settlements, to_settle) = mpsc::unbounded_channel();
@@ -53,6 +108,7 @@ pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
         entries,
         settlements,
         reader: None,
+        adopter: Adopter::new(context.clone(), guard.clone()),
         caught_up: false,
     };
     let settler = Settler {
@@ -71,25 +127,36 @@ pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
         settler.run().await;
         settled.cancel();
     };
-    tokio::join!(fetcher.run(), settle, upkeep::run(&context, &guard, &bells, &settled));
-    let lost = guard.lost().is_cancelled();
-    if lost {
-        tell(&context, &guard, Change::LeaseLost);
+    tokio::join!(fetcher.run(), settle, upkeep::run(context, guard, &bells, &settled));
+    if guard.lost().is_cancelled() {
+        tell(context, guard, Change::LeaseLost);
     }
     // On a shutdown this has ended already. After a loss the handler may end what it does (its say comes too late),
     // but it cannot keep this partition from being worked on again for ever.
-    match tokio::time::timeout(context.config.shutdown_timeout, handlers).await {
+    match tokio::time::timeout(context.shutdown_timeout(), handlers).await {
         Ok(Ok(())) => {}
         // Handlers' own panics are caught: this one is ours.
         Ok(Err(error)) => tracing::error!(%error, "the dispatch loop ended abnormally"),
         Err(_) => tracing::warn!("a handler did not end after its lease was lost and is given up"),
     }
-    Counts::add(&context.counts.handed_back, in_flight.held());
-    if lost {
-        return;
+}
+
+/// Lets the group go on elsewhere. Nobody works on the partition meanwhile.
+async fn sought(context: &Subscription, guard: &Guard, in_flight: &InFlight, start: Start) -> Result<()> {
+    let (lease, log) = (guard.lease(), &context.backend.log);
+    let sought = match log.seek(lease, start).await {
+        Err(error) if error.kind() == ErrorKind::GroupMissing => {
+            restore_group(context, guard, in_flight, &error).await?;
+            log.seek(lease, start).await
+        }
+        sought => sought,
+    };
+    match &sought {
+        Ok(()) => tracing::info!(resource = %lease.resource, ?start, "sought"),
+        Err(error) if error.kind() == ErrorKind::Fenced => guard.lose(),
+        Err(_) => {}
     }
-    release(&context, guard.lease()).await;
-    tell(&context, &guard, Change::Revoked);
+    sought
 }
 
 /// Gives a lease back.

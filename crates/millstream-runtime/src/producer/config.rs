@@ -23,6 +23,8 @@ pub struct ProducerConfig {
     pub delivery_timeout: Duration,
     /// How large a message may be.
     pub limits: Limits,
+    /// How often it is asked whether the topic has more partitions by now; `None` means never. Default: 60 s.
+    pub refresh: Option<Duration>,
     /// Chooses the partition of messages that do not name one. Default: [`ByKey`].
     pub partitioner: Arc<dyn Partitioner>,
 }
@@ -35,6 +37,7 @@ impl Default for ProducerConfig {
             buffer_memory: 32 << 20,
             delivery_timeout: Duration::from_secs(30),
             limits: Limits::default(),
+            refresh: Some(Duration::from_secs(60)),
             partitioner: Arc::new(ByKey::new()),
         }
     }
@@ -50,6 +53,10 @@ impl ProducerConfig {
         });
         problems.require(self.buffer_memory <= u32::MAX as usize, || {
             format!("buffer_memory is {} bytes, at most 4 GiB are allowed", self.buffer_memory)
+        });
+        let refresh = self.refresh.unwrap_or(Duration::MAX);
+        problems.require(refresh >= Duration::from_millis(100), || {
+            format!("refresh is {refresh:?}, at least 100ms are needed")
         });
         problems.require(!self.delivery_timeout.is_zero(), || "delivery_timeout is zero".into());
         problems.require(self.linger < self.delivery_timeout, || {

@@ -2,6 +2,7 @@
 
 mod batcher;
 mod config;
+mod growth;
 mod record;
 
 use std::fmt;
@@ -14,12 +15,14 @@ use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::log::Append;
 use millstream_core::topic::TopicPartition;
-use millstream_core::{Backend, Codec, Observer, Partitioner, Topic, TopicSpec, wire};
+use millstream_core::{Backend, Codec, Observer, Partitioner, Topic, TopicName, TopicSpec, wire};
+use tokio_util::task::AbortOnDropHandle;
 
 pub use config::ProducerConfig;
 pub use record::{Record, Send, Sent};
 
 use batcher::Batcher;
+use growth::{Growth, Partitions};
 
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
 ///
@@ -35,9 +38,10 @@ pub struct Producer<T: 'static> {
 }
 
 struct Inner<T: 'static> {
-    /// One entry per partition, so that a send clones a name and does not make one.
-    partitions: Vec<TopicPartition>,
-    count: NonZeroU32,
+    topic: TopicName,
+    partitions: Partitions,
+    /// Asks whether there are more by now, for as long as there are clones.
+    _growth: Option<AbortOnDropHandle<()>>,
     codec: &'static dyn Codec<T>,
     config: ProducerConfig,
     batcher: Arc<Batcher>,
@@ -105,10 +109,10 @@ impl<T> Producer<T> {
         self.batcher().close().await;
     }
 
-    /// How many partitions the topic has.
+    /// How many partitions the topic has, as far as this producer [knows](ProducerConfig::refresh).
     #[must_use]
     pub fn partitions(&self) -> u32 {
-        self.inner.count.get()
+        self.inner.partitions.count().get()
     }
 
     fn batcher(&self) -> Arc<Batcher> {
@@ -123,13 +127,15 @@ impl<T> Producer<T> {
                 .with_source(source)
         })?;
         envelope.check(&inner.config.limits)?;
+        let count = inner.partitions.count();
         let partition = record
             .partition
-            .unwrap_or_else(|| inner.config.partitioner.partition(envelope.key.as_deref(), inner.count));
-        let topic_partition = inner.partitions.get(partition.0 as usize).cloned().ok_or_else(|| {
-            let count = inner.count;
-            Error::new(ErrorKind::InvalidConfig, format!("partition {partition} of a topic with {count}"))
-        })?;
+            .unwrap_or_else(|| inner.config.partitioner.partition(envelope.key.as_deref(), count));
+        if partition.0 >= count.get() {
+            let why = format!("partition {partition} of a topic with {count}");
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        }
+        let topic_partition = TopicPartition { topic: inner.topic.clone(), partition };
         Ok(Append { topic_partition, fields: wire::encode(&envelope) })
     }
 }
@@ -142,8 +148,10 @@ impl<T> Clone for Producer<T> {
 
 impl<T> fmt::Debug for Producer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let topic = self.inner.partitions.first().map(|tp| &tp.topic);
-        f.debug_struct("Producer").field("topic", &topic).field("config", &self.inner.config).finish()
+        f.debug_struct("Producer")
+            .field("topic", &self.inner.topic)
+            .field("config", &self.inner.config)
+            .finish()
     }
 }
 
@@ -192,6 +200,15 @@ impl<T> ProducerBuilder<T> {
         self
     }
 
+    /// How often it is asked whether the topic has more partitions by now; `None` means never. Default: 60 s.
+    ///
+    /// From then on messages are spread over all of them, and a key may go elsewhere than before: its later messages
+    /// can then be handled before its earlier ones. Producers notice at different times.
+    pub fn refresh(mut self, every: impl Into<Option<Duration>>) -> Self {
+        self.config.refresh = every.into();
+        self
+    }
+
     /// Chooses the partitions. Default: [`ByKey`](millstream_core::partitioner::ByKey).
     pub fn partitioner(mut self, partitioner: impl Partitioner + 'static) -> Self {
         self.config.partitioner = Arc::new(partitioner);
@@ -214,11 +231,16 @@ impl<T> ProducerBuilder<T> {
         let Some(count) = NonZeroU32::new(stored.partitions) else {
             return Err(Error::new(ErrorKind::Protocol, format!("topic {} has no partitions", stored.name)));
         };
+        let partitions = Partitions::new(count);
+        let growth = self.config.refresh.map(|every| {
+            let growth = Growth::new(self.backend.catalog, stored.name.clone(), partitions.clone());
+            AbortOnDropHandle::new(tokio::spawn(growth.run(every, self.observer.clone())))
+        });
         let batcher = Batcher::start(self.backend.log, stored.name.clone(), &self.config, self.observer);
-        let partitions = stored.iter().collect();
         let inner = Inner {
+            topic: stored.name,
             partitions,
-            count,
+            _growth: growth,
             codec: self.topic.codec(),
             config: self.config,
             batcher: Arc::new(batcher),

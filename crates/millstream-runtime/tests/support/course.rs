@@ -104,7 +104,7 @@ pub async fn send(bench: &Bench, messages: &[(&str, u64)]) {
     let producer = bench.producer(NUMBERS).await;
     let record = |(key, value)| {
         let record = Record::new(value);
-        if str::is_empty(key) { record } else { record.key(key.to_owned()) }
+        if str::is_empty(key) { record } else { record.key(key) }
     };
     let sent = producer.send_all(messages.iter().map(|(key, value)| record((*key, value)))).await;
     assert!(sent.iter().all(Result::is_ok));

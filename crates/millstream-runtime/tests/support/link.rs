@@ -10,10 +10,12 @@ use millstream_core::leases::{Acquired, Holder};
 use millstream_core::log::{Append, Fetched, Receipt, Settled};
 use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
 use millstream_core::schedule::{Promoted, Schedule};
+use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
 use millstream_core::{
-    Backend, Error, ErrorKind, GroupName, Lease, Leases, Log, MessageId, Reader, Resource, Result,
-    Settlement, Start, TopicName,
+    Backend, Error, ErrorKind, GroupName, Lease, Leases, Log, MemberId, MessageId, Partition, Reader,
+    Resource, Result, Settlement, Start, TopicName,
 };
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// What is between one instance and everybody else.
@@ -24,10 +26,16 @@ pub struct Link {
     pub lose_renewals: AtomicUsize,
     /// Requests of the members role fail.
     pub members_fail: AtomicBool,
+    /// All requests fail: the server is away.
+    pub away: AtomicBool,
+    /// Requests of this kind are never answered.
+    hangs: Mutex<Option<&'static str>>,
     /// So many replies to requests for a lease are lost.
     pub lose_grants: AtomicUsize,
     /// How many milliseconds a request takes to get through, at most.
     pub latency: AtomicU64,
+    /// While this holds, nothing is sent and no answer is seen, as in a process that is stopped.
+    frozen: watch::Sender<bool>,
     calls: Mutex<BTreeMap<&'static str, u64>>,
 }
 
@@ -37,6 +45,23 @@ impl Link {
         self.cut.cancel();
     }
 
+    pub fn freeze(&self) {
+        self.frozen.send_replace(true);
+    }
+
+    pub fn thaw(&self) {
+        self.frozen.send_replace(false);
+    }
+
+    pub fn hang(&self, what: &'static str) {
+        *self.hangs.lock().expect("lock") = Some(what);
+    }
+
+    /// Waits while it is frozen.
+    pub async fn awake(&self) {
+        let _ = self.frozen.subscribe().wait_for(|frozen| !frozen).await;
+    }
+
     /// How many requests of each kind were made since the last look.
     pub fn calls(&self) -> BTreeMap<&'static str, u64> {
         std::mem::take(&mut *self.calls.lock().expect("lock"))
@@ -44,12 +69,22 @@ impl Link {
 
     async fn pass<T>(&self, what: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
         *self.calls.lock().expect("lock").entry(what).or_default() += 1;
+        if self.away.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Unavailable, "told to fail"));
+        }
+        let hangs = *self.hangs.lock().expect("lock") == Some(what);
+        if hangs {
+            std::future::pending::<()>().await;
+        }
         let latency = self.latency.load(Ordering::Relaxed);
         let answer = async {
             if latency > 0 {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=latency))).await;
             }
-            call.await
+            self.awake().await;
+            let answer = call.await;
+            self.awake().await;
+            answer
         };
         tokio::select! {
             biased;
@@ -84,6 +119,7 @@ pub fn link(backend: &Backend) -> (Arc<Link>, Backend) {
     linked.schedule = Arc::new(Linked { link: link.clone(), role: backend.schedule.clone() });
     linked.leases = Arc::new(Linked { link: link.clone(), role: backend.leases.clone() });
     linked.members = Arc::new(Linked { link: link.clone(), role: backend.members.clone() });
+    linked.shared = Arc::new(Linked { link: link.clone(), role: backend.shared.clone() });
     (link, linked)
 }
 
@@ -209,5 +245,64 @@ impl Reader for LinkedReader {
 impl Schedule for Linked<dyn Schedule> {
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
         self.link.pass("promote", self.role.promote(lease, limit)).await
+    }
+}
+
+#[async_trait]
+impl Shared for Linked<dyn Shared> {
+    async fn shared_reader(&self, seat: &Seat, partitions: &[Partition]) -> Result<Box<dyn SharedReader>> {
+        let reader = self.link.pass("open reader", self.role.shared_reader(seat, partitions)).await?;
+        Ok(Box::new(LinkedSharedReader { link: self.link.clone(), reader }))
+    }
+
+    async fn settle_shared(
+        &self,
+        seat: &Seat,
+        partition: Partition,
+        batch: &[(Receipt, Settlement)],
+    ) -> Result<Settled> {
+        self.link.pass("settle", self.role.settle_shared(seat, partition, batch)).await
+    }
+
+    async fn extend(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<Vec<Receipt>> {
+        if one_less(&self.link.lose_renewals) {
+            return Err(Error::new(ErrorKind::Unavailable, "lost"));
+        }
+        self.link.pass("extend", self.role.extend(seat, partition, entries)).await
+    }
+
+    async fn give_back(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<()> {
+        self.link.pass("give back", self.role.give_back(seat, partition, entries)).await
+    }
+
+    async fn claim(
+        &self,
+        seat: &Seat,
+        partition: Partition,
+        alive: &[MemberId],
+        idle: Duration,
+        max: usize,
+    ) -> Result<Claimed> {
+        let claimed = self.link.pass("claim", self.role.claim(seat, partition, alive, idle, max)).await?;
+        if !claimed.abandoned.entries.is_empty() && one_less(&self.link.lose_grants) {
+            return Err(Error::new(ErrorKind::Unconfirmed, "the reply is lost"));
+        }
+        Ok(claimed)
+    }
+
+    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize) -> Result<usize> {
+        self.link.pass("adopt", self.role.adopt(lease, idle, max)).await
+    }
+}
+
+struct LinkedSharedReader {
+    link: Arc<Link>,
+    reader: Box<dyn SharedReader>,
+}
+
+#[async_trait]
+impl SharedReader for LinkedSharedReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
+        self.link.pass("fetch", self.reader.fetch(max, wait)).await
     }
 }

@@ -4,6 +4,7 @@
 pub mod course;
 pub mod group;
 pub mod link;
+pub mod team;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

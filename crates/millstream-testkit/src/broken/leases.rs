@@ -87,6 +87,9 @@ impl Leases for Broken {
                 self.memo().released.insert(lease.resource.clone());
                 Ok(())
             }
+            Sabotage::AbandonedForgotten => {
+                self.inner.leases.release(&lease.clone().after_abandonment(false)).await
+            }
             _ => {
                 let lease = self.unfenced(Sabotage::ReleaseUnchecked, lease);
                 self.inner.leases.release(&lease).await

@@ -87,7 +87,12 @@ impl Log for Broken {
         if self.is(Sabotage::DueTimesMerged) {
             merge_due_times(&mut batch);
         }
-        let mut settled = self.inner.log.settle(&lease, &batch).await?;
+        let mut settled = match self.inner.log.settle(&lease, &batch).await {
+            Err(error) if error.kind() == ErrorKind::GroupMissing && self.is(Sabotage::LostGroupSettles) => {
+                Settled { applied: 0, stale: batch.len() }
+            }
+            other => other?,
+        };
         match self.sabotage {
             Sabotage::HoldUnchecked if batch.iter().all(|(_, says)| matches!(says, Settlement::Hold(_))) => {
                 settled = Settled { applied: count, stale: 0 };

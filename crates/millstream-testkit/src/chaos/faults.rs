@@ -11,7 +11,7 @@ use super::between;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Role {
-    /// Appending, settling, seeking, trimming; opening a reader.
+    /// Appending, settling, seeking, trimming; opening a reader; extending and claiming.
     Log,
     /// Fetching.
     Reader,

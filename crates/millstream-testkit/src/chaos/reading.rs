@@ -87,7 +87,7 @@ impl Watch for ChaosWatch {
 
 /// The way of a request to the server. Nobody does it after its caller gave up: a new reader ends the requests of
 /// the one before it.
-async fn arrive(client: &Client, plan: &Plan) -> Result<()> {
+pub(super) async fn arrive(client: &Client, plan: &Plan) -> Result<()> {
     client.send(plan).await?;
     if let Fate::Stalled(stall) = plan.fate {
         sleep(stall.min(plan.timeout)).await;
@@ -99,7 +99,7 @@ async fn arrive(client: &Client, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-async fn cut_off(client: &Client) -> millstream_core::Error {
+pub(super) async fn cut_off(client: &Client) -> millstream_core::Error {
     client.awake().await;
     unconfirmed("connection reset")
 }

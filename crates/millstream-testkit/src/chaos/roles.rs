@@ -26,6 +26,8 @@ macro_rules! call {
     }};
 }
 
+pub(super) use call;
+
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Log for Client {

@@ -55,11 +55,24 @@ pub struct Rules {
     pub order: Order,
     /// Whether nothing went wrong: then every attempt is made once. Default: no.
     pub calm: bool,
+    /// The most handlers that run at the same time for one partition. Default: any number.
+    pub at_once: usize,
+    /// Whether handlers get batches: messages of a partition that start at the same instant are one. Default: no.
+    pub batches: bool,
+    /// The most processes that die over one message. Default: any number.
+    pub crashes: usize,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { groups: Vec::new(), order: Order::Free, calm: false }
+        Self {
+            groups: Vec::new(),
+            order: Order::Free,
+            calm: false,
+            at_once: usize::MAX,
+            batches: false,
+            crashes: usize::MAX,
+        }
     }
 }
 
@@ -81,6 +94,24 @@ impl Rules {
     pub fn calm(self, calm: bool) -> Self {
         Self { calm, ..self }
     }
+
+    /// The same rules, with at most so many handlers at the same time for one partition.
+    #[must_use]
+    pub fn at_once(self, handlers: usize) -> Self {
+        Self { at_once: handlers, ..self }
+    }
+
+    /// The same rules, for handlers that get batches.
+    #[must_use]
+    pub fn batches(self, batches: bool) -> Self {
+        Self { batches, ..self }
+    }
+
+    /// The same rules, with at most so many processes that die over one message.
+    #[must_use]
+    pub fn crashes(self, crashes: usize) -> Self {
+        Self { crashes, ..self }
+    }
 }
 
 /// Everything that is wrong with a history that has come to its end.
@@ -97,6 +128,8 @@ impl Rules {
 /// | `NO-REDELIVERY` | what the server was told to be done is not handled again |
 /// | `DELAY-EARLY` | no attempt before its time |
 /// | `KEY-ORDER`, `OVERLAP`, `BLOCKED` | what [`Order`] says |
+/// | `CROWD` | no more handlers at a time than configured |
+/// | `POISON-BOUND` | no more processes die over a message than configured |
 /// | `FENCED` | once a lease is granted, the server does nothing for the one before |
 /// | `SINGLE-OWNER` | no lease is granted while another lives |
 /// | `EPOCH-MONO` | epochs grow |

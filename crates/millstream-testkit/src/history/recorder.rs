@@ -36,8 +36,8 @@ struct Notes {
     inner: Backend,
     /// Which message a redelivery is of.
     origins: Mutex<HashMap<(Resource, MessageId), MessageId>>,
-    /// The epoch of the last grant of a resource.
-    granted: Mutex<HashMap<Resource, u64>>,
+    /// The request that each epoch of a resource was granted to.
+    granted: Mutex<HashMap<(Resource, u64), String>>,
 }
 
 impl Notes {
@@ -180,7 +180,8 @@ impl Leases for Recorder {
         {
             let epoch = lease.epoch;
             let mut granted = self.0.granted.lock().unwrap_or_else(PoisonError::into_inner);
-            let again = granted.insert(resource.clone(), epoch) == Some(epoch);
+            let before = granted.insert((resource.clone(), epoch), nonce.to_owned());
+            let again = before.is_some_and(|before| before == nonce);
             drop(granted);
             let (topic_partition, group) = (topic_partition.clone(), group.clone());
             self.0.history.record(Event::Granted { topic_partition, group, epoch, again, ttl });

@@ -36,8 +36,12 @@ pub(super) struct Story {
     /// What it may have been told.
     pub(super) perhaps: BTreeSet<Origin>,
     pub(super) deleted: BTreeSet<Place>,
+    /// What was replayed.
+    replayed: BTreeSet<Origin>,
     /// The last time that each process went on after a stop.
     pub(super) resumed: BTreeMap<String, Duration>,
+    /// The processes that died.
+    pub(super) killed: BTreeSet<String>,
     /// The numbers of the last records that make repetitions lawful.
     rewound: BTreeMap<Share, usize>,
     forgot: Option<usize>,
@@ -60,6 +64,7 @@ pub(super) struct Appended {
 /// One run of a handler.
 #[derive(Debug)]
 pub(super) struct Run {
+    pub(super) at: Duration,
     pub(super) start: Start,
     pub(super) end: Option<(Duration, End)>,
     /// Whether somebody else had the partition by then.
@@ -147,7 +152,7 @@ impl Story {
                 let stale = self.is_stale(start);
                 let runs = self.runs.entry(start.origin.clone()).or_default();
                 self.at.insert(number, (start.origin.clone(), runs.len()));
-                runs.push(Run { start: start.clone(), end: None, stale });
+                runs.push(Run { at, start: start.clone(), end: None, stale });
             }
             Event::Ended { start, end } => {
                 if let Some((origin, index)) = self.at.get(start)
@@ -160,6 +165,9 @@ impl Story {
             Event::Deleted(place) => {
                 self.deleted.insert(place.clone());
             }
+            Event::Replayed(origin) => {
+                self.replayed.insert(origin.clone());
+            }
             Event::Rewound { topic_partition, group } => {
                 self.rewound.insert((topic_partition.clone(), group.clone()), number);
             }
@@ -171,6 +179,9 @@ impl Story {
             Event::Resumed(instance) => {
                 self.resumed.insert(instance.clone(), at);
             }
+            Event::Killed(instance) => {
+                self.killed.insert(instance.clone());
+            }
             Event::Left { .. } | Event::Fault(_) | Event::Said { .. } => {}
         }
     }
@@ -181,12 +192,21 @@ impl Story {
         grant.is_some_and(|grant| grant.epoch != start.epoch || grant.released)
     }
 
-    /// Whether the message was there when the group was moved or the server forgot: then it may come again, and in
+    /// Whether the message was there when the group was moved or the server forgot, or was replayed: then it may come again, and in
     /// another order.
     pub(super) fn is_upset(&self, origin: &Origin) -> bool {
+        if self.replayed.contains(origin) {
+            return true;
+        }
         let Some(appended) = self.appended.get(&origin.place) else { return self.forgot.is_some() };
         let rewound = self.rewound.get(&share(origin)).copied();
         rewound.max(self.forgot).is_some_and(|number| appended.number < number)
+    }
+
+    /// Whether the server forgot, and somebody destroyed or moved the group too: its owner then goes on above what it
+    /// knows to be settled, and cannot know what of that the server forgot.
+    pub(super) fn is_lawless(&self, origin: &Origin) -> bool {
+        self.forgot.is_some() && self.rewound.contains_key(&share(origin))
     }
 
     /// Whether the server forgot what was stored at this time.

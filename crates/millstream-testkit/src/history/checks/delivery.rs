@@ -15,6 +15,7 @@ pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut 
         not_again(story, start, report);
     }
     repeated(story, start, rules, report);
+    deadly(story, start, rules, report);
     in_time(story, start, report);
 }
 
@@ -70,6 +71,18 @@ fn repeated(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>
     if *attempt != 1 && !runs.iter().any(failed) {
         let what = format!("{message} at {origin}: attempt {attempt}, and no attempt before it failed");
         report.breach("ATTEMPT", what);
+    }
+}
+
+/// Processes do not die over one message for ever. A failure is a settlement: after that it is another entry.
+fn deadly(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
+    let deadly = |run: &&Run| {
+        run.end.is_none() && run.start.attempt == start.attempt && story.killed.contains(&run.start.instance)
+    };
+    let deaths = story.runs(&start.origin).iter().filter(deadly).count();
+    if deaths >= rules.crashes {
+        let Start { origin, message, .. } = start;
+        report.breach("POISON-BOUND", format!("{message} at {origin} starts after {deaths} deaths"));
     }
 }
 

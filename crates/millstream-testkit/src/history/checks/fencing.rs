@@ -7,7 +7,9 @@ use super::Report;
 pub(super) fn granted(story: &Story, share: &Share, epoch: u64, again: bool, report: &mut Report<'_>) {
     let (topic_partition, group) = share;
     let highest = story.highest.get(share).copied().unwrap_or(0);
-    let grows = if again { epoch == highest } else { epoch > highest };
+    // What was granted before can be told again as long as it is the last grant that the server knows of.
+    let current = story.grants.get(share).is_none_or(|grant| grant.epoch == epoch);
+    let grows = if again { current } else { epoch > highest };
     if !grows {
         let what = format!("{topic_partition} of {group} is granted with epoch {epoch} after {highest}");
         report.breach("EPOCH-MONO", what);

@@ -5,6 +5,7 @@ use super::super::{End, Origin, Place, Start};
 use super::{Order, Report, Rules};
 
 pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
+    crowd(story, start, rules, report);
     if rules.order == Order::Free || story.is_stale(start) || story.is_upset(&start.origin) {
         return;
     }
@@ -26,12 +27,13 @@ pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut 
 
     let all = story.below(place).chain(story.above(place)).filter(|(_, stored)| together(stored));
     let all = all.map(|(place, _)| origin(place)).chain([start.origin.clone()]);
-    let running = |run: &&Run| run.end.is_none() && run.start.epoch == start.epoch;
-    for other in all {
-        if story.runs(&other).iter().any(|run| running(&run)) {
-            let what = format!("{} at {} starts while {other} runs", start.message, start.origin);
-            report.breach("OVERLAP", what);
-        }
+    // Of a partition several can be in one batch, of a key not.
+    let in_batch = |run: &Run| rules.batches && !by_key && run.at == report.at;
+    let running = |run: &Run| run.end.is_none() && run.start.epoch == start.epoch && !in_batch(run);
+    let running: Vec<_> = all.filter(|other| story.runs(other).iter().any(running)).collect();
+    for other in running {
+        let what = format!("{} at {} starts while {other} runs", start.message, start.origin);
+        report.breach("OVERLAP", what);
     }
 
     if matches!(rules.order, Order::KeyBlocks | Order::PartitionBlocks) {
@@ -42,6 +44,22 @@ pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut 
                 report.breach("BLOCKED", what);
             }
         }
+    }
+}
+
+/// How many handlers run for the partition under this lease.
+fn crowd(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
+    if rules.at_once == usize::MAX {
+        return;
+    }
+    let place = &start.origin.place;
+    let all = story.below(place).chain(story.above(place)).map(|(place, _)| place).chain([place]);
+    let origin = |place: &Place| Origin { group: start.origin.group.clone(), place: place.clone() };
+    let running = |run: &&Run| run.end.is_none() && run.start.epoch == start.epoch;
+    let others: usize = all.map(|place| story.runs(&origin(place)).iter().filter(running).count()).sum();
+    if others >= rules.at_once {
+        let what = format!("{} at {} starts while {others} others run", start.message, start.origin);
+        report.breach("CROWD", what);
     }
 }
 

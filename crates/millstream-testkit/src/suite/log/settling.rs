@@ -5,12 +5,12 @@ use std::time::Duration;
 use millstream_core::envelope::Limits;
 use millstream_core::log::{Entry, Receipt, Settled, Source};
 use millstream_core::wire::{self, Fields};
-use millstream_core::{MessageId, Reason, Settlement};
+use millstream_core::{ErrorKind, MessageId, Reason, Settlement};
 
 use super::suite;
-use crate::case::{Verdict, ensure, equal};
+use crate::case::{Verdict, ensure, equal, refused};
 use crate::harness::{BRIEF, Harness, foreign, message};
-use crate::owner::{dead, ids, retry, retry_as};
+use crate::owner::{dead, hold, ids, retry, retry_as};
 
 suite!("log":
     an_acked_entry_is_never_handed_out_again,
@@ -20,7 +20,9 @@ suite!("log":
     a_retry_comes_back_with_attempt_origin_error_and_body,
     a_retry_comes_back_to_its_own_group_only,
     a_retry_of_a_retry_keeps_origin_and_body,
-    a_retry_that_is_done_is_gone,
+    a_retry_that_is_done_is_gone;
+    with an operator:
+    what_a_lost_group_had_in_hand_is_not_settled_away,
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -221,4 +223,49 @@ async fn a_retry_that_is_done_is_gone(h: Harness) -> Verdict {
     owner.settle(retried[3].receipt, retry_as(3, entries[3].receipt.id, HOUR)).await?;
     let mut next = h.takeover(&owner.lease).await?;
     next.nothing("three retries are done and one is parked for an hour").await
+}
+
+/// Who settles does not know that the group is gone. What is not done yet must not count as settled, or nobody would
+/// read it again.
+async fn what_a_lost_group_had_in_hand_is_not_settled_away(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let (_, group) = owner.lease.partition()?;
+    let group = group.clone();
+    let appended = h.append_n(&tp, 5).await?;
+    let entries = owner.take(5).await?;
+    owner.settle_all(&entries[..1], &retry(&entries[0], Duration::ZERO)).await?;
+    owner.promote(1).await?;
+    let redelivered = owner.take_retries(1).await?;
+    h.operator()?.destroy_group(&tp, &group).await?;
+
+    let again = [retry(&entries[1], HOUR), dead(Reason::Rejected, 1, appended[1]), hold(2, HOUR)];
+    for says in again {
+        let settled = h.backend.log.settle(&owner.lease, &[(entries[1].receipt, says.clone())]).await;
+        refused(settled, ErrorKind::GroupMissing, &format!("{says:?} without the group"))?;
+    }
+    equal!(
+        owner.settle(entries[2].receipt, Settlement::Ack).await?,
+        Settled { applied: 0, stale: 1 },
+        "an ack without the group"
+    );
+    let mixed = [
+        (entries[3].receipt, retry(&entries[3], HOUR)),
+        (redelivered[0].receipt, Settlement::Ack),
+        (entries[4].receipt, Settlement::Ack),
+    ];
+    let settled = h.backend.log.settle(&owner.lease, &mixed).await;
+    refused(settled, ErrorKind::GroupMissing, "a retry among others without the group")?;
+
+    h.backend.catalog.restore_group(&tp, &group, appended[0]).await?;
+    owner.reopen().await?;
+    let entries = owner.take(4).await?;
+    equal!(ids(&entries), appended[1..], "what is read again; and the redelivery that was acked is not");
+    owner.settle_all(&entries[..1], &retry(&entries[0], Duration::ZERO)).await?;
+    owner.settle_all(&entries[1..], &Settlement::Ack).await?;
+    owner.promote(1).await?;
+    owner.take_retries(1).await?;
+    let letters = h.backend.dead_letters.list(&tp, &group, MessageId::ZERO, 10).await?;
+    equal!(letters.len(), 0, "dead letters");
+    Ok(())
 }

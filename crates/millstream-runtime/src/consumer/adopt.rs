@@ -1,0 +1,61 @@
+//! Adopting: takes over what stands under other names in a partition that we own.
+//!
+//! Consumers that shared the partition left it there, or somebody by hand. Nobody else would ever look at it.
+
+use std::sync::Arc;
+
+use millstream_core::error::{ErrorKind, Result};
+use tokio::time::Instant;
+
+use super::context::Subscription;
+use super::guard::Guard;
+use crate::trouble::Trouble;
+
+/// The most entries of one look.
+const MOST: usize = 100;
+
+/// Looks when the partition is ours, and once per ttl.
+pub(super) struct Adopter {
+    context: Arc<Subscription>,
+    guard: Arc<Guard>,
+    due: Instant,
+    trouble: Trouble,
+}
+
+impl Adopter {
+    pub(super) fn new(context: Arc<Subscription>, guard: Arc<Guard>) -> Self {
+        let trouble = match guard.lease().partition() {
+            Ok((topic_partition, _)) => context.trouble_in("adopt", topic_partition),
+            Err(_) => context.trouble("adopt"),
+        };
+        Self { context, guard, due: Instant::now(), trouble }
+    }
+
+    /// Looks if it is time. True if a new reader will find more among what is pending. An error that is this one's alone
+    /// is told, and does not keep anybody from reading.
+    pub(super) async fn run_once(&mut self) -> Result<bool> {
+        let now = Instant::now();
+        if now < self.due {
+            return Ok(false);
+        }
+        let lease = self.guard.lease();
+        let (topic_partition, group) = lease.partition()?;
+        let observer = &*self.context.observer;
+        match self.context.backend.shared.adopt(lease, lease.ttl, MOST).await {
+            Ok(messages) => {
+                self.trouble.over(observer);
+                if messages > 0 {
+                    tracing::info!(%topic_partition, %group, messages, "taken over from other names");
+                }
+                self.due = if messages < MOST { now + lease.ttl } else { now };
+                Ok(messages > 0)
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::GroupMissing) => Err(error),
+            Err(error) => {
+                self.due = Instant::now() + self.trouble.met(&error, observer);
+                // It may have been done.
+                Ok(error.kind() == ErrorKind::Unconfirmed)
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! What is paused: the whole consumer, or single partitions.
+
+use std::collections::BTreeSet;
+
+use millstream_core::TopicPartition;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+/// What is paused.
+#[derive(Clone, Debug, Default)]
+struct State {
+    all: Option<Until>,
+    partitions: BTreeSet<TopicPartition>,
+}
+
+/// How long a pause lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    Resumed,
+    Time(Instant),
+}
+
+/// What is paused in one consumer.
+pub(super) struct Pauses(watch::Sender<State>);
+
+impl Pauses {
+    pub(super) fn new() -> Self {
+        Self(watch::Sender::default())
+    }
+
+    /// Pauses everything. True if it was not paused before; else it now lasts as long as said last.
+    pub(super) fn pause(&self, until: Until) -> bool {
+        let mut began = false;
+        self.0.send_modify(|state| began = state.all.replace(until).is_none());
+        began
+    }
+
+    /// True if it was paused. Partitions that are paused by themselves stay so.
+    pub(super) fn resume(&self) -> bool {
+        self.0.send_if_modified(|state| state.all.take().is_some())
+    }
+
+    /// True if it was not paused by itself before.
+    pub(super) fn pause_partition(&self, topic_partition: &TopicPartition) -> bool {
+        self.0.send_if_modified(|state| state.partitions.insert(topic_partition.clone()))
+    }
+
+    /// True if it was paused by itself.
+    pub(super) fn resume_partition(&self, topic_partition: &TopicPartition) -> bool {
+        self.0.send_if_modified(|state| state.partitions.remove(topic_partition))
+    }
+
+    /// Whether everything is paused.
+    pub(super) fn all(&self) -> bool {
+        self.0.borrow().all.is_some()
+    }
+
+    /// What is paused by itself.
+    pub(super) fn partitions(&self) -> BTreeSet<TopicPartition> {
+        self.0.borrow().partitions.clone()
+    }
+
+    /// As one partition sees it.
+    pub(super) fn of(&self, topic_partition: &TopicPartition) -> Pause {
+        let state = self.0.subscribe();
+        let paused = state.borrow().of(topic_partition);
+        Pause { state, topic_partition: topic_partition.clone(), paused }
+    }
+
+    /// As those see it who hand out messages of all partitions.
+    pub(super) fn changes(&self) -> Changes {
+        Changes(self.0.subscribe())
+    }
+
+    /// Ends pauses at their time, and calls for each.
+    pub(super) async fn run(&self, ended: impl Fn()) {
+        let mut state = self.0.subscribe();
+        loop {
+            let until = state.borrow_and_update().all;
+            let time = async {
+                match until {
+                    Some(Until::Time(time)) => sleep_until(time).await,
+                    _ => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                // The sender is ours: there are always changes to wait for.
+                _ = state.changed() => {}
+                () = time => {
+                    // Unless somebody has just asked for more time.
+                    let over = self.0.send_if_modified(|state| {
+                        let over = state.all == until;
+                        if over {
+                            state.all = None;
+                        }
+                        over
+                    });
+                    if over {
+                        ended();
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    fn of(&self, topic_partition: &TopicPartition) -> bool {
+        self.all.is_some() || self.partitions.contains(topic_partition)
+    }
+}
+
+/// Whether one partition is paused.
+pub(super) struct Pause {
+    state: watch::Receiver<State>,
+    topic_partition: TopicPartition,
+    paused: bool,
+}
+
+impl Pause {
+    /// Whether it is paused now. Costs next to nothing while nothing changes.
+    pub(super) fn is_on(&mut self) -> bool {
+        if self.state.has_changed().unwrap_or(false) {
+            self.paused = self.state.borrow_and_update().of(&self.topic_partition);
+        }
+        self.paused
+    }
+
+    /// Waits until it is paused, or not.
+    pub(super) async fn until(&mut self, paused: bool) {
+        while self.is_on() != paused {
+            if self.state.changed().await.is_err() {
+                // The consumer is gone, and nothing changes any more.
+                return std::future::pending().await;
+            }
+            self.paused = self.state.borrow_and_update().of(&self.topic_partition);
+        }
+    }
+}
+
+/// What is paused, for those who hand out messages of all partitions.
+pub(super) struct Changes(watch::Receiver<State>);
+
+impl Changes {
+    pub(super) fn is_on(&mut self, topic_partition: &TopicPartition) -> bool {
+        self.0.borrow_and_update().of(topic_partition)
+    }
+
+    /// Waits until something else is paused than when this was asked last.
+    pub(super) async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    fn partition(n: u32) -> TopicPartition {
+        TopicPartition::new("t".parse().expect("name"), n)
+    }
+
+    #[tokio::test]
+    async fn a_partition_is_paused_with_all_or_by_itself() {
+        let pauses = Pauses::new();
+        let (mut one, mut two) = (pauses.of(&partition(1)), pauses.of(&partition(2)));
+        assert!(pauses.pause_partition(&partition(1)) && !pauses.pause_partition(&partition(1)));
+        assert!(one.is_on() && !two.is_on());
+        assert!(pauses.pause(Until::Resumed) && !pauses.pause(Until::Resumed));
+        two.until(true).await;
+        assert!(pauses.resume() && !pauses.resume());
+        two.until(false).await;
+        assert!(one.is_on(), "paused by itself");
+        assert!(pauses.of(&partition(1)).is_on(), "also for who comes later");
+        assert!(pauses.resume_partition(&partition(1)) && !pauses.resume_partition(&partition(1)));
+        one.until(false).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_ends_at_its_time_unless_it_is_changed() {
+        let pauses = Pauses::new();
+        let ended = AtomicUsize::new(0);
+        let work = async {
+            let now = Instant::now();
+            pauses.pause(Until::Time(now + Duration::from_secs(5)));
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            pauses.pause(Until::Time(now + Duration::from_secs(9)));
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            assert!(pauses.all());
+            pauses.of(&partition(1)).until(false).await;
+            assert_eq!(now.elapsed(), Duration::from_secs(9));
+            assert_eq!(ended.load(Ordering::Relaxed), 1);
+        };
+        tokio::select! {
+            biased;
+            () = pauses.run(|| { ended.fetch_add(1, Ordering::Relaxed); }) => {}
+            () = work => {}
+        }
+    }
+}

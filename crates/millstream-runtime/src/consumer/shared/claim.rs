@@ -1,0 +1,168 @@
+//! The claim loop: takes over what consumers that are dead have left, and sees to it that their names are forgotten.
+//!
+//! Who a partition is assigned to looks after it in this respect too; if that one is dead itself, somebody that all can
+//! name. Since that one may have its hands full, everybody looks at everything now and then: at any time about one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::Result;
+use millstream_core::members::Roster;
+use millstream_core::shared::{Claimed, consumer_of};
+use millstream_core::{MemberId, Partition};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::super::membership::within;
+use super::Sharer;
+use super::fetch::{Origin, take_in};
+use super::settle::Say;
+use super::work::Item;
+
+/// The shortest pause between two looks.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+
+/// Claims for one consumer.
+pub(super) struct Claimer {
+    sharer: Arc<Sharer>,
+    /// To the fetcher: how many partitions there are.
+    grown: watch::Sender<u32>,
+    items: UnboundedSender<Vec<Item>>,
+    says: UnboundedSender<Say>,
+    /// When it looked at all partitions last.
+    looked: Instant,
+}
+
+/// What came of a look.
+struct Looked {
+    /// When the next one is due.
+    pause: Duration,
+    /// There was more to claim than room.
+    full: bool,
+}
+
+impl Claimer {
+    pub(super) fn new(
+        sharer: Arc<Sharer>,
+        grown: watch::Sender<u32>,
+        items: UnboundedSender<Vec<Item>>,
+        says: UnboundedSender<Say>,
+    ) -> Self {
+        Self { sharer, grown, items, says, looked: Instant::now() }
+    }
+
+    /// Claims until the consumer stops.
+    pub(super) async fn run(mut self) {
+        let sharer = self.sharer.clone();
+        let observer = &*sharer.context.observer;
+        let mut trouble = sharer.context.trouble("claim");
+        let work = async {
+            loop {
+                let looked = match self.run_once().await {
+                    Ok(looked) => {
+                        trouble.over(observer);
+                        looked
+                    }
+                    Err(error) => {
+                        let pause = trouble.met(&error, observer);
+                        Looked { pause: pause.min(sharer.context.period()), full: false }
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    () = sharer.context.changed.notified() => {}
+                    () = sharer.hand.unclaimed(), if looked.full => {}
+                    () = sleep(looked.pause) => {}
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = sharer.context.stop.cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    /// Looks once after all that is ours to look after.
+    async fn run_once(&mut self) -> Result<Looked> {
+        let sharer = self.sharer.clone();
+        let Sharer { context, seat, hand, .. } = &*sharer;
+        let period = context.period();
+        let roster = context.backend.members.roster(&seat.topic, &seat.group);
+        let roster = within(context.patience(), roster).await?;
+        self.grown.send_if_modified(|known| {
+            let grown = roster.partitions > *known;
+            *known = roster.partitions.max(*known);
+            grown
+        });
+        let members = u32::try_from(roster.members.len()).unwrap_or(u32::MAX);
+        let all = self.looked.elapsed() >= period.saturating_mul(members);
+        if all {
+            self.looked = Instant::now();
+        }
+        let alive: Vec<MemberId> = roster.members.iter().map(consumer_of).collect();
+        let mut paused = context.pauses.changes();
+        let mut looked = Looked { pause: period, full: false };
+        for partition in (0..roster.partitions).map(Partition) {
+            let ours = all || is_ours(&roster, &context.member, partition);
+            if !ours || paused.is_on(&seat.partition(partition)) {
+                continue;
+            }
+            let room = hand.claim_room();
+            let (asked, idle) = (Instant::now(), context.config.lease_ttl);
+            let claim = context.backend.shared.claim(seat, partition, &alive, idle, room);
+            let claimed = within(idle, claim).await;
+            if claimed.is_err() {
+                // It may have been done: then entries stand under our name of which we do not know.
+                hand.start_over();
+            }
+            let Claimed { abandoned, given_back, next, .. } = claimed?;
+            let to = (&self.items, &self.says);
+            take_in(&sharer, to, partition, abandoned, asked, Origin::Abandoned);
+            take_in(&sharer, to, partition, given_back, asked, Origin::GivenBack);
+            if let Some(next) = next {
+                let full = next.is_zero() && hand.claim_room() == 0;
+                looked.full |= full;
+                if !full {
+                    looked.pause = looked.pause.min(next.max(SHORTEST_PAUSE));
+                }
+            }
+        }
+        Ok(looked)
+    }
+}
+
+/// Whether a member is to look after a partition.
+fn is_ours(roster: &Roster, me: &MemberId, partition: Partition) -> bool {
+    let living = |id: &MemberId| roster.members.binary_search_by(|member| member.id.cmp(id));
+    let Ok(place) = living(me) else { return false };
+    let assigned = roster.assignment.iter().find(|(_, partitions)| partitions.contains(&partition));
+    match assigned {
+        Some((id, _)) if living(id).is_ok() => id == me,
+        _ => partition.0 as usize % roster.members.len() == place,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_core::members::Member;
+
+    #[test]
+    fn somebody_looks_after_each_partition_and_only_one() {
+        let id = |name: &str| MemberId::new(name).expect("a name");
+        let mut roster = Roster::default();
+        roster.members =
+            ["a", "b", "c"].map(|name| Member::new(id(name), "i", Duration::from_secs(1))).to_vec();
+        roster.partitions = 8;
+        roster.assignment = [("b", vec![0, 1]), ("c", vec![2]), ("dead", vec![3, 4])]
+            .map(|(name, partitions)| (id(name), partitions.into_iter().map(Partition).collect()))
+            .into();
+        let of = |name: &str| -> Vec<u32> {
+            (0..8).filter(|partition| is_ours(&roster, &id(name), Partition(*partition))).collect()
+        };
+        assert_eq!((of("a"), of("b"), of("c")), (vec![3, 6], vec![0, 1, 4, 7], vec![2, 5]));
+        assert!(of("dead").is_empty() && of("stranger").is_empty());
+    }
+}

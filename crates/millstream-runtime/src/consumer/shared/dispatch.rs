@@ -1,0 +1,237 @@
+//! The dispatch loop of a shared consumer: as many handlers at once as are allowed, suspects one at a time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use millstream_core::Settlement;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, sleep_until};
+
+use super::super::handler::Handler;
+use super::super::membership::within;
+use super::super::pauses::Changes;
+use super::Sharer;
+use super::hand::Key;
+use super::settle::Say;
+use super::work::{Item, Work};
+use crate::report::Counts;
+
+/// What came of messages that started together.
+struct Ended {
+    suspect: bool,
+    /// What was not begun before the end; or what it worked on when it panicked.
+    left: Result<Vec<Item>, Vec<Key>>,
+}
+
+/// Hands messages to handlers.
+pub(super) struct Dispatcher {
+    sharer: Arc<Sharer>,
+    items: UnboundedReceiver<Vec<Item>>,
+    says: UnboundedSender<Say>,
+    queue: VecDeque<Item>,
+    /// One of these may have killed a process: one at a time, beside what is none.
+    suspects: VecDeque<Item>,
+    running: JoinSet<Ended>,
+    /// Whether a suspect runs.
+    suspected: bool,
+    /// When the batch at the head of the queue is full enough.
+    full_at: Option<Instant>,
+    paused: Changes,
+    /// What was not begun before the end.
+    left: Vec<Item>,
+}
+
+impl Dispatcher {
+    pub(super) fn new(
+        sharer: Arc<Sharer>,
+        items: UnboundedReceiver<Vec<Item>>,
+        says: UnboundedSender<Say>,
+    ) -> Self {
+        Self {
+            paused: sharer.context.pauses.changes(),
+            sharer,
+            items,
+            says,
+            queue: VecDeque::new(),
+            suspects: VecDeque::new(),
+            running: JoinSet::new(),
+            suspected: false,
+            full_at: None,
+            left: Vec::new(),
+        }
+    }
+
+    /// Works until the consumer stops; then gives back what has not begun, and waits for the handlers that run.
+    pub(super) async fn run(mut self) {
+        while self.run_once().await {}
+        self.end().await;
+    }
+
+    /// Starts what can start, and waits for the next thing to happen. False when the consumer stops.
+    async fn run_once(&mut self) -> bool {
+        while let Ok(items) = self.items.try_recv() {
+            self.take_in(items);
+        }
+        self.start();
+        let context = self.sharer.context.clone();
+        let full_at = self.full_at.filter(|_| self.running.len() < self.sharer.at_once);
+        let full = async {
+            match full_at {
+                Some(full_at) => sleep_until(full_at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = context.stop.cancelled() => return false,
+            Some(ended) = self.running.join_next() => self.ended(ended),
+            items = self.items.recv() => match items {
+                Some(items) => self.take_in(items),
+                None => return false,
+            },
+            () = full => {}
+            () = self.paused.changed() => {}
+        }
+        true
+    }
+
+    fn take_in(&mut self, items: Vec<Item>) {
+        for item in items {
+            let job = &item.job;
+            if !job.left.is_zero() {
+                // Noted by an owner who keeps an order, in which it waits in its place: here it is parked.
+                let error = job.last_error.clone().unwrap_or_default();
+                let (after, attempt, origin) = (job.left, job.attempt, job.origin);
+                self.sharer.hand.say(item.key());
+                self.say(Say::new(item.key(), Settlement::Retry { after, attempt, origin, error }));
+            } else if job.suspect.is_some() {
+                self.suspects.push_back(item);
+            } else {
+                self.queue.push_back(item);
+            }
+        }
+    }
+
+    fn say(&self, say: Say) {
+        // The settler ends after us, or is given up.
+        let _ = self.says.send(say);
+    }
+
+    fn start(&mut self) {
+        while self.running.len() < self.sharer.at_once {
+            let suspect = if self.suspected { None } else { self.suspect() };
+            let (suspect, unit) = match suspect {
+                Some(suspect) => (true, vec![suspect]),
+                None => (false, self.unit()),
+            };
+            if unit.is_empty() {
+                return;
+            }
+            self.suspected |= suspect;
+            let work = Work { sharer: self.sharer.clone(), says: self.says.clone() };
+            let keys = unit.iter().map(Item::key).collect();
+            self.running.spawn(async move {
+                let caught = AssertUnwindSafe(work.run(unit)).catch_unwind().await;
+                Ended { suspect, left: caught.map_err(|_| keys) }
+            });
+        }
+    }
+
+    /// The next suspect.
+    fn suspect(&mut self) -> Option<Item> {
+        let at = self.suspects.iter().position(|item| !is_paused(&self.sharer, &mut self.paused, item))?;
+        self.suspects.remove(at)
+    }
+
+    /// What starts next: one message, or as many of one partition as make a batch. Nothing if it is not full yet.
+    fn unit(&mut self) -> Vec<Item> {
+        let (size, wait) = match &self.sharer.context.handler {
+            Handler::Each(_) => (1, Duration::ZERO),
+            Handler::Batch(batch, _) => (batch.size, batch.wait),
+        };
+        let (sharer, paused) = (&self.sharer, &mut self.paused);
+        let Some(head) = self.queue.iter().position(|item| !is_paused(sharer, paused, item)) else {
+            return Vec::new();
+        };
+        if size == 1 {
+            return self.queue.remove(head).into_iter().collect();
+        }
+        let partition = self.queue[head].partition;
+        let there = self.queue.iter().filter(|item| item.partition == partition).take(size).count();
+        let now = Instant::now();
+        if there < size && now < *self.full_at.get_or_insert(now + wait) {
+            return Vec::new();
+        }
+        self.full_at = None;
+        let mut unit = Vec::with_capacity(there);
+        let mut rest = VecDeque::with_capacity(self.queue.len() - there);
+        for item in self.queue.drain(..) {
+            if item.partition == partition && unit.len() < size {
+                unit.push(item);
+            } else {
+                rest.push_back(item);
+            }
+        }
+        self.queue = rest;
+        unit
+    }
+
+    fn ended(&mut self, ended: Result<Ended, JoinError>) {
+        let Ended { suspect, left } = match ended {
+            Ok(ended) => ended,
+            Err(error) => return tracing::error!(%error, "handling a message was given up"),
+        };
+        self.suspected &= !suspect;
+        match left {
+            Ok(left) => self.left.extend(left),
+            Err(keys) => {
+                // Handlers' own panics are caught: a policy of the user's, say. What it worked on is read anew.
+                tracing::error!("handling a message ended abnormally");
+                self.sharer.hand.lost(keys);
+                self.sharer.hand.start_over();
+            }
+        }
+    }
+
+    /// Gives back what has not begun, and lets the handlers that run end, up to the time when they are given up.
+    async fn end(mut self) {
+        self.items.close();
+        while let Ok(items) = self.items.try_recv() {
+            self.left.extend(items);
+        }
+        self.left.extend(self.queue.drain(..));
+        self.left.extend(self.suspects.drain(..));
+        self.give_back().await;
+        // When the time is over they give up by themselves.
+        while let Some(ended) = self.running.join_next().await {
+            self.ended(ended);
+        }
+        self.give_back().await;
+    }
+
+    async fn give_back(&mut self) {
+        let Sharer { context, seat, hand, .. } = &*self.sharer;
+        let mut of = BTreeMap::<_, Vec<_>>::new();
+        let left = std::mem::take(&mut self.left);
+        Counts::add(&context.counts.handed_back, left.len());
+        for item in left {
+            // From now on it is not extended any more.
+            hand.settled(std::iter::once(item.key()));
+            of.entry(item.partition).or_default().push(item.job.receipt);
+        }
+        for (partition, receipts) in of {
+            let request = context.backend.shared.give_back(seat, partition, &receipts);
+            if let Err(error) = within(context.patience(), request).await {
+                tracing::warn!(%error, "what was not begun is not given back: it is claimed later");
+            }
+        }
+    }
+}
+
+fn is_paused(sharer: &Sharer, paused: &mut Changes, item: &Item) -> bool {
+    paused.is_on(&sharer.seat.partition(item.partition))
+}

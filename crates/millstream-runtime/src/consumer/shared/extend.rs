@@ -1,0 +1,100 @@
+//! The extend loop: says of all that is in hand that it still is, three times per ttl; and watches the deadlines.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use millstream_core::Partition;
+use millstream_core::error::Result;
+use millstream_core::log::Receipt;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::super::membership::within;
+use super::Sharer;
+use crate::trouble::Trouble;
+
+/// Extends all that one consumer has. One lost request does no harm, two in a row stop dispatch.
+pub(super) struct Extender {
+    sharer: Arc<Sharer>,
+    trouble: Trouble,
+}
+
+impl Extender {
+    pub(super) fn new(sharer: Arc<Sharer>) -> Self {
+        Self { trouble: sharer.context.trouble("extend"), sharer }
+    }
+
+    /// Extends until dropped.
+    pub(super) async fn run(mut self) {
+        let sharer = self.sharer.clone();
+        let period = sharer.context.period();
+        let extends = async {
+            loop {
+                let started = Instant::now();
+                let extended = self.run_once().await;
+                self.trouble.begins(period);
+                match extended {
+                    // Who was away for a while has to know at once.
+                    Ok(()) => tokio::select! {
+                        biased;
+                        () = sleep_until(started + period) => {}
+                        () = sharer.hand.wanted() => {}
+                    },
+                    Err(pause) => sleep(pause).await,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = watch_deadlines(&sharer) => {}
+            () = extends => {}
+        }
+    }
+
+    /// Extends once. After a failure, how long to pause: less than to the next regular time.
+    async fn run_once(&mut self) -> Result<(), Duration> {
+        let all = self.sharer.hand.all();
+        let extends = all.into_iter().map(|(partition, receipts)| self.extend(partition, receipts));
+        let failed = join_all(extends).await.into_iter().find_map(Result::err);
+        let observer = &*self.sharer.context.observer;
+        match failed {
+            None => {
+                self.trouble.over(observer);
+                Ok(())
+            }
+            Some(error) => Err(self.trouble.met(&error, observer).min(self.sharer.context.period())),
+        }
+    }
+
+    async fn extend(&self, partition: Partition, receipts: Vec<Receipt>) -> Result<()> {
+        let Sharer { context, seat, hand, .. } = &*self.sharer;
+        // Taken before the request: the ttl cannot have started earlier.
+        let asked = Instant::now();
+        let request = context.backend.shared.extend(seat, partition, &receipts);
+        let lost = within(context.patience(), request).await?;
+        let messages = hand.lost(lost.iter().map(|receipt| (partition, *receipt)));
+        if messages > 0 {
+            let topic_partition = seat.partition(partition);
+            tracing::warn!(%topic_partition, group = %seat.group, messages, "claimed by others: handlers are told");
+        }
+        hand.extended(receipts.into_iter().map(|receipt| (partition, receipt)), asked);
+        Ok(())
+    }
+}
+
+/// Tells handlers, at the deadline of their entry, that it may be somebody else's. A request that hangs must not keep
+/// this from happening.
+async fn watch_deadlines(sharer: &Sharer) {
+    // Deadlines move all the time: one look at them is good for a while.
+    let shortest = sharer.context.period() / 8;
+    loop {
+        let (messages, next) = sharer.hand.expire();
+        if messages > 0 {
+            tracing::warn!(group = %sharer.seat.group, messages, "not extended in time: handlers are told");
+        }
+        match next {
+            Some(next) => sleep_until(next.max(Instant::now() + shortest)).await,
+            None => sharer.hand.came().await,
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! The fetch loop of a shared consumer: reads all partitions as far as there is room.
+
+use std::sync::Arc;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::event::Event;
+use millstream_core::log::Fetched;
+use millstream_core::shared::SharedReader;
+use millstream_core::{MessageId, Partition, Settlement, Start};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::super::pauses::Changes;
+use super::Sharer;
+use super::settle::Say;
+use super::work::Item;
+use crate::trouble::Trouble;
+
+/// Reads all partitions for one consumer.
+pub(super) struct Fetcher {
+    sharer: Arc<Sharer>,
+    /// How many partitions the topic has.
+    partitions: watch::Receiver<u32>,
+    items: UnboundedSender<Vec<Item>>,
+    says: UnboundedSender<Say>,
+    reader: Option<Box<dyn SharedReader>>,
+    /// What it reads.
+    read: Vec<Partition>,
+    paused: Changes,
+}
+
+impl Fetcher {
+    pub(super) fn new(
+        sharer: Arc<Sharer>,
+        partitions: watch::Receiver<u32>,
+        items: UnboundedSender<Vec<Item>>,
+        says: UnboundedSender<Say>,
+    ) -> Self {
+        let paused = sharer.context.pauses.changes();
+        Self { sharer, partitions, items, says, reader: None, read: Vec::new(), paused }
+    }
+
+    /// Reads until the consumer stops. Errors are told and do not end it.
+    pub(super) async fn run(mut self) {
+        let sharer = self.sharer.clone();
+        let observer = &*sharer.context.observer;
+        let mut trouble = sharer.context.trouble("fetch");
+        let work = async {
+            loop {
+                match self.run_once(&trouble).await {
+                    Ok(()) => trouble.over(observer),
+                    Err(error) => sleep(trouble.met(&error, observer)).await,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = sharer.context.stop.cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    /// Waits for room, reads once, and hands on what was read.
+    async fn run_once(&mut self, trouble: &Trouble) -> Result<()> {
+        let hand = self.sharer.hand.clone();
+        let room = hand.room().await;
+        if !self.open().is_empty() {
+            trouble.begins(self.sharer.context.period());
+        }
+        // Taken before the request: what it brings is ours from some time after that.
+        let asked = Instant::now();
+        let mut paused = self.sharer.context.pauses.changes();
+        let mut grown = self.partitions.clone();
+        let read = tokio::select! {
+            biased;
+            read = self.fetch(room) => read,
+            () = changes(&mut paused, &mut grown) => {
+                // A reply with entries in it may be lost: a new reader starts over with what is pending.
+                self.reader = None;
+                return Ok(());
+            }
+        };
+        let read = match read {
+            Ok(read) => read,
+            Err(error) => {
+                // A reply may have been lost with entries in it: the reader starts over with what is pending.
+                hand.begin_rewind();
+                if error.kind() == ErrorKind::GroupMissing {
+                    return self.restore_groups(&error).await;
+                }
+                return Err(error);
+            }
+        };
+        let pending = read.iter().any(|(_, fetched)| fetched.pending);
+        if pending && !hand.is_rewinding() {
+            // The reader looked for what got lost. Once more, with an eye on what is settled meanwhile.
+            hand.begin_rewind();
+            self.reader = None;
+            return Ok(());
+        }
+        if !pending {
+            hand.end_rewind();
+        }
+        for (partition, fetched) in read {
+            take_in(&self.sharer, (&self.items, &self.says), partition, fetched, asked, Origin::Read);
+        }
+        Ok(())
+    }
+
+    async fn fetch(&mut self, room: usize) -> Result<Vec<(Partition, Fetched)>> {
+        let open = self.open();
+        let context = &self.sharer.context;
+        if open != self.read || self.sharer.hand.starts_over() {
+            self.reader = None;
+        }
+        if open.is_empty() {
+            // A change ends this.
+            return std::future::pending().await;
+        }
+        let reader = match &mut self.reader {
+            Some(reader) => reader,
+            none => {
+                self.sharer.hand.begin_rewind();
+                self.read.clone_from(&open);
+                none.insert(context.backend.shared.shared_reader(&self.sharer.seat, &open).await?)
+            }
+        };
+        // No longer than this: what it brings is to be ours for a while still, counted from the request.
+        reader.fetch(room, context.config.max_wait.min(context.period())).await
+    }
+
+    /// The partitions that are not paused.
+    fn open(&mut self) -> Vec<Partition> {
+        let all = (0..*self.partitions.borrow_and_update()).map(Partition);
+        let (seat, paused) = (&self.sharer.seat, &mut self.paused);
+        all.filter(|partition| !paused.is_on(&seat.partition(*partition))).collect()
+    }
+
+    /// Somebody destroyed the group or deleted a stream. Nobody knows what all consumers have settled: it starts with
+    /// the oldest entry that is there, and everything is handled (again) rather than lost.
+    async fn restore_groups(&mut self, error: &Error) -> Result<()> {
+        let Sharer { context, seat, .. } = &*self.sharer;
+        let (catalog, group, after) = (&context.backend.catalog, &seat.group, MessageId::ZERO);
+        // If everything was deleted, the registry is gone as well.
+        catalog.create_topic(&context.topic).await?;
+        let mut topic = context.topic.clone();
+        topic.partitions = *self.partitions.borrow();
+        for partition in catalog.create_group(&topic, group, Start::Earliest).await?.partitions {
+            let topic_partition = &seat.partition(partition);
+            tracing::warn!(%topic_partition, %group, %error, "the group was gone and has been created again");
+            context.observer.observe(&Event::GroupRestored { topic_partition, group, after });
+        }
+        Ok(())
+    }
+}
+
+/// Ready when others are to be read than before.
+async fn changes(paused: &mut Changes, grown: &mut watch::Receiver<u32>) {
+    let grown = async {
+        if grown.changed().await.is_err() {
+            // Nobody looks any more: the end is near.
+            std::future::pending().await
+        }
+    };
+    tokio::select! {
+        biased;
+        () = paused.changed() => {}
+        () = grown => {}
+    }
+}
+
+/// Where entries come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    Read,
+    /// Somebody gave them back and never began.
+    GivenBack,
+    /// Somebody died or was cut off with them: one of them may be why.
+    Abandoned,
+}
+
+/// Takes in what was read or claimed of one partition by a request of `asked`, and tells.
+pub(super) fn take_in(
+    sharer: &Arc<Sharer>,
+    (items, says): (&UnboundedSender<Vec<Item>>, &UnboundedSender<Say>),
+    partition: Partition,
+    fetched: Fetched,
+    asked: Instant,
+    origin: Origin,
+) {
+    let Sharer { context, seat, hand, .. } = &**sharer;
+    let (topic_partition, group) = (&seat.partition(partition), &seat.group);
+    let Fetched { entries, ghosts, pending, .. } = fetched;
+    if !ghosts.is_empty() {
+        let messages = ghosts.len();
+        tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by somebody");
+        context.observer.observe(&Event::Ghosts { topic_partition, group, messages });
+        for receipt in ghosts.into_iter().filter(|_| origin == Origin::Read) {
+            let _ = says.send(Say::new((partition, receipt), Settlement::Ack));
+        }
+    }
+    let entries = hand.admit(partition, entries, asked, origin != Origin::Read);
+    if !entries.is_empty() {
+        let messages = entries.len();
+        context.observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
+        let suspects = origin == Origin::Abandoned;
+        let limits = &context.config.limits;
+        // A closed channel means that the consumer ends: others claim them.
+        let _ = items
+            .send(entries.into_iter().map(|entry| Item::new(partition, entry, limits, suspects)).collect());
+    }
+}

@@ -1,0 +1,109 @@
+//! The shared mode: more consumers than partitions, each entry in the hands of one, no order.
+//!
+//! ```text
+//! fetch ──items──▶ dispatch ──says──▶ settle
+//!   ▲       ▲                           │
+//!   │     claim                         │
+//!   └──────────── room in hand ◀────────┘      extend: all that is in hand, on the heart
+//! ```
+//!
+//! Everybody reads all partitions, under a name of its own. What a consumer has, in a handler or ready for one, it
+//! extends three times per ttl; past its own deadline without an answer it starts nothing and tells its handlers.
+//! Partitions are assigned and leased as usual, but for their upkeep only.
+
+mod claim;
+mod dispatch;
+mod extend;
+mod fetch;
+mod hand;
+mod settle;
+mod upkeep;
+mod work;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::members::Member;
+use millstream_core::shared::{Seat, consumer_of};
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+use tokio_util::task::AbortOnDropHandle;
+
+pub(super) use hand::Grasp;
+pub(super) use upkeep::run as tend;
+
+use super::Concurrency;
+use super::context::Subscription;
+use crate::report::Counts;
+use claim::Claimer;
+use dispatch::Dispatcher;
+use extend::Extender;
+use fetch::Fetcher;
+use hand::Hand;
+use settle::Settler;
+
+/// What handlers get to be dropped in when the time for ending is over, and settlements to be sent.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What the loops of this mode share.
+struct Sharer {
+    context: Arc<Subscription>,
+    seat: Arc<Seat>,
+    hand: Arc<Hand>,
+    /// How many handlers run at once.
+    at_once: usize,
+}
+
+/// Works until the consumer stops, and lets the handlers that have started end.
+pub(super) async fn run(context: Arc<Subscription>) {
+    let member = Member::new(context.member.clone(), context.incarnation.clone(), context.config.lease_ttl);
+    let seat = Arc::new(Seat {
+        topic: context.topic.name.clone(),
+        group: context.group.clone(),
+        consumer: consumer_of(&member),
+    });
+    let at_once = match context.config.concurrency {
+        Concurrency::Unordered(at_once) => at_once,
+        _ => 1,
+    };
+    let hand = Arc::new(Hand::new(context.config.prefetch, at_once, context.config.lease_ttl));
+    let sharer = Arc::new(Sharer { context: context.clone(), seat, hand: hand.clone(), at_once });
+
+    let (items, to_dispatch) = mpsc::unbounded_channel();
+    let (says, to_settle) = mpsc::unbounded_channel();
+    let (grown, partitions) = watch::channel(context.topic.partitions);
+    let _extends = context.heart.spawn(Extender::new(sharer.clone()).run());
+    let fetcher = Fetcher::new(sharer.clone(), partitions, items.clone(), says.clone());
+    let claimer = Claimer::new(sharer.clone(), grown, items, says.clone());
+    let dispatcher = Dispatcher::new(sharer.clone(), to_dispatch, says);
+    // On a task of its own, so that a handler that blocks does not keep the rest from working.
+    let settler = AbortOnDropHandle::new(tokio::spawn(Settler::new(sharer, to_settle).run()));
+    let handlers = AbortOnDropHandle::new(tokio::spawn(dispatcher.run()));
+    let kill = async {
+        context.stop.cancelled().await;
+        sleep(context.shutdown_timeout()).await;
+        tracing::warn!("handlers did not end in time and are given up");
+        context.kill.cancel();
+        std::future::pending().await
+    };
+    tokio::select! {
+        biased;
+        _ = async { tokio::join!(fetcher.run(), claimer.run(), ended(handlers), ended(settler)) } => {}
+        () = kill => {}
+        () = killed(&context) => {}
+    }
+    Counts::add(&context.counts.handed_back, hand.len());
+}
+
+/// Some time after handlers were given up.
+async fn killed(context: &Subscription) {
+    context.kill.cancelled().await;
+    sleep(KILL_TIMEOUT).await;
+    tracing::error!("a handler blocks its thread and cannot be given up: left behind");
+}
+
+async fn ended(task: AbortOnDropHandle<()>) {
+    if let Err(error) = task.await {
+        tracing::error!(%error, "a loop of a shared consumer ended abnormally");
+    }
+}

@@ -1,0 +1,158 @@
+//! The settle loop of a shared consumer: tells the logs, in batches per partition, what became of messages.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use millstream_core::error::Result;
+use millstream_core::event::Event;
+use millstream_core::log::Settled;
+use millstream_core::{Partition, Settlement};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
+use tokio::time::sleep;
+
+use super::Sharer;
+use super::hand::Key;
+
+/// The most settlements in one request.
+const MAX_BATCH: usize = 500;
+
+/// What is said of one entry.
+pub(super) struct Say {
+    key: Key,
+    settlement: Settlement,
+    /// Told when it is written.
+    written: Option<oneshot::Sender<()>>,
+}
+
+impl Say {
+    pub(super) fn new(key: Key, settlement: Settlement) -> Self {
+        Self { key, settlement, written: None }
+    }
+
+    /// The same, telling when it is written. It is never told if it is not.
+    pub(super) fn telling(key: Key, settlement: Settlement) -> (Self, oneshot::Receiver<()>) {
+        let (written, told) = oneshot::channel();
+        (Self { key, settlement, written: Some(written) }, told)
+    }
+
+    fn is_note(&self) -> bool {
+        matches!(self.settlement, Settlement::Hold(_))
+    }
+}
+
+type Waiting = BTreeMap<Partition, Vec<Say>>;
+
+/// Settles for one consumer.
+pub(super) struct Settler {
+    sharer: Arc<Sharer>,
+    says: UnboundedReceiver<Say>,
+    /// What could not be settled yet.
+    waiting: Waiting,
+}
+
+impl Settler {
+    pub(super) fn new(sharer: Arc<Sharer>, says: UnboundedReceiver<Say>) -> Self {
+        Self { sharer, says, waiting: Waiting::new() }
+    }
+
+    /// Settles until everything is settled and nothing more can come, or the time for ending is over.
+    pub(super) async fn run(mut self) {
+        let context = self.sharer.context.clone();
+        let mut trouble = context.trouble("settle");
+        while self.collect().await {
+            match self.run_once().await {
+                Ok(()) => trouble.over(&*context.observer),
+                Err(error) => {
+                    let pause = trouble.met(&error, &*context.observer);
+                    tokio::select! {
+                        biased;
+                        () = sleep(pause) => {}
+                        () = context.kill.cancelled() => return,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for something to settle. False if nothing is left and nothing more can come.
+    async fn collect(&mut self) -> bool {
+        let mut count: usize = self.waiting.values().map(Vec::len).sum();
+        if count == 0 {
+            match self.says.recv().await {
+                Some(say) => self.add(say),
+                None => return false,
+            }
+            count = 1;
+        }
+        while count < MAX_BATCH {
+            let Ok(say) = self.says.try_recv() else { break };
+            self.add(say);
+            count += 1;
+        }
+        true
+    }
+
+    fn add(&mut self, say: Say) {
+        self.waiting.entry(say.key.0).or_default().push(say);
+    }
+
+    /// Settles all that waits. What failed stays there.
+    async fn run_once(&mut self) -> Result<()> {
+        let batches = std::mem::take(&mut self.waiting);
+        let settle = |(partition, mut batch): (Partition, Vec<Say>)| {
+            let sharer = self.sharer.clone();
+            async move {
+                let failed = settle(&sharer, partition, &mut batch).await.err();
+                (partition, batch, failed)
+            }
+        };
+        let mut failed = Ok(());
+        for (partition, batch, error) in join_all(batches.into_iter().map(settle)).await {
+            if !batch.is_empty() {
+                self.waiting.insert(partition, batch);
+            }
+            if let Some(error) = error {
+                failed = Err(error.during(self.sharer.seat.partition(partition)));
+            }
+        }
+        failed
+    }
+}
+
+/// Settles one batch. What failed stays in it.
+async fn settle(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>) -> Result<()> {
+    let failed = send(sharer, partition, batch, 0).await;
+    if let Err(error) = &failed
+        && !error.is_transient()
+    {
+        // A dead letter that cannot be stored (somebody else's key, say) must not keep the others from being
+        // acknowledged.
+        batch.sort_by_key(|say| say.settlement == Settlement::Ack);
+        let others = batch.iter().filter(|say| say.settlement != Settlement::Ack).count();
+        if others < batch.len() {
+            send(sharer, partition, batch, others).await?;
+        }
+    }
+    failed
+}
+
+/// Settles `batch[from..]`.
+async fn send(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>, from: usize) -> Result<()> {
+    let Sharer { context, seat, hand, .. } = sharer;
+    let told: Vec<_> = batch[from..].iter().map(|say| (say.key.1, say.settlement.clone())).collect();
+    let settled: Settled = context.backend.shared.settle_shared(seat, partition, &told).await?;
+    let done: Vec<Say> = batch.drain(from..).collect();
+    hand.settled(done.iter().filter(|say| !say.is_note()).map(|say| say.key));
+    for written in done.into_iter().filter_map(|say| say.written) {
+        // Who asked may have given up.
+        let _ = written.send(());
+    }
+    let (topic_partition, group) = (&seat.partition(partition), &seat.group);
+    if settled.stale > 0 {
+        tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: not ours any more");
+    }
+    context.observer.observe(&Event::Settled { topic_partition, group, settled });
+    Ok(())
+}

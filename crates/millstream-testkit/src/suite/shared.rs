@@ -1,0 +1,147 @@
+//! The shared role: many consumers of one group side by side.
+
+mod claiming;
+mod holding_on;
+mod reading;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use millstream_core::catalog::Start;
+use millstream_core::log::{Entry, Fetched, Receipt, Settled};
+use millstream_core::shared::{Claimed, Seat, SharedReader};
+use millstream_core::{GroupName, MemberId, MessageId, Partition, Settlement, TopicPartition, TopicSpec};
+
+use super::suite;
+use crate::case::{Case, Verdict, Violation, ensure};
+use crate::harness::{Harness, QUIET};
+
+pub(super) fn cases() -> Vec<Case> {
+    [reading::cases(), holding_on::cases(), claiming::cases()].concat()
+}
+
+/// One consumer among many, with a reader.
+struct Sharer {
+    seat: Seat,
+    reader: Box<dyn SharedReader>,
+    partitions: Vec<Partition>,
+    harness: Harness,
+}
+
+/// A group with these consumers on a new topic.
+async fn sharers<const N: usize>(
+    h: &Harness,
+    partitions: u32,
+    names: [&str; N],
+) -> Result<(TopicSpec, [Sharer; N]), Violation> {
+    let topic = h.topic(partitions).await?;
+    h.backend.catalog.create_group(&topic, &GroupName::new("group")?, Start::Earliest).await?;
+    let mut sharers = Vec::new();
+    for name in names {
+        sharers.push(Sharer::join(h, &topic, name).await?);
+    }
+    Ok((topic, sharers.try_into().map_err(|_| Violation::new("as many as names"))?))
+}
+
+impl Sharer {
+    async fn join(h: &Harness, topic: &TopicSpec, name: &str) -> Result<Self, Violation> {
+        let consumer = MemberId::new(name)?;
+        let seat = Seat { topic: topic.name.clone(), group: GroupName::new("group")?, consumer };
+        let partitions: Vec<_> = (0..topic.partitions).map(Partition).collect();
+        let reader = h.backend.shared.shared_reader(&seat, &partitions).await?;
+        Ok(Self { seat, reader, partitions, harness: h.clone() })
+    }
+
+    async fn reopen(&mut self) -> Verdict {
+        self.reader = self.harness.backend.shared.shared_reader(&self.seat, &self.partitions).await?;
+        Ok(())
+    }
+
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>, Violation> {
+        Ok(self.reader.fetch(max, wait).await?)
+    }
+
+    /// Fetches until `count` entries came; each with its partition and whether it was handed out before.
+    async fn take_all(&mut self, count: usize) -> Result<Vec<(Partition, bool, Entry)>, Violation> {
+        let mut patience = self.harness.patience(&format!("{count} entries to be handed out"));
+        let mut taken = Vec::new();
+        while taken.len() < count {
+            let read = self.fetch(count - taken.len(), QUIET).await?;
+            if read.is_empty() {
+                patience.pause().await?;
+            }
+            for (partition, fetched) in read {
+                let pending = fetched.pending;
+                taken.extend(fetched.entries.into_iter().map(|entry| (partition, pending, entry)));
+            }
+        }
+        Ok(taken)
+    }
+
+    /// The same where there is one partition.
+    async fn take(&mut self, count: usize) -> Result<Vec<Entry>, Violation> {
+        Ok(self.take_all(count).await?.into_iter().map(|(_, _, entry)| entry).collect())
+    }
+
+    async fn nothing(&mut self, why: &str) -> Verdict {
+        let read = self.fetch(100, QUIET).await?;
+        ensure!(read.is_empty(), "handed out ({why}): {read:?}");
+        Ok(())
+    }
+
+    async fn settle(&mut self, receipts: &[Receipt], settlement: &Settlement) -> Result<Settled, Violation> {
+        let batch: Vec<_> = receipts.iter().map(|receipt| (*receipt, settlement.clone())).collect();
+        Ok(self.harness.backend.shared.settle_shared(&self.seat, Partition(0), &batch).await?)
+    }
+
+    async fn acks(&mut self, receipts: &[Receipt]) -> Verdict {
+        let settled = self.settle(receipts, &Settlement::Ack).await?;
+        let expected = Settled { applied: receipts.len(), stale: 0 };
+        ensure!(settled == expected, "settled {settled:?}, expected {expected:?}");
+        Ok(())
+    }
+
+    async fn extend(&mut self, receipts: &[Receipt]) -> Result<BTreeSet<Receipt>, Violation> {
+        let lost = self.harness.backend.shared.extend(&self.seat, Partition(0), receipts).await?;
+        Ok(lost.into_iter().collect())
+    }
+
+    async fn claim(&mut self, alive: &[&str], idle: Duration, max: usize) -> Result<Claimed, Violation> {
+        let alive: Vec<_> = alive.iter().map(MemberId::new).collect::<Result<_, _>>()?;
+        Ok(self.harness.backend.shared.claim(&self.seat, Partition(0), &alive, idle, max).await?)
+    }
+
+    /// Claims until `count` entries came that somebody had died over.
+    async fn claims(
+        &mut self,
+        alive: &[&str],
+        idle: Duration,
+        count: usize,
+    ) -> Result<Vec<Entry>, Violation> {
+        let mut patience = self.harness.patience(&format!("{count} entries to be claimed"));
+        let mut entries = Vec::new();
+        loop {
+            let claimed = self.claim(alive, idle, count - entries.len()).await?;
+            let given_back = claimed.given_back.entries;
+            ensure!(given_back.is_empty(), "nobody gave back {given_back:?}");
+            ensure!(claimed.abandoned.entries.is_empty() || claimed.abandoned.pending, "it looks like new");
+            entries.extend(claimed.abandoned.entries);
+            if entries.len() >= count {
+                return Ok(entries);
+            }
+            patience.pause().await?;
+        }
+    }
+}
+
+fn only(topic: &TopicSpec) -> TopicPartition {
+    TopicPartition::new(topic.name.clone(), 0)
+}
+
+fn receipts(entries: &[Entry]) -> Vec<Receipt> {
+    entries.iter().map(|entry| entry.receipt).collect()
+}
+
+fn ids(entries: &[Entry]) -> BTreeSet<MessageId> {
+    entries.iter().map(|entry| entry.receipt.id).collect()
+}

@@ -1,0 +1,203 @@
+//! Claiming and adopting: what the dead have left finds somebody, and their names are forgotten.
+
+use std::time::Duration;
+
+use millstream_core::log::Settled;
+use millstream_core::{ErrorKind, Partition, Settlement};
+
+use super::{ids, only, receipts, sharers, suite};
+use crate::case::{Verdict, ensure, equal, refused};
+use crate::harness::{BRIEF, Harness, LONG};
+use crate::owner::hold;
+
+suite!("shared":
+    what_the_dead_have_left_is_claimed_when_it_is_old,
+    the_living_are_left_alone,
+    a_claim_is_bounded,
+    a_claim_shows_what_was_noted,
+    retries_are_claimed_too,
+    consumers_that_have_nothing_are_removed,
+    what_an_owner_has_left_is_claimed,
+    what_consumers_have_left_is_adopted_by_an_owner,
+    adopting_is_fenced;
+    with an operator:
+    a_claim_tells_ghosts,
+);
+
+async fn what_the_dead_have_left_is_claimed_when_it_is_old(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 2).await?;
+    let entries = a.take(2).await?;
+    let early = b.claim(&["b"], LONG, 10).await?;
+    equal!((early.abandoned.entries.len(), early.removed), (0, 0), "claimed at once");
+    let next = early.next.unwrap_or_default();
+    ensure!(
+        next <= LONG && next + LONG / 4 > LONG,
+        "more to claim in {next:?}, expected a little less than {LONG:?}"
+    );
+    let claimed = b.claims(&["b"], BRIEF, 2).await?;
+    equal!(ids(&claimed), ids(&entries), "what was claimed");
+    ensure!(claimed.iter().all(|entry| entry.deliveries == 2), "deliveries of {claimed:?}");
+    equal!(claimed[0].fields, entries[0].fields, "the fields of a claimed entry");
+    let settled = a.settle(&receipts(&entries), &Settlement::Ack).await?;
+    equal!(settled, Settled { applied: 0, stale: 2 }, "what the dead one settles");
+    equal!(b.claim(&[], LONG, 10).await?.next, None, "when there is more to claim");
+    b.acks(&receipts(&claimed)).await?;
+    a.reopen().await?;
+    a.nothing("b has done it").await?;
+    b.reopen().await?;
+    b.nothing("b has done it").await
+}
+
+async fn the_living_are_left_alone(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 2).await?;
+    let entries = a.take(2).await?;
+    let claimed = b.claim(&["b", "a"], Duration::ZERO, 10).await?;
+    equal!(
+        (claimed.abandoned.entries.len(), claimed.removed, claimed.next),
+        (0, 0, None),
+        "a claim from the living"
+    );
+    // A claimer does not claim from itself, whoever is said to live.
+    let claimed = a.claim(&[], Duration::ZERO, 10).await?;
+    equal!(claimed.abandoned.entries.len(), 0, "claimed from oneself");
+    a.acks(&receipts(&entries)).await
+}
+
+async fn a_claim_is_bounded(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 5).await?;
+    a.take(5).await?;
+    let mut counts = Vec::new();
+    for _ in 0..3 {
+        let claimed = b.claim(&[], Duration::ZERO, 2).await?;
+        let left = 5 - counts.iter().sum::<usize>() - claimed.abandoned.entries.len();
+        equal!(
+            claimed.next,
+            (left > 0).then_some(Duration::ZERO),
+            "when there is more, of {left} that are left"
+        );
+        counts.push(claimed.abandoned.entries.len());
+    }
+    equal!(counts, [2, 2, 1], "claimed, two at a time");
+    Ok(())
+}
+
+async fn a_claim_shows_what_was_noted(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 2).await?;
+    let entries = a.take(2).await?;
+    a.settle(&receipts(&entries[1..]), &hold(3, LONG)).await?;
+    let claimed = b.claims(&[], Duration::ZERO, 2).await?;
+    equal!(claimed[0].note, None, "the note of an entry of which nothing was noted");
+    let note = claimed[1].note.as_ref().map(|note| (note.attempt, note.error.as_str()));
+    equal!(note, Some((3, "attempt 2 failed")), "the note of a claimed entry");
+    let after = claimed[1].note.as_ref().map_or(Duration::ZERO, |note| note.after);
+    let slack = Duration::from_millis(5);
+    ensure!(after <= LONG + slack && after + LONG / 4 > LONG, "{after:?} are left to wait, of {LONG:?}");
+    Ok(())
+}
+
+async fn retries_are_claimed_too(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 1).await?;
+    let entries = a.take(1).await?;
+    a.settle(&receipts(&entries), &crate::owner::retry(&entries[0], Duration::ZERO)).await?;
+    h.owner(&only(&topic), "group").await?.promote(1).await?;
+    let retried = a.take(1).await?;
+    let claimed = b.claims(&[], Duration::ZERO, 1).await?;
+    equal!(receipts(&claimed), receipts(&retried), "what was claimed");
+    b.acks(&receipts(&claimed)).await
+}
+
+async fn consumers_that_have_nothing_are_removed(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b, mut c]) = sharers(&h, 1, ["a", "b", "c"]).await?;
+    h.append_n(&only(&topic), 3).await?;
+    let (of_a, of_b) = (a.take(1).await?, b.take(2).await?);
+    a.acks(&receipts(&of_a)).await?;
+    c.nothing("everything is read").await?;
+    equal!(c.claim(&["b"], LONG, 0).await?.removed, 0, "removed, though it was heard of");
+    let mut patience = h.patience("a consumer that has nothing to be removed");
+    while c.claim(&["b"], BRIEF, 0).await?.removed == 0 {
+        patience.pause().await?;
+    }
+    equal!(c.claim(&["b"], BRIEF, 0).await?.removed, 0, "removed for a second time");
+    // One that has something is not: neither it nor what it has gets lost.
+    c.claim(&[], Duration::ZERO, 0).await?;
+    let claimed = c.claims(&[], Duration::ZERO, 2).await?;
+    equal!(ids(&claimed), ids(&of_b), "what the other one had");
+    // Who was removed can come back.
+    h.append_n(&only(&topic), 1).await?;
+    let again = a.take(1).await?;
+    a.acks(&receipts(&again)).await
+}
+
+async fn what_an_owner_has_left_is_claimed(h: Harness) -> Verdict {
+    let (topic, [mut b]) = sharers(&h, 1, ["b"]).await?;
+    let mut owner = h.owner(&only(&topic), "group").await?;
+    h.append_n(&only(&topic), 2).await?;
+    let entries = owner.take(2).await?;
+    b.nothing("the owner has everything").await?;
+    h.backend.leases.release(&owner.lease).await?;
+    equal!(b.claim(&[], LONG, 10).await?.abandoned.entries.len(), 0, "claimed at once");
+    let claimed = b.claims(&[], BRIEF, 2).await?;
+    equal!(ids(&claimed), ids(&entries), "what was claimed");
+    b.acks(&receipts(&claimed)).await
+}
+
+async fn what_consumers_have_left_is_adopted_by_an_owner(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 3).await?;
+    let mut entries = a.take(2).await?;
+    entries.extend(b.take(1).await?);
+    let mut owner = h.owner(&only(&topic), "group").await?;
+    owner.nothing("others have everything").await?;
+    equal!(h.backend.shared.adopt(&owner.lease, LONG, 10).await?, 0, "adopted at once");
+    let mut patience = h.patience("what others have left to be adopted");
+    let mut adopted = 0;
+    while adopted < 3 {
+        let more = h.backend.shared.adopt(&owner.lease, BRIEF, 2).await?;
+        ensure!(more <= 2, "{more} entries were adopted, 2 were asked for");
+        adopted += more;
+        patience.pause().await?;
+    }
+    owner.reopen().await?;
+    let pending = owner.take(3).await?;
+    equal!(ids(&pending), ids(&entries), "what is pending");
+    equal!(
+        a.settle(&receipts(&entries[..1]), &Settlement::Ack).await?.applied,
+        0,
+        "settled by who had it before"
+    );
+    owner.ack(&pending).await?;
+    equal!(h.backend.shared.adopt(&owner.lease, Duration::ZERO, 10).await?, 0, "adopted from nobody");
+    Ok(())
+}
+
+async fn adopting_is_fenced(h: Harness) -> Verdict {
+    let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
+    h.append_n(&only(&topic), 1).await?;
+    let entries = a.take(1).await?;
+    let before = h.brief_owner(&only(&topic), "group", BRIEF).await?;
+    let next = h.takeover(&before.lease).await?;
+    let adopted = h.backend.shared.adopt(&before.lease, Duration::ZERO, 10).await;
+    refused(adopted, ErrorKind::Fenced, "adopting with a lost lease")?;
+    equal!(next.lease.partition()?.0.partition, Partition(0), "the partition of the next owner");
+    a.acks(&receipts(&entries)).await
+}
+
+async fn a_claim_tells_ghosts(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    let appended = h.append_n(&only(&topic), 2).await?;
+    let entries = a.take(2).await?;
+    h.operator()?.delete_entry(&only(&topic), appended[0]).await?;
+    let claimed = b.claim(&[], Duration::ZERO, 10).await?;
+    equal!(claimed.abandoned.ghosts, [entries[0].receipt], "ghosts");
+    equal!(receipts(&claimed.abandoned.entries), [entries[1].receipt], "what is whole");
+    b.acks(&receipts(&claimed.abandoned.entries)).await?;
+    let pending = h.backend.catalog.stats(&topic, &a.seat.group).await?[0].pending;
+    equal!(pending, 0, "pending entries, ghosts among them");
+    b.reopen().await?;
+    b.nothing("nothing is left").await
+}

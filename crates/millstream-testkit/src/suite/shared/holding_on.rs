@@ -1,0 +1,149 @@
+//! Settling and extending: only what stands under one's own name.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use millstream_core::log::{Receipt, Settled};
+use millstream_core::{MessageId, Partition, Reason, Settlement};
+
+use super::{ids, only, receipts, sharers, suite};
+use crate::case::{Verdict, ensure, equal};
+use crate::harness::{BRIEF, Harness, LONG};
+use crate::owner::{dead, hold, note, retry};
+
+suite!("shared":
+    only_what_one_has_can_be_settled,
+    a_shared_entry_is_settled_once,
+    a_shared_dead_letter_is_kept,
+    what_is_extended_is_not_claimed,
+    what_is_lost_cannot_be_extended,
+    to_extend_is_not_to_hand_out,
+    what_is_given_back_is_claimed_at_once_and_never_by_others,
+);
+
+async fn only_what_one_has_can_be_settled(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 5).await?;
+    let (of_a, of_b) = (a.take(4).await?, b.take(1).await?);
+    let origin = of_a[0].receipt.id;
+    let says =
+        [Settlement::Ack, retry(&of_a[0], LONG), dead(Reason::Rejected, 1, origin), hold(2, Duration::ZERO)];
+    for (entry, says) in of_a.iter().zip(&says) {
+        let stale = b.settle(&[entry.receipt], says).await?;
+        equal!(stale, Settled { applied: 0, stale: 1 }, "another's {says:?}");
+    }
+    // In one batch with what is its own.
+    let mixed = b.settle(&[of_a[0].receipt, of_b[0].receipt], &Settlement::Ack).await?;
+    equal!(mixed, Settled { applied: 1, stale: 1 }, "a batch with an entry of another");
+    let stats = h.backend.catalog.stats(&topic, &a.seat.group).await?;
+    equal!(
+        (stats[0].pending, stats[0].retrying, stats[0].dead),
+        (4, 0, 0),
+        "what another did to the entries of a"
+    );
+    for (entry, says) in of_a.iter().zip(&says) {
+        let settled = a.settle(&[entry.receipt], says).await?;
+        equal!(settled, Settled { applied: 1, stale: 0 }, "one's own {says:?}");
+    }
+    let stats = h.backend.catalog.stats(&topic, &a.seat.group).await?;
+    equal!((stats[0].pending, stats[0].retrying, stats[0].dead), (1, 1, 1), "what a did");
+    a.reopen().await?;
+    let held = a.take(1).await?;
+    let noted = held[0].note.as_ref().map(|it| (it.attempt, it.suspicions));
+    let expected = note(2, Duration::ZERO);
+    equal!((held[0].receipt, noted), (of_a[3].receipt, Some((2, expected.suspicions))), "what is held");
+    Ok(())
+}
+
+async fn a_shared_entry_is_settled_once(h: Harness) -> Verdict {
+    let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
+    h.append_n(&only(&topic), 3).await?;
+    let entries = a.take(3).await?;
+    let unknown = Receipt { id: MessageId::new(1, 1), ..entries[0].receipt };
+    equal!(
+        a.settle(&[unknown], &Settlement::Ack).await?,
+        Settled { applied: 0, stale: 1 },
+        "an unknown entry"
+    );
+    for applied in [3, 0] {
+        let settled = a.settle(&receipts(&entries), &Settlement::Ack).await?;
+        equal!(settled, Settled { applied, stale: 3 - applied }, "three acks");
+    }
+    a.reopen().await?;
+    a.nothing("everything is settled").await
+}
+
+async fn a_shared_dead_letter_is_kept(h: Harness) -> Verdict {
+    let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
+    let appended = h.append_n(&only(&topic), 1).await?;
+    let entries = a.take(1).await?;
+    a.settle(&receipts(&entries), &dead(Reason::Rejected, 3, appended[0])).await?;
+    let letters = h.backend.dead_letters.list(&only(&topic), &a.seat.group, MessageId::ZERO, 9).await?;
+    let [letter] = &letters[..] else { return Err(crate::case::Violation::new(format!("{letters:?}"))) };
+    equal!((letter.origin, letter.attempts), (appended[0], 3), "origin and attempts of the dead letter");
+    equal!(letter.body, entries[0].fields, "its body");
+    Ok(())
+}
+
+async fn what_is_extended_is_not_claimed(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 2).await?;
+    let entries = a.take(2).await?;
+    let (kept, left) = (entries[0].receipt, entries[1].receipt);
+    let mut patience = h.patience("an entry that nobody extends to be claimed");
+    loop {
+        equal!(a.extend(&[kept]).await?, BTreeSet::new(), "entries that are lost");
+        let claimed = b.claim(&[], BRIEF, 10).await?.abandoned.entries;
+        if !claimed.is_empty() {
+            equal!(receipts(&claimed), [left], "what was claimed");
+            return a.acks(&[kept]).await;
+        }
+        patience.pause().await?;
+    }
+}
+
+async fn what_is_lost_cannot_be_extended(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 3).await?;
+    let of_a = receipts(&a.take(3).await?);
+    a.acks(&of_a[..1]).await?;
+    let claimed = receipts(&b.claims(&[], Duration::ZERO, 1).await?);
+    let lost: BTreeSet<_> = [of_a[0], claimed[0]].into();
+    for _ in 0..2 {
+        equal!(a.extend(&of_a).await?, lost, "entries that a has no more");
+    }
+    equal!(b.extend(&claimed).await?, BTreeSet::new(), "entries that b has lost");
+    b.acks(&claimed).await?;
+    let kept: Vec<_> = of_a.into_iter().filter(|receipt| !lost.contains(receipt)).collect();
+    a.acks(&kept).await
+}
+
+async fn to_extend_is_not_to_hand_out(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 1).await?;
+    let entries = receipts(&a.take(1).await?);
+    for _ in 0..3 {
+        equal!(a.extend(&entries).await?, BTreeSet::new(), "entries that are lost");
+    }
+    equal!(b.claims(&[], Duration::ZERO, 1).await?[0].deliveries, 2, "deliveries of a claimed entry");
+    Ok(())
+}
+
+async fn what_is_given_back_is_claimed_at_once_and_never_by_others(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b, mut c]) = sharers(&h, 1, ["a", "b", "c"]).await?;
+    h.append_n(&only(&topic), 3).await?;
+    let entries = a.take(3).await?;
+    h.backend.shared.give_back(&a.seat, Partition(0), &receipts(&entries[..2])).await?;
+    h.backend.shared.give_back(&b.seat, Partition(0), &receipts(&entries[2..])).await?;
+    let claimed = b.claim(&["a"], LONG, 10).await?;
+    ensure!(claimed.given_back.entries.is_empty(), "the living are robbed: {claimed:?}");
+    let claimed = b.claim(&[], LONG, 10).await?;
+    equal!(ids(&claimed.given_back.entries), ids(&entries[..2]), "what was given back");
+    ensure!(claimed.given_back.pending, "it looks like new");
+    equal!(claimed.abandoned.entries.len(), 0, "entries that somebody died over");
+    let claimed = c.claim(&[], LONG, 10).await?;
+    let count = claimed.given_back.entries.len() + claimed.abandoned.entries.len();
+    equal!(count, 0, "entries that can be claimed once more");
+    b.acks(&receipts(&entries[..2])).await?;
+    a.acks(&receipts(&entries[2..])).await
+}

@@ -1,0 +1,37 @@
+-- extend: says that a consumer among many still has entries, or that it will not begin with them.
+-- KEYS[1] stream STREAM the log or retry log that the entries were read from
+-- ARGV[1] group that reads
+-- ARGV[2] consumer that has them
+-- ARGV[3] idle_ms for how long nobody shall count as having touched them: 0, or very long for what is given back
+-- ARGV[4] ids... of the entries, at most 500
+-- returns the ids of those that do not stand under its name, or are deleted
+local stream = KEYS[1]
+local group, consumer, idle_ms = ARGV[1], ARGV[2], ARGV[3]
+
+local ours, lost = {}, {}
+for at = 4, #ARGV do
+  local id = ARGV[at]
+  local pending = redis.pcall('XPENDING', stream, group, id, id, 1, consumer)
+  if pending.err and not string.find(pending.err, 'NOGROUP', 1, true) then
+    return pending
+  end
+  local list = #pending > 0 and ours or lost
+  list[#list + 1] = id
+end
+if #ours == 0 then
+  return lost
+end
+local count, kept = #ours, {}
+for _, option in ipairs({ 'IDLE', idle_ms, 'JUSTID' }) do
+  ours[#ours + 1] = option
+end
+-- JUSTID: how often they were handed out stays. What is deleted leaves the pending list.
+for _, id in ipairs(redis.call('XCLAIM', stream, group, consumer, 0, unpack(ours))) do
+  kept[id] = true
+end
+for at = 1, count do
+  if not kept[ours[at]] then
+    lost[#lost + 1] = ours[at]
+  end
+end
+return lost
