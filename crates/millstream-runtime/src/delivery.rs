@@ -61,8 +61,9 @@ impl<T> Delivery<T> {
         self.about.attempt
     }
 
-    /// How often this entry was handed out, this time included. More than 1 means that a consumer died or lost
-    /// its partition with the message in hand: it may have been handled.
+    /// How often this entry was read from the server, this time included. 1 means that nobody had it before. More
+    /// than 1 means that it may have been handled: an owner died or lost its partition with the message in hand; or
+    /// gave it back before it had begun it, or read it again after a lost reply.
     pub fn deliveries(&self) -> u32 {
         self.about.deliveries
     }

@@ -102,7 +102,7 @@ fn watch(backend: &Backend, watching: &AtomicBool) -> (usize, std::collections::
             match runtime.block_on(backend.leases.holder(&resource)).expect("holder") {
                 Some(holder) => _ = epochs.insert((partition, holder.epoch)),
                 None => {
-                    assert!(epochs.iter().all(|(owned, _)| *owned != partition), "{partition} has run out")
+                    assert!(epochs.iter().all(|(owned, _)| *owned != partition), "{partition} has run out");
                 }
             }
         }

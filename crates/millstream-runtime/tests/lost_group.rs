@@ -6,8 +6,8 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::Outcome;
 use millstream_core::policy::Fixed;
+use millstream_core::{ErrorKind, Outcome, Start};
 use millstream_runtime::{ConsumerBuilder, Delivery, RetryOrder};
 use support::*;
 use tokio::sync::Semaphore;
@@ -46,8 +46,7 @@ async fn destroyed_under(
     until(&seen, 11).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     consumer.shutdown().await;
-    let calls = seen.lock().expect("lock").clone();
-    calls
+    seen.lock().expect("lock").clone()
 }
 
 fn calls_of(calls: &[(u64, u32)], value: u64) -> Vec<u32> {
@@ -82,4 +81,43 @@ async fn what_waits_in_its_place_keeps_its_place_and_its_attempt() {
     let mut order: Vec<u64> = calls.iter().map(|(value, _)| *value).collect();
     order.dedup();
     assert_eq!(order, (0..10).collect::<Vec<_>>());
+}
+
+/// Somebody else creates the group again in time, so that the settlement finds it, and nothing pending; and it is
+/// destroyed once more before the reader has come by.
+#[tokio::test(start_paused = true)]
+async fn what_was_stale_because_the_group_was_new_is_handled_again() {
+    let bench = bench();
+    produce(&bench, 4).await;
+    let (tp, group) = (partition(), "g".parse().expect("name"));
+    let seen = Seen::default();
+    let go_on = Arc::new(Semaphore::new(0));
+    let consumer = bench.consumer(NUMBERS, "g").prefetch(1).start({
+        let (seen, go_on) = (seen.clone(), go_on.clone());
+        move |delivery: Delivery<u64>| {
+            let fails = *delivery == 3 && count(&seen) == 3;
+            note(&seen, &delivery);
+            let go_on = go_on.clone();
+            async move {
+                if !fails {
+                    return Outcome::Ack;
+                }
+                go_on.acquire().await.expect("open").forget();
+                Outcome::dead_letter("no")
+            }
+        }
+    });
+    let consumer = consumer.await.expect("started");
+    until(&seen, 4).await;
+    assert!(bench.memory.operator().destroy_group(&tp, &group));
+    let topic = bench.backend.catalog.topic(&tp.topic).await.expect("a topic");
+    bench.backend.catalog.create_group(&topic, &group, Start::Earliest).await.expect("created again");
+    bench.log.fetch_failures.lock().expect("lock").push_back(ErrorKind::Unavailable);
+    go_on.add_permits(1);
+    bench.told.wait_for("Failing { operation: \"fetch\"").await;
+    assert!(bench.memory.operator().destroy_group(&tp, &group));
+    until(&seen, 5).await;
+    consumer.shutdown().await;
+    let calls = seen.lock().expect("lock").clone();
+    assert_eq!(calls_of(&calls, 3), [1, 1], "{calls:?}");
 }

@@ -86,6 +86,8 @@ async fn one_that_was_away_settles_nothing_that_others_have() {
     team.send(0..3).await;
     team.begun("a", 2).await;
     let b = team.join("b", quick, few).await;
+    // So that what it asks when it is back takes longer than to start a handler.
+    a.link.latency.store(50, std::sync::atomic::Ordering::Relaxed);
     a.link.freeze();
     tokio::time::sleep(3 * TTL).await;
     assert_eq!(team.done().len(), 3, "b has done it all");
@@ -101,7 +103,8 @@ async fn one_that_was_away_settles_nothing_that_others_have() {
     eventually(|| (10..16).all(|number| team.done().contains_key(&number)), || "it works again".into()).await;
     team.assert_at_rest().await;
     let (a, b) = (a.leave().await, b.leave().await);
-    assert_eq!(a.acked + b.acked, 9, "each once");
+    // Two handlers of a ended when they could not know yet that it was too late.
+    assert!(b.acked >= 3 && (9..=11).contains(&(a.acked + b.acked)), "{a:?} {b:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -111,6 +114,7 @@ async fn a_handler_is_told_when_nobody_can_say_any_more_that_its_message_is_ours
     let a = team.join("a", slow, few).await;
     team.send(0..1).await;
     let began = team.begun("a", 1).await[0].began;
+    let b = team.join("b", quick, few).await;
     a.link.lose_renewals.store(2, std::sync::atomic::Ordering::Relaxed);
     tokio::time::sleep(2 * TTL).await;
     assert!(team.calls()[0].ended.is_none(), "two lost requests do no harm");
@@ -118,6 +122,9 @@ async fn a_handler_is_told_when_nobody_can_say_any_more_that_its_message_is_ours
     eventually(|| team.calls()[0].ended.is_some(), || "told".into()).await;
     let (ended, told) = team.calls()[0].ended.expect("ended");
     assert!(told && ended - began < 3 * TTL + TTL, "{:?}", ended - began);
+    tokio::time::sleep(3 * TTL).await;
+    assert_eq!(team.calls().iter().filter(|call| call.by == "b").count(), 0, "a is heard of: nobody robs it");
+    b.leave().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,6 +140,8 @@ async fn failures_come_back_to_anybody_and_die_at_the_end() {
     };
     let set = |builder| few(builder).retry(Fixed::new(MS(300)).attempts(3));
     let mates = join_all(["a", "b", "c", "d", "e", "f"].map(|name| team.join(name, fails, set))).await;
+    // By then everybody has its partitions, and upkeep has nothing to do.
+    tokio::time::sleep(5 * SECOND).await;
     team.send(0..30).await;
     eventually(|| team.calls().len() == 60, || format!("60 calls, {:#?}", team.calls().len())).await;
     team.assert_at_rest().await;
@@ -207,6 +216,26 @@ async fn who_leaves_gives_back_at_once_what_it_has_not_begun() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_leaves_keeps_what_it_has_begun_and_nothing_that_waits_for_its_turn() {
+    let team = Team::new(2);
+    let slow = |_: &Delivery<u64>| (3 * TTL, Outcome::Ack);
+    let set = |builder| few(builder).max_handlers(1).shutdown_timeout(4 * TTL);
+    let a = team.join("a", slow, set).await;
+    team.send(0..3).await;
+    team.begun("a", 1).await;
+    let b = team.join("b", quick, few).await;
+    tokio::time::sleep(SECOND).await;
+    let leaving = tokio::spawn(a.leave());
+    team.all_done(2).await;
+    tokio::time::sleep(2 * TTL).await;
+    assert_eq!(team.calls().len(), 3, "it has left the group, and is at work: {:#?}", team.calls());
+    let report = leaving.await.expect("no panic");
+    assert_eq!((report.acked, report.handed_back), (1, 2));
+    team.assert_at_rest().await;
+    b.leave().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn handlers_that_do_not_end_are_given_up() {
     let team = Team::new(1);
     let endless = |_: &Delivery<u64>| (100_000 * SECOND, Outcome::Ack);
@@ -237,6 +266,7 @@ async fn lost_replies_lose_no_message() {
     let died = Instant::now();
     team.all_done(6).await;
     assert!(died.elapsed() <= 2 * TTL, "{:?}", died.elapsed());
+    assert_eq!(team.told.lines("the reply is lost"), 1, "{:#?}", team.told.all());
     team.assert_at_rest().await;
     a.leave().await;
 }
@@ -325,6 +355,54 @@ async fn a_pause_holds_what_is_ready_and_keeps_it() {
     assert!(matches!(refused.kind(), ErrorKind::Unsupported | ErrorKind::NotFound), "{refused}");
     a.leave().await;
     b.leave().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_pulled_is_kept_and_can_be_asked_for() {
+    let team = Team::new(2);
+    let (link, builder) = team.builder("a");
+    let puller = few(builder).pull().await.expect("a puller");
+    team.send(0..3).await;
+    let one = puller.next().await.expect("a message");
+    let two = puller.next().await.expect("a message");
+    assert_eq!((one.epoch(), two.deliveries()), (0, 1));
+    let b = team.join("b", quick, few).await;
+    tokio::time::sleep(2 * TTL).await;
+    one.extend().await.expect("ours");
+    link.freeze();
+    tokio::time::sleep(2 * TTL).await;
+    link.thaw();
+    assert_eq!(one.extend().await.expect_err("claimed").kind(), ErrorKind::Fenced);
+    eventually(|| two.is_cancelled(), || "the other is told by itself".into()).await;
+    one.ack();
+    two.ack();
+    team.all_done(3).await;
+    team.assert_at_rest().await;
+    assert_eq!(team.calls().len(), 3, "b has done it");
+    puller.shutdown().await;
+    b.leave().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn batches_are_of_one_partition_and_wait_to_be_filled() {
+    let team = Team::new(2);
+    let (_, builder) = team.builder("a");
+    let sizes = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let seen = sizes.clone();
+    let set = few(builder).prefetch(100);
+    let consumer = set.start_batch((5, MS(200)), move |batch: millstream_runtime::Batch<u64>| {
+        let partitions: BTreeSet<_> = batch.iter().map(|it| it.topic_partition().clone()).collect();
+        seen.lock().expect("lock").push((batch.len(), partitions.len()));
+        async {}
+    });
+    let consumer = consumer.await.expect("started");
+    team.send(0..26).await;
+    let count = || sizes.lock().expect("lock").iter().map(|(size, _)| size).sum::<usize>();
+    eventually(|| count() == 26, || format!("{:?}", sizes.lock().expect("lock"))).await;
+    let mut sizes = sizes.lock().expect("lock").clone();
+    sizes.sort_unstable();
+    assert_eq!(sizes, [(3, 1), (3, 1), (5, 1), (5, 1), (5, 1), (5, 1)]);
+    assert_eq!(consumer.shutdown().await.acked, 26);
 }
 
 #[tokio::test(start_paused = true)]

@@ -182,7 +182,7 @@ impl Client {
     pub async fn awake(&self) {
         self.until(|link| !link.paused || link.killed).await;
         if self.is_killed() {
-            pending().await
+            pending::<()>().await;
         }
     }
 

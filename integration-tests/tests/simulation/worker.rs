@@ -19,7 +19,7 @@ use crate::teller::Teller;
 /// A consumer, in one of its styles.
 pub(crate) enum Worker {
     Hears(Consumer),
-    Pulls(Puller<u64>, Handler),
+    Pulls(Box<Puller<u64>>, Box<Handler>),
 }
 
 /// What handlers have.
@@ -58,7 +58,7 @@ impl Worker {
                     })
                     .await?,
             ),
-            Style::Pulls => Self::Pulls(builder.pull().await?, handler),
+            Style::Pulls => Self::Pulls(Box::new(builder.pull().await?), Box::new(handler)),
         })
     }
 

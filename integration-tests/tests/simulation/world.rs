@@ -124,7 +124,7 @@ async fn simulate(
     nemesis.act().await;
 
     history.record(Event::Fault("all heals".into()));
-    for instance in &nemesis.instances {
+    for instance in nemesis.instances.iter().chain(&nemesis.leaving) {
         history.record(Event::Resumed(instance.name.clone()));
     }
     chaos.heal();

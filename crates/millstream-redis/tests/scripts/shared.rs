@@ -107,7 +107,9 @@ async fn nothing_but_the_one_word_passes_the_fence_by() {
     ];
     bench.backend.release(&bench.lease).await.expect("released");
     let token = bench.lease.token.to_string();
-    for (mode, who) in [("lease", ""), ("lease", &token), ("", ""), ("", "owner"), ("Consumer", "owner"), ("x", "x")] {
+    for (mode, who) in
+        [("lease", ""), ("lease", &token), ("", ""), ("", "owner"), ("Consumer", "owner"), ("x", "x")]
+    {
         for (script, keys, args) in &settles {
             let mut cmd = redis::cmd("EVAL");
             cmd.arg(script.source).arg(keys.len());
@@ -188,7 +190,10 @@ async fn what_a_lost_request_takes_later_is_found_too() {
     let block = Duration::from_millis(500);
     let dropped = tokio::time::timeout(Duration::from_millis(50), reader.fetch(10, block)).await;
     assert!(dropped.is_err(), "nothing came so far");
-    assert!(reader.fetch(10, NOW).await.expect("fetched").is_empty(), "it has started over, and found nothing");
+    assert!(
+        reader.fetch(10, NOW).await.expect("fetched").is_empty(),
+        "it has started over, and found nothing"
+    );
     let appended = bench.append_many(1).await;
     let (log, group) = (bench.log(), bench.group.clone());
     bench.cmd(&format!("XREADGROUP GROUP {group} a STREAMS {log} >")).await;
@@ -272,8 +277,7 @@ async fn out_of_memory_consumers_get_on() {
     assert_eq!(read.entries.len(), 5);
     let (a, b, of) = (seat(&bench, "a"), seat(&bench, "b"), receipts(&read));
     assert!(bench.backend.extend(&a, P, &of).await.expect("extended").is_empty());
-    let batch =
-        [(of[0], Settlement::Ack), (of[1], retry(NOW, 2, appended[1])), (of[2], dead(appended[2]))];
+    let batch = [(of[0], Settlement::Ack), (of[1], retry(NOW, 2, appended[1])), (of[2], dead(appended[2]))];
     assert_eq!(bench.backend.settle_shared(&a, P, &batch).await.expect("settled").applied, 3);
     bench.backend.give_back(&a, P, &of[3..4]).await.expect("given back");
     let claimed = bench.backend.claim(&b, P, &[], NOW, 10).await.expect("claimed");

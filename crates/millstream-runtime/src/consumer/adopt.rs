@@ -3,6 +3,7 @@
 //! Consumers that shared the partition left it there, or somebody by hand. Nobody else would ever look at it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_core::error::{ErrorKind, Result};
 use tokio::time::Instant;
@@ -29,6 +30,11 @@ impl Adopter {
             Err(_) => context.trouble("adopt"),
         };
         Self { context, guard, due: Instant::now(), trouble }
+    }
+
+    /// How long until it is time again.
+    pub(super) fn due_in(&self) -> Duration {
+        self.due.saturating_duration_since(Instant::now())
     }
 
     /// Looks if it is time. True if a new reader will find more among what is pending. An error that is this one's alone

@@ -56,10 +56,19 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         Fut::Output: IntoOutcome,
     {
         match topic.spec() {
+            Ok(spec) if self.has(&spec) => {
+                let message = format!("topic {} is there twice: its messages go to one handler", spec.name);
+                self.problems.push(Error::new(ErrorKind::InvalidConfig, message));
+            }
             Ok(spec) => self.also.push((spec, handler::erase(topic.codec(), handler))),
             Err(error) => self.problems.push(error),
         }
         self
+    }
+
+    fn has(&self, other: &TopicSpec) -> bool {
+        let first = self.topic.spec().is_ok_and(|spec| spec.name == other.name);
+        first || self.also.iter().any(|(spec, _)| spec.name == other.name)
     }
 
     /// All settings at once.

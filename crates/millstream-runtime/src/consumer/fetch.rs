@@ -121,7 +121,8 @@ impl Fetcher {
                 none.insert(self.context.backend.log.reader(self.guard.lease()).await?)
             }
         };
-        reader.fetch(room, self.context.config.max_wait).await
+        // No longer than until it is time to look at other names again.
+        reader.fetch(room, self.context.config.max_wait.min(self.adopter.due_in())).await
     }
 
     fn hand_on(&self, fetched: Fetched) -> Result<()> {

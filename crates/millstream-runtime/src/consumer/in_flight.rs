@@ -23,7 +23,7 @@ pub(super) struct InFlight {
 #[derive(Debug, Default)]
 struct State {
     held: BTreeSet<Receipt>,
-    /// What was held, is not settled, and will be read once more.
+    /// What was held, may not be settled, and then will be read once more.
     returning: BTreeSet<Receipt>,
     /// What the owner before may have died over, and has not been settled since.
     suspects: BTreeSet<Receipt>,
@@ -83,6 +83,8 @@ impl InFlight {
     pub(super) fn admit(&self, entries: Vec<Entry>) -> Vec<Entry> {
         let mut state = self.state();
         let mut entries = entries;
+        let newest = entries.iter().rfind(|entry| entry.receipt.source == Source::Log);
+        let newest = newest.map(|entry| entry.receipt);
         let mut doubtful = false;
         entries.retain(|entry| {
             let receipt = entry.receipt;
@@ -97,6 +99,10 @@ impl InFlight {
             state.returning.remove(&receipt);
             true
         });
+        if let (Some(newest), None) = (newest, &state.settled_meanwhile) {
+            // New entries come in order: what is below and was not among them is settled.
+            state.returning.retain(|receipt| *receipt > newest);
+        }
         drop(state);
         if doubtful {
             // Most likely the list was read before the settlement. But a settlement may also have come too early, for a
@@ -120,10 +126,12 @@ impl InFlight {
         self.freed.notify_one();
     }
 
-    /// These are not settled, but are not held any more either: they are to be read once more.
+    /// These are not settled for all we know, and are not held any more: if they are not, they are read once more.
+    /// Until that is known nothing above them counts as settled.
     pub(super) fn hand_back(&self, receipts: impl Iterator<Item = Receipt>) {
         let mut state = self.state();
         for receipt in receipts {
+            state.suspects.remove(&receipt);
             if state.held.remove(&receipt) {
                 state.returning.insert(receipt);
             }
@@ -176,8 +184,7 @@ impl InFlight {
 
     /// How many are read and not settled.
     pub(super) fn unsettled(&self) -> usize {
-        let state = self.state();
-        state.held.len() + state.returning.len()
+        self.state().held.len()
     }
 
     /// Everything of the log up to this id is settled; `0-0` if nothing is known.
@@ -252,10 +259,23 @@ mod tests {
         in_flight.let_go().await;
         in_flight.settled([entry(7).receipt].into_iter());
         assert_eq!(in_flight.frontier(), MessageId::new(5, 0).previous());
-        assert_eq!(in_flight.unsettled(), 1);
         assert_eq!(ids(&in_flight.admit(vec![entry(5)])), [5]);
         in_flight.settled([entry(5).receipt].into_iter());
         assert_eq!(in_flight.frontier(), MessageId::new(7, 0));
+    }
+
+    #[test]
+    fn what_was_settled_after_all_is_known_when_what_is_new_comes() {
+        let in_flight = InFlight::new(8, 100);
+        in_flight.admit(vec![entry(5)]);
+        in_flight.hand_back([entry(5).receipt].into_iter());
+        in_flight.begin_rewind();
+        in_flight.admit(vec![entry(6)]);
+        assert_eq!(in_flight.frontier(), MessageId::new(5, 0).previous(), "that was pending");
+        in_flight.settled([entry(6).receipt].into_iter());
+        in_flight.end_rewind();
+        in_flight.admit(vec![entry(9)]);
+        assert_eq!(in_flight.frontier(), MessageId::new(9, 0).previous());
     }
 
     #[test]

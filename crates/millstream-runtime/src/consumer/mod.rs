@@ -66,6 +66,7 @@ use crate::report::Report;
 /// A running consumer. Errors of the server never end it: it tells, pauses and goes on.
 ///
 /// Dropping it stops it in the background, as [`shutdown`](Consumer::shutdown) does without the waiting.
+#[must_use = "a consumer that is dropped stops: keep it, and end it with `shutdown`"]
 pub struct Consumer {
     context: Arc<Context>,
     task: Option<JoinHandle<()>>,

@@ -94,7 +94,6 @@ impl<T> Puller<T> {
     }
 
     /// The consumer beneath: to pause it, to move it, to see how it is.
-    #[must_use]
     pub fn consumer(&self) -> &Consumer {
         &self.consumer
     }

@@ -107,12 +107,8 @@ impl Settler {
     /// written when the reader has come by.
     async fn restore(&mut self, error: &Error) -> Result<()> {
         restore_group(&self.context, &self.guard, &self.in_flight, error).await?;
-        let lost = |(receipt, settlement): &(Receipt, Settlement)| {
-            receipt.source == Source::Log
-                && matches!(settlement, Settlement::Retry { .. } | Settlement::DeadLetter { .. })
-        };
-        self.in_flight
-            .hand_back(self.waiting.extract_if(.., |waiting| lost(waiting)).map(|(receipt, _)| receipt));
+        let lost = self.waiting.extract_if(.., |waiting| is_kept(waiting)).map(|(receipt, _)| receipt);
+        self.in_flight.hand_back(lost);
         Ok(())
     }
 
@@ -122,8 +118,15 @@ impl Settler {
         let settled = self.context.backend.log.settle(lease, &self.waiting[from..]).await?;
         let batch: Vec<_> = self.waiting.drain(from..).collect();
         let is_note = |settlement: &Settlement| matches!(settlement, Settlement::Hold(_));
-        let done = batch.iter().filter(|(_, settlement)| !is_note(settlement)).map(|(receipt, _)| *receipt);
-        self.in_flight.settled(done);
+        // What was stale may be done since long, or the group was just created again and has not handed it out yet. An
+        // ack needs nothing more; what is to be kept is not settled before that is known.
+        let doubtful = |waiting: &(Receipt, Settlement)| settled.stale > 0 && is_kept(waiting);
+        let done = batch.iter().filter(|waiting| !is_note(&waiting.1) && !doubtful(waiting));
+        self.in_flight.settled(done.map(|(receipt, _)| *receipt));
+        if settled.stale > 0 {
+            let doubtful = batch.iter().filter(|waiting| doubtful(waiting));
+            self.in_flight.hand_back(doubtful.map(|(receipt, _)| *receipt));
+        }
         for (receipt, _) in batch.iter().filter(|(_, settlement)| is_note(settlement)) {
             // A closed channel means that the dispatcher has ended.
             let _ = self.written.send(*receipt);
@@ -141,4 +144,10 @@ impl Settler {
         self.context.observer.observe(&Event::Settled { topic_partition, group, settled });
         Ok(())
     }
+}
+
+/// Whether an entry of the log is to be put elsewhere: nobody would read it again if that were forgotten.
+fn is_kept((receipt, settlement): &(Receipt, Settlement)) -> bool {
+    let moves = matches!(settlement, Settlement::Retry { .. } | Settlement::DeadLetter { .. });
+    receipt.source == Source::Log && moves
 }

@@ -137,8 +137,7 @@ impl Story {
             Event::Settled { origin, certain: false, .. } => {
                 self.perhaps.insert(origin.clone());
             }
-            Event::Settled { told: Told::Noted, .. } => {}
-            Event::Settled { origin, told, .. } => {
+            Event::Settled { origin, told, .. } if *told != Told::Noted => {
                 let (next, due) = match told {
                     Told::Again(attempt, after) => (Some(*attempt), at + *after),
                     _ => (None, at),
@@ -182,7 +181,7 @@ impl Story {
             Event::Killed(instance) => {
                 self.killed.insert(instance.clone());
             }
-            Event::Left { .. } | Event::Fault(_) | Event::Said { .. } => {}
+            Event::Settled { .. } | Event::Left { .. } | Event::Fault(_) | Event::Said { .. } => {}
         }
     }
 

@@ -160,7 +160,7 @@ async fn changes(paused: &mut Changes, grown: &mut watch::Receiver<u32>) {
     let grown = async {
         if grown.changed().await.is_err() {
             // Nobody looks any more: the end is near.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     };
     tokio::select! {

@@ -84,7 +84,7 @@ pub(super) async fn run(context: Arc<Subscription>) {
         sleep(context.shutdown_timeout()).await;
         tracing::warn!("handlers did not end in time and are given up");
         context.kill.cancel();
-        std::future::pending().await
+        std::future::pending::<()>().await;
     };
     tokio::select! {
         biased;

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use super::super::decide::{Attempt, Policies, decide};
-use super::super::handler::{Said, Verdict};
+use super::super::handler::Verdict;
 use super::super::job::{Job, handle};
 use super::super::owned::Owned;
 use super::super::suspects::{Plan, Suspect};
@@ -101,7 +101,7 @@ impl Work {
         if handled {
             for (owned, mut item) in std::mem::take(unit) {
                 match item.job.said.take() {
-                    Some(said) => self.finish(&owned, &item, said, started.elapsed()),
+                    Some(said) => self.finish(&owned, &item, said.verdict(), started.elapsed()),
                     None => unit.push((owned, item)),
                 }
             }
@@ -124,7 +124,7 @@ impl Work {
                 let origin = item.job.origin;
                 tracing::warn!(%topic_partition, %group, %origin, crashes, "given up: processes ended over it");
                 context.observer.observe(&Event::Crashed { topic_partition, group, origin, crashes });
-                self.finish(owned, item, Said::Own(Verdict::Crashed(crashes)), Duration::ZERO);
+                self.finish(owned, item, &Verdict::Crashed(crashes), Duration::ZERO);
                 unit.clear();
                 return;
             }
@@ -151,14 +151,14 @@ impl Work {
     }
 
     /// Judges what was said, and tells.
-    fn finish(&self, owned: &Owned, item: &Item, said: Said, elapsed: Duration) {
+    fn finish(&self, owned: &Owned, item: &Item, verdict: &Verdict, elapsed: Duration) {
         let Sharer { context, hand, .. } = &*self.sharer;
         let policies =
             Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
         let job = &item.job;
         let attempt =
             Attempt { number: job.attempt, origin: job.origin, entropy: fastrand::u64(..), in_place: None };
-        let (settlement, handled) = decide(said.verdict(), attempt, &policies);
+        let (settlement, handled) = decide(verdict, attempt, &policies);
         if !hand.say(item.key()) {
             // Somebody else has it: what was said comes too late.
             return;

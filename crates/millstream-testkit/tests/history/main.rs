@@ -1,0 +1,9 @@
+//! Every check can fail: a good history is told without a breach, and each of these bad ones breaks its rule.
+#![allow(missing_docs)]
+
+mod story;
+
+mod delivery;
+mod ending;
+mod order;
+mod ownership;
