@@ -220,12 +220,10 @@ async fn what_the_server_lost_in_a_failover_is_told() {
     eventually(|| consumer.report().acked == 4, || "four".into()).await;
     bench.memory.operator().restore(&snapshot);
     let (from, to) = loop {
-        match events.next().await.expect("it is told") {
-            ConsumerEvent::TailLost { topic_partition, from, to } => {
-                assert_eq!(topic_partition, partition());
-                break (from, to);
-            }
-            _ => {}
+        let event = events.next().await.expect("it is told");
+        if let ConsumerEvent::TailLost { topic_partition, from, to } = event {
+            assert_eq!(topic_partition, partition());
+            break (from, to);
         }
     };
     assert!(from == lost[1] && to < lost[0], "{from} {to}");

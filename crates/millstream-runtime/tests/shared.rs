@@ -112,8 +112,9 @@ async fn a_handler_is_told_when_nobody_can_say_any_more_that_its_message_is_ours
     let team = Team::new(1);
     let slow = |_: &Delivery<u64>| (60 * SECOND, Outcome::Ack);
     let a = team.join("a", slow, few).await;
-    team.send(0..1).await;
-    let began = team.begun("a", 1).await[0].began;
+    // Two in handlers, and one that is ready.
+    team.send(0..3).await;
+    let began = team.begun("a", 2).await[0].began;
     let b = team.join("b", quick, few).await;
     a.link.lose_renewals.store(2, std::sync::atomic::Ordering::Relaxed);
     tokio::time::sleep(2 * TTL).await;
@@ -225,8 +226,9 @@ async fn who_leaves_keeps_what_it_has_begun_and_nothing_that_waits_for_its_turn(
     team.begun("a", 1).await;
     let b = team.join("b", quick, few).await;
     tokio::time::sleep(SECOND).await;
-    let leaving = tokio::spawn(a.leave());
+    let (leaving, left) = (tokio::spawn(a.leave()), Instant::now());
     team.all_done(2).await;
+    assert!(left.elapsed() <= 2 * SECOND, "{:?}", left.elapsed());
     tokio::time::sleep(2 * TTL).await;
     assert_eq!(team.calls().len(), 3, "it has left the group, and is at work: {:#?}", team.calls());
     let report = leaving.await.expect("no panic");
@@ -261,7 +263,7 @@ async fn lost_replies_lose_no_message() {
     team.send(0..6).await;
     team.begun("b", 2).await;
     // What a claims from b comes to it though the answer is lost.
-    a.link.lose_grants.store(1, std::sync::atomic::Ordering::Relaxed);
+    a.link.lose_claims.store(1, std::sync::atomic::Ordering::Relaxed);
     b.die();
     let died = Instant::now();
     team.all_done(6).await;

@@ -32,6 +32,8 @@ pub struct Link {
     hangs: Mutex<Option<&'static str>>,
     /// So many replies to requests for a lease are lost.
     pub lose_grants: AtomicUsize,
+    /// So many replies that bring what was claimed are lost.
+    pub lose_claims: AtomicUsize,
     /// How many milliseconds a request takes to get through, at most.
     pub latency: AtomicU64,
     /// While this holds, nothing is sent and no answer is seen, as in a process that is stopped.
@@ -78,10 +80,10 @@ impl Link {
         }
         let latency = self.latency.load(Ordering::Relaxed);
         let answer = async {
+            self.awake().await;
             if latency > 0 {
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(0..=latency))).await;
             }
-            self.awake().await;
             let answer = call.await;
             self.awake().await;
             answer
@@ -284,7 +286,7 @@ impl Shared for Linked<dyn Shared> {
         max: usize,
     ) -> Result<Claimed> {
         let claimed = self.link.pass("claim", self.role.claim(seat, partition, alive, idle, max)).await?;
-        if !claimed.abandoned.entries.is_empty() && one_less(&self.link.lose_grants) {
+        if !claimed.abandoned.entries.is_empty() && one_less(&self.link.lose_claims) {
             return Err(Error::new(ErrorKind::Unconfirmed, "the reply is lost"));
         }
         Ok(claimed)

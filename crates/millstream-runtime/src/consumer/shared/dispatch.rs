@@ -209,8 +209,8 @@ impl Dispatcher {
         // When the time is over they give up by themselves.
         while let Some(ended) = self.running.join_next().await {
             self.ended(ended);
+            self.give_back().await;
         }
-        self.give_back().await;
     }
 
     async fn give_back(&mut self) {
