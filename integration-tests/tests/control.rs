@@ -35,7 +35,7 @@ async fn start(mq: &Millstream) -> (Consumer, Seen) {
     let consumer = mq.consumer(NUMBERS, "g").start({
         let seen = seen.clone();
         move |delivery: Delivery<u64>| {
-            seen.lock().expect("lock").push(*delivery);
+            seen.lock().expect("lock").push(delivery.payload);
             async {}
         }
     });
@@ -128,7 +128,7 @@ async fn what_fails_after_its_group_was_destroyed_is_handled_again() {
     let consumer = mq.consumer(NUMBERS, "g").prefetch(1).retry(retry).start({
         let (calls, go_on) = (calls.clone(), go_on.clone());
         move |delivery: Delivery<u64>| {
-            let fails = *delivery == 3 && calls.fetch_add(1, Ordering::Relaxed) == 0;
+            let fails = delivery.payload == 3 && calls.fetch_add(1, Ordering::Relaxed) == 0;
             let go_on = go_on.clone();
             async move {
                 if !fails {

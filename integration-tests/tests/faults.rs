@@ -53,7 +53,7 @@ impl Scene {
                 .retry(Fixed::new(Duration::from_millis(20)).attempts(4))
                 .lease_ttl(Duration::from_secs(2))
                 .start(move |delivery: Delivery<u64>| {
-                    let number = *delivery;
+                    let number = delivery.payload;
                     let first = delivery.attempt() == 1;
                     *handled.lock().expect("lock").entry(number).or_default() += 1;
                     async move {

@@ -40,8 +40,8 @@ async fn tells(told: &Told, what: &str) {
 async fn consumer(mq: &Millstream, seen: &Arc<Mutex<Vec<u64>>>) -> Consumer {
     let seen = seen.clone();
     let consumer = mq.consumer(NUMBERS, "g").start(move |delivery: Delivery<u64>| {
-        seen.lock().expect("lock").push(*delivery);
-        let number = *delivery;
+        seen.lock().expect("lock").push(delivery.payload);
+        let number = delivery.payload;
         async move { if number == 13 { Outcome::dead_letter("unlucky") } else { Outcome::Ack } }
     });
     consumer.await.expect("started")

@@ -13,7 +13,7 @@ type Counts = Arc<Mutex<BTreeMap<u64, u32>>>;
 
 fn count(counts: &Counts, delivery: &Delivery<u64>) -> u32 {
     let mut counts = counts.lock().expect("lock");
-    let count = counts.entry(**delivery).or_default();
+    let count = counts.entry(delivery.payload).or_default();
     *count += 1;
     *count
 }
@@ -40,7 +40,7 @@ async fn a_retry_or_replay_in_one_group_is_never_seen_by_the_other() {
             let failing = failing.clone();
             move |delivery: Delivery<u64>| {
                 let times = count(&failing, &delivery);
-                let number = *delivery;
+                let number = delivery.payload;
                 async move {
                     match (number % 3, times) {
                         // Fails twice, then works.
@@ -112,7 +112,7 @@ impl Seen {
 async fn instance(mq: &Millstream, topic: &Topic<u64>, group: &str, seen: &Arc<Seen>) -> Consumer {
     let seen = seen.clone();
     let consumer = mq.consumer(topic.clone(), group).start(move |delivery: Delivery<u64>| {
-        let key = (delivery.group().to_string(), *delivery);
+        let key = (delivery.group().to_string(), delivery.payload);
         *seen.handled.lock().expect("lock").entry(key).or_default() += 1;
         async {}
     });

@@ -42,10 +42,10 @@ impl Instance {
             let consumer = builder.start(move |delivery: Delivery<u64>| {
                 let (calls, name) = (calls.clone(), name.clone());
                 async move {
-                    calls.lock().expect("lock").push((*delivery, name.clone(), false));
+                    calls.lock().expect("lock").push((delivery.payload, name.clone(), false));
                     // It blocks its thread: there are two of these.
                     thread::sleep(takes);
-                    calls.lock().expect("lock").push((*delivery, name, true));
+                    calls.lock().expect("lock").push((delivery.payload, name, true));
                 }
             });
             consumer.await.expect("started")

@@ -1,7 +1,6 @@
 //! A message as a handler gets it.
 
 use std::fmt;
-use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,14 +8,18 @@ use millstream_core::{GroupName, Headers, MessageId, TopicPartition};
 
 use crate::consumer::Owned;
 
-/// A message as a handler gets it: the value, and where it comes from. It derefs to the value.
+/// A message as a handler gets it: the payload, and where it comes from.
+///
+/// It does not deref to its payload: `order.id()` and `order.is_cancelled()` would then be the delivery's, silently,
+/// where the order has methods of these names.
 #[derive(Clone)]
 pub struct Delivery<T> {
-    pub(crate) value: T,
+    /// What was sent.
+    pub payload: T,
     pub(crate) about: About,
 }
 
-/// Everything but the value.
+/// Everything but the payload.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     pub(crate) owned: Arc<Owned>,
@@ -30,9 +33,9 @@ pub(crate) struct About {
 }
 
 impl<T> Delivery<T> {
-    /// The value itself.
-    pub fn into_inner(self) -> T {
-        self.value
+    /// The payload alone.
+    pub fn into_payload(self) -> T {
+        self.payload
     }
 
     /// The topic and partition it was read from.
@@ -89,7 +92,7 @@ impl<T> Delivery<T> {
     /// # async fn transcode(_: &str) -> Result<(), String> { Ok(()) }
     /// async fn handle(film: Delivery<String>) -> Result<(), String> {
     ///     tokio::select! {
-    ///         done = transcode(&film) => done,
+    ///         done = transcode(&film.payload) => done,
     ///         () = film.cancelled() => Err("no longer ours".into()),
     ///     }
     /// }
@@ -114,15 +117,7 @@ impl<T> Delivery<T> {
     }
 }
 
-impl<T> Deref for Delivery<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.value
-    }
-}
-
-/// Without the value: it may be a secret.
+/// Without the payload: it may be a secret.
 impl<T> fmt::Debug for Delivery<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")

@@ -20,7 +20,7 @@ const SECOND: Duration = Duration::from_secs(1);
 type Batches = Arc<Mutex<Vec<Vec<(u64, u32)>>>>;
 
 fn remember(batches: &Batches, batch: &Batch<u64>) {
-    let values = batch.iter().map(|delivery| (**delivery, delivery.attempt())).collect();
+    let values = batch.iter().map(|delivery| (delivery.payload, delivery.attempt())).collect();
     batches.lock().expect("lock").push(values);
 }
 
@@ -75,7 +75,7 @@ async fn one_outcome_goes_for_all_and_policies_see_the_handlers_own_error() {
         let batches = batches.clone();
         move |batch: Batch<u64>| {
             remember(&batches, &batch);
-            let said = match *batch[0] {
+            let said = match batch[0].payload {
                 0 => "x".parse::<u64>().map(drop).map_err(millstream_core::BoxError::from),
                 _ if batch[0].attempt() == 1 => Err("busy".into()),
                 _ => Ok(()),
@@ -104,13 +104,13 @@ async fn each_can_have_its_own_outcome_and_a_wrong_number_fails_all() {
                 remember(&batches, &batch);
                 let mut outcomes: Vec<Outcome> = batch
                     .iter()
-                    .map(|number| match **number % 4 {
+                    .map(|number| match number.payload % 4 {
                         1 => Outcome::retry("no"),
                         2 => Outcome::dead_letter("never"),
                         _ => Outcome::Ack,
                     })
                     .collect();
-                if *batch[0] == 4 {
+                if batch[0].payload == 4 {
                     outcomes.pop();
                 }
                 async { outcomes }
@@ -237,8 +237,9 @@ async fn what_failed_in_a_batch_waits_in_its_place_and_comes_back_in_order() {
             let batches = batches.clone();
             move |batch: Batch<u64>| {
                 remember(&batches, &batch);
-                let fails =
-                    |n: &millstream_runtime::Delivery<u64>| **n % 2 == 1 && **n < 4 && n.attempt() < 3;
+                let fails = |n: &millstream_runtime::Delivery<u64>| {
+                    n.payload % 2 == 1 && n.payload < 4 && n.attempt() < 3
+                };
                 let said: Vec<_> = batch.iter().map(|n| if fails(n) { Err("no") } else { Ok(()) }).collect();
                 async { said }
             }
@@ -265,7 +266,7 @@ async fn suspects_come_alone() {
                 remember(&batches, &batch);
                 let link = link.clone();
                 async move {
-                    if batch.iter().any(|number| **number == 5) {
+                    if batch.iter().any(|number| number.payload == 5) {
                         link.cut();
                         for_ever().await;
                     }
@@ -297,7 +298,7 @@ async fn it_can_be_run_until_something() {
         move |batch: Batch<u64>| {
             let stop = stop.clone();
             async move {
-                if batch.last().is_some_and(|last| **last == 9) {
+                if batch.last().is_some_and(|last| last.payload == 9) {
                     stop.notify_one();
                 }
             }

@@ -129,7 +129,7 @@ async fn a_panic_is_a_failed_attempt_and_harms_nobody_else() {
             let seen = seen.clone();
             move |delivery: Delivery<u64>| {
                 note(&seen, &delivery);
-                let n = *delivery;
+                let n = delivery.payload;
                 async move { assert!(n % 10 != 3, "unlucky {n}") }
             }
         })

@@ -50,7 +50,7 @@ async fn a_dead_letter_that_cannot_be_stored_is_kept_and_does_not_hold_up_the_ot
             let seen = seen.clone();
             move |delivery: Delivery<u64>| {
                 note(&seen, &delivery);
-                let n = *delivery;
+                let n = delivery.payload;
                 async move { if n == 4 { Outcome::dead_letter("bad") } else { Outcome::Ack } }
             }
         })

@@ -327,7 +327,11 @@ async fn several_topics_share_the_handlers_of_a_consumer() {
                     let _turn = running.try_acquire().expect("no more than three at once");
                     count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     sleep(MS(50)).await;
-                    if *word == "7" && word.attempt() == 1 { Outcome::retry("once") } else { Outcome::Ack }
+                    if word.payload == "7" && word.attempt() == 1 {
+                        Outcome::retry("once")
+                    } else {
+                        Outcome::Ack
+                    }
                 }
             }
         });

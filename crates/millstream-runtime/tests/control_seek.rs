@@ -38,7 +38,7 @@ async fn half_way(bench: &Bench) -> Vec<MessageId> {
         let course = course.clone();
         move |delivery: Delivery<u64>| {
             drop(course.begin(&delivery));
-            let fails = *delivery % 100 == 5;
+            let fails = delivery.payload % 100 == 5;
             async move {
                 if fails { Outcome::retry_after(Duration::from_secs(3_600), "no") } else { Outcome::Ack }
             }

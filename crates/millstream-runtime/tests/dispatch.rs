@@ -125,7 +125,7 @@ async fn at_the_end_those_that_run_may_end_and_are_given_up_after_the_timeout() 
             move |delivery: Delivery<u64>| {
                 let running = course.begin(&delivery);
                 async move {
-                    let takes = if *delivery == 0 { 1_000_000 } else { 2 };
+                    let takes = if delivery.payload == 0 { 1_000_000 } else { 2 };
                     tokio::time::sleep(takes * SECOND).await;
                     drop(running);
                 }
@@ -156,7 +156,7 @@ async fn after_a_lost_lease_nothing_begins_and_those_that_run_are_told() {
                 assert!(!delivery.is_cancelled());
                 delivery.cancelled().await;
                 assert!(delivery.is_cancelled());
-                told.lock().expect("lock").insert(*delivery);
+                told.lock().expect("lock").insert(delivery.payload);
                 drop(running);
             }
         }
@@ -195,7 +195,7 @@ async fn after_an_outage_that_cost_nothing_handlers_that_begin_are_not_told_of_i
             async move {
                 let began_so = delivery.is_cancelled();
                 tokio::time::sleep(4 * SECOND).await;
-                told.lock().expect("lock").push((*delivery, began_so, delivery.is_cancelled()));
+                told.lock().expect("lock").push((delivery.payload, began_so, delivery.is_cancelled()));
             }
         }
     });
@@ -235,7 +235,7 @@ async fn a_handler_that_takes_too_long_is_dropped_and_has_failed() {
                 move |delivery: Delivery<u64>| {
                     let running = course.begin(&delivery);
                     async move {
-                        tokio::time::sleep(if *delivery == 2 { 60 * SECOND } else { MS(900) }).await;
+                        tokio::time::sleep(if delivery.payload == 2 { 60 * SECOND } else { MS(900) }).await;
                         drop(running);
                     }
                 }
@@ -262,7 +262,7 @@ async fn a_panic_beside_others_is_a_failed_attempt_of_its_message_alone() {
         .consumer(NUMBERS, "g")
         .concurrency(Concurrency::PerKey(8))
         .retry(Fixed::new(MS(1)).attempts(2))
-        .start(|delivery: Delivery<u64>| async move { assert!(*delivery % 10 != 3, "unlucky") })
+        .start(|delivery: Delivery<u64>| async move { assert!(delivery.payload % 10 != 3, "unlucky") })
         .await
         .expect("started");
     eventually(|| consumer.report().dead == 5, || format!("{:?}", consumer.report())).await;
@@ -288,7 +288,7 @@ async fn a_policy_that_panics_does_not_stop_the_partition() {
         .consumer(NUMBERS, "g")
         .retry(Broken(Mutex::new(0)))
         .start(|delivery: Delivery<u64>| async move {
-            if delivery.attempt() == 1 && *delivery == 1 { Err("no") } else { Ok(()) }
+            if delivery.attempt() == 1 && delivery.payload == 1 { Err("no") } else { Ok(()) }
         })
         .await
         .expect("started");

@@ -26,9 +26,9 @@ async fn destroyed_under(
     let handler = {
         let (seen, go_on) = (seen.clone(), go_on.clone());
         move |delivery: Delivery<u64>| {
-            let first = !seen.lock().expect("lock").iter().any(|(value, _)| *value == *delivery);
+            let first = !seen.lock().expect("lock").iter().any(|(value, _)| *value == delivery.payload);
             note(&seen, &delivery);
-            let (fails, go_on) = (*delivery == 3 && first, go_on.clone());
+            let (fails, go_on) = (delivery.payload == 3 && first, go_on.clone());
             async move {
                 if !fails {
                     return Outcome::Ack;
@@ -95,7 +95,7 @@ async fn what_was_stale_because_the_group_was_new_is_handled_again() {
     let consumer = bench.consumer(NUMBERS, "g").prefetch(1).start({
         let (seen, go_on) = (seen.clone(), go_on.clone());
         move |delivery: Delivery<u64>| {
-            let fails = *delivery == 3 && count(&seen) == 3;
+            let fails = delivery.payload == 3 && count(&seen) == 3;
             note(&seen, &delivery);
             let go_on = go_on.clone();
             async move {

@@ -26,7 +26,7 @@ fn failing(
     let course = course.clone();
     move |delivery| {
         drop(course.begin(&delivery));
-        let fails = *delivery == value && delivery.attempt() <= up_to;
+        let fails = delivery.payload == value && delivery.attempt() <= up_to;
         let said = if fails { Err(format!("no {}", delivery.attempt())) } else { Ok(()) };
         assert_eq!(delivery.last_error().is_some(), delivery.attempt() > 1);
         std::future::ready(said)
@@ -105,7 +105,7 @@ async fn the_lane_goes_on_when_a_message_is_given_up_and_wishes_are_kept() {
             let course = course.clone();
             move |delivery: Delivery<u64>| {
                 drop(course.begin(&delivery));
-                let said = match (*delivery, delivery.attempt()) {
+                let said = match (delivery.payload, delivery.attempt()) {
                     (0, _) => Outcome::retry("no"),
                     (1, _) => Outcome::dead_letter("never"),
                     (2, 1) => Outcome::retry_after(7 * SECOND, "busy"),
@@ -193,7 +193,7 @@ async fn what_waits_in_its_place_takes_no_room_from_the_rest_up_to_a_bound() {
             let (course, mended) = (course.clone(), mended.clone());
             move |delivery: Delivery<u64>| {
                 drop(course.begin(&delivery));
-                let fails = *delivery == 0 && !mended.load(Ordering::Relaxed);
+                let fails = delivery.payload == 0 && !mended.load(Ordering::Relaxed);
                 async move { if fails { Err("no") } else { Ok(()) } }
             }
         })
@@ -224,7 +224,7 @@ async fn a_note_that_cannot_be_written_is_tried_again_and_waited_for() {
         .start({
             let fails = failing(&course, 0, 2);
             move |delivery: Delivery<u64>| {
-                if delivery.attempt() == 1 && *delivery == 0 {
+                if delivery.attempt() == 1 && delivery.payload == 0 {
                     let kinds = [millstream_core::ErrorKind::Unavailable; 4];
                     settles.settle_failures.lock().expect("lock").extend(kinds);
                 }
@@ -351,7 +351,7 @@ async fn keys_keep_their_order_through_failures_and_deaths() {
                             for_ever().await;
                         }
                         let key = String::from_utf8_lossy(delivery.key().expect("a key")).into_owned();
-                        done.lock().expect("lock").entry(key).or_default().push(*delivery);
+                        done.lock().expect("lock").entry(key).or_default().push(delivery.payload);
                         Ok(())
                     }
                 }

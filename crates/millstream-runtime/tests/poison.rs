@@ -41,7 +41,7 @@ async fn process_of(
         move |delivery: Delivery<u64>| {
             let (running, link) = (course.begin(&delivery), link.clone());
             async move {
-                if deadly.contains(&delivery) {
+                if deadly.contains(&delivery.payload) {
                     link.cut();
                     for_ever().await;
                 }
@@ -262,8 +262,8 @@ async fn a_suspect_that_fails_in_the_usual_way_is_none_any_more() {
                 let (course, held) = (course.clone(), held.clone());
                 move |delivery: Delivery<u64>| {
                     drop(course.begin(&delivery));
-                    held.lock().expect("lock").push((*delivery, delivery.deliveries()));
-                    let fails = *delivery == 0 && delivery.attempt() < 4;
+                    held.lock().expect("lock").push((delivery.payload, delivery.deliveries()));
+                    let fails = delivery.payload == 0 && delivery.attempt() < 4;
                     async move { if fails { Err("no") } else { Ok(()) } }
                 }
             })
@@ -301,12 +301,12 @@ async fn a_suspect_keeps_its_attempt_its_error_and_its_wait() {
                 let (said, link) = (said.clone(), link.clone());
                 async move {
                     let last = delivery.last_error().map(str::to_owned);
-                    said.lock().expect("lock").push((*delivery, delivery.attempt(), last));
-                    if *delivery == 0 && delivery.attempt() > 1 {
+                    said.lock().expect("lock").push((delivery.payload, delivery.attempt(), last));
+                    if delivery.payload == 0 && delivery.attempt() > 1 {
                         link.cut();
                         for_ever().await;
                     }
-                    if *delivery == 0 { Err("first") } else { Ok(()) }
+                    if delivery.payload == 0 { Err("first") } else { Ok(()) }
                 }
             }
         };

@@ -28,8 +28,8 @@ async fn a_message_is_settled_as_its_holder_says() {
     let mut seen = Vec::new();
     for _ in 0..8 {
         let number = puller.next().await.expect("a message");
-        seen.push((**number, number.attempt(), number.last_error().map(str::to_owned)));
-        match (**number, number.attempt()) {
+        seen.push((number.payload, number.attempt(), number.last_error().map(str::to_owned)));
+        match (number.payload, number.attempt()) {
             (1, 1) => number.retry("busy"),
             (2, 1) => number.retry_after(5 * SECOND, "later"),
             (3, _) => number.dead_letter("never"),
@@ -71,7 +71,7 @@ async fn after_a_stop_there_is_nothing_more_and_what_was_not_pulled_is_handed_ba
             second.ack();
             // Asks for as long as there is something.
             while let Some(next) = puller.next().await {
-                assert!(**next < 5, "no more than four at once");
+                assert!(next.payload < 5, "no more than four at once");
                 std::mem::forget(next);
             }
         }
@@ -102,7 +102,7 @@ async fn nobody_asking_keeps_no_shutdown_waiting() {
     let puller = bench.consumer(NUMBERS, "g").pull().await.expect("started");
     drop(puller);
     let next = bench.consumer(NUMBERS, "g").pull().await.expect("started");
-    assert_eq!(**next.next().await.expect("the first one"), 0);
+    assert_eq!(next.next().await.expect("the first one").payload, 0);
 }
 
 #[tokio::test(start_paused = true)]

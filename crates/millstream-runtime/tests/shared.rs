@@ -132,7 +132,7 @@ async fn a_handler_is_told_when_nobody_can_say_any_more_that_its_message_is_ours
 async fn failures_come_back_to_anybody_and_die_at_the_end() {
     let team = Team::new(4);
     let fails = |delivery: &Delivery<u64>| {
-        let says = match (**delivery % 3, delivery.attempt()) {
+        let says = match (delivery.payload % 3, delivery.attempt()) {
             (0, _) => Outcome::retry("never"),
             (1, 1) => Outcome::retry("once"),
             _ => Outcome::Ack,
@@ -162,8 +162,9 @@ async fn failures_come_back_to_anybody_and_die_at_the_end() {
 async fn a_message_that_kills_is_given_up_and_its_neighbours_are_handled() {
     const POISON: u64 = 7;
     let team = Team::new(2);
-    let dies =
-        |delivery: &Delivery<u64>| (if **delivery == POISON { 1_000 * SECOND } else { MS(50) }, Outcome::Ack);
+    let dies = |delivery: &Delivery<u64>| {
+        (if delivery.payload == POISON { 1_000 * SECOND } else { MS(50) }, Outcome::Ack)
+    };
     team.send(0..12).await;
     let mut deaths = 0;
     let mut mates = Vec::new();

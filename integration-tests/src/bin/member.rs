@@ -73,7 +73,7 @@ async fn main() -> Result<()> {
 
 /// Does what the message says, and records it.
 async fn handle(delivery: Delivery<Job>, sink: Arc<Sink>, mut held: watch::Receiver<()>) -> Outcome {
-    let job = *delivery;
+    let job = delivery.payload;
     let handling = Handling {
         number: job.number,
         partition: delivery.topic_partition().partition.0,

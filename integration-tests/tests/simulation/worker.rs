@@ -149,7 +149,7 @@ impl Handler {
         self.site.history.record(Event::Started(Start {
             instance: self.process.clone(),
             origin: Origin { group: delivery.group().clone(), place },
-            message: delivery.to_string(),
+            message: delivery.payload.to_string(),
             key: delivery.key().map(|key| String::from_utf8_lossy(key).into_owned()),
             attempt: delivery.attempt(),
             epoch: delivery.epoch(),
@@ -158,7 +158,7 @@ impl Handler {
 
     async fn behave(&self, delivery: &Delivery<u64>) -> Behaviour {
         let Self { site, process, client } = self;
-        let behaviour = Behaviour::of(&site.scenario, **delivery, delivery.attempt());
+        let behaviour = Behaviour::of(&site.scenario, delivery.payload, delivery.attempt());
         if behaviour.say == Say::Die && !client.is_killed() {
             client.kill();
             site.history.record(Event::Killed(process.clone()));

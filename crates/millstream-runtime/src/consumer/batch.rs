@@ -216,7 +216,7 @@ where
             for Input { about, payload } in inputs {
                 said.push(match decode(codec, &payload) {
                     Ok(value) => {
-                        batch.push(Delivery { value, about });
+                        batch.push(Delivery { payload: value, about });
                         None
                     }
                     Err(verdict) => Some(Said::Own(verdict)),

@@ -274,7 +274,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// # async fn example(consumer: ConsumerBuilder<u64>, sigterm: impl Future<Output = ()>)
     /// # -> millstream_core::Result<()> {
     /// let report = consumer
-    ///     .run_until(sigterm, async |number: Delivery<u64>| println!("{}", *number))
+    ///     .run_until(sigterm, async |number: Delivery<u64>| println!("{}", number.payload))
     ///     .await?;
     /// println!("{} handled", report.acked);
     /// # Ok(()) }

@@ -81,7 +81,7 @@ where
             match codec.decode(&payload) {
                 Ok(value) => {
                     drop(payload);
-                    Verdict::Said(handler(Delivery { value, about }).await.into_outcome())
+                    Verdict::Said(handler(Delivery { payload: value, about }).await.into_outcome())
                 }
                 Err(error) => Verdict::Undecodable(error),
             }

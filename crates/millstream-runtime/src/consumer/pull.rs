@@ -34,7 +34,7 @@ const DROPPED: &str = "dropped without an outcome";
 /// # async fn example(consumer: ConsumerBuilder<u64>) -> millstream_core::Result<()> {
 /// let puller = consumer.pull().await?;
 /// while let Some(number) = puller.next().await {
-///     match import(&number).await {
+///     match import(&number.payload).await {
 ///         Ok(()) => number.ack(),
 ///         Err(error) => number.retry(error),
 ///     }
@@ -138,7 +138,7 @@ impl<T> fmt::Debug for Puller<T> {
     }
 }
 
-/// A message that was pulled. It derefs to its [`Delivery`], and that to the value.
+/// A message that was pulled. It derefs to its [`Delivery`].
 ///
 /// Its holder says what became of it. Dropped without a word it has failed, with the error
 /// `dropped without an outcome`.
@@ -248,7 +248,7 @@ async fn offer<T: Send>(
     timeout: Option<Duration>,
 ) -> Option<Verdict> {
     let owned: Arc<Owned> = about.owned.clone();
-    let delivery = Arc::new(Mutex::new(Some(Delivery { value, about })));
+    let delivery = Arc::new(Mutex::new(Some(Delivery { payload: value, about })));
     let (taken, mut is_taken) = oneshot::channel();
     let (say, said) = oneshot::channel();
     // Nobody asks any more when the puller was dropped: the end is near.

@@ -41,7 +41,7 @@ impl Course {
     pub fn begin(&self, delivery: &Delivery<u64>) -> Running {
         let mut calls = self.0.lock().expect("lock");
         calls.push(Call {
-            value: **delivery,
+            value: delivery.payload,
             key: delivery.key().map(|key| String::from_utf8_lossy(key).into_owned()),
             partition: delivery.topic_partition().partition.0,
             attempt: delivery.attempt(),

@@ -153,7 +153,7 @@ impl Group {
         let (given, owner) = (self.given.clone(), name.to_owned());
         let consumer = set(builder).start(move |delivery: Delivery<u64>| {
             let key = delivery.key().and_then(|key| Some(u64::from_le_bytes(key[..].try_into().ok()?)));
-            given.lock().expect("lock").push((key.expect("a key"), *delivery, owner.clone()));
+            given.lock().expect("lock").push((key.expect("a key"), delivery.payload, owner.clone()));
             async move {
                 if !takes.is_zero() {
                     tokio::time::sleep(takes).await;

@@ -94,7 +94,7 @@ impl Team {
         let consumer = set(builder).start(move |delivery: Delivery<u64>| {
             let (calls, by, gone, line) = (calls.clone(), by.clone(), gone.clone(), line.clone());
             async move {
-                let (number, attempt) = (*delivery, delivery.attempt());
+                let (number, attempt) = (delivery.payload, delivery.attempt());
                 let deliveries = delivery.deliveries();
                 let call = Call { number, by, attempt, deliveries, began: Instant::now(), ended: None };
                 let place = {

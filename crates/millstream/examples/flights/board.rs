@@ -50,11 +50,12 @@ impl Board {
     }
 
     /// The handler.
-    pub(crate) fn show(&self, departure: &Delivery<Departure>) -> Outcome {
+    pub(crate) fn show(&self, delivery: &Delivery<Departure>) -> Outcome {
+        let departure = &delivery.payload;
         self.touched.fetch_add(1, Relaxed);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // A retry or a replay comes from elsewhere than the log, and later than its turn.
-        let straight = departure.id() == departure.origin();
+        let straight = delivery.id() == delivery.origin();
         if straight && let Some(tail) = &departure.tail {
             let last = state.last.insert(tail.clone(), departure.n);
             if last.is_some_and(|last| last >= departure.n) {
@@ -77,7 +78,7 @@ impl Board {
             self.duplicates.fetch_add(1, Relaxed);
             return Outcome::Ack;
         }
-        if let Some(count) = state.per_partition.get_mut(departure.topic_partition().partition.0 as usize) {
+        if let Some(count) = state.per_partition.get_mut(delivery.topic_partition().partition.0 as usize) {
             *count += 1;
         }
         self.handled.fetch_add(1, Relaxed);

@@ -65,7 +65,7 @@ pub(crate) async fn latency(server: &Server, options: &Options) -> Result<Histog
             let histogram = histogram.clone();
             move |delivery: Delivery<Bytes>| {
                 let now = u64::try_from(epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
-                let sent = delivery[..8].try_into().map_or(0, u64::from_le_bytes);
+                let sent = delivery.payload[..8].try_into().map_or(0, u64::from_le_bytes);
                 // It grows by itself: only a lack of memory could keep it from recording.
                 let recorded = histogram.lock().unwrap_or_else(PoisonError::into_inner).record(now - sent);
                 async move { recorded }
