@@ -9,7 +9,8 @@
 -- ARGV[4] source 'log', or 'retry': then they are deleted there too
 -- ARGV[5] topic that they came from
 -- ARGV[6] partition that they came from
--- ARGV[7] messages... id, reason, attempts, origin, error of each, at most 100
+-- ARGV[7] messages... id, reason, attempts, origin, error, history and line of each, at most 100: line is what the
+-- history is to end with, behind the time, or empty
 -- returns {applied, stale}, or the error FENCED, or NOGROUP of the owner's log
 local fence, stream, dlq, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, who, group, source, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
@@ -19,14 +20,16 @@ local MAX_BODY_VALUES = 6000
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end
+local time = redis.call('TIME')
+local now_text = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 -- A write that is never refused comes first: then the others pass too when the server is out of memory.
 -- It also finds a key of a foreign type before anything was changed.
 redis.call('XDEL', dlq, '0-0')
 local noted = redis.call('HLEN', held) > 0
 
 local applied, stale, whose = 0, 0, { mode == 'consumer' and who or nil }
-for at = 7, #ARGV, 5 do
-  local id, reason, attempts, origin, error_text = unpack(ARGV, at, at + 4)
+for at = 7, #ARGV, 7 do
+  local id, reason, attempts, origin, error_text, history, line = unpack(ARGV, at, at + 6)
   local pending = redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
   if pending.err and (source == 'log' and mode ~= 'consumer' or not string.find(pending.err, 'NOGROUP', 1, true)) then
     return pending
@@ -35,14 +38,18 @@ for at = 7, #ARGV, 5 do
   if entry then
     local fields, body = entry[2], {}
     local ours = source == 'retry' and fields[1] == 'attempt' and fields[3] == 'origin' and fields[5] == 'error'
-    for i = ours and 7 or 1, #fields do
+      and fields[7] == 'history'
+    for i = ours and 9 or 1, #fields do
       body[#body + 1] = fields[i]
     end
     if #body > MAX_BODY_VALUES then
       body = { 'packed', cmsgpack.pack(body) }
     end
+    if line ~= '' then
+      history = history .. now_text .. ' ' .. line
+    end
     redis.call('XADD', dlq, '*', 'reason', reason, 'attempts', attempts, 'error', error_text, 'origin', origin,
-      'topic', topic, 'partition', partition, 'group', group, unpack(body))
+      'topic', topic, 'partition', partition, 'group', group, 'history', history, unpack(body))
     applied = applied + 1
   else
     stale = stale + 1

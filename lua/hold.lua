@@ -6,32 +6,47 @@
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
 -- ARGV[4] source 'log' or 'retry'
--- ARGV[5] notes... id, after_ms and 'attempt suspicions by error' of each, at most 100
+-- ARGV[5] notes... id, due, words and line of each, at most 100: due is '+' and microseconds from now, or a time in
+-- milliseconds; words are 'attempt suspicions by bytes error' and the history behind that; line is what this is to end
+-- with, behind the time, or empty
 -- returns {applied, stale}, or the error FENCED, or NOGROUP of the owner's log
 local fence, stream, held = KEYS[1], KEYS[2], KEYS[3]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local FAR_MS = 36500 * 24 * 3600 * 1000
 
 -- Whatever is not the one word is judged by the fence, which no empty token passes.
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end
 local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.ceil(tonumber(time[2]) / 1000)
+local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now_ms = math.floor(now_us / 1000)
+local now_text = string.format('%.0f', now_ms)
 -- A write that is never refused comes first: then the others pass too when the server is out of memory.
 -- It also finds a key of a foreign type before anything was changed.
 redis.call('HDEL', held, '')
 
+-- Rounded up: nothing is early.
+local function at_ms(due)
+  if string.sub(due, 1, 1) == '+' then
+    return string.format('%.0f', math.ceil((now_us + tonumber(due)) / 1000))
+  end
+  return string.format('%.0f', math.min(tonumber(due), now_ms + FAR_MS))
+end
+
 local applied, stale, whose = 0, 0, { mode == 'consumer' and who or nil }
-for at = 5, #ARGV, 3 do
-  local id, after_ms, words = unpack(ARGV, at, at + 2)
+for at = 5, #ARGV, 4 do
+  local id, due, words, line = unpack(ARGV, at, at + 3)
   local note = source .. ':' .. id
   local pending = redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
   if pending.err and (source == 'log' and mode ~= 'consumer' or not string.find(pending.err, 'NOGROUP', 1, true)) then
     return pending
   end
   if #pending > 0 then
-    local due_ms = after_ms == '0' and '0' or string.format('%.0f', now_ms + tonumber(after_ms))
-    local text = due_ms .. ' ' .. words
+    local text = (due == '+0' and '0' or at_ms(due)) .. ' ' .. words
+    if line ~= '' then
+      text = text .. now_text .. ' ' .. line
+    end
     redis.call('HSET', held, note, text)
     applied = applied + 1
   else

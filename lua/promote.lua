@@ -9,16 +9,17 @@
 -- ARGV[3] topic for dead letters
 -- ARGV[4] partition for dead letters
 -- ARGV[5] group for dead letters
--- returns {moved, orphans, next_ms}: milliseconds until the next is due, or -1; or the error FENCED
+-- returns {moved, orphans, next_us}: microseconds until the next is due, or -1; or the error FENCED
 local fence, retry_due, retry_items, retry_log, dlq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local token, limit, topic, partition, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local MAX_VALUES, FAR_MS = 6006, 2 ^ 52
+local MAX_VALUES, FAR_US = 6008, 36500 * 24 * 3600 * 1000000
 
 if redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')
 end
 local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now_ms = math.floor(now_us / 1000)
 -- Writes that are never refused come first: then the others pass too when the server is out of memory.
 -- They also find a key of a foreign type before anything was changed.
 redis.call('HDEL', retry_items, '')
@@ -47,7 +48,7 @@ for _, origin in ipairs(due) do
   else
     -- Only the id is left, or bytes that are not ours: told as a dead letter, since silence would be a loss.
     redis.call('XADD', dlq, '*', 'reason', 'orphan', 'attempts', '0', 'error', '', 'origin', origin,
-      'topic', topic, 'partition', partition, 'group', group, unpack(item and { 'packed', item } or {}))
+      'topic', topic, 'partition', partition, 'group', group, 'history', '', unpack(item and { 'packed', item } or {}))
     orphans = orphans + 1
   end
   -- Put before remove: a failure in between leaves the message to be moved once more, never a hole.
@@ -56,5 +57,5 @@ for _, origin in ipairs(due) do
 end
 
 local head = redis.call('ZRANGE', retry_due, 0, 0, 'WITHSCORES')
-local next_ms = head[2] and math.min(math.max(math.ceil(tonumber(head[2])) - now_ms, 0), FAR_MS) or -1
-return { moved, orphans, next_ms }
+local next_us = head[2] and math.min(math.max(math.ceil(tonumber(head[2])) * 1000 - now_us, 0), FAR_US) or -1
+return { moved, orphans, next_us }

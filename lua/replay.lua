@@ -4,7 +4,7 @@
 -- ARGV[1] ids... of the dead letters, at most 100
 -- returns how many were moved
 local dlq, retry_log = KEYS[1], KEYS[2]
-local LEAD = { 'reason', 'attempts', 'error', 'origin', 'topic', 'partition', 'group' }
+local LEAD = { 'reason', 'attempts', 'error', 'origin', 'topic', 'partition', 'group', 'history' }
 local MAX_BODY_VALUES = 6000
 
 local moved = 0
@@ -25,7 +25,7 @@ for _, id in ipairs(ARGV) do
       body = { 'packed', cmsgpack.pack(body) }
     end
     -- Put before remove: a failure in between leaves a second copy, never a hole.
-    redis.call('XADD', retry_log, '*', 'attempt', '1', 'origin', origin, 'error', '', unpack(body))
+    redis.call('XADD', retry_log, '*', 'attempt', '1', 'origin', origin, 'error', '', 'history', '', unpack(body))
     redis.call('XDEL', dlq, id)
     moved = moved + 1
   end

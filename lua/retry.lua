@@ -8,27 +8,38 @@
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
 -- ARGV[4] source 'log', or 'retry': then they are deleted there too
--- ARGV[5] messages... id, after_ms, attempt, origin, error of each, at most 100
+-- ARGV[5] messages... id, due, attempt, origin, error, history and line of each, at most 100: due is '+' and
+-- microseconds from now, or a time in milliseconds; line is what the history is to end with, behind the time, or empty
 -- returns {applied, stale}, or the error FENCED, or NOGROUP of the owner's log
 local fence, stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local MAX_BODY_VALUES = 6000
+local MAX_BODY_VALUES, FAR_MS = 6000, 36500 * 24 * 3600 * 1000
 
 -- Whatever is not the one word is judged by the fence, which no empty token passes.
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end
 local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.ceil(tonumber(time[2]) / 1000)
+local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now_ms = math.floor(now_us / 1000)
+local now_text = string.format('%.0f', now_ms)
 -- Writes that are never refused come first: then the others pass too when the server is out of memory.
 -- They also find a key of a foreign type before anything was changed.
 redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
 local noted = redis.call('HLEN', held) > 0
 
+-- Rounded up: nothing is early.
+local function at_ms(due)
+  if string.sub(due, 1, 1) == '+' then
+    return string.format('%.0f', math.ceil((now_us + tonumber(due)) / 1000))
+  end
+  return string.format('%.0f', math.min(tonumber(due), now_ms + FAR_MS))
+end
+
 local applied, stale, whose = 0, 0, { mode == 'consumer' and who or nil }
-for at = 5, #ARGV, 5 do
-  local id, after_ms, attempt, origin, error_text = unpack(ARGV, at, at + 4)
+for at = 5, #ARGV, 7 do
+  local id, due, attempt, origin, error_text, history, line = unpack(ARGV, at, at + 6)
   local pending = redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
   if pending.err and (source == 'log' and mode ~= 'consumer' or not string.find(pending.err, 'NOGROUP', 1, true)) then
     return pending
@@ -37,15 +48,19 @@ for at = 5, #ARGV, 5 do
   if entry then
     local fields, body = entry[2], {}
     local ours = source == 'retry' and fields[1] == 'attempt' and fields[3] == 'origin' and fields[5] == 'error'
-    for i = ours and 7 or 1, #fields do
+      and fields[7] == 'history'
+    for i = ours and 9 or 1, #fields do
       body[#body + 1] = fields[i]
     end
     if #body > MAX_BODY_VALUES then
       body = { 'packed', cmsgpack.pack(body) }
     end
-    local item = { 'attempt', attempt, 'origin', origin, 'error', error_text, unpack(body) }
+    if line ~= '' then
+      history = history .. now_text .. ' ' .. line
+    end
+    local item = { 'attempt', attempt, 'origin', origin, 'error', error_text, 'history', history, unpack(body) }
     redis.call('HSET', retry_items, origin, cmsgpack.pack(item))
-    redis.call('ZADD', retry_due, string.format('%.0f', now_ms + tonumber(after_ms)), origin)
+    redis.call('ZADD', retry_due, at_ms(due), origin)
     applied = applied + 1
   else
     stale = stale + 1

@@ -15,5 +15,11 @@ mod ordering {}
 #[doc = include_str!("../../docs/guides/control.md")]
 mod control {}
 
+#[doc = include_str!("../../docs/guides/delayed.md")]
+mod delayed {}
+
+#[doc = include_str!("../../docs/guides/delay-queue.md")]
+mod delay_queue {}
+
 #[doc = include_str!("../../docs/guides/extend.md")]
 mod extend {}

@@ -40,6 +40,10 @@ pub enum What {
     Revoked(u32, u64),
     /// It was lost.
     Lost(u32, u64),
+    /// A handler has a message that is not due: which, and by how many microseconds it is early.
+    Early(u64, i64),
+    /// Claims of a shard's tasks were lost while they were worked on: shard, how many.
+    ClaimsLost(u32, usize),
     /// Settlements of a partition took effect, or came too late.
     Settled(u32, usize, usize),
     /// A message is given up since processes died over it: partition, how many.

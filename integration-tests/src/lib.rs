@@ -1,10 +1,11 @@
 //! What tests on real servers share: [`server::Server`], a private `redis-server`, and
 //! [`server::shared_url`], one server for all who need no more than a namespace of their own; and for tests with several
 //! processes the `member` binary ([`member`], [`process`], [`scene`]), what its processes record ([`history`]) and what must
-//! hold of that ([`owners`], [`order`], [`monitor`]).
+//! hold of that ([`owners`], [`order`], [`monitor`]); and for the delay engine [`delays`].
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
 
+pub mod delays;
 mod docs;
 pub mod history;
 pub mod member;

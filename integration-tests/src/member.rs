@@ -86,6 +86,8 @@ impl Setup {
 pub struct Job {
     /// Which message it is.
     pub number: u64,
+    /// When it is due, in milliseconds since 1970; 0 if it is not delayed.
+    pub due_ms: u64,
     /// How long the handler works, in microseconds.
     pub work_us: u64,
     /// How long the handler then blocks its thread, in milliseconds.

@@ -145,7 +145,7 @@ impl Fencing {
 }
 
 /// Address and words of `1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`.
-fn parse(line: &str) -> Option<(&str, Vec<String>)> {
+pub(crate) fn parse(line: &str) -> Option<(&str, Vec<String>)> {
     let (source, rest) = line.split_once(" [")?.1.split_once("] ")?;
     let address = source.split_once(' ')?.1;
     let (mut words, mut letters) = (Vec::new(), rest.chars());

@@ -1,25 +1,35 @@
-//! A member as a process: started, killed, stopped, shut down.
+//! A member or a worker as a process: started, killed, stopped, shut down.
 
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde::Serialize;
 
-use crate::member::Setup;
-
-/// A running `member`. Dropping it kills it; should this process die, it ends by itself.
+/// A running `member` or `worker`. Dropping it kills it; should this process die, it ends by itself.
 #[derive(Debug)]
 pub struct Process(Child);
 
 impl Process {
-    /// Starts the binary at `bin`.
+    /// Starts the binary at `bin` with its setup.
     ///
     /// # Panics
     /// If it does not start.
     #[must_use]
-    pub fn start(bin: &str, setup: &Setup) -> Self {
+    pub fn start(bin: &str, setup: &impl Serialize) -> Self {
+        Self::start_in(bin, setup, [])
+    }
+
+    /// The same, with something in its environment.
+    ///
+    /// # Panics
+    /// As [`start`](Self::start).
+    #[must_use]
+    pub fn start_in<const N: usize>(bin: &str, setup: &impl Serialize, env: [(&str, PathBuf); N]) -> Self {
         let setup = serde_json::to_string(setup).expect("a setup is JSON");
-        let child = Command::new(bin).arg(setup).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut command = Command::new(bin);
+        let child = command.arg(setup).envs(env).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
         Self(child.unwrap_or_else(|error| panic!("{bin}: {error}")))
     }
 

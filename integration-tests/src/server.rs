@@ -38,6 +38,7 @@ pub struct Server {
     port: u16,
     dir: PathBuf,
     args: Vec<String>,
+    env: Vec<(String, PathBuf)>,
 }
 
 /// Settings of a [`Server`] that is yet to start.
@@ -45,6 +46,7 @@ pub struct Server {
 pub struct Builder {
     appendonly: bool,
     args: Vec<String>,
+    env: Vec<(String, PathBuf)>,
 }
 
 /// One life of the server process, and its watchdog.
@@ -69,6 +71,13 @@ impl Builder {
         self
     }
 
+    /// Something in the environment of the server's process.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: PathBuf) -> Self {
+        self.env.push((name.to_owned(), value));
+        self
+    }
+
     /// Starts the server and waits until it answers.
     ///
     /// # Panics
@@ -78,7 +87,7 @@ impl Builder {
     pub fn start(self) -> Server {
         let mut args = vec!["--appendonly".to_owned(), if self.appendonly { "yes" } else { "no" }.to_owned()];
         args.extend(self.args);
-        let mut server = Server { running: None, port: 0, dir: new_dir(), args };
+        let mut server = Server { running: None, port: 0, dir: new_dir(), args, env: self.env };
         for _ in 0..20 {
             server.port = free_port();
             if server.launch() {
@@ -217,7 +226,7 @@ impl Server {
     /// port in between.
     fn launch(&mut self) -> bool {
         let _ = fs::remove_file(self.dir.join("server.log"));
-        let mut running = Running::start(self.port, &self.dir, &self.args);
+        let mut running = Running::start(self.port, &self.dir, &self.args, &self.env);
         // The log says that *this* server has the port, which an answer on the port does not.
         let mut served = false;
         wait_until(|| {
@@ -244,13 +253,14 @@ impl Drop for Server {
 }
 
 impl Running {
-    fn start(port: u16, dir: &Path, args: &[String]) -> Self {
-        let binary = env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
+    fn start(port: u16, dir: &Path, args: &[String], env: &[(String, PathBuf)]) -> Self {
+        let binary = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
         let server = Command::new(&binary)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no", "--save", ""])
             .args(["--logfile", "server.log", "--dir"])
             .arg(dir)
             .args(args)
+            .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

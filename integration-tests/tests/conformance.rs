@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use integration_tests::server;
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_core::keys::{Key, Keys};
-use millstream_core::{GroupName, MessageId, Namespace, TopicPartition};
+use millstream_core::{GroupName, MessageId, Namespace, Place, ScheduleId, TopicPartition};
 use millstream_memory::MemoryBackend;
 use millstream_redis::{RedisBackend, RedisConfig};
 use millstream_testkit::{Case, Harness, Operator, Violation, cases};
@@ -69,6 +69,10 @@ impl Operator for MemoryConsole {
     async fn delete_entry(&self, tp: &TopicPartition, id: MessageId) -> Result<(), Violation> {
         self.0.delete_entry(tp, id).then_some(()).ok_or_else(|| Violation::new("no such entry"))
     }
+
+    async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {
+        self.0.delete_scheduled(place, id).then_some(()).ok_or_else(|| Violation::new("no such message"))
+    }
 }
 
 /// Somebody with a `redis-cli`.
@@ -79,11 +83,11 @@ struct RedisConsole {
 }
 
 impl RedisConsole {
-    /// A command on a stream that has to answer 1.
-    async fn deletes(&self, command: &[&str], stream: &Key, what: String) -> Result<(), Violation> {
+    /// A command on a key that has to answer 1.
+    async fn deletes(&self, command: &[&str], key: &Key, what: String) -> Result<(), Violation> {
         let mut connection = self.connection.clone();
         let mut cmd = redis::Cmd::new();
-        cmd.arg(command).arg(stream.as_str()).arg(what);
+        cmd.arg(command).arg(key.as_str()).arg(what);
         match cmd.query_async(&mut connection).await {
             Ok(1) => Ok(()),
             Ok(other) => Err(Violation::new(format!("{command:?} answered {other}"))),
@@ -100,5 +104,9 @@ impl Operator for RedisConsole {
 
     async fn delete_entry(&self, tp: &TopicPartition, id: MessageId) -> Result<(), Violation> {
         self.deletes(&["XDEL"], &self.keys.log(tp), id.to_string()).await
+    }
+
+    async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {
+        self.deletes(&["HDEL"], &self.keys.delay_items(place), id.to_string()).await
     }
 }

@@ -8,8 +8,10 @@ use crate::dead_letters::DeadLetters;
 use crate::leases::Leases;
 use crate::log::Log;
 use crate::members::Members;
+use crate::recurring::Recurring;
 use crate::schedule::Schedule;
 use crate::shared::Shared;
+use crate::tasks::Tasks;
 
 /// The roles that the runtime works with. Cloning is cheap.
 ///
@@ -21,6 +23,10 @@ pub struct Backend {
     pub log: Arc<dyn Log>,
     /// What is due later.
     pub schedule: Arc<dyn Schedule>,
+    /// What is scheduled again and again.
+    pub recurring: Arc<dyn Recurring>,
+    /// Delay queues, for those who want no topics.
+    pub tasks: Arc<dyn Tasks>,
     /// Ownership.
     pub leases: Arc<dyn Leases>,
     /// What will not be retried.
@@ -41,12 +47,14 @@ impl Backend {
     #[must_use]
     pub fn new<B>(backend: B) -> Self
     where
-        B: Log + Schedule + Leases + DeadLetters + Catalog + Members + Shared + 'static,
+        B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared + 'static,
     {
         let backend = Arc::new(backend);
         Self {
             log: backend.clone(),
             schedule: backend.clone(),
+            recurring: backend.clone(),
+            tasks: backend.clone(),
             leases: backend.clone(),
             dead_letters: backend.clone(),
             catalog: backend.clone(),

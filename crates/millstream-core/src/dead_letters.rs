@@ -7,6 +7,7 @@ use async_trait::async_trait;
 
 use crate::envelope::{Envelope, Limits};
 use crate::error::Result;
+use crate::history::History;
 use crate::id::MessageId;
 use crate::name::GroupName;
 use crate::topic::TopicPartition;
@@ -80,6 +81,8 @@ pub struct DeadLetter {
     pub topic_partition: TopicPartition,
     /// The group that gave it up.
     pub group: GroupName,
+    /// What all attempts failed with, as far as that is kept.
+    pub history: History,
     /// The original entry, byte for byte.
     pub body: Fields,
 }
@@ -105,6 +108,7 @@ impl DeadLetter {
             origin: text(wire::ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(id),
             topic_partition,
             group,
+            history: wire::history(lead),
             body: body.to_vec(),
         }
     }
@@ -181,6 +185,7 @@ mod tests {
             origin: MessageId::new(5, 1),
             topic_partition: TopicPartition::new("flights".parse().expect("name"), 2),
             group: "crew".parse().expect("name"),
+            history: History::parse("5 1 no gate\n9 3 no such flight"),
             body: wire::encode(&Envelope::new("x")),
         };
         let fields = wire::dead_letter(&letter, &letter.body);

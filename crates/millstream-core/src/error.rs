@@ -25,6 +25,8 @@ pub enum ErrorKind {
     Decode,
     /// The topic, group, entry or resource is not there.
     NotFound,
+    /// Something with this id is there already, and the caller did not want to replace it.
+    Exists,
     /// A key holds a type that is not ours: somebody else uses the same key.
     WrongType,
     /// The lease was lost: another owner has been granted the resource since. Nothing was done.
@@ -58,6 +60,7 @@ impl ErrorKind {
             Self::Encode => "encode",
             Self::Decode => "decode",
             Self::NotFound => "not_found",
+            Self::Exists => "exists",
             Self::WrongType => "wrong_type",
             Self::Fenced => "fenced",
             Self::GroupMissing => "group_missing",

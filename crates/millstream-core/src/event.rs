@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::id::MessageId;
 use crate::log::Settled;
 use crate::name::{GroupName, MemberId, TopicName};
+use crate::schedule::{Place, ScheduleId, Shard};
 use crate::topic::TopicPartition;
 
 /// How a handler ended.
@@ -19,6 +20,8 @@ pub enum Handled {
     Retried,
     /// The message was given up and kept as a dead letter.
     Dead,
+    /// The handler put it off, without using an attempt.
+    Snoozed,
     /// The message was given up and dropped by the dead-letter policy.
     Discarded,
 }
@@ -34,7 +37,14 @@ pub enum Event<'a> {
         /// How many.
         messages: usize,
     },
-    /// Messages could not be appended, or it is not known whether they were.
+    /// Messages were scheduled for later.
+    Delayed {
+        /// To which topic.
+        topic: &'a TopicName,
+        /// How many. One that waited already under its id counts as well.
+        messages: usize,
+    },
+    /// Messages could not be appended or scheduled, or it is not known whether they were.
     ProduceFailed {
         /// To which topic.
         topic: &'a TopicName,
@@ -180,6 +190,64 @@ pub enum Event<'a> {
         messages: usize,
         /// How many had lost their body.
         orphans: usize,
+    },
+    /// Delayed messages became due and readable, moved by one who owns nothing.
+    DelayedPromoted {
+        /// In which partition.
+        topic_partition: &'a TopicPartition,
+        /// How many.
+        messages: usize,
+        /// How many had lost their body.
+        orphans: usize,
+    },
+    /// Something that recurs was due, and its messages were scheduled.
+    Fired {
+        /// At which place.
+        place: &'a Place,
+        /// Its id.
+        id: &'a ScheduleId,
+        /// How many.
+        messages: usize,
+        /// How many times were passed over, because nobody was there in time.
+        missed: usize,
+    },
+    /// Tasks of a delay queue were claimed.
+    Claimed {
+        /// From which shard.
+        shard: &'a Shard,
+        /// How many.
+        tasks: usize,
+        /// How many of them had been claimed before by workers that died or stood still.
+        again: usize,
+        /// How many were given up instead, because that had happened too often.
+        crashed: usize,
+    },
+    /// A task was worked on.
+    Worked {
+        /// From which shard.
+        shard: &'a Shard,
+        /// The number of the attempt.
+        attempt: u32,
+        /// How it ended.
+        handled: Handled,
+        /// How long after its due time it was claimed, by the server's clock.
+        late: Duration,
+        /// How long the handler took.
+        elapsed: Duration,
+    },
+    /// Tasks were settled.
+    TasksSettled {
+        /// In which shard.
+        shard: &'a Shard,
+        /// What took effect and what came too late.
+        settled: Settled,
+    },
+    /// Claims ran out while tasks were worked on: others have them by now, or will.
+    ClaimsLost {
+        /// In which shard.
+        shard: &'a Shard,
+        /// How many.
+        tasks: usize,
     },
     /// Consumed entries were dropped from the log.
     Trimmed {

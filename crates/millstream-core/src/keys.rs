@@ -7,7 +7,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::name::{GroupName, Namespace, TopicName};
+use crate::name::{GroupName, Namespace, QueueName, TopicName};
+use crate::schedule::{Place, Shard};
 use crate::topic::TopicPartition;
 
 /// A key of the store. Only [`Keys`] makes one.
@@ -99,6 +100,73 @@ impl Keys {
         self.key(format_args!("streaming:mq:retry:item:{}:{group}", Tag(tp)))
     }
 
+    /// Sorted set: scheduled messages that wait at a place, id by due time in milliseconds.
+    #[must_use]
+    pub fn delay(&self, place: &Place) -> Key {
+        self.key(format_args!("streaming:mq:delay:{}", PlaceTag(place)))
+    }
+
+    /// Hash: the bodies of scheduled messages by id.
+    #[must_use]
+    pub fn delay_items(&self, place: &Place) -> Key {
+        self.key(format_args!("streaming:mq:delay:item:{}", PlaceTag(place)))
+    }
+
+    /// Sorted set: what recurs at a place, id by when it is due next, in milliseconds.
+    #[must_use]
+    pub fn recur(&self, place: &Place) -> Key {
+        self.key(format_args!("streaming:mq:recur:{}", PlaceTag(place)))
+    }
+
+    /// Hash: rule and body of what recurs, by id.
+    #[must_use]
+    pub fn recur_items(&self, place: &Place) -> Key {
+        self.key(format_args!("streaming:mq:recur:item:{}", PlaceTag(place)))
+    }
+
+    /// At a partition a stream of one entry, the newest head of its schedule: wakes all who wait. At a shard a list of at
+    /// most one element: calls one of those who wait.
+    #[must_use]
+    pub fn wake(&self, place: &Place) -> Key {
+        self.key(format_args!("streaming:mq:wake:{}", PlaceTag(place)))
+    }
+
+    /// Sorted set: tasks that are worked on, id by when their claim runs out, in milliseconds.
+    #[must_use]
+    pub fn claims(&self, shard: &Shard) -> Key {
+        self.key(format_args!("streaming:mq:claim:{}", ShardTag(shard)))
+    }
+
+    /// Hash: what is known of tasks beside their bodies, by id: due time, attempt, crashes, token, errors.
+    #[must_use]
+    pub fn task_states(&self, shard: &Shard) -> Key {
+        self.key(format_args!("streaming:mq:claim:state:{}", ShardTag(shard)))
+    }
+
+    /// Hash: the worker that looks out for what is due.
+    #[must_use]
+    pub fn watcher(&self, shard: &Shard) -> Key {
+        self.key(format_args!("streaming:mq:watcher:{}", ShardTag(shard)))
+    }
+
+    /// Stream: the dead tasks of a shard.
+    #[must_use]
+    pub fn dead_tasks(&self, shard: &Shard) -> Key {
+        self.key(format_args!("stream:queue:{}:dlq", ShardTag(shard)))
+    }
+
+    /// Set: the names of all delay queues.
+    #[must_use]
+    pub fn queues(&self) -> Key {
+        self.key(format_args!("streaming:mq:queues:registry"))
+    }
+
+    /// Hash: a delay queue's settings.
+    #[must_use]
+    pub fn queue_meta(&self, queue: &QueueName) -> Key {
+        self.key(format_args!("streaming:mq:queue:{{{queue}}}:meta"))
+    }
+
     /// Hash: what is noted of a group's pending entries, by source and id.
     #[must_use]
     pub fn held(&self, tp: &TopicPartition, group: &GroupName) -> Key {
@@ -162,6 +230,25 @@ impl fmt::Display for Tag<'_> {
     }
 }
 
+struct ShardTag<'a>(&'a Shard);
+
+impl fmt::Display for ShardTag<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{{{}:q:{}}}", self.0.queue, self.0.shard)
+    }
+}
+
+struct PlaceTag<'a>(&'a Place);
+
+impl fmt::Display for PlaceTag<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Place::Partition(tp) => Tag(tp).fmt(f),
+            Place::Shard(shard) => ShardTag(shard).fmt(f),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,6 +256,8 @@ mod tests {
     fn all(keys: &Keys) -> Vec<Key> {
         let tp = TopicPartition::new("orders".parse().expect("name"), 3);
         let group = "billing".parse().expect("name");
+        let shard = Shard::new("mails".parse().expect("name"), 1);
+        let (partition, place) = (Place::from(tp.clone()), Place::from(shard.clone()));
         vec![
             keys.log(&tp),
             keys.retry_log(&tp, &group),
@@ -178,6 +267,22 @@ mod tests {
             keys.retry_due(&tp, &group),
             keys.retry_items(&tp, &group),
             keys.held(&tp, &group),
+            keys.delay(&partition),
+            keys.delay_items(&partition),
+            keys.recur(&partition),
+            keys.recur_items(&partition),
+            keys.wake(&partition),
+            keys.delay(&place),
+            keys.delay_items(&place),
+            keys.recur(&place),
+            keys.recur_items(&place),
+            keys.wake(&place),
+            keys.claims(&shard),
+            keys.task_states(&shard),
+            keys.watcher(&shard),
+            keys.dead_tasks(&shard),
+            keys.queues(),
+            keys.queue_meta(&shard.queue),
             keys.members(&tp.topic, &group),
             keys.member(&tp.topic, &group),
             keys.assignment(&tp.topic, &group),
@@ -201,6 +306,22 @@ mod tests {
             "streaming:mq:retry:{orders:p:3}:billing",
             "streaming:mq:retry:item:{orders:p:3}:billing",
             "streaming:mq:held:{orders:p:3}:billing",
+            "streaming:mq:delay:{orders:p:3}",
+            "streaming:mq:delay:item:{orders:p:3}",
+            "streaming:mq:recur:{orders:p:3}",
+            "streaming:mq:recur:item:{orders:p:3}",
+            "streaming:mq:wake:{orders:p:3}",
+            "streaming:mq:delay:{mails:q:1}",
+            "streaming:mq:delay:item:{mails:q:1}",
+            "streaming:mq:recur:{mails:q:1}",
+            "streaming:mq:recur:item:{mails:q:1}",
+            "streaming:mq:wake:{mails:q:1}",
+            "streaming:mq:claim:{mails:q:1}",
+            "streaming:mq:claim:state:{mails:q:1}",
+            "streaming:mq:watcher:{mails:q:1}",
+            "stream:queue:{mails:q:1}:dlq",
+            "streaming:mq:queues:registry",
+            "streaming:mq:queue:{mails}:meta",
             "streaming:mq:members:{orders}:billing",
             "streaming:mq:member:{orders}:billing",
             "streaming:mq:assignment:{orders}:billing",
@@ -225,8 +346,11 @@ mod tests {
             let close = text[open..].find('}')? + open;
             Some(text[open + 1..close].to_owned())
         };
-        for key in &all(&Keys::new())[..8] {
+        for key in &all(&Keys::new())[..13] {
             assert_eq!(tag(key).as_deref(), Some("orders:p:3"), "{key}");
+        }
+        for key in &all(&Keys::new())[13..22] {
+            assert_eq!(tag(key).as_deref(), Some("mails:q:1"), "{key}");
         }
     }
 }

@@ -10,8 +10,10 @@ use async_trait::async_trait;
 use crate::catalog::Start;
 use crate::dead_letters::Reason;
 use crate::error::Result;
+use crate::history::History;
 use crate::id::MessageId;
 use crate::leases::Lease;
+use crate::schedule::Due;
 use crate::topic::TopicPartition;
 use crate::wire::Fields;
 
@@ -63,14 +65,29 @@ pub struct Entry {
 pub struct Note {
     /// The number of the attempt that comes next; 0 if nothing is said of attempts.
     pub attempt: u32,
-    /// How long to wait before it: given from now, read back as what is left, by the server's clock.
-    pub after: Duration,
+    /// When it may be made. Read back as what is [left](Note::left) to wait, by the server's clock.
+    pub due: Due,
     /// How often it was handed to a handler under suspicion, this time included, and not settled.
     pub suspicions: u32,
     /// Who noted this last: unique to one start of an instance, at most 128 bytes without spaces.
     pub by: String,
     /// What the last attempt failed with; cut to [`MAX_ERROR_LEN`](crate::wire::MAX_ERROR_LEN) bytes.
     pub error: String,
+    /// What the attempts before failed with. The server adds the failure of attempt `attempt - 1` with `error`, unless
+    /// this [tells of](History::tells_of) it.
+    pub history: History,
+}
+
+impl Note {
+    /// How long there is left to wait, in a note that was read.
+    #[must_use]
+    pub fn left(&self) -> Duration {
+        match self.due {
+            Due::In(left) => left,
+            // Not what is read back.
+            Due::At(_) => Duration::ZERO,
+        }
+    }
 }
 
 /// The result of one [`Reader::fetch`].
@@ -83,6 +100,8 @@ pub struct Fetched {
     pub ghosts: Vec<Receipt>,
     /// Whether this came from the pending list: entries handed out earlier, to this owner or one before.
     pub pending: bool,
+    /// Whether something was scheduled at this partition, since the call before, that is due before all that waited.
+    pub woken: bool,
     /// The group stood before what this reader had handed out of the log: the server lost the end of what it had told,
     /// in a fail-over or restart. From where, and to where; told once. Not set by a [`Log::seek`], or after
     /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing): those the caller knows of.
@@ -97,16 +116,19 @@ pub enum Settlement {
     /// Not settled yet: it stays pending, and this is noted in place of what was noted before. Whoever reads the
     /// pending list next reads the note with the entry.
     Hold(Note),
-    /// Hand it out again to this group, not before `after`.
+    /// Hand it out again to this group, not before it is due.
     Retry {
-        /// How long from now, by the server's clock.
-        after: Duration,
-        /// The number of the attempt that comes next.
+        /// When, by the server's clock.
+        due: Due,
+        /// The number of the attempt that comes next: the one that it had if this is to use none.
         attempt: u32,
         /// The id of the first entry in the log.
         origin: MessageId,
-        /// What this attempt failed with.
+        /// What the last attempt failed with; empty if none has.
         error: String,
+        /// What the attempts before failed with. The server adds the failure of attempt `attempt - 1` with `error`,
+        /// unless this [tells of](History::tells_of) it.
+        history: History,
     },
     /// Do not hand it out again; keep it with the group's dead letters.
     DeadLetter {
@@ -116,8 +138,11 @@ pub enum Settlement {
         attempts: u32,
         /// The id of the first entry in the log.
         origin: MessageId,
-        /// What the last attempt failed with.
+        /// What the last attempt failed with, or why there was none.
         error: String,
+        /// What the attempts before failed with. The server adds the failure of attempt `attempts` with `error`, unless
+        /// this [tells of](History::tells_of) it.
+        history: History,
     },
 }
 

@@ -95,6 +95,11 @@ name!(
     "member"
 );
 name!(
+    /// The name of a delay queue.
+    QueueName,
+    "queue"
+);
+name!(
     /// A prefix for all keys, so that tenants or environments share one server: `shop:stream:topic:…`.
     Namespace,
     "namespace"

@@ -1,7 +1,7 @@
 //! What a handler says of a message.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::error::BoxError;
 
@@ -16,6 +16,12 @@ pub enum Outcome {
     Retry(BoxError),
     /// Failed: comes back after this time. It counts as an attempt, and the policy's last attempt is the last.
     RetryAfter(Duration, BoxError),
+    /// Failed: comes back at this time, by the server's clock; at once if it is past. It counts as an attempt, and the
+    /// policy's last attempt is the last.
+    RetryAt(SystemTime, BoxError),
+    /// Not now: comes back after this time as the same attempt. Nothing has failed: no attempt is used and no error
+    /// noted, and the policy is not asked, so a message can be put off for ever.
+    Snooze(Duration),
     /// Never try again: it becomes a dead letter.
     DeadLetter(BoxError),
 }
@@ -31,6 +37,22 @@ impl Outcome {
         Self::RetryAfter(delay, error.into())
     }
 
+    /// Failed with `error`: comes back at `time`, by the server's clock.
+    pub fn retry_at(time: SystemTime, error: impl Into<BoxError>) -> Self {
+        Self::RetryAt(time, error.into())
+    }
+
+    /// Failed with `error`: comes back at once, behind what waits already.
+    pub fn requeue(error: impl Into<BoxError>) -> Self {
+        Self::RetryAfter(Duration::ZERO, error.into())
+    }
+
+    /// Not now: comes back after `delay` as the same attempt.
+    #[must_use]
+    pub fn snooze(delay: Duration) -> Self {
+        Self::Snooze(delay)
+    }
+
     /// Never try again, because of `error`.
     pub fn dead_letter(error: impl Into<BoxError>) -> Self {
         Self::DeadLetter(error.into())
@@ -43,6 +65,8 @@ impl fmt::Debug for Outcome {
             Self::Ack => f.write_str("Ack"),
             Self::Retry(error) => write!(f, "Retry({error})"),
             Self::RetryAfter(delay, error) => write!(f, "RetryAfter({delay:?}, {error})"),
+            Self::RetryAt(time, error) => write!(f, "RetryAt({time:?}, {error})"),
+            Self::Snooze(delay) => write!(f, "Snooze({delay:?})"),
             Self::DeadLetter(error) => write!(f, "DeadLetter({error})"),
         }
     }

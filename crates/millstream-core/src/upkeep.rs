@@ -1,6 +1,8 @@
 //! Upkeep: background work that belongs to whoever owns a partition.
 
 use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,6 +23,9 @@ pub enum Trigger {
     },
 }
 
+/// A sleep of an [`Upkeep`]'s own.
+pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// Work to be done for an owned partition, beside its messages: moving what is due, trimming.
 ///
 /// The runtime calls [`run_once`](Upkeep::run_once) when a partition was acquired, when it is due and when it was
@@ -40,4 +45,11 @@ pub trait Upkeep: fmt::Debug + Send + Sync {
     /// # Errors
     /// Those of the role it works with. The runtime tells and tries again after a pause.
     async fn run_once(&self, lease: &Lease, events: &dyn crate::Observer) -> Result<Option<Duration>>;
+
+    /// Sleeps for as long as [`run_once`](Upkeep::run_once) said, if it can do so more precisely than a runtime's timer,
+    /// which is a millisecond late. Default: it cannot. Dropped when it is triggered before.
+    fn sleep(&self, time: Duration) -> Option<Sleep> {
+        let _ = time;
+        None
+    }
 }

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use crate::dead_letters::{DeadLetter, Reason};
 use crate::envelope::{Envelope, Headers, Limits};
 use crate::error::ErrorKind;
+use crate::history::History;
 use crate::id::MessageId;
 use crate::log::{Receipt, Source};
 
@@ -35,6 +36,8 @@ pub const ATTEMPT: &str = "attempt";
 pub const ORIGIN: &str = "origin";
 /// Redelivery and dead letter: what the last attempt failed with, at most [`MAX_ERROR_LEN`] bytes.
 pub const ERROR: &str = "error";
+/// Redelivery and dead letter: what all attempts failed with, as [`History`] writes it; may be empty.
+pub const HISTORY: &str = "history";
 /// Dead letter: a [`Reason`].
 pub const REASON: &str = "reason";
 /// Dead letter: how many attempts were made.
@@ -55,9 +58,9 @@ pub const MAX_ERROR_LEN: usize = 1024;
 pub const MAX_BODY_FIELDS: usize = 3_000;
 
 /// The fields that stand before the body of a redelivery, in this order.
-pub const REDELIVERY_FIELDS: [&str; 3] = [ATTEMPT, ORIGIN, ERROR];
+pub const REDELIVERY_FIELDS: [&str; 4] = [ATTEMPT, ORIGIN, ERROR, HISTORY];
 /// The fields that stand before the body of a dead letter, in this order.
-pub const DEAD_FIELDS: [&str; 7] = [REASON, ATTEMPTS, ERROR, ORIGIN, TOPIC, PARTITION, GROUP];
+pub const DEAD_FIELDS: [&str; 8] = [REASON, ATTEMPTS, ERROR, ORIGIN, TOPIC, PARTITION, GROUP, HISTORY];
 
 /// Why an entry is not a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +95,8 @@ pub struct Decoded {
     pub origin: MessageId,
     /// What the last attempt failed with.
     pub error: Option<String>,
+    /// What all attempts failed with.
+    pub history: History,
     /// The message, or why it is none.
     pub envelope: Result<Envelope, Malformed>,
 }
@@ -120,7 +125,8 @@ pub fn decode(receipt: Receipt, fields: &[Field], limits: &Limits) -> Decoded {
     let attempt = text(lead, ATTEMPT).and_then(|n| n.parse().ok()).filter(|n| *n >= 1).unwrap_or(1);
     let origin = text(lead, ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(receipt.id);
     let error = text(lead, ERROR).filter(|error| !error.is_empty());
-    Decoded { attempt, origin, error, envelope: decode_body(body, limits) }
+    let history = history(lead);
+    Decoded { attempt, origin, error, history, envelope: decode_body(body, limits) }
 }
 
 /// The original entry inside a redelivery or dead letter: what stands behind our own fields.
@@ -134,8 +140,13 @@ pub fn body_of(source: Source, fields: &[Field]) -> &[Field] {
 
 /// The fields of a redelivery: ours, then the body.
 #[must_use]
-pub fn redelivery(attempt: u32, origin: MessageId, error: &str, body: &[Field]) -> Fields {
-    let lead = [(ATTEMPT, attempt.to_string()), (ORIGIN, origin.to_string()), (ERROR, cut(error).to_owned())];
+pub fn redelivery(attempt: u32, origin: MessageId, error: &str, history: &History, body: &[Field]) -> Fields {
+    let lead = [
+        (ATTEMPT, attempt.to_string()),
+        (ORIGIN, origin.to_string()),
+        (ERROR, cut(error).to_owned()),
+        (HISTORY, history.to_string()),
+    ];
     led(lead, body)
 }
 
@@ -150,6 +161,7 @@ pub fn dead_letter(letter: &DeadLetter, body: &[Field]) -> Fields {
         (TOPIC, letter.topic_partition.topic.to_string()),
         (PARTITION, letter.topic_partition.partition.to_string()),
         (GROUP, letter.group.to_string()),
+        (HISTORY, letter.history.to_string()),
     ];
     led(lead, body)
 }
@@ -170,6 +182,12 @@ pub fn text(lead: &[Field], name: &str) -> Option<String> {
 #[must_use]
 pub fn reason(lead: &[Field]) -> Reason {
     Reason::parse(&text(lead, REASON).unwrap_or_default())
+}
+
+/// The failures in our own fields.
+#[must_use]
+pub fn history(lead: &[Field]) -> History {
+    text(lead, HISTORY).map_or_else(History::default, |text| History::parse(&text))
 }
 
 /// Cuts an error text to [`MAX_ERROR_LEN`] bytes at a character boundary.
@@ -269,18 +287,24 @@ mod tests {
 
     #[test]
     fn fields_named_like_ours_in_the_log_are_somebodys() {
-        let entry = fields(&[(b"attempt", b"9"), (b"origin", b"1-1"), (b"error", b"e"), (b"payload", b"x")]);
+        let ours: [(&[u8], &[u8]); 4] =
+            [(b"attempt", b"9"), (b"origin", b"1-1"), (b"error", b"e"), (b"history", b"5 1 e")];
+        let entry = fields(&[&ours[..], &[(b"payload", b"x")]].concat());
         let decoded = decode(receipt(Source::Log), &entry, &Limits::default());
         assert_eq!((decoded.attempt, decoded.origin, decoded.error), (1, MessageId::new(7, 1), None));
-        assert_eq!(body_of(Source::Log, &entry).len(), 4, "and they are carried along");
+        assert!(decoded.history.is_empty());
+        assert_eq!(body_of(Source::Log, &entry).len(), 5, "and they are carried along");
     }
 
     #[test]
     fn a_redelivery_with_damaged_numbers_is_still_read() {
-        let entry = fields(&[(b"attempt", b"0"), (b"origin", b"?"), (b"error", b""), (b"payload", b"x")]);
+        let lead: [(&[u8], &[u8]); 4] =
+            [(b"attempt", b"0"), (b"origin", b"?"), (b"error", b""), (b"history", b"\xff ?\n7 1 e")];
+        let entry = fields(&[&lead[..], &[(b"payload", b"x")]].concat());
         let decoded = decode(receipt(Source::Retry), &entry, &Limits::default());
         assert_eq!((decoded.attempt, decoded.origin, decoded.error), (1, MessageId::new(7, 1), None));
         assert!(decoded.envelope.is_ok());
+        assert_eq!(decoded.history.to_string(), "7 1 e", "lines that are none are passed over");
     }
 
     #[test]
@@ -309,10 +333,12 @@ mod tests {
             let entry = encode(&envelope);
             let first = decode(receipt(Source::Log), &entry, &Limits::default());
             prop_assert_eq!(first.envelope.expect("a message"), envelope.clone());
-            let again = redelivery(2, MessageId::new(3, 4), "boom", &entry);
+            let history = History::parse("5 1 boom");
+            let again = redelivery(2, MessageId::new(3, 4), "boom", &history, &entry);
             let second = decode(receipt(Source::Retry), &again, &Limits::default());
             prop_assert_eq!(second.envelope.expect("a message"), envelope);
             prop_assert_eq!((second.attempt, second.origin), (2, MessageId::new(3, 4)));
+            prop_assert_eq!(second.history, history);
             prop_assert_eq!(body_of(Source::Retry, &again), &entry[..]);
         }
 

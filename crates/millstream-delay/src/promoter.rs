@@ -1,4 +1,4 @@
-//! The promoter: moves parked messages when they are due.
+//! The promoter of who owns a partition: moves retries and delayed messages when they are due, and fires what recurs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,10 +6,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::error::{ErrorKind, Problems, Result};
 use millstream_core::event::{Event, Ignore, Observer};
-use millstream_core::policy::Exponential;
 use millstream_core::schedule::{MAX_PROMOTE, Promoted};
 use millstream_core::upkeep::{Trigger, Upkeep};
-use millstream_core::{Lease, Schedule};
+use millstream_core::{Backend, Lease, Place, Recurring, Schedule};
+use tokio::time::Instant;
+
+use crate::fire::fire_due;
+use crate::sleep::Sleep;
+use crate::trouble::Trouble;
+
+/// The longest pause between two calls while much is due.
+pub(crate) const LONGEST_BREATH: Duration = Duration::from_millis(50);
 
 /// How a [`Promoter`] works.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +42,25 @@ impl PromoterConfig {
         Self { limit, ..self }
     }
 
+    pub(crate) fn check(&self) -> Result<()> {
+        let mut problems = Problems::new("promoter");
+        problems.require((1..=MAX_PROMOTE).contains(&self.limit), || {
+            format!("limit is {}, 1 to {MAX_PROMOTE} are allowed", self.limit)
+        });
+        problems.require(!self.longest_sleep.is_zero(), || "longest_sleep is zero".into());
+        problems.finish()
+    }
+
+    /// When to come again after a call that began at `started` and said `next`. Where more is due already, after a pause
+    /// as long as the call took: however far behind it is, no more than half of the server's time goes into moving.
+    pub(crate) fn pause(&self, next: Option<Duration>, started: Instant) -> Duration {
+        match next {
+            Some(next) if next.is_zero() => started.elapsed().min(LONGEST_BREATH),
+            Some(next) => next.min(self.longest_sleep),
+            None => self.longest_sleep,
+        }
+    }
+
     /// Another longest sleep.
     #[must_use]
     pub fn with_longest_sleep(self, longest_sleep: Duration) -> Self {
@@ -42,46 +68,41 @@ impl PromoterConfig {
     }
 }
 
-/// Moves what is due, of any partition whose lease it is shown.
+/// Moves what is due, of any partition whose lease it is shown: retries of the lease's group, and delayed messages; and
+/// fires what recurs there. Two at once do no harm.
 pub struct Promoter {
     schedule: Arc<dyn Schedule>,
+    recurring: Arc<dyn Recurring>,
+    sleep: Sleep,
     config: PromoterConfig,
 }
 
 impl Promoter {
-    /// A promoter over a schedule.
+    /// A promoter over a backend.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] if the limit is not 1 to [`MAX_PROMOTE`] or the longest sleep is zero.
-    pub fn new(schedule: Arc<dyn Schedule>, config: PromoterConfig) -> Result<Self> {
-        let mut problems = Problems::new("promoter");
-        problems.require((1..=MAX_PROMOTE).contains(&config.limit), || {
-            format!("limit is {}, 1 to {MAX_PROMOTE} are allowed", config.limit)
-        });
-        problems.require(!config.longest_sleep.is_zero(), || "longest_sleep is zero".into());
-        problems.finish()?;
-        Ok(Self { schedule, config })
+    pub fn new(backend: &Backend, config: PromoterConfig) -> Result<Self> {
+        config.check()?;
+        let (schedule, recurring) = (backend.schedule.clone(), backend.recurring.clone());
+        Ok(Self { schedule, recurring, sleep: Sleep::beside(backend), config })
     }
 
     /// Promotes until the lease is lost. Errors do not end it: it pauses, 50 ms to 2 s, and goes on.
     pub async fn run(&self, lease: &Lease) {
-        let pauses =
-            Exponential::from(Duration::from_millis(50)).up_to(Duration::from_secs(2)).equal_jitter();
-        let mut failures = 0;
+        let place = lease.partition().ok().map(|(topic_partition, _)| Place::from(topic_partition.clone()));
+        let trouble = Trouble::new("promote", place);
         loop {
             let sleep = match self.run_once(lease, &Ignore).await {
                 Ok(next) => {
-                    failures = 0;
+                    trouble.over(&Ignore);
                     next.unwrap_or(self.config.longest_sleep)
                 }
                 Err(error) if error.kind() == ErrorKind::Fenced => return,
-                Err(error) => {
-                    failures += 1;
-                    tracing::warn!(%error, resource = %lease.resource, "promoter failed, will try again");
-                    pauses.delay(failures, fastrand::u64(..))
-                }
+                Err(error) => trouble.met(&error, &Ignore),
             };
-            tokio::time::sleep(sleep).await;
+            self.sleep.until(Instant::now() + sleep).await;
+            tokio::task::yield_now().await;
         }
     }
 }
@@ -103,14 +124,24 @@ impl Upkeep for Promoter {
     }
 
     async fn run_once(&self, lease: &Lease, events: &dyn Observer) -> Result<Option<Duration>> {
-        let promoted = self.schedule.promote(lease, self.config.limit).await?;
-        if promoted.moved + promoted.orphans > 0 {
-            let (topic_partition, group) = lease.partition()?;
-            let Promoted { moved: messages, orphans, .. } = promoted;
-            events.observe(&Event::Promoted { topic_partition, group, messages, orphans });
+        let (topic_partition, group) = lease.partition()?;
+        let started = Instant::now();
+        let Promoted { moved, orphans, next, recurring } =
+            self.schedule.promote(lease, self.config.limit).await?;
+        if moved + orphans > 0 {
+            events.observe(&Event::Promoted { topic_partition, group, messages: moved, orphans });
         }
-        let longest = self.config.longest_sleep;
-        Ok(Some(promoted.next.map_or(longest, |next| next.min(longest))))
+        if recurring {
+            fire_due(&*self.recurring, &topic_partition.clone().into(), events).await?;
+        }
+        // What has fired is due.
+        let next = if recurring { Some(Duration::ZERO) } else { next };
+        Ok(Some(self.config.pause(next, started)))
+    }
+
+    fn sleep(&self, time: Duration) -> Option<millstream_core::upkeep::Sleep> {
+        let (sleep, deadline) = (self.sleep, Instant::now() + time);
+        Some(Box::pin(async move { sleep.until(deadline).await }))
     }
 }
 
@@ -121,7 +152,7 @@ mod tests {
     use millstream_core::leases::{Acquired, Resource};
     use millstream_core::log::{Append, Settlement};
     use millstream_core::wire;
-    use millstream_core::{Backend, Envelope, TopicSpec};
+    use millstream_core::{Backend, Due, Envelope, History, TopicSpec};
     use millstream_memory::MemoryBackend;
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -153,7 +184,8 @@ mod tests {
             for entry in fetched.entries {
                 let after = MS(delays[parked]);
                 let origin = entry.receipt.id;
-                let retry = Settlement::Retry { after, attempt: 2, origin, error: "x".into() };
+                let (due, error, history) = (Due::In(after), "x".into(), History::default());
+                let retry = Settlement::Retry { due, attempt: 2, origin, error, history };
                 backend.log.settle(lease, &[(entry.receipt, retry)]).await.expect("settle");
                 parked += 1;
             }
@@ -164,7 +196,7 @@ mod tests {
     async fn it_sleeps_to_the_next_due_message_and_never_longer_than_told() {
         let (backend, _, lease) = owned().await;
         let config = PromoterConfig::default().with_longest_sleep(MS(500));
-        let promoter = Promoter::new(backend.schedule.clone(), config).expect("valid");
+        let promoter = Promoter::new(&backend, config).expect("valid");
         assert_eq!(promoter.run_once(&lease, &Ignore).await.expect("runs"), Some(MS(500)));
         park(&backend, &lease, &[100, 90_000]).await;
         let next = promoter.run_once(&lease, &Ignore).await.expect("runs").expect("a time");
@@ -178,8 +210,7 @@ mod tests {
         let (backend, _, lease) = owned().await;
         park(&backend, &lease, &[1; 25]).await;
         tokio::time::sleep(MS(10)).await;
-        let promoter =
-            Promoter::new(backend.schedule.clone(), PromoterConfig::default().with_limit(10)).expect("valid");
+        let promoter = Promoter::new(&backend, PromoterConfig::default().with_limit(10)).expect("valid");
         let steps: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::default();
         let count = |event: &Event<'_>| {
             if let Event::Promoted { messages, .. } = event {
@@ -194,9 +225,50 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn far_behind_it_pauses_as_long_as_a_call_took() {
+        let config = PromoterConfig::default().with_longest_sleep(MS(900));
+        let started = Instant::now();
+        assert_eq!(config.pause(Some(MS(0)), started), MS(0));
+        tokio::time::advance(MS(7)).await;
+        assert_eq!(config.pause(Some(MS(0)), started), MS(7));
+        assert_eq!(
+            config.pause(Some(MS(3)), started),
+            MS(3),
+            "nothing is due: to the head, as precisely as can be"
+        );
+        tokio::time::advance(MS(700)).await;
+        assert_eq!(config.pause(Some(MS(0)), started), LONGEST_BREATH);
+        assert_eq!((config.pause(Some(MS(1_000)), started), config.pause(None, started)), (MS(900), MS(900)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_fires_what_recurs_in_its_partition() {
+        let (backend, spec, lease) = owned().await;
+        let place = Place::from(spec.iter().next().expect("one"));
+        let id = "beat".parse().expect("an id");
+        let now = backend.recurring.due(&place).await.expect("read").now;
+        let rule = crate::Rule::every(MS(1_000), now).expect("a rule");
+        let fields = wire::encode(&Envelope::new("x"));
+        crate::recur(&*backend.recurring, &place, &id, &rule, fields).await.expect("put");
+        let promoter = Promoter::new(&backend, PromoterConfig::default()).expect("valid");
+        let moved: std::sync::Mutex<(usize, usize)> = std::sync::Mutex::default();
+        let count = |event: &Event<'_>| match event {
+            Event::Fired { messages, .. } => moved.lock().expect("lock").0 += messages,
+            Event::Promoted { messages, .. } => moved.lock().expect("lock").1 += messages,
+            _ => {}
+        };
+        for _ in 0..100 {
+            let next = promoter.run_once(&lease, &count).await.expect("runs").expect("a time");
+            tokio::time::sleep(next).await;
+        }
+        let (fired, promoted) = *moved.lock().expect("lock");
+        assert!(fired > 20 && fired - promoted <= 1, "{fired} fired, {promoted} moved");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn run_ends_when_the_lease_is_lost() {
         let (backend, _, lease) = owned().await;
-        let promoter = Promoter::new(backend.schedule.clone(), PromoterConfig::default()).expect("valid");
+        let promoter = Promoter::new(&backend, PromoterConfig::default()).expect("valid");
         backend.leases.release(&lease).await.expect("released");
         promoter.run(&lease).await;
     }
@@ -205,7 +277,7 @@ mod tests {
     fn both_problems_of_a_config_are_told() {
         let config = PromoterConfig::default().with_limit(0).with_longest_sleep(Duration::ZERO);
         let backend = Backend::from(MemoryBackend::new());
-        let error = Promoter::new(backend.schedule, config).expect_err("invalid");
+        let error = Promoter::new(&backend, config).expect_err("invalid");
         assert_eq!(error.problems().len(), 2);
     }
 }

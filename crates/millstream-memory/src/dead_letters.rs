@@ -1,7 +1,7 @@
 //! The dead-letters role in memory.
 
 use async_trait::async_trait;
-use millstream_core::{DeadLetter, DeadLetters, GroupName, MessageId, Result, TopicPartition, wire};
+use millstream_core::{DeadLetter, DeadLetters, GroupName, History, MessageId, Result, TopicPartition, wire};
 
 use crate::MemoryBackend;
 
@@ -37,7 +37,7 @@ impl DeadLetters for MemoryBackend {
             let Some(fields) = of_group.dead.remove(*id) else { continue };
             let (lead, body) = wire::split_dead(&fields);
             let origin = wire::text(lead, wire::ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(*id);
-            of_group.retry.append(now, wire::redelivery(1, origin, "", body));
+            of_group.retry.append(now, wire::redelivery(1, origin, "", &History::default(), body));
             moved += 1;
         }
         state.partition(topic_partition).wake.notify_waiters();

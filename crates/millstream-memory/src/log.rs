@@ -37,11 +37,16 @@ impl Log for MemoryBackend {
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
         let (topic_partition, _) = lease.partition()?;
-        let wake = self.lock().partition(topic_partition).wake.clone();
+        let (wake, heads) = {
+            let mut state = self.lock();
+            let partition = state.partition(topic_partition);
+            (partition.wake.clone(), partition.heads)
+        };
         Ok(Box::new(MemoryReader {
             backend: self.clone(),
             lease: lease.clone(),
             wake,
+            heads,
             phase: Phase::default(),
             restart: 0,
             handed: MessageId::ZERO,
@@ -145,13 +150,16 @@ pub(crate) fn settle(
         (Settlement::Ack | Settlement::Hold(_), _) => true,
         // A ghost: there is nothing left that could be tried again or kept.
         (_, None) => false,
-        (Settlement::Retry { after, attempt, origin, error }, Some(body)) => {
-            let error = wire::cut(error).to_owned();
-            let item = Item { attempt: *attempt, error, body };
-            group.parked.park(*origin, now.due(*after), item);
+        (Settlement::Retry { due, attempt, origin, error, history }, Some(body)) => {
+            let (error, mut history) = (wire::cut(error).to_owned(), history.clone());
+            history.add(now.millis(), attempt.saturating_sub(1), &error);
+            let item = Item { attempt: *attempt, error, history, body };
+            group.parked.park(*origin, now.due(*due), item);
             true
         }
-        (Settlement::DeadLetter { reason, attempts, origin, error }, Some(body)) => {
+        (Settlement::DeadLetter { reason, attempts, origin, error, history }, Some(body)) => {
+            let mut history = history.clone();
+            history.add(now.millis(), *attempts, error);
             let letter = DeadLetter {
                 id: MessageId::ZERO,
                 reason: reason.clone(),
@@ -160,6 +168,7 @@ pub(crate) fn settle(
                 origin: *origin,
                 topic_partition: topic_partition.clone(),
                 group: name.clone(),
+                history,
                 body: Fields::new(),
             };
             group.dead.append(now.millis(), wire::dead_letter(&letter, &body));
@@ -172,6 +181,8 @@ struct MemoryReader {
     backend: MemoryBackend,
     lease: Lease,
     wake: Arc<Notify>,
+    /// How many heads of the schedule it has told of.
+    heads: u64,
     phase: Phase,
     /// The group's number when this last looked.
     restart: u64,
@@ -224,7 +235,7 @@ impl Reader for MemoryReader {
                 }
             })?;
             let found = !fetched.entries.is_empty() || !fetched.ghosts.is_empty();
-            if last_look || found || self.rewound.is_some() {
+            if last_look || found || fetched.woken || self.rewound.is_some() {
                 self.phase = phase;
                 let log = fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Log);
                 self.handed = log.map(|entry| entry.receipt.id).fold(self.handed, MessageId::max);
@@ -264,7 +275,9 @@ impl MemoryReader {
         }
         let new = Reading { by: &None, source: Source::Log, now };
         let retries = Reading { source: Source::Retry, ..new };
-        let mut fetched = Fetched::default();
+        // Told now: whatever is told here is given back without another wait.
+        let woken = std::mem::replace(&mut self.heads, partition.heads) != partition.heads;
+        let mut fetched = Fetched { woken, ..Fetched::default() };
         if let Phase::Pending { log, retry } = phase {
             fetched.pending = true;
             let available =

@@ -1,7 +1,9 @@
 //! What an operator can do to a Redis server behind everybody's back, for tests of how you take it.
 
 use bytes::Bytes;
-use millstream_core::{GroupName, MemberId, MessageId, Resource, TopicName, TopicPartition};
+use millstream_core::{
+    GroupName, MemberId, MessageId, Place, Resource, ScheduleId, TopicName, TopicPartition,
+};
 
 use crate::MemoryBackend;
 use crate::state::State;
@@ -58,6 +60,18 @@ impl Operator {
     ) -> bool {
         let mut state = self.0.lock();
         state.group(topic_partition, group).is_some_and(|group| group.parked.lose(origin))
+    }
+
+    /// Deletes a scheduled message but for its id (`HDEL`), whether it waits or is worked on, so that it becomes an
+    /// orphan. `false` if it is not there.
+    pub fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> bool {
+        self.0.lock().change(place, |timetable| timetable.lose(id))
+    }
+
+    /// The backend's clock: milliseconds since 1970.
+    #[must_use]
+    pub fn clock(&self) -> u64 {
+        self.0.now().millis()
     }
 
     /// Lets a lease run out now (`DEL` of the lease key). `false` if nobody was ever granted it.

@@ -4,15 +4,20 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use millstream_core::leases::{Lease, Token};
+use millstream_core::name::QueueName;
+use millstream_core::schedule::{Place, Shard as ShardName};
+use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::Fields;
 use millstream_core::{
-    Error, ErrorKind, GroupName, MessageId, Resource, Result, TopicName, TopicPartition, TopicSpec,
+    Error, ErrorKind, GroupName, History, MessageId, Resource, Result, TopicName, TopicPartition, TopicSpec,
 };
 use tokio::sync::Notify;
 
 use crate::clock::Now;
 use crate::members::Membership;
+use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
+use crate::timetable::Timetable;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
@@ -21,8 +26,12 @@ pub(crate) struct State {
     pub(crate) fences: HashMap<Resource, Fence>,
     partitions: HashMap<TopicPartition, Partition>,
     memberships: BTreeMap<TopicName, BTreeMap<GroupName, Membership>>,
+    pub(crate) queues: BTreeMap<QueueName, QueueSpec>,
+    shards: BTreeMap<ShardName, Shard>,
     /// Counts what makes readers start over.
     restarts: u64,
+    /// Counts the claims of tasks.
+    pub(crate) tokens: u64,
 }
 
 /// One partition of one topic. It comes into being with the first that asks, as a key does.
@@ -30,8 +39,12 @@ pub(crate) struct State {
 pub(crate) struct Partition {
     pub(crate) log: Stream,
     pub(crate) groups: HashMap<GroupName, Group>,
-    /// Wakes who waits for this partition: on new entries, and when a lease changes hands.
+    /// Wakes who waits for this partition: on new entries, when a lease changes hands, and when something is due earlier.
     pub(crate) wake: Arc<Notify>,
+    /// What was scheduled for all groups.
+    pub(crate) timetable: Timetable,
+    /// How often something was scheduled that is due before all that waited.
+    pub(crate) heads: u64,
 }
 
 /// What a partition keeps for one group.
@@ -62,6 +75,7 @@ pub(crate) struct Parked {
 pub(crate) struct Item {
     pub(crate) attempt: u32,
     pub(crate) error: String,
+    pub(crate) history: History,
     pub(crate) body: Fields,
 }
 
@@ -120,6 +134,34 @@ impl State {
         self.memberships.get(topic)?.get(group)
     }
 
+    pub(crate) fn shard(&mut self, name: &ShardName) -> &mut Shard {
+        self.shards.entry(name.clone()).or_default()
+    }
+
+    pub(crate) fn peek_shard(&self, name: &ShardName) -> Option<&Shard> {
+        self.shards.get(name)
+    }
+
+    /// A shard that comes into being, and the count of claims.
+    pub(crate) fn shard_and_tokens(&mut self, name: &ShardName) -> (&mut Shard, &mut u64) {
+        (self.shards.entry(name.clone()).or_default(), &mut self.tokens)
+    }
+
+    pub(crate) fn peek_timetable(&self, place: &Place) -> Option<&Timetable> {
+        match place {
+            Place::Partition(topic_partition) => Some(&self.peek(topic_partition)?.timetable),
+            Place::Shard(shard) => Some(&self.peek_shard(shard)?.timetable),
+        }
+    }
+
+    /// Changes what waits at a place. If that brought the head forward, those who sleep are told.
+    pub(crate) fn change<T>(&mut self, place: &Place, change: impl FnOnce(&mut Timetable) -> T) -> T {
+        match place {
+            Place::Partition(topic_partition) => self.partition(topic_partition).change(change),
+            Place::Shard(shard) => self.shard(shard).change(change),
+        }
+    }
+
     /// A number that no reader has seen.
     pub(crate) fn restart(&mut self) -> u64 {
         self.restarts += 1;
@@ -129,7 +171,7 @@ impl State {
     /// Puts an earlier state in the place of this one. All who wait look again, and all readers start over.
     pub(crate) fn replace(&mut self, earlier: Self) {
         let before = std::mem::replace(self, earlier);
-        self.restarts = before.restarts;
+        (self.restarts, self.tokens) = (before.restarts, before.tokens);
         let restart = self.restart();
         for group in self.partitions.values_mut().flat_map(|partition| partition.groups.values_mut()) {
             group.restart = restart;
@@ -138,9 +180,14 @@ impl State {
         // waits for it is to learn of what comes.
         let mut partitions: Vec<_> = before.partitions.into_iter().collect();
         partitions.sort_by(|(a, _), (b, _)| a.cmp(b));
-        for (topic_partition, Partition { wake, .. }) in partitions {
-            self.partition(&topic_partition).wake = wake.clone();
+        for (topic_partition, Partition { wake, heads, .. }) in partitions {
+            let partition = self.partition(&topic_partition);
+            (partition.wake, partition.heads) = (wake.clone(), heads + 1);
             wake.notify_waiters();
+        }
+        for (shard, Shard { calls, .. }) in before.shards {
+            self.shard(&shard).calls = calls.clone();
+            calls.notify_waiters();
         }
         for (topic, groups) in before.memberships {
             for (group, Membership { wake, .. }) in groups {
@@ -156,6 +203,16 @@ impl State {
 }
 
 impl Partition {
+    fn change<T>(&mut self, change: impl FnOnce(&mut Timetable) -> T) -> T {
+        let before = self.timetable.head();
+        let done = change(&mut self.timetable);
+        if self.timetable.is_ahead_of(before) {
+            self.heads += 1;
+            self.wake.notify_waiters();
+        }
+        done
+    }
+
     pub(crate) fn group(&mut self, name: &GroupName) -> &mut Group {
         if !self.groups.contains_key(name) {
             self.groups.insert(name.clone(), Group::default());

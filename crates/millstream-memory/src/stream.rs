@@ -8,7 +8,7 @@ use millstream_core::catalog::Start;
 use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
 use millstream_core::shared::Claimed;
 use millstream_core::wire::{self, Fields};
-use millstream_core::{Error, ErrorKind, MemberId, MessageId, Result};
+use millstream_core::{Due, Error, ErrorKind, MemberId, MessageId, Result};
 
 use crate::clock::Now;
 
@@ -121,7 +121,7 @@ pub(crate) struct Pending {
     pub(crate) held: Option<Box<Held>>,
 }
 
-/// A note whose wait is absolute: its own `after` says nothing.
+/// A note whose wait is absolute: its own `due` says nothing.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     note: Note,
@@ -131,12 +131,13 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn new(note: &Note, now: Now) -> Self {
-        let error = wire::cut(&note.error).to_owned();
-        Self { due: now.due(note.after), note: Note { error, ..note.clone() } }
+        let mut note = Note { error: wire::cut(&note.error).to_owned(), ..note.clone() };
+        note.history.add(now.millis(), note.attempt.saturating_sub(1), &note.error);
+        Self { due: now.due(note.due), note }
     }
 
     fn read(&self, now: Now) -> Note {
-        Note { after: now.until(self.due), ..self.note.clone() }
+        Note { due: Due::In(now.until(self.due)), ..self.note.clone() }
     }
 }
 

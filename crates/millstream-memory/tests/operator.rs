@@ -7,8 +7,8 @@ use millstream_core::catalog::Start;
 use millstream_core::leases::Acquired;
 use millstream_core::log::{Append, Fetched};
 use millstream_core::{
-    Backend, Envelope, ErrorKind, GroupName, Lease, MessageId, Reason, Resource, Settlement, TopicPartition,
-    TopicSpec, wire,
+    Backend, Due, Envelope, ErrorKind, GroupName, History, Lease, MessageId, Reason, Resource, Settlement,
+    TopicPartition, TopicSpec, wire,
 };
 use millstream_memory::MemoryBackend;
 
@@ -60,7 +60,8 @@ async fn a_parked_retry_without_its_body_becomes_an_orphan() {
     let ids = bench.append(1).await;
     let fetched = bench.fetch().await.unwrap();
     let after = Duration::from_secs(1);
-    let retry = Settlement::Retry { after, attempt: 2, origin: ids[0], error: "no".into() };
+    let (due, history) = (Due::In(after), History::default());
+    let retry = Settlement::Retry { due, attempt: 2, origin: ids[0], error: "no".into(), history };
     bench.backend.log.settle(&bench.lease, &[(fetched.entries[0].receipt, retry)]).await.unwrap();
     assert!(bench.memory.operator().delete_parked(&bench.tp, &bench.group, ids[0]));
     assert!(!bench.memory.operator().delete_parked(&bench.tp, &bench.group, ids[0]));
@@ -79,7 +80,8 @@ async fn a_retry_of_a_ghost_is_stale_and_leaves_nothing_behind() {
     bench.fetch().await.unwrap();
     assert!(bench.memory.operator().delete_entry(&bench.tp, ids[0]));
     let ghosts = bench.fetch().await.unwrap().ghosts;
-    let retry = Settlement::Retry { after: Duration::ZERO, attempt: 2, origin: ids[0], error: String::new() };
+    let (error, history) = (String::new(), History::default());
+    let retry = Settlement::Retry { due: Due::NOW, attempt: 2, origin: ids[0], error, history };
     let settled = bench.backend.log.settle(&bench.lease, &[(ghosts[0], retry)]).await.unwrap();
     assert_eq!((settled.applied, settled.stale), (0, 1));
     let fetched = bench.fetch().await.unwrap();

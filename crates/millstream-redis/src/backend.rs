@@ -13,8 +13,10 @@ use redis::Pipeline;
 
 use crate::config::RedisConfig;
 use crate::connection::{Dial, Kept, Line, Pooled, Shared};
+use crate::durability::{self, Risk};
 use crate::reply;
 use crate::script::Scripts;
+use crate::waiters::Waiters;
 
 /// The consumer name of every read. The lease says who owns a partition, not the name: so there are no dead
 /// consumers to collect, and the next owner has the whole pending list at once.
@@ -52,6 +54,8 @@ pub(crate) struct Inner {
     pub(crate) leases: Kept,
     /// Catalog, statistics, dead letters.
     pub(crate) pool: Pooled,
+    /// Those who wait for one key now and then.
+    pub(crate) waiters: Waiters,
 }
 
 impl RedisBackend {
@@ -61,22 +65,38 @@ impl RedisBackend {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] if the configuration cannot be used, [`ErrorKind::Unavailable`] if the
     /// server cannot be reached, [`ErrorKind::Denied`] if it refuses the credentials,
-    /// [`ErrorKind::Unsupported`] if it is older than 7.0.
+    /// [`ErrorKind::Unsupported`] if it is older than 7.0. [`ErrorKind::InvalidConfig`] also if it may lose messages and
+    /// that is [not wanted](RedisConfig::durability).
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let dial = Arc::new(Dial::new(&config)?);
+        let messages = Shared::new(dial.clone(), "messages");
         let inner = Inner {
             keys: config.namespace.as_ref().map_or_else(Keys::new, Keys::within),
             scripts: Scripts::new(config.strict_scripts),
-            messages: Shared::new(dial.clone(), "messages"),
+            messages: messages.clone(),
             leases: Kept::new(Shared::new(dial.clone(), "leases")),
             pool: Pooled::new(&config)?,
+            waiters: Waiters::new(dial.clone(), messages),
             dial,
             config,
         };
         let url = inner.config.redacted_url();
         inner.check_server().await.map_err(|error| error.during(format_args!("connect to {url}")))?;
+        let durable = durability::check(&inner.messages, inner.config.durability).await;
+        durable.map_err(|error| error.during(format_args!("connect to {url}")))?;
         tracing::debug!(url, "connected");
         Ok(Self { inner: Arc::new(inner) })
+    }
+}
+
+impl RedisBackend {
+    /// The settings of the server, as they are now, with which messages can be lost. Empty if there are none, as far as
+    /// this user may ask.
+    ///
+    /// # Errors
+    /// Transient ones.
+    pub async fn risks(&self) -> Result<Vec<Risk>> {
+        durability::risks(&self.inner.pool).await
     }
 }
 

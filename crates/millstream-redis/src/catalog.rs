@@ -22,13 +22,13 @@ const CHUNK: usize = 500;
 const COUNT_CHUNK: u64 = 200;
 
 impl Inner {
-    async fn one(&self, key: &Key, pipe: &Pipeline) -> Result<Value> {
+    pub(crate) async fn one(&self, key: &Key, pipe: &Pipeline) -> Result<Value> {
         let answer = self.pool.send(pipe).await?.pop().unwrap_or_default();
         reply::ok(answer).map_err(|error| error.during(format_args!("catalog {key}")))
     }
 
     /// The names in a set, sorted. What is no name was put there by somebody else and is passed over.
-    async fn names<T: Ord>(&self, key: &Key, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
+    pub(crate) async fn names<T: Ord>(&self, key: &Key, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
         let mut pipe = Pipeline::new();
         pipe.cmd("SMEMBERS").arg(key.as_str());
         let mut names = Vec::new();

@@ -7,6 +7,8 @@ use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::name::Namespace;
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
+use crate::durability::Durability;
+
 /// How to reach the server.
 ///
 /// ```
@@ -30,6 +32,9 @@ pub struct RedisConfig {
     pub response_timeout: Duration,
     /// How many connections serve catalog, statistics and dead letters, at most. Default: 4.
     pub pool_size: usize,
+    /// What to do if the server may lose what it is given: no persistence, eviction, replicas that are not waited for.
+    /// Default: warnings.
+    pub durability: Durability,
     /// Puts `#!lua` in front of every script, so that the server refuses keys that were not declared. For
     /// tests: a server that is out of memory refuses such scripts, acknowledgements included. Default: false.
     #[doc(hidden)]
@@ -46,6 +51,7 @@ impl RedisConfig {
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(5),
             pool_size: 4,
+            durability: Durability::default(),
             strict_scripts: false,
         }
     }
@@ -72,6 +78,12 @@ impl RedisConfig {
     #[must_use]
     pub fn with_pool_size(self, pool_size: usize) -> Self {
         Self { pool_size, ..self }
+    }
+
+    /// The same with another view of a server that may lose messages.
+    #[must_use]
+    pub fn with_durability(self, durability: Durability) -> Self {
+        Self { durability, ..self }
     }
 
     /// The same with `#!lua` in front of every script. For tests.
@@ -130,6 +142,7 @@ impl fmt::Debug for RedisConfig {
             .field("connect_timeout", &self.connect_timeout)
             .field("response_timeout", &self.response_timeout)
             .field("pool_size", &self.pool_size)
+            .field("durability", &self.durability)
             .finish_non_exhaustive()
     }
 }

@@ -263,7 +263,7 @@ pub(crate) async fn send_within(
     }
 }
 
-fn complete(answer: redis::RedisResult<Vec<Value>>, pipe: &Pipeline) -> Result<Vec<Value>> {
+pub(crate) fn complete(answer: redis::RedisResult<Vec<Value>>, pipe: &Pipeline) -> Result<Vec<Value>> {
     let values = answer.map_err(|error| translate(&error, Phase::Sent))?;
     if values.len() == pipe.len() {
         Ok(values)

@@ -35,6 +35,7 @@ pub(crate) struct Guard {
     group: GroupName,
     /// The log and the retry log: streams are named by their index here.
     streams: [Key; 2],
+    wake: Key,
     fence: Key,
     held: Key,
     connection: Option<MultiplexedConnection>,
@@ -65,10 +66,26 @@ pub(crate) struct Position {
     pub(crate) sought: Option<Bytes>,
 }
 
+/// Above which ids something is new: to be waited for, or to be looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct Above {
+    pub(crate) streams: [MessageId; 2],
+    /// In the stream that tells of new heads of the schedule.
+    pub(crate) wake: MessageId,
+}
+
+/// What ended a wait.
+#[derive(Default)]
+pub(crate) struct Woke {
+    /// The first new entry of each stream.
+    pub(crate) streams: Vec<(usize, MessageId)>,
+    /// The newest head of the schedule, if there is a new one.
+    pub(crate) wake: Option<MessageId>,
+}
+
 /// What a request brought.
 pub(crate) struct Answer {
-    /// The first new entry of each stream that ended the wait.
-    pub(crate) woke: Vec<(usize, MessageId)>,
+    pub(crate) woke: Woke,
     /// One page per question; `None` if the fence had been touched, so that nothing was done.
     pub(crate) pages: Option<Vec<Page>>,
     /// Whether there are notes on pending entries. Only asked for with what was handed out before.
@@ -80,6 +97,7 @@ impl Guard {
         let (tp, group) = lease.partition()?;
         Ok(Self {
             streams: [inner.keys.log(tp), inner.keys.retry_log(tp, group)],
+            wake: inner.keys.wake(&tp.clone().into()),
             fence: inner.keys.fence(tp, group),
             held: inner.keys.held(tp, group),
             group: group.clone(),
@@ -121,19 +139,25 @@ impl Guard {
         self.read_position(reply::tuple(Value::Array(answers))?)
     }
 
-    /// Reads if the fence is untouched. With `wait`, first waits up to a time for an entry above an id of either
-    /// stream.
+    /// Reads if the fence is untouched. With `above`, first looks whether the schedule has a new head, or waits up to
+    /// `block` for that or for an entry of either stream.
     pub(crate) async fn read(
         &mut self,
         asks: &[Ask],
-        wait: Option<(Duration, [MessageId; 2])>,
+        above: Option<Above>,
+        block: Option<Duration>,
     ) -> Result<Answer> {
         let mut pipe = Pipeline::with_capacity(2 * asks.len() + 5);
-        if let Some((block, above)) = wait {
-            let ms = u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1);
-            pipe.cmd("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(ms).arg("STREAMS");
-            pipe.arg(self.streams[0].as_str()).arg(self.streams[1].as_str());
-            pipe.arg(above[0].to_string()).arg(above[1].to_string());
+        if let Some(Above { streams: [log, retry_log], wake }) = above {
+            let look = pipe.cmd("XREAD").arg("COUNT").arg(1);
+            if let Some(block) = block {
+                let ms = u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1);
+                look.arg("BLOCK").arg(ms).arg("STREAMS");
+                look.arg(self.streams[0].as_str()).arg(self.streams[1].as_str()).arg(self.wake.as_str());
+                look.arg(log.to_string()).arg(retry_log.to_string()).arg(wake.to_string());
+            } else {
+                look.arg("STREAMS").arg(self.wake.as_str()).arg(wake.to_string());
+            }
         }
         let commands: Vec<(usize, Cmd)> = asks.iter().flat_map(|ask| self.commands(ask)).collect();
         let of: Vec<usize> = commands.iter().map(|(stream, _)| *stream).collect();
@@ -148,10 +172,9 @@ impl Guard {
             pipe.cmd("HLEN").arg(self.held.as_str());
         }
 
-        let block = wait.map_or(Duration::ZERO, |(block, _)| block);
-        let mut values = self.send(&pipe, block).await?.into_iter();
+        let mut values = self.send(&pipe, block.unwrap_or_default()).await?.into_iter();
         let mut next = || values.next().unwrap_or_default();
-        let woke = if wait.is_some() { self.woke(next())? } else { Vec::new() };
+        let woke = if above.is_some() { self.woke(next())? } else { Woke::default() };
         reply::ok(next())?;
         let queued: Vec<(usize, Value)> = of.iter().map(|stream| (*stream, next())).collect();
         let (done, watch, token) = (next(), next(), next());
@@ -161,7 +184,8 @@ impl Guard {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Backpressure => {
                     self.check_token(watch, token)?;
-                    return Ok(Answer { woke, pages: Some(self.read_by_script(asks).await?), noted });
+                    let pages = Some(self.read_by_script(asks).await?);
+                    return Ok(Answer { woke, pages, noted });
                 }
                 Err(error) => return Err(self.on(stream, error)),
             }
@@ -257,18 +281,22 @@ impl Guard {
 
     /// What ended the wait. A fail-over or a vanished key ends it too, with an error that says nothing about
     /// what comes behind.
-    fn woke(&self, answer: Value) -> Result<Vec<(usize, MessageId)>> {
+    fn woke(&self, answer: Value) -> Result<Woke> {
         if matches!(&answer, Value::ServerError(error) if error.code() == "UNBLOCKED") {
-            return Ok(Vec::new());
+            return Ok(Woke::default());
         }
-        let [log, retry_log] = &self.streams;
+        let ([log, retry_log], wake) = (&self.streams, &self.wake);
         let streams = reply::streams(answer)
-            .map_err(|error| error.during(format_args!("wait for {log} and {retry_log}")))?;
-        let first = |(key, entries): (Bytes, Vec<RawEntry>)| {
-            let stream = self.streams.iter().position(|stream| key == stream.as_str())?;
-            Some((stream, entries.first()?.0))
-        };
-        Ok(streams.into_iter().filter_map(first).collect())
+            .map_err(|error| error.during(format_args!("wait for {log}, {retry_log} and {wake}")))?;
+        let mut woke = Woke::default();
+        for (key, entries) in streams {
+            let Some((id, _)) = entries.first() else { continue };
+            match self.streams.iter().position(|stream| key == stream.as_str()) {
+                Some(stream) => woke.streams.push((stream, *id)),
+                None => woke.wake = Some(*id),
+            }
+        }
+        Ok(woke)
     }
 
     fn add_position(&self, pipe: &mut Pipeline) {

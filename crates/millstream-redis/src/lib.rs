@@ -3,25 +3,35 @@
 // In reading order: what a user sees, then the ground, then one file per role.
 mod backend;
 mod config;
+mod durability;
 
 mod connection;
 mod error;
 mod keeper;
 mod reply;
 mod script;
+mod waiters;
 
 mod catalog;
 mod dead_letters;
+mod dead_tasks;
 mod guard;
+mod item;
 mod leases;
 mod log;
 mod members;
 mod note;
+mod queues;
 mod ranges;
 mod reader;
+mod recurring;
 mod schedule;
+mod scheduling;
 mod shared;
 mod shared_reader;
+mod task_state;
+mod tasks;
 
 pub use backend::RedisBackend;
 pub use config::RedisConfig;
+pub use durability::{Durability, Risk};

@@ -9,6 +9,7 @@ use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Source};
 use millstream_core::name::{GroupName, MemberId};
+use millstream_core::schedule::Due;
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire;
 use redis::{Cmd, Pipeline, Value};
@@ -177,12 +178,19 @@ impl RedisBackend {
                 let id = receipt.id.to_string();
                 match settlement {
                     Settlement::Ack => acks.push(id),
-                    Settlement::Hold(note) => holds.push((id, ceil_ms(note.after), note::write(note)?)),
-                    Settlement::Retry { after, attempt, origin, error } => {
-                        retries.push((id, ceil_ms(*after), *attempt, origin.to_string(), wire::cut(error)));
+                    Settlement::Hold(note) => {
+                        let (words, line) = note::write(note)?;
+                        holds.push((id, due(note.due), words, line));
                     }
-                    Settlement::DeadLetter { reason, attempts, origin, error } => {
-                        dead.push((id, reason.as_str(), *attempts, origin.to_string(), wire::cut(error)));
+                    Settlement::Retry { due: at, attempt, origin, error, history } => {
+                        let history = history.adding(attempt.saturating_sub(1), error);
+                        let (error, origin) = (wire::cut(error), origin.to_string());
+                        retries.push((id, due(*at), *attempt, origin, error, history));
+                    }
+                    Settlement::DeadLetter { reason, attempts, origin, error, history } => {
+                        let history = history.adding(*attempts, error);
+                        let (error, origin) = (wire::cut(error), origin.to_string());
+                        dead.push((id, reason.as_str(), *attempts, origin, error, history));
                     }
                 }
             }
@@ -196,16 +204,16 @@ impl RedisBackend {
             }
             for notes in holds.chunks(COPY_CHUNK) {
                 let mut call = scripts.hold.call([&fence, &stream, &held]).args(common);
-                for (id, after, words) in notes {
-                    call = call.arg(id).arg(*after).arg(words);
+                for (id, due, words, line) in notes {
+                    call = call.args([id, due, words, line]);
                 }
                 calls.push((call, Answers::Moved));
             }
             for messages in retries.chunks(COPY_CHUNK) {
                 let (due, items) = (keys.retry_due(tp, group), keys.retry_items(tp, group));
                 let mut call = scripts.retry.call([&fence, &stream, &due, &items, &held]).args(common);
-                for (id, after, attempt, origin, error) in messages {
-                    call = call.arg(id).arg(*after).arg(*attempt).arg(origin).arg(*error);
+                for (id, due, attempt, origin, error, (history, line)) in messages {
+                    call = call.args([id, due]).arg(*attempt).args([origin, *error, history, line]);
                 }
                 calls.push((call, Answers::Moved));
             }
@@ -213,8 +221,8 @@ impl RedisBackend {
                 let letters = keys.dead_letters(tp, group);
                 let call = scripts.dead_letter.call([&fence, &stream, &letters, &held]).args(common);
                 let mut call = call.arg(tp.topic.as_str()).arg(tp.partition.0);
-                for (id, reason, attempts, origin, error) in messages {
-                    call = call.arg(id).arg(*reason).arg(*attempts).arg(origin).arg(*error);
+                for (id, reason, attempts, origin, error, (history, line)) in messages {
+                    call = call.arg(id).arg(*reason).arg(*attempts).args([origin, *error, history, line]);
                 }
                 calls.push((call, Answers::Moved));
             }
@@ -237,6 +245,15 @@ fn append_chunk(batch: &[Append]) -> &[Append] {
         first || total <= bytes
     });
     &batch[..fits.count()]
+}
+
+/// When something is due, as scripts are told it: `+` and microseconds from now, rounded up, or a time in milliseconds.
+pub(crate) fn due(due: Due) -> String {
+    match due {
+        Due::In(delay) => format!("+{}", delay.min(Due::FAR).as_nanos().div_ceil(1_000)),
+        // Beyond this Lua does not count exactly; the script takes less.
+        Due::At(at) => at.min(1 << 52).to_string(),
+    }
 }
 
 /// Milliseconds, rounded up: never early. Lua counts exactly up to 2^53.
@@ -283,6 +300,15 @@ mod tests {
         assert_eq!(ceil_ms(Duration::from_nanos(1)), 1);
         assert_eq!(ceil_ms(Duration::from_millis(5)), 5);
         assert_eq!(ceil_ms(Duration::MAX), 1 << 52);
+    }
+
+    #[test]
+    fn due_times_are_told_exactly_and_never_overflow() {
+        assert_eq!(due(Due::NOW), "+0");
+        assert_eq!(due(Due::In(Duration::from_nanos(1))), "+1");
+        assert_eq!(due(Due::In(Duration::MAX)), format!("+{}", Due::FAR.as_micros()));
+        assert_eq!(due(Due::At(1_700_000_000_123)), "1700000000123");
+        assert_eq!(due(Due::At(u64::MAX)), (1u64 << 52).to_string());
     }
 
     #[test]

@@ -1,11 +1,14 @@
-//! Notes of pending entries as they stand in the `held` hash: `<due ms> <attempt> <suspicions> <by> <error>`.
+//! Notes of pending entries as they stand in the `held` hash: `<due ms> <attempt> <suspicions> <by> <bytes> <error>`, and
+//! the history right behind so many bytes of the error.
 
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::history::History;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::log::{Note, Source};
+use millstream_core::schedule::Due;
 use millstream_core::wire;
 use redis::{Pipeline, Value};
 
@@ -30,25 +33,32 @@ pub(crate) fn field(source: Source, id: MessageId) -> String {
     format!("{}:{id}", word(source))
 }
 
-/// Everything but the due time, which the server counts.
+/// Everything but the due time, which the server counts, and the line that it adds to the history behind the time.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidConfig`] if `by` is over its limit or has spaces.
-pub(crate) fn write(note: &Note) -> Result<String> {
+pub(crate) fn write(note: &Note) -> Result<(String, String)> {
     if note.by.len() > MAX_BY || note.by.contains(char::is_whitespace) {
         let why = format!("the name {:?} on a note is over {MAX_BY} bytes long or has spaces", note.by);
         return Err(Error::new(ErrorKind::InvalidConfig, why));
     }
-    Ok(format!("{} {} {} {}", note.attempt, note.suspicions, note.by, wire::cut(&note.error)))
+    let error = wire::cut(&note.error);
+    let (history, line) = note.history.adding(note.attempt.saturating_sub(1), error);
+    let words = format!("{} {} {} {} {error}{history}", note.attempt, note.suspicions, note.by, error.len());
+    Ok((words, line))
 }
 
 /// Reads a note at `now_ms` by the server's clock; `None` if it is not one of ours.
 pub(crate) fn read(stored: &[u8], now_ms: u64) -> Option<Note> {
-    let mut words = std::str::from_utf8(stored).ok()?.splitn(5, ' ');
+    let mut words = std::str::from_utf8(stored).ok()?.splitn(6, ' ');
     let due_ms: u64 = words.next()?.parse().ok()?;
     let (attempt, suspicions) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-    let (by, error) = (words.next()?.to_owned(), words.next()?.to_owned());
-    Some(Note { attempt, suspicions, by, error, after: Duration::from_millis(due_ms.saturating_sub(now_ms)) })
+    let by = words.next()?.to_owned();
+    let bytes: usize = words.next()?.parse().ok()?;
+    let (error, history) = words.next()?.split_at_checked(bytes)?;
+    let (error, history) = (error.to_owned(), History::parse(history));
+    let due = Due::In(Duration::from_millis(due_ms.saturating_sub(now_ms)));
+    Some(Note { attempt, suspicions, by, error, history, due })
 }
 
 /// Asks for the notes of entries of one stream.
@@ -94,20 +104,27 @@ mod tests {
 
     #[test]
     fn text_and_back() {
+        let history = History::parse("5 1 no\n9 2 it failed:   twice ");
         let note = |by: &str, error: &str| Note {
             attempt: 3,
             suspicions: 2,
             by: by.into(),
             error: error.into(),
-            after: Duration::from_millis(1_500),
+            due: Due::In(Duration::from_millis(1_500)),
+            history: history.clone(),
         };
         for note in [note("a-1", "it failed: \n twice "), note("", ""), note("b", "é")] {
-            let stored = format!("2500 {}", write(&note).expect("valid"));
+            let (words, line) = write(&note).expect("valid");
+            assert_eq!(line, "", "the history tells of attempt 2");
+            let stored = format!("2500 {words}");
             assert_eq!(read(stored.as_bytes(), 1_000).as_ref(), Some(&note));
-            assert_eq!(read(stored.as_bytes(), 9_000).expect("a note").after, Duration::ZERO);
+            assert_eq!(read(stored.as_bytes(), 9_000).expect("a note").left(), Duration::ZERO);
         }
-        let long = write(&note("a", &"x".repeat(5_000))).expect("valid");
-        assert_eq!(long.len(), "3 2 a ".len() + wire::MAX_ERROR_LEN);
+        let first = Note { history: History::default(), ..note("a", &"x".repeat(5_000)) };
+        let (words, line) = write(&first).expect("valid");
+        assert_eq!(words.len(), "3 2 a 1024 ".len() + wire::MAX_ERROR_LEN);
+        let read = read(format!("0 {words}77 {line}").as_bytes(), 0).expect("a note");
+        assert_eq!((read.error.len(), read.history.since()), (wire::MAX_ERROR_LEN, Some(77)));
         for by in ["a b", "a\n", &"x".repeat(129)] {
             assert_eq!(write(&note(by, "")).expect_err("refused").kind(), ErrorKind::InvalidConfig);
         }
@@ -115,8 +132,17 @@ mod tests {
 
     #[test]
     fn what_is_no_note_is_none() {
-        let others: [&[u8]; 7] =
-            [b"", b"x", b"1 2 3", b"1 2 3 by", b"-1 2 3 by e", b"1 2 4294967296 by e", b"1 2 3 by \xff"];
+        let others: [&[u8]; 9] = [
+            b"",
+            b"x",
+            b"1 2 3",
+            b"1 2 3 by 1",
+            b"-1 2 3 by 1 e",
+            b"1 2 4294967296 by 1 e",
+            b"1 2 3 by 1 \xff",
+            b"1 2 3 by 2 e",
+            "1 2 3 by 1 é".as_bytes(),
+        ];
         for other in others {
             assert_eq!(read(other, 0), None, "{other:?}");
         }

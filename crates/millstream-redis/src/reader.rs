@@ -11,7 +11,7 @@ use millstream_core::leases::Lease;
 use millstream_core::log::{Entry, Fetched, Reader, Receipt, Source};
 
 use crate::backend::Inner;
-use crate::guard::{Ask, Guard, Position};
+use crate::guard::{Above, Ask, Guard, Position};
 
 /// The longest single wait on the server; longer ones are several.
 const MAX_BLOCK: Duration = Duration::from_secs(3_600);
@@ -45,6 +45,11 @@ pub(crate) struct StreamReader {
     sought: Option<Bytes>,
     /// Found out and not told yet.
     rewound: Option<(MessageId, MessageId)>,
+    /// The newest head of the schedule that was told of. A new connection begins at the start: what came while there was
+    /// none, or before this reader, is told of once.
+    wake: MessageId,
+    /// Whether there is a new head, and that is not told yet.
+    woken: bool,
     /// Which stream a read of a single entry takes.
     turn: usize,
     /// Set while a request is under way. Found set, the future was dropped and an answer may be lost.
@@ -62,6 +67,8 @@ impl StreamReader {
             handed: MessageId::ZERO,
             sought: None,
             rewound: None,
+            wake: MessageId::ZERO,
+            woken: false,
             turn: 0,
             busy: false,
         })
@@ -72,6 +79,7 @@ impl StreamReader {
         if !self.guard.is_open() {
             let position = self.guard.open().await?;
             self.start_over(position);
+            self.wake = MessageId::ZERO;
         }
         let mut asked = false;
         loop {
@@ -83,7 +91,7 @@ impl StreamReader {
             }
             let left = wait.saturating_sub(started.elapsed()).min(MAX_BLOCK);
             let idle = self.backlog == [false; 2];
-            if idle && self.rewound.is_some() {
+            if idle && (self.rewound.is_some() || self.woken) {
                 return Ok(Fetched::default());
             }
             if idle && left < MIN_BLOCK {
@@ -103,7 +111,7 @@ impl StreamReader {
                     fetched.entries.extend(more.entries);
                     fetched.ghosts.extend(more.ghosts);
                 }
-                if read > 0 {
+                if read > 0 || self.woken {
                     return Ok(fetched);
                 }
                 asked = true;
@@ -136,7 +144,7 @@ impl StreamReader {
     /// One page of what was handed out before. `None` if there is no such page, or the fence was touched.
     async fn pending(&mut self, stream: usize, after: MessageId, max: usize) -> Result<Option<Fetched>> {
         let ask = Ask { stream, count: max, after: Some(after) };
-        let answer = self.guard.read(&[ask], None).await?;
+        let answer = self.guard.read(&[ask], None, None).await?;
         let Some(page) = answer.pages.and_then(|mut pages| pages.pop()) else { return self.touched().await };
         self.stage = match page.entries.last() {
             Some((last, _)) if page.entries.len() >= max => Stage::Pending(stream, *last),
@@ -171,7 +179,11 @@ impl StreamReader {
     /// What nobody has seen, after waiting up to `block`. `None` if the fence was touched.
     async fn new_entries(&mut self, max: usize, block: Option<Duration>) -> Result<Option<Fetched>> {
         let asks = self.plan(max);
-        let answer = self.guard.read(&asks, block.map(|block| (block, self.tail))).await?;
+        let above = Above { streams: self.tail, wake: self.wake };
+        let answer = self.guard.read(&asks, Some(above), block).await?;
+        if let Some(wake) = answer.woke.wake {
+            (self.wake, self.woken) = (wake, true);
+        }
         let Some(pages) = answer.pages else { return self.touched().await };
 
         let mut fetched = Fetched::default();
@@ -195,7 +207,7 @@ impl StreamReader {
             }
         }
         let mut astray = false;
-        for (stream, id) in answer.woke {
+        for (stream, id) in answer.woke.streams {
             if !asks.iter().any(|ask| ask.stream == stream) {
                 self.backlog[stream] = true;
             } else if !read[stream] {
@@ -251,6 +263,7 @@ impl Reader for StreamReader {
                 let log = fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Log);
                 self.handed = log.map(|entry| entry.receipt.id).fold(self.handed, MessageId::max);
                 fetched.rewound = self.rewound.take();
+                fetched.woken = std::mem::take(&mut self.woken);
                 Ok(fetched)
             }
             Err(error) => {

@@ -89,6 +89,19 @@ pub(crate) fn time_ms(value: Value) -> Result<u64> {
     }
 }
 
+/// A sorted set's score as a time in whole milliseconds, rounded up. It is a float, and may be infinite.
+pub(crate) fn score_ms(value: Value) -> Result<u64> {
+    let text = text(value)?;
+    let score: f64 = text.parse().map_err(|_| unexpected(format_args!("{text:?} instead of a score")))?;
+    // Saturates: what is before 1970 or not a number is 0.
+    Ok(score.ceil() as u64)
+}
+
+/// The score of a time that [`score_ms`] gave.
+pub(crate) fn score_of(ms: u64) -> Bytes {
+    if ms == u64::MAX { Bytes::from_static(b"+inf") } else { ms.to_string().into() }
+}
+
 /// Many values; nil counts as none.
 pub(crate) fn array(value: Value) -> Result<Vec<Value>> {
     match ok(value)? {

@@ -7,6 +7,8 @@
 mod catalog;
 #[path = "scripts/connect.rs"]
 mod connect;
+#[path = "scripts/durability.rs"]
+mod durability;
 #[path = "scripts/leases.rs"]
 mod leases;
 #[path = "scripts/members.rs"]
@@ -17,6 +19,14 @@ mod members_together;
 mod notes;
 #[path = "scripts/reader.rs"]
 mod reader;
+#[path = "scripts/recurring.rs"]
+mod recurring;
+#[path = "scripts/schedule.rs"]
+mod schedule;
+#[path = "scripts/schedule_faults.rs"]
+mod schedule_faults;
+#[path = "scripts/schedule_wake.rs"]
+mod schedule_wake;
 #[path = "scripts/seek.rs"]
 mod seek;
 #[path = "scripts/server.rs"]
@@ -25,5 +35,13 @@ mod server;
 mod settle;
 #[path = "scripts/shared.rs"]
 mod shared;
+#[path = "scripts/tasks.rs"]
+mod tasks;
+#[path = "scripts/tasks_cost.rs"]
+mod tasks_cost;
+#[path = "scripts/tasks_faults.rs"]
+mod tasks_faults;
+#[path = "scripts/tasks_watch.rs"]
+mod tasks_watch;
 #[path = "scripts/whole.rs"]
 mod whole;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use millstream_core::{GroupName, Headers, MessageId, TopicPartition};
+use millstream_core::{GroupName, Headers, History, MessageId, TopicPartition};
 
 use crate::consumer::Owned;
 
@@ -28,6 +28,7 @@ pub(crate) struct About {
     pub(crate) attempt: u32,
     pub(crate) deliveries: u32,
     pub(crate) last_error: Option<String>,
+    pub(crate) history: History,
     pub(crate) key: Option<Bytes>,
     pub(crate) headers: Headers,
 }
@@ -59,7 +60,8 @@ impl<T> Delivery<T> {
         self.about.origin
     }
 
-    /// The number of this attempt, from 1. It grows when a handler failed, not when a process died.
+    /// The number of this attempt, from 1. It grows when a handler failed, not when a process died or a handler put the
+    /// message off.
     pub fn attempt(&self) -> u32 {
         self.about.attempt
     }
@@ -80,6 +82,12 @@ impl<T> Delivery<T> {
     /// What the last attempt failed with.
     pub fn last_error(&self) -> Option<&str> {
         self.about.last_error.as_deref()
+    }
+
+    /// What earlier attempts failed with, oldest first, and when by the server's clock: the first and the newest of them,
+    /// each in one short line. Empty on a first attempt.
+    pub fn history(&self) -> &History {
+        &self.about.history
     }
 
     /// Ready when what the handler says comes too late: the lease of the partition was lost, or can no longer be relied

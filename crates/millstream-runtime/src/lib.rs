@@ -5,6 +5,7 @@ mod producer;
 
 mod consumer;
 mod dead_letters;
+mod delayed;
 mod delivery;
 
 mod report;
@@ -17,7 +18,10 @@ pub use consumer::{
     Sharing, TopicHealth,
 };
 pub use dead_letters::DeadLetterQueue;
+pub use delayed::{DelayedMessage, DelayedMessages};
 pub use delivery::Delivery;
-pub use producer::{Producer, ProducerBuilder, ProducerConfig, Record, Send, Sent};
+pub use producer::{
+    Delayed, DelayedRecord, Producer, ProducerBuilder, ProducerConfig, Record, Send, SendDelayed, Sent,
+};
 pub use report::Report;
 pub use seek::{SeekPreview, seek_group, seek_preview};

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use millstream_core::event::Handled;
+
 /// What a consumer did from start to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -10,6 +12,8 @@ pub struct Report {
     pub acked: u64,
     /// Failed attempts after which the message comes back.
     pub retried: u64,
+    /// Messages that a handler put off, without using an attempt.
+    pub snoozed: u64,
     /// Messages that became dead letters.
     pub dead: u64,
     /// Messages that the dead-letter policy dropped.
@@ -24,6 +28,7 @@ pub struct Report {
 pub(crate) struct Counts {
     pub(crate) acked: AtomicU64,
     pub(crate) retried: AtomicU64,
+    pub(crate) snoozed: AtomicU64,
     pub(crate) dead: AtomicU64,
     pub(crate) discarded: AtomicU64,
     pub(crate) handed_back: AtomicU64,
@@ -34,11 +39,24 @@ impl Counts {
         counter.fetch_add(count as u64, Ordering::Relaxed);
     }
 
+    /// One message was handled.
+    pub(crate) fn handled(&self, handled: Handled) {
+        let counter = match handled {
+            Handled::Acked => &self.acked,
+            Handled::Retried => &self.retried,
+            Handled::Snoozed => &self.snoozed,
+            Handled::Dead => &self.dead,
+            _ => &self.discarded,
+        };
+        Self::add(counter, 1);
+    }
+
     pub(crate) fn report(&self) -> Report {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Report {
             acked: get(&self.acked),
             retried: get(&self.retried),
+            snoozed: get(&self.snoozed),
             dead: get(&self.dead),
             discarded: get(&self.discarded),
             handed_back: get(&self.handed_back),

@@ -217,7 +217,7 @@ async fn everything_that_is_wrong_is_said_at_once() {
         .prefetch(0)
         .label("a\nb")
         .upkeep(millstream_delay::Promoter::new(
-            bench.backend.schedule.clone(),
+            &bench.backend,
             millstream_delay::PromoterConfig::default().with_limit(0),
         ))
         .start(|_: Delivery<u64>| async {})

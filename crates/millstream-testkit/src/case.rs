@@ -11,7 +11,7 @@ use crate::harness::Harness;
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Case {
-    /// The role that it is about: `log`, `leases`, `schedule`, `dead_letters`, `catalog`,
+    /// The role that it is about: `log`, `leases`, `schedule`, `recurring`, `tasks`, `dead_letters`, `catalog`,
     /// `members` or `shared`.
     pub role: &'static str,
     /// The sentence in snake case: `an_acked_entry_is_never_handed_out_again`.

@@ -8,6 +8,7 @@ mod faults;
 mod reading;
 mod roles;
 mod shared;
+mod tasks;
 
 use std::fmt;
 use std::future::{Future, pending};

@@ -10,9 +10,11 @@ use bytes::Bytes;
 use millstream_core::catalog::Start;
 use millstream_core::leases::Acquired;
 use millstream_core::log::Append;
+use millstream_core::schedule::{Place, ScheduleId, Shard};
+use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
-    Backend, Envelope, GroupName, Lease, MessageId, Resource, TopicName, TopicPartition, TopicSpec,
+    Backend, Envelope, GroupName, Lease, MessageId, QueueName, Resource, TopicName, TopicPartition, TopicSpec,
 };
 use tokio::time::Instant;
 
@@ -47,6 +49,12 @@ pub trait Operator: Send + Sync {
     /// # Errors
     /// Any; the case fails with it.
     async fn delete_entry(&self, topic_partition: &TopicPartition, id: MessageId) -> Result<(), Violation>;
+
+    /// Deletes the body of a scheduled message or task, and leaves its due time.
+    ///
+    /// # Errors
+    /// Any; the case fails with it.
+    async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation>;
 }
 
 /// The backend under test, with topic names that no other harness gives, also not one in another process.
@@ -114,6 +122,47 @@ impl Harness {
     /// Those of [`create_topic`](millstream_core::Catalog::create_topic).
     pub async fn partition(&self) -> Result<TopicPartition, Violation> {
         Ok(TopicPartition::new(self.topic(1).await?.name, 0))
+    }
+
+    /// A new delay queue.
+    ///
+    /// # Errors
+    /// Those of [`create_queue`](millstream_core::Tasks::create_queue).
+    pub async fn queue(&self, shards: u32) -> Result<QueueSpec, Violation> {
+        let name = QueueName::new(self.unique("queue"))?;
+        Ok(self.backend.tasks.create_queue(&QueueSpec { name, shards }).await?)
+    }
+
+    /// A partition of a new topic, and a shard of a new delay queue.
+    pub(crate) async fn places(&self) -> Result<[Place; 2], Violation> {
+        let shard = Shard::new(self.queue(1).await?.name, 0);
+        Ok([self.partition().await?.into(), shard.into()])
+    }
+
+    /// The server's clock at a place, in milliseconds since 1970.
+    pub(crate) async fn now(&self, place: &Place) -> Result<u64, Violation> {
+        Ok(self.backend.recurring.due(place).await?.now)
+    }
+
+    /// Waits until the server's clock at a place has come to `ms`.
+    pub(crate) async fn reaches(&self, place: &Place, ms: u64) -> Verdict {
+        let mut patience = self.patience("the server's clock to go on");
+        while self.now(place).await? < ms {
+            patience.pause().await?;
+        }
+        Ok(())
+    }
+
+    /// The result of something that has to end within the deadline.
+    pub(crate) async fn soon<T>(
+        &self,
+        what: &str,
+        future: impl Future<Output = millstream_core::Result<T>>,
+    ) -> Result<T, Violation> {
+        match tokio::time::timeout(self.deadline, future).await {
+            Ok(result) => Ok(result?),
+            Err(_) => Err(Violation::new(format!("waited in vain for {what}"))),
+        }
     }
 
     /// Appends one entry per item and expects each to succeed.

@@ -73,6 +73,8 @@ pub enum End {
     Acked,
     /// It failed, and the message comes back after this time.
     Failed(Duration),
+    /// It put the message off by this time: it comes back as the same attempt.
+    Snoozed(Duration),
     /// It failed for the last time, or said that there is no use: a dead letter.
     Dead,
 }

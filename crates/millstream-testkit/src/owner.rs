@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::log::{Entry, Fetched, Note, Receipt, Settled, Source};
-use millstream_core::{Lease, MessageId, Reader, Reason, Settlement};
+use millstream_core::{Due, History, Lease, MessageId, Reader, Reason, Settlement};
 
 use crate::case::{Verdict, Violation, ensure};
 use crate::harness::{Harness, QUIET};
@@ -119,7 +119,8 @@ pub(crate) fn retry(entry: &Entry, after: Duration) -> Settlement {
 
 /// A retry with everything told.
 pub(crate) fn retry_as(attempt: u32, origin: MessageId, after: Duration) -> Settlement {
-    Settlement::Retry { after, attempt, origin, error: format!("attempt {} failed", attempt - 1) }
+    let (due, error) = (Due::In(after), format!("attempt {} failed", attempt - 1));
+    Settlement::Retry { due, attempt, origin, error, history: History::default() }
 }
 
 /// The entry stays where it is, with a note.
@@ -131,16 +132,18 @@ pub(crate) fn hold(attempt: u32, after: Duration) -> Settlement {
 pub(crate) fn note(attempt: u32, after: Duration) -> Note {
     Note {
         attempt,
-        after,
+        due: Due::In(after),
         suspicions: attempt + 1,
         by: format!("instance-{attempt}"),
         error: format!("attempt {} failed", attempt.saturating_sub(1)),
+        history: History::default(),
     }
 }
 
 /// The message gives up after `attempts` attempts.
 pub(crate) fn dead(reason: Reason, attempts: u32, origin: MessageId) -> Settlement {
-    Settlement::DeadLetter { reason, attempts, origin, error: "gave up".to_owned() }
+    let (error, history) = ("gave up".to_owned(), History::default());
+    Settlement::DeadLetter { reason, attempts, origin, error, history }
 }
 
 /// The ids of entries, for comparisons.

@@ -5,8 +5,10 @@ mod dead_letters;
 mod leases;
 mod log;
 mod members;
+mod recurring;
 mod schedule;
 mod shared;
+mod tasks;
 
 use crate::case::Case;
 
@@ -17,6 +19,8 @@ pub fn cases() -> Vec<Case> {
         log::cases(),
         leases::cases(),
         schedule::cases(),
+        recurring::cases(),
+        tasks::cases(),
         dead_letters::cases(),
         catalog::cases(),
         catalog::growing::cases(),

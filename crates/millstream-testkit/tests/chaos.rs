@@ -6,6 +6,7 @@ use std::time::Duration;
 use millstream_core::leases::Acquired;
 use millstream_core::log::Append;
 use millstream_core::members::Member;
+use millstream_core::schedule::{Seen, Shard};
 use millstream_core::{
     Backend, Envelope, ErrorKind, GroupName, Lease, MemberId, MessageId, Resource, Start, TopicPartition,
     TopicSpec, wire,
@@ -224,4 +225,27 @@ async fn the_same_seed_does_the_same_and_another_does_not() {
     }
     assert_eq!(story(5).await, story(5).await);
     assert_ne!(story(5).await, story(6).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_for_the_schedule_are_cut_too() {
+    let bench = bench(1).await;
+    let minute = Duration::from_secs(60);
+    let tp = TopicPartition::new(bench.spec.name.clone(), 0);
+    let seen = bench.far.schedule.wait(&tp, &Seen::default(), minute).await.expect("the first wait");
+    let shard = Shard::new("q".parse().expect("name"), 0);
+    let client = bench.client.clone();
+    let cut = tokio::spawn(async move {
+        tokio::time::sleep(MS(100)).await;
+        client.cut();
+    });
+    let begin = Instant::now();
+    let (schedule, tasks) =
+        tokio::join!(bench.far.schedule.wait(&tp, &seen, minute), bench.far.tasks.wait(&shard, minute));
+    assert_eq!(schedule.expect_err("it is cut").kind(), ErrorKind::Unconfirmed);
+    assert_eq!(tasks.expect_err("it is cut").kind(), ErrorKind::Unconfirmed);
+    assert_eq!(begin.elapsed(), MS(100));
+    cut.await.expect("no panic");
+    bench.client.mend();
+    assert!(!bench.far.tasks.wait(&shard, MS(10)).await.expect("it is mended"));
 }

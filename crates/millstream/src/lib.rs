@@ -5,7 +5,10 @@ mod millstream;
 pub use millstream::{Builder, Millstream};
 
 pub use millstream_core::catalog::PartitionStats;
-pub use millstream_core::policy::{ByError, Delays, Discard, Exponential, Fixed, Jitter, Keep, Never};
+pub use millstream_core::history::{Failed, History};
+pub use millstream_core::policy::{
+    ByError, Delays, Discard, Exponential, Fixed, Jitter, Keep, Never, Within,
+};
 pub use millstream_core::{
     Codec, DeadLetter, DeadLetterPolicy, Envelope, Error, ErrorKind, Event, GroupName, Headers, IntoOutcome,
     Limits, MessageId, Namespace, Observer, Outcome, Partition, Partitioner, Reason, Result, Retention,
@@ -13,9 +16,9 @@ pub use millstream_core::{
 };
 pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
-    ConsumerState, DeadLetterQueue, Delivery, Events, Failure, Health, IntoBatchOutcome, LoopHealth,
-    Producer, ProducerBuilder, ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, SeekPreview, Send,
-    Sent, Sharing, TopicHealth,
+    ConsumerState, DeadLetterQueue, Delayed, DelayedMessage, DelayedMessages, DelayedRecord, Delivery,
+    Events, Failure, Health, IntoBatchOutcome, LoopHealth, Producer, ProducerBuilder, ProducerConfig, Pulled,
+    Puller, Record, Report, RetryOrder, SeekPreview, Send, SendDelayed, Sent, Sharing, TopicHealth,
 };
 
 /// The layers beneath, for those who extend Millstream. What is here may change in a minor release.
@@ -26,6 +29,13 @@ pub mod layers {
     #[cfg(feature = "redis")]
     pub use millstream_redis as redis;
     pub use millstream_runtime as runtime;
+}
+
+/// Delay queues, which need no topics; and what recurs. [`DelayQueue::new`](delay::DelayQueue::new) opens one over
+/// [`Millstream::backend`].
+pub mod delay {
+    pub use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Waiting};
+    pub use millstream_delay::*;
 }
 
 /// Partitioners: which partition a message goes to.

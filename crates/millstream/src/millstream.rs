@@ -13,7 +13,7 @@ use millstream_core::{
 use millstream_delay::{Promoter, PromoterConfig};
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{
-    ConsumerBuilder, DeadLetterQueue, ProducerBuilder, SeekPreview, seek_group, seek_preview,
+    ConsumerBuilder, DeadLetterQueue, DelayedMessages, ProducerBuilder, SeekPreview, seek_group, seek_preview,
 };
 
 /// A connection to a message queue. Cloning is cheap.
@@ -36,7 +36,7 @@ impl Millstream {
 
     /// As [`connect`](Self::connect), with settings: `Millstream::at(url).namespace("shop").await`.
     pub fn at(url: impl Into<String>) -> Builder {
-        Builder { url: url.into(), namespace: None, observer: Arc::new(Ignore) }
+        Builder { url: url.into(), namespace: None, durable: false, observer: Arc::new(Ignore) }
     }
 
     /// A queue over a backend of your own.
@@ -62,7 +62,7 @@ impl Millstream {
         topic: Topic<T>,
         group: impl Into<String>,
     ) -> ConsumerBuilder<T> {
-        let promoter = Promoter::new(self.backend.schedule.clone(), PromoterConfig::default());
+        let promoter = Promoter::new(&self.backend, PromoterConfig::default());
         ConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone()).upkeep(promoter)
     }
 
@@ -74,6 +74,15 @@ impl Millstream {
     pub async fn dead_letters<T>(&self, topic: &Topic<T>, group: &str) -> Result<DeadLetterQueue> {
         let (topic, group) = self.stored(topic, group).await?;
         Ok(DeadLetterQueue::new(self.backend.clone(), topic, group))
+    }
+
+    /// The messages of `topic` that were sent for later and still wait: to look at, cancel or reschedule them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic that is not there; transient ones.
+    pub async fn delayed<T>(&self, topic: &Topic<T>) -> Result<DelayedMessages> {
+        let topic = self.backend.catalog.topic(&topic.spec()?.name).await?;
+        Ok(DelayedMessages::new(self.backend.clone(), topic))
     }
 
     /// How every partition of `topic` stands with `group`.
@@ -160,6 +169,7 @@ impl fmt::Debug for Millstream {
 pub struct Builder {
     url: String,
     namespace: Option<String>,
+    durable: bool,
     observer: Arc<dyn Observer>,
 }
 
@@ -169,6 +179,14 @@ impl Builder {
     /// A queue in memory is alone in any case and needs none.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Refuses a server that may lose messages: without `appendonly`, with eviction, or with replicas of which none has
+    /// to have a message. Default: warnings in the log. A queue in memory loses everything with its process, and is
+    /// refused.
+    pub fn require_durability(mut self) -> Self {
+        self.durable = true;
         self
     }
 
@@ -186,8 +204,12 @@ impl Builder {
         let namespace = self.namespace.map(Namespace::new).transpose()?;
         let scheme = self.url.split_once("://").map_or("", |(scheme, _)| scheme);
         let backend = match scheme {
+            "memory" if self.durable => {
+                let why = "a queue in memory is not durable: it ends with its process";
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
+            }
             "memory" => Backend::from(MemoryBackend::new()),
-            "redis" | "redis+unix" | "unix" | "valkey" => redis(&self.url, namespace).await?,
+            "redis" | "redis+unix" | "unix" | "valkey" => redis(&self.url, namespace, self.durable).await?,
             other => {
                 let message =
                     format!("unknown URL scheme {other:?}: memory://, redis:// and redis+unix:// are known");
@@ -199,9 +221,12 @@ impl Builder {
 }
 
 #[cfg(feature = "redis")]
-async fn redis(url: &str, namespace: Option<Namespace>) -> Result<Backend> {
-    use millstream_redis::{RedisBackend, RedisConfig};
+async fn redis(url: &str, namespace: Option<Namespace>, durable: bool) -> Result<Backend> {
+    use millstream_redis::{Durability, RedisBackend, RedisConfig};
     let mut config = RedisConfig::new(url);
+    if durable {
+        config = config.with_durability(Durability::Require);
+    }
     if let Some(namespace) = namespace {
         config = config.with_namespace(namespace);
     }
@@ -209,7 +234,7 @@ async fn redis(url: &str, namespace: Option<Namespace>) -> Result<Backend> {
 }
 
 #[cfg(not(feature = "redis"))]
-async fn redis(_: &str, _: Option<Namespace>) -> Result<Backend> {
+async fn redis(_: &str, _: Option<Namespace>, _: bool) -> Result<Backend> {
     Err(Error::new(
         ErrorKind::Unsupported,
         "this build of millstream has no Redis: enable its feature `redis`",

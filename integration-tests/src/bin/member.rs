@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use integration_tests::delays::wall_us;
 use integration_tests::history::{Handling, Sink, What};
 use integration_tests::member::{End, GROUP, Job, Mode, Setup};
 use millstream::{Delivery, Event, Fixed, Millstream, Outcome};
@@ -84,6 +85,10 @@ async fn handle(delivery: Delivery<Job>, sink: Arc<Sink>, mut held: watch::Recei
     let again = usize::from(delivery.deliveries() > 1);
     held.mark_unchanged();
     sink.write(What::Started(handling));
+    let early = job.due_ms.cast_signed() * 1_000 - wall_us();
+    if early > 0 {
+        sink.write(What::Early(job.number, early));
+    }
     if job.work_us > 0 {
         tokio::time::sleep(Duration::from_micros(job.work_us)).await;
     }

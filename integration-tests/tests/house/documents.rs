@@ -4,7 +4,8 @@ use crate::none;
 use crate::tree::{files, read};
 
 /// A role has one name in all of its places.
-const ROLES: [&str; 7] = ["log", "schedule", "leases", "dead_letters", "catalog", "members", "shared"];
+const ROLES: [&str; 9] =
+    ["log", "schedule", "recurring", "tasks", "leases", "dead_letters", "catalog", "members", "shared"];
 
 #[test]
 fn a_role_has_one_name_in_five_places() {

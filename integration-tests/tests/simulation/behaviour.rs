@@ -1,9 +1,9 @@
-//! What handlers do with a message: a pure function of seed, message and attempt.
+//! What handlers do with a message: a pure function of seed, message and attempt, but for how often it is put off.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
-use millstream_core::Outcome;
+use millstream_core::{MessageId, Outcome};
 use millstream_testkit::history::End;
 
 use crate::scenario::Scenario;
@@ -16,6 +16,8 @@ pub(crate) enum Say {
     Panic,
     Reject,
     After(Duration),
+    At(SystemTime),
+    Snooze(Duration),
     /// The process dies with it.
     Die,
 }
@@ -28,7 +30,7 @@ pub(crate) struct Behaviour {
 }
 
 impl Behaviour {
-    pub(crate) fn of(scenario: &Scenario, message: u64, attempt: u32) -> Self {
+    pub(crate) fn of(scenario: &Scenario, message: u64, attempt: u32, origin: MessageId) -> Self {
         // What the message is like does not depend on the attempt; how long an attempt takes does.
         let mut rng = Rng::with_seed(scenario.seed ^ message.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let (dice, bad_attempts) = (rng.f64(), rng.u32(1..=scenario.attempts + 1));
@@ -37,11 +39,14 @@ impl Behaviour {
             0..4 => Say::Error,
             4..6 => Say::Panic,
             6 => Say::Reject,
+            7 => Say::At(UNIX_EPOCH + Duration::from_millis(origin.ms) + 4 * after),
             _ => Say::After(after),
         };
         let say = match () {
             () if dice < scenario.poison => Say::Die,
             () if dice < scenario.poison + scenario.failing && attempt <= bad_attempts => bad,
+            // Now and then it is put off: sooner or later it is not.
+            () if dice > 1.0 - scenario.failing / 2.0 && fastrand::bool() => Say::Snooze(after),
             () => Say::Done,
         };
         let mut rng = Rng::with_seed(rng.u64(..) ^ u64::from(attempt));
@@ -61,6 +66,9 @@ impl Behaviour {
             Say::Done | Say::Die => End::Acked,
             Say::Error | Say::Panic => comes_back(scenario.retry_delay),
             Say::After(after) => comes_back(after),
+            // Which is when it was stored and some time: perhaps now.
+            Say::At(_) => comes_back(Duration::ZERO),
+            Say::Snooze(after) => End::Snoozed(after),
             Say::Reject => End::Dead,
         }
     }
@@ -73,6 +81,8 @@ impl Behaviour {
             Say::Panic => std::panic::resume_unwind(Box::new("simulated panic")),
             Say::Reject => Outcome::dead_letter("simulated refusal"),
             Say::After(after) => Outcome::retry_after(after, "simulated wait"),
+            Say::At(time) => Outcome::retry_at(time, "simulated appointment"),
+            Say::Snooze(after) => Outcome::snooze(after),
         }
     }
 }

@@ -93,7 +93,7 @@ fn builder(handler: &Handler, member: &str, in_group: usize) -> ConsumerBuilder<
     let Handler { site, process, client } = handler;
     let scenario: &Scenario = &site.scenario;
     let backend = client.backend();
-    let promoter = Promoter::new(backend.schedule.clone(), PromoterConfig::default());
+    let promoter = Promoter::new(&backend, PromoterConfig::default());
     let teller = Teller { name: process.clone(), client: client.clone(), history: site.history.clone() };
     let group = group(in_group);
     let mut builder = ConsumerBuilder::new(backend, site.topic.clone(), group.as_str(), Arc::new(teller))
@@ -158,7 +158,8 @@ impl Handler {
 
     async fn behave(&self, delivery: &Delivery<u64>) -> Behaviour {
         let Self { site, process, client } = self;
-        let behaviour = Behaviour::of(&site.scenario, delivery.payload, delivery.attempt());
+        let behaviour =
+            Behaviour::of(&site.scenario, delivery.payload, delivery.attempt(), delivery.origin());
         if behaviour.say == Say::Die && !client.is_killed() {
             client.kill();
             site.history.record(Event::Killed(process.clone()));

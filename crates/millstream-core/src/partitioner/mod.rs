@@ -20,6 +20,13 @@ pub trait Partitioner: fmt::Debug + Send + Sync {
     fn partition(&self, key: Option<&[u8]>, partitions: NonZeroU32) -> Partition;
 }
 
+/// Which of `parts` (0 counts as 1) these bytes belong to, by the hash of [`ByKey`].
+#[must_use]
+pub fn by_hash(bytes: &[u8], parts: u32) -> u32 {
+    // As Kafka does it: the sign bit is dropped.
+    (murmur2(bytes).cast_unsigned() & 0x7fff_ffff) % parts.max(1)
+}
+
 /// One partition after the other, whatever the key. No order per key.
 #[derive(Debug, Default)]
 pub struct RoundRobin(AtomicU32);
@@ -57,7 +64,7 @@ impl ByKey {
 impl Partitioner for ByKey {
     fn partition(&self, key: Option<&[u8]>, partitions: NonZeroU32) -> Partition {
         match key {
-            Some(key) => Partition((murmur2(key).cast_unsigned() & 0x7fff_ffff) % partitions),
+            Some(key) => Partition(by_hash(key, partitions.get())),
             None => self.0.partition(None, partitions),
         }
     }

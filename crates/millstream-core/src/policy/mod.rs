@@ -5,5 +5,5 @@ mod retry;
 
 pub use dead_letter::{DeadLetterPolicy, Discard, Keep, Verdict};
 pub use retry::{
-    ByError, Decision, Delays, Exponential, Failure, FailureKind, Fixed, Jitter, Never, RetryPolicy,
+    ByError, Decision, Delays, Exponential, Failure, FailureKind, Fixed, Jitter, Never, RetryPolicy, Within,
 };

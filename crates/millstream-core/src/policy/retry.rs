@@ -27,15 +27,34 @@ pub struct Failure<'a> {
     pub kind: FailureKind,
     /// What it failed with. `downcast_ref` gives the handler's own type back.
     pub error: &'a (dyn StdError + 'static),
+    /// How long ago the first attempt failed, by the server's clock; zero if this is the first one.
+    ///
+    /// It is counted up to now where a failed message waits in its place, and else up to when this attempt was due, with
+    /// the time that it was in our hands: what it waited to be read is then missing.
+    pub elapsed: Duration,
+    /// The delay that the handler asked for, if it did and that is known.
+    pub wish: Option<Duration>,
     /// A random number: the only source of jitter, so that a policy stays a pure function.
     pub entropy: u64,
 }
 
 impl<'a> Failure<'a> {
-    /// A failed attempt.
+    /// A failed attempt, the first failure of its message.
     #[must_use]
     pub fn new(attempt: u32, kind: FailureKind, error: &'a (dyn StdError + 'static), entropy: u64) -> Self {
-        Self { attempt, kind, error, entropy }
+        Self { attempt, kind, error, elapsed: Duration::ZERO, wish: None, entropy }
+    }
+
+    /// The first attempt failed so long ago.
+    #[must_use]
+    pub fn since(self, elapsed: Duration) -> Self {
+        Self { elapsed, ..self }
+    }
+
+    /// The handler asked for this delay.
+    #[must_use]
+    pub fn wishing(self, wish: Option<Duration>) -> Self {
+        Self { wish, ..self }
     }
 }
 
@@ -227,6 +246,46 @@ impl RetryPolicy for Never {
     }
 }
 
+/// A budget of total time around another policy: gives up when the time since the first failure, plus the delay to the
+/// next attempt, would be more than the total. What the other one gives up before that is given up.
+///
+/// ```
+/// use std::time::Duration;
+/// use millstream_core::policy::{Exponential, Within};
+///
+/// let policy = Within::new(Duration::from_secs(3_600), Exponential::default().attempts(u32::MAX));
+/// # let _ = policy;
+/// ```
+///
+/// The first attempt is always made, and so is a snoozed one: the budget begins with the first failure. How exactly the
+/// time is known: see [`Failure::elapsed`].
+#[derive(Clone, Debug)]
+pub struct Within {
+    total: Duration,
+    policy: Arc<dyn RetryPolicy>,
+}
+
+impl Within {
+    /// `policy`, for as long as `total` has not passed.
+    #[must_use]
+    pub fn new(total: Duration, policy: impl RetryPolicy + 'static) -> Self {
+        Self { total, policy: Arc::new(policy) }
+    }
+}
+
+impl RetryPolicy for Within {
+    fn decide(&self, failure: &Failure<'_>) -> Decision {
+        match self.policy.decide(failure) {
+            Decision::RetryAfter(delay)
+                if failure.elapsed.saturating_add(failure.wish.unwrap_or(delay)) > self.total =>
+            {
+                Decision::GiveUp
+            }
+            decision => decision,
+        }
+    }
+}
+
 type Test = dyn Fn(&Failure<'_>) -> bool + Send + Sync;
 
 /// Another policy for other errors. The first rule that fits decides, else the policy it was made from.
@@ -323,6 +382,22 @@ mod tests {
         assert_eq!(decide(&Never, 1, &error), Decision::GiveUp);
         assert_eq!(decide(&Fixed::new(MS(3)).attempts(2), 1, &error), Decision::RetryAfter(MS(3)));
         assert_eq!(decide(&Fixed::new(MS(3)).attempts(2), 2, &error), Decision::GiveUp);
+    }
+
+    #[test]
+    fn a_budget_counts_from_the_first_failure_to_the_next_attempt() {
+        let error = std::io::Error::other("x");
+        let after = |elapsed, wish: Option<Duration>| {
+            let failure = Failure::new(2, FailureKind::Error, &error, 0).since(MS(elapsed)).wishing(wish);
+            Within::new(MS(100), Fixed::new(MS(30)).attempts(3)).decide(&failure)
+        };
+        assert_eq!(after(70, None), Decision::RetryAfter(MS(30)));
+        assert_eq!(after(71, None), Decision::GiveUp);
+        assert_eq!(after(70, Some(MS(31))), Decision::GiveUp, "what the handler asks for counts");
+        assert_eq!(after(100, Some(MS(0))), Decision::RetryAfter(MS(30)));
+        assert_eq!(after(u64::MAX, Some(Duration::MAX)), Decision::GiveUp);
+        let last = Failure::new(3, FailureKind::Error, &error, 0);
+        assert_eq!(Within::new(MS(100), Fixed::new(MS(30)).attempts(3)).decide(&last), Decision::GiveUp);
     }
 
     #[derive(Debug, thiserror::Error)]

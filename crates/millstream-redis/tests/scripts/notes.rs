@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use millstream_core::error::ErrorKind;
+use millstream_core::history::History;
 use millstream_core::id::MessageId;
 use millstream_core::log::{Fetched, Log, Note, Receipt, Settlement, Source};
+use millstream_core::schedule::Due;
 
 use crate::server::{Bench, dead, fetch, ids, retry};
 
@@ -15,7 +17,9 @@ fn log(id: MessageId) -> Receipt {
 }
 
 fn note(attempt: u32, after: Duration) -> Note {
-    Note { attempt, after, suspicions: 1, by: "worker-1".into(), error: "boom: \n two  spaces ".into() }
+    let (due, history) = (Due::In(after), History::parse("5 1 no\n70 8 no again"));
+    let (by, error) = ("worker-1".into(), "boom: \n two  spaces ".into());
+    Note { attempt, due, suspicions: 1, by, error, history }
 }
 
 fn hold(attempt: u32) -> Settlement {
@@ -48,14 +52,14 @@ async fn a_note_is_read_by_the_next_owner_with_what_is_left_to_wait() {
     assert_eq!((ids(&fetched), fetched.pending), (appended.clone(), true));
     let first = fetched.entries[0].note.clone().expect("a note");
     let left = long - Duration::from_millis(15);
-    assert!(first.after <= left && first.after > Duration::from_secs(20), "{first:?}");
-    assert_eq!(Note { after: long, ..first }, note(2, long));
+    assert!(first.left() <= left && first.left() > Duration::from_secs(20), "{first:?}");
+    assert_eq!(Note { due: Due::In(long), ..first }, note(2, long));
     assert_eq!(fetched.entries[1].note, Some(note(3, NOW)));
     assert_eq!(fetched.entries[2].note, None);
 
     let held = bench.held();
     let stored = format!("{:?}", bench.cmd(&format!("HGET {held} log:{}", appended[1])).await);
-    assert!(stored.contains("0 3 1 worker-1 boom: "), "{stored}");
+    assert!(stored.contains("0 3 1 worker-1 20 boom: "), "{stored}");
     assert_eq!(bench.settle(&[(log(appended[1]), hold(4))]).await, (1, 0), "in place of the one before");
     let mut reader = bench.reader().await;
     assert_eq!(attempts(&fetch(&mut reader, 10).await), [Some(2), Some(4), None]);
@@ -72,7 +76,9 @@ async fn whatever_settles_an_entry_takes_its_note_along() {
             Source::Retry => {
                 for n in 1..5 {
                     bench
-                        .cmd(&format!("XADD {retry_log} 5-{n} attempt 2 origin 1-1 error e payload r"))
+                        .cmd(&format!(
+                            "XADD {retry_log} 5-{n} attempt 2 origin 1-1 error e history 5 payload r"
+                        ))
                         .await;
                 }
                 (1..5).map(|n| MessageId::new(5, n)).collect()

@@ -46,7 +46,7 @@ async fn both_streams_are_read_within_max_whatever_it_is() {
         let retry_log = bench.retry_log();
         bench.append_many(9).await;
         for _ in 0..5 {
-            bench.cmd(&format!("XADD {retry_log} * attempt 2 origin 1-1 error e payload r")).await;
+            bench.cmd(&format!("XADD {retry_log} * attempt 2 origin 1-1 error e history h payload r")).await;
         }
         let mut reader = bench.reader().await;
         let mut seen = Vec::new();
@@ -85,7 +85,7 @@ async fn what_one_stream_does_not_need_the_other_one_has() {
         );
     }
     for _ in 0..100 {
-        bench.cmd(&format!("XADD {retry_log} * attempt 2 origin 1-1 error e payload r")).await;
+        bench.cmd(&format!("XADD {retry_log} * attempt 2 origin 1-1 error e history h payload r")).await;
     }
     let count = |fetched: &millstream_core::log::Fetched, source: Source| {
         fetched.entries.iter().filter(|entry| entry.receipt.source == source).count()

@@ -60,7 +60,7 @@ async fn notes_of_the_log_go_and_everything_else_of_the_group_stays() {
     let mut bench = Bench::new().await;
     let (held, retry_log, dlq) = (bench.held(), bench.retry_log(), bench.dlq());
     let appended = bench.append_many(4).await;
-    bench.cmd(&format!("XADD {retry_log} 5-1 attempt 2 origin 1-1 error e payload r")).await;
+    bench.cmd(&format!("XADD {retry_log} 5-1 attempt 2 origin 1-1 error e history h payload r")).await;
     let mut reader = bench.reader().await;
     assert_eq!(fetch(&mut reader, 10).await.entries.len(), 5);
     let again = Receipt { source: Source::Retry, id: MessageId::new(5, 1) };

@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use millstream_core::catalog::{Catalog, Start};
+use millstream_core::history::History;
 use millstream_core::id::MessageId;
 use millstream_core::keys::{Key, Keys};
 use millstream_core::leases::{Acquired, Lease, Leases, Resource};
 use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settlement};
 use millstream_core::name::{GroupName, Namespace};
+use millstream_core::schedule::Due;
 use millstream_core::topic::{TopicPartition, TopicSpec};
 use millstream_core::wire::Fields;
 use millstream_redis::{RedisBackend, RedisConfig};
@@ -232,10 +234,12 @@ pub(crate) fn ids(fetched: &Fetched) -> Vec<MessageId> {
 }
 
 pub(crate) fn retry(after: Duration, attempt: u32, origin: MessageId) -> Settlement {
-    Settlement::Retry { after, attempt, origin, error: "boom".into() }
+    let (due, history) = (Due::In(after), History::default());
+    Settlement::Retry { due, attempt, origin, error: "boom".into(), history }
 }
 
 pub(crate) fn dead(origin: MessageId) -> Settlement {
     let reason = millstream_core::dead_letters::Reason::Rejected;
-    Settlement::DeadLetter { reason, attempts: 3, origin, error: "boom".into() }
+    let (error, history) = ("boom".into(), History::default());
+    Settlement::DeadLetter { reason, attempts: 3, origin, error, history }
 }

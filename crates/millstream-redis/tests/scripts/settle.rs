@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::dead_letters::{DeadLetters, Reason};
+use millstream_core::envelope::Limits;
 use millstream_core::error::ErrorKind;
+use millstream_core::history::History;
 use millstream_core::id::MessageId;
-use millstream_core::log::{Log, Receipt, Settlement, Source};
-use millstream_core::schedule::Schedule;
+use millstream_core::log::{Entry, Log, Receipt, Settlement, Source};
+use millstream_core::schedule::{Due, Schedule};
 use millstream_core::wire::{self, Fields, MAX_BODY_FIELDS};
 
 use crate::server::{Bench, dead, fetch, fields, ids, message, retry};
@@ -21,6 +23,19 @@ fn log(id: MessageId) -> Receipt {
 /// Duplicate names, an order, and bytes that are no text.
 fn odd() -> Fields {
     fields(&[(b"payload", b"\xff\x00\r\n"), (b"f", b"1"), (b"\xfe", b""), (b"f", b"2"), (b"", b"x")])
+}
+
+/// The history that a redelivery brings.
+fn told(entry: &Entry) -> History {
+    wire::decode(entry.receipt, &entry.fields, &Limits::default()).history
+}
+
+/// The same settlement of a message with a history.
+fn kept(mut settlement: Settlement, earlier: History) -> Settlement {
+    if let Settlement::Retry { history, .. } | Settlement::DeadLetter { history, .. } = &mut settlement {
+        *history = earlier;
+    }
+    settlement
 }
 
 async fn promote(bench: &Bench) -> (usize, usize) {
@@ -57,13 +72,19 @@ async fn bytes_in_are_bytes_out_over_retry_death_and_replay() {
         let fetched = fetch(&mut reader, 10).await;
         let [entry] = &fetched.entries[..] else { panic!("{fetched:?}") };
         assert_eq!(entry.receipt.source, Source::Retry);
-        assert_eq!(entry.fields, wire::redelivery(attempt, origin, "boom", &odd()), "attempt {attempt}");
-        assert_eq!(bench.settle(&[(entry.receipt, retry(NOW, attempt + 1, origin))]).await, (1, 0));
+        let history = told(entry);
+        let attempts: Vec<_> = history.failures().iter().map(|failed| failed.attempt).collect();
+        assert_eq!(attempts, (1..attempt).collect::<Vec<_>>());
+        let expected = wire::redelivery(attempt, origin, "boom", &history, &odd());
+        assert_eq!(entry.fields, expected, "attempt {attempt}");
+        let again = kept(retry(NOW, attempt + 1, origin), history);
+        assert_eq!(bench.settle(&[(entry.receipt, again)]).await, (1, 0));
         assert_eq!(promote(&bench).await, (1, 0));
     }
     let entry = fetch(&mut reader, 10).await.entries.remove(0);
-    assert_eq!(bench.settle(&[(entry.receipt, dead(origin))]).await, (1, 0));
-    assert_eq!(bench.settle(&[(entry.receipt, dead(origin))]).await, (0, 1), "at most once");
+    let dies = kept(dead(origin), History::parse("5 1 first\n7 2 second"));
+    assert_eq!(bench.settle(&[(entry.receipt, dies.clone())]).await, (1, 0));
+    assert_eq!(bench.settle(&[(entry.receipt, dies)]).await, (0, 1), "at most once");
     let key = bench.retry_log();
     assert_eq!(bench.int(&format!("XLEN {key}")).await, 0, "what was settled left the retry log");
 
@@ -73,12 +94,56 @@ async fn bytes_in_are_bytes_out_over_retry_death_and_replay() {
     let [letter] = &letters[..] else { panic!("{letters:?}") };
     assert_eq!((&letter.reason, letter.attempts, letter.origin), (&Reason::Rejected, 3, origin));
     assert_eq!((letter.error.as_str(), &letter.body), ("boom", &odd()));
+    let expected = format!("5 1 first\n7 2 second\n{} 3 boom", letter.history.failures()[2].at);
+    assert_eq!(letter.history.to_string(), expected);
+    assert!(letter.id.ms.abs_diff(letter.history.failures()[2].at) < 1_000, "by the server's clock");
     let ids = [letter.id, letter.id, MessageId::new(1, 1)];
     assert_eq!(bench.backend.replay(&bench.tp, &bench.group, &ids).await.expect("replayed"), 1);
     assert_eq!(bench.backend.replay(&bench.tp, &bench.group, &ids).await.expect("replayed"), 0);
     assert!(list().await.is_empty());
     let entry = fetch(&mut reader, 10).await.entries.remove(0);
-    assert_eq!(entry.fields, wire::redelivery(1, origin, "", &odd()));
+    assert_eq!(entry.fields, wire::redelivery(1, origin, "", &History::default(), &odd()));
+}
+
+/// As all times: by the server's clock, capped where numbers are not exact any more.
+#[tokio::test]
+async fn a_time_a_snooze_and_a_far_away_future() {
+    let mut bench = Bench::new().await;
+    let appended = bench.append_many(4).await;
+    let mut reader = bench.reader().await;
+    fetch(&mut reader, 10).await;
+    let history = History::parse("5 1 boom");
+    let retry = |due, attempt, at: usize| {
+        let (error, history) = ("boom".to_owned(), history.clone());
+        (log(appended[at]), Settlement::Retry { due, attempt, origin: appended[at], error, history })
+    };
+    let time = appended[3].ms + 60_000;
+    let batch = [
+        retry(Due::At(time), 3, 0),
+        retry(Due::At(u64::MAX), 3, 1),
+        retry(Due::In(Duration::MAX), 2, 2),
+        retry(Due::At(1), 2, 3),
+    ];
+    assert_eq!(bench.settle(&batch).await, (4, 0));
+    let due = bench.keys.retry_due(&bench.tp, &bench.group);
+    let mut scores = Vec::new();
+    for id in &appended {
+        let score = bench.cmd(&format!("ZSCORE {due} {id}")).await;
+        let score: u64 = redis::from_redis_value(score).expect("a number");
+        scores.push(score);
+    }
+    let far = appended[3].ms + u64::try_from(Due::FAR.as_millis()).expect("fits");
+    assert_eq!((scores[0], scores[3]), (time, 1));
+    assert!(scores[1..3].iter().all(|score| (far..far + 60_000).contains(score)), "{scores:?}");
+    assert_eq!(promote(&bench).await, (1, 0), "what was due long ago");
+    let entry = fetch(&mut reader, 10).await.entries.remove(0);
+    assert_eq!(entry.receipt.source, Source::Retry);
+    assert_eq!(told(&entry), history, "attempt 2 again: nothing failed");
+    let items = bench.keys.retry_items(&bench.tp, &bench.group);
+    let item = bench.cmd(&format!("HGET {items} {}", appended[0])).await;
+    let item: Vec<u8> = redis::from_redis_value(item).expect("bytes");
+    let item = String::from_utf8_lossy(&item);
+    assert!(item.contains("5 1 boom\n") && item.contains(" 2 boom"), "{item}");
 }
 
 #[tokio::test]
@@ -98,7 +163,8 @@ async fn a_dead_letter_from_the_log_and_a_foreign_one() {
     let foreign = after[0].id;
     assert_eq!(bench.backend.replay(&bench.tp, &bench.group, &[foreign]).await.expect("replayed"), 1);
     let entry = fetch(&mut reader, 10).await.entries.remove(0);
-    assert_eq!(entry.fields, wire::redelivery(1, foreign, "", &fields(&[(b"hello", b"world")])));
+    let body = fields(&[(b"hello", b"world")]);
+    assert_eq!(entry.fields, wire::redelivery(1, foreign, "", &History::default(), &body));
     let purged = bench.backend.purge(&bench.tp, &bench.group, &[letters[0].id, foreign]).await;
     assert_eq!(purged.expect("purged"), 1);
 }

@@ -58,7 +58,7 @@ async fn life(bench: &mut Bench) {
     assert_eq!(count.expect("counted"), 3);
     bench.backend.seek(&bench.lease, Start::After(appended[2])).await.expect("moved");
     let back = reader.fetch(1, Duration::ZERO).await.expect("fetched");
-    let note = Note { attempt: 2, by: "a-1".into(), ..Note::default() };
+    let note = Note { attempt: 1, by: "a-1".into(), ..Note::default() };
     assert_eq!(bench.settle(&[(back.entries[0].receipt, Settlement::Hold(note.clone()))]).await, (1, 0));
     let mut second = bench.reader().await;
     assert_eq!(fetch(&mut second, 8).await.entries[0].note, Some(note));
@@ -73,6 +73,9 @@ async fn life(bench: &mut Bench) {
     assert_eq!(bench.settle(&batch).await, (2, 0));
     assert_eq!(bench.backend.trim(&bench.lease).await.expect("trimmed"), 4);
     crate::shared::life(bench).await;
+    crate::tasks::life(bench).await;
+    crate::schedule::life(bench).await;
+    crate::recurring::life(bench).await;
     bench.backend.renew(std::slice::from_ref(&bench.lease)).await.remove(0).expect("renewed");
     bench.backend.release(&bench.lease).await.expect("released");
     let next = grant(&bench.backend, &bench.tp, &bench.group, "next").await;

@@ -5,7 +5,9 @@ use std::time::Duration;
 use millstream_core::event::Handled;
 use millstream_core::log::Note;
 use millstream_core::policy::{Decision, Failure, FailureKind, Verdict as Judgement};
-use millstream_core::{BoxError, DeadLetterPolicy, MessageId, Outcome, Reason, RetryPolicy, Settlement};
+use millstream_core::{
+    BoxError, DeadLetterPolicy, Due, History, MessageId, Outcome, Reason, RetryPolicy, Settlement,
+};
 
 use super::handler::Verdict;
 
@@ -20,6 +22,14 @@ pub(super) struct Policies<'a> {
 pub(super) struct Attempt<'a> {
     pub(super) number: u32,
     pub(super) origin: MessageId,
+    /// What the attempt before failed with.
+    pub(super) last_error: Option<&'a str>,
+    /// What all before failed with.
+    pub(super) history: &'a History,
+    /// How long ago the first one failed.
+    pub(super) elapsed: Duration,
+    /// The server's time, if it is known: milliseconds since 1970.
+    pub(super) now: Option<u64>,
     /// The source of jitter.
     pub(super) entropy: u64,
     /// If the message waits in its place for its next attempt: who notes that. Else it is parked.
@@ -48,7 +58,14 @@ pub(super) fn decide(
         Verdict::Said(Outcome::Ack) => (Settlement::Ack, Handled::Acked),
         Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt, policies),
         Verdict::Said(Outcome::RetryAfter(after, error)) => {
-            failed(error, FailureKind::Error, Some(*after), attempt, policies)
+            failed(error, FailureKind::Error, Some(Due::In(*after)), attempt, policies)
+        }
+        Verdict::Said(Outcome::RetryAt(time, error)) => {
+            failed(error, FailureKind::Error, Some(Due::from(*time)), attempt, policies)
+        }
+        Verdict::Said(Outcome::Snooze(delay)) => {
+            let error = attempt.last_error.unwrap_or_default().to_owned();
+            (again(attempt.number, Due::In(*delay), error, attempt), Handled::Snoozed)
         }
         Verdict::Said(Outcome::DeadLetter(error)) => {
             give_up(Reason::Rejected, attempt.number, text_of(error), attempt, policies)
@@ -80,26 +97,35 @@ pub(super) fn decide(
 fn failed(
     error: &BoxError,
     kind: FailureKind,
-    wish: Option<Duration>,
+    wish: Option<Due>,
     attempt: Attempt<'_>,
     policies: &Policies<'_>,
 ) -> (Settlement, Handled) {
+    let delay = wish.and_then(|wish| match wish {
+        Due::In(delay) => Some(delay),
+        Due::At(at) => attempt.now.map(|now| Duration::from_millis(at.saturating_sub(now))),
+    });
     let failure = Failure::new(attempt.number, kind, &**error, attempt.entropy);
+    let failure = failure.since(attempt.elapsed).wishing(delay);
     match policies.retry.decide(&failure) {
         Decision::RetryAfter(after) => {
-            let after = wish.unwrap_or(after);
-            let next = attempt.number.saturating_add(1);
-            let error = text_of(error);
-            let again = match attempt.in_place {
-                None => Settlement::Retry { after, attempt: next, origin: attempt.origin, error },
-                // It was settled, in a sense: what was suspected of it is over.
-                Some(by) => {
-                    Settlement::Hold(Note { attempt: next, after, suspicions: 0, by: by.to_owned(), error })
-                }
-            };
-            (again, Handled::Retried)
+            let (next, due) = (attempt.number.saturating_add(1), wish.unwrap_or(Due::In(after)));
+            (again(next, due, text_of(error), attempt), Handled::Retried)
         }
         Decision::GiveUp => give_up(Reason::Exhausted, attempt.number, text_of(error), attempt, policies),
+    }
+}
+
+/// It comes back as attempt `next`, with the error of the one before.
+fn again(next: u32, due: Due, error: String, attempt: Attempt<'_>) -> Settlement {
+    let history = attempt.history.clone();
+    match attempt.in_place {
+        None => Settlement::Retry { due, attempt: next, origin: attempt.origin, error, history },
+        // It was settled, in a sense: what was suspected of it is over.
+        Some(by) => {
+            let by = by.to_owned();
+            Settlement::Hold(Note { attempt: next, due, suspicions: 0, by, error, history })
+        }
     }
 }
 
@@ -112,7 +138,8 @@ fn give_up(
 ) -> (Settlement, Handled) {
     match policies.dead_letters.judge(&reason, attempts, &error) {
         Judgement::Keep => {
-            (Settlement::DeadLetter { reason, attempts, origin: attempt.origin, error }, Handled::Dead)
+            let (origin, history) = (attempt.origin, attempt.history.clone());
+            (Settlement::DeadLetter { reason, attempts, origin, error, history }, Handled::Dead)
         }
         Judgement::Discard => (Settlement::Ack, Handled::Discarded),
     }
@@ -136,12 +163,17 @@ fn text_of(error: &BoxError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millstream_core::policy::{Discard, Fixed, Keep, Never};
+    use millstream_core::policy::{Discard, Fixed, Keep, Never, Within};
+    use std::sync::LazyLock;
+    use std::time::UNIX_EPOCH;
 
     const AFTER: Duration = Duration::from_secs(7);
 
     fn attempt(number: u32) -> Attempt<'static> {
-        Attempt { number, origin: MessageId::new(1, 2), entropy: 0, in_place: None }
+        static NONE: LazyLock<History> = LazyLock::new(History::default);
+        let (origin, elapsed) = (MessageId::new(1, 2), Duration::ZERO);
+        let (last_error, now, in_place) = (None, None, None);
+        Attempt { number, origin, last_error, history: &NONE, elapsed, now, entropy: 0, in_place }
     }
 
     fn check(verdict: &Verdict, number: u32, retry: &dyn RetryPolicy, keep: bool) -> (Settlement, Handled) {
@@ -151,14 +183,15 @@ mod tests {
 
     fn dead(reason: Reason, attempts: u32, error: &str) -> Settlement {
         let origin = MessageId::new(1, 2);
-        Settlement::DeadLetter { reason, attempts, origin, error: error.into() }
+        Settlement::DeadLetter { reason, attempts, origin, error: error.into(), history: History::default() }
     }
 
     #[test]
     fn a_failure_comes_back_until_the_policy_gives_up() {
         let policy = Fixed::new(AFTER).attempts(3);
         let origin = MessageId::new(1, 2);
-        let again = Settlement::Retry { after: AFTER, attempt: 3, origin, error: "no".into() };
+        let (due, history) = (Due::In(AFTER), History::default());
+        let again = Settlement::Retry { due, attempt: 3, origin, error: "no".into(), history };
         assert_eq!(check(&Verdict::Said(Outcome::retry("no")), 2, &policy, true), (again, Handled::Retried));
         let given_up = (dead(Reason::Exhausted, 3, "no"), Handled::Dead);
         assert_eq!(check(&Verdict::Said(Outcome::retry("no")), 3, &policy, true), given_up);
@@ -173,9 +206,49 @@ mod tests {
             let attempt = Attempt { in_place: Some("me"), ..attempt(number) };
             decide(&Verdict::Said(Outcome::retry("no")), attempt, &policies)
         };
-        let note = Note { attempt: 3, after: AFTER, suspicions: 0, by: "me".into(), error: "no".into() };
+        let (due, by, error) = (Due::In(AFTER), "me".into(), "no".into());
+        let note = Note { attempt: 3, due, suspicions: 0, by, error, history: History::default() };
         assert_eq!(check(2), (Settlement::Hold(note), Handled::Retried));
         assert_eq!(check(3), (dead(Reason::Exhausted, 3, "no"), Handled::Dead));
+    }
+
+    #[test]
+    fn a_snooze_uses_no_attempt_and_asks_nobody() {
+        let policies = Policies { retry: &Never, dead_letters: &Keep };
+        let history = History::parse("5 1 first\n7 2 second");
+        let attempt = Attempt { last_error: Some("second"), history: &history, ..attempt(3) };
+        let says = |attempt| decide(&Verdict::Said(Outcome::snooze(AFTER)), attempt, &policies);
+        let (due, origin, error) = (Due::In(AFTER), MessageId::new(1, 2), "second".to_owned());
+        let (history, by) = (history.clone(), "me".to_owned());
+        let again =
+            Settlement::Retry { due, attempt: 3, origin, error: error.clone(), history: history.clone() };
+        assert_eq!(says(attempt), (again, Handled::Snoozed));
+        let held = Note { attempt: 3, due, suspicions: 0, by, error, history };
+        let in_place = Some("me");
+        assert_eq!(says(Attempt { in_place, ..attempt }), (Settlement::Hold(held), Handled::Snoozed));
+    }
+
+    #[test]
+    fn a_time_is_the_servers_and_counts_against_a_budget_where_its_clock_is_known() {
+        let retry = Within::new(AFTER, Fixed::new(Duration::ZERO));
+        let policies = Policies { retry: &retry, dead_letters: &Keep };
+        let says = |now, elapsed, at: Duration| {
+            let attempt = Attempt { now, elapsed, ..attempt(1) };
+            let (settlement, _) =
+                decide(&Verdict::Said(Outcome::retry_at(UNIX_EPOCH + at, "no")), attempt, &policies);
+            match settlement {
+                Settlement::Retry { due, .. } => Some(due),
+                _ => None,
+            }
+        };
+        let (at, second) = (Duration::from_nanos(60_000_000_001), Duration::from_secs(1));
+        assert_eq!(says(Some(53_001), Duration::ZERO, at), Some(Due::At(60_001)), "rounded up");
+        assert_eq!(says(Some(53_000), Duration::ZERO, at), None);
+        assert_eq!(says(Some(54_001), second, at), Some(Due::At(60_001)));
+        assert_eq!(says(Some(54_000), second, at), None);
+        assert_eq!(says(None, AFTER, at), Some(Due::At(60_001)), "unknown: the policy's own delay");
+        assert_eq!(says(None, AFTER + second, at), None);
+        assert_eq!(Due::from(UNIX_EPOCH - second), Due::At(0), "at once");
     }
 
     #[test]

@@ -13,8 +13,9 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::PollSemaphore;
 
+use super::clock::Clock;
 use super::context::Subscription;
-use super::decide::{Attempt, Policies, decide};
+use super::decide::{Policies, decide};
 use super::fetch::Read;
 use super::guard::Guard;
 use super::handler::Handler;
@@ -25,7 +26,6 @@ use super::owned::Owned;
 use super::pauses::Pause;
 use super::waits::Waits;
 use super::{Concurrency, RetryOrder};
-use crate::report::Counts;
 
 /// What the dispatch loop of one partition works with.
 pub(super) struct Dispatcher {
@@ -34,6 +34,7 @@ pub(super) struct Dispatcher {
     pub(super) in_flight: Arc<InFlight>,
     pub(super) entries: UnboundedReceiver<Read>,
     pub(super) settlements: UnboundedSender<(Receipt, Settlement)>,
+    pub(super) clock: Arc<Clock>,
     /// From the settler: these notes are written.
     pub(super) written: UnboundedReceiver<Receipt>,
 }
@@ -198,9 +199,7 @@ impl Dispatch {
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
                     // Noted by somebody who keeps another order: here it is parked, like all that failed.
-                    let Job { receipt, origin, attempt, last_error, left: after, .. } = job;
-                    let error = last_error.unwrap_or_default();
-                    self.settle(receipt, Settlement::Retry { after, attempt, origin, error });
+                    self.settle(job.receipt, job.parks());
                     continue;
                 }
                 self.waits.for_rest(job.receipt, job.left, Instant::now());
@@ -325,16 +324,14 @@ impl Dispatch {
         let policies =
             Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
         let in_place = self.waits_in_place(&job).then_some(&*context.incarnation);
-        let attempt =
-            Attempt { number: job.attempt, origin: job.origin, entropy: fastrand::u64(..), in_place };
-        let (settlement, handled) = decide(said.verdict(), attempt, &policies);
-        self.tell(attempt.number, handled, elapsed);
+        let (settlement, handled) =
+            decide(said.verdict(), job.attempt(Some(&self.links.clock), in_place), &policies);
+        self.tell(job.attempt, handled, elapsed);
         let receipt = job.receipt;
         match &settlement {
             Settlement::Hold(note) => {
-                job.note(note);
-                job.suspect = None;
-                self.waits.after_note(receipt, note.after);
+                let after = job.holds(note, &self.links.clock);
+                self.waits.after_note(receipt, after);
                 self.lanes.put_back(ticket, false, job);
             }
             _ => self.lanes.done(ticket),
@@ -348,14 +345,7 @@ impl Dispatch {
     }
 
     fn tell(&self, attempt: u32, handled: Handled, elapsed: Duration) {
-        let counts = &self.links.context.counts;
-        let counter = match handled {
-            Handled::Acked => &counts.acked,
-            Handled::Retried => &counts.retried,
-            Handled::Dead => &counts.dead,
-            _ => &counts.discarded,
-        };
-        Counts::add(counter, 1);
+        self.links.context.counts.handled(handled);
         let Owned { topic_partition, group, .. } = &*self.owned;
         let event = Event::Handled { topic_partition, group, attempt, handled, elapsed };
         self.links.context.observer.observe(&event);

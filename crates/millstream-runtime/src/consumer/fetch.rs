@@ -13,6 +13,7 @@ use super::context::Subscription;
 use super::guard::Guard;
 use super::in_flight::InFlight;
 use super::restore::restore_group;
+use super::upkeep::Bells;
 use crate::trouble::Trouble;
 
 /// Entries on their way to the dispatcher.
@@ -31,6 +32,8 @@ pub(super) struct Fetcher {
     pub(super) entries: UnboundedSender<Read>,
     /// To the settler: pending entries without a body are done.
     pub(super) settlements: UnboundedSender<(Receipt, Settlement)>,
+    /// Rung when something was scheduled that is due before all that waited.
+    pub(super) bells: Arc<Bells>,
     pub(super) reader: Option<Box<dyn Reader>>,
     pub(super) adopter: Adopter,
     /// What was pending when the lease was granted has been read. What is pending later is our own.
@@ -128,6 +131,9 @@ impl Fetcher {
     fn hand_on(&self, fetched: Fetched) -> Result<()> {
         let (topic_partition, group) = self.guard.lease().partition()?;
         let observer = &self.context.observer;
+        if fetched.woken {
+            self.bells.parked();
+        }
         if let Some((from, to)) = fetched.rewound {
             tracing::warn!(%topic_partition, %group, %from, %to, "the server lost what it had told");
             observer.observe(&Event::TailLost { topic_partition, group, from, to });

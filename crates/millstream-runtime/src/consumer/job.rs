@@ -5,10 +5,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::log::{Entry, Note, Receipt};
+use millstream_core::schedule::Due;
 use millstream_core::wire::{self, Malformed};
-use millstream_core::{Envelope, Limits, MessageId};
+use millstream_core::{Envelope, History, Limits, MessageId, Settlement};
+use tokio::time::Instant;
 
+use super::clock::Clock;
 use super::context::Subscription;
+use super::decide::Attempt;
 use super::handler::{Handler, Input, Said, Verdict};
 use super::owned::Owned;
 use super::suspects::Suspect;
@@ -20,12 +24,15 @@ pub(super) struct Job {
     pub(super) origin: MessageId,
     pub(super) attempt: u32,
     pub(super) last_error: Option<String>,
+    /// What the attempts before failed with.
+    pub(super) history: History,
     /// How long its next attempt has to wait, by what was noted.
     pub(super) left: Duration,
     /// It was in the hands of an owner that ended without a word.
     pub(super) suspect: Option<Suspect>,
     /// What came of it.
     pub(super) said: Option<Said>,
+    read: Instant,
     deliveries: u32,
     envelope: Result<Envelope, Malformed>,
 }
@@ -39,9 +46,11 @@ impl Job {
             origin: decoded.origin,
             attempt: decoded.attempt,
             last_error: decoded.error,
+            history: decoded.history,
             left: Duration::ZERO,
             suspect,
             said: None,
+            read: Instant::now(),
             deliveries: entry.deliveries,
             envelope: decoded.envelope,
         };
@@ -50,15 +59,58 @@ impl Job {
             && note.attempt > 0
         {
             job.note(&note);
-            job.left = note.after;
+            job.left = note.left();
         }
         job
     }
 
+    /// It waits elsewhere for what is left of its wait.
+    pub(super) fn parks(self) -> Settlement {
+        let Self { origin, attempt, last_error, history, left, .. } = self;
+        let (due, error) = (Due::In(left), last_error.unwrap_or_default());
+        Settlement::Retry { due, attempt, origin, error, history }
+    }
+
+    /// The server's time, in milliseconds since 1970. If its clock is not known: at least this.
+    fn now(&self, clock: Option<u64>) -> u64 {
+        let in_hand = || u64::try_from(self.read.elapsed().as_millis()).unwrap_or(u64::MAX);
+        clock.unwrap_or_else(|| self.receipt.id.ms.saturating_add(in_hand()))
+    }
+
+    /// The attempt that was made, for who judges it.
+    pub(super) fn attempt<'a>(&'a self, clock: Option<&Clock>, in_place: Option<&'a str>) -> Attempt<'a> {
+        let now = clock.and_then(Clock::now);
+        let elapsed = self.history.since().map_or(0, |since| self.now(now).saturating_sub(since));
+        Attempt {
+            number: self.attempt,
+            origin: self.origin,
+            last_error: self.last_error.as_deref(),
+            history: &self.history,
+            elapsed: Duration::from_millis(elapsed),
+            now,
+            entropy: fastrand::u64(..),
+            in_place,
+        }
+    }
+
+    /// It waits in its place for its next attempt, which is the one of this note. Gives back for how long.
+    pub(super) fn holds(&mut self, note: &Note, clock: &Clock) -> Duration {
+        let now = self.now(clock.now());
+        self.note(note);
+        // As the server does it.
+        self.history.add(now, note.attempt.saturating_sub(1), &note.error);
+        self.suspect = None;
+        match note.due {
+            Due::In(after) => after,
+            Due::At(at) => Duration::from_millis(at.saturating_sub(now)),
+        }
+    }
+
     /// Its next attempt is the one of this note.
-    pub(super) fn note(&mut self, note: &Note) {
+    fn note(&mut self, note: &Note) {
         self.attempt = note.attempt;
         self.last_error = Some(note.error.clone()).filter(|error| !error.is_empty());
+        self.history = note.history.clone();
     }
 
     pub(super) fn key(&self) -> Option<&Bytes> {
@@ -89,6 +141,7 @@ impl Job {
             attempt: self.attempt,
             deliveries: self.deliveries,
             last_error: self.last_error.clone(),
+            history: self.history.clone(),
             key,
             headers,
         };

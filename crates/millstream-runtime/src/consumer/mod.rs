@@ -6,6 +6,7 @@ mod batch;
 mod board;
 mod builder;
 mod chase;
+mod clock;
 mod config;
 mod context;
 mod control;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
 use millstream_core::error::Result;
@@ -163,6 +163,21 @@ impl<T> Pulled<T> {
     /// Failed with `error`: comes back after `delay`.
     pub fn retry_after(self, delay: Duration, error: impl Into<BoxError>) {
         self.settle(Outcome::retry_after(delay, error));
+    }
+
+    /// Failed with `error`: comes back at `time`, by the server's clock.
+    pub fn retry_at(self, time: SystemTime, error: impl Into<BoxError>) {
+        self.settle(Outcome::retry_at(time, error));
+    }
+
+    /// Failed with `error`: comes back at once, behind what waits already.
+    pub fn requeue(self, error: impl Into<BoxError>) {
+        self.settle(Outcome::requeue(error));
+    }
+
+    /// Not now: comes back after `delay` as the same attempt.
+    pub fn snooze(self, delay: Duration) {
+        self.settle(Outcome::snooze(delay));
     }
 
     /// Never try again, because of `error`.

@@ -62,7 +62,8 @@ impl Suspect {
     /// What is noted of it, and what is to be noted of its attempts: what is so anyway.
     pub(super) fn note(self, job: &Job) -> Note {
         let error = job.last_error.clone().unwrap_or_default();
-        Note { attempt: job.attempt, error, suspicions: self.noted, by: self.by, ..Note::default() }
+        let (attempt, history) = (job.attempt, job.history.clone());
+        Note { attempt, error, history, suspicions: self.noted, by: self.by, ..Note::default() }
     }
 }
 

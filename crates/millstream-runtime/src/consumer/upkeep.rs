@@ -46,9 +46,11 @@ pub(super) async fn run(context: &Subscription, guard: &Guard, bells: &Bells, do
             let started = Instant::now();
             let Some(after) = keeper.run_once().await else { return };
             let at_latest = async {
-                match after {
-                    Some(after) => sleep_until(started + after).await,
-                    None => std::future::pending().await,
+                let Some(after) = after else { return std::future::pending().await };
+                let until = started + after;
+                match keeper.upkeep.sleep(until.saturating_duration_since(Instant::now())) {
+                    Some(sleep) => sleep.await,
+                    None => sleep_until(until).await,
                 }
             };
             tokio::select! {

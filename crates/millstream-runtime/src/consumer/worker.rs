@@ -12,6 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::adopt::Adopter;
 use super::board::Seek;
+use super::clock::Clock;
 use super::context::{Context, Subscription};
 use super::dispatch::Dispatcher;
 use super::fetch::Fetcher;
@@ -89,6 +90,7 @@ pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
 /// Handlers run on a task of their own, so that one that blocks does not keep the rest from working.
 async fn work(context: &Arc<Subscription>, guard: &Arc<Guard>, in_flight: &Arc<InFlight>) {
     let bells = Arc::new(Bells::new(&context.upkeep));
+    let clock = Arc::new(Clock::default());
     let (entries, to_dispatch) = mpsc::unbounded_channel();
     let (settlements, to_settle) = mpsc::unbounded_channel();
     let (written, notes) = mpsc::unbounded_channel();
@@ -99,6 +101,7 @@ async fn work(context: &Arc<Subscription>, guard: &Arc<Guard>, in_flight: &Arc<I
         in_flight: in_flight.clone(),
         entries: to_dispatch,
         settlements: settlements.clone(),
+        clock: clock.clone(),
         written: notes,
     };
     let fetcher = Fetcher {
@@ -107,6 +110,7 @@ async fn work(context: &Arc<Subscription>, guard: &Arc<Guard>, in_flight: &Arc<I
         in_flight: in_flight.clone(),
         entries,
         settlements,
+        bells: bells.clone(),
         reader: None,
         adopter: Adopter::new(context.clone(), guard.clone()),
         caught_up: false,
@@ -127,7 +131,8 @@ async fn work(context: &Arc<Subscription>, guard: &Arc<Guard>, in_flight: &Arc<I
         settler.run().await;
         settled.cancel();
     };
-    tokio::join!(fetcher.run(), settle, upkeep::run(context, guard, &bells, &settled));
+    let clock = clock.run(context, guard);
+    tokio::join!(clock, fetcher.run(), settle, upkeep::run(context, guard, &bells, &settled));
     if guard.lost().is_cancelled() {
         tell(context, guard, Change::LeaseLost);
     }

@@ -1,50 +1,48 @@
 //! The batcher: single sends of many tasks share requests.
 //!
-//! One task takes appends from a channel and sends them in batches, one request at a time. While a request is
+//! One task takes messages from a channel and sends them in batches, one request at a time. While a request is
 //! under way the next batch fills, so batches grow with the load by themselves. One at a time also keeps order:
 //! a request that is tried again cannot be overtaken.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::TopicName;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
-use millstream_core::log::{Append, Log};
 use millstream_core::policy::Exponential;
-use millstream_core::{MessageId, TopicName};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
 use super::ProducerConfig;
-
-/// What a message costs in the buffer beside its bytes: about what its entry in the queue takes.
-const OVERHEAD: usize = 128;
+use super::cargo::{Cargo, Sink};
 
 /// The sending half: shared by all clones of a producer.
-#[derive(Debug)]
-pub(super) struct Batcher {
-    commands: mpsc::UnboundedSender<Command>,
+pub(super) struct Batcher<C: Cargo> {
+    commands: mpsc::UnboundedSender<Command<C>>,
     /// Bytes that may be under way. It bounds the channel.
     room: Arc<Semaphore>,
     buffer_memory: usize,
     delivery_timeout: Duration,
 }
 
-enum Command {
-    One(Append, oneshot::Sender<Result<MessageId>>, OwnedSemaphorePermit),
-    Many(Vec<Append>, oneshot::Sender<Vec<Result<MessageId>>>, OwnedSemaphorePermit),
+enum Command<C: Cargo> {
+    One(C, Answer<Result<C::Done>>, OwnedSemaphorePermit),
+    Many(Vec<C>, Answer<Vec<Result<C::Done>>>, OwnedSemaphorePermit),
     Flush(oneshot::Sender<()>),
     Close(oneshot::Sender<()>),
 }
 
+type Answer<T> = oneshot::Sender<T>;
+
 /// The results of a chunk, now or later.
-pub(super) enum Pending {
-    Later(usize, oneshot::Receiver<Vec<Result<MessageId>>>),
+pub(super) enum Pending<C: Cargo> {
+    Later(usize, oneshot::Receiver<Vec<Result<C::Done>>>),
     Failed(usize, Error),
 }
 
-impl Pending {
-    pub(super) async fn wait(self) -> Vec<Result<MessageId>> {
+impl<C: Cargo> Pending<C> {
+    pub(super) async fn wait(self) -> Vec<Result<C::Done>> {
         let (count, error) = match self {
             Self::Failed(count, error) => (count, error),
             Self::Later(count, results) => match results.await {
@@ -65,27 +63,23 @@ fn interrupted() -> Error {
     Error::new(ErrorKind::Unconfirmed, "the producer was shut down while the message was under way")
 }
 
-fn charge(append: &Append) -> usize {
-    OVERHEAD + append.fields.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>()
-}
-
-impl Batcher {
+impl<C: Cargo> Batcher<C> {
     pub(super) fn start(
-        log: Arc<dyn Log>,
+        sink: impl Sink<C> + 'static,
         topic: TopicName,
         config: &ProducerConfig,
         observer: Arc<dyn Observer>,
     ) -> Self {
         let (commands, inbox) = mpsc::unbounded_channel();
         let sender = Sender {
-            log,
+            sink: Box::new(sink),
             topic,
             observer,
             inbox,
             max_batch: config.max_batch,
             linger: config.linger,
             delivery_timeout: config.delivery_timeout,
-            next: Batch::default(),
+            next: Batch::new(),
             closing: Vec::new(),
         };
         tokio::spawn(sender.run());
@@ -97,22 +91,22 @@ impl Batcher {
         }
     }
 
-    pub(super) async fn send(&self, append: Append) -> Result<MessageId> {
-        let permit = self.reserve(charge(&append)).await?;
+    pub(super) async fn send(&self, message: C) -> Result<C::Done> {
+        let permit = self.reserve(message.charge()).await?;
         let (reply, result) = oneshot::channel();
-        self.commands.send(Command::One(append, reply, permit)).map_err(|_| closed())?;
+        self.commands.send(Command::One(message, reply, permit)).map_err(|_| closed())?;
         result.await.map_err(|_| interrupted())?
     }
 
     /// Queues a chunk and gives back where its results will be.
-    pub(super) async fn send_chunk(&self, appends: Vec<Append>) -> Pending {
-        let count = appends.len();
-        let permit = match self.reserve(appends.iter().map(charge).sum()).await {
+    pub(super) async fn send_chunk(&self, messages: Vec<C>) -> Pending<C> {
+        let count = messages.len();
+        let permit = match self.reserve(messages.iter().map(Cargo::charge).sum()).await {
             Ok(permit) => permit,
             Err(error) => return Pending::Failed(count, error),
         };
         let (reply, results) = oneshot::channel();
-        match self.commands.send(Command::Many(appends, reply, permit)) {
+        match self.commands.send(Command::Many(messages, reply, permit)) {
             Ok(()) => Pending::Later(count, results),
             Err(_) => Pending::Failed(count, closed()),
         }
@@ -126,7 +120,7 @@ impl Batcher {
         self.mark(Command::Close).await;
     }
 
-    async fn mark(&self, command: impl FnOnce(oneshot::Sender<()>) -> Command) {
+    async fn mark(&self, command: impl FnOnce(oneshot::Sender<()>) -> Command<C>) {
         let (reply, done) = oneshot::channel();
         if self.commands.send(command(reply)).is_ok() {
             // An error means that the task has ended: nothing is under way any more.
@@ -154,38 +148,41 @@ impl Batcher {
 }
 
 /// The receiving half: the one task.
-struct Sender {
-    log: Arc<dyn Log>,
+struct Sender<C: Cargo> {
+    sink: Box<dyn Sink<C>>,
     topic: TopicName,
     observer: Arc<dyn Observer>,
-    inbox: mpsc::UnboundedReceiver<Command>,
+    inbox: mpsc::UnboundedReceiver<Command<C>>,
     max_batch: usize,
     linger: Duration,
     delivery_timeout: Duration,
-    next: Batch,
+    next: Batch<C>,
     closing: Vec<oneshot::Sender<()>>,
 }
 
 /// Messages of one request, and who waits for them.
-#[derive(Default)]
-struct Batch {
-    appends: Vec<Append>,
-    replies: Vec<Reply>,
+struct Batch<C: Cargo> {
+    messages: Vec<C>,
+    replies: Vec<Reply<C>>,
     permits: Vec<OwnedSemaphorePermit>,
 }
 
-enum Reply {
-    One(oneshot::Sender<Result<MessageId>>),
-    Many(usize, oneshot::Sender<Vec<Result<MessageId>>>),
+enum Reply<C: Cargo> {
+    One(Answer<Result<C::Done>>),
+    Many(usize, Answer<Vec<Result<C::Done>>>),
     Flush(oneshot::Sender<()>),
 }
 
-impl Batch {
+impl<C: Cargo> Batch<C> {
+    fn new() -> Self {
+        Self { messages: Vec::new(), replies: Vec::new(), permits: Vec::new() }
+    }
+
     fn is_empty(&self) -> bool {
         self.replies.is_empty()
     }
 
-    fn answer(self, results: Vec<Result<MessageId>>) {
+    fn answer(self, results: Vec<Result<C::Done>>) {
         let missing = || Err(Error::new(ErrorKind::Protocol, "the backend gave too few results"));
         let mut results = results.into_iter();
         // Whoever stopped waiting does not want to know: a failed reply is no error.
@@ -205,7 +202,7 @@ impl Batch {
     }
 }
 
-impl Sender {
+impl<C: Cargo> Sender<C> {
     async fn run(mut self) {
         while self.run_once().await {}
         for reply in self.closing {
@@ -219,16 +216,15 @@ impl Sender {
         if self.next.is_empty() {
             return false;
         }
-        let batch = std::mem::take(&mut self.next);
+        let batch = std::mem::replace(&mut self.next, Batch::new());
         let results = {
-            let append =
-                append(&*self.log, &batch.appends, self.delivery_timeout, &self.topic, &*self.observer);
-            tokio::pin!(append);
+            let put = put(&*self.sink, &batch.messages, self.delivery_timeout, &self.topic, &*self.observer);
+            tokio::pin!(put);
             loop {
                 tokio::select! {
                     biased;
-                    results = &mut append => break results,
-                    Some(command) = self.inbox.recv(), if self.next.appends.len() < self.max_batch => {
+                    results = &mut put => break results,
+                    Some(command) = self.inbox.recv(), if self.next.messages.len() < self.max_batch => {
                         take(command, &mut self.next, &mut self.closing, &mut self.inbox);
                     }
                 }
@@ -247,7 +243,7 @@ impl Sender {
             }
         }
         let deadline = Instant::now() + self.linger;
-        while self.next.appends.len() < self.max_batch {
+        while self.next.messages.len() < self.max_batch {
             if let Ok(command) = self.inbox.try_recv() {
                 self.take(command);
             } else if self.linger.is_zero() || self.inbox.is_closed() {
@@ -261,27 +257,27 @@ impl Sender {
         }
     }
 
-    fn take(&mut self, command: Command) {
+    fn take(&mut self, command: Command<C>) {
         take(command, &mut self.next, &mut self.closing, &mut self.inbox);
     }
 }
 
 /// Takes one command; apart from [`Sender`], so that it can run while a request borrows the rest of it.
-fn take(
-    command: Command,
-    next: &mut Batch,
+fn take<C: Cargo>(
+    command: Command<C>,
+    next: &mut Batch<C>,
     closing: &mut Vec<oneshot::Sender<()>>,
-    inbox: &mut mpsc::UnboundedReceiver<Command>,
+    inbox: &mut mpsc::UnboundedReceiver<Command<C>>,
 ) {
     match command {
-        Command::One(append, reply, permit) => {
-            next.appends.push(append);
+        Command::One(message, reply, permit) => {
+            next.messages.push(message);
             next.replies.push(Reply::One(reply));
             next.permits.push(permit);
         }
-        Command::Many(appends, reply, permit) => {
-            next.replies.push(Reply::Many(appends.len(), reply));
-            next.appends.extend(appends);
+        Command::Many(messages, reply, permit) => {
+            next.replies.push(Reply::Many(messages.len(), reply));
+            next.messages.extend(messages);
             next.permits.push(permit);
         }
         Command::Flush(reply) => next.replies.push(Reply::Flush(reply)),
@@ -293,24 +289,24 @@ fn take(
     }
 }
 
-/// Appends a batch. Tries again while the server is away, as long as nothing of it was stored: sending the rest
+/// Stores a batch. Tries again while the server is away, as long as nothing of it was stored: sending the rest
 /// after a part would change the order.
-async fn append(
-    log: &dyn Log,
-    appends: &[Append],
+async fn put<C: Cargo>(
+    sink: &dyn Sink<C>,
+    messages: &[C],
     delivery_timeout: Duration,
     topic: &TopicName,
     observer: &dyn Observer,
-) -> Vec<Result<MessageId>> {
-    if appends.is_empty() {
+) -> Vec<Result<C::Done>> {
+    if messages.is_empty() {
         return Vec::new();
     }
     let pauses = Exponential::from(Duration::from_millis(20)).up_to(Duration::from_secs(1)).equal_jitter();
     let deadline = Instant::now() + delivery_timeout;
     let mut failures = 0;
     let results = loop {
-        let results = log.append(appends).await;
-        let away = |result: &Result<MessageId>| {
+        let results = sink.put(messages).await;
+        let away = |result: &Result<C::Done>| {
             result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable)
         };
         failures += 1;
@@ -322,7 +318,7 @@ async fn append(
     };
     let stored = results.iter().filter(|result| result.is_ok()).count();
     if stored > 0 {
-        observer.observe(&Event::Produced { topic, messages: stored });
+        sink.stored(topic, stored, observer);
     }
     if let Some(error) = results.iter().find_map(|result| result.as_ref().err()) {
         observer.observe(&Event::ProduceFailed { topic, messages: results.len() - stored, error });

@@ -1,7 +1,9 @@
 //! The producer: typed sends over one batcher.
 
 mod batcher;
+mod cargo;
 mod config;
+mod delayed;
 mod growth;
 mod record;
 
@@ -14,14 +16,18 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::log::Append;
+use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
-use millstream_core::{Backend, Codec, Observer, Partitioner, Topic, TopicName, TopicSpec, wire};
+use millstream_core::wire::{self, Fields};
+use millstream_core::{Backend, Codec, Observer, Partition, Partitioner, Topic, TopicName, TopicSpec};
 use tokio_util::task::AbortOnDropHandle;
 
 pub use config::ProducerConfig;
+pub use delayed::{Delayed, DelayedRecord, SendDelayed};
 pub use record::{Record, Send, Sent};
 
 use batcher::Batcher;
+use cargo::{Cargo, ToLog, ToSchedule};
 use growth::{Growth, Partitions};
 
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
@@ -44,7 +50,8 @@ struct Inner<T: 'static> {
     _growth: Option<AbortOnDropHandle<()>>,
     codec: &'static dyn Codec<T>,
     config: ProducerConfig,
-    batcher: Arc<Batcher>,
+    batcher: Arc<Batcher<Append>>,
+    delayed: Arc<Batcher<Scheduling>>,
 }
 
 impl<T> Producer<T> {
@@ -65,32 +72,60 @@ impl<T> Producer<T> {
     where
         T: 'a,
     {
-        let mut records = records.into_iter();
+        let encoded = records.into_iter().map(|record| {
+            let append = self.encode(record)?;
+            Ok((append.topic_partition.partition, append))
+        });
+        let sent = self.in_chunks(&self.inner.batcher, encoded).await.into_iter();
+        sent.map(|sent| sent.map(|(partition, id)| Sent { partition, id })).collect()
+    }
+
+    /// Sends many values for later in as few requests as possible, and gives one result per value in their order:
+    /// `producer.send_all_delayed(reminders.iter().map(|it| Record::new(it).delay(it.in_time)))`.
+    pub async fn send_all_delayed<'a>(
+        &self,
+        records: impl IntoIterator<Item = DelayedRecord<'a, T>>,
+    ) -> Vec<Result<Delayed>>
+    where
+        T: 'a,
+    {
+        let encoded = records.into_iter().map(|record| {
+            let (partition, scheduling) = self.encode_delayed(record)?;
+            Ok(((partition, scheduling.id.clone()), scheduling))
+        });
+        let sent = self.in_chunks(&self.inner.delayed, encoded).await.into_iter();
+        sent.map(|sent| sent.map(|((partition, id), placed)| Delayed { partition, id, placed })).collect()
+    }
+
+    /// Sends what could be encoded, chunk by chunk; each result comes with what stood beside its message.
+    async fn in_chunks<C: Cargo, B>(
+        &self,
+        batcher: &Batcher<C>,
+        mut encoded: impl Iterator<Item = Result<(B, C)>>,
+    ) -> Vec<Result<(B, C::Done)>> {
         let mut outcomes = Vec::new();
-        let mut waiting = std::collections::VecDeque::new();
+        let mut waiting = Vec::new();
         loop {
             let mut chunk = Vec::new();
             let mut slots = Vec::new();
-            for record in records.by_ref().take(self.inner.config.max_batch) {
-                let encoded = self.encode(record);
-                slots.push(encoded.map(|append| {
-                    let partition = append.topic_partition.partition;
-                    chunk.push(append);
-                    partition
+            for message in encoded.by_ref().take(self.inner.config.max_batch) {
+                slots.push(message.map(|(beside, message)| {
+                    chunk.push(message);
+                    beside
                 }));
             }
             if slots.is_empty() {
                 break;
             }
-            waiting.push_back((slots, self.batcher().send_chunk(chunk).await));
+            waiting.push((slots, batcher.send_chunk(chunk).await));
         }
         for (slots, results) in waiting {
             let mut results = results.wait().await.into_iter();
             for slot in slots {
                 let closed = || Err(Error::new(ErrorKind::Closed, "the producer is closed"));
-                outcomes.push(slot.and_then(|partition| {
-                    results.next().unwrap_or_else(closed).map(|id| Sent { partition, id })
-                }));
+                outcomes.push(
+                    slot.and_then(|beside| results.next().unwrap_or_else(closed).map(|done| (beside, done))),
+                );
             }
         }
         outcomes
@@ -98,7 +133,7 @@ impl<T> Producer<T> {
 
     /// Waits until everything sent before has its result.
     pub async fn flush(&self) {
-        self.batcher().flush().await;
+        tokio::join!(self.inner.batcher.flush(), self.inner.delayed.flush());
     }
 
     /// Stops taking messages and waits until everything sent before has its result. Later sends, of any clone,
@@ -106,7 +141,7 @@ impl<T> Producer<T> {
     ///
     /// Dropping the last clone does the same without waiting.
     pub async fn close(&self) {
-        self.batcher().close().await;
+        tokio::join!(self.inner.batcher.close(), self.inner.delayed.close());
     }
 
     /// How many partitions the topic has, as far as this producer [knows](ProducerConfig::refresh).
@@ -115,11 +150,27 @@ impl<T> Producer<T> {
         self.inner.partitions.count().get()
     }
 
-    fn batcher(&self) -> Arc<Batcher> {
+    fn batcher(&self) -> Arc<Batcher<Append>> {
         self.inner.batcher.clone()
     }
 
     fn encode(&self, record: Record<'_, T>) -> Result<Append> {
+        let (topic_partition, fields) = self.encoded(record, None)?;
+        Ok(Append { topic_partition, fields })
+    }
+
+    fn encode_delayed(&self, record: DelayedRecord<'_, T>) -> Result<(Partition, Scheduling)> {
+        let id = record.schedule_id()?;
+        let DelayedRecord { record, due, id: given, on_conflict } = record;
+        // What has an id and no key must meet its like: its id says where.
+        let (topic_partition, fields) = self.encoded(record, given.as_ref().map(String::as_bytes))?;
+        let partition = topic_partition.partition;
+        let place = Place::from(topic_partition);
+        Ok((partition, Scheduling { place, id, due, fields, on_conflict }))
+    }
+
+    /// The message, and its partition: the one it names, or that of its key, or else of `without_key`.
+    fn encoded(&self, record: Record<'_, T>, without_key: Option<&[u8]>) -> Result<(TopicPartition, Fields)> {
         let inner = &*self.inner;
         let mut envelope = record.envelope;
         envelope.payload = inner.codec.encode(record.value).map_err(|source| {
@@ -128,15 +179,15 @@ impl<T> Producer<T> {
         })?;
         envelope.check(&inner.config.limits)?;
         let count = inner.partitions.count();
-        let partition = record
-            .partition
-            .unwrap_or_else(|| inner.config.partitioner.partition(envelope.key.as_deref(), count));
+        let partition = record.partition.unwrap_or_else(|| {
+            inner.config.partitioner.partition(envelope.key.as_deref().or(without_key), count)
+        });
         if partition.0 >= count.get() {
             let why = format!("partition {partition} of a topic with {count}");
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
         let topic_partition = TopicPartition { topic: inner.topic.clone(), partition };
-        Ok(Append { topic_partition, fields: wire::encode(&envelope) })
+        Ok((topic_partition, wire::encode(&envelope)))
     }
 }
 
@@ -236,7 +287,11 @@ impl<T> ProducerBuilder<T> {
             let growth = Growth::new(self.backend.catalog, stored.name.clone(), partitions.clone());
             AbortOnDropHandle::new(tokio::spawn(growth.run(every, self.observer.clone())))
         });
-        let batcher = Batcher::start(self.backend.log, stored.name.clone(), &self.config, self.observer);
+        let (config, name) = (&self.config, &stored.name);
+        let to_log = ToLog(self.backend.log);
+        let batcher = Batcher::start(to_log, name.clone(), config, self.observer.clone());
+        let to_schedule = ToSchedule(self.backend.schedule);
+        let delayed = Batcher::start(to_schedule, name.clone(), config, self.observer);
         let inner = Inner {
             topic: stored.name,
             partitions,
@@ -244,6 +299,7 @@ impl<T> ProducerBuilder<T> {
             codec: self.topic.codec(),
             config: self.config,
             batcher: Arc::new(batcher),
+            delayed: Arc::new(delayed),
         };
         Ok(Producer { inner: Arc::new(inner) })
     }

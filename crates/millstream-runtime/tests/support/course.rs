@@ -95,7 +95,7 @@ pub fn linked(bench: &Bench, topic: Topic<u64>) -> (Arc<Link>, ConsumerBuilder<u
 }
 
 fn over(bench: &Bench, backend: Backend, topic: Topic<u64>) -> ConsumerBuilder<u64> {
-    let promoter = Promoter::new(backend.schedule.clone(), PromoterConfig::default());
+    let promoter = Promoter::new(&backend, PromoterConfig::default());
     ConsumerBuilder::new(backend, topic, "g", Arc::new(bench.told.clone())).upkeep(promoter)
 }
 

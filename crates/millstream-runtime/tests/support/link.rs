@@ -9,11 +9,13 @@ use async_trait::async_trait;
 use millstream_core::leases::{Acquired, Holder};
 use millstream_core::log::{Append, Fetched, Receipt, Settled};
 use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
-use millstream_core::schedule::{Promoted, Schedule};
+use millstream_core::schedule::{
+    Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
+};
 use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
 use millstream_core::{
     Backend, Error, ErrorKind, GroupName, Lease, Leases, Log, MemberId, MessageId, Partition, Reader,
-    Resource, Result, Settlement, Start, TopicName,
+    Resource, Result, Settlement, Start, TopicName, TopicPartition,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -247,6 +249,43 @@ impl Reader for LinkedReader {
 impl Schedule for Linked<dyn Schedule> {
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
         self.link.pass("promote", self.role.promote(lease, limit)).await
+    }
+
+    async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
+        self.role.schedule(batch).await
+    }
+
+    async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
+        self.link.pass("cancel", self.role.cancel(place, ids)).await
+    }
+
+    async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
+        self.link.pass("reschedule", self.role.reschedule(place, ids, due)).await
+    }
+
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>> {
+        self.link.pass("get", self.role.get(place, id)).await
+    }
+
+    async fn scheduled(
+        &self,
+        place: &Place,
+        after: Option<(u64, ScheduleId)>,
+        limit: usize,
+    ) -> Result<Vec<Scheduled>> {
+        self.link.pass("scheduled", self.role.scheduled(place, after, limit)).await
+    }
+
+    async fn waiting(&self, place: &Place) -> Result<Waiting> {
+        self.link.pass("waiting", self.role.waiting(place)).await
+    }
+
+    async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
+        self.link.pass("promote delayed", self.role.promote_delayed(topic_partition, limit)).await
+    }
+
+    async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
+        self.link.pass("wait", self.role.wait(topic_partition, seen, timeout)).await
     }
 }
 

@@ -192,7 +192,7 @@ impl Bench {
     }
 
     pub fn consumer<T: Send>(&self, topic: Topic<T>, group: &str) -> ConsumerBuilder<T> {
-        let promoter = Promoter::new(self.backend.schedule.clone(), PromoterConfig::default());
+        let promoter = Promoter::new(&self.backend, PromoterConfig::default());
         ConsumerBuilder::new(self.backend.clone(), topic, group, Arc::new(self.told.clone())).upkeep(promoter)
     }
 }

@@ -74,7 +74,7 @@ impl Team {
 
     pub fn builder(&self, name: &str) -> (Arc<Link>, ConsumerBuilder<u64>) {
         let (link, backend) = link(&self.backend);
-        let promoter = Promoter::new(backend.schedule.clone(), PromoterConfig::default());
+        let promoter = Promoter::new(&backend, PromoterConfig::default());
         let told = Arc::new(self.told.clone());
         let builder =
             ConsumerBuilder::new(backend, self.topic.clone(), "g", told).label(name).upkeep(promoter);

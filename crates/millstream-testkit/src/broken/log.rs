@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
-use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Source};
-use millstream_core::{Error, ErrorKind, Lease, MessageId, Reason, Result};
+use millstream_core::log::{Append, Log, Note, Reader, Receipt, Settled, Settlement, Source};
+use millstream_core::{Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result};
 
 use super::reader::BrokenReader;
 use super::{Broken, Sabotage};
@@ -171,9 +171,21 @@ impl Broken {
     /// Spoils what is told of one entry.
     fn spoil(&self, receipt: Receipt, settlement: &mut Settlement) {
         match (self.sabotage, &mut *settlement) {
-            (Sabotage::RetryEarly, Settlement::Retry { after, .. }) => {
-                *after = after.saturating_sub(Duration::from_millis(100));
+            (Sabotage::RetryEarly, Settlement::Retry { due, .. }) => *due = earlier(*due),
+            (Sabotage::RetryTimeIgnored, Settlement::Retry { due: due @ Due::At(_), .. }) => {
+                *due = Due::NOW;
             }
+            (Sabotage::SnoozeCounts, Settlement::Retry { attempt, history, .. })
+                if history.tells_of(*attempt - 1) =>
+            {
+                *attempt += 1;
+            }
+            (
+                Sabotage::HistoryForgotten,
+                Settlement::Retry { history, .. }
+                | Settlement::DeadLetter { history, .. }
+                | Settlement::Hold(Note { history, .. }),
+            ) => *history = History::default(),
             (
                 Sabotage::OriginForgotten,
                 Settlement::Retry { origin, .. } | Settlement::DeadLetter { origin, .. },
@@ -193,13 +205,22 @@ impl Broken {
 /// All retries of the batch are due with the last of them.
 fn merge_due_times(batch: &mut [(Receipt, Settlement)]) {
     let after = |settlement: &Settlement| match settlement {
-        Settlement::Retry { after, .. } => *after,
+        Settlement::Retry { due: Due::In(after), .. } => *after,
         _ => Duration::ZERO,
     };
     let last = batch.iter().map(|(_, settlement)| after(settlement)).max().unwrap_or_default();
     for (_, settlement) in batch {
-        if let Settlement::Retry { after, .. } = settlement {
-            *after = last;
+        if let Settlement::Retry { due, .. } = settlement {
+            *due = Due::In(last);
         }
+    }
+}
+
+/// Too early.
+pub(super) fn earlier(due: Due) -> Due {
+    const EARLY: Duration = Duration::from_millis(100);
+    match due {
+        Due::In(after) => Due::In(after.saturating_sub(EARLY)),
+        Due::At(at) => Due::At(at.saturating_sub(EARLY.as_millis() as u64)),
     }
 }

@@ -7,6 +7,7 @@ use millstream_core::leases::Token;
 use millstream_core::log::{Fetched, Note, Receipt, Source};
 use millstream_core::{Error, ErrorKind, GroupName, Lease, Result, TopicPartition};
 
+use super::log::earlier;
 use super::{Broken, Memo, Sabotage};
 
 impl Broken {
@@ -24,7 +25,7 @@ impl Broken {
             Sabotage::NotesOfTheLogOnly => source == Source::Log,
             Sabotage::FirstNoteStays => !known,
             Sabotage::NoteWaitEarly => {
-                note.after = note.after.saturating_sub(Duration::from_millis(100));
+                note.due = earlier(note.due);
                 true
             }
             _ => true,
@@ -106,7 +107,7 @@ impl Memo {
                     note.error.clear();
                     note.by.clear();
                 }
-                (Sabotage::NoteWaitStands, Some(note), Some((_, noted))) => note.after = noted.after,
+                (Sabotage::NoteWaitStands, Some(note), Some((_, noted))) => note.due = noted.due,
                 _ => {}
             }
         }

@@ -117,6 +117,8 @@ impl BrokenReader {
                 fetched.entries.iter_mut().for_each(|entry| entry.deliveries = 1);
             }
             Sabotage::GhostsHidden => fetched.ghosts.clear(),
+            Sabotage::WokenHidden => fetched.woken = false,
+            Sabotage::WokenAlways => fetched.woken = true,
             Sabotage::GroupsCompete => fetched.entries.retain(|entry| {
                 let first = memo.taken.entry((tp.clone(), entry.receipt.id)).or_insert_with(|| group.clone());
                 first == group

@@ -1,49 +1,338 @@
 //! Mistakes of the schedule role.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::schedule::{MAX_PROMOTE, Promoted, Schedule};
-use millstream_core::{Lease, Result};
+use millstream_core::log::Append;
+use millstream_core::schedule::{
+    Due, MAX_PAGE, MAX_PROMOTE, OnConflict, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled,
+    Scheduling, Seen, Shard, Waiting,
+};
+use millstream_core::wire::Fields;
+use millstream_core::{Error, ErrorKind, Lease, Result, TopicPartition};
+use tokio::time::{Instant, sleep};
 
+use super::log::earlier;
 use super::{Broken, Sabotage};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// What mistakes of this role have to remember.
+#[derive(Default)]
+pub(super) struct Memo {
+    /// Every id that was ever used.
+    used: HashSet<(Place, ScheduleId)>,
+    /// A message that was scheduled at a partition.
+    delayed: HashMap<TopicPartition, Fields>,
+    /// What somebody was woken for.
+    woken: HashSet<(TopicPartition, String)>,
+}
 
 #[async_trait]
 impl Schedule for Broken {
+    async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
+        let mut batch = batch.to_vec();
+        if self.is(Sabotage::ScheduledAtOnePlace) {
+            let first = batch.first().map(|it| it.place.clone());
+            batch.iter_mut().for_each(|it| it.place = first.clone().unwrap_or_else(|| it.place.clone()));
+        }
+        if self.is(Sabotage::DueTimesMerged) {
+            let millis = |due| match due {
+                Due::In(delay) => delay,
+                Due::At(_) => Duration::ZERO,
+            };
+            let last = batch.iter().map(|it| millis(it.due)).max().unwrap_or_default();
+            batch.iter_mut().filter(|it| matches!(it.due, Due::In(_))).for_each(|it| it.due = Due::In(last));
+        }
+        let (mut results, mut stopped) = (Vec::new(), false);
+        for scheduling in batch {
+            let result = match stopped {
+                true => Err(Error::new(ErrorKind::Unavailable, "stopped")),
+                false => self.schedule_one(scheduling).await,
+            };
+            stopped = self.is(Sabotage::ScheduleStopsAtBad) && result.is_err();
+            results.push(result);
+        }
+        results
+    }
+
+    async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
+        let place = &self.place(place);
+        if self.is(Sabotage::CancelForgotten) {
+            return self.waits(place, ids).await;
+        }
+        let mut cancelled = self.inner.schedule.cancel(place, ids).await?;
+        match self.sabotage {
+            Sabotage::CancelAlwaysWins => cancelled.fill(true),
+            Sabotage::CancelAllOrNothing if cancelled.contains(&false) => cancelled.fill(false),
+            _ => {}
+        }
+        Ok(cancelled)
+    }
+
+    async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
+        let place = &self.place(place);
+        if self.is(Sabotage::RescheduleForgotten) {
+            return self.waits(place, ids).await;
+        }
+        let mut moved = self.inner.schedule.reschedule(place, ids, due).await?;
+        match self.sabotage {
+            Sabotage::RescheduleAlwaysWins => moved.fill(true),
+            Sabotage::RescheduleLosesBody => {
+                for (id, _) in ids.iter().zip(&moved).filter(|(_, moved)| **moved) {
+                    let (id, place, on_conflict) = (id.clone(), place.clone(), OnConflict::Replace);
+                    let fields = vec![("payload".into(), "another".into())];
+                    let other = Scheduling { place, id, due, fields, on_conflict };
+                    self.inner.schedule.schedule(&[other]).await;
+                }
+            }
+            _ => {}
+        }
+        Ok(moved)
+    }
+
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>> {
+        let found = self.inner.schedule.get(&self.place(place), id).await?;
+        Ok(match self.sabotage {
+            Sabotage::WaitingHidden => None,
+            Sabotage::WaitingShownEmpty => found.map(|it| Scheduled { fields: Fields::new(), ..it }),
+            _ => found,
+        })
+    }
+
+    async fn scheduled(
+        &self,
+        place: &Place,
+        after: Option<(u64, ScheduleId)>,
+        limit: usize,
+    ) -> Result<Vec<Scheduled>> {
+        let place = &self.place(place);
+        let (mut after, mut limit) = (after, limit);
+        match (self.sabotage, &mut after) {
+            (Sabotage::ListUnpaged, _) => after = None,
+            (Sabotage::PagesSkipTies, Some((_, id))) => *id = ScheduleId::new("\u{10ffff}")?,
+            (Sabotage::PagesNeedTheirCursor, Some((_, id)))
+                if self.inner.schedule.get(place, id).await?.is_none() =>
+            {
+                return Ok(Vec::new());
+            }
+            (Sabotage::PagesUnbounded, _) => limit = MAX_PAGE,
+            _ => {}
+        }
+        let mut page = self.inner.schedule.scheduled(place, after, limit).await?;
+        if self.is(Sabotage::PagesUnbounded) {
+            while let Some(last) = page.last() {
+                let after = Some((last.due, last.id.clone()));
+                let more = self.inner.schedule.scheduled(place, after, limit).await?;
+                if more.is_empty() {
+                    break;
+                }
+                page.extend(more);
+            }
+        }
+        if self.is(Sabotage::ListReversed) {
+            page.reverse();
+        }
+        Ok(page)
+    }
+
+    async fn waiting(&self, place: &Place) -> Result<Waiting> {
+        let place = &self.place(place);
+        let mut waiting = self.inner.schedule.waiting(place).await?;
+        match (self.sabotage, place) {
+            (Sabotage::WaitingMiscounted, _) => waiting.total = waiting.overdue,
+            (Sabotage::OverdueUncounted, _) => waiting.overdue = 0,
+            (Sabotage::ClaimedCountsAsWaiting, Place::Shard(shard)) => {
+                waiting.total += self.inner.tasks.counts(shard).await?.claimed;
+            }
+            _ => {}
+        }
+        Ok(waiting)
+    }
+
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
         let lease = self.unfenced(Sabotage::FenceIgnoredOnPromote, lease);
         if self.is(Sabotage::ExpiryFences) {
             self.fence_expired(&lease).await?;
         }
-        let mut promoted = self.inner.schedule.promote(&lease, limit).await?;
+        let tp = lease.partition()?.0.clone();
+        let delayed = match self.sabotage {
+            // What is out of reach for a while is not promoted.
+            Sabotage::PromoteForgetsDelayed => self.postpone(&tp).await?,
+            _ => Vec::new(),
+        };
+        let promoted = self.inner.schedule.promote(&lease, limit).await;
+        for Scheduled { id, due, .. } in delayed {
+            self.inner.schedule.reschedule(&tp.clone().into(), &[id], Due::At(due)).await?;
+        }
+        let mut promoted = promoted?;
         match self.sabotage {
             Sabotage::LimitIgnored => {
-                while promoted.next == Some(Duration::ZERO) {
+                while promoted.next == Some(Duration::ZERO) && !promoted.recurring {
                     let more = self.inner.schedule.promote(&lease, MAX_PROMOTE).await?;
                     promoted.moved += more.moved;
                     promoted.next = more.next;
                 }
             }
+            Sabotage::PromoteForAllGroups => {
+                for other in self.other_groups(&tp, Some(&lease)) {
+                    promoted.moved += self.inner.schedule.promote(&other, limit).await?.moved;
+                }
+            }
+            _ => {}
+        }
+        self.spoil_promoted(&tp, promoted).await
+    }
+
+    async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
+        let mut promoted = self.inner.schedule.promote_delayed(topic_partition, limit).await?;
+        match self.sabotage {
+            Sabotage::LimitIgnored => {
+                while promoted.next == Some(Duration::ZERO) && !promoted.recurring {
+                    let more = self.inner.schedule.promote_delayed(topic_partition, MAX_PROMOTE).await?;
+                    promoted.moved += more.moved;
+                    promoted.next = more.next;
+                }
+            }
+            Sabotage::RetriesPromotedByAnybody => {
+                for lease in self.other_groups(topic_partition, None) {
+                    promoted.moved += self.inner.schedule.promote(&lease, limit).await?.moved;
+                }
+            }
+            _ => {}
+        }
+        self.spoil_promoted(topic_partition, promoted).await
+    }
+
+    async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
+        let inner = &self.inner.schedule;
+        let until = Instant::now() + timeout;
+        match self.sabotage {
+            Sabotage::ScheduleWakesNobody => {
+                sleep(timeout).await;
+                Ok(seen.clone())
+            }
+            Sabotage::ScheduleWaitIgnored => inner.wait(topic_partition, seen, Duration::ZERO).await,
+            Sabotage::ScheduleWaitForgetsThePast => {
+                let now = inner.wait(topic_partition, &Seen::default(), timeout).await?;
+                if *seen == Seen::default() {
+                    return Ok(now);
+                }
+                inner.wait(topic_partition, &now, timeout).await
+            }
+            Sabotage::ScheduleWakesOne if *seen != Seen::default() => {
+                let now = inner.wait(topic_partition, seen, timeout).await?;
+                let first = self.memo().schedule.woken.insert((topic_partition.clone(), now.0.clone()));
+                if !first {
+                    sleep(until.saturating_duration_since(Instant::now())).await;
+                }
+                Ok(now)
+            }
+            _ => inner.wait(topic_partition, seen, timeout).await,
+        }
+    }
+}
+
+impl Broken {
+    /// The place that is really asked.
+    pub(super) fn place(&self, place: &Place) -> Place {
+        if !self.is(Sabotage::PlacesShared) {
+            return place.clone();
+        }
+        match place {
+            Place::Partition(tp) => TopicPartition::new(tp.topic.clone(), 0).into(),
+            Place::Shard(shard) => Shard::new(shard.queue.clone(), 0).into(),
+        }
+    }
+
+    async fn schedule_one(&self, mut it: Scheduling) -> Result<Placed> {
+        it.place = self.place(&it.place);
+        match (self.sabotage, it.due, it.on_conflict) {
+            (Sabotage::ScheduledEarly, due, _) => it.due = earlier(due),
+            (Sabotage::PastWaits, Due::At(at), _) if at <= self.inner.recurring.due(&it.place).await?.now => {
+                it.due = Due::In(HOUR);
+            }
+            (Sabotage::FarIsNow, Due::In(delay), _) if delay >= Due::FAR => it.due = Due::NOW,
+            (Sabotage::FarIsNow, Due::At(u64::MAX), _) => it.due = Due::NOW,
+            (Sabotage::AppendMangles, ..) => {
+                it.fields = BTreeMap::from_iter(it.fields).into_iter().collect();
+            }
+            (Sabotage::EmptyScheduled, ..) if it.fields.is_empty() => return Ok(Placed::New),
+            (Sabotage::IdsNeverFree, ..)
+                if !self.memo().schedule.used.insert((it.place.clone(), it.id.clone())) =>
+            {
+                return Ok(Placed::Kept);
+            }
+            (Sabotage::KeepReplaces, _, OnConflict::Keep) => it.on_conflict = OnConflict::Replace,
+            (Sabotage::ReplaceKeeps, _, OnConflict::Replace)
+            | (Sabotage::RejectKeeps, _, OnConflict::Reject) => {
+                it.on_conflict = OnConflict::Keep;
+            }
+            (Sabotage::DelayedTwice, ..) => {
+                if let Place::Partition(tp) = &it.place {
+                    self.memo().schedule.delayed.insert(tp.clone(), it.fields.clone());
+                }
+            }
+            _ => {}
+        }
+        let replaces = it.on_conflict == OnConflict::Replace;
+        let placed = self.inner.schedule.schedule(&[it]).await.pop();
+        let placed = placed.ok_or_else(|| Error::new(ErrorKind::Protocol, "no result"))??;
+        Ok(match (self.sabotage, placed) {
+            (Sabotage::KeepReplaces, Placed::Replaced) => Placed::Kept,
+            (Sabotage::ClaimedIsReplaced, Placed::Kept) if replaces => Placed::Replaced,
+            _ => placed,
+        })
+    }
+
+    async fn waits(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
+        let mut waits = Vec::new();
+        for id in ids {
+            waits.push(self.inner.schedule.get(place, id).await?.is_some());
+        }
+        Ok(waits)
+    }
+
+    /// Lets everything that waits at a partition be due later; gives back what it was.
+    async fn postpone(&self, tp: &TopicPartition) -> Result<Vec<Scheduled>> {
+        let place = tp.clone().into();
+        let waiting = self.inner.schedule.scheduled(&place, None, MAX_PAGE).await?;
+        let ids: Vec<_> = waiting.iter().map(|it| it.id.clone()).collect();
+        self.inner.schedule.reschedule(&place, &ids, Due::In(HOUR)).await?;
+        Ok(waiting)
+    }
+
+    async fn spoil_promoted(&self, tp: &TopicPartition, mut promoted: Promoted) -> Result<Promoted> {
+        match self.sabotage {
             Sabotage::NextUnknown => promoted.next = None,
             Sabotage::NextAlwaysNow => promoted.next = Some(Duration::ZERO),
-            Sabotage::PromoteForAllGroups => {
-                for other in self.other_groups(&lease)? {
-                    promoted.moved += self.inner.schedule.promote(&other, limit).await?.moved;
+            Sabotage::OrphansHidden => promoted.orphans = 0,
+            Sabotage::NextForgetsRecurring => {
+                let place = tp.clone().into();
+                let head = self.inner.schedule.scheduled(&place, None, 1).await?.pop();
+                let now = self.inner.recurring.due(&place).await?.now;
+                promoted.next = head.map(|it| Duration::from_millis(it.due.saturating_sub(now)));
+                promoted.recurring = false;
+            }
+            Sabotage::DelayedTwice if promoted.moved > 0 => {
+                let again = self.memo().schedule.delayed.remove(tp);
+                if let Some(fields) = again {
+                    self.inner.log.append(&[Append { topic_partition: tp.clone(), fields }]).await;
                 }
             }
             _ => {}
         }
         Ok(promoted)
     }
-}
 
-impl Broken {
-    fn other_groups(&self, lease: &Lease) -> Result<Vec<Lease>> {
-        let (tp, _) = lease.partition()?;
+    /// The leases of a partition's groups, but for this one.
+    fn other_groups(&self, tp: &TopicPartition, lease: Option<&Lease>) -> Vec<Lease> {
         let memo = self.memo();
         let others = memo.granted.values().filter(|other| {
-            other.resource != lease.resource && other.partition().is_ok_and(|(of, _)| of == tp)
+            lease.is_none_or(|lease| other.resource != lease.resource)
+                && other.partition().is_ok_and(|(of, _)| of == tp)
         });
-        Ok(others.cloned().collect())
+        others.cloned().collect()
     }
 }

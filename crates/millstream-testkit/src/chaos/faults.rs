@@ -15,7 +15,7 @@ pub enum Role {
     Log,
     /// Fetching.
     Reader,
-    /// Promoting.
+    /// Scheduling, promoting, cancelling.
     Schedule,
     /// Acquiring, renewing, releasing.
     Leases,
@@ -27,6 +27,10 @@ pub enum Role {
     Members,
     /// Waiting for changes of a group.
     Watch,
+    /// What recurs.
+    Recurring,
+    /// Delay queues.
+    Tasks,
 }
 
 impl Role {
@@ -40,6 +44,8 @@ impl Role {
         Self::Catalog,
         Self::Members,
         Self::Watch,
+        Self::Recurring,
+        Self::Tasks,
     ];
 }
 

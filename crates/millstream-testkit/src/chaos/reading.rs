@@ -99,6 +99,23 @@ pub(super) async fn arrive(client: &Client, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
+/// A wait of somebody who holds nothing meanwhile.
+pub(super) async fn wait<T>(
+    client: &Client,
+    role: Role,
+    waiting: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let plan = client.plan(role);
+    arrive(client, &plan).await?;
+    let answer = tokio::select! {
+        biased;
+        answer = waiting => answer?,
+        () = client.until_cut(&plan) => return Err(cut_off(client).await),
+    };
+    client.receive(&plan).await?;
+    Ok(answer)
+}
+
 pub(super) async fn cut_off(client: &Client) -> millstream_core::Error {
     client.awake().await;
     unconfirmed("connection reset")

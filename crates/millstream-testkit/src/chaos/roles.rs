@@ -8,14 +8,16 @@ use millstream_core::dead_letters::DeadLetters;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement};
 use millstream_core::members::{Assignment, Member, Members, Pulse, Roster, Version, Watch};
-use millstream_core::schedule::{Promoted, Schedule};
+use millstream_core::schedule::{
+    Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
+};
 use millstream_core::{
     DeadLetter, GroupName, Lease, MessageId, Resource, Result, TopicName, TopicPartition, TopicSpec,
 };
 
 use super::Client;
 use super::faults::Role;
-use super::reading::{ChaosReader, ChaosWatch};
+use super::reading::{ChaosReader, ChaosWatch, wait};
 
 /// Makes a call of one role that answers with one result: the values are copied, and then named as before.
 macro_rules! call {
@@ -60,6 +62,45 @@ impl Log for Client {
 impl Schedule for Client {
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
         call!(self, Schedule, schedule.promote(lease; limit))
+    }
+
+    async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
+        let (inner, batch, count) = (self.0.backend.schedule.clone(), batch.to_vec(), batch.len());
+        let request = async move { inner.schedule(&batch).await };
+        self.call(Role::Schedule, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
+    }
+
+    async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
+        call!(self, Schedule, schedule.cancel(place, ids;))
+    }
+
+    async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
+        call!(self, Schedule, schedule.reschedule(place, ids; due))
+    }
+
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>> {
+        call!(self, Schedule, schedule.get(place, id;))
+    }
+
+    async fn scheduled(
+        &self,
+        place: &Place,
+        after: Option<(u64, ScheduleId)>,
+        limit: usize,
+    ) -> Result<Vec<Scheduled>> {
+        call!(self, Schedule, schedule.scheduled(place; after, limit))
+    }
+
+    async fn waiting(&self, place: &Place) -> Result<Waiting> {
+        call!(self, Schedule, schedule.waiting(place;))
+    }
+
+    async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
+        call!(self, Schedule, schedule.promote_delayed(topic_partition; limit))
+    }
+
+    async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
+        wait(self, Role::Schedule, self.0.backend.schedule.wait(topic_partition, seen, timeout)).await
     }
 }
 

@@ -8,8 +8,10 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settled, Settlement, Source};
-use millstream_core::schedule::{Promoted, Schedule};
-use millstream_core::{Backend, Lease, Limits, MessageId, Resource, Result, wire};
+use millstream_core::schedule::{
+    Due, Place as Waits, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
+};
+use millstream_core::{Backend, Lease, Limits, MessageId, Resource, Result, TopicPartition, wire};
 
 use super::{Call, Event, History, Origin, Place, Told};
 
@@ -79,14 +81,22 @@ impl Notes {
             let told = match settlement {
                 Settlement::Ack => Told::Ack,
                 Settlement::DeadLetter { .. } => Told::Dead,
-                Settlement::Retry { after, attempt, .. } => Told::Again(*attempt, *after),
-                Settlement::Hold(note) if note.attempt > 0 => Told::Again(note.attempt, note.after),
+                Settlement::Retry { due, attempt, .. } => Told::Again(*attempt, after(*due)),
+                Settlement::Hold(note) if note.attempt > 0 => Told::Again(note.attempt, after(note.due)),
                 Settlement::Hold(_) => Told::Noted,
             };
             if let Some(origin) = self.origin(lease, *receipt) {
                 self.history.record(Event::Settled { origin, told, certain: settled.stale == 0 });
             }
         }
+    }
+}
+
+/// How long it has to wait at least, as far as a history can tell: its clock is not the server's.
+fn after(due: Due) -> Duration {
+    match due {
+        Due::In(after) => after,
+        Due::At(_) => Duration::ZERO,
     }
 }
 
@@ -161,6 +171,43 @@ impl Schedule for Recorder {
         let promoted = self.0.inner.schedule.promote(lease, limit).await?;
         self.0.accepted(lease, Call::Promote);
         Ok(promoted)
+    }
+
+    async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
+        self.0.inner.schedule.schedule(batch).await
+    }
+
+    async fn cancel(&self, place: &Waits, ids: &[ScheduleId]) -> Result<Vec<bool>> {
+        self.0.inner.schedule.cancel(place, ids).await
+    }
+
+    async fn reschedule(&self, place: &Waits, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
+        self.0.inner.schedule.reschedule(place, ids, due).await
+    }
+
+    async fn get(&self, place: &Waits, id: &ScheduleId) -> Result<Option<Scheduled>> {
+        self.0.inner.schedule.get(place, id).await
+    }
+
+    async fn scheduled(
+        &self,
+        place: &Waits,
+        after: Option<(u64, ScheduleId)>,
+        limit: usize,
+    ) -> Result<Vec<Scheduled>> {
+        self.0.inner.schedule.scheduled(place, after, limit).await
+    }
+
+    async fn waiting(&self, place: &Waits) -> Result<Waiting> {
+        self.0.inner.schedule.waiting(place).await
+    }
+
+    async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
+        self.0.inner.schedule.promote_delayed(topic_partition, limit).await
+    }
+
+    async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
+        self.0.inner.schedule.wait(topic_partition, seen, timeout).await
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use millstream_core::envelope::Limits;
 use millstream_core::log::{Entry, Source};
 use millstream_core::wire::{self, Fields};
-use millstream_core::{DeadLetter, GroupName, MessageId, Reason, TopicPartition};
+use millstream_core::{DeadLetter, GroupName, History, MessageId, Reason, TopicPartition};
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal};
@@ -104,7 +104,8 @@ async fn a_dead_letter_keeps_its_story(h: Harness) -> Verdict {
 async fn a_body_that_is_no_message_is_kept_byte_for_byte(h: Harness) -> Verdict {
     let mut grave = Grave::new(h).await?;
     // The last looks like a redelivery, but somebody appended it to the log: it is all body.
-    let bodies = [foreign(), wire::redelivery(7, MessageId::new(1, 1), "not ours", &message(0))];
+    let bodies =
+        [foreign(), wire::redelivery(7, MessageId::new(1, 1), "not ours", &History::default(), &message(0))];
     grave.bury(&bodies).await?;
     let letters = grave.list(2).await?;
     let kept: Vec<_> = letters.iter().map(|letter| &letter.body).collect();

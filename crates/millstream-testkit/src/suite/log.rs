@@ -1,6 +1,7 @@
 //! The log role: append, fetch, settle, hold, seek, trim.
 
 mod fencing;
+mod histories;
 mod holding;
 mod reading;
 mod seeking;
@@ -17,6 +18,7 @@ pub(super) fn cases() -> Vec<Case> {
         waiting::cases(),
         settling::cases(),
         holding::cases(),
+        histories::cases(),
         fencing::cases(),
         seeking::cases(),
         trimming::cases(),

@@ -1,209 +1,127 @@
-//! The schedule role: never early, in order, each once.
+//! The schedule role: what is due later.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod changing;
+mod delaying;
+mod listing;
+mod placing;
+mod retrying;
+mod waking;
+
 use std::time::Duration;
 
 use millstream_core::envelope::Limits;
 use millstream_core::log::Entry;
-use millstream_core::schedule::{MAX_PROMOTE, Promoted};
-use millstream_core::{ErrorKind, MessageId, wire};
+use millstream_core::schedule::{Due, OnConflict, Place, Placed, ScheduleId, Scheduled, Scheduling};
+use millstream_core::wire::{self, Fields};
+use millstream_core::{Envelope, ErrorKind, TopicPartition};
 
 use super::suite;
-use crate::case::{Verdict, Violation, ensure, equal, refused};
-use crate::harness::{BRIEF, Harness};
-use crate::owner::{Owner, retry};
+use crate::case::{Case, Violation, ensure, equal};
+use crate::harness::Harness;
 
-suite!("schedule":
-    nothing_is_early,
-    what_is_parked_is_not_read,
-    what_is_due_is_moved_in_the_order_of_due_times,
-    the_limit_is_kept_and_the_rest_is_due_at_once,
-    one_call_moves_no_more_than_the_most,
-    next_tells_when_the_head_is_due,
-    nothing_parked_is_nothing_due,
-    two_promoters_move_each_message_once,
-    a_stale_token_promotes_nothing,
-    the_next_owner_promotes_what_the_last_one_parked,
-);
+pub(super) fn cases() -> Vec<Case> {
+    [
+        retrying::cases(),
+        delaying::cases(),
+        placing::cases(),
+        changing::cases(),
+        listing::cases(),
+        waking::cases(),
+    ]
+    .concat()
+}
 
 /// Backends count whole milliseconds, rounded up.
-const ROUNDING: Duration = Duration::from_millis(2);
+pub(super) const ROUNDING: Duration = Duration::from_millis(2);
 
-/// Parks one message per delay.
-async fn park(h: &Harness, owner: &mut Owner, delays: &[Duration]) -> Result<Vec<Entry>, Violation> {
-    let (tp, _) = owner.lease.partition()?;
-    h.append_n(&tp.clone(), delays.len()).await?;
-    let entries = owner.take(delays.len()).await?;
-    let settlement = |(entry, after): (&Entry, &Duration)| (entry.receipt, retry(entry, *after));
-    let batch: Vec<_> = entries.iter().zip(delays).map(settlement).collect();
-    let settled = h.backend.log.settle(&owner.lease, &batch).await?;
-    equal!(settled.applied, batch.len(), "settlements that took effect");
-    Ok(entries)
+/// A delay that no case outlives.
+pub(super) const HOUR: Duration = Duration::from_secs(3_600);
+
+pub(super) fn id(text: impl AsRef<str>) -> Result<ScheduleId, Violation> {
+    Ok(ScheduleId::new(text)?)
 }
 
-fn origin(entry: &Entry) -> MessageId {
-    wire::decode(entry.receipt, &entry.fields, &Limits::default()).origin
+/// The body of the message with this id.
+pub(super) fn body(id: &str) -> Fields {
+    wire::encode(&Envelope::new(format!("of {id}")))
 }
 
-/// By the server's clock: the id of the redelivery tells when it was moved.
-async fn nothing_is_early(h: Harness) -> Verdict {
-    let tp = h.partition().await?;
-    let mut owner = h.owner(&tp, "group").await?;
-    let delays = [0, 1, 2, 7, 20, 55, 130].map(Duration::from_millis);
-    for round in 0..3 {
-        let before = h.clock(&tp).await?;
-        let probe = owner.take(1).await?;
-        owner.ack(&probe).await?;
-        let entries = park(&h, &mut owner, &delays).await?;
-        let due: BTreeMap<_, _> = entries.iter().map(|entry| entry.receipt.id).zip(delays).collect();
-        owner.promote(delays.len()).await?;
-        let retried = owner.take(delays.len()).await?;
-        for entry in &retried {
-            let Some(after) = due.get(&origin(entry)) else {
-                return Err(Violation::new(format!("a redelivery of unknown origin: {entry:?}")));
-            };
-            let moved = Duration::from_millis(entry.receipt.id.ms.saturating_sub(before));
-            ensure!(moved >= *after, "round {round}: due after {after:?}, there after {moved:?}");
-        }
-        owner.ack(&retried).await?;
-    }
+/// A message whose payload names its id.
+pub(super) fn scheduling(place: &Place, name: impl AsRef<str>, due: Due) -> Result<Scheduling, Violation> {
+    let fields = body(name.as_ref());
+    Ok(Scheduling { place: place.clone(), id: id(name)?, due, fields, on_conflict: OnConflict::Keep })
+}
+
+/// Schedules, and expects that each succeeds.
+pub(super) async fn schedule(h: &Harness, batch: &[Scheduling]) -> Result<Vec<Placed>, Violation> {
+    let results = h.backend.schedule.schedule(batch).await;
+    ensure!(results.len() == batch.len(), "{} results for {} schedulings", results.len(), batch.len());
+    Ok(results.into_iter().collect::<Result<_, _>>()?)
+}
+
+/// Schedules messages under ids that were not there.
+pub(super) async fn place_all<'a>(
+    h: &Harness,
+    place: &Place,
+    messages: impl IntoIterator<Item = (&'a str, Due)>,
+) -> Result<(), Violation> {
+    let batch: Vec<_> =
+        messages.into_iter().map(|(id, due)| scheduling(place, id, due)).collect::<Result<_, _>>()?;
+    let placed = schedule(h, &batch).await?;
+    equal!(placed, vec![Placed::New; batch.len()], "what became of new messages");
     Ok(())
 }
 
-async fn what_is_parked_is_not_read(h: Harness) -> Verdict {
-    let tp = h.partition().await?;
-    let mut owner = h.owner(&tp, "group").await?;
-    park(&h, &mut owner, &[Duration::from_secs(3_600); 3]).await?;
-    let promoted = h.backend.schedule.promote(&owner.lease, 100).await?;
-    equal!(promoted.moved, 0, "messages moved an hour early");
-    owner.nothing("everything is parked").await?;
-    owner.reopen().await?;
-    owner.nothing("everything is parked, for a new reader").await
+/// A message that has to wait.
+pub(super) async fn shown(h: &Harness, place: &Place, name: &str) -> Result<Scheduled, Violation> {
+    let found = h.backend.schedule.get(place, &id(name)?).await?;
+    found.ok_or_else(|| Violation::new(format!("{name} does not wait")))
 }
 
-async fn what_is_due_is_moved_in_the_order_of_due_times(h: Harness) -> Verdict {
-    let tp = h.partition().await?;
-    let mut owner = h.owner(&tp, "group").await?;
-    let delays = [90, 30, 60, 10, 120].map(Duration::from_millis);
-    let entries = park(&h, &mut owner, &delays).await?;
-    let now = h.clock(&tp).await?;
-    h.clock_passes(&tp, now + 125).await?;
-    equal!(h.backend.schedule.promote(&owner.lease, 100).await?.moved, 5, "messages moved when all are due");
-    let retried = owner.take_retries(5).await?;
-    let origins: Vec<_> = retried.iter().map(origin).collect();
-    let expected = [3, 1, 2, 0, 4].map(|n: usize| entries[n].receipt.id);
-    equal!(origins, expected, "the order of due times");
-    Ok(())
+/// The ids of all that waits.
+pub(super) async fn all(h: &Harness, place: &Place) -> Result<Vec<String>, Violation> {
+    let waiting = h.backend.schedule.scheduled(place, None, 1_000).await?;
+    Ok(waiting.iter().map(|scheduled| scheduled.id.to_string()).collect())
 }
 
-async fn the_limit_is_kept_and_the_rest_is_due_at_once(h: Harness) -> Verdict {
-    let tp = h.partition().await?;
-    let mut owner = h.owner(&tp, "group").await?;
-    park(&h, &mut owner, &[Duration::ZERO; 7]).await?;
-    let now = h.clock(&tp).await?;
-    h.clock_passes(&tp, now + 2).await?;
-    for (moved, next) in [(3, Some(Duration::ZERO)), (3, Some(Duration::ZERO)), (1, None)] {
-        let promoted = h.backend.schedule.promote(&owner.lease, 3).await?;
-        equal!(promoted, Promoted { moved, orphans: 0, next }, "a promotion of up to 3");
-    }
-    Ok(())
-}
-
-async fn one_call_moves_no_more_than_the_most(h: Harness) -> Verdict {
-    let tp = h.partition().await?;
-    let mut owner = h.owner(&tp, "group").await?;
-    park(&h, &mut owner, &[Duration::ZERO; MAX_PROMOTE + 10]).await?;
-    let now = h.clock(&tp).await?;
-    h.clock_passes(&tp, now + 2).await?;
-    let promoted = h.backend.schedule.promote(&owner.lease, 10_000).await?;
-    ensure!((1..=MAX_PROMOTE).contains(&promoted.moved), "{} messages in one call", promoted.moved);
-    owner.promote(MAX_PROMOTE + 10 - promoted.moved).await
-}
-
-async fn next_tells_when_the_head_is_due(h: Harness) -> Verdict {
-    let tp = h.partition().await?;
-    let mut owner = h.owner(&tp, "group").await?;
-    let (hour, minute) = (Duration::from_secs(3_600), Duration::from_secs(60));
-    for (parked, head) in [(hour, hour), (minute, minute), (hour, minute)] {
-        park(&h, &mut owner, &[parked]).await?;
-        let promoted = h.backend.schedule.promote(&owner.lease, 100).await?;
-        equal!(promoted.moved, 0, "messages moved early");
-        let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to be parked")) };
-        ensure!(next <= head + ROUNDING && next >= head / 2, "next in {next:?}, the head is due in {head:?}");
-    }
-    let soon = Duration::from_millis(40);
-    park(&h, &mut owner, &[soon]).await?;
-    let mut patience = h.patience("the head to be due");
+/// Promotes until `count` delayed messages were moved.
+async fn promote_delayed(h: &Harness, tp: &TopicPartition, count: usize) -> Result<(), Violation> {
+    let mut patience = h.patience("delayed messages to be promoted");
+    let mut moved = 0;
     loop {
-        let promoted = h.backend.schedule.promote(&owner.lease, 100).await?;
-        let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to be parked")) };
-        if promoted.moved == 1 {
-            ensure!(next > soon + ROUNDING, "next in {next:?} after the head was moved");
+        moved += h.backend.schedule.promote_delayed(tp, 100).await?.moved;
+        ensure!(moved <= count, "{moved} messages were promoted, {count} were scheduled");
+        if moved == count {
             return Ok(());
         }
-        ensure!(next <= soon + ROUNDING, "next in {next:?}, the head is due in {soon:?}");
         patience.pause().await?;
     }
 }
 
-async fn nothing_parked_is_nothing_due(h: Harness) -> Verdict {
-    let tp = h.partition().await?;
-    let owner = h.owner(&tp, "group").await?;
-    h.append_n(&tp, 2).await?;
-    let promoted = h.backend.schedule.promote(&owner.lease, 100).await?;
-    equal!(promoted, Promoted::default(), "a promotion where nothing is parked");
-    Ok(())
+/// The id that the payload of an entry names.
+fn named(entry: &Entry) -> Result<String, Violation> {
+    let message = wire::decode(entry.receipt, &entry.fields, &Limits::default()).envelope;
+    let payload = message.map(|envelope| String::from_utf8_lossy(&envelope.payload).into_owned());
+    let name = payload.ok().and_then(|payload| Some(payload.strip_prefix("of ")?.to_owned()));
+    name.ok_or_else(|| Violation::new(format!("an entry that nobody scheduled: {entry:?}")))
 }
 
-async fn two_promoters_move_each_message_once(h: Harness) -> Verdict {
-    const COUNT: usize = 60;
-    let tp = h.partition().await?;
-    let mut owner = h.owner(&tp, "group").await?;
-    park(&h, &mut owner, &[Duration::ZERO; COUNT]).await?;
-    let promoters = [(); 2].map(|()| {
-        let (h, lease) = (h.clone(), owner.lease.clone());
-        tokio::spawn(async move {
-            let mut moved = 0;
-            let mut patience = h.patience("the schedule to be empty");
-            loop {
-                let promoted = h.backend.schedule.promote(&lease, 7).await?;
-                moved += promoted.moved;
-                match promoted.next {
-                    None => return Ok::<_, Violation>(moved),
-                    Some(next) if next.is_zero() && promoted.moved > 0 => {}
-                    Some(_) => patience.pause().await?,
-                }
-            }
-        })
-    });
-    let mut moved = 0;
-    for promoter in promoters {
-        moved += promoter.await.map_err(|error| Violation::new(error.to_string()))??;
+fn names(entries: &[Entry]) -> Result<Vec<String>, Violation> {
+    entries.iter().map(named).collect()
+}
+
+/// Of each result its value, or the kind of its error.
+pub(super) fn outcomes(results: Vec<millstream_core::Result<Placed>>) -> Vec<Result<Placed, ErrorKind>> {
+    results.into_iter().map(|result| result.map_err(|error| error.kind())).collect()
+}
+
+fn after(ms: u64) -> Due {
+    Due::In(Duration::from_millis(ms))
+}
+
+fn partition(place: &Place) -> Result<&TopicPartition, Violation> {
+    match place {
+        Place::Partition(tp) => Ok(tp),
+        Place::Shard(shard) => Err(Violation::new(format!("{shard} is no partition"))),
     }
-    equal!(moved, COUNT, "messages moved by both");
-    let retried = owner.take(COUNT).await?;
-    let origins: BTreeSet<_> = retried.iter().map(origin).collect();
-    equal!(origins.len(), COUNT, "different messages");
-    owner.nothing("each came once").await
-}
-
-async fn a_stale_token_promotes_nothing(h: Harness) -> Verdict {
-    let tp = h.partition().await?;
-    let mut owner = h.brief_owner(&tp, "group", BRIEF).await?;
-    park(&h, &mut owner, &[Duration::ZERO; 2]).await?;
-    let mut next = h.takeover(&owner.lease).await?;
-    let promoted = h.backend.schedule.promote(&owner.lease, 100).await;
-    refused(promoted, ErrorKind::Fenced, "a promotion after the takeover")?;
-    next.promote(2).await
-}
-
-async fn the_next_owner_promotes_what_the_last_one_parked(h: Harness) -> Verdict {
-    let tp = h.partition().await?;
-    let mut owner = h.brief_owner(&tp, "group", BRIEF).await?;
-    let entries = park(&h, &mut owner, &[Duration::ZERO, Duration::from_millis(10)]).await?;
-    let mut next = h.takeover(&owner.lease).await?;
-    next.promote(2).await?;
-    let origins: Vec<_> = next.take(2).await?.iter().map(origin).collect();
-    equal!(origins, [entries[0].receipt.id, entries[1].receipt.id], "what comes back");
-    Ok(())
 }

@@ -1,7 +1,7 @@
 //! A memory backend under the suite, with its operator.
 
 use async_trait::async_trait;
-use millstream_core::{GroupName, MessageId, TopicPartition};
+use millstream_core::{GroupName, MessageId, Place, ScheduleId, TopicPartition};
 use millstream_memory::operator::Operator;
 use millstream_testkit::Violation;
 
@@ -16,5 +16,9 @@ impl millstream_testkit::Operator for Console {
 
     async fn delete_entry(&self, tp: &TopicPartition, id: MessageId) -> Result<(), Violation> {
         self.0.delete_entry(tp, id).then_some(()).ok_or_else(|| Violation::new("no such entry"))
+    }
+
+    async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {
+        self.0.delete_scheduled(place, id).then_some(()).ok_or_else(|| Violation::new("no such message"))
     }
 }

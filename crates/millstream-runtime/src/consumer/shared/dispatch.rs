@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use millstream_core::Settlement;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -104,10 +103,9 @@ impl Dispatcher {
             let job = &item.job;
             if !job.left.is_zero() {
                 // Noted by an owner who keeps an order, in which it waits in its place: here it is parked.
-                let error = job.last_error.clone().unwrap_or_default();
-                let (after, attempt, origin) = (job.left, job.attempt, job.origin);
-                self.sharer.hand.say(item.key());
-                self.say(Say::new(item.key(), Settlement::Retry { after, attempt, origin, error }));
+                let key = item.key();
+                self.sharer.hand.say(key);
+                self.say(Say::new(key, item.job.parks()));
             } else if job.suspect.is_some() {
                 self.suspects.push_back(item);
             } else {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::event::{Event, Handled};
+use millstream_core::event::Event;
 use millstream_core::log::{Entry, Note};
 use millstream_core::{Limits, Partition, Settlement};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use super::super::decide::{Attempt, Policies, decide};
+use super::super::decide::{Policies, decide};
 use super::super::handler::Verdict;
 use super::super::job::{Job, handle};
 use super::super::owned::Owned;
@@ -17,7 +17,6 @@ use super::super::suspects::{Plan, Suspect};
 use super::Sharer;
 use super::hand::{Grasp, Key};
 use super::settle::Say;
-use crate::report::Counts;
 
 /// A message on its way.
 pub(super) struct Item {
@@ -156,22 +155,14 @@ impl Work {
         let policies =
             Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
         let job = &item.job;
-        let attempt =
-            Attempt { number: job.attempt, origin: job.origin, entropy: fastrand::u64(..), in_place: None };
-        let (settlement, handled) = decide(verdict, attempt, &policies);
+        let (settlement, handled) = decide(verdict, job.attempt(None, None), &policies);
         if !hand.say(item.key()) {
             // Somebody else has it: what was said comes too late.
             return;
         }
-        let counter = match handled {
-            Handled::Acked => &context.counts.acked,
-            Handled::Retried => &context.counts.retried,
-            Handled::Dead => &context.counts.dead,
-            _ => &context.counts.discarded,
-        };
-        Counts::add(counter, 1);
+        context.counts.handled(handled);
         let Owned { topic_partition, group, .. } = owned;
-        let event = Event::Handled { topic_partition, group, attempt: attempt.number, handled, elapsed };
+        let event = Event::Handled { topic_partition, group, attempt: job.attempt, handled, elapsed };
         context.observer.observe(&event);
         let _ = self.says.send(Say::new(item.key(), settlement));
     }

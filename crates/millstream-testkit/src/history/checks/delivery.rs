@@ -57,6 +57,9 @@ fn repeated(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>
     let Start { origin, message, attempt, epoch, .. } = start;
     let same = runs.iter().rev().find(|run| run.start.attempt == *attempt);
     if let Some(before) = same {
+        if matches!(before.end, Some((_, End::Snoozed(_)))) {
+            return;
+        }
         // Whoever was handed it before has lost the partition since, or this one had and did not know.
         let takeover = before.start.epoch != *epoch;
         if !takeover || rules.calm {

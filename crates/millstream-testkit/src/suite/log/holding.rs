@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_core::catalog::Start;
 use millstream_core::log::{Entry, Note, Receipt, Settled, Source};
 use millstream_core::wire::MAX_ERROR_LEN;
-use millstream_core::{GroupName, MessageId, Reason, Settlement, TopicSpec};
+use millstream_core::{Due, GroupName, History, MessageId, Reason, Settlement, TopicSpec};
 use tokio::time::Instant;
 
 use super::suite;
@@ -31,7 +31,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Notes without their waits, which go by.
 fn told(entries: &[Entry]) -> Vec<Option<Note>> {
-    let still = |note: &Note| Note { after: Duration::ZERO, ..note.clone() };
+    let still = |note: &Note| Note { due: Due::NOW, history: History::default(), ..note.clone() };
     entries.iter().map(|entry| entry.note.as_ref().map(still)).collect()
 }
 
@@ -101,7 +101,7 @@ async fn the_last_note_holds(h: Harness) -> Verdict {
     let pending = owner.take(2).await?;
     equal!(told(&pending), [3, 5].map(|n| Some(note(n, Duration::ZERO))), "notes that replaced others");
     for entry in pending {
-        let after = entry.note.map(|note| note.after);
+        let after = entry.note.map(|note| note.left());
         ensure!(after < Some(BRIEF), "a wait of {after:?} is left of none");
     }
     Ok(())
@@ -143,7 +143,7 @@ async fn the_wait_of_a_note_goes_by_and_is_never_early(h: Harness) -> Verdict {
         tokio::time::sleep(Duration::from_millis(40)).await;
         let asked = held.elapsed();
         owner.reopen().await?;
-        let read = owner.take(1).await?.remove(0).note.map(|note| note.after);
+        let read = owner.take(1).await?.remove(0).note.map(|note| note.left());
         let Some(read) = read else { return Err(Violation::new("a note is lost")) };
         // Milliseconds are rounded up twice at most; and a server's clock may be a little slower or faster.
         let slack = Duration::from_millis(5);
@@ -156,7 +156,7 @@ async fn the_wait_of_a_note_goes_by_and_is_never_early(h: Harness) -> Verdict {
     let mut patience = h.patience("the wait of a note to pass");
     loop {
         owner.reopen().await?;
-        if owner.take(1).await?[0].note.as_ref().is_some_and(|note| note.after.is_zero()) {
+        if owner.take(1).await?[0].note.as_ref().is_some_and(|note| note.left().is_zero()) {
             return Ok(());
         }
         patience.pause().await?;

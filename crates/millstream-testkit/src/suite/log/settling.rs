@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_core::envelope::Limits;
 use millstream_core::log::{Entry, Receipt, Settled, Source};
 use millstream_core::wire::{self, Fields};
-use millstream_core::{ErrorKind, MessageId, Reason, Settlement};
+use millstream_core::{ErrorKind, History, MessageId, Reason, Settlement};
 
 use super::suite;
 use crate::case::{Verdict, ensure, equal, refused};
@@ -157,7 +157,11 @@ fn expect_redelivery(entry: &Entry, attempt: u32, origin: MessageId, body: &Fiel
 async fn a_retry_comes_back_with_attempt_origin_error_and_body(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
-    for body in [message(0), foreign(), wire::redelivery(9, MessageId::new(1, 1), "no error", &message(1))] {
+    for body in [
+        message(0),
+        foreign(),
+        wire::redelivery(9, MessageId::new(1, 1), "no error", &History::default(), &message(1)),
+    ] {
         h.append(&tp, [body.clone()]).await?;
         let entries = owner.take(1).await?;
         owner.settle_all(&entries, &retry(&entries[0], Duration::ZERO)).await?;

@@ -93,7 +93,7 @@ async fn a_claim_shows_what_was_noted(h: Harness) -> Verdict {
     equal!(claimed[0].note, None, "the note of an entry of which nothing was noted");
     let note = claimed[1].note.as_ref().map(|note| (note.attempt, note.error.as_str()));
     equal!(note, Some((3, "attempt 2 failed")), "the note of a claimed entry");
-    let after = claimed[1].note.as_ref().map_or(Duration::ZERO, |note| note.after);
+    let after = claimed[1].note.as_ref().map_or(Duration::ZERO, millstream_core::log::Note::left);
     let slack = Duration::from_millis(5);
     ensure!(after <= LONG + slack && after + LONG / 4 > LONG, "{after:?} are left to wait, of {LONG:?}");
     Ok(())

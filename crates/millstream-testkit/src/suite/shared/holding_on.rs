@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use millstream_core::envelope::Limits;
 use millstream_core::log::{Receipt, Settled};
-use millstream_core::{MessageId, Partition, Reason, Settlement};
+use millstream_core::{Due, History, MessageId, Partition, Reason, Settlement, wire};
 
 use super::{ids, only, receipts, sharers, suite};
 use crate::case::{Verdict, ensure, equal};
@@ -15,6 +16,7 @@ suite!("shared":
     only_what_one_has_can_be_settled,
     a_shared_entry_is_settled_once,
     a_shared_dead_letter_is_kept,
+    a_shared_retry_keeps_attempt_and_failures,
     what_is_extended_is_not_claimed,
     what_is_lost_cannot_be_extended,
     to_extend_is_not_to_hand_out,
@@ -82,6 +84,22 @@ async fn a_shared_dead_letter_is_kept(h: Harness) -> Verdict {
     let [letter] = &letters[..] else { return Err(crate::case::Violation::new(format!("{letters:?}"))) };
     equal!((letter.origin, letter.attempts), (appended[0], 3), "origin and attempts of the dead letter");
     equal!(letter.body, entries[0].fields, "its body");
+    Ok(())
+}
+
+async fn a_shared_retry_keeps_attempt_and_failures(h: Harness) -> Verdict {
+    let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
+    let tp = only(&topic);
+    let origin = h.append_n(&tp, 1).await?[0];
+    let entries = a.take(1).await?;
+    let (error, history) = ("attempt 2 failed".to_owned(), History::parse("5 1 first"));
+    let says = Settlement::Retry { due: Due::NOW, attempt: 3, origin, error, history };
+    equal!(a.settle(&receipts(&entries), &says).await?.applied, 1, "a retry");
+    h.own(&tp, &a.seat.group, LONG).await?.promote(1).await?;
+    let back = a.take(1).await?.remove(0);
+    let back = wire::decode(back.receipt, &back.fields, &Limits::default());
+    let failures: Vec<_> = back.history.failures().iter().map(|failed| failed.attempt).collect();
+    equal!((back.attempt, failures, back.history.since()), (3, vec![1, 2], Some(5)), "attempt and failures");
     Ok(())
 }
 

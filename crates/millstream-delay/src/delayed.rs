@@ -1,0 +1,157 @@
+//! The promoter of who owns nothing: moves the delayed messages of a whole topic, for topics that nobody consumes (yet)
+//! or whose consumers are not to do it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::Result;
+use millstream_core::event::{Event, Ignore, Observer};
+use millstream_core::schedule::{Promoted, Seen};
+use millstream_core::{Backend, TopicPartition, TopicSpec};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::fire::fire_due;
+use crate::promoter::{LONGEST_BREATH, PromoterConfig};
+use crate::sleep::Sleep;
+use crate::trouble::Trouble;
+
+/// How often it is asked whether the topic has more partitions by now.
+const REFRESH: Duration = Duration::from_secs(60);
+
+/// Moves the delayed messages of all partitions of a topic into their logs when they are due, and fires what recurs
+/// there, without a lease. Retries of groups are not touched: those who own their partitions move them.
+///
+/// Any number may run at once, and beside consumers, who do the same for the partitions that they own: each message is
+/// moved once. So none has to be elected; where there is to be one all the same, a lease elects it.
+pub struct DelayedPromoter {
+    backend: Backend,
+    topic: TopicSpec,
+    config: PromoterConfig,
+    observer: Arc<dyn Observer>,
+    sleep: Sleep,
+}
+
+impl DelayedPromoter {
+    /// A promoter for `topic`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) as for a
+    /// [`Promoter`](crate::Promoter::new).
+    pub fn new(backend: &Backend, topic: TopicSpec, config: PromoterConfig) -> Result<Self> {
+        config.check()?;
+        let (backend, sleep) = (backend.clone(), Sleep::beside(backend));
+        Ok(Self { backend, topic, config, observer: Arc::new(Ignore), sleep })
+    }
+
+    /// Is told of what it moves.
+    #[must_use]
+    pub fn observer(self, observer: impl Observer + 'static) -> Self {
+        Self { observer: Arc::new(observer), ..self }
+    }
+
+    /// Moves until `shutdown` is ready. Errors do not end it: it tells, pauses and goes on. Within a minute it takes in
+    /// partitions that the topic was given since.
+    pub async fn run_until(self, shutdown: impl Future<Output = ()>) {
+        tokio::select! {
+            biased;
+            () = shutdown => {}
+            () = Arc::new(self).all() => {}
+        }
+    }
+
+    /// Moves until this future is dropped.
+    pub async fn run(self) {
+        self.run_until(std::future::pending()).await;
+    }
+
+    async fn all(self: Arc<Self>) {
+        let mut partitions: Vec<_> = self.topic.iter().collect();
+        let mut loops = JoinSet::new();
+        let trouble = Trouble::new("refresh", None);
+        let mut running = 0;
+        loop {
+            for topic_partition in partitions.drain(..).skip(running) {
+                running += 1;
+                loops.spawn(self.clone().partition(topic_partition));
+            }
+            tokio::time::sleep(REFRESH).await;
+            match self.backend.catalog.topic(&self.topic.name).await {
+                Ok(topic) => {
+                    trouble.over(&*self.observer);
+                    partitions = topic.iter().collect();
+                }
+                // The next look is soon enough.
+                Err(error) => drop(trouble.met(&error, &*self.observer)),
+            }
+        }
+    }
+
+    async fn partition(self: Arc<Self>, topic_partition: TopicPartition) {
+        let trouble = Trouble::new("promote", Some(topic_partition.clone().into()));
+        let mut seen = None;
+        loop {
+            let pause = match self.round(&topic_partition, &mut seen).await {
+                Ok(()) => {
+                    trouble.over(&*self.observer);
+                    continue;
+                }
+                Err(error) => trouble.met(&error, &*self.observer),
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Moves what is due, and sleeps to what is next or until something earlier comes.
+    async fn round(&self, topic_partition: &TopicPartition, seen: &mut Option<Seen>) -> Result<()> {
+        let schedule = &self.backend.schedule;
+        // What was there is known before it is looked at: what comes behind that is not missed.
+        let known = match seen.take() {
+            Some(known) => known,
+            None => schedule.wait(topic_partition, &Seen::default(), Duration::ZERO).await?,
+        };
+        let pause = self.run_once(topic_partition).await?;
+        let over = self.sleep.until(Instant::now() + pause);
+        if pause <= LONGEST_BREATH {
+            over.await;
+            // Others have their turn, also where nothing ever waits.
+            tokio::task::yield_now().await;
+            *seen = Some(known);
+            return Ok(());
+        }
+        *seen = Some(tokio::select! {
+            biased;
+            earlier = schedule.wait(topic_partition, &known, self.config.longest_sleep) => earlier?,
+            () = over => known,
+        });
+        Ok(())
+    }
+
+    /// Moves once what is due in a partition, at most as much as goes in one call. Gives back when to come again.
+    ///
+    /// # Errors
+    /// Those of [`Schedule::promote_delayed`](millstream_core::Schedule::promote_delayed) and of [`fire_due`].
+    pub async fn run_once(&self, topic_partition: &TopicPartition) -> Result<Duration> {
+        let started = Instant::now();
+        let promoted = self.backend.schedule.promote_delayed(topic_partition, self.config.limit).await?;
+        let Promoted { moved: messages, orphans, next, recurring } = promoted;
+        if messages + orphans > 0 {
+            self.observer.observe(&Event::DelayedPromoted { topic_partition, messages, orphans });
+        }
+        if recurring {
+            fire_due(&*self.backend.recurring, &topic_partition.clone().into(), &*self.observer).await?;
+        }
+        let next = if recurring { Some(Duration::ZERO) } else { next };
+        Ok(self.config.pause(next, started))
+    }
+}
+
+impl fmt::Debug for DelayedPromoter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DelayedPromoter")
+            .field("topic", &self.topic)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,91 @@
+//! Looking at tasks that wait: pages over all shards, by due time.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use futures_util::future::try_join_all;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::schedule::{MAX_PAGE, ScheduleId, Scheduled};
+use millstream_core::{Envelope, Place, wire};
+
+use crate::queue::{Inner, time_of};
+
+/// A task that waits.
+#[non_exhaustive]
+pub struct WaitingTask<T: 'static> {
+    /// Its id.
+    pub id: ScheduleId,
+    /// When it is due, by the server's clock.
+    pub due: SystemTime,
+    fields: wire::Fields,
+    queue: Arc<Inner<T>>,
+}
+
+impl<T> WaitingTask<T> {
+    pub(crate) fn new(found: Scheduled, queue: &Arc<Inner<T>>) -> Self {
+        let Scheduled { id, due, fields } = found;
+        Self { id, due: time_of(due), fields, queue: queue.clone() }
+    }
+
+    /// Key, headers and payload as bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Decode`] for what is no message; [`ErrorKind::NotFound`] if somebody deleted it.
+    pub fn envelope(&self) -> Result<Envelope> {
+        if self.fields.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, format!("task {} has no body any more", self.id)));
+        }
+        let envelope = wire::decode_body(&self.fields, &self.queue.limits);
+        envelope.map_err(|why| Error::new(ErrorKind::Decode, format!("task {} is none: {why}", self.id)))
+    }
+
+    /// The payload.
+    ///
+    /// # Errors
+    /// Those of [`envelope`](Self::envelope), and [`ErrorKind::Decode`] of the codec.
+    pub fn payload(&self) -> Result<T> {
+        self.queue.decode(&self.envelope()?.payload)
+    }
+}
+
+/// Without the payload: it may be a secret.
+impl<T> fmt::Debug for WaitingTask<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaitingTask").field("id", &self.id).field("due", &self.due).finish_non_exhaustive()
+    }
+}
+
+/// Behind which task a page begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor(u64, ScheduleId);
+
+/// Some of the tasks that wait.
+#[non_exhaustive]
+pub struct Page<T: 'static> {
+    /// By due time, those of one millisecond by id.
+    pub tasks: Vec<WaitingTask<T>>,
+    /// Where the next page begins; `None` if this is the last one.
+    pub next: Option<Cursor>,
+}
+
+impl<T> Page<T> {
+    pub(crate) async fn read(queue: &Arc<Inner<T>>, after: Option<Cursor>, limit: usize) -> Result<Self> {
+        let limit = limit.clamp(1, MAX_PAGE);
+        let after = after.map(|Cursor(due, id)| (due, id));
+        let places: Vec<Place> = queue.spec.iter().map(Place::from).collect();
+        let read = places.iter().map(|place| queue.backend.schedule.scheduled(place, after.clone(), limit));
+        let mut found: Vec<_> = try_join_all(read).await?.into_iter().flatten().collect();
+        found.sort_by(|one, other| (one.due, &one.id).cmp(&(other.due, &other.id)));
+        let last = found.len() < limit;
+        found.truncate(limit);
+        let next = found.last().filter(|_| !last).map(|task| Cursor(task.due, task.id.clone()));
+        Ok(Self { tasks: found.into_iter().map(|task| WaitingTask::new(task, queue)).collect(), next })
+    }
+}
+
+impl<T> fmt::Debug for Page<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Page").field("tasks", &self.tasks).field("next", &self.next).finish()
+    }
+}

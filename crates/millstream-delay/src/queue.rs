@@ -1,0 +1,333 @@
+//! The delay queue: tasks of one type that are due later, over any backend.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use millstream_core::codec::{Json, Raw};
+use millstream_core::error::{Problems, Result};
+use millstream_core::event::Ignore;
+use millstream_core::schedule::{Due, ScheduleId};
+use millstream_core::tasks::{MAX_SHARDS, TaskCounts};
+use millstream_core::{
+    Backend, Codec, Envelope, Error, ErrorKind, Limits, Observer, Place, QueueName, QueueSpec, wire,
+};
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::dead::DeadTasks;
+use crate::list::{Cursor, Page, WaitingTask};
+use crate::recurring::Recur;
+use crate::schedule::{ScheduleTask, ScheduledTask, TaskRecord};
+use crate::worker::WorkerBuilder;
+
+/// Tasks that are due later. Cloning is cheap.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use millstream_core::{Backend, Result};
+/// # use millstream_delay::{DelayQueue, Task};
+/// # async fn example(backend: Backend) -> Result<()> {
+/// let mails = DelayQueue::<String>::new("mails").shards(4).open(&backend).await?;
+/// mails.schedule(&"welcome".to_owned()).delay(Duration::from_secs(3_600)).id("welcome-42").await?;
+///
+/// let worker = mails.worker().concurrency(16).start(|mail: Task<String>| async move {
+///     println!("{}: {}", mail.id(), mail.payload);
+/// }).await?;
+/// worker.shutdown().await;
+/// # Ok(()) }
+/// ```
+pub struct DelayQueue<T: 'static> {
+    pub(crate) inner: Arc<Inner<T>>,
+}
+
+pub(crate) struct Inner<T: 'static> {
+    pub(crate) backend: Backend,
+    pub(crate) spec: QueueSpec,
+    pub(crate) codec: &'static dyn Codec<T>,
+    pub(crate) limits: Limits,
+    pub(crate) observer: Arc<dyn Observer>,
+}
+
+impl<T: Serialize + DeserializeOwned + 'static> DelayQueue<T> {
+    /// A queue of JSON payloads, to be opened.
+    #[allow(clippy::new_ret_no_self, reason = "a queue is opened, which takes a backend and may fail")]
+    pub fn new(name: impl Into<String>) -> DelayQueueBuilder<T> {
+        Self::with_codec(name, &Json)
+    }
+}
+
+impl DelayQueue<Bytes> {
+    /// A queue whose payloads are bytes that nobody looks into, to be opened.
+    pub fn raw(name: impl Into<String>) -> DelayQueueBuilder<Bytes> {
+        Self::with_codec(name, &Raw)
+    }
+}
+
+impl<T: 'static> DelayQueue<T> {
+    /// A queue with a codec of your own, to be opened.
+    pub fn with_codec(name: impl Into<String>, codec: &'static dyn Codec<T>) -> DelayQueueBuilder<T> {
+        let (limits, observer) = (Limits::default(), Arc::new(Ignore));
+        DelayQueueBuilder { name: name.into(), shards: 1, codec, limits, observer }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &QueueName {
+        &self.inner.spec.name
+    }
+
+    /// Over how many shards it is spread.
+    #[must_use]
+    pub fn shards(&self) -> u32 {
+        self.inner.spec.shards
+    }
+
+    /// Schedules a task: `mails.schedule(&mail).delay(day).id("welcome-42").await?`. Without `delay` and `at` it is due
+    /// at once.
+    ///
+    /// # Errors
+    /// Of the awaited future: [`ErrorKind::Encode`], [`ErrorKind::TooLarge`], [`ErrorKind::InvalidName`] for a bad id,
+    /// [`ErrorKind::Exists`] where that was asked for, [`ErrorKind::Backpressure`], [`ErrorKind::Unavailable`],
+    /// [`ErrorKind::WrongType`]; [`ErrorKind::Unconfirmed`] if the connection broke while it was under way: with an id of
+    /// your own it can be scheduled again without harm.
+    pub fn schedule<'a>(&'a self, payload: &'a T) -> ScheduleTask<'a, T> {
+        ScheduleTask::new(self, TaskRecord::new(payload))
+    }
+
+    /// Schedules many tasks in as few requests as possible, and gives one result per task in their order: one that
+    /// fails does not keep the others from being scheduled.
+    pub async fn schedule_all<'a>(
+        &self,
+        records: impl IntoIterator<Item = TaskRecord<'a, T>>,
+    ) -> Vec<Result<ScheduledTask>>
+    where
+        T: 'a,
+    {
+        self.schedule_each(records.into_iter()).await
+    }
+
+    /// Takes a task out that still waits. False if none with this id does: it was cancelled or done, or is being worked
+    /// on, which nobody can stop. Of a cancel and a claim at the same time exactly one wins.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] for a bad id; those of [`Schedule::cancel`](millstream_core::Schedule::cancel).
+    pub async fn cancel(&self, id: impl AsRef<str>) -> Result<bool> {
+        let id = ScheduleId::new(id)?;
+        for place in self.places_of(&id) {
+            if self.inner.backend.schedule.cancel(&place, std::slice::from_ref(&id)).await? == [true] {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Gives a task that still waits another due time: a [`Duration`] from now, or a [`SystemTime`]. False as with
+    /// [`cancel`](Self::cancel).
+    ///
+    /// # Errors
+    /// As [`cancel`](Self::cancel).
+    pub async fn reschedule(&self, id: impl AsRef<str>, due: impl Into<Due>) -> Result<bool> {
+        let (id, due) = (ScheduleId::new(id)?, due.into());
+        for place in self.places_of(&id) {
+            let moved =
+                self.inner.backend.schedule.reschedule(&place, std::slice::from_ref(&id), due).await?;
+            if moved == [true] {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Lets a task that still waits be due now. False as with [`cancel`](Self::cancel).
+    ///
+    /// # Errors
+    /// As [`cancel`](Self::cancel).
+    pub async fn run_now(&self, id: impl AsRef<str>) -> Result<bool> {
+        self.reschedule(id, Due::NOW).await
+    }
+
+    /// A task that waits; `None` if none with this id does.
+    ///
+    /// # Errors
+    /// As [`cancel`](Self::cancel).
+    pub async fn get(&self, id: impl AsRef<str>) -> Result<Option<WaitingTask<T>>> {
+        let id = ScheduleId::new(id)?;
+        for place in self.places_of(&id) {
+            if let Some(found) = self.inner.backend.schedule.get(&place, &id).await? {
+                return Ok(Some(WaitingTask::new(found, &self.inner)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Up to `limit` (at most 1,000) tasks that wait, over all shards by due time, behind `after`: `None`, or
+    /// [`Page::next`] of the page before. Late pages cost no more than the first.
+    ///
+    /// # Errors
+    /// Those of [`Schedule::scheduled`](millstream_core::Schedule::scheduled).
+    pub async fn list(&self, after: Option<Cursor>, limit: usize) -> Result<Page<T>> {
+        Page::read(&self.inner, after, limit).await
+    }
+
+    /// How many tasks wait, are due, are worked on and were given up, over all shards.
+    ///
+    /// # Errors
+    /// Those of [`Tasks::counts`](millstream_core::Tasks::counts).
+    pub async fn counts(&self) -> Result<TaskCounts> {
+        let shards: Vec<_> = self.inner.spec.iter().collect();
+        let counts = shards.iter().map(|shard| self.inner.backend.tasks.counts(shard));
+        let mut all = TaskCounts::default();
+        for counts in try_join_all(counts).await? {
+            all.waiting.total += counts.waiting.total;
+            all.waiting.overdue += counts.waiting.overdue;
+            all.claimed += counts.claimed;
+            all.expired += counts.expired;
+            all.dead += counts.dead;
+        }
+        Ok(all)
+    }
+
+    /// The tasks that were given up.
+    #[must_use]
+    pub fn dead(&self) -> DeadTasks<T> {
+        DeadTasks::new(self.inner.clone())
+    }
+
+    /// Something that recurs under `id`: `mails.recurring("daily").cron("0 9 * * *", "Europe/Zurich").payload(&mail).await?`
+    pub fn recurring(&self, id: impl Into<String>) -> Recur<'_, T> {
+        Recur::new(self, id.into())
+    }
+
+    /// The places where something with this id may wait: that of the id; and for what a recurrence has scheduled
+    /// (`<its id>@<time>`), that of the recurrence.
+    pub(crate) fn places_of(&self, id: &ScheduleId) -> Vec<Place> {
+        let mut places = vec![self.place_of(id)];
+        if let Some((of, time)) = id.as_str().rsplit_once('@')
+            && !time.is_empty()
+            && time.bytes().all(|byte| byte.is_ascii_digit())
+            && let Ok(of) = ScheduleId::new(of)
+        {
+            places.push(self.place_of(&of));
+        }
+        places.dedup();
+        places
+    }
+
+    pub(crate) fn place_of(&self, id: &ScheduleId) -> Place {
+        self.inner.spec.shard_of(id).into()
+    }
+}
+
+impl<T: Send + 'static> DelayQueue<T> {
+    /// A pool that works on the tasks, to be set up and started. Start as many, in as many processes, as you like.
+    pub fn worker(&self) -> WorkerBuilder<T> {
+        WorkerBuilder::new(self.inner.clone())
+    }
+}
+
+impl<T> Inner<T> {
+    /// The payload in its wire form.
+    pub(crate) fn encode(&self, payload: &T, envelope: Envelope) -> Result<wire::Fields> {
+        let payload = self.codec.encode(payload).map_err(|source| {
+            Error::new(ErrorKind::Encode, format!("cannot encode as {}: {source}", self.codec.name()))
+                .with_source(source)
+        })?;
+        let envelope = Envelope { payload, ..envelope };
+        envelope.check(&self.limits)?;
+        Ok(wire::encode(&envelope))
+    }
+
+    /// The payload of what the wire form holds.
+    pub(crate) fn decode(&self, payload: &Bytes) -> Result<T> {
+        self.codec.decode(payload).map_err(|source| {
+            Error::new(ErrorKind::Decode, format!("cannot decode as {}: {source}", self.codec.name()))
+                .with_source(source)
+        })
+    }
+}
+
+impl<T: 'static> Clone for DelayQueue<T> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone() }
+    }
+}
+
+impl<T> fmt::Debug for DelayQueue<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DelayQueue").field("spec", &self.inner.spec).finish_non_exhaustive()
+    }
+}
+
+/// Sets up a [`DelayQueue`]. Everything is checked at once when it is opened.
+#[must_use = "a builder does nothing until the queue is opened"]
+pub struct DelayQueueBuilder<T: 'static> {
+    name: String,
+    shards: u32,
+    codec: &'static dyn Codec<T>,
+    limits: Limits,
+    observer: Arc<dyn Observer>,
+}
+
+impl<T> DelayQueueBuilder<T> {
+    /// Over how many shards the queue is spread when it is created: on a cluster they are on different servers. It stays
+    /// so: a queue that is there already keeps the number that it was created with. Default: 1.
+    pub fn shards(self, shards: u32) -> Self {
+        Self { shards, ..self }
+    }
+
+    /// How payloads become bytes and values again. Default: JSON.
+    pub fn codec(self, codec: &'static dyn Codec<T>) -> Self {
+        Self { codec, ..self }
+    }
+
+    /// How large a task may be; larger ones become dead tasks where they are read. Default: 1 MiB of payload.
+    pub fn limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// Is told of every event of workers of this queue.
+    pub fn observer(self, observer: impl Observer + 'static) -> Self {
+        Self { observer: Arc::new(observer), ..self }
+    }
+
+    /// Opens the queue, and creates it if it is not there. If it was created with another number of shards, that one
+    /// is used, and a warning says so.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] that lists everything that is wrong; those of
+    /// [`Tasks::create_queue`](millstream_core::Tasks::create_queue).
+    pub async fn open(self, backend: &Backend) -> Result<DelayQueue<T>> {
+        let mut problems = Problems::new("delay queue");
+        let name = problems.take(QueueName::new(&self.name));
+        problems.require((1..=MAX_SHARDS).contains(&self.shards), || {
+            format!("{} shards, 1 to {MAX_SHARDS} are allowed", self.shards)
+        });
+        problems.finish()?;
+        let Some(name) = name else { return Err(Error::new(ErrorKind::InvalidConfig, "invalid queue")) };
+        let asked = QueueSpec { name, shards: self.shards };
+        let spec = backend.tasks.create_queue(&asked).await?;
+        if spec != asked {
+            let (queue, shards) = (&spec.name, spec.shards);
+            tracing::warn!(%queue, asked = asked.shards, shards, "the queue was created with other shards");
+        }
+        let (codec, limits, observer) = (self.codec, self.limits, self.observer);
+        let inner = Inner { backend: backend.clone(), spec, codec, limits, observer };
+        Ok(DelayQueue { inner: Arc::new(inner) })
+    }
+}
+
+impl<T> fmt::Debug for DelayQueueBuilder<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DelayQueueBuilder")
+            .field("name", &self.name)
+            .field("shards", &self.shards)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Milliseconds since 1970 as a time.
+pub(crate) fn time_of(millis: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(UNIX_EPOCH)
+}

@@ -1,0 +1,123 @@
+//! Cron patterns in time zones.
+
+use std::fmt;
+use std::str::FromStr;
+
+use chrono::{DateTime, Utc};
+use chrono_tz::Tz;
+use millstream_core::error::{Problems, Result};
+
+use super::invalid;
+
+/// The longest pattern, in bytes.
+const MAX_LEN: usize = 512;
+
+/// The most single times that a pattern is taken apart into.
+const MAX_PARTS: usize = 64;
+
+/// A pattern and the zone of its clock on the wall.
+#[derive(Clone)]
+pub(super) struct Cron {
+    zone: Tz,
+    pattern: String,
+    parts: Vec<croner::Cron>,
+}
+
+impl Cron {
+    pub(super) fn new(pattern: &str, zone: &str) -> Result<Self> {
+        let mut problems = Problems::new("cron rule");
+        let pattern = pattern.split_whitespace().collect::<Vec<_>>().join(" ");
+        let known = Tz::from_str(zone).map_err(|_| invalid(format!("{zone:?} is no time zone")));
+        let known = problems.take(known);
+        let parts = problems.take(parse(&pattern));
+        problems.finish()?;
+        match (known, parts) {
+            (Some(zone), Some(parts)) => Ok(Self { zone, pattern, parts }),
+            _ => Err(invalid("invalid cron rule")),
+        }
+    }
+
+    pub(super) fn zone(&self) -> &'static str {
+        self.zone.name()
+    }
+
+    pub(super) fn pattern(&self) -> &str {
+        &self.pattern
+    }
+
+    /// The first time after `time`, both in milliseconds since 1970.
+    pub(super) fn next_after(&self, time: u64) -> Option<u64> {
+        let seconds = i64::try_from(time / 1_000).ok()?;
+        let from = DateTime::<Utc>::from_timestamp(seconds, 0)?.with_timezone(&self.zone);
+        let next = |part: &croner::Cron| {
+            let next = part.find_next_occurrence(&from, false).ok()?;
+            u64::try_from(next.timestamp()).ok()?.checked_mul(1_000)
+        };
+        self.parts.iter().filter_map(next).min()
+    }
+}
+
+impl PartialEq for Cron {
+    fn eq(&self, other: &Self) -> bool {
+        self.zone == other.zone && self.pattern == other.pattern
+    }
+}
+
+impl Eq for Cron {}
+
+impl fmt::Debug for Cron {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {}", self.pattern, self.zone.name())
+    }
+}
+
+fn parse(pattern: &str) -> Result<Vec<croner::Cron>> {
+    if pattern.len() > MAX_LEN {
+        return Err(invalid(format!("a pattern of {} bytes, at most {MAX_LEN} are allowed", pattern.len())));
+    }
+    let parse = |part: &String| {
+        croner::Cron::from_str(part).map_err(|error| invalid(format!("cron pattern {pattern:?}: {error}")))
+    };
+    // What it stands for as a whole is checked first, so that the error names what was written.
+    let whole = parse(&pattern.to_owned())?;
+    match take_apart(pattern) {
+        Some(parts) => parts.iter().map(parse).collect(),
+        None => Ok(vec![whole]),
+    }
+}
+
+/// `0 2,14 * * *` as `0 2 * * *` and `0 14 * * *`. The crate fires a single time of day once when clocks change; a list
+/// of them it treats as something that goes on all the time. `None` if it is not a list of times of day.
+fn take_apart(pattern: &str) -> Option<Vec<String>> {
+    let fields: Vec<_> = pattern.split(' ').collect();
+    let times = match fields.len() {
+        5 => 2,
+        6 | 7 => 3,
+        _ => return None,
+    };
+    let mut parts = vec![Vec::new()];
+    for field in &fields[..times] {
+        let values = numbers(field)?;
+        if parts.len() * values.len() > MAX_PARTS {
+            return None;
+        }
+        let with = |part: &Vec<String>, value: &u32| [part.as_slice(), &[value.to_string()]].concat();
+        parts = parts.iter().flat_map(|part| values.iter().map(|value| with(part, value))).collect();
+    }
+    let days = fields[times..].join(" ");
+    Some(parts.into_iter().map(|part| format!("{} {days}", part.join(" "))).collect())
+}
+
+/// `2,14` or `0-6` as numbers; `None` for anything else.
+fn numbers(field: &str) -> Option<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for item in field.split(',') {
+        let (from, to) = item.split_once('-').unwrap_or((item, item));
+        let (from, to) = (from.parse::<u32>().ok()?, to.parse::<u32>().ok()?);
+        if from > to || to > 59 {
+            return None;
+        }
+        numbers.extend(from..=to);
+    }
+    Some(numbers)
+}

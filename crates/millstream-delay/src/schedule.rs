@@ -1,0 +1,227 @@
+//! A task on its way in.
+
+use std::fmt;
+use std::future::IntoFuture;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
+use millstream_core::{Envelope, Error, ErrorKind, Result};
+use uuid::Uuid;
+
+use crate::queue::DelayQueue;
+
+/// How many tasks go in one request.
+const CHUNK: usize = 200;
+
+/// A task to be scheduled: `TaskRecord::new(&mail).delay(day).id("welcome-42")`.
+#[derive(Debug)]
+pub struct TaskRecord<'a, T> {
+    payload: &'a T,
+    due: Due,
+    id: Option<String>,
+    on_conflict: OnConflict,
+    /// Key and headers; the payload is filled in when it is encoded.
+    envelope: Envelope,
+}
+
+impl<'a, T> TaskRecord<'a, T> {
+    /// A task that is due at once.
+    #[must_use]
+    pub fn new(payload: &'a T) -> Self {
+        let (due, on_conflict) = (Due::NOW, OnConflict::Keep);
+        Self { payload, due, id: None, on_conflict, envelope: Envelope::default() }
+    }
+
+    /// Not before this time has passed, by the server's clock. At most 100 years.
+    #[must_use]
+    pub fn delay(self, delay: Duration) -> Self {
+        Self { due: Due::In(delay), ..self }
+    }
+
+    /// Not before this time, by the server's clock. One that is past is due at once.
+    #[must_use]
+    pub fn at(self, time: SystemTime) -> Self {
+        Self { due: Due::from(time), ..self }
+    }
+
+    /// An id of one's own: 1 to 256 bytes without control characters. While a task with it waits or is worked on,
+    /// another one is [kept out](Self::replace); so scheduling it again after an error does no harm. Default: a random
+    /// one.
+    #[must_use]
+    pub fn id(self, id: impl Into<String>) -> Self {
+        Self { id: Some(id.into()), ..self }
+    }
+
+    /// Takes the place of a task that waits under this id, with its time; not of one that is worked on. Default: the one
+    /// that waits stays.
+    #[must_use]
+    pub fn replace(self) -> Self {
+        Self { on_conflict: OnConflict::Replace, ..self }
+    }
+
+    /// Fails with [`ErrorKind::Exists`] if a task with this id waits or is worked on. Default: that one stays, and this
+    /// one counts as scheduled.
+    #[must_use]
+    pub fn reject(self) -> Self {
+        Self { on_conflict: OnConflict::Reject, ..self }
+    }
+
+    /// A key, for the handler: it decides nothing.
+    #[must_use]
+    pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
+        self.envelope.key = Some(Bytes::copy_from_slice(key.as_ref()));
+        self
+    }
+
+    /// One more header.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
+        self.envelope.headers.append(name, Bytes::copy_from_slice(value.as_ref()));
+        self
+    }
+}
+
+/// A task that was scheduled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ScheduledTask {
+    /// The id under which it waits.
+    pub id: ScheduleId,
+    /// Whether it is new there.
+    pub placed: Placed,
+}
+
+/// A scheduling that starts when it is awaited.
+#[must_use = "nothing is scheduled until this is awaited"]
+pub struct ScheduleTask<'a, T: 'static> {
+    queue: &'a DelayQueue<T>,
+    record: TaskRecord<'a, T>,
+}
+
+impl<'a, T> ScheduleTask<'a, T> {
+    pub(crate) fn new(queue: &'a DelayQueue<T>, record: TaskRecord<'a, T>) -> Self {
+        Self { queue, record }
+    }
+
+    fn with(self, change: impl FnOnce(TaskRecord<'a, T>) -> TaskRecord<'a, T>) -> Self {
+        Self { queue: self.queue, record: change(self.record) }
+    }
+
+    /// See [`TaskRecord::delay`].
+    pub fn delay(self, delay: Duration) -> Self {
+        self.with(|record| record.delay(delay))
+    }
+
+    /// See [`TaskRecord::at`].
+    pub fn at(self, time: SystemTime) -> Self {
+        self.with(|record| record.at(time))
+    }
+
+    /// See [`TaskRecord::id`].
+    pub fn id(self, id: impl Into<String>) -> Self {
+        self.with(|record| record.id(id))
+    }
+
+    /// See [`TaskRecord::replace`].
+    pub fn replace(self) -> Self {
+        self.with(TaskRecord::replace)
+    }
+
+    /// See [`TaskRecord::reject`].
+    pub fn reject(self) -> Self {
+        self.with(TaskRecord::reject)
+    }
+
+    /// See [`TaskRecord::key`].
+    pub fn key(self, key: impl AsRef<[u8]>) -> Self {
+        self.with(|record| record.key(key))
+    }
+
+    /// See [`TaskRecord::header`].
+    pub fn header(self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
+        self.with(|record| record.header(name, value))
+    }
+}
+
+impl<'a, T> IntoFuture for ScheduleTask<'a, T> {
+    type Output = Result<ScheduledTask>;
+    type IntoFuture = BoxFuture<'a, Result<ScheduledTask>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        // Encoded here and not in the future, so that the future does not hold the value.
+        let scheduling = self.queue.scheduling(self.record);
+        let schedule = self.queue.inner.backend.schedule.clone();
+        Box::pin(async move {
+            let batch = [scheduling?];
+            let placed = schedule.schedule(&batch).await.pop().unwrap_or_else(unanswered)?;
+            let [Scheduling { id, .. }] = batch;
+            Ok(ScheduledTask { id, placed })
+        })
+    }
+}
+
+impl<T> fmt::Debug for ScheduleTask<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ScheduleTask").field("due", &self.record.due).finish_non_exhaustive()
+    }
+}
+
+impl<T: 'static> DelayQueue<T> {
+    fn scheduling(&self, record: TaskRecord<'_, T>) -> Result<Scheduling> {
+        let id = match record.id {
+            Some(id) => ScheduleId::new(id)?,
+            None => ScheduleId::new(short(Uuid::new_v4()))?,
+        };
+        let fields = self.inner.encode(record.payload, record.envelope)?;
+        let (due, on_conflict) = (record.due, record.on_conflict);
+        Ok(Scheduling { place: self.place_of(&id), id, due, fields, on_conflict })
+    }
+
+    pub(crate) async fn schedule_each<'a>(
+        &self,
+        mut records: impl Iterator<Item = TaskRecord<'a, T>>,
+    ) -> Vec<Result<ScheduledTask>>
+    where
+        T: 'a,
+    {
+        let mut outcomes = Vec::new();
+        loop {
+            let mut batch = Vec::new();
+            let mut slots = Vec::new();
+            for record in records.by_ref().take(CHUNK) {
+                slots.push(self.scheduling(record).map(|scheduling| {
+                    let id = scheduling.id.clone();
+                    batch.push(scheduling);
+                    id
+                }));
+            }
+            if slots.is_empty() {
+                return outcomes;
+            }
+            let mut results = self.inner.backend.schedule.schedule(&batch).await.into_iter();
+            outcomes.extend(slots.into_iter().map(|slot| {
+                let id = slot?;
+                let placed = results.next().unwrap_or_else(unanswered)?;
+                Ok(ScheduledTask { id, placed })
+            }));
+        }
+    }
+}
+
+fn unanswered() -> Result<Placed> {
+    Err(Error::new(ErrorKind::Protocol, "the backend gave no result for a task"))
+}
+
+/// 122 random bits in 22 characters: an id stands twice on the server, and there may be millions.
+fn short(uuid: Uuid) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut rest = uuid.as_u128();
+    let digit = |_| {
+        let digit = char::from(DIGITS[(rest & 63) as usize]);
+        rest >>= 6;
+        digit
+    };
+    (0..22).map(digit).collect()
+}

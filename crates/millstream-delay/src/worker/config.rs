@@ -1,0 +1,76 @@
+//! How a worker works.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::Problems;
+use millstream_core::policy::{Exponential, Keep};
+use millstream_core::{DeadLetterPolicy, RetryPolicy};
+
+/// How a [`Worker`](crate::Worker) works.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WorkerConfig {
+    /// What people see as who looks out for what is due; a unique part is added. It decides nothing. At most 64
+    /// characters without spaces. Default: `worker`.
+    pub label: String,
+    /// The most tasks in its hands at once, over all shards, from claim to settlement. Nothing is read ahead. Default: 16.
+    pub concurrency: usize,
+    /// How long a task stays ours without a renewal, and so how long it waits when its worker dies. It is renewed three
+    /// times as often. Default: 30 s.
+    pub hold: Duration,
+    /// A task over which so many workers died (or stood still for as long as they hold it) becomes a dead task with the
+    /// reason `crashed` instead of being worked on again; 0 for never. Default: 3.
+    pub crash_limit: u32,
+    /// How long a handler may take, its check included. One that takes longer is dropped, and that is a failed attempt
+    /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: any time.
+    pub handler_timeout: Option<Duration>,
+    /// How long handlers may take to end when the worker is shut down. Default: 30 s, as in Kubernetes.
+    pub shutdown_timeout: Duration,
+    /// The longest sleep, and so the most that a lost wake-up can cost. Each costs two commands per shard. Default: 15 s.
+    pub longest_sleep: Duration,
+    /// When a failed task comes back. Default: [`Exponential`], 10 attempts.
+    pub retry: Arc<dyn RetryPolicy>,
+    /// Whether a task that is given up is kept. Default: [`Keep`].
+    pub dead_letters: Arc<dyn DeadLetterPolicy>,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self {
+            label: "worker".into(),
+            concurrency: 16,
+            hold: Duration::from_secs(30),
+            crash_limit: 3,
+            handler_timeout: None,
+            shutdown_timeout: Duration::from_secs(30),
+            longest_sleep: Duration::from_secs(15),
+            retry: Arc::new(Exponential::default()),
+            dead_letters: Arc::new(Keep),
+        }
+    }
+}
+
+impl WorkerConfig {
+    pub(super) fn check(&self, problems: &mut Problems) {
+        problems.require((1..=10_000).contains(&self.concurrency), || {
+            format!("concurrency is {}, 1 to 10000 are allowed", self.concurrency)
+        });
+        problems.require(self.hold >= Duration::from_millis(100), || {
+            format!("hold is {:?}, at least 100ms are needed to renew it in time", self.hold)
+        });
+        problems.require(self.hold <= Duration::from_secs(24 * 3_600), || {
+            format!("hold is {:?}, at most a day is allowed", self.hold)
+        });
+        problems.require(!self.handler_timeout.is_some_and(|timeout| timeout.is_zero()), || {
+            "handler_timeout is zero".into()
+        });
+        problems.require(self.longest_sleep >= Duration::from_millis(10), || {
+            format!("longest_sleep is {:?}, at least 10ms are needed", self.longest_sleep)
+        });
+        let label = (1..=64).contains(&self.label.len()) && !self.label.contains(char::is_whitespace);
+        problems.require(label && !self.label.contains(char::is_control), || {
+            format!("label {:?} is not 1 to 64 characters without spaces", self.label)
+        });
+    }
+}

@@ -1,0 +1,173 @@
+//! The worker: a pool that claims tasks of a queue, hands them to a handler, and tells what became of them.
+
+mod builder;
+mod claim;
+mod config;
+mod context;
+mod decide;
+mod handler;
+mod held;
+mod progress;
+mod renew;
+mod report;
+mod settle;
+mod work;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+pub use builder::WorkerBuilder;
+pub use config::WorkerConfig;
+pub use handler::{Check, IntoCheck};
+pub use progress::{Failing, Progress};
+pub use report::Report;
+
+use claim::Claimer;
+use context::Context;
+use settle::Settler;
+
+use crate::heart;
+
+/// How long settlements may still take when the time for handlers is over.
+const LAST_SETTLEMENTS: Duration = Duration::from_secs(5);
+
+/// A running worker. Errors of the server never end it: it tells, pauses and goes on.
+///
+/// Dropping it stops it in the background, as [`shutdown`](Worker::shutdown) does without the waiting.
+#[must_use = "a worker that is dropped stops: keep it, and end it with `shutdown`"]
+pub struct Worker {
+    context: Arc<Context>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    fn spawn(context: Arc<Context>) -> Self {
+        let ended = context.ended.clone().drop_guard();
+        let run = run(context.clone());
+        let task = tokio::spawn(async move {
+            let _ended = ended;
+            run.await;
+        });
+        Self { context, task: Some(task) }
+    }
+
+    /// Claims nothing more, lets the handlers that run end, and tells the server what became of their tasks. All this
+    /// takes up to the shutdown timeout; then handlers are given up (dropped) and their tasks handed back: others have
+    /// them at once, as the same attempt.
+    pub async fn shutdown(self) -> Report {
+        let timeout = self.context.config.shutdown_timeout;
+        self.shutdown_within(timeout).await
+    }
+
+    /// [`shutdown`](Self::shutdown) with another timeout than the one that is set.
+    pub async fn shutdown_within(mut self, timeout: Duration) -> Report {
+        self.context.stop_within(timeout);
+        if let Some(task) = self.task.take()
+            && let Err(error) = task.await
+        {
+            tracing::error!(%error, "the worker ended abnormally");
+        }
+        self.context.counts.report()
+    }
+
+    /// Works off what is due now, and then shuts down: for programs that are started now and then. What becomes due
+    /// meanwhile may be left; what failed and comes back later is.
+    pub async fn drain(self) -> Report {
+        self.context.board.nothing_due().await;
+        // With time for every handler: what was claimed is worked on to its end.
+        self.context.nothing_held().await;
+        self.shutdown().await
+    }
+
+    /// Waits until it has ended. By itself it never does.
+    pub async fn ended(&self) {
+        self.context.ended.cancelled().await;
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        self.context.counts.report()
+    }
+
+    /// How it is: what is in hand, what fails, and when the server was heard of.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        Progress::of(&self.context)
+    }
+
+    /// Waits until `shutdown` is ready, and shuts down.
+    async fn until(self, shutdown: impl Future<Output = ()>) -> Report {
+        tokio::select! {
+            biased;
+            () = shutdown => {}
+            () = self.ended() => {}
+        }
+        self.shutdown().await
+    }
+}
+
+/// The loops of a worker, from start to end.
+async fn run(context: Arc<Context>) {
+    let _renewals = heart::spawn(&context.backend, renew::run(context.clone()));
+    let _deadlines = heart::spawn(&context.backend, renew::expire(context.clone()));
+    let mut claimers = Vec::new();
+    let mut settlers = Vec::new();
+    for shard in &context.shards {
+        let (sender, settlements) = mpsc::unbounded_channel();
+        let settler = Settler::new(context.clone(), shard.clone(), settlements);
+        settlers.push(AbortOnDropHandle::new(tokio::spawn(settler.run())));
+        let claimer = Claimer::new(context.clone(), shard.clone(), sender);
+        claimers.push(AbortOnDropHandle::new(tokio::spawn(claimer.run())));
+    }
+    let work = async {
+        abnormal(join_all(claimers).await);
+        context.handlers.close();
+        context.handlers.wait().await;
+        // They end when all of the tasks are settled: nobody else has a sender any more.
+        abnormal(join_all(settlers).await);
+    };
+    tokio::pin!(work);
+    let handlers_are_over = async {
+        context.stop.cancelled().await;
+        let over = Instant::now() + context.patience();
+        tokio::time::sleep_until(over).await;
+    };
+    tokio::select! {
+        biased;
+        () = &mut work => return,
+        () = handlers_are_over => context.kill.cancel(),
+    }
+    if tokio::time::timeout(LAST_SETTLEMENTS, work).await.is_err() {
+        let tasks = context.held.len();
+        tracing::warn!(
+            tasks,
+            "the worker ended without settling all: they come back when their claims run out"
+        );
+    }
+}
+
+fn abnormal(ends: Vec<Result<(), tokio::task::JoinError>>) {
+    for error in ends.into_iter().filter_map(Result::err) {
+        tracing::error!(%error, "a loop of a worker ended abnormally");
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.context.stop.cancel();
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("name", &self.context.name).finish_non_exhaustive()
+    }
+}

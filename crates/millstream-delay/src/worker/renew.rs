@@ -1,0 +1,96 @@
+//! Renewing claims while tasks are worked on, and telling those whose claims cannot be relied on any more.
+
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use millstream_core::Shard;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::event::Event;
+use tokio::time::Instant;
+
+use super::context::Context;
+
+/// The most claims in one request.
+const MAX_BATCH: usize = 100;
+
+/// Renews the claims of a worker, all of a shard in one request, three times per hold. It asks for nothing while nothing
+/// is held.
+pub(super) async fn run(context: Arc<Context>) {
+    let trouble = context.board.begin("extend", None);
+    let every = context.config.hold / 3;
+    loop {
+        let changed = context.held.changed();
+        if context.held.len() == 0 {
+            changed.await;
+            continue;
+        }
+        tokio::time::sleep(every).await;
+        while let Err(error) = run_once(&context).await {
+            let pause = trouble.met(&error, &*context.observer);
+            tokio::time::sleep(pause.min(context.config.hold / 10)).await;
+        }
+        trouble.over(&*context.observer);
+    }
+}
+
+/// Renews all claims once. One shard that fails does not keep the others from it.
+async fn run_once(context: &Context) -> Result<()> {
+    let shards = context.shards.iter().map(|shard| renew(context, shard));
+    join_all(shards).await.into_iter().collect()
+}
+
+async fn renew(context: &Context, shard: &Shard) -> Result<()> {
+    let claims = context.held.of_shard(shard.shard);
+    for claims in claims.chunks(MAX_BATCH) {
+        let asked = Instant::now();
+        let ours = context.backend.tasks.extend(shard, claims, context.config.hold).await?;
+        if ours.len() != claims.len() {
+            let why = format!("{} answers to {} renewals", ours.len(), claims.len());
+            return Err(Error::new(ErrorKind::Protocol, why));
+        }
+        let mut lost = 0;
+        for ((id, token), ours) in claims.iter().zip(ours) {
+            if ours {
+                context.held.renewed(shard.shard, id, token, asked);
+            } else if context.held.lost(shard.shard, id, token) {
+                lost += 1;
+            }
+        }
+        tell(context, shard, lost);
+    }
+    Ok(())
+}
+
+/// Cancels what could not be renewed by its deadline, without asking anybody.
+pub(super) async fn expire(context: Arc<Context>) {
+    loop {
+        let changed = context.held.changed();
+        let earliest = context.held.earliest();
+        let over = async {
+            match earliest {
+                Some(earliest) => tokio::time::sleep_until(earliest).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = over => {
+                for (shard, tasks) in context.held.expire() {
+                    if let Some(shard) = context.shards.get(shard as usize) {
+                        tell(&context, shard, tasks);
+                    }
+                }
+                // What was renewed meanwhile has a later deadline; what was not is cancelled, and not looked at again.
+            }
+            // While there is something that can run out, what comes later runs out later.
+            () = changed, if earliest.is_none() => {}
+        }
+    }
+}
+
+fn tell(context: &Context, shard: &Shard, tasks: usize) {
+    if tasks > 0 {
+        tracing::warn!(%shard, tasks, "claims ran out while tasks were worked on: others may have them");
+        context.observer.observe(&Event::ClaimsLost { shard, tasks });
+    }
+}

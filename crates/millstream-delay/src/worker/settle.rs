@@ -1,0 +1,132 @@
+//! Telling the server, in batches, what became of tasks.
+
+use std::sync::Arc;
+
+use millstream_core::error::Result;
+use millstream_core::event::{Event, Handled};
+use millstream_core::tasks::Verdict;
+use millstream_core::{ScheduleId, Shard};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::context::Context;
+use crate::trouble::Trouble;
+
+/// The most settlements in one request.
+const MAX_BATCH: usize = 100;
+
+/// A task that is to be settled. It takes its place in the worker until it is.
+pub(super) struct Settling {
+    pub(super) id: ScheduleId,
+    pub(super) verdict: Verdict,
+    /// How it ended; `None` if it is handed back.
+    pub(super) handled: Option<Handled>,
+    pub(super) _permit: OwnedSemaphorePermit,
+}
+
+/// Settles the tasks of one shard.
+pub(super) struct Settler {
+    context: Arc<Context>,
+    shard: Shard,
+    settlements: UnboundedReceiver<Settling>,
+    /// What could not be settled yet.
+    waiting: Vec<Settling>,
+    trouble: Trouble,
+}
+
+impl Settler {
+    pub(super) fn new(context: Arc<Context>, shard: Shard, settlements: UnboundedReceiver<Settling>) -> Self {
+        let trouble = context.board.begin("settle", Some(&shard));
+        Self { context, shard, settlements, waiting: Vec::new(), trouble }
+    }
+
+    /// Settles until everything is settled and nothing more can come.
+    pub(super) async fn run(mut self) {
+        while self.collect().await {
+            match self.run_once().await {
+                Ok(()) => self.trouble.over(&*self.context.observer),
+                Err(error) => {
+                    let pause = self.trouble.met(&error, &*self.context.observer);
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for something to settle, and takes what is there. False if nothing is left and nothing more can come.
+    async fn collect(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            match self.settlements.recv().await {
+                Some(first) => self.waiting.push(first),
+                None => return false,
+            }
+        }
+        while let Ok(next) = self.settlements.try_recv() {
+            self.waiting.push(next);
+        }
+        true
+    }
+
+    /// Settles what waits. What failed stays.
+    async fn run_once(&mut self) -> Result<()> {
+        while !self.waiting.is_empty() {
+            let Err(error) = self.settle(0).await else { continue };
+            if error.is_transient() {
+                return Err(error);
+            }
+            // A dead task that cannot be kept (its key is somebody else's, say) must not keep others from being completed.
+            self.waiting.sort_by_key(|settling| std::cmp::Reverse(weight(&settling.verdict)));
+            let heavy = self.waiting.iter().filter(|settling| weight(&settling.verdict) > 0).count();
+            while self.waiting.len() > heavy {
+                self.settle(heavy).await?;
+            }
+            for nth in (0..heavy).rev() {
+                // Each by itself. Those that fail stay; they fail as the batch did, and that error is told.
+                let _ = self.settle_range(nth, nth + 1).await;
+            }
+            return if self.waiting.is_empty() { Ok(()) } else { Err(error) };
+        }
+        Ok(())
+    }
+
+    /// Settles `waiting[from..]`, at most as many as go in one request.
+    async fn settle(&mut self, from: usize) -> Result<()> {
+        let to = self.waiting.len().min(from + MAX_BATCH);
+        self.settle_range(from, to).await
+    }
+
+    async fn settle_range(&mut self, from: usize, to: usize) -> Result<()> {
+        let shard = self.shard.shard;
+        let task = |settling: &Settling| {
+            let token = self.context.held.token(shard, &settling.id);
+            (settling.id.clone(), token, settling.verdict.clone())
+        };
+        let batch: Vec<_> = self.waiting[from..to].iter().map(task).collect();
+        let settled = self.context.backend.tasks.settle_tasks(&self.shard, &batch).await?;
+        let ended: Vec<_> = self.waiting.drain(from..to).collect();
+        for (settling, (id, token, _)) in ended.into_iter().zip(&batch) {
+            if self.context.held.end(shard, id, token) {
+                self.context.counts.settled(settling.handled);
+            } else {
+                // It was claimed anew meanwhile, by ourselves: this one was stale.
+                self.waiting.push(settling);
+            }
+        }
+        let shard = &self.shard;
+        if settled.stale > 0 {
+            tracing::warn!(%shard, stale = settled.stale, "settled too late: others have the tasks");
+            self.context.counts.stale(settled.stale);
+        }
+        self.context.observer.observe(&Event::TasksSettled { shard, settled });
+        Ok(())
+    }
+}
+
+/// How much a settlement needs of the server: completing takes away only.
+fn weight(verdict: &Verdict) -> u8 {
+    match verdict {
+        Verdict::Complete => 0,
+        Verdict::Retry { .. } => 1,
+        Verdict::Dead { .. } => 2,
+    }
+}

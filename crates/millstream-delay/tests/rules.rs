@@ -1,0 +1,278 @@
+//! Rules: text, times, time zones, missed times. Pure functions.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeZone};
+use chrono_tz::Tz;
+use millstream_core::ErrorKind;
+use millstream_delay::{GRACE, MAX_MISSED, Missed, Rule};
+use proptest::prelude::*;
+
+const T: u64 = 1_700_000_000_000;
+const SECS: fn(u64) -> Duration = Duration::from_secs;
+
+fn cron(pattern: &str, zone: &str) -> Rule {
+    Rule::cron(pattern, zone).expect("a rule")
+}
+
+/// Milliseconds of a time on the wall that is there once.
+fn wall(zone: &str, text: &str) -> u64 {
+    let zone: Tz = zone.parse().expect("a zone");
+    let local = chrono::NaiveDateTime::parse_from_str(text, "%Y-%m-%d %H:%M:%S").expect("a time");
+    zone.from_local_datetime(&local).single().expect("once").timestamp_millis() as u64
+}
+
+fn utc(text: &str) -> u64 {
+    DateTime::parse_from_rfc3339(text).expect("a time").timestamp_millis() as u64
+}
+
+/// The occurrences of a day and the one after, as UTC.
+fn around(rule: &Rule, zone: &str, day: &str, days: u64) -> Vec<String> {
+    let from = wall(zone, &format!("{day} 00:00:00"));
+    let times = rule.between(from, from + days * 24 * 3_600_000);
+    times
+        .map(|ms| DateTime::from_timestamp_millis(ms as i64).expect("a time").format("%d %H:%M").to_string())
+        .collect()
+}
+
+#[test]
+fn text_is_readable_and_reads_back() {
+    let texts = [
+        "cron Europe/Zurich once 0 9 * * *",
+        "cron UTC skip */5 * * * * *",
+        "cron America/New_York all:7 grace:5000 30 2 L * *",
+        "every 60000 anchor 1700000000000 skip",
+        "every 100 anchor 0 all:1000 grace:0",
+    ];
+    for text in texts {
+        assert_eq!(text.parse::<Rule>().expect(text).to_string(), text);
+    }
+    let rule = cron("  0   9 * * MON-FRI ", "Europe/Zurich").missed(Missed::All(3)).expect("a rule");
+    assert_eq!(rule.to_string(), "cron Europe/Zurich all:3 0 9 * * MON-FRI");
+    let rule = Rule::every(SECS(60), T).and_then(|rule| rule.grace(SECS(1))).expect("a rule");
+    assert_eq!(rule.to_string(), format!("every 60000 anchor {T} once grace:1000"));
+}
+
+#[test]
+fn what_is_no_rule_is_refused_with_a_reason() {
+    let bad = [
+        "",
+        "cron",
+        "cron Europe/Zurich once",
+        "cron Europe/Zurich 0 9 * * *",
+        "cron Mars/Olympus once 0 9 * * *",
+        "cron UTC once 61 * * * *",
+        "cron UTC twice 0 9 * * *",
+        "cron UTC all:0 0 9 * * *",
+        "cron UTC all:1001 0 9 * * *",
+        "cron UTC once grace:x 0 9 * * *",
+        "every 60000",
+        "every 99 anchor 0 once",
+        "every 60000 anchor x once",
+        "every 60000 anchor 0",
+        "every 60000 anchor 0 once once",
+        "every 99999999999999999999 anchor 0 once",
+        "solar-eclipse once",
+    ];
+    for text in bad {
+        assert_eq!(text.parse::<Rule>().expect_err(text).kind(), ErrorKind::InvalidConfig, "{text}");
+    }
+    let long = format!("cron UTC once 0 9 * * {}", "1,".repeat(2_000));
+    assert!(long.parse::<Rule>().is_err());
+    let error = Rule::cron("nonsense", "nowhere").expect_err("two problems");
+    assert_eq!(error.problems().len(), 2, "{error}");
+}
+
+#[test]
+fn a_rate_counts_from_its_anchor() {
+    let rule = Rule::every(SECS(60), T).expect("a rule");
+    assert_eq!(rule.next_after(T), Some(T + 60_000));
+    assert_eq!(rule.next_after(T + 59_999), Some(T + 60_000));
+    assert_eq!(rule.next_after(T + 60_000), Some(T + 120_000));
+    assert_eq!(rule.next_after(T - 1), Some(T), "an anchor that is to come is the first time");
+    assert_eq!(rule.next_after(u64::MAX), None);
+    assert_eq!(rule.between(T, T + 180_000).collect::<Vec<_>>(), [T, T + 60_000, T + 120_000]);
+}
+
+#[test]
+fn cron_goes_by_the_clock_on_the_wall() {
+    let rule = cron("0 9 * * *", "Europe/Zurich");
+    assert_eq!(rule.next_after(utc("2026-01-10T12:00:00Z")), Some(utc("2026-01-11T08:00:00Z")));
+    assert_eq!(rule.next_after(utc("2026-07-10T12:00:00Z")), Some(utc("2026-07-11T07:00:00Z")));
+    assert_eq!(
+        rule.next_after(utc("2026-01-11T08:00:00Z")),
+        Some(utc("2026-01-12T08:00:00Z")),
+        "after, not at"
+    );
+    let rule = cron("*/15 * * * * *", "UTC");
+    assert_eq!(rule.next_after(T + 999), Some(T + 10_000), "22:13:20 and a bit");
+    let rule = cron("0 0 29 2 *", "UTC");
+    assert_eq!(rule.next_after(utc("2026-01-01T00:00:00Z")), Some(utc("2028-02-29T00:00:00Z")));
+    assert_eq!(cron("0 0 30 2 *", "UTC").next_after(T), None, "never, and not for ever");
+    assert_eq!(cron("0 0 0 1 1 * 2026", "UTC").next_after(utc("2026-01-01T00:00:00Z")), None, "over");
+}
+
+#[test]
+fn a_time_that_is_skipped_fires_once_after_the_gap() {
+    for (zone, day, times) in [
+        ("Europe/Zurich", "2026-03-28", ["28 01:30", "29 01:00", "30 00:30"]),
+        ("America/New_York", "2026-03-07", ["07 07:30", "08 07:00", "09 06:30"]),
+    ] {
+        assert_eq!(around(&cron("30 2 * * *", zone), zone, day, 3), times, "{zone}");
+        let listed = around(&cron("30 2,14 * * *", zone), zone, day, 3);
+        assert_eq!(
+            listed.iter().filter(|time| times.contains(&time.as_str())).count(),
+            3,
+            "{zone}: {listed:?}"
+        );
+        assert_eq!(listed.len(), 6, "{zone}: {listed:?}");
+    }
+}
+
+#[test]
+fn a_time_that_comes_twice_fires_once() {
+    for (zone, day, times) in [
+        ("Europe/Zurich", "2026-10-24", ["24 00:30", "25 00:30", "26 01:30"]),
+        ("America/New_York", "2026-10-31", ["31 05:30", "01 05:30", "02 06:30"]),
+    ] {
+        let hour = if zone.starts_with("Europe") { 2 } else { 1 };
+        let daily = around(&cron(&format!("30 {hour} * * *"), zone), zone, day, 3);
+        assert_eq!(daily, times, "{zone}");
+        let listed = around(&cron(&format!("30 {hour},20 * * *"), zone), zone, day, 3);
+        assert_eq!(listed.len(), 6, "{zone}: {listed:?}");
+        let range = around(&cron("0 0-5 * * *", zone), zone, day, 3);
+        assert_eq!(range.len(), 18, "{zone}: {range:?}");
+    }
+}
+
+#[test]
+fn what_goes_on_all_the_time_goes_on_through_both_changes() {
+    for zone in ["Europe/Zurich", "America/New_York"] {
+        for day in ["2026-03-29", "2026-10-25", "2026-03-08", "2026-11-01"] {
+            let from = wall(zone, &format!("{day} 00:00:00"));
+            let times: Vec<_> = cron("*/10 * * * *", zone).between(from, from + 24 * 3_600_000).collect();
+            assert!(times.windows(2).all(|two| two[1] - two[0] == 600_000), "{zone} on {day}");
+            assert_eq!(times.len(), 144);
+        }
+    }
+}
+
+#[test]
+fn a_whole_year_of_days_has_a_time_each() {
+    for (zone, hour) in
+        [("Europe/Zurich", 2), ("America/New_York", 1), ("America/New_York", 2), ("Asia/Tokyo", 0)]
+    {
+        let from = wall(zone, "2026-01-01 00:00:00");
+        let to = wall(zone, "2027-01-01 00:00:00");
+        let rule = cron(&format!("30 {hour} * * *"), zone);
+        assert_eq!(rule.between(from, to).count(), 365, "{zone} at {hour}:30");
+    }
+}
+
+fn plan(missed: Missed, expected: u64, now: u64) -> millstream_delay::Plan {
+    Rule::every(SECS(60), T).and_then(|rule| rule.missed(missed)).expect("a rule").plan(expected, now)
+}
+
+#[test]
+fn what_is_found_in_time_fires_whatever_the_policy() {
+    for missed in [Missed::Skip, Missed::Once, Missed::All(5)] {
+        let plan = plan(missed, T + 60_000, T + 60_003);
+        assert_eq!((plan.fires, plan.missed, plan.next), (vec![T + 60_000], 0, Some(T + 120_000)));
+    }
+    let early = plan(Missed::Once, T + 60_000, T + 59_999);
+    assert_eq!((early.fires, early.next), (vec![], Some(T + 60_000)), "not due");
+}
+
+#[test]
+fn missed_times_are_skipped_made_up_for_once_or_each() {
+    // Away from the first minute to the tenth and a half.
+    let (expected, now) = (T + 60_000, T + 630_000);
+    let skip = plan(Missed::Skip, expected, now);
+    assert_eq!((skip.fires, skip.missed, skip.next), (vec![T + 600_000], 9, Some(T + 660_000)));
+    let once = plan(Missed::Once, expected, now);
+    assert_eq!((once.fires, once.missed), (vec![T + 540_000, T + 600_000], 8));
+    let three = plan(Missed::All(3), expected, now);
+    assert_eq!((three.fires.first(), three.fires.len(), three.missed), (Some(&(T + 420_000)), 4, 6));
+    let all = plan(Missed::All(100), expected, now);
+    assert_eq!((all.fires.len(), all.missed), (10, 0));
+}
+
+#[test]
+fn too_many_for_one_call_are_due_again_at_once() {
+    let rule =
+        Rule::every(Duration::from_millis(100), T).and_then(|rule| rule.missed(Missed::All(MAX_MISSED)));
+    let rule = rule.expect("a rule");
+    let (mut expected, now) = (T + 100, T + 100_000);
+    let mut fired = Vec::new();
+    while expected <= now {
+        let plan = rule.plan(expected, now);
+        assert!(plan.fires.len() <= 100);
+        fired.extend(plan.fires);
+        expected = plan.next.expect("goes on");
+    }
+    assert_eq!(fired, (1..=1_000).map(|nth| T + nth * 100).collect::<Vec<_>>());
+}
+
+#[test]
+fn years_that_were_missed_are_not_gone_through_second_by_second() {
+    let rule = cron("* * * * * *", "Europe/Zurich").missed(Missed::Once).expect("a rule");
+    let start = std::time::Instant::now();
+    let plan = rule.plan(T, T + 10 * 365 * 24 * 3_600_000);
+    assert!(start.elapsed() < SECS(2), "{:?}", start.elapsed());
+    assert!(plan.missed > 0 && !plan.fires.is_empty());
+}
+
+fn any_missed() -> impl Strategy<Value = Missed> {
+    prop_oneof![Just(Missed::Skip), Just(Missed::Once), (1..=MAX_MISSED).prop_map(Missed::All)]
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_read_without_a_panic(text in ".{0,60}|(cron|every) .{0,60}|cron UTC once [0-9*,/L#W ?-]{0,20}") {
+        if let Ok(rule) = text.parse::<Rule>() {
+            let again: Rule = rule.to_string().parse().expect("its own text");
+            prop_assert_eq!(&again, &rule);
+            if let Some(next) = rule.next_after(T) {
+                prop_assert!(next > T);
+            }
+        }
+    }
+
+    #[test]
+    fn a_rate_reads_back_and_its_plan_covers_every_time_once(
+        period in 100u64..100_000_000, anchor in 0..2 * T, missed in any_missed(), grace in 0u64..1 << 40,
+        late in 0u64..1_000_000_000,
+    ) {
+        let rule = Rule::every(Duration::from_millis(period), anchor).and_then(|rule| rule.missed(missed));
+        let rule = rule.and_then(|rule| rule.grace(Duration::from_millis(grace))).expect("a rule");
+        prop_assert_eq!(&rule.to_string().parse::<Rule>().expect("its own text"), &rule);
+        let expected = rule.next_after(anchor).expect("a next");
+        let now = expected + late;
+        let plan = rule.plan(expected, now);
+        prop_assert!(plan.fires.is_sorted() && plan.fires.iter().all(|at| *at >= expected && *at <= now));
+        prop_assert!(plan.fires.iter().all(|at| (at - anchor).is_multiple_of(period)));
+        let next = plan.next.expect("goes on");
+        prop_assert!(plan.fires.iter().all(|at| *at < next), "each once");
+        prop_assert!(next > now || plan.fires.len() == 100, "what is left is due at once");
+        if late <= grace.min(period) && late < period {
+            prop_assert_eq!(plan.fires, vec![expected]);
+        }
+    }
+
+    #[test]
+    fn cron_goes_on_and_reads_back(
+        minute in 0u32..60, hour in 0u32..24, zone in 0usize..chrono_tz::TZ_VARIANTS.len(), from in T..2 * T,
+    ) {
+        let zone = chrono_tz::TZ_VARIANTS[zone].name();
+        let rule = Rule::cron(&format!("{minute} {hour} * * *"), zone).expect("a rule");
+        prop_assert_eq!(&rule.to_string().parse::<Rule>().expect("its own text"), &rule);
+        let (one, two) = (rule.next_after(from).expect("a next"), rule.next_after(from + 1).expect("a next"));
+        prop_assert!(one > from && two >= one);
+        prop_assert!(one - from <= 26 * 3_600_000, "a day, with any change of clocks: {}", one - from);
+    }
+}
+
+#[test]
+fn the_grace_is_what_is_documented() {
+    assert_eq!(GRACE, SECS(60));
+}

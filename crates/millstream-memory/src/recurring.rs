@@ -1,0 +1,95 @@
+//! The recurring role in memory.
+
+use async_trait::async_trait;
+use millstream_core::recurring::{DueRecurrences, MAX_DUE, MAX_FIRES, Recurrence, Recurring};
+use millstream_core::schedule::{Due, MAX_ID_LEN, OnConflict, Place, Placed, ScheduleId};
+use millstream_core::{Error, ErrorKind, Result};
+
+use crate::MemoryBackend;
+use crate::backend::breathe;
+
+/// The longest rule, in bytes.
+const MAX_RULE_LEN: usize = 1_024;
+
+#[async_trait]
+impl Recurring for MemoryBackend {
+    async fn put(&self, place: &Place, recurrence: &Recurrence, on_conflict: OnConflict) -> Result<Placed> {
+        breathe().await;
+        check(recurrence)?;
+        let mut state = self.lock();
+        let now = self.now();
+        let next = recurrence.next.map(|next| now.due(Due::At(next)));
+        let recurrence = Recurrence { next, ..recurrence.clone() };
+        state.change(place, |timetable| timetable.put(recurrence, on_conflict))
+    }
+
+    async fn remove(&self, place: &Place, id: &ScheduleId) -> Result<bool> {
+        Ok(self.lock().change(place, |timetable| timetable.remove(id)))
+    }
+
+    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
+        let mut state = self.lock();
+        let now = self.now();
+        let next = next.map(|next| now.due(Due::At(next)));
+        Ok(state.change(place, |timetable| timetable.pause(id, next)))
+    }
+
+    async fn recurrences(
+        &self,
+        place: &Place,
+        after: Option<ScheduleId>,
+        limit: usize,
+    ) -> Result<Vec<Recurrence>> {
+        let state = self.lock();
+        let timetable = state.peek_timetable(place);
+        Ok(timetable.map(|timetable| timetable.recurrences(after, limit.min(MAX_DUE))).unwrap_or_default())
+    }
+
+    async fn due(&self, place: &Place) -> Result<DueRecurrences> {
+        breathe().await;
+        let state = self.lock();
+        let now = self.now().millis();
+        let timetable = state.peek_timetable(place);
+        let recurrences = timetable.map(|timetable| timetable.due(now, MAX_DUE)).unwrap_or_default();
+        Ok(DueRecurrences { now, recurrences })
+    }
+
+    async fn fire(
+        &self,
+        place: &Place,
+        id: &ScheduleId,
+        fires: &[u64],
+        expected: u64,
+        next: Option<u64>,
+    ) -> Result<bool> {
+        breathe().await;
+        if fires.len() > MAX_FIRES {
+            let message = format!("{} occurrences at once, at most {MAX_FIRES} are allowed", fires.len());
+            return Err(Error::new(ErrorKind::InvalidConfig, message));
+        }
+        let mut state = self.lock();
+        let now = self.now();
+        let mut times = Vec::with_capacity(fires.len());
+        for at in fires {
+            times.push((ScheduleId::new(format!("{id}@{at}"))?, now.due(Due::At(*at))));
+        }
+        let next = next.map(|next| now.due(Due::At(next)));
+        Ok(state.change(place, |timetable| timetable.fire(id, &times, expected, next)))
+    }
+}
+
+fn check(recurrence: &Recurrence) -> Result<()> {
+    let Recurrence { id, rule, fields, .. } = recurrence;
+    let error = |kind, why: &str| Err(Error::new(kind, format!("recurrence {id} {why}")));
+    if fields.is_empty() {
+        return error(ErrorKind::Encode, "needs at least one field");
+    }
+    // The ids of what it schedules are `<id>@<time>`, and a time has up to 20 digits.
+    if id.as_str().len() + 21 > MAX_ID_LEN {
+        return error(ErrorKind::InvalidName, "has an id that leaves no room for a time behind it");
+    }
+    if rule.len() > MAX_RULE_LEN || rule.contains(['\n', '\r']) {
+        return error(ErrorKind::InvalidConfig, "has a rule that is too long, or more than a line");
+    }
+    Ok(())
+}

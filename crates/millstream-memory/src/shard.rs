@@ -1,0 +1,273 @@
+//! One shard of a delay queue: what waits, what is claimed, what is dead, and who looks out for what is due.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::history::{self, History};
+use millstream_core::schedule::{Due, ScheduleId};
+use millstream_core::tasks::{Ask, Claimed, ClaimedTask, MAX_CLAIM, TaskCounts, Verdict};
+use millstream_core::wire::{self, Fields};
+use millstream_core::{MessageId, Reason};
+use tokio::sync::Notify;
+
+use crate::clock::Now;
+use crate::timetable::{Claim, Item, Past, Timetable};
+
+/// How long after a worker was to come it is counted on: then another one takes its place.
+const GRACE: Duration = Duration::from_millis(250);
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shard {
+    pub(crate) timetable: Timetable,
+    /// When claims run out, in milliseconds since 1970.
+    deadlines: BTreeSet<(u64, ScheduleId)>,
+    pub(crate) dead: BTreeMap<MessageId, Dead>,
+    last_dead: MessageId,
+    /// Who comes for the head, and who comes if that one does not.
+    watcher: Option<Visit>,
+    deputy: Option<Visit>,
+    /// Keeps one call that nobody waited for, as `Notify` does.
+    pub(crate) calls: Arc<Notify>,
+}
+
+/// A task that was given up.
+#[derive(Clone, Debug)]
+pub(crate) struct Dead {
+    pub(crate) task: ScheduleId,
+    pub(crate) reason: Reason,
+    pub(crate) attempts: u32,
+    pub(crate) error: String,
+    pub(crate) history: History,
+    pub(crate) body: Option<Fields>,
+}
+
+/// A worker said that it comes then. [`GRACE`] later it is not counted on any more.
+#[derive(Clone, Debug)]
+struct Visit {
+    worker: String,
+    at: Now,
+}
+
+impl Shard {
+    /// Changes what waits. If that brought the head forward, one worker is called.
+    pub(crate) fn change<T>(&mut self, change: impl FnOnce(&mut Timetable) -> T) -> T {
+        let before = self.timetable.head();
+        let done = change(&mut self.timetable);
+        if self.timetable.is_ahead_of(before) {
+            self.calls.notify_one();
+        }
+        done
+    }
+
+    /// Hands out what is due; `tokens` counts what was ever handed out anywhere.
+    pub(crate) fn claim(&mut self, ask: &Ask, now: Now, tokens: &mut u64) -> Claimed {
+        let limit = ask.limit.min(MAX_CLAIM);
+        let mut claimed = Claimed { now: now.millis(), ..Claimed::default() };
+        // All of them first: a claim that holds for no time at all runs out in this millisecond.
+        let ran_out: Vec<_> = (0..limit).map_while(|_| self.take_expired(now)).collect();
+        let due: Vec<_> =
+            (ran_out.len()..limit).map_while(|_| self.timetable.take_due(now.millis())).collect();
+        let full = ran_out.len() + due.len() == limit;
+        for (id, mut item) in ran_out {
+            item.past.crashes = item.past.crashes.saturating_add(1);
+            if ask.crash_limit > 0 && item.past.crashes >= ask.crash_limit {
+                let Past { attempt: attempts, crashes, history, .. } = item.past;
+                let (reason, error) = (Reason::Crashed, format!("{crashes} claims ran out"));
+                self.bury(now, Dead { task: id, reason, attempts, error, history, body: item.fields });
+                claimed.crashed += 1;
+            } else {
+                claimed.tasks.push(self.hand_out(id, item, ask, now, tokens));
+            }
+        }
+        for (id, item) in due {
+            claimed.tasks.push(self.hand_out(id, item, ask, now, tokens));
+        }
+        claimed.recurring = self.timetable.recurs_now(now.millis());
+        let head = self.head(now);
+        claimed.next = if full {
+            self.look_away(&ask.worker, head, now);
+            if limit == 0 { ask.patience } else { head.since(now).min(ask.patience) }
+        } else {
+            self.look_out(ask, head, now)
+        };
+        claimed
+    }
+
+    fn take_expired(&mut self, now: Now) -> Option<(ScheduleId, Item)> {
+        self.deadlines.first().filter(|(deadline, _)| *deadline <= now.millis())?;
+        let (_, id) = self.deadlines.pop_first()?;
+        let claim = self.timetable.claimed.remove(&id)?;
+        Some((id, claim.item))
+    }
+
+    fn hand_out(&mut self, id: ScheduleId, item: Item, ask: &Ask, now: Now, tokens: &mut u64) -> ClaimedTask {
+        *tokens += 1;
+        let (token, deadline) = (format!("{}-{tokens}", ask.worker), now.due(Due::In(ask.hold)));
+        let Past { attempt, crashes, error, history } = item.past.clone();
+        let (due, fields) = (item.due, item.fields.clone().unwrap_or_default());
+        self.deadlines.insert((deadline, id.clone()));
+        self.timetable.claimed.insert(id.clone(), Claim { item, token: token.clone(), deadline });
+        ClaimedTask { id, token, due, attempt, crashes, error, history, fields }
+    }
+
+    /// When a worker has to come next. What recurs and is overdue, which the caller is told of, does not make everybody
+    /// come again and again.
+    fn head(&self, now: Now) -> Now {
+        let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
+        let first = self.timetable.first_due().into_iter().chain(deadline).min();
+        let recurs = self.timetable.first_recurrence();
+        let recurs = recurs.map(|due| if due <= now.millis() { now.plus(GRACE) } else { now.at(due) });
+        first.map(|due| now.at(due)).into_iter().chain(recurs).min().unwrap_or(Now::NEVER)
+    }
+
+    /// Says when a worker that has room is to come again: one comes for the head, one in case that one does not, and all
+    /// others when their patience ends.
+    fn look_out(&mut self, ask: &Ask, head: Now, now: Now) -> Duration {
+        let another = |visit: &&Visit| visit.worker != ask.worker && visit.at.plus(GRACE) > now;
+        let mine = |at| Some(Visit { worker: ask.worker.clone(), at });
+        let next = head.since(now).min(ask.patience);
+        match self.watcher.as_ref().filter(another) {
+            Some(watcher) if head >= watcher.at => {
+                let until = watcher.at.plus(GRACE);
+                if self.deputy.as_ref().filter(another).is_some_and(|deputy| deputy.at <= until) {
+                    return ask.patience;
+                }
+                let next = until.since(now).min(ask.patience);
+                self.deputy = mine(now.plus(next));
+                next
+            }
+            _ => {
+                self.forget(&ask.worker);
+                self.watcher = mine(now.plus(next));
+                // A call that nobody has heard so far asks for what was done here.
+                pin!(self.calls.notified()).enable();
+                next
+            }
+        }
+    }
+
+    /// A worker that has no room looks out for nothing: another one is called to do it, unless one comes in time anyway.
+    fn look_away(&mut self, worker: &str, head: Now, now: Now) {
+        self.forget(worker);
+        if head < Now::NEVER && (head <= now || !self.comes_by(head, now)) {
+            self.calls.notify_one();
+        }
+    }
+
+    fn forget(&mut self, worker: &str) {
+        for visit in [&mut self.watcher, &mut self.deputy] {
+            *visit = visit.take().filter(|visit| visit.worker != worker);
+        }
+    }
+
+    /// Whether somebody said that they come by then.
+    fn comes_by(&self, time: Now, now: Now) -> bool {
+        let comes = |visit: &Visit| visit.at.plus(GRACE) > now && visit.at <= time;
+        self.watcher.as_ref().is_some_and(comes) || self.deputy.as_ref().is_some_and(comes)
+    }
+
+    /// Takes a task out of the hands of whoever has this token.
+    fn give_up(&mut self, id: &ScheduleId, token: &str) -> Option<Item> {
+        let deadline = self.timetable.claimed.get(id).filter(|claim| claim.token == token)?.deadline;
+        self.deadlines.remove(&(deadline, id.clone()));
+        self.timetable.claimed.remove(id).map(|claim| claim.item)
+    }
+
+    /// Settles tasks; gives back how many. What became the head is told, unless somebody comes in time anyway.
+    pub(crate) fn settle(&mut self, batch: &[(ScheduleId, String, Verdict)], now: Now) -> usize {
+        let before = self.timetable.head();
+        let settled = batch.iter().filter(|(id, token, verdict)| self.settle_one(id, token, verdict, now));
+        let settled = settled.count();
+        let head = self.timetable.head().filter(|_| self.timetable.is_ahead_of(before));
+        if head.is_some_and(|head| head <= now.millis() || !self.comes_by(now.at(head), now)) {
+            self.calls.notify_one();
+        }
+        settled
+    }
+
+    /// Settles one; `false` if the claim is somebody else's by now, or settled.
+    fn settle_one(&mut self, id: &ScheduleId, token: &str, verdict: &Verdict, now: Now) -> bool {
+        let Some(item) = self.give_up(id, token) else { return false };
+        match verdict {
+            Verdict::Complete => {}
+            Verdict::Retry { due, attempt, error, history } => {
+                let snoozed = *attempt == item.past.attempt && error.is_empty();
+                let past = if snoozed {
+                    Past { crashes: 0, ..item.past }
+                } else {
+                    let line = history::line(item.past.attempt, error);
+                    let lines = format!("{}\n{} {line}", history.before_one_more(), now.millis());
+                    let history = History::parse(&lines);
+                    Past { attempt: *attempt, crashes: 0, error: one_line(error), history }
+                };
+                let item = Item { due: now.due(*due), fields: item.fields, past };
+                self.timetable.enter(id, item);
+            }
+            Verdict::Dead { reason, attempts, error, history } => {
+                let (task, reason, attempts) = (id.clone(), reason.clone(), *attempts);
+                let (error, history) = (wire::cut(error).to_owned(), history.clone());
+                self.bury(now, Dead { task, reason, attempts, error, history, body: item.fields });
+            }
+        }
+        true
+    }
+
+    fn bury(&mut self, now: Now, mut dead: Dead) {
+        dead.history.add(now.millis(), dead.attempts, &dead.error);
+        let ms = now.millis();
+        self.last_dead = if ms > self.last_dead.ms { MessageId::new(ms, 0) } else { self.last_dead.next() };
+        self.dead.insert(self.last_dead, dead);
+    }
+
+    /// Lets a claim hold for `hold` from now; `false` if it is not this one's any more.
+    pub(crate) fn extend(&mut self, id: &ScheduleId, token: &str, hold: Duration, now: Now) -> bool {
+        let Some(claim) = self.timetable.claimed.get_mut(id).filter(|claim| claim.token == token) else {
+            return false;
+        };
+        self.deadlines.remove(&(claim.deadline, id.clone()));
+        claim.deadline = now.due(Due::In(hold));
+        self.deadlines.insert((claim.deadline, id.clone()));
+        true
+    }
+
+    pub(crate) fn counts(&self, now: Now) -> TaskCounts {
+        let expired = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now.millis()).count();
+        TaskCounts {
+            waiting: self.timetable.waiting(now.millis()),
+            claimed: self.timetable.claimed.len() as u64,
+            expired: expired as u64,
+            dead: self.dead.len() as u64,
+        }
+    }
+
+    pub(crate) fn dead_above(&self, id: MessageId) -> impl Iterator<Item = (&MessageId, &Dead)> {
+        self.dead.range((Bound::Excluded(id), Bound::Unbounded))
+    }
+
+    /// Schedules dead tasks anew; gives back how many.
+    pub(crate) fn replay(&mut self, ids: &[MessageId], now: Now) -> usize {
+        let moved = ids.iter().filter(|id| self.replay_one(**id, now)).count();
+        if moved > 0 {
+            self.calls.notify_one();
+        }
+        moved
+    }
+
+    /// Schedules one; `false` if it is not there, or its id is in use.
+    fn replay_one(&mut self, id: MessageId, now: Now) -> bool {
+        let Some(dead) = self.dead.get(&id) else { return false };
+        if self.timetable.is_in_use(&dead.task) {
+            return false;
+        }
+        let Some(Dead { task, body, .. }) = self.dead.remove(&id) else { return false };
+        self.timetable.enter(&task, Item::new(now.due(Due::NOW), body));
+        true
+    }
+}
+
+fn one_line(error: &str) -> String {
+    wire::cut(error).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

@@ -1,0 +1,107 @@
+//! The tasks role in memory.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::log::Settled;
+use millstream_core::schedule::{ScheduleId, Shard};
+use millstream_core::tasks::{Ask, Claimed, DeadTask, MAX_SHARDS, QueueSpec, TaskCounts, Tasks, Verdict};
+use millstream_core::{Error, ErrorKind, MessageId, QueueName, Result};
+
+use crate::MemoryBackend;
+use crate::backend::breathe;
+use crate::shard::Dead;
+
+/// The most dead tasks on a page.
+const MAX_PAGE: usize = 1_000;
+
+#[async_trait]
+impl Tasks for MemoryBackend {
+    async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
+        let QueueSpec { name, shards } = spec;
+        if !(1..=MAX_SHARDS).contains(shards) {
+            let message = format!("queue {name} has {shards} shards, 1 to {MAX_SHARDS} are allowed");
+            return Err(Error::new(ErrorKind::InvalidConfig, message));
+        }
+        let mut state = self.lock();
+        Ok(state.queues.entry(name.clone()).or_insert_with(|| spec.clone()).clone())
+    }
+
+    async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
+        let unknown = || Error::new(ErrorKind::NotFound, format!("queue {name} is not there"));
+        self.lock().queues.get(name).cloned().ok_or_else(unknown)
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueName>> {
+        Ok(self.lock().queues.keys().cloned().collect())
+    }
+
+    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        let (shard, tokens) = state.shard_and_tokens(shard);
+        Ok(shard.claim(ask, now, tokens))
+    }
+
+    async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        let applied = state.shard(shard).settle(batch, now);
+        Ok(Settled { applied, stale: batch.len() - applied })
+    }
+
+    async fn extend(
+        &self,
+        shard: &Shard,
+        claims: &[(ScheduleId, String)],
+        hold: Duration,
+    ) -> Result<Vec<bool>> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        let shard = state.shard(shard);
+        Ok(claims.iter().map(|(id, token)| shard.extend(id, token, hold, now)).collect())
+    }
+
+    async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
+        breathe().await;
+        let calls = self.lock().shard(shard).calls.clone();
+        tokio::select! {
+            biased;
+            () = calls.notified() => Ok(true),
+            () = tokio::time::sleep(timeout) => Ok(false),
+        }
+    }
+
+    async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
+        let state = self.lock();
+        let now = self.now();
+        Ok(state.peek_shard(shard).map(|shard| shard.counts(now)).unwrap_or_default())
+    }
+
+    async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
+        let state = self.lock();
+        let Some(of_shard) = state.peek_shard(shard) else { return Ok(Vec::new()) };
+        let read = |(id, dead): (&MessageId, &Dead)| {
+            let Dead { task, reason, attempts, error, history, body } = dead.clone();
+            let (shard, body) = (shard.clone(), body.unwrap_or_default());
+            DeadTask { id: *id, shard, task, reason, attempts, error, history, body }
+        };
+        Ok(of_shard.dead_above(after).take(limit.min(MAX_PAGE)).map(read).collect())
+    }
+
+    async fn replay_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        Ok(state.shard(shard).replay(ids, now))
+    }
+
+    async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        let mut state = self.lock();
+        let shard = state.shard(shard);
+        Ok(ids.iter().filter(|id| shard.dead.remove(id).is_some()).count())
+    }
+}

@@ -1,0 +1,244 @@
+//! What waits at a place, a partition or a shard alike: messages until they are due, and what recurs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use millstream_core::history::History;
+use millstream_core::recurring::Recurrence;
+use millstream_core::schedule::{OnConflict, Placed, ScheduleId, Scheduled, Waiting};
+use millstream_core::wire::Fields;
+use millstream_core::{Error, ErrorKind, Result};
+
+/// Due times are milliseconds since 1970. An id is in `due` and `items`, or in `claimed`, or nowhere.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Timetable {
+    due: BTreeSet<(u64, ScheduleId)>,
+    items: BTreeMap<ScheduleId, Item>,
+    /// At a shard, what is worked on: its ids are in use.
+    pub(crate) claimed: BTreeMap<ScheduleId, Claim>,
+    /// What recurs, is not paused and not over, by its next time.
+    recurring: BTreeSet<(u64, ScheduleId)>,
+    recurrences: BTreeMap<ScheduleId, Recurrence>,
+}
+
+/// A message that waits.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    pub(crate) due: u64,
+    /// `None` if an operator deleted it.
+    pub(crate) fields: Option<Fields>,
+    /// At a shard, of one that was claimed before.
+    pub(crate) past: Past,
+}
+
+/// A task in the hands of a worker.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) item: Item,
+    pub(crate) token: String,
+    /// When it runs out.
+    pub(crate) deadline: u64,
+}
+
+/// What happened to a task so far.
+#[derive(Clone, Debug)]
+pub(crate) struct Past {
+    pub(crate) attempt: u32,
+    pub(crate) crashes: u32,
+    pub(crate) error: String,
+    pub(crate) history: History,
+}
+
+impl Default for Past {
+    fn default() -> Self {
+        Self { attempt: 1, crashes: 0, error: String::new(), history: History::default() }
+    }
+}
+
+impl Item {
+    pub(crate) fn new(due: u64, fields: Option<Fields>) -> Self {
+        Self { due, fields, past: Past::default() }
+    }
+}
+
+/// What is done about an id that is in use.
+fn conflict(on_conflict: OnConflict, id: &ScheduleId) -> Result<Placed> {
+    match on_conflict {
+        OnConflict::Keep => Ok(Placed::Kept),
+        OnConflict::Replace => Ok(Placed::Replaced),
+        OnConflict::Reject => Err(Error::new(ErrorKind::Exists, format!("{id} is there already"))),
+    }
+}
+
+impl Timetable {
+    /// When the next one is due, of all that wait and recur.
+    pub(crate) fn head(&self) -> Option<u64> {
+        self.first_due().into_iter().chain(self.first_recurrence()).min()
+    }
+
+    /// When the next one is due of those that wait.
+    pub(crate) fn first_due(&self) -> Option<u64> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// When the next one is due of what recurs.
+    pub(crate) fn first_recurrence(&self) -> Option<u64> {
+        self.recurring.first().map(|(next, _)| *next)
+    }
+
+    /// Whether the head is earlier than it was.
+    pub(crate) fn is_ahead_of(&self, before: Option<u64>) -> bool {
+        self.head().is_some_and(|head| before.is_none_or(|before| head < before))
+    }
+
+    pub(crate) fn place(&mut self, id: &ScheduleId, item: Item, on_conflict: OnConflict) -> Result<Placed> {
+        if self.claimed.contains_key(id) {
+            return conflict(on_conflict, id).map(|_| Placed::Kept);
+        }
+        let placed = if self.items.contains_key(id) { conflict(on_conflict, id)? } else { Placed::New };
+        if placed != Placed::Kept {
+            self.take(id);
+            self.enter(id, item);
+        }
+        Ok(placed)
+    }
+
+    /// Lets something wait under an id that is not in use.
+    pub(crate) fn enter(&mut self, id: &ScheduleId, item: Item) {
+        debug_assert!(!self.is_in_use(id), "{id} is in use");
+        self.due.insert((item.due, id.clone()));
+        self.items.insert(id.clone(), item);
+    }
+
+    /// Whether an id waits or is worked on.
+    pub(crate) fn is_in_use(&self, id: &ScheduleId) -> bool {
+        self.items.contains_key(id) || self.claimed.contains_key(id)
+    }
+
+    /// Takes a message that waits out.
+    pub(crate) fn take(&mut self, id: &ScheduleId) -> Option<Item> {
+        let item = self.items.remove(id)?;
+        self.due.remove(&(item.due, id.clone()));
+        Some(item)
+    }
+
+    /// Takes the first one out if it is due.
+    pub(crate) fn take_due(&mut self, now_ms: u64) -> Option<(ScheduleId, Item)> {
+        self.due.first().filter(|(due, _)| *due <= now_ms)?;
+        let (_, id) = self.due.pop_first()?;
+        let item = self.items.remove(&id)?;
+        Some((id, item))
+    }
+
+    /// Gives a message that waits another due time; `false` if it does not wait.
+    pub(crate) fn reschedule(&mut self, id: &ScheduleId, due: u64) -> bool {
+        let Some(item) = self.items.get_mut(id) else { return false };
+        self.due.remove(&(item.due, id.clone()));
+        self.due.insert((due, id.clone()));
+        item.due = due;
+        true
+    }
+
+    pub(crate) fn get(&self, id: &ScheduleId) -> Option<Scheduled> {
+        let item = self.items.get(id)?;
+        Some(Scheduled { id: id.clone(), due: item.due, fields: item.fields.clone().unwrap_or_default() })
+    }
+
+    pub(crate) fn page(&self, after: Option<(u64, ScheduleId)>, limit: usize) -> Vec<Scheduled> {
+        let above = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let page = self.due.range((above, Bound::Unbounded)).take(limit);
+        page.filter_map(|(_, id)| self.get(id)).collect()
+    }
+
+    pub(crate) fn waiting(&self, now_ms: u64) -> Waiting {
+        let overdue = self.due.iter().take_while(|(due, _)| *due <= now_ms).count();
+        Waiting { total: self.due.len() as u64, overdue: overdue as u64 }
+    }
+
+    /// Loses a message but for its id, whether it waits or is worked on; `false` if it is not there.
+    pub(crate) fn lose(&mut self, id: &ScheduleId) -> bool {
+        let claimed = self.claimed.get_mut(id).map(|claim| &mut claim.item);
+        claimed.or(self.items.get_mut(id)).and_then(|item| item.fields.take()).is_some()
+    }
+
+    pub(crate) fn put(&mut self, recurrence: Recurrence, on_conflict: OnConflict) -> Result<Placed> {
+        let id = recurrence.id.clone();
+        let placed =
+            if self.recurrences.contains_key(&id) { conflict(on_conflict, &id)? } else { Placed::New };
+        if placed != Placed::Kept {
+            self.remove(&id);
+            self.recurrences.insert(id.clone(), recurrence);
+            self.follow(&id);
+        }
+        Ok(placed)
+    }
+
+    /// Forgets what recurs; `false` if it is not there.
+    pub(crate) fn remove(&mut self, id: &ScheduleId) -> bool {
+        self.unfollow(id);
+        self.recurrences.remove(id).is_some()
+    }
+
+    /// Pauses it, or lets it go on at `next`; `false` if it is not there.
+    pub(crate) fn pause(&mut self, id: &ScheduleId, next: Option<u64>) -> bool {
+        self.unfollow(id);
+        let Some(recurrence) = self.recurrences.get_mut(id) else { return false };
+        recurrence.paused = next.is_none();
+        if next.is_some() {
+            recurrence.next = next;
+        }
+        self.follow(id);
+        true
+    }
+
+    pub(crate) fn recurrences(&self, after: Option<ScheduleId>, limit: usize) -> Vec<Recurrence> {
+        let above = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.recurrences.range((above, Bound::Unbounded)).take(limit).map(|(_, it)| it.clone()).collect()
+    }
+
+    pub(crate) fn due(&self, now_ms: u64, limit: usize) -> Vec<Recurrence> {
+        let due = self.recurring.iter().take_while(|(next, _)| *next <= now_ms).take(limit);
+        due.filter_map(|(_, id)| self.recurrences.get(id)).cloned().collect()
+    }
+
+    pub(crate) fn recurs_now(&self, now_ms: u64) -> bool {
+        self.first_recurrence().is_some_and(|next| next <= now_ms)
+    }
+
+    /// Schedules what recurs at `fires` and sets its next time; `false`, and nothing is done, if it is not to recur at
+    /// `expected`.
+    pub(crate) fn fire(
+        &mut self,
+        id: &ScheduleId,
+        fires: &[(ScheduleId, u64)],
+        expected: u64,
+        next: Option<u64>,
+    ) -> bool {
+        let still = |it: &&mut Recurrence| !it.paused && it.next == Some(expected);
+        let Some(recurrence) = self.recurrences.get_mut(id).filter(still) else { return false };
+        recurrence.next = next;
+        let fields = recurrence.fields.clone();
+        self.recurring.remove(&(expected, id.clone()));
+        self.follow(id);
+        for (fire, at) in fires {
+            // One that waits already under this id, or is worked on, is this very fire.
+            if !self.is_in_use(fire) {
+                self.enter(fire, Item::new(*at, Some(fields.clone())));
+            }
+        }
+        true
+    }
+
+    fn follow(&mut self, id: &ScheduleId) {
+        let Some(recurrence) = self.recurrences.get(id).filter(|it| !it.paused) else { return };
+        if let Some(next) = recurrence.next {
+            self.recurring.insert((next, id.clone()));
+        }
+    }
+
+    fn unfollow(&mut self, id: &ScheduleId) {
+        if let Some(next) = self.recurrences.get(id).and_then(|recurrence| recurrence.next) {
+            self.recurring.remove(&(next, id.clone()));
+        }
+    }
+}

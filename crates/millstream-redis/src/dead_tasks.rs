@@ -1,0 +1,135 @@
+//! Dead tasks: how one is read from its entry, and listed, replayed and purged.
+
+use millstream_core::dead_letters::Reason;
+use millstream_core::error::{Error, Result};
+use millstream_core::history::History;
+use millstream_core::id::MessageId;
+use millstream_core::schedule::{ScheduleId, Shard};
+use millstream_core::tasks::DeadTask;
+use millstream_core::wire::{Field, Fields, PACKED};
+use redis::{Pipeline, Value};
+
+use crate::backend::Inner;
+use crate::connection::Line;
+use crate::{item, reply, script};
+
+/// The most dead tasks that one page has.
+const MAX_PAGE: usize = 1_000;
+/// The most tasks that one call of the script `replay_tasks` moves.
+const REPLAY_CHUNK: usize = 100;
+/// The most ids of one XDEL.
+const PURGE_CHUNK: usize = 1_000;
+/// The fields that stand before the body, in this order.
+const LEAD: [&str; 7] = ["reason", "attempts", "error", "history", "task", "queue", "shard"];
+
+/// Reads an entry. One that somebody else put there is shown too: with an empty reason, and itself as the body.
+fn read(id: MessageId, shard: &Shard, fields: &[Field]) -> Result<DeadTask> {
+    let ours = fields.len() >= LEAD.len() && LEAD.iter().zip(fields).all(|(name, (n, _))| n == name);
+    let (lead, body) = fields.split_at(if ours { LEAD.len() } else { 0 });
+    let text = |nth: usize| lead.get(nth).map_or_else(String::new, lossy);
+    // What has no id of its own is replayed under that of its entry.
+    let task = ScheduleId::new(text(4)).or_else(|_| ScheduleId::new(id.to_string()))?;
+    Ok(DeadTask {
+        id,
+        shard: shard.clone(),
+        task,
+        reason: Reason::parse(&text(0)),
+        attempts: text(1).parse().unwrap_or(0),
+        error: text(2),
+        history: History::parse(&text(3)),
+        body: whole(body),
+    })
+}
+
+fn lossy((_, value): &Field) -> String {
+    String::from_utf8_lossy(value).into_owned()
+}
+
+/// The body as it was: a script packs one that has too many fields.
+fn whole(body: &[Field]) -> Fields {
+    match body {
+        [(name, packed)] if name == PACKED => {
+            item::unpack::<0>(packed).map_or_else(|| body.to_vec(), |(_, fields)| fields)
+        }
+        body => body.to_vec(),
+    }
+}
+
+impl Inner {
+    pub(crate) async fn list_dead(
+        &self,
+        shard: &Shard,
+        after: MessageId,
+        limit: usize,
+    ) -> Result<Vec<DeadTask>> {
+        if limit == 0 || after == MessageId::MAX {
+            return Ok(Vec::new());
+        }
+        let key = self.keys.dead_tasks(shard);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("XRANGE").arg(key.as_str()).arg(format!("({after}")).arg("+");
+        pipe.arg("COUNT").arg(limit.min(MAX_PAGE));
+        let answer = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
+        let entries = reply::entries(answer).map_err(|error| error.during(format_args!("list {key}")))?;
+        entries.into_iter().map(|(id, fields)| read(id, shard, &fields.unwrap_or_default())).collect()
+    }
+
+    pub(crate) async fn replay_dead(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        let (keys, place) = (&self.keys, shard.clone().into());
+        let keys = [
+            keys.dead_tasks(shard),
+            keys.delay(&place),
+            keys.delay_items(&place),
+            keys.claims(shard),
+            keys.wake(&place),
+        ];
+        let mut moved = 0;
+        for chunk in ids.chunks(REPLAY_CHUNK) {
+            let mut call = self.scripts.replay_tasks.call(keys.each_ref());
+            for id in chunk {
+                call.push(id.to_string());
+            }
+            moved += reply::count(script::run_one(&self.pool, call).await?)?;
+        }
+        Ok(moved)
+    }
+
+    pub(crate) async fn purge_dead(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        let key = self.keys.dead_tasks(shard);
+        let during = |error: Error| error.during(format_args!("purge {key}"));
+        let mut purged = 0;
+        for chunk in ids.chunks(PURGE_CHUNK) {
+            let mut pipe = Pipeline::new();
+            pipe.cmd("XDEL").arg(key.as_str());
+            for id in chunk {
+                pipe.arg(id.to_string());
+            }
+            let answer = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
+            purged += reply::count(answer).map_err(during)?;
+        }
+        Ok(purged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn an_entry_of_somebody_else_is_all_body() {
+        let shard = Shard::new("mails".parse().expect("name"), 0);
+        let foreign: Fields = vec![("reason".into(), "x".into()), ("task".into(), "t".into())];
+        let id = MessageId::new(5, 1);
+        let dead = read(id, &shard, &foreign).expect("shown");
+        assert_eq!((dead.task.as_str(), dead.reason.as_str(), dead.body), ("5-1", "", foreign));
+
+        let mut ours: Fields =
+            LEAD.iter().map(|name| (Bytes::from_static(name.as_bytes()), "7".into())).collect();
+        let body: Fields = vec![("payload".into(), "p".into())];
+        ours.push(("packed".into(), item::pack(&[], &body).expect("packed").into()));
+        let dead = read(id, &shard, &ours).expect("read");
+        assert_eq!((dead.task.as_str(), dead.attempts, dead.body), ("7", 7, body));
+    }
+}

@@ -1,0 +1,170 @@
+//! A batch of messages to be scheduled: as calls of the script, in bounded portions, and what they answer.
+
+use std::collections::BTreeMap;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::keys::{Key, Keys};
+use millstream_core::schedule::{OnConflict, Place, Placed, Scheduling};
+use redis::Value;
+
+use crate::backend::Inner;
+use crate::error::unexpected;
+pub(crate) use crate::log::due;
+use crate::script::Call;
+use crate::{item, reply};
+
+/// The most messages of one call of the script, and about the most bytes: the server does nothing else meanwhile.
+const CALL: (usize, usize) = (100, 1 << 20);
+/// The most messages of one pipeline, and about the most bytes: an answer must come within the response timeout.
+pub(crate) const PIPELINE: (usize, usize) = (1_000, 4 << 20);
+
+/// The first word of a script that serves both kinds of places.
+pub(crate) fn word(place: &Place) -> &'static str {
+    match place {
+        Place::Partition(_) => "partition",
+        Place::Shard(_) => "shard",
+    }
+}
+
+/// What is known of tasks. At a partition there are none: a key of its slot stands in, and is not used.
+pub(crate) fn states(keys: &Keys, place: &Place) -> Key {
+    match place {
+        Place::Partition(_) => keys.delay_items(place),
+        Place::Shard(shard) => keys.task_states(shard),
+    }
+}
+
+pub(crate) fn conflict(on_conflict: OnConflict) -> &'static str {
+    match on_conflict {
+        OnConflict::Keep => "keep",
+        OnConflict::Replace => "replace",
+        OnConflict::Reject => "reject",
+    }
+}
+
+/// What a script says of one that was to be kept.
+pub(crate) fn placed(value: Value, what: impl std::fmt::Display) -> Result<Placed> {
+    match reply::int(value)? {
+        1 => Ok(Placed::New),
+        2 => Ok(Placed::Replaced),
+        0 => Ok(Placed::Kept),
+        -1 => Err(Error::new(ErrorKind::Exists, format!("{what} is there already"))),
+        other => Err(unexpected(format_args!("{other} instead of what became of {what}"))),
+    }
+}
+
+/// Messages of one place that go in one call.
+pub(crate) struct Portion<'a> {
+    pub(crate) place: &'a Place,
+    /// Where each stands in the batch, with its item.
+    pub(crate) messages: Vec<(usize, Vec<u8>)>,
+    pub(crate) bytes: usize,
+}
+
+impl Portion<'_> {
+    pub(crate) fn call<'i>(&self, inner: &'i Inner, batch: &[Scheduling]) -> Call<'i> {
+        let (keys, place) = (&inner.keys, self.place);
+        let mut call = inner.scripts.schedule.call([
+            &keys.delay(place),
+            &keys.delay_items(place),
+            &states(keys, place),
+            &keys.recur(place),
+            &keys.wake(place),
+        ]);
+        call.push(word(place));
+        for (index, item) in &self.messages {
+            let Some(message) = batch.get(*index) else { continue };
+            call.push(message.id.as_str());
+            call.push(due(message.due));
+            call.push(conflict(message.on_conflict));
+            call.push(&item[..]);
+        }
+        call
+    }
+}
+
+/// Divides a batch by place, each in the order of the batch; and what cannot be scheduled, with the reason.
+pub(crate) fn portions(batch: &[Scheduling]) -> (Vec<Portion<'_>>, Vec<(usize, Error)>) {
+    let (mut portions, mut refused) = (Vec::<Portion<'_>>::new(), Vec::new());
+    let mut open = BTreeMap::<&Place, usize>::new();
+    for (index, message) in batch.iter().enumerate() {
+        let item = match item::pack(&[], &message.fields) {
+            Ok(item) => item,
+            Err(error) => {
+                refused.push((index, error));
+                continue;
+            }
+        };
+        let size = item.len() + message.id.as_str().len();
+        let current = open.get(&message.place).and_then(|at| portions.get_mut(*at));
+        match current.filter(|portion| portion.messages.len() < CALL.0 && portion.bytes + size <= CALL.1) {
+            Some(portion) => {
+                portion.messages.push((index, item));
+                portion.bytes += size;
+            }
+            None => {
+                open.insert(&message.place, portions.len());
+                portions.push(Portion { place: &message.place, messages: vec![(index, item)], bytes: size });
+            }
+        }
+    }
+    (portions, refused)
+}
+
+/// The first portions that make one pipeline: at least one.
+pub(crate) fn pipeline<'p, 'a>(portions: &'p [Portion<'a>]) -> &'p [Portion<'a>] {
+    let (mut messages, mut bytes) = (0, 0);
+    let fits = portions.iter().take_while(|portion| {
+        let first = messages == 0;
+        messages += portion.messages.len();
+        bytes += portion.bytes;
+        first || messages <= PIPELINE.0 && bytes <= PIPELINE.1
+    });
+    &portions[..fits.count()]
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use millstream_core::schedule::Due;
+    use millstream_core::topic::TopicPartition;
+
+    use super::*;
+
+    fn scheduling(partition: u32, id: usize, bytes: usize) -> Scheduling {
+        Scheduling {
+            place: TopicPartition::new("t".parse().expect("name"), partition).into(),
+            id: id.to_string().parse().expect("id"),
+            due: Due::NOW,
+            fields: vec![(Bytes::from("payload"), Bytes::from(vec![0; bytes]))],
+            on_conflict: OnConflict::Keep,
+        }
+    }
+
+    #[test]
+    fn a_batch_is_divided_by_place_and_by_size() {
+        let mut batch: Vec<_> = (0..250).map(|n| scheduling(n as u32 % 2, n, 10)).collect();
+        batch.push(scheduling(7, 250, 3 << 20));
+        batch.push(scheduling(7, 251, 1));
+        batch[4].fields.clear();
+        let (portions, refused) = portions(&batch);
+        let sizes: Vec<_> = portions.iter().map(|portion| portion.messages.len()).collect();
+        assert_eq!(sizes, [100, 100, 25, 24, 1, 1]);
+        assert_eq!((refused.len(), refused[0].0), (1, 4));
+        let mut seen: Vec<usize> =
+            portions.iter().flat_map(|p| p.messages.iter().map(|(index, _)| *index)).collect();
+        assert!(portions.iter().all(|p| p.messages.is_sorted_by_key(|(index, _)| *index)));
+        seen.push(4);
+        seen.sort_unstable();
+        assert_eq!(seen, (0..252).collect::<Vec<_>>(), "each once");
+    }
+
+    #[test]
+    fn a_pipeline_is_bounded_and_never_empty() {
+        let many: Vec<_> = (0..2_500).map(|n| scheduling(0, n, 1)).collect();
+        assert_eq!(pipeline(&portions(&many).0).len(), 10);
+        let large: Vec<_> = (0..3).map(|n| scheduling(0, n, 3 << 20)).collect();
+        assert_eq!(pipeline(&portions(&large).0).len(), 1);
+        assert!(pipeline(&[]).is_empty());
+    }
+}

@@ -1,0 +1,87 @@
+//! What is known of a task beside its body, as it stands in the `task_states` hash:
+//! `<due> <attempt> <crashes> <token or -> <error>` and, behind a line break, the lines of its history.
+
+use millstream_core::history::{self, History};
+use millstream_core::wire;
+
+/// One task's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TaskState {
+    pub(crate) due: u64,
+    pub(crate) attempt: u32,
+    pub(crate) crashes: u32,
+    pub(crate) token: String,
+    pub(crate) error: String,
+    pub(crate) history: History,
+}
+
+impl TaskState {
+    /// Reads it; `None` if it is none. A number that is too large becomes the largest one.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let (first, history) = text.split_once('\n').unwrap_or((text, ""));
+        let mut words = first.splitn(5, ' ');
+        let mut number = || {
+            let word = words.next()?;
+            let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+            digits.then(|| word.parse::<u64>().unwrap_or(u64::MAX))
+        };
+        let (due, attempt, crashes) = (number()?, number()?, number()?);
+        let small = |number| u32::try_from(number).unwrap_or(u32::MAX);
+        let token = words.next().filter(|token| !token.is_empty())?.to_owned();
+        let error = words.next()?.to_owned();
+        let (attempt, crashes) = (small(attempt), small(crashes));
+        Some(Self { due, attempt, crashes, token, error, history: History::parse(history) })
+    }
+}
+
+/// An error as it stands in a state: its first 1,024 bytes, in one line.
+pub(crate) fn one_line(error: &str) -> String {
+    wire::cut(error).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// What a script needs to add a failure whose time and attempt it knows: what is kept, ending where it goes on, and the
+/// text.
+pub(crate) fn adding(history: &History, error: &str) -> (String, String) {
+    let mut kept = history.before_one_more();
+    if !kept.is_empty() {
+        kept.push('\n');
+    }
+    let line = history::line(0, error);
+    (kept, line.strip_prefix("0 ").map_or_else(String::new, str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_core::history::Failed;
+
+    use super::*;
+
+    #[test]
+    fn a_state_reads_back() {
+        let plain = TaskState::parse("17 1 0 w:1:1 \n").expect("a new one");
+        assert_eq!((plain.due, plain.attempt, plain.crashes), (17, 1, 0));
+        assert_eq!((plain.token.as_str(), plain.error.as_str()), ("w:1:1", ""));
+        assert!(plain.history.is_empty());
+        let tried = TaskState::parse("17 3 2 - no money\n5 1 no\n9 2 no money").expect("an old one");
+        assert_eq!((tried.error.as_str(), tried.history.failures().len()), ("no money", 2));
+        let newest = Failed { at: 9, attempt: 2, error: "no money".into() };
+        assert_eq!(tried.history.failures()[1], newest);
+        let huge = TaskState::parse("99999999999999999999999 4294967296 0 t ").expect("clamped");
+        assert_eq!((huge.due, huge.attempt), (u64::MAX, u32::MAX));
+    }
+
+    #[test]
+    fn what_is_no_state_is_none() {
+        for text in
+            ["", "x", "1 2 3", "1 2 3 t", "-1 1 0 t ", "1 1 x t ", "1 1 0  e", " 1 1 0 t e", "+1 1 0 t "]
+        {
+            assert_eq!(TaskState::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_failure_is_one_line_of_text() {
+        assert_eq!(adding(&History::default(), "a\nb"), (String::new(), "a b".into()));
+        assert_eq!(adding(&History::parse("5 1 no"), ""), ("5 1 no\n".into(), String::new()));
+    }
+}

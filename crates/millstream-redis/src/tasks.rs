@@ -1,0 +1,246 @@
+//! The tasks role: scripts that claim, settle and extend, and lists that call workers.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
+use millstream_core::log::Settled;
+use millstream_core::name::QueueName;
+use millstream_core::schedule::{Due, Place, ScheduleId, Shard, Waiting};
+use millstream_core::tasks::{
+    Ask, Claimed, ClaimedTask, DeadTask, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
+};
+use millstream_core::wire::{self, Fields, PACKED};
+use redis::{Pipeline, Value};
+
+use crate::backend::{Inner, RedisBackend};
+use crate::connection::Line;
+use crate::error::unexpected;
+use crate::script::Call;
+use crate::task_state::{TaskState, adding, one_line};
+use crate::{item, reply, scheduling, script};
+
+/// The longest name of a worker, in bytes.
+const MAX_WORKER: usize = 128;
+
+/// The keys of the scripts `claim_tasks` and `settle_tasks`, in their order.
+fn keys(inner: &Inner, shard: &Shard) -> [Key; 8] {
+    let (keys, place) = (&inner.keys, Place::from(shard.clone()));
+    [
+        keys.delay(&place),
+        keys.delay_items(&place),
+        keys.claims(shard),
+        keys.task_states(shard),
+        keys.watcher(shard),
+        keys.wake(&place),
+        keys.dead_tasks(shard),
+        keys.recur(&place),
+    ]
+}
+
+/// Whole microseconds, rounded up; at most 100 years, since Lua counts exactly up to 2^53.
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.min(Due::FAR).as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
+fn check_worker(worker: &str) -> Result<()> {
+    if worker.is_empty() || worker.len() > MAX_WORKER || worker.contains(char::is_whitespace) {
+        let why = format!("the worker's name {worker:?} is not 1 to {MAX_WORKER} bytes without spaces");
+        return Err(Error::new(ErrorKind::InvalidConfig, why));
+    }
+    Ok(())
+}
+
+fn claimed(answer: Value) -> Result<Claimed> {
+    let [now, next, recurring, crashed, ids, states, items] = reply::tuple(answer)?;
+    let number = |value: Value| Ok::<_, Error>(u64::try_from(reply::int(value)?).unwrap_or(0));
+    let (ids, states, items) = (reply::array(ids)?, reply::array(states)?, reply::array(items)?);
+    if ids.len() != states.len() || ids.len() != items.len() {
+        let what = format!("{} tasks with {} states and {} bodies", ids.len(), states.len(), items.len());
+        return Err(unexpected(what));
+    }
+    let mut tasks = Vec::with_capacity(ids.len());
+    for ((id, state), item) in ids.into_iter().zip(states).zip(items) {
+        let (id, state) = (reply::text(id)?, reply::text(state)?);
+        let task = TaskState::parse(&state).ok_or_else(|| unexpected(format_args!("the state {state:?}")));
+        let fields = reply::maybe_bytes(item)?.map_or_else(Fields::new, |item| {
+            // Bytes that are no item are shown as they are.
+            let packed = || vec![(Bytes::from_static(PACKED.as_bytes()), item.clone())];
+            item::unpack::<0>(&item).map_or_else(packed, |(_, fields)| fields)
+        });
+        let TaskState { due, attempt, crashes, token, error, history } = task?;
+        match ScheduleId::new(&id) {
+            Ok(id) => {
+                tasks.push(ClaimedTask { id, token, due, attempt, crashes, error, history, fields });
+            }
+            // Somebody else put it there. Its claims run out until it is given up.
+            Err(error) => tracing::warn!("a task with an id that is none is passed over: {error}"),
+        }
+    }
+    Ok(Claimed {
+        tasks,
+        crashed: reply::count(crashed)?,
+        next: Duration::from_micros(number(next)?),
+        recurring: reply::int(recurring)? == 1,
+        now: number(now)?,
+    })
+}
+
+fn push_verdict(call: &mut Call<'_>, id: &ScheduleId, token: &str, verdict: &Verdict) {
+    call.push(id.as_str());
+    call.push(token);
+    match verdict {
+        Verdict::Complete => call.push("complete"),
+        Verdict::Retry { due, attempt, error, history } => {
+            let (kept, failure) = adding(history, error);
+            call.push("retry");
+            call.push(scheduling::due(*due));
+            call.push(*attempt);
+            for text in [one_line(error), kept, failure] {
+                call.push(text);
+            }
+        }
+        Verdict::Dead { reason, attempts, error, history } => {
+            let (kept, failure) = history.adding(*attempts, error);
+            call.push("dead");
+            call.push(reason.as_str());
+            call.push(*attempts);
+            for text in [wire::cut(error), &kept, &failure] {
+                call.push(text);
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Tasks for RedisBackend {
+    async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
+        self.inner.create_queue(spec).await
+    }
+
+    async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
+        self.inner.queue(name).await
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueName>> {
+        self.inner.queues().await
+    }
+
+    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+        check_worker(&ask.worker)?;
+        let keys = keys(&self.inner, shard);
+        let call = self.inner.scripts.claim_tasks.call(keys.each_ref());
+        let call = call.arg(&ask.worker).arg(ask.limit.min(MAX_CLAIM)).arg(micros(ask.hold));
+        let call = call.arg(ask.crash_limit).arg(micros(ask.patience));
+        let call = call.arg(shard.queue.as_str()).arg(shard.shard);
+        claimed(script::run_one(&self.inner.messages, call).await?)
+    }
+
+    async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
+        let keys = keys(&self.inner, shard);
+        let mut calls = Vec::with_capacity(batch.len().div_ceil(MAX_CLAIM));
+        for chunk in batch.chunks(MAX_CLAIM) {
+            let call = self.inner.scripts.settle_tasks.call(keys.each_ref());
+            let mut call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(chunk.len());
+            for (id, token, verdict) in chunk {
+                push_verdict(&mut call, id, token, verdict);
+            }
+            calls.push(call);
+        }
+        if calls.is_empty() {
+            return Ok(Settled::default());
+        }
+        let mut total = Settled::default();
+        for answer in script::run(&self.inner.messages, calls).await? {
+            let [applied, stale] = reply::tuple(answer?)?;
+            total.applied += reply::count(applied)?;
+            total.stale += reply::count(stale)?;
+        }
+        Ok(total)
+    }
+
+    async fn extend(
+        &self,
+        shard: &Shard,
+        claims: &[(ScheduleId, String)],
+        hold: Duration,
+    ) -> Result<Vec<bool>> {
+        let keys = [self.inner.keys.claims(shard), self.inner.keys.task_states(shard)];
+        let mut calls = Vec::with_capacity(claims.len().div_ceil(MAX_CLAIM));
+        for chunk in claims.chunks(MAX_CLAIM) {
+            let mut call = self.inner.scripts.extend_tasks.call(keys.each_ref()).arg(micros(hold));
+            for (id, token) in chunk {
+                call = call.arg(id.as_str()).arg(token);
+            }
+            calls.push(call);
+        }
+        let mut ours = Vec::with_capacity(claims.len());
+        if calls.is_empty() {
+            return Ok(ours);
+        }
+        for answer in script::run(&self.inner.messages, calls).await? {
+            for one in reply::array(answer?)? {
+                ours.push(reply::int(one)? == 1);
+            }
+        }
+        if ours.len() == claims.len() {
+            Ok(ours)
+        } else {
+            Err(unexpected(format_args!("{} answers to {} claims", ours.len(), claims.len())))
+        }
+    }
+
+    async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
+        let inner = &self.inner;
+        let wake = inner.keys.wake(&shard.clone().into());
+        let answers = inner.waiters.wait(timeout.min(Due::FAR), |pipe, ms| {
+            // Seconds, with a fraction. Taken off the list: one call wakes one worker.
+            pipe.cmd("BLPOP").arg(wake.as_str()).arg(Duration::from_millis(ms).as_secs_f64());
+        });
+        let on = |error: Error| error.during(format_args!("wait for {wake}"));
+        let answer = answers.await.map_err(on)?.pop().unwrap_or_default();
+        Ok(reply::ok(answer).map_err(on)? != Value::Nil)
+    }
+
+    async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
+        let (keys, place) = (&self.inner.keys, shard.clone().into());
+        let (delay, claims) = (keys.delay(&place), keys.claims(shard));
+        let mut time = Pipeline::with_capacity(1);
+        time.cmd("TIME");
+        let now = self.inner.pool.send(&time).await?.pop().unwrap_or(Value::Nil);
+        let now = reply::time_ms(now)?;
+        let mut pipe = Pipeline::with_capacity(5);
+        for key in [&delay, &claims] {
+            pipe.cmd("ZCARD").arg(key.as_str());
+            pipe.cmd("ZCOUNT").arg(key.as_str()).arg("-inf").arg(now);
+        }
+        pipe.cmd("XLEN").arg(keys.dead_tasks(shard).as_str());
+        let answers = Value::Array(self.inner.pool.send(&pipe).await?);
+        let [total, overdue, claimed, expired, dead] = reply::tuple(answers)?;
+        let number = |value: Value| {
+            let number = reply::count(value).map_err(|error| error.during(format_args!("count {shard}")));
+            number.map(|number| number as u64)
+        };
+        Ok(TaskCounts {
+            waiting: Waiting { total: number(total)?, overdue: number(overdue)? },
+            claimed: number(claimed)?,
+            expired: number(expired)?,
+            dead: number(dead)?,
+        })
+    }
+
+    async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
+        self.inner.list_dead(shard, after, limit).await
+    }
+
+    async fn replay_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        self.inner.replay_dead(shard, ids).await
+    }
+
+    async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        self.inner.purge_dead(shard, ids).await
+    }
+}

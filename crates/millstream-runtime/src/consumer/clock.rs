@@ -1,0 +1,68 @@
+//! The server's clock, as far as it is known here: for messages that wait in their place.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use millstream_core::error::Result;
+use tokio::time::{Instant, sleep};
+
+use super::RetryOrder;
+use super::context::Subscription;
+use super::guard::Guard;
+
+/// How often it is looked at: two clocks that run differently must not drift apart.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// The clock of the server that one partition is on.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    /// What it said, and when.
+    told: Mutex<Option<(u64, Instant)>>,
+}
+
+impl Clock {
+    /// Milliseconds since 1970, and never more than the server says; `None` if it has not been asked yet.
+    pub(super) fn now(&self) -> Option<u64> {
+        let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ms, at) = told?;
+        let since = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Some(ms.saturating_add(since))
+    }
+
+    /// Looks at it now and then, until the lease is lost or given back. Where nothing waits in its place it is not
+    /// needed.
+    pub(super) async fn run(&self, context: &Subscription, guard: &Guard) {
+        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
+        if context.config.retry_order == RetryOrder::Skip {
+            return;
+        }
+        let mut trouble = context.trouble_in("clock", topic_partition);
+        let work = async {
+            loop {
+                trouble.begins(Duration::ZERO);
+                match self.run_once(context, guard).await {
+                    Ok(()) => {
+                        trouble.over(&*context.observer);
+                        trouble.waits();
+                        sleep(PERIOD).await;
+                    }
+                    Err(error) => sleep(trouble.met(&error, &*context.observer)).await,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = guard.revoked().cancelled() => {}
+            () = guard.lost().cancelled() => {}
+            () = work => {}
+        }
+    }
+
+    async fn run_once(&self, context: &Subscription, guard: &Guard) -> Result<()> {
+        let (topic_partition, _) = guard.lease().partition()?;
+        let now = context.backend.recurring.due(&topic_partition.clone().into()).await?.now;
+        // Counted from the answer: what waits until a time is never early.
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Instant::now()));
+        Ok(())
+    }
+}

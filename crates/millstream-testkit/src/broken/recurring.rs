@@ -1,0 +1,131 @@
+//! Mistakes of the recurring role.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use millstream_core::Result;
+use millstream_core::recurring::{DueRecurrences, MAX_DUE, Recurrence, Recurring};
+use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId};
+
+use super::{Broken, Sabotage};
+
+#[async_trait]
+impl Recurring for Broken {
+    async fn put(&self, place: &Place, recurrence: &Recurrence, on_conflict: OnConflict) -> Result<Placed> {
+        let (mut recurrence, mut how) = (recurrence.clone(), on_conflict);
+        match (self.sabotage, on_conflict) {
+            (Sabotage::AppendMangles, _) => {
+                recurrence.fields = BTreeMap::from_iter(recurrence.fields).into_iter().collect();
+            }
+            (Sabotage::KeepReplaces, OnConflict::Keep) => how = OnConflict::Replace,
+            (Sabotage::ReplaceKeeps, OnConflict::Replace) | (Sabotage::RejectKeeps, OnConflict::Reject) => {
+                how = OnConflict::Keep;
+            }
+            _ => {}
+        }
+        let placed = self.inner.recurring.put(&self.place(place), &recurrence, how).await?;
+        Ok(match (self.sabotage, placed) {
+            (Sabotage::KeepReplaces, Placed::Replaced) => Placed::Kept,
+            (Sabotage::ReplaceKeeps, Placed::Kept) if on_conflict == OnConflict::Replace => Placed::Replaced,
+            _ => placed,
+        })
+    }
+
+    async fn remove(&self, place: &Place, id: &ScheduleId) -> Result<bool> {
+        let place = &self.place(place);
+        if self.is(Sabotage::RemoveForgotten) {
+            return Ok(self.recurrence(place, id).await?.is_some());
+        }
+        self.inner.recurring.remove(place, id).await
+    }
+
+    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
+        let place = &self.place(place);
+        match (self.sabotage, next) {
+            (Sabotage::PauseForgotten, None) | (Sabotage::PausedForGood, Some(_)) => {
+                Ok(self.recurrence(place, id).await?.is_some())
+            }
+            _ => self.inner.recurring.pause(place, id, next).await,
+        }
+    }
+
+    async fn recurrences(
+        &self,
+        place: &Place,
+        after: Option<ScheduleId>,
+        limit: usize,
+    ) -> Result<Vec<Recurrence>> {
+        let after = after.filter(|_| !self.is(Sabotage::ListUnpaged));
+        let mut page = self.inner.recurring.recurrences(&self.place(place), after, limit).await?;
+        if self.is(Sabotage::ListReversed) {
+            page.reverse();
+        }
+        Ok(page)
+    }
+
+    async fn due(&self, place: &Place) -> Result<DueRecurrences> {
+        let place = &self.place(place);
+        let mut due = self.inner.recurring.due(place).await?;
+        match self.sabotage {
+            Sabotage::DueAlways => {
+                due.recurrences = self.all(place).await?;
+                due.recurrences.retain(|it| !it.paused && it.next.is_some());
+                due.recurrences.sort_by_key(|it| it.next);
+            }
+            Sabotage::DueReversed => due.recurrences.reverse(),
+            Sabotage::DueByAnotherClock => due.now += 30_000,
+            _ => {}
+        }
+        Ok(due)
+    }
+
+    async fn fire(
+        &self,
+        place: &Place,
+        id: &ScheduleId,
+        fires: &[u64],
+        expected: u64,
+        next: Option<u64>,
+    ) -> Result<bool> {
+        let place = &self.place(place);
+        let inner = &self.inner.recurring;
+        let (mut fires, mut expected) = (fires, expected);
+        match self.sabotage {
+            Sabotage::FireUnchecked => {
+                expected = self.recurrence(place, id).await?.and_then(|it| it.next).unwrap_or(expected);
+            }
+            Sabotage::FireForgotten => fires = &[],
+            Sabotage::FireReplaces => {
+                let ids = fires.iter().map(|at| ScheduleId::new(format!("{id}@{at}")));
+                self.inner.schedule.cancel(place, &ids.collect::<Result<Vec<_>>>()?).await?;
+            }
+            Sabotage::FireIgnoresPause if self.recurrence(place, id).await?.is_some_and(|it| it.paused) => {
+                inner.pause(place, id, Some(expected)).await?;
+            }
+            _ => {}
+        }
+        let fired = inner.fire(place, id, fires, expected, next).await?;
+        if self.is(Sabotage::FireForgetsTheOver) && fired && next.is_none() {
+            inner.remove(place, id).await?;
+        }
+        Ok(fired)
+    }
+}
+
+impl Broken {
+    async fn all(&self, place: &Place) -> Result<Vec<Recurrence>> {
+        let mut all: Vec<Recurrence> = Vec::new();
+        loop {
+            let after = all.last().map(|it| it.id.clone());
+            let page = self.inner.recurring.recurrences(place, after, MAX_DUE).await?;
+            if page.is_empty() {
+                return Ok(all);
+            }
+            all.extend(page);
+        }
+    }
+
+    async fn recurrence(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>> {
+        Ok(self.all(place).await?.into_iter().find(|it| it.id == *id))
+    }
+}

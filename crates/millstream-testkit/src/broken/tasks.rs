@@ -1,0 +1,307 @@
+//! Mistakes of the tasks role.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::log::Settled;
+use millstream_core::schedule::{Due, Place, ScheduleId, Shard};
+use millstream_core::tasks::{
+    Ask, Claimed, ClaimedTask, DeadTask, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
+};
+use millstream_core::{ErrorKind, History, MessageId, QueueName, Reason, Result};
+use tokio::time::{Instant, sleep};
+
+use super::log::earlier;
+use super::{Broken, Sabotage};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// What mistakes of this role have to remember.
+#[derive(Default)]
+pub(super) struct Memo {
+    /// The last token of a task, and when its claim runs out.
+    tokens: HashMap<(Shard, ScheduleId), (String, Instant)>,
+    /// A task that is to be claimed again.
+    twice: HashMap<Shard, Option<ClaimedTask>>,
+    /// The most crashes of a task.
+    crashes: HashMap<(Shard, ScheduleId), u32>,
+    /// The first worker that had nothing to do, and when it was to come.
+    watcher: HashMap<Shard, (String, u64)>,
+}
+
+#[async_trait]
+impl Tasks for Broken {
+    async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
+        match (self.sabotage, self.inner.tasks.create_queue(spec).await) {
+            (Sabotage::LastQueueWins, Ok(_)) => Ok(spec.clone()),
+            (Sabotage::ShardsUnchecked, Err(error)) if error.kind() == ErrorKind::InvalidConfig => {
+                Ok(spec.clone())
+            }
+            (_, created) => created,
+        }
+    }
+
+    async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
+        match self.inner.tasks.queue(name).await {
+            Err(error) if self.is(Sabotage::UnknownQueueInvented) && error.kind() == ErrorKind::NotFound => {
+                self.inner.tasks.create_queue(&QueueSpec { name: name.clone(), shards: 1 }).await
+            }
+            found => found,
+        }
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueName>> {
+        let mut queues = self.inner.tasks.queues().await?;
+        if self.is(Sabotage::ListsUnsorted) {
+            queues.reverse();
+        }
+        Ok(queues)
+    }
+
+    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+        let shard = &self.shard(shard);
+        let mut told = ask.clone();
+        match self.sabotage {
+            Sabotage::LimitIgnored if ask.limit > 0 => told.limit = MAX_CLAIM,
+            Sabotage::ClaimsNeverRunOut => told.hold = DAY,
+            Sabotage::CrashLimitIgnored => told.crash_limit = 0,
+            Sabotage::PatienceIgnored => told.patience = DAY,
+            Sabotage::BusyTellsNobody if ask.limit == 0 => {
+                return Ok(Claimed { next: ask.patience, ..Claimed::default() });
+            }
+            _ => {}
+        }
+        let mut claimed = self.inner.tasks.claim(shard, &told).await?;
+        if self.is(Sabotage::LimitIgnored) && claimed.tasks.len() == MAX_CLAIM {
+            claimed.tasks.extend(self.inner.tasks.claim(shard, &told).await?.tasks);
+        }
+        {
+            let mut memo = self.memo();
+            for task in &claimed.tasks {
+                let token = (task.token.clone(), Instant::now() + ask.hold);
+                memo.tasks.tokens.insert((shard.clone(), task.id.clone()), token);
+            }
+        }
+        self.spoil_tasks(shard, ask, &mut claimed.tasks);
+        self.spoil_next(shard, ask, &mut claimed).await?;
+        Ok(claimed)
+    }
+
+    async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
+        let shard = &self.shard(shard);
+        let count = batch.len();
+        let stale = Settled { applied: 0, stale: count };
+        let known = |id: &ScheduleId| self.memo().tasks.tokens.get(&(shard.clone(), id.clone())).cloned();
+        let mut told = batch.to_vec();
+        match self.sabotage {
+            Sabotage::TokenIgnored => {
+                for (id, token, _) in &mut told {
+                    *token = known(id).map_or_else(|| token.clone(), |(known, _)| known);
+                }
+            }
+            Sabotage::RunOutIsFinal => {
+                told.retain(|(id, ..)| known(id).is_none_or(|(_, until)| Instant::now() < until));
+            }
+            Sabotage::SettleAllOrNothing => {
+                if batch.iter().any(|(id, token, _)| known(id).is_none_or(|(known, _)| known != *token)) {
+                    return Ok(stale);
+                }
+                let mut memo = self.memo();
+                batch
+                    .iter()
+                    .for_each(|(id, ..)| drop(memo.tasks.tokens.remove(&(shard.clone(), id.clone()))));
+            }
+            Sabotage::AcksForgotten => told.retain(|(.., verdict)| *verdict != Verdict::Complete),
+            _ => told.iter_mut().for_each(|(.., verdict)| self.spoil_verdict(verdict)),
+        }
+        let mut settled = self.inner.tasks.settle_tasks(shard, &told).await?;
+        match self.sabotage {
+            Sabotage::SettledAlways => settled = Settled { applied: count, stale: 0 },
+            Sabotage::AcksForgotten => settled.applied += count - told.len(),
+            _ => settled.stale += count - told.len(),
+        }
+        Ok(settled)
+    }
+
+    async fn extend(
+        &self,
+        shard: &Shard,
+        claims: &[(ScheduleId, String)],
+        hold: Duration,
+    ) -> Result<Vec<bool>> {
+        let shard = &self.shard(shard);
+        let mut claims = claims.to_vec();
+        match self.sabotage {
+            Sabotage::ExtendForgotten => return Ok(vec![true; claims.len()]),
+            Sabotage::TokenIgnored => {
+                for (id, token) in &mut claims {
+                    let known = self.memo().tasks.tokens.get(&(shard.clone(), id.clone())).cloned();
+                    *token = known.map_or_else(|| token.clone(), |(known, _)| known);
+                }
+            }
+            _ => {}
+        }
+        let hold = if self.is(Sabotage::ClaimsNeverRunOut) { DAY } else { hold };
+        let mut held = self.inner.tasks.extend(shard, &claims, hold).await?;
+        match self.sabotage {
+            Sabotage::ExtendSilent => held.fill(true),
+            Sabotage::ExtendAllOrNothing if held.contains(&false) => held.fill(false),
+            _ => {}
+        }
+        Ok(held)
+    }
+
+    async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
+        let shard = &self.shard(shard);
+        match self.sabotage {
+            Sabotage::CallsNobody => {
+                sleep(timeout).await;
+                Ok(false)
+            }
+            Sabotage::CallsEverybody => Ok(true),
+            Sabotage::CallsForgotten => {
+                self.inner.tasks.wait(shard, Duration::ZERO).await?;
+                self.inner.tasks.wait(shard, timeout).await
+            }
+            _ => self.inner.tasks.wait(shard, timeout).await,
+        }
+    }
+
+    async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
+        let mut counts = self.inner.tasks.counts(&self.shard(shard)).await?;
+        if self.is(Sabotage::TaskCountsLie) {
+            counts.waiting.total += counts.claimed;
+            counts.expired = 0;
+        }
+        Ok(counts)
+    }
+
+    async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
+        let after = if self.is(Sabotage::ListUnpaged) { MessageId::ZERO } else { after };
+        let mut dead = self.inner.tasks.dead_tasks(&self.shard(shard), after, limit).await?;
+        if self.is(Sabotage::ListReversed) {
+            dead.reverse();
+        }
+        Ok(dead)
+    }
+
+    async fn replay_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        let shard = &self.shard(shard);
+        let place = Place::from(shard.clone());
+        let dead = self.inner.tasks.dead_tasks(shard, MessageId::ZERO, 1_000).await?;
+        let tasks = dead.into_iter().filter(|it| ids.contains(&it.id)).map(|it| it.task);
+        let tasks: Vec<_> = tasks.collect();
+        match self.sabotage {
+            Sabotage::TaskReplayForgotten => return Ok(ids.len()),
+            Sabotage::ReplayTakesTheId => drop(self.inner.schedule.cancel(&place, &tasks).await?),
+            _ => {}
+        }
+        let replayed = self.inner.tasks.replay_tasks(shard, ids).await?;
+        if self.is(Sabotage::ReplayedLate) {
+            self.inner.schedule.reschedule(&place, &tasks, Due::In(HOUR)).await?;
+        }
+        Ok(replayed)
+    }
+
+    async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        if self.is(Sabotage::PurgeForgotten) {
+            return Ok(ids.len());
+        }
+        self.inner.tasks.purge_tasks(&self.shard(shard), ids).await
+    }
+}
+
+impl Broken {
+    /// The shard that is really asked.
+    fn shard(&self, shard: &Shard) -> Shard {
+        let shared = self.is(Sabotage::PlacesShared);
+        if shared { Shard::new(shard.queue.clone(), 0) } else { shard.clone() }
+    }
+
+    fn spoil_tasks(&self, shard: &Shard, ask: &Ask, tasks: &mut Vec<ClaimedTask>) {
+        let mut memo = self.memo();
+        match self.sabotage {
+            Sabotage::TasksReversed => tasks.reverse(),
+            Sabotage::BodilessHidden => tasks.retain(|task| !task.fields.is_empty()),
+            Sabotage::ClaimedTwice => match memo.tasks.twice.get_mut(shard) {
+                Some(again) if tasks.len() < ask.limit => tasks.extend(again.take()),
+                Some(_) => {}
+                None => {
+                    if let Some(task) = tasks.last() {
+                        memo.tasks.twice.insert(shard.clone(), Some(task.clone()));
+                    }
+                }
+            },
+            _ => {}
+        }
+        for task in tasks {
+            match self.sabotage {
+                Sabotage::TaskLosesBody => task.fields.clear(),
+                Sabotage::TokensRepeat => task.token = "token".into(),
+                Sabotage::CrashesUncounted => task.crashes = 0,
+                Sabotage::CrashIsAttempt => task.attempt += task.crashes,
+                Sabotage::CrashesForEver => {
+                    let most = memo.tasks.crashes.entry((shard.clone(), task.id.clone())).or_default();
+                    *most = task.crashes.max(*most);
+                    task.crashes = *most;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Spoils when a worker is to come back.
+    async fn spoil_next(&self, shard: &Shard, ask: &Ask, claimed: &mut Claimed) -> Result<()> {
+        let place = Place::from(shard.clone());
+        let until = |at: u64| Duration::from_millis(at.saturating_sub(claimed.now)).min(ask.patience);
+        match self.sabotage {
+            Sabotage::RecurringUntold => claimed.recurring = false,
+            Sabotage::NextForgetsRecurring => {
+                let recurs = !self.inner.recurring.recurrences(&place, None, 1).await?.is_empty();
+                claimed.next = if recurs { ask.patience } else { claimed.next };
+            }
+            Sabotage::NextForgetsClaims => {
+                let waiting = self.inner.schedule.waiting(&place).await?.total;
+                claimed.next = if waiting == 0 { ask.patience } else { claimed.next };
+            }
+            Sabotage::EverybodyWatches => {
+                let head = self.inner.schedule.scheduled(&place, None, 1).await?.pop();
+                claimed.next = head.map_or(claimed.next, |it| until(it.due));
+            }
+            Sabotage::NextAlwaysNow => claimed.next = Duration::ZERO,
+            Sabotage::HeadRemembered | Sabotage::WatcherNeverReplaced if claimed.tasks.is_empty() => {
+                let at = claimed.now + claimed.next.as_millis() as u64;
+                let first = (ask.worker.clone(), at);
+                let first = self.memo().tasks.watcher.entry(shard.clone()).or_insert(first).clone();
+                if self.is(Sabotage::HeadRemembered) {
+                    claimed.next = until(first.1);
+                } else if first.0 != ask.worker {
+                    claimed.next = ask.patience;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn spoil_verdict(&self, verdict: &mut Verdict) {
+        match (self.sabotage, &mut *verdict) {
+            (Sabotage::TaskRetriesDropped, Verdict::Retry { .. })
+            | (Sabotage::DeadLetterDropped, Verdict::Dead { .. }) => *verdict = Verdict::Complete,
+            (Sabotage::RetryEarly, Verdict::Retry { due, .. }) => *due = earlier(*due),
+            (Sabotage::SnoozeCounts, Verdict::Retry { attempt, error, .. }) if error.is_empty() => {
+                *attempt += 1;
+            }
+            (Sabotage::HistoryForgotten, Verdict::Retry { history, .. } | Verdict::Dead { history, .. }) => {
+                *history = History::default();
+            }
+            (Sabotage::DeadLetterLosesStory, Verdict::Dead { reason, attempts, error, .. }) => {
+                (*reason, *attempts) = (Reason::parse(""), 0);
+                error.clear();
+            }
+            _ => {}
+        }
+    }
+}

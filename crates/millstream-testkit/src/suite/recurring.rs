@@ -1,0 +1,46 @@
+//! The recurring role: what is scheduled again and again.
+
+mod firing;
+mod keeping;
+
+use millstream_core::recurring::Recurrence;
+use millstream_core::schedule::{OnConflict, Place, Placed};
+
+use super::schedule::{body, id};
+use super::suite;
+use crate::case::{Case, Verdict, Violation, equal};
+use crate::harness::Harness;
+
+pub(super) fn cases() -> Vec<Case> {
+    [keeping::cases(), firing::cases()].concat()
+}
+
+/// A recurrence whose body names its id.
+fn recurrence(name: &str, next: Option<u64>) -> Result<Recurrence, Violation> {
+    let rule = format!("rule of {name}");
+    Ok(Recurrence { id: id(name)?, rule, fields: body(name), next, paused: false })
+}
+
+/// Puts recurrences that were not there.
+async fn put_all<'a>(
+    h: &Harness,
+    place: &Place,
+    recurrences: impl IntoIterator<Item = (&'a str, u64)>,
+) -> Verdict {
+    for (name, next) in recurrences {
+        let put = h.backend.recurring.put(place, &recurrence(name, Some(next))?, OnConflict::Keep).await?;
+        equal!(put, Placed::New, "what became of a new recurrence");
+    }
+    Ok(())
+}
+
+/// The ids of what is due.
+async fn due(h: &Harness, place: &Place) -> Result<Vec<String>, Violation> {
+    let due = h.backend.recurring.due(place).await?.recurrences;
+    Ok(due.iter().map(|recurrence| recurrence.id.to_string()).collect())
+}
+
+/// All that recurs.
+async fn listed(h: &Harness, place: &Place) -> Result<Vec<Recurrence>, Violation> {
+    Ok(h.backend.recurring.recurrences(place, None, 100).await?)
+}

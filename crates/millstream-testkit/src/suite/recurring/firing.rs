@@ -1,0 +1,151 @@
+//! Each occurrence is scheduled once, by whoever is first.
+
+use std::time::Duration;
+
+use millstream_core::schedule::{Due, Place, Promoted, Scheduled};
+
+use super::super::schedule::{ROUNDING, all, place_all, shown};
+use super::{body, due, id, listed, put_all, recurrence, suite};
+use crate::case::{Verdict, Violation, ensure, equal};
+use crate::harness::Harness;
+
+suite!("recurring":
+    what_fires_is_scheduled_at_its_times,
+    an_occurrence_is_fired_by_one,
+    an_occurrence_that_waits_is_kept,
+    what_is_paused_or_gone_does_not_fire,
+    what_has_no_next_time_is_never_due_and_stays,
+    a_promotion_reckons_with_what_recurs,
+);
+
+const HOUR: u64 = 3_600_000;
+
+async fn what_fires_is_scheduled_at_its_times(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        put_all(&h, &place, [("a", 1)]).await?;
+        let now = h.now(&place).await?;
+        let times = [now - 5, now + HOUR, now + 2 * HOUR];
+        let fired = h.backend.recurring.fire(&place, &id("a")?, &times, 1, Some(now + 3 * HOUR)).await?;
+        ensure!(fired, "what is due does not fire");
+        let scheduled = h.backend.schedule.scheduled(&place, None, 10).await?;
+        let expected = times.map(|due| Ok(Scheduled { id: id(format!("a@{due}"))?, due, fields: body("a") }));
+        let expected = expected.into_iter().collect::<Result<Vec<_>, Violation>>()?;
+        equal!(scheduled, expected, "what was scheduled");
+        equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due");
+        equal!(listed(&h, &place).await?, [recurrence("a", Some(now + 3 * HOUR))?], "what recurs");
+    }
+    Ok(())
+}
+
+async fn an_occurrence_is_fired_by_one(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        put_all(&h, &place, [("a", 1)]).await?;
+        let now = h.now(&place).await?;
+        let mut fired = 0;
+        for round in 1..=10 {
+            let racers = [0, 1, 2].map(|racer| {
+                let (h, place) = (h.clone(), place.clone());
+                tokio::spawn(async move {
+                    // Each would have it at another time, so that it shows who did.
+                    let times = [now + round * HOUR + racer];
+                    let a = id("a")?;
+                    let fire = h.backend.recurring.fire(&place, &a, &times, round, Some(round + 1));
+                    Ok::<_, Violation>(usize::from(fire.await?))
+                })
+            });
+            for racer in racers {
+                fired += racer.await.map_err(|error| Violation::new(error.to_string()))??;
+            }
+        }
+        equal!(fired, 10, "occurrences that somebody fired, of ten");
+        equal!(all(&h, &place).await?.len(), 10, "messages that wait");
+        let late = h.backend.recurring.fire(&place, &id("a")?, &[now], 10, Some(1)).await?;
+        ensure!(!late, "an occurrence was fired again");
+        equal!(listed(&h, &place).await?, [recurrence("a", Some(11))?], "what recurs");
+    }
+    Ok(())
+}
+
+async fn an_occurrence_that_waits_is_kept(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        put_all(&h, &place, [("a", 1)]).await?;
+        let now = h.now(&place).await?;
+        let (time, later) = (now + HOUR, now + 5 * HOUR);
+        h.backend.recurring.fire(&place, &id("a")?, &[time], 1, Some(2)).await?;
+        let name = format!("a@{time}");
+        h.backend.schedule.reschedule(&place, &[id(&name)?], Due::At(later)).await?;
+        let fired = h.backend.recurring.fire(&place, &id("a")?, &[time, time + 1], 2, Some(3)).await?;
+        ensure!(fired, "what is due does not fire, because one occurrence waits");
+        equal!(all(&h, &place).await?, [format!("a@{}", time + 1), name.clone()], "what waits");
+        equal!(shown(&h, &place, &name).await?.due, later, "when the one that waited is due");
+    }
+    Ok(())
+}
+
+async fn what_is_paused_or_gone_does_not_fire(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        put_all(&h, &place, [("a", 1), ("b", 1)]).await?;
+        h.backend.recurring.pause(&place, &id("a")?, None).await?;
+        h.backend.recurring.remove(&place, &id("b")?).await?;
+        for name in ["a", "b", "unknown"] {
+            let fired = h.backend.recurring.fire(&place, &id(name)?, &[1], 1, Some(2)).await?;
+            ensure!(!fired, "{name} fired, which is paused or gone");
+        }
+        equal!(all(&h, &place).await?, Vec::<String>::new(), "what waits");
+        let left: Vec<_> = listed(&h, &place).await?.iter().map(|it| (it.id.clone(), it.paused)).collect();
+        equal!(left, [(id("a")?, true)], "what recurs, and whether it is paused");
+    }
+    Ok(())
+}
+
+async fn what_has_no_next_time_is_never_due_and_stays(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        put_all(&h, &place, [("a", 1)]).await?;
+        let fired = h.backend.recurring.fire(&place, &id("a")?, &[7], 1, None).await?;
+        ensure!(fired, "what is due does not fire for the last time");
+        equal!(all(&h, &place).await?, ["a@7"], "what waits");
+        equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due");
+        equal!(listed(&h, &place).await?, [recurrence("a", None)?], "what recurs");
+        let again = h.backend.recurring.fire(&place, &id("a")?, &[8], 1, Some(2)).await?;
+        ensure!(!again, "what is over fires again");
+        let never = recurrence("never", None)?;
+        h.backend.recurring.put(&place, &never, Default::default()).await?;
+        equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due of what never was");
+        equal!(listed(&h, &place).await?, [recurrence("a", None)?, never], "what recurs");
+    }
+    Ok(())
+}
+
+async fn a_promotion_reckons_with_what_recurs(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let place = Place::from(tp.clone());
+    let owner = h.owner(&tp, "group").await?;
+    let (minute, promote) = (Duration::from_secs(60), async || {
+        let both = [
+            h.backend.schedule.promote(&owner.lease, 10).await?,
+            h.backend.schedule.promote_delayed(&tp, 10).await?,
+        ];
+        Ok::<_, Violation>(both)
+    });
+    place_all(&h, &place, [("later", Due::In(Duration::from_secs(3_600)))]).await?;
+    let now = h.now(&place).await?;
+    put_all(&h, &place, [("a", now + 60_000)]).await?;
+    for Promoted { next, recurring, .. } in promote().await? {
+        let next = next.unwrap_or_default();
+        ensure!(
+            next > minute / 2 && next <= minute + ROUNDING,
+            "next in {next:?}, a recurrence is in {minute:?}"
+        );
+        ensure!(!recurring, "something that recurs is said to be due, a minute early");
+    }
+    put_all(&h, &place, [("b", now)]).await?;
+    for promoted in promote().await? {
+        equal!((promoted.next, promoted.recurring), (Some(Duration::ZERO), true), "what recurs is due");
+    }
+    h.backend.recurring.fire(&place, &id("b")?, &[], now, None).await?;
+    h.backend.recurring.pause(&place, &id("a")?, None).await?;
+    for Promoted { next, recurring, .. } in promote().await? {
+        ensure!(next.is_some_and(|next| next > minute) && !recurring, "next in {next:?}, due: {recurring}");
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Scheduling: ids, conflicts, batches, far times.
+
+use std::time::Duration;
+
+use millstream_core::schedule::{Due, OnConflict, Place, Placed, Scheduling};
+use millstream_core::wire::Fields;
+use millstream_core::{ErrorKind, TopicPartition};
+
+use super::{HOUR, after, all, body, id, names, outcomes, partition, place_all, promote_delayed};
+use super::{schedule, scheduling, shown, suite};
+use crate::case::{Verdict, ensure, equal};
+use crate::harness::Harness;
+
+suite!("schedule":
+    an_id_that_waits_is_kept_as_it_is,
+    an_id_that_waits_is_replaced_with_body_and_due_time,
+    an_id_that_waits_is_rejected_if_wished,
+    an_id_is_free_again_when_its_message_is_gone,
+    ids_of_another_place_do_not_clash,
+    a_message_without_fields_is_refused,
+    a_bad_scheduling_does_not_keep_the_others_from_waiting,
+    a_large_batch_has_one_result_each,
+    the_far_future_is_no_trouble,
+);
+
+async fn an_id_that_waits_is_kept_as_it_is(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        place_all(&h, &place, [("a", Due::In(HOUR))]).await?;
+        let before = shown(&h, &place, "a").await?;
+        let again = Scheduling { fields: body("b"), ..scheduling(&place, "a", Due::NOW)? };
+        equal!(schedule(&h, &[again]).await?, [Placed::Kept], "scheduled again");
+        equal!(shown(&h, &place, "a").await?, before, "what was kept");
+        equal!(h.backend.schedule.waiting(&place).await?.total, 1, "messages that wait");
+    }
+    Ok(())
+}
+
+async fn an_id_that_waits_is_replaced_with_body_and_due_time(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        place_all(&h, &place, [("a", Due::In(HOUR)), ("z", Due::In(HOUR * 2))]).await?;
+        let at = h.now(&place).await? + 7_000_000;
+        let fields = body("b");
+        let on_conflict = OnConflict::Replace;
+        let again =
+            Scheduling { fields: fields.clone(), on_conflict, ..scheduling(&place, "a", Due::At(at))? };
+        equal!(schedule(&h, &[again]).await?, [Placed::Replaced], "scheduled again");
+        let now = shown(&h, &place, "a").await?;
+        equal!((now.due, now.fields), (at, fields), "due time and body of what was replaced");
+        equal!(all(&h, &place).await?, ["a", "z"], "what waits");
+        let new = Scheduling { on_conflict, ..scheduling(&place, "new", Due::NOW)? };
+        equal!(schedule(&h, &[new]).await?, [Placed::New], "scheduled where there is nothing to replace");
+    }
+    Ok(())
+}
+
+async fn an_id_that_waits_is_rejected_if_wished(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        let mut batch = vec![scheduling(&place, "a", Due::In(HOUR))?; 3];
+        batch.iter_mut().for_each(|it| it.on_conflict = OnConflict::Reject);
+        batch[1].id = id("b")?;
+        batch[2].fields = body("c");
+        let outcomes = outcomes(h.backend.schedule.schedule(&batch).await);
+        equal!(
+            outcomes,
+            [Ok(Placed::New), Ok(Placed::New), Err(ErrorKind::Exists)],
+            "scheduled, with conflicts rejected"
+        );
+        equal!(shown(&h, &place, "a").await?.fields, body("a"), "what waited before");
+    }
+    Ok(())
+}
+
+async fn an_id_is_free_again_when_its_message_is_gone(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        for round in 0..3 {
+            ensure!(
+                schedule(&h, &[scheduling(&place, "a", Due::In(HOUR))?]).await? == [Placed::New],
+                "round {round}: the id of a cancelled message is not free"
+            );
+            h.backend.schedule.cancel(&place, &[id("a")?]).await?;
+        }
+    }
+    let place = Place::from(h.partition().await?);
+    for _ in 0..2 {
+        place_all(&h, &place, [("a", Due::NOW)]).await?;
+        promote_delayed(&h, partition(&place)?, 1).await?;
+    }
+    Ok(())
+}
+
+async fn ids_of_another_place_do_not_clash(h: Harness) -> Verdict {
+    let (topic, queue) = (h.topic(2).await?, h.queue(2).await?);
+    let partitions = (0..2).map(|n| Place::from(TopicPartition::new(topic.name.clone(), n)));
+    let places: Vec<_> = partitions.chain(queue.iter().map(Place::from)).collect();
+    let mut batch = Vec::new();
+    for (n, place) in places.iter().enumerate() {
+        batch.push(Scheduling { fields: body(&n.to_string()), ..scheduling(place, "a", Due::In(HOUR))? });
+    }
+    equal!(schedule(&h, &batch).await?, [Placed::New; 4], "one id at four places");
+    for (n, place) in places.iter().enumerate() {
+        equal!(shown(&h, place, "a").await?.fields, body(&n.to_string()), "the message at {place}");
+    }
+    h.backend.schedule.cancel(&places[1], &[id("a")?]).await?;
+    for (n, place) in places.iter().enumerate() {
+        let total = u64::from(n != 1);
+        equal!(h.backend.schedule.waiting(place).await?.total, total, "messages that wait at {place}");
+    }
+    Ok(())
+}
+
+async fn a_message_without_fields_is_refused(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        let empty = Scheduling { fields: Fields::new(), ..scheduling(&place, "a", Due::NOW)? };
+        let results = h.backend.schedule.schedule(&[empty]).await;
+        ensure!(matches!(results[..], [Err(_)]), "a message without fields: {results:?}");
+        equal!(h.backend.schedule.waiting(&place).await?.total, 0, "messages that wait");
+    }
+    Ok(())
+}
+
+async fn a_bad_scheduling_does_not_keep_the_others_from_waiting(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        let mut batch = Vec::new();
+        for name in ["a", "a", "b", "empty", "c"] {
+            let on_conflict = OnConflict::Reject;
+            batch.push(Scheduling { on_conflict, ..scheduling(&place, name, Due::At(1))? });
+        }
+        batch[3].fields.clear();
+        let results = h.backend.schedule.schedule(&batch).await;
+        let good: Vec<_> = results.iter().map(Result::is_ok).collect();
+        equal!(good, [true, false, true, false, true], "which of a batch succeeded");
+        equal!(all(&h, &place).await?, ["a", "b", "c"], "what waits");
+    }
+    Ok(())
+}
+
+async fn a_large_batch_has_one_result_each(h: Harness) -> Verdict {
+    const COUNT: usize = 1_000;
+    let places = h.places().await?;
+    let mut batch = Vec::new();
+    for n in 0..COUNT {
+        // Every tenth has the id of the one two before it, at the same place.
+        let name = if n % 10 == 9 { n - 2 } else { n };
+        batch.push(scheduling(&places[n % 2], format!("{name:04}"), after(3_600_000))?);
+    }
+    let placed = schedule(&h, &batch).await?;
+    for (n, placed) in placed.iter().enumerate() {
+        let expected = if n % 10 == 9 { Placed::Kept } else { Placed::New };
+        equal!(*placed, expected, "the result of number {n}");
+    }
+    for (place, total) in places.iter().zip([500, 400]) {
+        equal!(h.backend.schedule.waiting(place).await?.total, total, "messages that wait at {place}");
+    }
+    Ok(())
+}
+
+async fn the_far_future_is_no_trouble(h: Harness) -> Verdict {
+    let far = Due::FAR.as_millis() as u64;
+    for place in h.places().await? {
+        let before = h.now(&place).await?;
+        let century = [("in", Due::In(Duration::MAX)), ("at", Due::At(u64::MAX)), ("far", Due::In(Due::FAR))];
+        place_all(&h, &place, century).await?;
+        let after = h.now(&place).await?;
+        for (name, _) in century {
+            let due = shown(&h, &place, name).await?.due;
+            ensure!(
+                (before + far..=after + far + 1).contains(&due),
+                "{name} is due at {due}, expected a century from now, which is {after}"
+            );
+        }
+        equal!(h.backend.schedule.waiting(&place).await?.overdue, 0, "messages that are due");
+    }
+    let place = Place::from(h.partition().await?);
+    let mut owner = h.owner(partition(&place)?, "group").await?;
+    place_all(&h, &place, [("far", Due::In(Duration::MAX)), ("soon", Due::NOW)]).await?;
+    promote_delayed(&h, partition(&place)?, 1).await?;
+    equal!(names(&owner.take(1).await?)?, ["soon"], "what came");
+    let next = h.backend.schedule.promote_delayed(partition(&place)?, 1).await?.next;
+    ensure!(next.is_some_and(|next| next > Due::FAR / 2), "next in {next:?}, expected about a century");
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! Claiming: never early, in order, each by one worker.
+
+use std::collections::BTreeSet;
+
+use millstream_core::ErrorKind;
+use millstream_core::schedule::{Due, OnConflict, Placed, Scheduling};
+use millstream_core::tasks::{MAX_CLAIM, Verdict as Says};
+
+use super::super::schedule::{all, outcomes, schedule, scheduling, shown};
+use super::{Desk, HOUR, ask, body, failure, id, names, suite, told};
+use crate::case::{Verdict, Violation, ensure, equal};
+use crate::harness::{Harness, foreign};
+
+suite!("tasks":
+    a_task_is_never_claimed_early,
+    tasks_are_claimed_by_due_time,
+    each_task_is_claimed_by_one_worker,
+    a_claim_takes_no_more_than_its_limit,
+    a_claim_takes_no_more_than_the_most,
+    a_claimed_task_is_as_it_was_scheduled,
+    a_claimed_task_does_not_wait,
+    a_claimed_task_can_neither_be_replaced_nor_cancelled,
+    a_cancelled_task_is_never_claimed,
+    of_a_cancel_and_a_claim_one_wins;
+    with an operator:
+    a_task_without_body_is_claimed_without_fields,
+);
+
+async fn a_task_is_never_claimed_early(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let delays = ["0", "1", "2", "7", "20", "55", "130"];
+    let before = desk.h.now(&desk.place).await?;
+    let due = |delay: &str| Due::In(std::time::Duration::from_millis(delay.parse().unwrap_or(0)));
+    desk.place(delays.map(|delay| (delay, due(delay)))).await?;
+    desk.place([("never", Due::In(HOUR))]).await?;
+    let mut patience = desk.h.patience("all tasks to be due");
+    let mut came = 0;
+    while came < delays.len() {
+        let claimed = desk.claim(&ask("w", 10)).await?;
+        for task in &claimed.tasks {
+            let Ok(delay) = task.id.as_str().parse::<u64>() else {
+                return Err(Violation::new(format!("{} was claimed an hour early", task.id)));
+            };
+            ensure!(task.due >= before + delay, "{} is due at {}, scheduled at {before}", task.id, task.due);
+            ensure!(
+                task.due <= claimed.now,
+                "{} is due at {}, claimed at {}",
+                task.id,
+                task.due,
+                claimed.now
+            );
+            desk.settles(task, Says::Complete).await?;
+        }
+        came += claimed.tasks.len();
+        patience.pause().await?;
+    }
+    desk.nothing("the rest is due in an hour").await
+}
+
+async fn tasks_are_claimed_by_due_time(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let tasks = [("e", 5), ("b", 2), ("f", 7), ("c", 1), ("a", 6), ("d", 3)];
+    desk.place(tasks.map(|(id, due)| (id, Due::At(due)))).await?;
+    let first = desk.claim(&ask("w", 4)).await?.tasks;
+    equal!(names(&first), ["c", "b", "d", "e"], "the first four");
+    equal!(names(&desk.claim(&ask("v", 4)).await?.tasks), ["a", "f"], "the others");
+    Ok(())
+}
+
+async fn each_task_is_claimed_by_one_worker(h: Harness) -> Verdict {
+    const COUNT: usize = 80;
+    let desk = Desk::new(h).await?;
+    let tasks: Vec<_> = (0..COUNT).map(|n| n.to_string()).collect();
+    desk.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    let workers = [0, 1, 2, 3].map(|worker| {
+        let (h, shard) = (desk.h.clone(), desk.shard.clone());
+        tokio::spawn(async move {
+            let mut mine = Vec::new();
+            loop {
+                let tasks = h.backend.tasks.claim(&shard, &ask(&format!("w{worker}"), 7)).await?.tasks;
+                if tasks.is_empty() {
+                    return Ok::<_, Violation>(mine);
+                }
+                mine.extend(tasks);
+                tokio::task::yield_now().await;
+            }
+        })
+    });
+    let (mut ids, mut tokens, mut count) = (BTreeSet::new(), BTreeSet::new(), 0);
+    for worker in workers {
+        for task in worker.await.map_err(|error| Violation::new(error.to_string()))?? {
+            count += 1;
+            ids.insert(task.id.clone());
+            tokens.insert(task.token);
+        }
+    }
+    equal!((count, ids.len()), (COUNT, COUNT), "claims, and different tasks");
+    equal!(tokens.len(), COUNT, "different tokens");
+    desk.nothing("each was claimed").await
+}
+
+async fn a_claim_takes_no_more_than_its_limit(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a", "b", "c", "d", "e"]).await?;
+    for (limit, expected) in [(2, &["a", "b"][..]), (0, &[]), (2, &["c", "d"]), (2, &["e"]), (2, &[])] {
+        let claimed = desk.claim(&ask("w", limit)).await?;
+        equal!(names(&claimed.tasks), expected, "claimed with a limit of {limit}");
+        ensure!(
+            expected.len() < 2 || expected[0] == "c" || claimed.next.is_zero(),
+            "three are left, and next is in {:?}",
+            claimed.next
+        );
+    }
+    Ok(())
+}
+
+async fn a_claim_takes_no_more_than_the_most(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let tasks: Vec<_> = (0..MAX_CLAIM + 20).map(|n| n.to_string()).collect();
+    desk.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    let claimed = desk.claim(&ask("w", 10_000)).await?;
+    ensure!((1..=MAX_CLAIM).contains(&claimed.tasks.len()), "{} tasks at once", claimed.tasks.len());
+    equal!(claimed.next, std::time::Duration::ZERO, "when to ask again, with more that is due");
+    desk.take(&ask("w", 100), MAX_CLAIM + 20 - claimed.tasks.len()).await?;
+    desk.nothing("each was claimed").await
+}
+
+async fn a_claimed_task_is_as_it_was_scheduled(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let name = "order 42: refund, ünïcode";
+    let task = Scheduling { fields: foreign(), ..scheduling(&desk.place, name, Due::At(77))? };
+    schedule(&desk.h, &[task]).await?;
+    let before = desk.h.now(&desk.place).await?;
+    let claimed = desk.claim(&ask("w", 5)).await?;
+    let after = desk.h.now(&desk.place).await?;
+    ensure!((before..=after).contains(&claimed.now), "the server's time: {before}, {}, {after}", claimed.now);
+    equal!(claimed.crashed, 0, "tasks that died");
+    let [task] = &claimed.tasks[..] else {
+        return Err(Violation::new(format!("{} tasks were claimed of one", claimed.tasks.len())));
+    };
+    equal!((task.id.as_str(), task.due), (name, 77), "id and due time");
+    equal!(task.fields, foreign(), "the fields of a task");
+    equal!((task.attempt, task.crashes), (1, 0), "attempt and crashes");
+    equal!((task.error.as_str(), told(&task.history)), ("", Vec::new()), "errors of a first attempt");
+    ensure!(!task.token.is_empty(), "there is no token");
+    Ok(())
+}
+
+async fn a_claimed_task_does_not_wait(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a", "b"]).await?;
+    let task = desk.take_one(&ask("w", 1)).await?;
+    equal!(task.id.as_str(), "a", "the first task");
+    equal!(desk.h.backend.schedule.get(&desk.place, &task.id).await?, None, "a claimed task, as it waits");
+    equal!(all(&desk.h, &desk.place).await?, ["b"], "what waits");
+    let waiting = desk.h.backend.schedule.waiting(&desk.place).await?;
+    equal!((waiting.total, waiting.overdue), (1, 1), "how many wait, and are due");
+    shown(&desk.h, &desk.place, "b").await.map(drop)
+}
+
+async fn a_claimed_task_can_neither_be_replaced_nor_cancelled(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    let task = desk.take_one(&ask("w", 1)).await?;
+    let ids = [task.id.clone()];
+    equal!(desk.h.backend.schedule.cancel(&desk.place, &ids).await?, [false], "a cancel");
+    let rescheduled = desk.h.backend.schedule.reschedule(&desk.place, &ids, Due::NOW).await?;
+    equal!(rescheduled, [false], "a reschedule");
+    for (on_conflict, expected) in [
+        (OnConflict::Keep, Ok(Placed::Kept)),
+        (OnConflict::Replace, Ok(Placed::Kept)),
+        (OnConflict::Reject, Err(ErrorKind::Exists)),
+    ] {
+        let other = Scheduling { fields: body("b"), on_conflict, ..scheduling(&desk.place, "a", Due::NOW)? };
+        let placed = desk.h.backend.schedule.schedule(&[other]).await;
+        equal!(outcomes(placed), [expected], "scheduled with {on_conflict:?}");
+    }
+    desk.nothing("it is worked on").await?;
+    desk.settles(&task, super::retry(&task, Due::NOW)).await?;
+    let again = desk.take_one(&ask("w", 1)).await?;
+    equal!(again.fields, body("a"), "the fields of the task");
+    equal!((again.attempt, again.error), (2, failure(1)), "the second attempt");
+    Ok(())
+}
+
+async fn a_cancelled_task_is_never_claimed(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a", "b", "c"]).await?;
+    let cancelled = desk.h.backend.schedule.cancel(&desk.place, &[id("a")?, id("c")?]).await?;
+    equal!(cancelled, [true, true], "cancels of tasks that wait");
+    equal!(names(&desk.claim(&ask("w", 10)).await?.tasks), ["b"], "claimed");
+    Ok(())
+}
+
+async fn of_a_cancel_and_a_claim_one_wins(h: Harness) -> Verdict {
+    const COUNT: usize = 40;
+    let desk = Desk::new(h).await?;
+    let tasks: Vec<_> = (0..COUNT).map(|n| format!("{n:02}")).collect();
+    desk.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    let canceller = {
+        let (h, place, tasks) = (desk.h.clone(), desk.place.clone(), tasks.clone());
+        tokio::spawn(async move {
+            let mut cancelled = Vec::new();
+            // From the other end.
+            for task in tasks.into_iter().rev() {
+                if h.backend.schedule.cancel(&place, &[id(&task)?]).await? == [true] {
+                    cancelled.push(task);
+                }
+                tokio::task::yield_now().await;
+            }
+            Ok::<_, Violation>(cancelled)
+        })
+    };
+    let mut seen = Vec::new();
+    loop {
+        let claimed = desk.claim(&ask("w", 3)).await?.tasks;
+        if claimed.is_empty() {
+            break;
+        }
+        seen.extend(claimed.iter().map(|task| task.id.to_string()));
+        tokio::task::yield_now().await;
+    }
+    seen.extend(canceller.await.map_err(|error| Violation::new(error.to_string()))??);
+    seen.sort();
+    equal!(seen, tasks, "what was claimed or cancelled");
+    Ok(())
+}
+
+async fn a_task_without_body_is_claimed_without_fields(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a", "b"]).await?;
+    desk.h.operator()?.delete_scheduled(&desk.place, &id("a")?).await?;
+    let tasks = desk.take(&ask("w", 2), 2).await?;
+    equal!(names(&tasks), ["a", "b"], "claimed");
+    equal!((&tasks[0].fields, &tasks[1].fields), (&Vec::new(), &body("b")), "the fields of both");
+    for task in &tasks {
+        desk.settles(task, Says::Complete).await?;
+    }
+    desk.nothing("both are done").await
+}

@@ -1,0 +1,171 @@
+//! Claims that run out come back by themselves, and are counted.
+
+use std::time::Duration;
+
+use millstream_core::schedule::Due;
+use millstream_core::tasks::{Ask, Verdict as Says};
+use millstream_core::{MessageId, Reason};
+
+use super::{Desk, HOUR, STALE, ask, body, claim, failure, names, retry, suite, told};
+use crate::case::{Verdict, ensure, equal};
+use crate::harness::{BRIEF, Harness, LONG};
+
+suite!("tasks":
+    a_claim_that_ran_out_comes_back_first,
+    a_claim_holds_as_long_as_was_asked,
+    a_claim_that_is_extended_holds,
+    an_extension_tells_of_each_whether_it_is_ours,
+    what_ran_out_and_nobody_has_claimed_is_settled,
+    what_ran_out_and_another_has_claimed_is_stale,
+    crashes_are_forgotten_when_an_attempt_is_settled,
+    what_crashes_too_often_becomes_a_dead_letter,
+);
+
+fn brief(worker: &str, limit: usize) -> Ask {
+    Ask { hold: BRIEF, ..ask(worker, limit) }
+}
+
+async fn a_claim_that_ran_out_comes_back_first(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a", "b", "c"]).await?;
+    let tasks = desk.take(&brief("w", 2), 2).await?;
+    equal!(names(&tasks), ["a", "b"], "claimed first");
+    // Due before them, but new.
+    desk.place([("older", Due::At(0))]).await?;
+    desk.runs_out(BRIEF).await?;
+    let again = desk.claim(&ask("v", 4)).await?.tasks;
+    equal!(names(&again).split_off(again.len().min(2)), ["older", "c"], "claimed after what had run out");
+    for (before, again) in tasks.iter().zip(&again) {
+        equal!(again.id, before.id, "what came back");
+        equal!((again.attempt, again.crashes), (1, 1), "attempt and crashes of what came back");
+        equal!((again.due, &again.fields), (before.due, &before.fields), "due time and fields");
+        ensure!(again.token != before.token, "two claims have one token");
+        equal!(desk.settle(before, Says::Complete).await?, STALE, "settled by who had it before");
+        desk.settles(again, Says::Complete).await?;
+    }
+    Ok(())
+}
+
+async fn a_claim_holds_as_long_as_was_asked(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    let before = desk.h.now(&desk.place).await?;
+    desk.take_one(&brief("w", 1)).await?;
+    let mut patience = desk.h.patience("a claim to run out");
+    loop {
+        let claimed = desk.claim(&ask("v", 1)).await?;
+        if !claimed.tasks.is_empty() {
+            let took = Duration::from_millis(claimed.now.saturating_sub(before));
+            ensure!(took >= BRIEF, "a claim of {BRIEF:?} was given to another after {took:?}");
+            return Ok(());
+        }
+        patience.pause().await?;
+    }
+}
+
+async fn a_claim_that_is_extended_holds(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a", "b"]).await?;
+    let tasks = desk.take(&brief("w", 2), 2).await?;
+    ensure!(desk.extend(&tasks[0], LONG).await?, "a claim is not ours at once");
+    desk.runs_out(BRIEF).await?;
+    equal!(names(&desk.claim(&ask("v", 2)).await?.tasks), ["b"], "claimed, one was extended");
+    ensure!(!desk.extend(&tasks[1], LONG).await?, "a claim that another has by now was extended");
+    desk.settles(&tasks[0], Says::Complete).await?;
+    // To extend can make it shorter too.
+    desk.place_due(["c"]).await?;
+    let task = desk.take_one(&ask("w", 1)).await?;
+    ensure!(desk.extend(&task, Duration::from_millis(1)).await?, "a claim is not ours at once");
+    equal!(names(&desk.take(&ask("v", 1), 1).await?), ["c"], "claimed after it was extended by 1 ms");
+    Ok(())
+}
+
+async fn an_extension_tells_of_each_whether_it_is_ours(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a", "b", "c"]).await?;
+    let tasks = desk.take(&brief("w", 3), 3).await?;
+    desk.settles(&tasks[1], Says::Complete).await?;
+    let mut claims: Vec<_> = tasks.iter().map(claim).collect();
+    claims.push((super::id("unknown")?, tasks[0].token.clone()));
+    let held = desk.h.backend.tasks.extend(&desk.shard, &claims, LONG).await?;
+    equal!(held, [true, false, true, false], "ours, of four: one is done, one unknown");
+    // Ran out, but nobody has it: it is ours still.
+    desk.place_due(["d"]).await?;
+    let late = desk.take_one(&brief("w", 1)).await?;
+    desk.runs_out(BRIEF).await?;
+    ensure!(desk.extend(&late, LONG).await?, "a claim that ran out, and that nobody has, is not ours");
+    desk.nothing("all are held").await
+}
+
+async fn what_ran_out_and_nobody_has_claimed_is_settled(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a", "b", "c"]).await?;
+    let tasks = desk.take(&brief("w", 3), 3).await?;
+    desk.runs_out(BRIEF).await?;
+    desk.settles(&tasks[0], Says::Complete).await?;
+    desk.settles(&tasks[1], retry(&tasks[1], Due::In(HOUR))).await?;
+    desk.settles(&tasks[2], super::dead(&tasks[2])).await?;
+    desk.nothing("all are settled").await?;
+    let counts = desk.counts().await?;
+    equal!((counts.waiting.total, counts.claimed, counts.dead), (1, 0, 1), "waiting, claimed and dead");
+    Ok(())
+}
+
+async fn what_ran_out_and_another_has_claimed_is_stale(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    let task = desk.take_one(&brief("w", 1)).await?;
+    desk.runs_out(BRIEF).await?;
+    let other = desk.take_one(&ask("v", 1)).await?;
+    for says in [Says::Complete, retry(&task, Due::NOW), super::dead(&task)] {
+        equal!(desk.settle(&task, says.clone()).await?, STALE, "{says:?} of what another has");
+    }
+    ensure!(!desk.extend(&task, Duration::ZERO).await?, "what another has was extended");
+    desk.nothing("the other holds it").await?;
+    desk.settles(&other, Says::Complete).await
+}
+
+async fn crashes_are_forgotten_when_an_attempt_is_settled(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    let hold = Duration::from_millis(20);
+    for crashes in 0..3 {
+        let task = desk.take_one(&Ask { hold, ..ask("w", 1) }).await?;
+        equal!((task.attempt, task.crashes), (1, crashes), "attempt and crashes");
+    }
+    let task = desk.take_one(&ask("w", 1)).await?;
+    equal!((task.attempt, task.crashes), (1, 3), "attempt and crashes");
+    desk.settles(&task, retry(&task, Due::NOW)).await?;
+    let task = desk.take_one(&ask("w", 1)).await?;
+    equal!((task.attempt, task.crashes), (2, 0), "attempt and crashes after an attempt that was settled");
+    equal!(told(&task.history), [(1, failure(1))], "the history");
+    Ok(())
+}
+
+async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    let hold = Duration::from_millis(20);
+    let limited = Ask { hold, crash_limit: 2, ..ask("w", 1) };
+    for crashes in 0..2 {
+        let task = desk.take_one(&limited).await?;
+        equal!(task.crashes, crashes, "crashes before the limit");
+    }
+    let mut patience = desk.h.patience("what crashes too often to be given up");
+    loop {
+        let claimed = desk.claim(&limited).await?;
+        ensure!(claimed.tasks.is_empty(), "claimed beyond the limit: {:?}", claimed.tasks);
+        if claimed.crashed > 0 {
+            equal!(claimed.crashed, 1, "tasks that were given up");
+            break;
+        }
+        patience.pause().await?;
+    }
+    let dead = desk.h.backend.tasks.dead_tasks(&desk.shard, MessageId::ZERO, 10).await?;
+    equal!(dead.len(), 1, "dead tasks");
+    equal!((dead[0].task.as_str(), &dead[0].reason), ("a", &Reason::Crashed), "what died, and why");
+    equal!(dead[0].body, body("a"), "the body of what died");
+    let counts = desk.counts().await?;
+    equal!((counts.waiting.total, counts.claimed, counts.dead), (0, 0, 1), "waiting, claimed and dead");
+    desk.place_due(["a"]).await
+}

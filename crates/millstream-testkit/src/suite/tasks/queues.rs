@@ -1,0 +1,112 @@
+//! Queues and their shards.
+
+use millstream_core::schedule::{Due, Place, Placed, Waiting};
+use millstream_core::tasks::{MAX_SHARDS, QueueSpec, TaskCounts, Verdict as Says};
+use millstream_core::{ErrorKind, QueueName};
+
+use super::super::schedule::{all, schedule, scheduling};
+use super::{Desk, HOUR, ask, body, dead, names, place_all, suite};
+use crate::case::{Verdict, ensure, equal, refused};
+use crate::harness::{BRIEF, Harness, LONG};
+
+suite!("tasks":
+    the_first_to_create_a_queue_wins,
+    a_queue_has_a_sensible_number_of_shards,
+    an_unknown_queue_is_not_found,
+    queues_are_listed_in_order,
+    shards_do_not_mix,
+    a_shard_is_counted,
+);
+
+async fn the_first_to_create_a_queue_wins(h: Harness) -> Verdict {
+    let first = QueueSpec { name: QueueName::new(h.unique("queue"))?, shards: 3 };
+    equal!(h.backend.tasks.create_queue(&first).await?, first, "a new queue");
+    for shards in [5, 1] {
+        let again = QueueSpec { shards, ..first.clone() };
+        equal!(h.backend.tasks.create_queue(&again).await?, first, "created again with {shards} shards");
+    }
+    equal!(h.backend.tasks.queue(&first.name).await?, first, "the queue as it is stored");
+    Ok(())
+}
+
+async fn a_queue_has_a_sensible_number_of_shards(h: Harness) -> Verdict {
+    for shards in [0, MAX_SHARDS + 1, u32::MAX] {
+        let spec = QueueSpec { name: QueueName::new(h.unique("queue"))?, shards };
+        let created = h.backend.tasks.create_queue(&spec).await;
+        refused(created, ErrorKind::InvalidConfig, &format!("a queue of {shards} shards"))?;
+        refused(h.backend.tasks.queue(&spec.name).await, ErrorKind::NotFound, "what was not created")?;
+    }
+    equal!(h.queue(MAX_SHARDS).await?.shards, MAX_SHARDS, "the most shards");
+    Ok(())
+}
+
+async fn an_unknown_queue_is_not_found(h: Harness) -> Verdict {
+    let name = QueueName::new(h.unique("queue"))?;
+    refused(h.backend.tasks.queue(&name).await, ErrorKind::NotFound, "an unknown queue")?;
+    let listed = h.backend.tasks.queues().await?;
+    ensure!(!listed.contains(&name), "an unknown queue is listed");
+    Ok(())
+}
+
+async fn queues_are_listed_in_order(h: Harness) -> Verdict {
+    let common = h.unique("queue");
+    let ours = ["b", "c", "a"].map(|name| QueueName::new(format!("{common}-{name}")));
+    for name in ours {
+        let name = name?;
+        for _ in 0..2 {
+            h.backend.tasks.create_queue(&QueueSpec { name: name.clone(), shards: 1 }).await?;
+        }
+    }
+    let listed = h.backend.tasks.queues().await?;
+    let ours = listed.iter().filter_map(|name| name.as_str().strip_prefix(&common));
+    equal!(ours.collect::<Vec<_>>(), ["-a", "-b", "-c"], "our queues in the list");
+    ensure!(listed.is_sorted(), "the list is not in order: {listed:?}");
+    Ok(())
+}
+
+async fn shards_do_not_mix(h: Harness) -> Verdict {
+    let queue = h.queue(3).await?;
+    let shards: Vec<_> = queue.iter().collect();
+    for (n, shard) in shards.iter().enumerate().take(2) {
+        let place = Place::from(shard.clone());
+        let mine = format!("of shard {n}");
+        place_all(&h, &place, [("same", Due::At(1)), (mine.as_str(), Due::At(2))]).await?;
+    }
+    for (n, shard) in shards.iter().enumerate() {
+        let tasks = h.backend.tasks.claim(shard, &ask("w", 10)).await?.tasks;
+        let mine = format!("of shard {n}");
+        let expected = if n < 2 { vec!["same", mine.as_str()] } else { Vec::new() };
+        equal!(names(&tasks), expected, "claimed from {shard}");
+    }
+    Ok(())
+}
+
+async fn a_shard_is_counted(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    equal!(desk.counts().await?, TaskCounts::default(), "an empty shard");
+    desk.place_due(["dead", "brief", "long", "done", "due", "due 2"]).await?;
+    desk.place([("later", Due::In(HOUR))]).await?;
+    let given_up = desk.take_one(&ask("w", 1)).await?;
+    desk.settles(&given_up, dead(&given_up)).await?;
+    desk.take_one(&super::Ask { hold: BRIEF, ..ask("w", 1) }).await?;
+    desk.runs_out(BRIEF).await?;
+    let counts = desk.counts().await?;
+    let waiting = Waiting { total: 5, overdue: 4 };
+    equal!(counts, TaskCounts { waiting, claimed: 1, expired: 1, dead: 1 }, "with a claim that has run out");
+    let tasks = desk.take(&ask("w", 3), 3).await?;
+    equal!(names(&tasks), ["brief", "long", "done"], "claimed");
+    desk.settles(&tasks[2], Says::Complete).await?;
+    ensure!(desk.extend(&tasks[0], LONG).await?, "a claim is not ours");
+    let waiting = Waiting { total: 3, overdue: 2 };
+    equal!(
+        desk.counts().await?,
+        TaskCounts { waiting, claimed: 2, expired: 0, dead: 1 },
+        "with two claims that hold"
+    );
+    equal!(desk.h.backend.schedule.waiting(&desk.place).await?, waiting, "the same, told by the schedule");
+    equal!(all(&desk.h, &desk.place).await?, ["due", "due 2", "later"], "what waits");
+    let again = scheduling(&desk.place, "long", Due::NOW)?;
+    equal!(schedule(&desk.h, &[again]).await?, [Placed::Kept], "an id that is worked on");
+    equal!(tasks[0].fields, body("brief"), "the body of a task");
+    Ok(())
+}

@@ -1,0 +1,289 @@
+//! Workers without work: one looks out for what is due, and each call finds one of them.
+
+use std::time::Duration;
+
+use millstream_core::recurring::Recurrence;
+use millstream_core::schedule::{Due, OnConflict};
+use millstream_core::tasks::{Ask, Claimed};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::{Desk, HOUR, ask, body, dead, id, names, retry, suite};
+use crate::case::{Verdict, Violation, ensure, equal};
+use crate::harness::{Harness, LONG};
+
+suite!("tasks":
+    a_wait_ends_when_its_time_is_up,
+    a_call_wakes_one_of_those_who_wait,
+    whatever_is_due_first_calls_somebody,
+    what_is_due_later_calls_nobody,
+    a_call_that_nobody_waits_for_is_kept_once,
+    a_worker_that_is_busy_lets_another_one_look_out,
+    one_worker_is_told_of_the_head_and_others_of_later_times,
+    who_comes_after_an_earlier_head_is_told_of_it,
+    a_worker_that_does_not_come_back_is_replaced,
+    nobody_is_told_to_wait_longer_than_it_likes,
+    a_worker_is_told_when_a_claim_runs_out,
+    a_worker_is_told_of_what_recurs,
+);
+
+/// How long nobody must be called before it is believed.
+const QUIET: Duration = Duration::from_millis(60);
+/// A server may count its milliseconds from another edge.
+const EDGE: Duration = Duration::from_millis(5);
+const SECOND: Duration = Duration::from_secs(1);
+
+impl Desk {
+    /// Somebody who waits to be called from now on, for as long as no case takes.
+    fn waiter(&self) -> JoinHandle<Result<bool, Violation>> {
+        let (h, shard) = (self.h.clone(), self.shard.clone());
+        tokio::spawn(async move { h.soon("a call", h.backend.tasks.wait(&shard, LONG)).await })
+    }
+
+    /// Expects to be called.
+    async fn is_called(&self, why: &str) -> Verdict {
+        let called = self.h.soon(why, self.h.backend.tasks.wait(&self.shard, LONG)).await?;
+        ensure!(called, "nobody was called: {why}");
+        Ok(())
+    }
+
+    /// Expects that nobody is called.
+    async fn is_quiet(&self, why: &str) -> Verdict {
+        let wait = self.h.backend.tasks.wait(&self.shard, QUIET);
+        ensure!(!self.h.soon("a wait to end", wait).await?, "somebody was called ({why})");
+        Ok(())
+    }
+
+    /// When a worker is to come back, in microseconds since 1970.
+    async fn told(&self, ask: &Ask) -> Result<u64, Violation> {
+        let Claimed { tasks, next, now, .. } = self.claim(ask).await?;
+        ensure!(tasks.is_empty(), "claimed: {tasks:?}");
+        Ok(now * 1_000 + next.as_micros() as u64)
+    }
+
+    async fn recurs(&self, name: &str, next: u64) -> Verdict {
+        let recurrence = Recurrence {
+            id: id(name)?,
+            rule: "a rule".into(),
+            fields: body(name),
+            next: Some(next),
+            paused: false,
+        };
+        self.h.backend.recurring.put(&self.place, &recurrence, OnConflict::Keep).await?;
+        Ok(())
+    }
+}
+
+async fn called(waiter: JoinHandle<Result<bool, Violation>>) -> Verdict {
+    let called = waiter.await.map_err(|error| Violation::new(error.to_string()))??;
+    ensure!(called, "a wait ended, and nobody was called");
+    Ok(())
+}
+
+async fn a_wait_ends_when_its_time_is_up(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    for wait in [Duration::ZERO, Duration::from_millis(20), QUIET] {
+        let started = Instant::now();
+        let called = desk.h.soon("a wait to end", desk.h.backend.tasks.wait(&desk.shard, wait)).await?;
+        let took = started.elapsed();
+        ensure!(!called && took + EDGE >= wait, "a wait of {wait:?} took {took:?}, called: {called}");
+    }
+    Ok(())
+}
+
+async fn a_call_wakes_one_of_those_who_wait(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let mut waiters = vec![desk.waiter(), desk.waiter(), desk.waiter()];
+    for (name, delay) in [("a", HOUR * 3), ("b", HOUR * 2)] {
+        // They may wait by then or not: it is the same to them.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        desk.place([(name, Due::In(delay))]).await?;
+        let mut patience = desk.h.patience("a call");
+        let first = loop {
+            if let Some(first) = waiters.iter().position(JoinHandle::is_finished) {
+                break first;
+            }
+            patience.pause().await?;
+        };
+        called(waiters.remove(first)).await?;
+        tokio::time::sleep(QUIET / 2).await;
+        let more = waiters.iter().filter(|waiter| waiter.is_finished()).count();
+        equal!(more, 0, "others who were called");
+    }
+    waiters.iter().for_each(JoinHandle::abort);
+    Ok(())
+}
+
+async fn whatever_is_due_first_calls_somebody(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["dead", "fails"]).await?;
+    desk.is_called("something was scheduled").await?;
+    let tasks = desk.take(&Ask { hold: HOUR * 10, ..ask("w", 2) }, 2).await?;
+    desk.settles(&tasks[0], dead(&tasks[0])).await?;
+    desk.place([("a", Due::In(HOUR * 5)), ("z", Due::In(HOUR * 9))]).await?;
+    desk.is_called("something was scheduled").await?;
+
+    let now = desk.h.now(&desk.place).await?;
+    desk.recurs("r", now + 4 * 3_600_000).await?;
+    desk.is_called("something recurs earlier than all that waits").await?;
+
+    desk.h.backend.schedule.reschedule(&desk.place, &[id("z")?], Due::In(HOUR * 3)).await?;
+    desk.is_called("something was rescheduled to the head").await?;
+
+    desk.settles(&tasks[1], retry(&tasks[1], Due::In(HOUR))).await?;
+    desk.is_called("a retry is due before all others").await?;
+
+    let dead = desk.h.backend.tasks.dead_tasks(&desk.shard, Default::default(), 1).await?;
+    let ids: Vec<_> = dead.iter().map(|dead| dead.id).collect();
+    let replayed = desk.h.backend.tasks.replay_tasks(&desk.shard, &ids).await?;
+    equal!(replayed, 1, "tasks that were replayed");
+    desk.is_called("a dead task was replayed").await?;
+    desk.is_quiet("nothing came since").await
+}
+
+async fn what_is_due_later_calls_nobody(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place([("head", Due::In(HOUR))]).await?;
+    desk.is_called("something was scheduled").await?;
+    desk.place([("a", Due::In(HOUR * 2)), ("b", Due::In(HOUR * 3))]).await?;
+    desk.h.backend.schedule.reschedule(&desk.place, &[id("b")?], Due::In(HOUR * 2)).await?;
+    let now = desk.h.now(&desk.place).await?;
+    desk.recurs("r", now + 2 * 3_600_000).await?;
+    desk.is_quiet("nothing came that is due earlier").await?;
+    desk.place([("head 2", Due::In(HOUR / 2))]).await?;
+    desk.is_called("something was scheduled before all others").await
+}
+
+async fn a_call_that_nobody_waits_for_is_kept_once(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    for (name, hours) in [("a", 5), ("b", 4), ("c", 3), ("d", 2)] {
+        desk.place([(name, Due::In(HOUR * hours))]).await?;
+    }
+    desk.is_called("something was scheduled before the wait").await?;
+    desk.is_quiet("one call is kept").await
+}
+
+async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place([("a", Due::In(HOUR))]).await?;
+    desk.is_called("something was scheduled").await?;
+    // It looks out for the head, and says that it will not.
+    desk.told(&ask("w", 1)).await?;
+    let waiter = desk.waiter();
+    let claimed = desk.claim(&ask("w", 0)).await?;
+    ensure!(claimed.tasks.is_empty(), "claimed with a limit of 0: {:?}", claimed.tasks);
+    called(waiter).await?;
+    let now = desk.h.now(&desk.place).await?;
+    let head = desk.told(&Ask { patience: HOUR * 2, ..ask("v", 1) }).await?;
+    ensure!(head < now * 1_000 + 3_600_500_000, "who was called is told {head}, and it is {now}");
+    // It takes as much as it can.
+    desk.place_due(["b"]).await?;
+    desk.is_called("something was scheduled").await?;
+    equal!(names(&desk.claim(&ask("v", 1)).await?.tasks), ["b"], "claimed");
+    desk.is_called("a worker took as much as it can").await
+}
+
+async fn one_worker_is_told_of_the_head_and_others_of_later_times(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let head = desk.h.now(&desk.place).await? + 60_000;
+    desk.place([("a", Due::At(head))]).await?;
+    let head = head * 1_000;
+    for round in 0..2 {
+        let first = desk.told(&ask("w", 1)).await?;
+        ensure!(first.abs_diff(head) < 2_000, "round {round}: told {first}, the head is due at {head}");
+        let mut others = Vec::new();
+        for worker in ["t", "u", "v"] {
+            let other = desk.told(&ask(worker, 1)).await?;
+            ensure!(
+                other > head + 5_000,
+                "round {round}: {worker} is told {other} too, with the head at {head}"
+            );
+            others.push(other);
+        }
+        // In case that the first one does not come.
+        let soon = others.iter().any(|other| *other <= head + 1_000_000);
+        ensure!(soon, "round {round}: nobody is told to come soon after the head at {head}: {others:?}");
+    }
+    Ok(())
+}
+
+async fn who_comes_after_an_earlier_head_is_told_of_it(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let now = desk.h.now(&desk.place).await?;
+    for (name, worker, delay) in [("a", "u", 90_000), ("b", "v", 60_000), ("c", "w", 30_000)] {
+        desk.place([(name, Due::At(now + delay))]).await?;
+        let (told, head) = (desk.told(&ask(worker, 1)).await?, (now + delay) * 1_000);
+        ensure!(told.abs_diff(head) < 2_000, "{worker} is told {told}, the head is due at {head}");
+    }
+    Ok(())
+}
+
+async fn a_worker_that_does_not_come_back_is_replaced(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place([("a", Due::In(Duration::from_millis(30)))]).await?;
+    let mut claimed = desk.claim(&ask("dies", 1)).await?;
+    // It looks out from now on, or has the task, and never comes back.
+    if claimed.tasks.is_empty() {
+        let mut patience = desk.h.patience("the next worker to have the task");
+        loop {
+            claimed = desk.claim(&ask("w", 1)).await?;
+            if !claimed.tasks.is_empty() {
+                break;
+            }
+            ensure!(
+                claimed.next <= SECOND,
+                "the task is due in 30 ms, and the next worker in {:?}",
+                claimed.next
+            );
+            tokio::time::sleep(claimed.next).await;
+            patience.pause().await?;
+        }
+        equal!(names(&claimed.tasks), ["a"], "claimed by the next worker");
+    }
+    Ok(())
+}
+
+async fn nobody_is_told_to_wait_longer_than_it_likes(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let patience = Duration::from_millis(70);
+    for head in [None, Some("a")] {
+        if let Some(name) = head {
+            desk.place([(name, Due::In(HOUR))]).await?;
+        }
+        for worker in ["u", "v", "u"] {
+            let next = desk.claim(&Ask { patience, ..ask(worker, 1) }).await?.next;
+            ensure!(
+                next <= patience && !next.is_zero(),
+                "{worker} is to come in {next:?}, with {patience:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn a_worker_is_told_when_a_claim_runs_out(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    let claimed = desk.claim(&Ask { hold: SECOND, ..ask("w", 1) }).await?;
+    equal!(names(&claimed.tasks), ["a"], "claimed");
+    let (told, end) = (desk.told(&ask("v", 1)).await?, (claimed.now + 1_000) * 1_000);
+    ensure!(told.abs_diff(end) < 5_000, "told {told}, a claim runs out at {end}");
+    Ok(())
+}
+
+async fn a_worker_is_told_of_what_recurs(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let now = desk.h.now(&desk.place).await?;
+    desk.place([("later", Due::In(HOUR))]).await?;
+    desk.recurs("soon", now + 60_000).await?;
+    ensure!(!desk.claim(&ask("u", 0)).await?.recurring, "something that recurs is said to be due");
+    let (told, head) = (desk.told(&ask("w", 1)).await?, (now + 60_000) * 1_000);
+    ensure!(told.abs_diff(head) < 2_000, "told {told}, something that recurs is due at {head}");
+    desk.recurs("due", now).await?;
+    for limit in [1, 0] {
+        let claimed = desk.claim(&ask("w", limit)).await?;
+        ensure!(claimed.recurring, "it is not told that something recurs, with a limit of {limit}");
+        ensure!(limit == 0 || claimed.next <= SECOND, "next in {:?}, and something is due", claimed.next);
+    }
+    Ok(())
+}

@@ -1,0 +1,233 @@
+//! What delayed messages and tasks cost a server: CPU, memory, and how long it keeps others waiting.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use millstream::{Delivery, Millstream, Record, Topic};
+use millstream_core::schedule::MAX_PROMOTE;
+use millstream_core::tasks::{Ask, MAX_CLAIM, Verdict};
+use millstream_core::{ScheduleId, Shard, TopicPartition};
+use millstream_delay::{DelayQueue, Task, TaskRecord};
+
+use super::{Engine, info, server_cpu, time_of, wall_ms_in, wall_us};
+use crate::server::Server;
+
+const BYTES: Topic<Bytes> = Topic::raw("burden").partitions(1);
+const PAYLOAD: [u8; 128] = [b'x'; 128];
+/// How many are scheduled at once.
+const PORTION: u64 = 10_000;
+
+/// What one message of 128 bytes costs.
+#[derive(Clone, Copy, Debug)]
+pub struct Cost {
+    /// Microseconds of server CPU to schedule it.
+    pub schedule_us: f64,
+    /// Microseconds of server CPU to put it into the log, or to claim it.
+    pub go_us: f64,
+    /// Microseconds of server CPU to complete the task; nothing for a message.
+    pub complete_us: f64,
+    /// Bytes of memory while it waits.
+    pub bytes: f64,
+}
+
+/// Measures one message of many.
+///
+/// # Panics
+/// If anything fails.
+pub async fn cost(engine: Engine, messages: u64) -> Cost {
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    // What the first message makes: scripts, connections, keys.
+    fill(&mq, engine, PORTION, wall_ms_in(Duration::ZERO)).await;
+    let went = go(&mq, engine).await;
+    complete(&mq, &went.1).await;
+    server.cli(&["FLUSHDB"]);
+    let (cpu, memory) = (server_cpu(&server), info(&server, "memory", "used_memory"));
+    let due = wall_ms_in(Duration::from_millis(3_000 + messages / 4));
+    fill(&mq, engine, messages, due).await;
+    let (filled, full) = (server_cpu(&server), info(&server, "memory", "used_memory"));
+    let left = u64::try_from(due.cast_signed() * 1_000 - wall_us()).expect("not due before all wait");
+    tokio::time::sleep(Duration::from_micros(left + 5_000)).await;
+    let waited = server_cpu(&server);
+    let (moved, claims) = go(&mq, engine).await;
+    assert_eq!(moved, messages);
+    let went = server_cpu(&server);
+    complete(&mq, &claims).await;
+    let each = |seconds: f64| seconds * 1e6 / messages as f64;
+    Cost {
+        schedule_us: each(filled - cpu),
+        go_us: each(went - waited),
+        complete_us: if claims.is_empty() { 0.0 } else { each(server_cpu(&server) - went) },
+        bytes: (full - memory) / messages as f64,
+    }
+}
+
+/// Schedules messages that are all due at one time.
+async fn fill(mq: &Millstream, engine: Engine, messages: u64, due: u64) {
+    let (payload, time) = (Bytes::from_static(&PAYLOAD), time_of(due));
+    let producer = mq.producer(BYTES).await.expect("a producer");
+    let queue = DelayQueue::raw("burden").open(mq.backend()).await.expect("opened");
+    let mut left = messages;
+    while left > 0 {
+        let portion = left.min(PORTION);
+        match engine {
+            Engine::Topic => {
+                let records = (0..portion).map(|_| Record::new(&payload).at(time));
+                let sent = producer.send_all_delayed(records).await;
+                sent.into_iter().for_each(|sent| drop(sent.expect("sent")));
+            }
+            Engine::Queue => {
+                let records = (0..portion).map(|_| TaskRecord::new(&payload).at(time));
+                let scheduled = queue.schedule_all(records).await;
+                scheduled.into_iter().for_each(|one| drop(one.expect("scheduled")));
+            }
+        }
+        left -= portion;
+    }
+}
+
+/// Takes what is due as promoters and workers do, without anything else; gives back how many, and their claims.
+async fn go(mq: &Millstream, engine: Engine) -> (u64, Vec<(ScheduleId, String)>) {
+    let place = TopicPartition::new("burden".parse().expect("a name"), 0);
+    let (mut moved, mut claims) = (0, Vec::new());
+    loop {
+        let now = match engine {
+            Engine::Topic => {
+                let promoted = mq.backend().schedule.promote_delayed(&place, MAX_PROMOTE).await;
+                promoted.expect("promoted").moved
+            }
+            Engine::Queue => {
+                let ask = Ask {
+                    worker: "burden".into(),
+                    limit: MAX_CLAIM,
+                    hold: Duration::from_secs(3_600),
+                    crash_limit: 3,
+                    patience: Duration::from_secs(15),
+                };
+                let tasks = mq.backend().tasks.claim(&shard(), &ask).await.expect("claimed").tasks;
+                let before = claims.len();
+                claims.extend(tasks.into_iter().map(|task| (task.id, task.token)));
+                claims.len() - before
+            }
+        };
+        if now == 0 {
+            return (moved, claims);
+        }
+        moved += now as u64;
+    }
+}
+
+async fn complete(mq: &Millstream, claims: &[(ScheduleId, String)]) {
+    for claims in claims.chunks(MAX_CLAIM) {
+        let done: Vec<_> =
+            claims.iter().map(|(id, token)| (id.clone(), token.clone(), Verdict::Complete)).collect();
+        let settled = mq.backend().tasks.settle_tasks(&shard(), &done).await.expect("settled");
+        assert_eq!(settled.applied, done.len());
+    }
+}
+
+fn shard() -> Shard {
+    Shard::new("burden".parse().expect("a name"), 0)
+}
+
+/// How a server fared while everything that was overdue was worked off.
+#[derive(Clone, Debug)]
+pub struct CatchUp {
+    /// How long it took until everything was handled.
+    pub took: Duration,
+    /// How long a `PING` took meanwhile, from its client, in microseconds.
+    pub pings: Vec<i64>,
+    /// How long calls of scripts took the server, as it says itself.
+    pub scripts: String,
+    /// Microseconds of server CPU per message.
+    pub cpu_us: f64,
+}
+
+/// Lets one consumer, or one worker, loose on messages that are all overdue.
+///
+/// # Panics
+/// If anything fails.
+pub async fn catch_up(engine: Engine, messages: u64) -> CatchUp {
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    fill(&mq, engine, messages, wall_ms_in(Duration::ZERO)).await;
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let (cpu, probe, began) = (server_cpu(&server), Probe::start(server.port()), Instant::now());
+    let queue = DelayQueue::raw("burden").open(mq.backend()).await.expect("opened");
+    match engine {
+        Engine::Topic => {
+            let consumer = mq.consumer(BYTES, "g").start(|_: Delivery<Bytes>| async {}).await;
+            let consumer = consumer.expect("started");
+            while consumer.report().acked < messages {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            consumer.shutdown().await;
+        }
+        Engine::Queue => {
+            let worker = queue.worker().concurrency(1_000).start(|_: Task<Bytes>| async {}).await;
+            let worker = worker.expect("started");
+            while worker.report().done < messages {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            worker.shutdown().await;
+        }
+    }
+    let (took, pings) = (began.elapsed(), probe.stop());
+    let stats = server.cli(&["INFO", "latencystats"]);
+    let scripts = stats.lines().find_map(|line| line.strip_prefix("latency_percentiles_usec_evalsha:"));
+    let cpu_us = (server_cpu(&server) - cpu) * 1e6 / messages as f64;
+    CatchUp { took, pings, scripts: scripts.unwrap_or("?").trim().to_owned(), cpu_us }
+}
+
+/// Sends a `PING` every 2 ms, on a thread and a connection of its own, and measures the answers.
+#[derive(Debug)]
+pub struct Probe {
+    over: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<i64>>,
+}
+
+impl Probe {
+    /// Begins.
+    ///
+    /// # Panics
+    /// If the server does not answer.
+    #[must_use]
+    pub fn start(port: u16) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("connected");
+        stream.set_nodelay(true).expect("set");
+        let mut answers = BufReader::new(stream.try_clone().expect("a second handle"));
+        let thread = std::thread::spawn({
+            let over = over.clone();
+            move || {
+                let (mut pings, mut answer) = (Vec::new(), String::new());
+                while !over.load(Ordering::Relaxed) {
+                    let began = Instant::now();
+                    (&stream).write_all(b"PING\r\n").expect("sent");
+                    answer.clear();
+                    answers.read_line(&mut answer).expect("answered");
+                    assert_eq!(answer, "+PONG\r\n");
+                    pings.push(i64::try_from(began.elapsed().as_micros()).unwrap_or(i64::MAX));
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                pings
+            }
+        });
+        Self { over, thread }
+    }
+
+    /// Ends; how long each took, in microseconds.
+    ///
+    /// # Panics
+    /// If the server did not answer.
+    #[must_use]
+    pub fn stop(self) -> Vec<i64> {
+        self.over.store(true, Ordering::Relaxed);
+        self.thread.join().expect("answered")
+    }
+}

@@ -1,0 +1,105 @@
+//! A clock that is wrong: a library that is loaded before all others, in a server or in a worker, and shifts what they are
+//! told of the time of day. What runs by the monotonic clock is not touched, as when somebody sets a clock.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+/// The shift in seconds stands in a file, which the library maps: so it can change while the process runs.
+const SOURCE: &str = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static long shift(void) {
+  static volatile long *at;
+  if (!at) {
+    int file = open(getenv("SHIFT_FILE"), O_RDONLY);
+    void *map = file < 0 ? MAP_FAILED : mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
+    if (map == MAP_FAILED) _exit(97);
+    at = map;
+  }
+  return *at;
+}
+
+int clock_gettime(clockid_t id, struct timespec *time) {
+  int result = syscall(SYS_clock_gettime, id, time);
+  if (!result && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) time->tv_sec += shift();
+  return result;
+}
+
+int gettimeofday(struct timeval *restrict time, void *restrict zone) {
+  struct timespec now;
+  (void)zone;
+  clock_gettime(CLOCK_REALTIME, &now);
+  time->tv_sec = now.tv_sec;
+  time->tv_usec = now.tv_nsec / 1000;
+  return 0;
+}
+
+time_t time(time_t *out) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (out) *out = now.tv_sec;
+  return now.tv_sec;
+}
+"#;
+
+/// A clock that can be set.
+#[derive(Debug)]
+pub struct Clock {
+    folder: TempDir,
+    file: fs::File,
+}
+
+impl Clock {
+    /// A clock that is right.
+    ///
+    /// # Panics
+    /// Without a C compiler, `cc`: Rust's own linker.
+    #[must_use]
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let source = folder.path().join("shift.c");
+        fs::write(&source, SOURCE).expect("written");
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .args([&folder.path().join("shift.so"), &source])
+            .output()
+            .expect("cc starts");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let shift = folder.path().join("shift");
+        fs::write(&shift, 0_i64.to_ne_bytes()).expect("written");
+        let file = fs::OpenOptions::new().write(true).open(shift).expect("opened");
+        Self { folder, file }
+    }
+
+    /// What a process needs in its environment to go by this clock.
+    #[must_use]
+    pub fn env(&self) -> [(&'static str, PathBuf); 2] {
+        let path = |name| self.folder.path().join(name);
+        [("LD_PRELOAD", path("shift.so")), ("SHIFT_FILE", path("shift"))]
+    }
+
+    /// Sets it so many seconds before or behind the true time.
+    ///
+    /// # Panics
+    /// If it cannot be set.
+    pub fn shift(&self, seconds: i64) {
+        self.file.write_all_at(&seconds.to_ne_bytes(), 0).expect("set");
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,87 @@
+//! Which commands clients send, told by `MONITOR`: those that scripts run are left out.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::thread::JoinHandle;
+
+use millstream_lua::{ALL, Script};
+
+use crate::monitor::parse;
+
+/// Listens to a server.
+#[derive(Debug)]
+pub struct Ear {
+    stream: TcpStream,
+    thread: JoinHandle<Heard>,
+}
+
+/// How often each command came, by its name and, where it has keys, the kind of its first one; a script by its own name.
+#[derive(Clone, Debug, Default)]
+pub struct Heard(pub BTreeMap<String, u64>);
+
+impl Ear {
+    /// Begins to listen to the server on a local port.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    #[must_use]
+    pub fn open(port: u16) -> Self {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("connected");
+        (&stream).write_all(b"MONITOR\r\n").expect("written");
+        let mut lines = BufReader::new(stream.try_clone().expect("a second handle")).lines();
+        assert_eq!(lines.next().expect("an answer").expect("read"), "+OK");
+        let thread = std::thread::spawn(move || {
+            let mut heard = Heard::default();
+            for line in lines.map_while(Result::ok) {
+                let Some((address, words)) = parse(line.trim_start_matches('+')) else { continue };
+                if address != "lua" {
+                    *heard.0.entry(kind(&words)).or_default() += 1;
+                }
+            }
+            heard
+        });
+        Self { stream, thread }
+    }
+
+    /// Ends, and says what was heard.
+    ///
+    /// # Panics
+    /// If listening failed.
+    #[must_use]
+    pub fn close(self) -> Heard {
+        self.stream.shutdown(Shutdown::Both).expect("closed");
+        self.thread.join().expect("heard")
+    }
+}
+
+/// The name of a command, or of a script, and of its first key the part that says what it is.
+fn kind(words: &[String]) -> String {
+    let command = words[0].to_ascii_uppercase();
+    let command = if command == "EVALSHA" { script(&words[1]) } else { command };
+    let key = words.iter().skip(1).find(|word| word.len() < 300 && word.contains('{') && word.contains(':'));
+    match key {
+        Some(key) => {
+            let (before, rest) = key.split_once('{').unwrap_or_default();
+            let (tag, after) = rest.split_once('}').unwrap_or_default();
+            let part = if tag.contains(":p:") || tag.contains(":q:") { "" } else { "all " };
+            format!("{command} {part}{before}{after}")
+        }
+        None if command == "CLIENT" => format!("{command} {}", words.get(1).map_or("", |word| word)),
+        None => command,
+    }
+}
+
+/// The name of a script by its hash.
+fn script(hash: &str) -> String {
+    let is = |script: &&&Script| sha1_smol::Sha1::from(script.source).digest().to_string() == hash;
+    ALL.iter().find(is).map_or("EVALSHA", |script| script.name).to_owned()
+}
+
+impl Heard {
+    /// How many commands came whose kind fulfils a condition.
+    #[must_use]
+    pub fn count(&self, of: impl Fn(&str) -> bool) -> u64 {
+        self.0.iter().filter(|(kind, _)| of(kind)).map(|(_, count)| count).sum()
+    }
+}

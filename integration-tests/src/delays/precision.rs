@@ -1,0 +1,196 @@
+//! How late what is due comes: by the server's clock where it is claimed or put into the log, and at the handler.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use millstream::{Consumer, Delivery, Millstream, Record, Topic};
+use millstream_core::Backend;
+use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
+
+use super::witness::witnessed;
+use super::{Engine, quantile, spread, time_of, wall_ms_in, wall_us};
+use crate::server::Server;
+
+const DUE: Topic<u64> = Topic::new("due").partitions(1);
+/// Where what was parked is for: so late that no run sees it.
+const FAR: Duration = Duration::from_secs(30 * 24 * 3_600);
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Course {
+    /// Which side.
+    pub engine: Engine,
+    /// How many come due.
+    pub tasks: u64,
+    /// How many of them per second.
+    pub per_second: u64,
+    /// How many wait beside them that are due in a month.
+    pub parked: u64,
+}
+
+/// How late they came.
+#[derive(Clone, Debug, Default)]
+pub struct Lateness {
+    /// By the server's clock, in whole milliseconds rounded down: when it was claimed, or the id of its entry in the log.
+    pub server_ms: Vec<i64>,
+    /// From due to the handler, in microseconds, by the clock of this machine, which is the server's.
+    pub handler_us: Vec<i64>,
+}
+
+impl Lateness {
+    /// How many were early, by either.
+    #[must_use]
+    pub fn early(&self) -> usize {
+        self.server_ms.iter().chain(&self.handler_us).filter(|late| **late < 0).count()
+    }
+
+    /// A quantile of the lateness at the handler, in microseconds.
+    ///
+    /// # Panics
+    /// If nothing came.
+    #[must_use]
+    pub fn at_handler(&self, share: f64) -> i64 {
+        let mut sorted = self.handler_us.clone();
+        sorted.sort_unstable();
+        quantile(&sorted, share)
+    }
+
+    /// Both, for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let server: Vec<i64> = self.server_ms.iter().map(|ms| ms * 1_000).collect();
+        format!(
+            "server's clock: {}; at the handler: {}; early {}",
+            spread(&server),
+            spread(&self.handler_us),
+            self.early()
+        )
+    }
+}
+
+/// Runs a course on a server of its own.
+///
+/// # Panics
+/// If anything fails, or does not come at all.
+pub async fn run(course: &Course) -> Lateness {
+    let server = Server::start();
+    let mut scene = Scene::begin(&server, course.engine).await;
+    park(&scene, course.parked).await;
+    let lead = Duration::from_millis(1_500 + course.tasks / 4);
+    let base = wall_ms_in(lead);
+    let dues: Vec<u64> = (0..course.tasks).map(|nth| base + nth * 1_000 / course.per_second).collect();
+    scene.schedule(&dues).await;
+    assert!(wall_us() < base.cast_signed() * 1_000, "scheduling took longer than {lead:?}");
+    scene.start().await;
+    scene.until(dues.len()).await;
+    scene.end().await
+}
+
+/// Everybody sleeps to a far time; then something is scheduled that is due in 25 ms. So many times.
+///
+/// # Panics
+/// As [`run`].
+pub async fn asleep(engine: Engine, rounds: usize) -> Lateness {
+    let server = Server::start();
+    let mut scene = Scene::begin(&server, engine).await;
+    park(&scene, 1).await;
+    scene.start().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for round in 1..=rounds {
+        tokio::time::sleep(Duration::from_micros(fastrand::u64(20_000..60_000))).await;
+        scene.schedule(&[wall_ms_in(Duration::from_millis(25))]).await;
+        scene.until(round).await;
+    }
+    scene.end().await
+}
+
+async fn park(scene: &Scene, messages: u64) {
+    let far = wall_ms_in(FAR);
+    let dues: Vec<u64> = (0..messages).map(|nth| far + nth).collect();
+    for dues in dues.chunks(20_000) {
+        scene.schedule(dues).await;
+    }
+}
+
+/// Both sides, as far as this needs them. A payload is when it is due.
+struct Scene {
+    engine: Engine,
+    mq: Millstream,
+    queue: DelayQueue<u64>,
+    claims: Arc<Mutex<Vec<i64>>>,
+    late: Arc<Mutex<Lateness>>,
+    consumer: Option<Consumer>,
+    worker: Option<Worker>,
+}
+
+impl Scene {
+    async fn begin(server: &Server, engine: Engine) -> Self {
+        let mq = Millstream::connect(&server.url()).await.expect("connected");
+        let (backend, claims): (Backend, _) = witnessed(mq.backend());
+        let queue = DelayQueue::<u64>::new("due").open(&backend).await.expect("opened");
+        Self { engine, mq, queue, claims, late: Arc::default(), consumer: None, worker: None }
+    }
+
+    async fn schedule(&self, dues: &[u64]) {
+        match self.engine {
+            Engine::Topic => {
+                let producer = self.mq.producer(DUE).await.expect("a producer");
+                let records = dues.iter().map(|due| Record::new(due).at(time_of(*due)));
+                let sent = producer.send_all_delayed(records).await;
+                sent.into_iter().for_each(|sent| drop(sent.expect("sent")));
+            }
+            Engine::Queue => {
+                let records = dues.iter().map(|due| TaskRecord::new(due).at(time_of(*due)));
+                let scheduled = self.queue.schedule_all(records).await;
+                scheduled.into_iter().for_each(|one| drop(one.expect("scheduled")));
+            }
+        }
+    }
+
+    async fn start(&mut self) {
+        let late = self.late.clone();
+        let came = move |due: u64, entry: Option<u64>| {
+            let at = wall_us();
+            let mut late = late.lock().expect("lock");
+            late.handler_us.push(at - due.cast_signed() * 1_000);
+            late.server_ms.extend(entry.map(|entry| entry.cast_signed() - due.cast_signed()));
+        };
+        match self.engine {
+            Engine::Topic => {
+                let handler = move |delivery: Delivery<u64>| {
+                    came(delivery.payload, Some(delivery.id().ms));
+                    async {}
+                };
+                let consumer = self.mq.consumer(DUE, "g").start(handler).await;
+                self.consumer = Some(consumer.expect("started"));
+            }
+            Engine::Queue => {
+                let handler = move |task: Task<u64>| {
+                    came(task.payload, None);
+                    async {}
+                };
+                self.worker = Some(self.queue.worker().start(handler).await.expect("started"));
+            }
+        }
+    }
+
+    async fn until(&self, came: usize) {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while self.late.lock().expect("lock").handler_us.len() < came {
+            assert!(Instant::now() < deadline, "not all came");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn end(self) -> Lateness {
+        if let Some(consumer) = self.consumer {
+            consumer.shutdown().await;
+        }
+        if let Some(worker) = self.worker {
+            worker.shutdown().await;
+        }
+        let mut late = self.late.lock().expect("lock").clone();
+        late.server_ms.append(&mut self.claims.lock().expect("lock"));
+        late
+    }
+}

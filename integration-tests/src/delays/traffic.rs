@@ -1,0 +1,161 @@
+//! How many commands the delay engine costs a server: while nothing is due, and per task.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use millstream::{Delivery, Millstream, Record, Topic};
+use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
+
+use super::listen::{Ear, Heard};
+use super::{Engine, time_of, wall_ms_in, wall_us};
+use crate::server::Server;
+
+const FAR: Duration = Duration::from_secs(24 * 3_600);
+
+/// What was sent while nothing was due.
+#[derive(Clone, Debug)]
+pub struct Idle {
+    /// Commands of the delay engine per second, for each partition or shard.
+    pub engine: f64,
+    /// All commands per second for each partition or shard: at a partition the reading, the renewal of the lease and
+    /// trimming too.
+    pub place: f64,
+    /// Commands per second that are for the group as a whole: heartbeats of its members. There are no more of them for
+    /// more partitions.
+    pub group: f64,
+    /// All of them.
+    pub heard: Heard,
+}
+
+/// Commands for the membership of a group; `CLIENT SETNAME` comes with them, from the connections of the leases' loops.
+fn is_for_the_group(kind: &str) -> bool {
+    kind.contains("all ") || kind == "CLIENT SETNAME"
+}
+
+/// Commands of promoters and of workers. In a topic their wake-ups come with the reading.
+fn is_of_the_engine(kind: &str) -> bool {
+    const OURS: [&str; 7] = [
+        "promote ",
+        "promote_delayed ",
+        "claim_tasks ",
+        "settle_tasks ",
+        "extend_tasks ",
+        "BLPOP ",
+        "CLIENT UNBLOCK",
+    ];
+    OURS.iter().any(|ours| kind.starts_with(ours))
+}
+
+/// Lets one consumer own `places` partitions, or `workers` workers look at so many shards, all with the default settings,
+/// with something parked in each that is not due; and counts for a while what they send.
+///
+/// # Panics
+/// If anything fails.
+pub async fn idle(engine: Engine, places: u32, workers: usize, listen: Duration) -> Idle {
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let (mut consumers, mut pools) = (Vec::new(), Vec::new());
+    match engine {
+        Engine::Topic => {
+            let topic = Topic::<u64>::new("idle").partitions(places);
+            let producer = mq.producer(topic.clone()).await.expect("a producer");
+            for partition in 0..places {
+                let record = Record::new(&0).partition(partition).delay(FAR);
+                producer.send_all_delayed([record]).await.remove(0).expect("sent");
+            }
+            let consumer = mq.consumer(topic, "g").start(|_: Delivery<u64>| async {}).await;
+            consumers.push(consumer.expect("started"));
+        }
+        Engine::Queue => {
+            let queue =
+                DelayQueue::<u64>::new("idle").shards(places).open(mq.backend()).await.expect("opened");
+            let records = (0..places * 20).map(|nth| TaskRecord::new(&0).delay(FAR).id(nth.to_string()));
+            queue.schedule_all(records).await.into_iter().for_each(|one| drop(one.expect("scheduled")));
+            pools = pool(&server, "idle", workers, 16, &Arc::default()).await;
+        }
+    }
+    // Connections are made, and everything is looked at once.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let ear = Ear::open(server.port());
+    let began = Instant::now();
+    tokio::time::sleep(listen).await;
+    let heard = ear.close();
+    let seconds = began.elapsed().as_secs_f64();
+    for consumer in consumers {
+        consumer.shutdown().await;
+    }
+    end(pools).await;
+    let each = |count: u64| count as f64 / seconds / f64::from(places);
+    Idle {
+        engine: each(heard.count(is_of_the_engine)),
+        place: each(heard.count(|kind| !is_for_the_group(kind))),
+        group: heard.count(is_for_the_group) as f64 / seconds,
+        heard,
+    }
+}
+
+/// What so many workers sent for the same tasks.
+#[derive(Clone, Debug)]
+pub struct Herd {
+    /// Commands per task.
+    pub per_task: f64,
+    /// All of them.
+    pub heard: Heard,
+    /// From due to the handler, in microseconds.
+    pub late_us: Vec<i64>,
+}
+
+/// Lets workers with room for one task each, and connections of their own, work on tasks that come due one by one.
+///
+/// # Panics
+/// If anything fails, or not every task is done once.
+pub async fn herd(workers: usize, tasks: u64, per_second: u64) -> Herd {
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let queue = DelayQueue::<u64>::new("herd").open(mq.backend()).await.expect("opened");
+    let came = Arc::new(Came::default());
+    let pools = pool(&server, "herd", workers, 1, &came).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let base = wall_ms_in(Duration::from_millis(1_000 + tasks / 4));
+    let dues: Vec<u64> = (0..tasks).map(|nth| base + nth * 1_000 / per_second).collect();
+    let records = dues.iter().map(|due| TaskRecord::new(due).at(time_of(*due)));
+    queue.schedule_all(records).await.into_iter().for_each(|one| drop(one.expect("scheduled")));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let ear = Ear::open(server.port());
+    crate::eventually(async || came.times.load(Ordering::Relaxed) >= tasks, "all tasks are done").await;
+    // What they still say of the last ones.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let heard = ear.close();
+    end(pools).await;
+    assert_eq!(came.times.load(Ordering::Relaxed), tasks, "each task is done once");
+    let late_us = came.late_us.lock().expect("lock").clone();
+    Herd { per_task: heard.count(|_| true) as f64 / tasks as f64, heard, late_us }
+}
+
+#[derive(Default)]
+struct Came {
+    times: AtomicU64,
+    late_us: std::sync::Mutex<Vec<i64>>,
+}
+
+/// Workers with connections of their own. A payload is when it is due.
+async fn pool(server: &Server, queue: &str, workers: usize, room: usize, came: &Arc<Came>) -> Vec<Worker> {
+    let mut pools = Vec::new();
+    for _ in 0..workers {
+        let mq = Millstream::connect(&server.url()).await.expect("connected");
+        let queue = DelayQueue::<u64>::new(queue).open(mq.backend()).await.expect("opened");
+        let came = came.clone();
+        let handler = move |task: Task<u64>| {
+            came.late_us.lock().expect("lock").push(wall_us() - task.payload.cast_signed() * 1_000);
+            came.times.fetch_add(1, Ordering::Relaxed);
+            async {}
+        };
+        pools.push(queue.worker().concurrency(room).start(handler).await.expect("started"));
+    }
+    pools
+}
+
+async fn end(pools: Vec<Worker>) {
+    futures_util::future::join_all(pools.into_iter().map(Worker::shutdown)).await;
+}

@@ -1,0 +1,82 @@
+//! A view of a backend's tasks that writes down, by the server's clock, when each task was due and when it was claimed.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream::{MessageId, Result};
+use millstream_core::log::Settled;
+use millstream_core::tasks::{Ask, Claimed, DeadTask, QueueSpec, TaskCounts, Tasks, Verdict};
+use millstream_core::{Backend, QueueName, ScheduleId, Shard};
+
+/// Milliseconds from when each task was due to when it was claimed.
+pub(super) type Claims = Arc<Mutex<Vec<i64>>>;
+
+struct Witness {
+    tasks: Arc<dyn Tasks>,
+    claims: Claims,
+}
+
+/// The same backend, which writes down its claims.
+pub(super) fn witnessed(backend: &Backend) -> (Backend, Claims) {
+    let claims = Claims::default();
+    let tasks = Arc::new(Witness { tasks: backend.tasks.clone(), claims: claims.clone() });
+    (Backend { tasks, ..backend.clone() }, claims)
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Tasks for Witness {
+    async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
+        self.tasks.create_queue(spec).await
+    }
+
+    async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
+        self.tasks.queue(name).await
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueName>> {
+        self.tasks.queues().await
+    }
+
+    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+        let claimed = self.tasks.claim(shard, ask).await?;
+        let late = |due: u64| claimed.now.cast_signed() - due.cast_signed();
+        let late = claimed.tasks.iter().map(|task| late(task.due));
+        self.claims.lock().expect("lock").extend(late);
+        Ok(claimed)
+    }
+
+    async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
+        self.tasks.settle_tasks(shard, batch).await
+    }
+
+    async fn extend(
+        &self,
+        shard: &Shard,
+        claims: &[(ScheduleId, String)],
+        hold: Duration,
+    ) -> Result<Vec<bool>> {
+        self.tasks.extend(shard, claims, hold).await
+    }
+
+    async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
+        self.tasks.wait(shard, timeout).await
+    }
+
+    async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
+        self.tasks.counts(shard).await
+    }
+
+    async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
+        self.tasks.dead_tasks(shard, after, limit).await
+    }
+
+    async fn replay_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        self.tasks.replay_tasks(shard, ids).await
+    }
+
+    async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        self.tasks.purge_tasks(shard, ids).await
+    }
+}

@@ -1,0 +1,126 @@
+-- claim_tasks: hands what is due to a worker, and says which worker looks out for what comes next.
+-- KEYS[1] delay ZSET tasks that wait, by due time in milliseconds
+-- KEYS[2] delay_items HASH bodies by id, of tasks that wait or are claimed
+-- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
+-- KEYS[4] task_states HASH 'due attempt crashes token error\nhistory' by id, of tasks that were ever claimed
+-- KEYS[5] watcher HASH worker, at, until; deputy, visit: who comes for the head, and who if that one does not
+-- KEYS[6] wake LIST of at most one element: calls one of those who wait
+-- KEYS[7] dead_tasks STREAM the shard's dead tasks
+-- KEYS[8] recur ZSET what recurs, by when it is due next
+-- ARGV[1] worker unique to one start of it, without spaces
+-- ARGV[2] limit the most tasks, at most 100; 0 to look out no longer
+-- ARGV[3] hold_us for how long the claims hold
+-- ARGV[4] crash_limit how many claims of a task may run out before it is dead; 0 for any number
+-- ARGV[5] patience_us the longest next
+-- ARGV[6] queue for dead tasks
+-- ARGV[7] shard for dead tasks
+-- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil}
+local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local worker, limit, hold_us, crash_limit, patience_us, queue, shard = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local STATE, GRACE_US, MAX_VALUES = '^(%d+) (%d+) (%d+) %S+ (.*)$', 250000, 6000
+local time = redis.call('TIME')
+local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now_ms, by = string.format('%.0f', math.floor(now_us / 1000)), string.format(' %s:%.0f:', worker, now_us)
+limit, crash_limit, patience_us = tonumber(limit), tonumber(crash_limit), tonumber(patience_us)
+-- Writes that are never refused come first: then the others pass too when the server is out of memory.
+-- With the reads they find a key of a foreign type before anything was changed.
+redis.call('ZREM', delay, '')
+redis.call('HDEL', delay_items, '')
+redis.call('HDEL', task_states, '')
+redis.call('XDEL', dead_tasks, '0-0')
+local called, recurs = redis.call('LLEN', wake) > 0, redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')[2]
+local look = redis.call('HMGET', watcher, 'worker', 'at', 'until', 'deputy', 'visit')
+local ran_out = redis.call('ZRANGEBYSCORE', claims, '-inf', now_ms, 'LIMIT', 0, limit)
+
+local ids, states, sets, adds, ours, crashed = {}, {}, {}, {}, {}, 0
+local deadline = string.format('%.0f', math.ceil((now_us + hold_us) / 1000))
+local function hand(id, due, attempt, crashes, rest)
+  local n = #ids + 1
+  ids[n], states[n], ours[id] = id, due .. ' ' .. attempt .. ' ' .. crashes .. by .. n .. ' ' .. rest, true
+  sets[2 * n - 1], sets[2 * n], adds[2 * n - 1], adds[2 * n] = id, states[n], deadline, id
+end
+local function give_up(id, attempt, crashes, rest)
+  local item, history = redis.call('HGET', delay_items, id), string.match(rest, '\n(.+)$')
+  local readable, body = pcall(cmsgpack.unpack, item)
+  local whole = item and readable and type(body) == 'table' and #body % 2 == 0 and #body <= MAX_VALUES
+  for i = 1, whole and #body or 0 do
+    whole = whole and type(body[i]) == 'string'
+  end
+  local failure = crashes .. ' claims ran out'
+  history = (history and history .. '\n' or '') .. now_ms .. ' ' .. attempt .. ' ' .. failure
+  redis.call('XADD', dead_tasks, '*', 'reason', 'crashed', 'attempts', attempt, 'error', failure, 'history', history,
+    'task', id, 'queue', queue, 'shard', shard, unpack(whole and body or item and { 'packed', item } or {}))
+  redis.call('ZREM', claims, id)
+  redis.call('HDEL', delay_items, id)
+  redis.call('HDEL', task_states, id)
+  crashed = crashed + 1
+end
+local known = #ran_out > 0 and redis.call('HMGET', task_states, unpack(ran_out))
+for i, id in ipairs(ran_out) do
+  local due, attempt, crashes, rest = string.match(known[i] or '', STATE)
+  local times = tonumber(crashes or 0) + 1
+  if crash_limit > 0 and times >= crash_limit then
+    give_up(id, attempt or '1', times, rest or '\n')
+  else
+    hand(id, due or now_ms, attempt or '1', times, rest or '\n')
+  end
+end
+local room, waiting, dues = limit - #ran_out, {}, {}
+local due = room > 0 and redis.call('ZRANGEBYSCORE', delay, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, room) or {}
+for i = 1, #due, 2 do
+  if not ours[due[i]] then
+    waiting[#waiting + 1], dues[#waiting + 1] = due[i], string.match(due[i + 1], '^%d+$') or '0'
+  end
+end
+known = #waiting > 0 and redis.call('HMGET', task_states, unpack(waiting))
+for i, id in ipairs(waiting) do
+  local _, attempt, crashes, rest = string.match(known[i] or '', STATE)
+  hand(id, dues[i], attempt or '1', crashes or '0', rest or '\n')
+end
+local items = #ids > 0 and redis.call('HMGET', delay_items, unpack(ids)) or {}
+if #ids > 0 then
+  redis.call('HSET', task_states, unpack(sets))
+  redis.call('ZADD', claims, unpack(adds))
+  redis.call('ZREM', delay, unpack(ids))
+end
+
+-- Who comes for the head: one watcher, and a deputy if that one does not come. All others sleep on.
+local head = recurs and math.max(tonumber(recurs) * 1000, now_us + GRACE_US) or math.huge
+for _, first in ipairs({
+  redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES'), redis.call('ZRANGE', claims, 0, 0, 'WITHSCORES') }) do
+  head = first[2] and math.min(head, tonumber(first[2]) * 1000) or head
+end
+local at, till, visit = tonumber(look[2]) or 0, tonumber(look[3]) or 0, tonumber(look[5]) or 0
+local watched = look[1] and look[1] ~= worker and till > now_us
+local backed = look[4] and look[4] ~= worker and visit + GRACE_US > now_us
+local next_us = math.max(math.min(head - now_us, patience_us), 0)
+if #ran_out + #waiting >= limit then
+  -- No room: somebody else has to look out, unless one comes in time anyway.
+  if look[1] == worker then
+    redis.call('HDEL', watcher, 'worker', 'at', 'until')
+  end
+  if look[4] == worker then
+    redis.call('HDEL', watcher, 'deputy', 'visit')
+  end
+  local covered = head > now_us and (watched and at <= head or backed and visit <= head)
+  if head < math.huge and not covered and not called then
+    redis.call('LPUSH', wake, '1')
+  end
+  next_us = limit == 0 and patience_us or next_us
+elseif not watched or head < at then
+  local comes = now_us + next_us
+  redis.call('HSET', watcher, 'worker', worker, 'at', string.format('%.0f', comes),
+    'until', string.format('%.0f', comes + GRACE_US))
+  if look[4] == worker then
+    redis.call('HDEL', watcher, 'deputy', 'visit')
+  end
+  -- A call that nobody has heard so far asks for what was done here.
+  redis.call('DEL', wake)
+elseif not backed or till < visit then
+  next_us = math.min(till - now_us, patience_us)
+  redis.call('HSET', watcher, 'deputy', worker, 'visit', string.format('%.0f', now_us + next_us))
+else
+  next_us = patience_us
+end
+local recurring = recurs and tonumber(recurs) * 1000 <= now_us and 1 or 0
+return { tonumber(now_ms), math.ceil(next_us), recurring, crashed, ids, states, items }

@@ -1,0 +1,66 @@
+-- promote_delayed: moves messages that are due to the log of their partition, for all groups.
+-- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant; without a lease delay again, and not asked
+-- KEYS[2] delay ZSET ids by due time in milliseconds
+-- KEYS[3] delay_items HASH bodies by id
+-- KEYS[4] log STREAM the partition's log
+-- KEYS[5] recur ZSET what recurs, by when it is due next
+-- ARGV[1] token of the lease, or '' without one
+-- ARGV[2] limit the most to be moved, at most 200
+-- returns {moved, next_us, recurring, orphans}: microseconds until the next is due, or -1; 1 if something that recurs
+-- is due, else 0; the ids of those that had lost their body; or the error FENCED
+local fence, delay, delay_items, log, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local token, limit = ARGV[1], ARGV[2]
+local MAX_VALUES, PORTION, MAX_BYTES, FAR_US = 6000, 25, 4194304, 2 ^ 52
+
+if token ~= '' and redis.call('HGET', fence, 'token') ~= token then
+  return redis.error_reply('FENCED lease is lost')
+end
+local time = redis.call('TIME')
+local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now_ms = math.floor(now_us / 1000)
+local now = string.format('%.0f', now_ms)
+redis.call('XLEN', log)
+local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
+-- A write that is never refused comes first: then the others pass too when the server is out of memory.
+-- All keys have been read by then: one of a foreign type was met before anything was changed.
+redis.call('HDEL', delay_items, '')
+
+local function whole(fields)
+  if type(fields) ~= 'table' or #fields < 2 or #fields % 2 ~= 0 or #fields > MAX_VALUES then
+    return false
+  end
+  for i = 1, #fields do
+    if type(fields[i]) ~= 'string' then
+      return false
+    end
+  end
+  return true
+end
+
+local moved, orphans, bytes = 0, {}, 0
+local due = redis.call('ZRANGEBYSCORE', delay, '-inf', now, 'LIMIT', 0, limit)
+for from = 1, #due, PORTION do
+  if bytes > MAX_BYTES then
+    -- The server has others to serve: the rest is due at once.
+    break
+  end
+  local ids = { unpack(due, from, math.min(from + PORTION - 1, #due)) }
+  for i, item in ipairs(redis.call('HMGET', delay_items, unpack(ids))) do
+    local readable, fields = pcall(cmsgpack.unpack, item)
+    if item and readable and whole(fields) then
+      redis.call('XADD', log, '*', unpack(fields))
+      moved, bytes = moved + 1, bytes + #item
+    else
+      orphans[#orphans + 1] = ids[i]
+    end
+  end
+  -- Put before remove: a failure in between leaves messages to be moved once more, never a hole.
+  redis.call('ZREM', delay, unpack(ids))
+  redis.call('HDEL', delay_items, unpack(ids))
+end
+
+local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
+local next_ms = math.ceil(math.min(tonumber(head[2] or math.huge), tonumber(recurs[2] or math.huge)))
+local next_us = (head[2] or recurs[2]) and math.min(math.max(next_ms * 1000 - now_us, 0), FAR_US) or -1
+local recurring = recurs[2] and tonumber(recurs[2]) <= now_ms and 1 or 0
+return { moved, next_us, recurring, orphans }

@@ -1,0 +1,37 @@
+-- recur_put: keeps something that recurs.
+-- KEYS[1] recur ZSET what recurs, by when it is due next
+-- KEYS[2] recur_items HASH rule, pause, next time and body of what recurs, by id
+-- KEYS[3] delay ZSET ids by due time in milliseconds
+-- KEYS[4] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
+-- ARGV[1] place 'partition' or 'shard'
+-- ARGV[2] id of what recurs
+-- ARGV[3] next time in milliseconds since 1970; '' if it is paused or never due
+-- ARGV[4] conflict 'keep', 'replace' or 'reject'
+-- ARGV[5] item rule, '1' if paused or '0', next time or '', then the body
+-- returns 1 (new), 2 (in place of another), 0 (that one was kept) or -1 (it was to be rejected)
+local recur, recur_items, delay, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local place, id, next, conflict, item = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+
+local there = redis.call('HEXISTS', recur_items, id) == 1
+if there and conflict ~= 'replace' then
+  return conflict == 'reject' and -1 or 0
+end
+-- Every key has been read before the first is written: one of a foreign type is met before anything was changed. No
+-- write comes first that is never refused: a server that is out of memory shall refuse this.
+local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
+local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
+local first = next ~= '' and tonumber(next) or math.huge
+local wakes = first < math.min(tonumber(head[2] or math.huge), tonumber(recurs[2] or math.huge))
+local called = wakes and redis.call(place == 'shard' and 'LLEN' or 'XLEN', wake)
+redis.call('HSET', recur_items, id, item)
+if next ~= '' then
+  redis.call('ZADD', recur, next, id)
+else
+  redis.call('ZREM', recur, id)
+end
+if wakes and place ~= 'shard' then
+  redis.call('XADD', wake, 'MAXLEN', '=', 1, '*', 'due', next)
+elseif called == 0 then
+  redis.call('LPUSH', wake, next)
+end
+return there and 2 or 1

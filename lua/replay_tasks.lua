@@ -1,0 +1,43 @@
+-- replay_tasks: schedules dead tasks anew, due at once, as a first attempt; each at most once.
+-- KEYS[1] dead_tasks STREAM the shard's dead tasks
+-- KEYS[2] delay ZSET tasks that wait, by due time in milliseconds
+-- KEYS[3] delay_items HASH bodies by id, of tasks that wait or are claimed
+-- KEYS[4] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
+-- KEYS[5] wake LIST of at most one element: calls one of those who wait
+-- ARGV[1] ids... of the dead tasks, at most 100
+-- returns how many were moved
+local dead_tasks, delay, delay_items, claims, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local LEAD = { 'reason', 'attempts', 'error', 'history', 'task', 'queue', 'shard' }
+
+local time = redis.call('TIME')
+local due = string.format('%.0f', math.ceil(tonumber(time[1]) * 1000 + tonumber(time[2]) / 1000))
+local called, moved = redis.call('LLEN', wake) > 0, 0
+for _, id in ipairs(ARGV) do
+  local entry = redis.call('XRANGE', dead_tasks, id, id)[1]
+  local fields, body, task = entry and entry[2] or {}, {}, id
+  local ours = #fields >= 2 * #LEAD
+  for i, name in ipairs(LEAD) do
+    ours = ours and fields[2 * i - 1] == name
+  end
+  for i = ours and 2 * #LEAD + 1 or 1, #fields do
+    body[#body + 1] = fields[i]
+  end
+  task = ours and fields[10] or id
+  local used = entry and (redis.call('HEXISTS', delay_items, task) == 1 or redis.call('ZSCORE', delay, task)
+    or redis.call('ZSCORE', claims, task))
+  if entry and not used then
+    -- An item that was kept as it was goes back as it was. A body that was lost is not made up.
+    local item = #body == 2 and body[1] == 'packed' and body[2] or cmsgpack.pack(body)
+    if #body > 0 then
+      redis.call('HSET', delay_items, task, item)
+    end
+    -- Put before remove: a failure in between leaves a second copy, never a hole.
+    redis.call('ZADD', delay, due, task)
+    redis.call('XDEL', dead_tasks, id)
+    moved = moved + 1
+  end
+end
+if moved > 0 and not called then
+  redis.call('LPUSH', wake, '1')
+end
+return moved

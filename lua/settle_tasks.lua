@@ -1,0 +1,101 @@
+-- settle_tasks: takes tasks out of a worker's hands: done, to be tried again, or dead.
+-- KEYS[1] delay ZSET tasks that wait, by due time in milliseconds
+-- KEYS[2] delay_items HASH bodies by id, of tasks that wait or are claimed
+-- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
+-- KEYS[4] task_states HASH 'due attempt crashes token error\nhistory' by id, of tasks that were ever claimed
+-- KEYS[5] watcher HASH worker, at, until; deputy, visit: who comes for the head, and who if that one does not
+-- KEYS[6] wake LIST of at most one element: calls one of those who wait
+-- KEYS[7] dead_tasks STREAM the shard's dead tasks
+-- KEYS[8] recur ZSET what recurs, by when it is due next
+-- ARGV[1] queue for dead tasks
+-- ARGV[2] shard for dead tasks
+-- ARGV[3] count of the tasks, at most 100
+-- ARGV[4] tasks... of each: id, token, word and what belongs to the word
+-- Words are 'complete'; 'retry' with due, attempt, error, history, failure; 'dead' with reason, attempts and the same.
+-- A due time is in milliseconds since 1970, or '+' and microseconds from now.
+-- returns {applied, stale}
+local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local queue, shard, count = ARGV[1], ARGV[2], ARGV[3]
+local GRACE_US, FAR_MS, MAX_VALUES = 250000, 36500 * 24 * 3600 * 1000, 6000
+
+local time = redis.call('TIME')
+local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+local now_ms = math.floor(now_us / 1000)
+local stamp = string.format('%.0f ', now_ms)
+-- Writes that are never refused come first: then the others pass too when the server is out of memory.
+-- With the reads they find a key of a foreign type before anything was changed.
+redis.call('ZREM', delay, '')
+redis.call('HDEL', delay_items, '')
+redis.call('XDEL', dead_tasks, '0-0')
+local look = redis.call('HMGET', watcher, 'at', 'until', 'visit')
+local called = redis.call('LLEN', wake) > 0
+local head = math.huge
+for _, first in ipairs({
+  redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES'), redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES') }) do
+  head = first[2] and math.min(head, tonumber(first[2])) or head
+end
+local starts, ids, at = {}, {}, 4
+for i = 1, tonumber(count) do
+  starts[i], ids[i] = at, ARGV[at]
+  at = at + (ARGV[at + 2] == 'complete' and 3 or 8)
+end
+local claimed = redis.call('ZMSCORE', claims, unpack(ids))
+local known = redis.call('HMGET', task_states, unpack(ids))
+
+local function body_of(id)
+  local item = redis.call('HGET', delay_items, id)
+  local readable, body = pcall(cmsgpack.unpack, item)
+  local whole = item and readable and type(body) == 'table' and #body % 2 == 0 and #body <= MAX_VALUES
+  for i = 1, whole and #body or 0 do
+    whole = whole and type(body[i]) == 'string'
+  end
+  return whole and body or item and { 'packed', item } or {}
+end
+
+local gone, earliest, applied, settled = {}, math.huge, 0, {}
+for i, id in ipairs(ids) do
+  local number, held_by, told = string.match(known[i] or '', '^%d+ (%d+) %d+ (%S+) ()')
+  local _, token, verdict, first, attempt, error_text, history, failure = unpack(ARGV, starts[i], starts[i] + 7)
+  if claimed[i] and held_by == token and not settled[id] then
+    applied, settled[id] = applied + 1, true
+    if verdict == 'retry' then
+      local after_us = string.match(first, '^%+(%d+)$')
+      local due = after_us and math.ceil((now_us + after_us) / 1000) or math.min(tonumber(first), now_ms + FAR_MS)
+      local due_text = string.format('%.0f', due)
+      local rest = error_text .. '\n' .. history .. stamp .. number .. ' ' .. failure
+      if error_text == '' and attempt == number then
+        rest = string.sub(known[i], told)
+      end
+      local state = due_text .. ' ' .. attempt .. ' 0 - ' .. rest
+      redis.call('HSET', task_states, id, state)
+      redis.call('ZADD', delay, due_text, id)
+      redis.call('ZREM', claims, id)
+      earliest = math.min(earliest, due)
+    else
+      if verdict == 'dead' then
+        local told_of = failure == '' and history or history .. stamp .. failure
+        redis.call('XADD', dead_tasks, '*', 'reason', first, 'attempts', attempt, 'error', error_text,
+          'history', told_of, 'task', id, 'queue', queue, 'shard', shard, unpack(body_of(id)))
+      end
+      gone[#gone + 1] = id
+    end
+  end
+end
+-- Put before remove: a failure in between leaves a second copy, never a hole.
+if #gone > 0 then
+  redis.call('ZREM', claims, unpack(gone))
+  redis.call('HDEL', delay_items, unpack(gone))
+  redis.call('HDEL', task_states, unpack(gone))
+end
+-- What became the head is told, unless somebody comes in time anyway.
+local comes = math.huge
+if (tonumber(look[2]) or 0) > now_us then
+  comes = tonumber(look[1])
+end
+if (tonumber(look[3]) or 0) + GRACE_US > now_us then
+  comes = math.min(comes, tonumber(look[3]))
+end
+if earliest < head and not called and (comes > earliest * 1000 or earliest <= now_ms) then
+  redis.call('LPUSH', wake, '1')
+end
+return { applied, #ids - applied }
