@@ -2,7 +2,7 @@
 -- KEYS[1] delay ZSET tasks that wait, by due time in milliseconds
 -- KEYS[2] delay_items HASH bodies by id, of tasks that wait or are claimed
 -- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
--- KEYS[4] task_states HASH 'due attempt crashes token error\nhistory' by id, of tasks that were ever claimed
+-- KEYS[4] task_states HASH 'due attempt crashes begun hold token error\nhistory' by id, of tasks ever claimed
 -- KEYS[5] watcher HASH worker, at, until; deputy, visit: who comes for the head, and who if that one does not
 -- KEYS[6] wake LIST of at most one element: calls one of those who wait
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
@@ -14,16 +14,17 @@
 -- ARGV[5] patience_us the longest next
 -- ARGV[6] queue for dead tasks
 -- ARGV[7] shard for dead tasks
--- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil}
+-- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil, tokens of claims that ran out or ''}
 local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local worker, limit, hold_us, crash_limit, patience_us, queue, shard = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local STATE, GRACE_US, MAX_VALUES = '^(%d+) (%d+) (%d+) %S+ (.*)$', 250000, 6000
+local STATE, GRACE_US, MAX_VALUES, MAX_BYTES = '^(%d+) (%d+) (%d+) ([01]) (%d+) (%S+) (.*)$', 250000, 6000, 1048576
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now_ms, by = string.format('%.0f', math.floor(now_us / 1000)), string.format(' %s:%.0f:', worker, now_us)
+local now_ms, hold_ms = string.format('%.0f', math.floor(now_us / 1000)), math.ceil(hold_us / 1000)
 limit, crash_limit, patience_us = tonumber(limit), tonumber(crash_limit), tonumber(patience_us)
--- Writes that are never refused come first: then the others pass too when the server is out of memory.
--- With the reads they find a key of a foreign type before anything was changed.
+local deadline = string.format('%.0f', math.ceil((now_us + hold_us) / 1000))
+local hold_by = string.format(' 0 %.0f %s:%.0f:', hold_ms, worker, now_us)
+-- Writes that are never refused come first: then all pass out of memory. With the reads they meet foreign types.
 redis.call('ZREM', delay, '')
 redis.call('HDEL', delay_items, '')
 redis.call('HDEL', task_states, '')
@@ -31,13 +32,18 @@ redis.call('XDEL', dead_tasks, '0-0')
 local called, recurs = redis.call('LLEN', wake) > 0, redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')[2]
 local look = redis.call('HMGET', watcher, 'worker', 'at', 'until', 'deputy', 'visit')
 local ran_out = redis.call('ZRANGEBYSCORE', claims, '-inf', now_ms, 'LIMIT', 0, limit)
-
-local ids, states, sets, adds, ours, crashed = {}, {}, {}, {}, {}, 0
-local deadline = string.format('%.0f', math.ceil((now_us + hold_us) / 1000))
-local function hand(id, due, attempt, crashes, rest)
-  local n = #ids + 1
-  ids[n], states[n], ours[id] = id, due .. ' ' .. attempt .. ' ' .. crashes .. by .. n .. ' ' .. rest, true
-  sets[2 * n - 1], sets[2 * n], adds[2 * n - 1], adds[2 * n] = id, states[n], deadline, id
+-- Where the clock was set back deadlines are too far away. They run out a hold from now: who is alive extends them.
+local far = string.format('(%.0f', now_ms + hold_ms + 1000)
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', claims, far, '+inf', 'LIMIT', 0, 100)) do
+  local _, _, _, _, hold = string.match(redis.call('HGET', task_states, id) or '', STATE)
+  redis.call('ZADD', claims, 'XX', 'LT', string.format('%.0f', now_ms + (hold or 0) + 1000), id)
+end
+local ids, states, items, sets, adds, befores, ours, crashed, bytes = {}, {}, {}, {}, {}, {}, {}, 0, 0
+local function hand(id, due, attempt, crashes, rest, before)
+  local n, item = #ids + 1, redis.call('HGET', delay_items, id)
+  local state = due .. ' ' .. attempt .. ' ' .. crashes .. hold_by .. n .. ' ' .. rest
+  ids[n], states[n], items[n], befores[n], ours[id], bytes = id, state, item, before or '', true, bytes + #(item or '')
+  sets[2 * n - 1], sets[2 * n], adds[2 * n - 1], adds[2 * n] = id, state, deadline, id
 end
 local function give_up(id, attempt, crashes, rest)
   local item, history = redis.call('HGET', delay_items, id), string.match(rest, '\n(.+)$')
@@ -53,37 +59,37 @@ local function give_up(id, attempt, crashes, rest)
   redis.call('ZREM', claims, id)
   redis.call('HDEL', delay_items, id)
   redis.call('HDEL', task_states, id)
-  crashed = crashed + 1
+  crashed, bytes = crashed + 1, bytes + #(item or '')
 end
-local known = #ran_out > 0 and redis.call('HMGET', task_states, unpack(ran_out))
-for i, id in ipairs(ran_out) do
-  local due, attempt, crashes, rest = string.match(known[i] or '', STATE)
-  local times = tonumber(crashes or 0) + 1
-  if crash_limit > 0 and times >= crash_limit then
+for _, id in ipairs(ran_out) do
+  local due, attempt, crashes, begun, _, before, rest = string.match(redis.call('HGET', task_states, id) or '', STATE)
+  -- A further one counts only if a handler had begun: else an answer was lost, no more.
+  local times = math.max(tonumber(crashes or 0) + tonumber(begun or 0), 1)
+  if bytes >= MAX_BYTES then
+    break
+  elseif crash_limit > 0 and times >= crash_limit then
     give_up(id, attempt or '1', times, rest or '\n')
   else
-    hand(id, due or now_ms, attempt or '1', times, rest or '\n')
+    hand(id, due or now_ms, attempt or '1', times, rest or '\n', before)
   end
 end
-local room, waiting, dues = limit - #ran_out, {}, {}
+local room, waiting = limit - #ran_out, {}
 local due = room > 0 and redis.call('ZRANGEBYSCORE', delay, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, room) or {}
 for i = 1, #due, 2 do
-  if not ours[due[i]] then
-    waiting[#waiting + 1], dues[#waiting + 1] = due[i], string.match(due[i + 1], '^%d+$') or '0'
+  waiting[#waiting + 1] = due[i]
+end
+local known = #waiting > 0 and redis.call('HMGET', task_states, unpack(waiting))
+for i, id in ipairs(waiting) do
+  local _, attempt, crashes, _, _, _, rest = string.match(known[i] or '', STATE)
+  if bytes < MAX_BYTES and not ours[id] then
+    hand(id, string.match(due[2 * i], '^%d+$') or '0', attempt or '1', crashes or '0', rest or '\n')
   end
 end
-known = #waiting > 0 and redis.call('HMGET', task_states, unpack(waiting))
-for i, id in ipairs(waiting) do
-  local _, attempt, crashes, rest = string.match(known[i] or '', STATE)
-  hand(id, dues[i], attempt or '1', crashes or '0', rest or '\n')
-end
-local items = #ids > 0 and redis.call('HMGET', delay_items, unpack(ids)) or {}
 if #ids > 0 then
   redis.call('HSET', task_states, unpack(sets))
   redis.call('ZADD', claims, unpack(adds))
   redis.call('ZREM', delay, unpack(ids))
 end
-
 -- Who comes for the head: one watcher, and a deputy if that one does not come. All others sleep on.
 local head = recurs and math.max(tonumber(recurs) * 1000, now_us + GRACE_US) or math.huge
 for _, first in ipairs({
@@ -94,26 +100,24 @@ local at, till, visit = tonumber(look[2]) or 0, tonumber(look[3]) or 0, tonumber
 local watched = look[1] and look[1] ~= worker and till > now_us
 local backed = look[4] and look[4] ~= worker and visit + GRACE_US > now_us
 local next_us = math.max(math.min(head - now_us, patience_us), 0)
-if #ran_out + #waiting >= limit then
+local full, watches = #ran_out + #waiting >= limit or bytes >= MAX_BYTES, not watched or head < at
+if look[4] == worker and (full or watches) then
+  redis.call('HDEL', watcher, 'deputy', 'visit')
+end
+if full then
   -- No room: somebody else has to look out, unless one comes in time anyway.
   if look[1] == worker then
     redis.call('HDEL', watcher, 'worker', 'at', 'until')
-  end
-  if look[4] == worker then
-    redis.call('HDEL', watcher, 'deputy', 'visit')
   end
   local covered = head > now_us and (watched and at <= head or backed and visit <= head)
   if head < math.huge and not covered and not called then
     redis.call('LPUSH', wake, '1')
   end
   next_us = limit == 0 and patience_us or next_us
-elseif not watched or head < at then
+elseif watches then
   local comes = now_us + next_us
   redis.call('HSET', watcher, 'worker', worker, 'at', string.format('%.0f', comes),
     'until', string.format('%.0f', comes + GRACE_US))
-  if look[4] == worker then
-    redis.call('HDEL', watcher, 'deputy', 'visit')
-  end
   -- A call that nobody has heard so far asks for what was done here.
   redis.call('DEL', wake)
 elseif not backed or till < visit then
@@ -123,4 +127,4 @@ else
   next_us = patience_us
 end
 local recurring = recurs and tonumber(recurs) * 1000 <= now_us and 1 or 0
-return { tonumber(now_ms), math.ceil(next_us), recurring, crashed, ids, states, items }
+return { tonumber(now_ms), math.ceil(next_us), recurring, crashed, ids, states, items, befores }

@@ -83,7 +83,7 @@ script!(
 script!(
     /// Lets messages wait until they are due.
     SCHEDULE, "schedule",
-    ["delay", "delay_items", "states", "recur", "wake"],
+    ["delay", "delay_items", "states", "claims", "recur", "wake"],
     ["place", "messages..."]
 );
 script!(
@@ -152,7 +152,7 @@ script!(
 );
 script!(
     /// Lets claims hold for longer.
-    EXTEND_TASKS, "extend_tasks", ["claims", "task_states"], ["hold_us", "tasks..."]
+    EXTEND_TASKS, "extend_tasks", ["claims", "task_states"], ["hold_us", "begun", "tasks..."]
 );
 script!(
     /// Schedules dead tasks anew.

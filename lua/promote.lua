@@ -12,7 +12,7 @@
 -- returns {moved, orphans, next_us}: microseconds until the next is due, or -1; or the error FENCED
 local fence, retry_due, retry_items, retry_log, dlq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local token, limit, topic, partition, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local MAX_VALUES, FAR_US = 6008, 36500 * 24 * 3600 * 1000000
+local MAX_VALUES, MAX_BYTES, FAR_US = 6008, 4194304, 36500 * 24 * 3600 * 1000000
 
 if redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')
@@ -37,10 +37,15 @@ local function whole(fields)
   return true
 end
 
-local moved, orphans = 0, 0
+local moved, orphans, bytes = 0, 0, 0
 local due = redis.call('ZRANGEBYSCORE', retry_due, '-inf', string.format('%.0f', now_ms), 'LIMIT', 0, limit)
 for _, origin in ipairs(due) do
+  if bytes >= MAX_BYTES then
+    -- The server has others to serve: the rest is due at once.
+    break
+  end
   local item = redis.call('HGET', retry_items, origin)
+  bytes = bytes + #(item or '')
   local readable, fields = pcall(cmsgpack.unpack, item)
   if item and readable and whole(fields) then
     redis.call('XADD', retry_log, '*', unpack(fields))

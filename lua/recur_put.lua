@@ -5,17 +5,24 @@
 -- KEYS[4] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] id of what recurs
--- ARGV[3] next time in milliseconds since 1970; '' if it is paused or never due
+-- ARGV[3] next time in milliseconds since 1970; '' if never due
 -- ARGV[4] conflict 'keep', 'replace' or 'reject'
--- ARGV[5] item rule, '1' if paused or '0', next time or '', then the body
+-- ARGV[5] item rule, '1' if paused or '0', next time or '', then the body; in place of another the pause is that one's
 -- returns 1 (new), 2 (in place of another), 0 (that one was kept) or -1 (it was to be rejected)
 local recur, recur_items, delay, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local place, id, next, conflict, item = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
-local there = redis.call('HEXISTS', recur_items, id) == 1
+local there = redis.call('HGET', recur_items, id)
 if there and conflict ~= 'replace' then
   return conflict == 'reject' and -1 or 0
 end
+local parts, readable, before = cmsgpack.unpack(item), pcall(cmsgpack.unpack, there)
+local pause = there and readable and type(before) == 'table' and before[2]
+if (pause == '0' or pause == '1') and pause ~= parts[2] then
+  parts[2] = pause
+  item = cmsgpack.pack(parts)
+end
+next = parts[2] == '0' and next or ''
 -- Every key has been read before the first is written: one of a foreign type is met before anything was changed. No
 -- write comes first that is never refused: a server that is out of memory shall refuse this.
 local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')

@@ -5,14 +5,18 @@
 -- KEYS[4] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
 -- KEYS[5] wake LIST of at most one element: calls one of those who wait
 -- ARGV[1] ids... of the dead tasks, at most 100
--- returns how many were moved
+-- returns {moved, done}: it stops when bodies come to 1 MiB; those behind the first `done` come again
 local dead_tasks, delay, delay_items, claims, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local LEAD = { 'reason', 'attempts', 'error', 'history', 'task', 'queue', 'shard' }
+local LEAD, MAX_BYTES = { 'reason', 'attempts', 'error', 'history', 'task', 'queue', 'shard' }, 1048576
 
 local time = redis.call('TIME')
 local due = string.format('%.0f', math.ceil(tonumber(time[1]) * 1000 + tonumber(time[2]) / 1000))
-local called, moved = redis.call('LLEN', wake) > 0, 0
-for _, id in ipairs(ARGV) do
+local called, moved, done, bytes = redis.call('LLEN', wake) > 0, 0, 0, 0
+for i, id in ipairs(ARGV) do
+  if bytes >= MAX_BYTES then
+    break
+  end
+  done = i
   local entry = redis.call('XRANGE', dead_tasks, id, id)[1]
   local fields, body, task = entry and entry[2] or {}, {}, id
   local ours = #fields >= 2 * #LEAD
@@ -20,7 +24,7 @@ for _, id in ipairs(ARGV) do
     ours = ours and fields[2 * i - 1] == name
   end
   for i = ours and 2 * #LEAD + 1 or 1, #fields do
-    body[#body + 1] = fields[i]
+    body[#body + 1], bytes = fields[i], bytes + #fields[i]
   end
   task = ours and fields[10] or id
   local used = entry and (redis.call('HEXISTS', delay_items, task) == 1 or redis.call('ZSCORE', delay, task)
@@ -40,4 +44,4 @@ end
 if moved > 0 and not called then
   redis.call('LPUSH', wake, '1')
 end
-return moved
+return { moved, done }

@@ -2,7 +2,7 @@
 -- KEYS[1] delay ZSET tasks that wait, by due time in milliseconds
 -- KEYS[2] delay_items HASH bodies by id, of tasks that wait or are claimed
 -- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
--- KEYS[4] task_states HASH 'due attempt crashes token error\nhistory' by id, of tasks that were ever claimed
+-- KEYS[4] task_states HASH 'due attempt crashes begun hold token error\nhistory' by id, of tasks ever claimed
 -- KEYS[5] watcher HASH worker, at, until; deputy, visit: who comes for the head, and who if that one does not
 -- KEYS[6] wake LIST of at most one element: calls one of those who wait
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
@@ -13,10 +13,10 @@
 -- ARGV[4] tasks... of each: id, token, word and what belongs to the word
 -- Words are 'complete'; 'retry' with due, attempt, error, history, failure; 'dead' with reason, attempts and the same.
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
--- returns {applied, stale}
+-- returns {applied, stale, done}: it stops when dead bodies come to 1 MiB; those behind the first `done` come again
 local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local queue, shard, count = ARGV[1], ARGV[2], ARGV[3]
-local GRACE_US, FAR_MS, MAX_VALUES = 250000, 36500 * 24 * 3600 * 1000, 6000
+local GRACE_US, FAR_MS, MAX_VALUES, MAX_BYTES = 250000, 36500 * 24 * 3600 * 1000, 6000, 1048576
 
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -41,9 +41,11 @@ for i = 1, tonumber(count) do
 end
 local claimed = redis.call('ZMSCORE', claims, unpack(ids))
 local known = redis.call('HMGET', task_states, unpack(ids))
+local gone, earliest, applied, settled, done, bytes = {}, math.huge, 0, {}, 0, 0
 
 local function body_of(id)
   local item = redis.call('HGET', delay_items, id)
+  bytes = bytes + #(item or '')
   local readable, body = pcall(cmsgpack.unpack, item)
   local whole = item and readable and type(body) == 'table' and #body % 2 == 0 and #body <= MAX_VALUES
   for i = 1, whole and #body or 0 do
@@ -52,9 +54,12 @@ local function body_of(id)
   return whole and body or item and { 'packed', item } or {}
 end
 
-local gone, earliest, applied, settled = {}, math.huge, 0, {}
 for i, id in ipairs(ids) do
-  local number, held_by, told = string.match(known[i] or '', '^%d+ (%d+) %d+ (%S+) ()')
+  if bytes >= MAX_BYTES then
+    break
+  end
+  done = i
+  local number, crashes, begun, held_by, told = string.match(known[i] or '', '^%d+ (%d+) (%d+) ([01]) %d+ (%S+) ()')
   local _, token, verdict, first, attempt, error_text, history, failure = unpack(ARGV, starts[i], starts[i] + 7)
   if claimed[i] and held_by == token and not settled[id] then
     applied, settled[id] = applied + 1, true
@@ -63,10 +68,13 @@ for i, id in ipairs(ids) do
       local due = after_us and math.ceil((now_us + after_us) / 1000) or math.min(tonumber(first), now_ms + FAR_MS)
       local due_text = string.format('%.0f', due)
       local rest = error_text .. '\n' .. history .. stamp .. number .. ' ' .. failure
+      local crashed = '0'
       if error_text == '' and attempt == number then
         rest = string.sub(known[i], told)
+        -- Handed back before a handler began, it has lost nothing of what was against it.
+        crashed = begun == '0' and crashes or '0'
       end
-      local state = due_text .. ' ' .. attempt .. ' 0 - ' .. rest
+      local state = due_text .. ' ' .. attempt .. ' ' .. crashed .. ' 0 0 - ' .. rest
       redis.call('HSET', task_states, id, state)
       redis.call('ZADD', delay, due_text, id)
       redis.call('ZREM', claims, id)
@@ -98,4 +106,4 @@ end
 if earliest < head and not called and (comes > earliest * 1000 or earliest <= now_ms) then
   redis.call('LPUSH', wake, '1')
 end
-return { applied, #ids - applied }
+return { applied, done - applied, done }

@@ -45,7 +45,8 @@ pub struct DueRecurrences {
 #[async_trait]
 pub trait Recurring: Send + Sync {
     /// Keeps something that recurs. A repeated call with [`OnConflict::Keep`] does no harm; with
-    /// [`OnConflict::Replace`] rule, message, next time and pause are replaced.
+    /// [`OnConflict::Replace`] rule, message and next time are replaced, but one that is paused stays paused, and one that
+    /// is not goes on: so a pause of somebody else is not undone by who deploys.
     ///
     /// # Errors
     /// [`ErrorKind::Exists`](crate::ErrorKind::Exists); [`ErrorKind::Backpressure`](crate::ErrorKind::Backpressure);
@@ -63,6 +64,12 @@ pub trait Recurring: Send + Sync {
     /// # Errors
     /// As [`remove`](Self::remove).
     async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool>;
+
+    /// One that recurs, paused or over or not; `None` if it is not there.
+    ///
+    /// # Errors
+    /// As [`remove`](Self::remove).
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>>;
 
     /// What recurs, by id, behind `after`; up to `limit`, at most [`MAX_DUE`].
     ///

@@ -190,7 +190,8 @@ impl From<Duration> for Due {
 /// neither be replaced nor be kept from running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnConflict {
-    /// It stays as it is. So scheduling again after a lost reply does no harm.
+    /// It stays as it is. So scheduling again after a lost reply does no harm as long as the first one waits (or, in a
+    /// delay queue, is worked on); after that it is a second one.
     #[default]
     Keep,
     /// The new one takes its place, with its body and due time.
@@ -268,7 +269,8 @@ pub struct Promoted {
 #[async_trait]
 pub trait Schedule: Send + Sync {
     /// Schedules messages. The answer has one result for each; a failed one does not keep the others from waiting.
-    /// All of them may be sent again after a lost reply if [`OnConflict`] is `Keep` or `Replace`.
+    /// After a lost reply all of them may be sent again with [`OnConflict::Keep`] or `Replace`: what still waits is not
+    /// doubled, but what has gone its way meanwhile is scheduled once more.
     ///
     /// # Errors
     /// [`ErrorKind::Exists`] for a conflict that was to be rejected; [`ErrorKind::Backpressure`] for a server without

@@ -57,8 +57,8 @@ pub struct Ask {
     pub limit: usize,
     /// How long a claim holds if it is not [extended](Tasks::extend).
     pub hold: Duration,
-    /// A task whose claims ran out, unsettled, so often becomes a dead letter
-    /// ([`Reason::Crashed`]) instead of being claimed again; 0 for never.
+    /// A task with so many [crashes](ClaimedTask::crashes) becomes a dead letter ([`Reason::Crashed`]) instead of being
+    /// claimed again; 0 for never.
     pub crash_limit: u32,
     /// The longest time after which this worker will come back in any case: `next` is never more.
     pub patience: Duration,
@@ -71,12 +71,16 @@ pub struct ClaimedTask {
     pub id: ScheduleId,
     /// What settles it: unique to this claim.
     pub token: String,
+    /// The token that it had before, if this follows a claim that ran out. Who still works on the task under that one
+    /// goes on under the new one; for everybody else it is a new task, also if they know its id.
+    pub before: Option<String>,
     /// When it was due: milliseconds since 1970 by the server's clock.
     pub due: u64,
     /// The number of this attempt, from 1. It grows when a handler failed.
     pub attempt: u32,
     /// How many claims of it ran out unsettled since the last attempt that was settled: workers that died, or stood
-    /// still.
+    /// still. The first one counts in any case, a further one only if its worker had said that a handler
+    /// [begins](Tasks::extend): else nothing but answers was lost.
     pub crashes: u32,
     /// What the last attempt failed with; empty if none has.
     pub error: String,
@@ -108,7 +112,8 @@ pub struct Claimed {
 pub enum Verdict {
     /// Done: it is gone.
     Complete,
-    /// Due again, as `attempt`. With the number that it had (a snooze) and no error, nothing is added to its history.
+    /// Due again, as `attempt`. With the number that it had and no error (snoozed or handed back), nothing is added to its
+    /// history; and if no handler had [begun](Tasks::extend), its crashes stay. Else they begin anew.
     Retry {
         /// When.
         due: Due,
@@ -198,7 +203,8 @@ pub trait Tasks: Send + Sync {
     async fn queues(&self) -> Result<Vec<QueueName>>;
 
     /// Claims what is due, in one step: claims of others that ran out, then tasks by due time. Never one early; each by
-    /// one worker at a time. A task whose body somebody deleted is claimed as well, without fields.
+    /// one worker at a time. A task whose body somebody deleted is claimed as well, without fields. With large bodies there
+    /// may be fewer than would be due, one at least: about 1 MiB; then `next` is zero.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). What a lost reply claimed comes back when
@@ -216,13 +222,18 @@ pub trait Tasks: Send + Sync {
 
     /// Lets claims hold for `hold` from now. Gives back, for each, whether it is still ours.
     ///
+    /// With `begun`, it is written down that handlers begin with them: a worker says so for a task that has
+    /// [crashes](ClaimedTask::crashes), before its handler begins. So a claim that is lost on its way is no crash of the
+    /// handler. It stays written down as long as the claim lasts.
+    ///
     /// # Errors
-    /// Transient ones.
+    /// Transient ones. It works on a server that is out of memory.
     async fn extend(
         &self,
         shard: &Shard,
         claims: &[(ScheduleId, String)],
         hold: Duration,
+        begun: bool,
     ) -> Result<Vec<bool>>;
 
     /// Waits, up to `timeout`, to be called: something is due earlier than expected, or a worker that was to look out is
@@ -239,8 +250,8 @@ pub trait Tasks: Send + Sync {
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn counts(&self, shard: &Shard) -> Result<TaskCounts>;
 
-    /// Up to `limit` (at most 1,000) dead tasks of a shard with an id above `after`, oldest first. Pass
-    /// [`MessageId::ZERO`] to start.
+    /// Up to `limit` (at most 1,000) dead tasks of a shard with an id above `after`, oldest first; fewer if they are large,
+    /// none only if there are none. Pass [`MessageId::ZERO`] to start.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
@@ -258,6 +269,12 @@ pub trait Tasks: Send + Sync {
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize>;
+
+    /// Deletes the dead tasks of a shard that are there now for good, without reading them. Gives back how many.
+    ///
+    /// # Errors
+    /// Transient ones, and what was deleted stays deleted; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn purge_all(&self, shard: &Shard) -> Result<usize>;
 }
 
 impl fmt::Display for QueueSpec {

@@ -94,7 +94,11 @@ impl<T: 'static> DeadTasks<T> {
     /// # Errors
     /// As [`purge`](Self::purge).
     pub async fn purge_all(&self) -> Result<u64> {
-        self.each_page(Deed::Purge).await
+        let mut done = 0;
+        for shard in self.queue.spec.iter() {
+            done += self.queue.backend.tasks.purge_all(&shard).await? as u64;
+        }
+        Ok(done)
     }
 
     async fn each_shard<'a>(&self, tasks: impl IntoIterator<Item = &'a DeadTask>, deed: Deed) -> Result<u64> {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Ignore, Observer};
 use millstream_core::schedule::{Promoted, Seen};
@@ -12,7 +13,8 @@ use millstream_core::{Backend, TopicPartition, TopicSpec};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::fire::fire_due;
+use crate::fire::Firings;
+use crate::panics::{Careful, caught};
 use crate::promoter::{LONGEST_BREATH, PromoterConfig};
 use crate::sleep::Sleep;
 use crate::trouble::Trouble;
@@ -30,7 +32,17 @@ pub struct DelayedPromoter {
     topic: TopicSpec,
     config: PromoterConfig,
     observer: Arc<dyn Observer>,
+    firings: Firings,
     sleep: Sleep,
+}
+
+/// What one partition's loop hears of messages that come before all others.
+#[derive(Default)]
+struct Ear {
+    /// What was known before it was looked at last: what came behind that is not missed.
+    seen: Option<Seen>,
+    /// Kept over many rounds: a wait that is given up costs a connection.
+    waiting: Option<BoxFuture<'static, Result<Seen>>>,
 }
 
 impl DelayedPromoter {
@@ -42,13 +54,13 @@ impl DelayedPromoter {
     pub fn new(backend: &Backend, topic: TopicSpec, config: PromoterConfig) -> Result<Self> {
         config.check()?;
         let (backend, sleep) = (backend.clone(), Sleep::beside(backend));
-        Ok(Self { backend, topic, config, observer: Arc::new(Ignore), sleep })
+        Ok(Self { backend, topic, config, observer: Arc::new(Ignore), firings: Firings::default(), sleep })
     }
 
     /// Is told of what it moves.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
-        Self { observer: Arc::new(observer), ..self }
+        Self { observer: Arc::new(Careful(Arc::new(observer))), ..self }
     }
 
     /// Moves until `shutdown` is ready. Errors do not end it: it tells, pauses and goes on. Within a minute it takes in
@@ -77,7 +89,7 @@ impl DelayedPromoter {
                 loops.spawn(self.clone().partition(topic_partition));
             }
             tokio::time::sleep(REFRESH).await;
-            match self.backend.catalog.topic(&self.topic.name).await {
+            match caught(self.backend.catalog.topic(&self.topic.name)).await {
                 Ok(topic) => {
                     trouble.over(&*self.observer);
                     partitions = topic.iter().collect();
@@ -90,9 +102,9 @@ impl DelayedPromoter {
 
     async fn partition(self: Arc<Self>, topic_partition: TopicPartition) {
         let trouble = Trouble::new("promote", Some(topic_partition.clone().into()));
-        let mut seen = None;
+        let mut ear = Ear::default();
         loop {
-            let pause = match self.round(&topic_partition, &mut seen).await {
+            let pause = match caught(self.round(&topic_partition, &mut ear)).await {
                 Ok(()) => {
                     trouble.over(&*self.observer);
                     continue;
@@ -104,34 +116,47 @@ impl DelayedPromoter {
     }
 
     /// Moves what is due, and sleeps to what is next or until something earlier comes.
-    async fn round(&self, topic_partition: &TopicPartition, seen: &mut Option<Seen>) -> Result<()> {
+    async fn round(&self, topic_partition: &TopicPartition, ear: &mut Ear) -> Result<()> {
         let schedule = &self.backend.schedule;
-        // What was there is known before it is looked at: what comes behind that is not missed.
-        let known = match seen.take() {
-            Some(known) => known,
+        let known = match &ear.seen {
+            Some(known) => known.clone(),
             None => schedule.wait(topic_partition, &Seen::default(), Duration::ZERO).await?,
         };
+        ear.seen = Some(known.clone());
         let pause = self.run_once(topic_partition).await?;
         let over = self.sleep.until(Instant::now() + pause);
         if pause <= LONGEST_BREATH {
             over.await;
             // Others have their turn, also where nothing ever waits.
             tokio::task::yield_now().await;
-            *seen = Some(known);
             return Ok(());
         }
-        *seen = Some(tokio::select! {
-            biased;
-            earlier = schedule.wait(topic_partition, &known, self.config.longest_sleep) => earlier?,
-            () = over => known,
-        });
-        Ok(())
+        tokio::pin!(over);
+        loop {
+            let waiting = ear.waiting.get_or_insert_with(|| {
+                let (schedule, topic_partition) = (schedule.clone(), topic_partition.clone());
+                let (known, timeout) = (known.clone(), self.config.longest_sleep);
+                Box::pin(caught(async move { schedule.wait(&topic_partition, &known, timeout).await }))
+            });
+            let heard = tokio::select! {
+                biased;
+                heard = waiting => heard,
+                () = &mut over => return Ok(()),
+            };
+            ear.waiting = None;
+            let earlier = heard?;
+            if earlier != known {
+                ear.seen = Some(earlier);
+                return Ok(());
+            }
+        }
     }
 
     /// Moves once what is due in a partition, at most as much as goes in one call. Gives back when to come again.
     ///
     /// # Errors
-    /// Those of [`Schedule::promote_delayed`](millstream_core::Schedule::promote_delayed) and of [`fire_due`].
+    /// Those of [`Schedule::promote_delayed`](millstream_core::Schedule::promote_delayed). What recurs and cannot be fired
+    /// is told to the observer, and tried again later.
     pub async fn run_once(&self, topic_partition: &TopicPartition) -> Result<Duration> {
         let started = Instant::now();
         let promoted = self.backend.schedule.promote_delayed(topic_partition, self.config.limit).await?;
@@ -139,11 +164,9 @@ impl DelayedPromoter {
         if messages + orphans > 0 {
             self.observer.observe(&Event::DelayedPromoted { topic_partition, messages, orphans });
         }
-        if recurring {
-            fire_due(&*self.backend.recurring, &topic_partition.clone().into(), &*self.observer).await?;
-        }
-        let next = if recurring { Some(Duration::ZERO) } else { next };
-        Ok(self.config.pause(next, started))
+        let kept = &*self.backend.recurring;
+        let again = self.firings.round(recurring, kept, topic_partition, &*self.observer).await;
+        Ok(self.config.pause(PromoterConfig::next(messages + orphans, next, again), started))
     }
 }
 

@@ -1,16 +1,24 @@
 //! Firing what recurs: reads what is due, works out the occurrences, and has them scheduled.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::recurring::{Recurrence, Recurring};
-use millstream_core::{Error, Place};
+use millstream_core::{Error, Place, TopicPartition};
+use tokio::time::Instant;
 
+use crate::panics::caught;
 use crate::rule::{Plan, Rule};
+use crate::trouble::Trouble;
 
 /// When a rule that cannot be read is looked at again: it is told of so often, and not more.
 const UNREADABLE: Duration = Duration::from_secs(3_600);
+
+/// The longest pause after rounds that fired nothing though something is due.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// Fires everything at `place` that is due, and tells `observer`. Gives back how many messages were scheduled.
 ///
@@ -20,12 +28,27 @@ const UNREADABLE: Duration = Duration::from_secs(3_600);
 /// # Errors
 /// Those of [`Recurring::due`] and [`Recurring::fire`]. One that cannot be fired does not keep the others from it.
 pub async fn fire_due(recurring: &dyn Recurring, place: &Place, observer: &dyn Observer) -> Result<usize> {
+    Ok(fire_all(recurring, place, observer).await?.messages)
+}
+
+#[derive(Debug, Default)]
+struct Fired {
+    messages: usize,
+    /// Of how many the next time was set.
+    moved: usize,
+}
+
+async fn fire_all(recurring: &dyn Recurring, place: &Place, observer: &dyn Observer) -> Result<Fired> {
     let due = recurring.due(place).await?;
     let mut failed = None;
-    let mut fired = 0;
+    let mut fired = Fired::default();
     for recurrence in &due.recurrences {
         match fire(recurring, place, recurrence, due.now, observer).await {
-            Ok(messages) => fired += messages,
+            Ok(Some(messages)) => {
+                fired.messages += messages;
+                fired.moved += 1;
+            }
+            Ok(None) => {}
             Err(error) => failed = failed.or(Some(error)),
         }
     }
@@ -35,14 +58,15 @@ pub async fn fire_due(recurring: &dyn Recurring, place: &Place, observer: &dyn O
     }
 }
 
+/// Gives back how many messages were scheduled; `None` if it was not due any more.
 async fn fire(
     recurring: &dyn Recurring,
     place: &Place,
     recurrence: &Recurrence,
     now: u64,
     observer: &dyn Observer,
-) -> Result<usize> {
-    let Some(expected) = recurrence.next else { return Ok(0) };
+) -> Result<Option<usize>> {
+    let Some(expected) = recurrence.next else { return Ok(None) };
     let id = &recurrence.id;
     let plan = match recurrence.rule.parse::<Rule>() {
         Ok(rule) => rule.plan(expected, now),
@@ -54,7 +78,7 @@ async fn fire(
     };
     let fired = recurring.fire(place, id, &plan.fires, expected, plan.next).await?;
     if !fired {
-        return Ok(0);
+        return Ok(None);
     }
     if plan.missed > 0 {
         tracing::warn!(%place, %id, missed = plan.missed, "times were missed, and are passed over");
@@ -63,5 +87,106 @@ async fn fire(
     if messages + missed > 0 {
         observer.observe(&Event::Fired { place, id, messages, missed });
     }
-    Ok(messages)
+    Ok(Some(messages))
+}
+
+/// Firing at one place, round after round: with a trouble of its own, so that what cannot be fired (a server without
+/// memory, say) does not keep messages and tasks waiting.
+pub(crate) struct Firing {
+    trouble: Trouble,
+    /// After how many rounds in a row something was due and nothing moved.
+    idle: u32,
+    again: Option<Instant>,
+}
+
+impl Firing {
+    pub(crate) fn new(trouble: Trouble) -> Self {
+        Self { trouble, idle: 0, again: None }
+    }
+
+    /// Something is due: fires it, unless it is too early to try again. Gives back when to come back at the earliest;
+    /// zero if something has fired.
+    pub(crate) async fn round(
+        &mut self,
+        recurring: &dyn Recurring,
+        place: &Place,
+        observer: &dyn Observer,
+    ) -> Duration {
+        let left = self.again.map(|again| again.saturating_duration_since(Instant::now()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            return left;
+        }
+        let pause = match caught(fire_all(recurring, place, observer)).await {
+            Ok(fired) => {
+                self.trouble.over(observer);
+                self.idle = if fired.moved > 0 { 0 } else { self.idle.saturating_add(1) };
+                rest(self.idle)
+            }
+            Err(error) => self.trouble.met(&error, observer),
+        };
+        self.again = (!pause.is_zero()).then(|| Instant::now() + pause);
+        pause
+    }
+
+    /// Nothing is due.
+    pub(crate) fn over(&mut self, observer: &dyn Observer) {
+        self.trouble.over(observer);
+        (self.idle, self.again) = (0, None);
+    }
+
+    /// Whether something is due that cannot be fired now.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.again.is_some()
+    }
+}
+
+/// The pause after so many rounds in which nothing moved: the first time others may have been faster.
+fn rest(idle: u32) -> Duration {
+    match idle.checked_sub(1) {
+        None => Duration::ZERO,
+        Some(doublings) => Duration::from_millis(1 << doublings.min(20)).min(LONGEST_REST),
+    }
+}
+
+/// Firing at many places. Only those are remembered at which it does not go well.
+#[derive(Default)]
+pub(crate) struct Firings(Mutex<BTreeMap<Place, Firing>>);
+
+impl Firings {
+    fn places(&self) -> MutexGuard<'_, BTreeMap<Place, Firing>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Firing::round`] if something is due there; `None` if nothing is.
+    pub(crate) async fn round(
+        &self,
+        is_due: bool,
+        recurring: &dyn Recurring,
+        topic_partition: &TopicPartition,
+        observer: &dyn Observer,
+    ) -> Option<Duration> {
+        let place = Place::from(topic_partition.clone());
+        let known = self.places().remove(&place);
+        if !is_due {
+            known.into_iter().for_each(|mut firing| firing.over(observer));
+            return None;
+        }
+        let mut firing = known.unwrap_or_else(|| Firing::new(Trouble::new("fire", Some(place.clone()))));
+        let again = firing.round(recurring, &place, observer).await;
+        if firing.is_stuck() {
+            self.places().insert(place, firing);
+        }
+        Some(again)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_without_effect_come_less_and_less_often() {
+        let pauses: Vec<_> = [0, 1, 2, 5, 11, 12, u32::MAX].map(|idle| rest(idle).as_millis()).into();
+        assert_eq!(pauses, [0, 1, 2, 16, 1_000, 1_000, 1_000]);
+    }
 }

@@ -4,15 +4,15 @@
 mod dead;
 mod list;
 mod queue;
-mod recurring;
 mod schedule;
 
 // Who works on it.
 mod task;
 mod worker;
 
-// What recurs, and how it fires.
+// What recurs, in queues and topics, and how it fires.
 mod fire;
+mod recurring;
 mod rule;
 
 // What moves messages of topics.
@@ -21,6 +21,7 @@ mod promoter;
 
 // What all loops need.
 mod heart;
+mod panics;
 mod sleep;
 mod trouble;
 
@@ -30,7 +31,7 @@ pub use fire::fire_due;
 pub use list::{Cursor, Page, WaitingTask};
 pub use promoter::{Promoter, PromoterConfig};
 pub use queue::{DelayQueue, DelayQueueBuilder};
-pub use recurring::{Recur, RecurringTask, recur};
+pub use recurring::{Recur, RecurringEntry, RecurringMessages, recur};
 pub use rule::{GRACE, MAX_MISSED, Missed, Plan, Rule, SHORTEST};
 pub use schedule::{ScheduleTask, ScheduledTask, TaskRecord};
 pub use task::Task;

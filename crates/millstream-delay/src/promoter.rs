@@ -11,12 +11,17 @@ use millstream_core::upkeep::{Trigger, Upkeep};
 use millstream_core::{Backend, Lease, Place, Recurring, Schedule};
 use tokio::time::Instant;
 
-use crate::fire::fire_due;
-use crate::sleep::Sleep;
+use crate::fire::Firings;
+use crate::panics::caught;
+use crate::sleep::{LONGEST_SLEEP, Sleep};
 use crate::trouble::Trouble;
 
 /// The longest pause between two calls while much is due.
 pub(crate) const LONGEST_BREATH: Duration = Duration::from_millis(50);
+
+/// How often it is looked for messages that are due while something that recurs is due and cannot be fired: nobody is
+/// told of messages that come behind that.
+const MEANWHILE: Duration = Duration::from_millis(250);
 
 /// How a [`Promoter`] works.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +30,7 @@ pub struct PromoterConfig {
     /// The most messages moved per call, 1 to [`MAX_PROMOTE`]. A server does nothing else meanwhile: 200 take it
     /// about 1 ms. Default: [`MAX_PROMOTE`].
     pub limit: usize,
-    /// The longest sleep, and so the most that a lost wake-up can cost. Default: 15 s.
+    /// The longest sleep, and so the most that a lost wake-up can cost; at most a day. Default: 15 s.
     pub longest_sleep: Duration,
 }
 
@@ -48,7 +53,21 @@ impl PromoterConfig {
             format!("limit is {}, 1 to {MAX_PROMOTE} are allowed", self.limit)
         });
         problems.require(!self.longest_sleep.is_zero(), || "longest_sleep is zero".into());
+        problems.require(self.longest_sleep <= LONGEST_SLEEP, || {
+            format!("longest_sleep is {:?}, at most a day is allowed", self.longest_sleep)
+        });
         problems.finish()
+    }
+
+    /// When the next is due after a call that moved `moved` messages and said `next`, and after firing, which is to be tried
+    /// again after `again` (zero if something has fired; `None` if nothing was to be).
+    pub(crate) fn next(moved: usize, next: Option<Duration>, again: Option<Duration>) -> Option<Duration> {
+        match again {
+            Some(Duration::ZERO) => Some(Duration::ZERO),
+            // That it is due is no reason to come at once; that more messages are is one.
+            Some(again) if moved == 0 => Some(again.min(MEANWHILE)),
+            None | Some(_) => next,
+        }
     }
 
     /// When to come again after a call that began at `started` and said `next`. Where more is due already, after a pause
@@ -73,6 +92,7 @@ impl PromoterConfig {
 pub struct Promoter {
     schedule: Arc<dyn Schedule>,
     recurring: Arc<dyn Recurring>,
+    firings: Firings,
     sleep: Sleep,
     config: PromoterConfig,
 }
@@ -81,11 +101,13 @@ impl Promoter {
     /// A promoter over a backend.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] if the limit is not 1 to [`MAX_PROMOTE`] or the longest sleep is zero.
+    /// [`ErrorKind::InvalidConfig`] if the limit is not 1 to [`MAX_PROMOTE`], or the longest sleep is zero or longer than
+    /// a day.
     pub fn new(backend: &Backend, config: PromoterConfig) -> Result<Self> {
         config.check()?;
         let (schedule, recurring) = (backend.schedule.clone(), backend.recurring.clone());
-        Ok(Self { schedule, recurring, sleep: Sleep::beside(backend), config })
+        let (firings, sleep) = (Firings::default(), Sleep::beside(backend));
+        Ok(Self { schedule, recurring, firings, sleep, config })
     }
 
     /// Promotes until the lease is lost. Errors do not end it: it pauses, 50 ms to 2 s, and goes on.
@@ -93,7 +115,7 @@ impl Promoter {
         let place = lease.partition().ok().map(|(topic_partition, _)| Place::from(topic_partition.clone()));
         let trouble = Trouble::new("promote", place);
         loop {
-            let sleep = match self.run_once(lease, &Ignore).await {
+            let sleep = match caught(self.run_once(lease, &Ignore)).await {
                 Ok(next) => {
                     trouble.over(&Ignore);
                     next.unwrap_or(self.config.longest_sleep)
@@ -131,16 +153,12 @@ impl Upkeep for Promoter {
         if moved + orphans > 0 {
             events.observe(&Event::Promoted { topic_partition, group, messages: moved, orphans });
         }
-        if recurring {
-            fire_due(&*self.recurring, &topic_partition.clone().into(), events).await?;
-        }
-        // What has fired is due.
-        let next = if recurring { Some(Duration::ZERO) } else { next };
-        Ok(Some(self.config.pause(next, started)))
+        let again = self.firings.round(recurring, &*self.recurring, topic_partition, events).await;
+        Ok(Some(self.config.pause(PromoterConfig::next(moved + orphans, next, again), started)))
     }
 
     fn sleep(&self, time: Duration) -> Option<millstream_core::upkeep::Sleep> {
-        let (sleep, deadline) = (self.sleep, Instant::now() + time);
+        let (sleep, deadline) = (self.sleep, Instant::now() + time.min(LONGEST_SLEEP));
         Some(Box::pin(async move { sleep.until(deadline).await }))
     }
 }

@@ -18,7 +18,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::dead::DeadTasks;
 use crate::list::{Cursor, Page, WaitingTask};
-use crate::recurring::Recur;
+use crate::recurring::{Home, Recur, RecurringEntry, Spread};
 use crate::schedule::{ScheduleTask, ScheduledTask, TaskRecord};
 use crate::worker::WorkerBuilder;
 
@@ -91,7 +91,7 @@ impl<T: 'static> DelayQueue<T> {
     /// Of the awaited future: [`ErrorKind::Encode`], [`ErrorKind::TooLarge`], [`ErrorKind::InvalidName`] for a bad id,
     /// [`ErrorKind::Exists`] where that was asked for, [`ErrorKind::Backpressure`], [`ErrorKind::Unavailable`],
     /// [`ErrorKind::WrongType`]; [`ErrorKind::Unconfirmed`] if the connection broke while it was under way: with an id of
-    /// your own it can be scheduled again without harm.
+    /// your own it can be scheduled again, and is not doubled as long as the first copy waits or is worked on.
     pub fn schedule<'a>(&'a self, payload: &'a T) -> ScheduleTask<'a, T> {
         ScheduleTask::new(self, TaskRecord::new(payload))
     }
@@ -197,7 +197,20 @@ impl<T: 'static> DelayQueue<T> {
 
     /// Something that recurs under `id`: `mails.recurring("daily").cron("0 9 * * *", "Europe/Zurich").payload(&mail).await?`
     pub fn recurring(&self, id: impl Into<String>) -> Recur<'_, T> {
-        Recur::new(self, id.into())
+        Recur::new(self.home(), id.into())
+    }
+
+    /// All that recurs, shard by shard, by id.
+    ///
+    /// # Errors
+    /// Those of [`Recurring::recurrences`](millstream_core::Recurring::recurrences).
+    pub async fn recurring_list(&self) -> Result<Vec<RecurringEntry>> {
+        self.home().list().await
+    }
+
+    fn home(&self) -> Home<'_, T> {
+        let Inner { backend, spec, codec, limits, .. } = &*self.inner;
+        Home { backend, codec: *codec, limits, spread: Spread::Shards(spec) }
     }
 
     /// The places where something with this id may wait: that of the id; and for what a recurrence has scheduled
@@ -230,13 +243,7 @@ impl<T: Send + 'static> DelayQueue<T> {
 impl<T> Inner<T> {
     /// The payload in its wire form.
     pub(crate) fn encode(&self, payload: &T, envelope: Envelope) -> Result<wire::Fields> {
-        let payload = self.codec.encode(payload).map_err(|source| {
-            Error::new(ErrorKind::Encode, format!("cannot encode as {}: {source}", self.codec.name()))
-                .with_source(source)
-        })?;
-        let envelope = Envelope { payload, ..envelope };
-        envelope.check(&self.limits)?;
-        Ok(wire::encode(&envelope))
+        encode(self.codec, &self.limits, payload, envelope)
     }
 
     /// The payload of what the wire form holds.
@@ -325,6 +332,22 @@ impl<T> fmt::Debug for DelayQueueBuilder<T> {
             .field("shards", &self.shards)
             .finish_non_exhaustive()
     }
+}
+
+/// A payload in its wire form.
+pub(crate) fn encode<T>(
+    codec: &dyn Codec<T>,
+    limits: &Limits,
+    payload: &T,
+    envelope: Envelope,
+) -> Result<wire::Fields> {
+    let payload = codec.encode(payload).map_err(|source| {
+        Error::new(ErrorKind::Encode, format!("cannot encode as {}: {source}", codec.name()))
+            .with_source(source)
+    })?;
+    let envelope = Envelope { payload, ..envelope };
+    envelope.check(limits)?;
+    Ok(wire::encode(&envelope))
 }
 
 /// Milliseconds since 1970 as a time.

@@ -47,8 +47,8 @@ impl<'a, T> TaskRecord<'a, T> {
     }
 
     /// An id of one's own: 1 to 256 bytes without control characters. While a task with it waits or is worked on,
-    /// another one is [kept out](Self::replace); so scheduling it again after an error does no harm. Default: a random
-    /// one.
+    /// another one is [kept out](Self::replace), so scheduling it again after an error does not double it; once the task is
+    /// done, the id is free. Default: a random one.
     #[must_use]
     pub fn id(self, id: impl Into<String>) -> Self {
         Self { id: Some(id.into()), ..self }

@@ -17,6 +17,9 @@ use tokio::time::Instant;
 /// How much is left to the thread: more than a runtime's timer is late.
 const STRETCH: Duration = Duration::from_millis(3);
 
+/// The longest sleep that may be set: a day.
+pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3_600);
+
 /// How those sleep who work with a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {

@@ -222,6 +222,26 @@ fn years_that_were_missed_are_not_gone_through_second_by_second() {
     assert!(plan.missed > 0 && !plan.fires.is_empty());
 }
 
+#[test]
+fn a_month_of_seconds_that_was_missed_is_not_gone_through_either() {
+    // From 2025-01-01 to 2025-12-31: the newest of 2.7 million times are eleven months old.
+    let (from, to) = (1_735_689_600_000, 1_767_139_200_000);
+    let (january, february) = (cron("* * * * 1 *", "UTC"), 1_738_368_000_000);
+    for (missed, made_up) in [(Missed::Once, 1), (Missed::All(MAX_MISSED), 100)] {
+        let rule = january.clone().missed(missed).expect("a rule");
+        let start = std::time::Instant::now();
+        let plan = rule.plan(from, to);
+        assert!(start.elapsed() < Duration::from_millis(1_500), "{:?}", start.elapsed());
+        assert_eq!((plan.fires.len(), plan.next > Some(from)), (made_up, true));
+        if missed == Missed::Once {
+            assert_eq!(plan.fires, [february - 1_000], "the newest one");
+            assert!(plan.missed >= 99, "{}", plan.missed);
+        } else {
+            assert_eq!(plan.fires[0], february - 1_000 * u64::from(MAX_MISSED), "the newest thousand");
+        }
+    }
+}
+
 fn any_missed() -> impl Strategy<Value = Missed> {
     prop_oneof![Just(Missed::Skip), Just(Missed::Once), (1..=MAX_MISSED).prop_map(Missed::All)]
 }

@@ -206,7 +206,7 @@ async fn an_end_waits_for_handlers_and_hands_back_those_that_take_too_long() {
     let start = Instant::now();
     let report = worker.shutdown().await;
     assert_eq!((report.done, report.handed_back, report.retried), (1, 1, 0));
-    assert_eq!(start.elapsed().as_secs(), 10);
+    assert_eq!(start.elapsed().as_secs(), 8, "the rest would be for telling a slow server");
     let waits = queue.get("1000000").await.expect("read").expect("due again");
     assert!(waits.due <= std::time::SystemTime::UNIX_EPOCH + MS(support::EPOCH) + SECS(11));
     let seen = Seen::default();

@@ -34,6 +34,11 @@ impl Recurring for MemoryBackend {
         Ok(state.change(place, |timetable| timetable.pause(id, next)))
     }
 
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>> {
+        let state = self.lock();
+        Ok(state.peek_timetable(place).and_then(|timetable| timetable.recurrence(id)))
+    }
+
     async fn recurrences(
         &self,
         place: &Place,

@@ -19,6 +19,9 @@ use crate::timetable::{Claim, Item, Past, Timetable};
 /// How long after a worker was to come it is counted on: then another one takes its place.
 const GRACE: Duration = Duration::from_millis(250);
 
+/// How much one claim hands out at least, in bytes of bodies, before it ends.
+const MAX_BYTES: usize = 1 << 20;
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shard {
     pub(crate) timetable: Timetable,
@@ -67,19 +70,31 @@ impl Shard {
         let limit = ask.limit.min(MAX_CLAIM);
         let mut claimed = Claimed { now: now.millis(), ..Claimed::default() };
         // All of them first: a claim that holds for no time at all runs out in this millisecond.
-        let ran_out: Vec<_> = (0..limit).map_while(|_| self.take_expired(now)).collect();
-        let due: Vec<_> =
-            (ran_out.len()..limit).map_while(|_| self.timetable.take_due(now.millis())).collect();
-        let full = ran_out.len() + due.len() == limit;
-        for (id, mut item) in ran_out {
-            item.past.crashes = item.past.crashes.saturating_add(1);
+        let (mut ran_out, mut due, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while ran_out.len() < limit && bytes < MAX_BYTES {
+            let Some((id, claim)) = self.take_expired(now) else { break };
+            bytes += claim.item.size();
+            ran_out.push((id, claim));
+        }
+        while ran_out.len() + due.len() < limit && bytes < MAX_BYTES {
+            let Some((id, item)) = self.timetable.take_due(now.millis()) else { break };
+            bytes += item.size();
+            due.push((id, item));
+        }
+        let full = ran_out.len() + due.len() == limit || bytes >= MAX_BYTES;
+        for (id, Claim { mut item, token, begun, .. }) in ran_out {
+            // A further one is a crash only if a handler had begun: else an answer was lost, no more.
+            let more = u32::from(begun || item.past.crashes == 0);
+            item.past.crashes = item.past.crashes.saturating_add(more);
             if ask.crash_limit > 0 && item.past.crashes >= ask.crash_limit {
                 let Past { attempt: attempts, crashes, history, .. } = item.past;
                 let (reason, error) = (Reason::Crashed, format!("{crashes} claims ran out"));
                 self.bury(now, Dead { task: id, reason, attempts, error, history, body: item.fields });
                 claimed.crashed += 1;
             } else {
-                claimed.tasks.push(self.hand_out(id, item, ask, now, tokens));
+                claimed
+                    .tasks
+                    .push(ClaimedTask { before: Some(token), ..self.hand_out(id, item, ask, now, tokens) });
             }
         }
         for (id, item) in due {
@@ -96,11 +111,11 @@ impl Shard {
         claimed
     }
 
-    fn take_expired(&mut self, now: Now) -> Option<(ScheduleId, Item)> {
+    fn take_expired(&mut self, now: Now) -> Option<(ScheduleId, Claim)> {
         self.deadlines.first().filter(|(deadline, _)| *deadline <= now.millis())?;
         let (_, id) = self.deadlines.pop_first()?;
         let claim = self.timetable.claimed.remove(&id)?;
-        Some((id, claim.item))
+        Some((id, claim))
     }
 
     fn hand_out(&mut self, id: ScheduleId, item: Item, ask: &Ask, now: Now, tokens: &mut u64) -> ClaimedTask {
@@ -109,8 +124,10 @@ impl Shard {
         let Past { attempt, crashes, error, history } = item.past.clone();
         let (due, fields) = (item.due, item.fields.clone().unwrap_or_default());
         self.deadlines.insert((deadline, id.clone()));
-        self.timetable.claimed.insert(id.clone(), Claim { item, token: token.clone(), deadline });
-        ClaimedTask { id, token, due, attempt, crashes, error, history, fields }
+        self.timetable
+            .claimed
+            .insert(id.clone(), Claim { item, token: token.clone(), deadline, begun: false });
+        ClaimedTask { id, token, before: None, due, attempt, crashes, error, history, fields }
     }
 
     /// When a worker has to come next. What recurs and is overdue, which the caller is told of, does not make everybody
@@ -170,10 +187,10 @@ impl Shard {
     }
 
     /// Takes a task out of the hands of whoever has this token.
-    fn give_up(&mut self, id: &ScheduleId, token: &str) -> Option<Item> {
+    fn give_up(&mut self, id: &ScheduleId, token: &str) -> Option<Claim> {
         let deadline = self.timetable.claimed.get(id).filter(|claim| claim.token == token)?.deadline;
         self.deadlines.remove(&(deadline, id.clone()));
-        self.timetable.claimed.remove(id).map(|claim| claim.item)
+        self.timetable.claimed.remove(id)
     }
 
     /// Settles tasks; gives back how many. What became the head is told, unless somebody comes in time anyway.
@@ -190,13 +207,14 @@ impl Shard {
 
     /// Settles one; `false` if the claim is somebody else's by now, or settled.
     fn settle_one(&mut self, id: &ScheduleId, token: &str, verdict: &Verdict, now: Now) -> bool {
-        let Some(item) = self.give_up(id, token) else { return false };
+        let Some(Claim { item, begun, .. }) = self.give_up(id, token) else { return false };
         match verdict {
             Verdict::Complete => {}
             Verdict::Retry { due, attempt, error, history } => {
                 let snoozed = *attempt == item.past.attempt && error.is_empty();
                 let past = if snoozed {
-                    Past { crashes: 0, ..item.past }
+                    let crashes = if begun { 0 } else { item.past.crashes };
+                    Past { crashes, ..item.past }
                 } else {
                     let line = history::line(item.past.attempt, error);
                     let lines = format!("{}\n{} {line}", history.before_one_more(), now.millis());
@@ -222,13 +240,21 @@ impl Shard {
         self.dead.insert(self.last_dead, dead);
     }
 
-    /// Lets a claim hold for `hold` from now; `false` if it is not this one's any more.
-    pub(crate) fn extend(&mut self, id: &ScheduleId, token: &str, hold: Duration, now: Now) -> bool {
+    /// Lets a claim hold for `hold` from now, and a handler begin; `false` if it is not this one's any more.
+    pub(crate) fn extend(
+        &mut self,
+        id: &ScheduleId,
+        token: &str,
+        hold: Duration,
+        begun: bool,
+        now: Now,
+    ) -> bool {
         let Some(claim) = self.timetable.claimed.get_mut(id).filter(|claim| claim.token == token) else {
             return false;
         };
         self.deadlines.remove(&(claim.deadline, id.clone()));
         claim.deadline = now.due(Due::In(hold));
+        claim.begun |= begun;
         self.deadlines.insert((claim.deadline, id.clone()));
         true
     }

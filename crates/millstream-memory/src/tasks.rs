@@ -57,12 +57,13 @@ impl Tasks for MemoryBackend {
         shard: &Shard,
         claims: &[(ScheduleId, String)],
         hold: Duration,
+        begun: bool,
     ) -> Result<Vec<bool>> {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
         let shard = state.shard(shard);
-        Ok(claims.iter().map(|(id, token)| shard.extend(id, token, hold, now)).collect())
+        Ok(claims.iter().map(|(id, token)| shard.extend(id, token, hold, begun, now)).collect())
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
@@ -103,5 +104,9 @@ impl Tasks for MemoryBackend {
         let mut state = self.lock();
         let shard = state.shard(shard);
         Ok(ids.iter().filter(|id| shard.dead.remove(id).is_some()).count())
+    }
+
+    async fn purge_all(&self, shard: &Shard) -> Result<usize> {
+        Ok(std::mem::take(&mut self.lock().shard(shard).dead).len())
     }
 }

@@ -38,6 +38,8 @@ pub(crate) struct Claim {
     pub(crate) token: String,
     /// When it runs out.
     pub(crate) deadline: u64,
+    /// Whether a handler has begun, as far as that was told.
+    pub(crate) begun: bool,
 }
 
 /// What happened to a task so far.
@@ -58,6 +60,11 @@ impl Default for Past {
 impl Item {
     pub(crate) fn new(due: u64, fields: Option<Fields>) -> Self {
         Self { due, fields, past: Past::default() }
+    }
+
+    /// In bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.fields.iter().flatten().map(|(name, value)| name.len() + value.len()).sum()
     }
 }
 
@@ -166,8 +173,9 @@ impl Timetable {
         let placed =
             if self.recurrences.contains_key(&id) { conflict(on_conflict, &id)? } else { Placed::New };
         if placed != Placed::Kept {
+            let paused = self.recurrences.get(&id).map_or(recurrence.paused, |there| there.paused);
             self.remove(&id);
-            self.recurrences.insert(id.clone(), recurrence);
+            self.recurrences.insert(id.clone(), Recurrence { paused, ..recurrence });
             self.follow(&id);
         }
         Ok(placed)
@@ -189,6 +197,10 @@ impl Timetable {
         }
         self.follow(id);
         true
+    }
+
+    pub(crate) fn recurrence(&self, id: &ScheduleId) -> Option<Recurrence> {
+        self.recurrences.get(id).cloned()
     }
 
     pub(crate) fn recurrences(&self, after: Option<ScheduleId>, limit: usize) -> Vec<Recurrence> {

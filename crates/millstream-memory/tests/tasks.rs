@@ -66,7 +66,7 @@ enum End {
 #[derive(Clone, Debug, PartialEq)]
 enum Is {
     Waiting { due: u64 },
-    Claimed { due: u64, deadline: u64, claim: usize },
+    Claimed { due: u64, deadline: u64, claim: usize, begun: bool },
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -184,14 +184,16 @@ impl Bench {
                 let Some(claim) = self.model.nth_newest(claim) else { return };
                 let (n, token) = self.model.claims[claim].clone();
                 let holder = self.model.holder(claim);
-                let hold = Duration::from_micros(hold);
-                let held = self.backend.tasks.extend(&self.shard, &[(id(n), token)], hold).await.unwrap();
+                let (hold, begins) = (Duration::from_micros(hold), hold % 2 == 1);
+                let held = self.backend.tasks.extend(&self.shard, &[(id(n), token)], hold, begins).await;
+                let held = held.unwrap();
                 assert_eq!(held, [holder.is_some()]);
                 let until = self.model.after(u64::try_from(hold.as_micros()).unwrap());
-                if let Some(Task { is: Is::Claimed { deadline, .. }, .. }) =
+                if let Some(Task { is: Is::Claimed { deadline, begun, .. }, .. }) =
                     holder.and_then(|id| self.model.tasks.get_mut(&id))
                 {
                     *deadline = until;
+                    *begun |= begins;
                 }
             }
             Step::Replay { nth } => {
@@ -256,7 +258,9 @@ impl Bench {
         let model = &mut self.model;
         for (n, ran_out) in model.due().into_iter().take(limit) {
             let task = model.tasks.get_mut(&n).unwrap();
-            task.crashes += u32::from(ran_out);
+            // A further one counts only if a handler had begun.
+            let begun = matches!(task.is, Is::Claimed { begun: true, .. });
+            task.crashes += u32::from(ran_out && (begun || task.crashes == 0));
             if task.crashes == CRASH_LIMIT {
                 // Which id it has among the dead is found out below.
                 model.tasks.remove(&n);
@@ -270,8 +274,8 @@ impl Bench {
             assert_eq!((number(&given.id), given.due, given.attempt, given.crashes), expected);
             assert!(due * 1_000 <= model.now, "{given:?} is early");
             assert!(model.claims.iter().all(|(_, token)| *token != given.token), "a token twice");
-            task.is =
-                Is::Claimed { due, deadline: (model.now + hold).div_ceil(1_000), claim: model.claims.len() };
+            let deadline = (model.now + hold).div_ceil(1_000);
+            task.is = Is::Claimed { due, deadline, claim: model.claims.len(), begun: false };
             model.claims.push((n, given.token));
         }
         assert_eq!((tasks.next().map(|task| task.id), claimed.crashed), (None, crashed));
@@ -305,11 +309,14 @@ impl Bench {
             End::Dead => model.dead.push((MessageId::MAX, n)),
             End::Retry { .. } | End::Snooze { .. } => {}
         }
-        model.tasks.remove(&n);
+        let before = model.tasks.remove(&n).unwrap();
         if let End::Retry { micros } | End::Snooze { micros } = end {
             let attempt = attempt + u32::from(matches!(end, End::Retry { .. }));
             let is = Is::Waiting { due: model.after(micros) };
-            model.tasks.insert(n, Task { is, attempt, crashes: 0 });
+            // Handed back before a handler began, it keeps what was against it.
+            let begun = matches!(before.is, Is::Claimed { begun: true, .. });
+            let kept = matches!(end, End::Snooze { .. }) && !begun;
+            model.tasks.insert(n, Task { is, attempt, crashes: if kept { before.crashes } else { 0 } });
         }
         self.name_the_dead().await;
     }

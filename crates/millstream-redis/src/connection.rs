@@ -1,7 +1,7 @@
 //! Connections: how one is opened, one that many share, and a pool.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -69,7 +69,7 @@ impl Dial {
                 Ok::<(), std::convert::Infallible>(())
             });
         let connection = self.open(&self.shared, &config, role).await?;
-        Ok(Live { connection, gone })
+        Ok(Live { connection, gone, generation: 0 })
     }
 
     async fn open(
@@ -114,6 +114,8 @@ struct Live {
     connection: MultiplexedConnection,
     /// Set when the connection was cut or did not answer in time: the next request opens another.
     gone: Arc<AtomicBool>,
+    /// Which one of its line it is.
+    generation: u64,
 }
 
 /// One connection for many callers, opened on first use and again whenever it is gone.
@@ -127,13 +129,21 @@ struct State {
     dial: Arc<Dial>,
     role: &'static str,
     live: Mutex<Option<Live>>,
+    /// How many connections were opened so far.
+    opened: AtomicU64,
     /// Held while a connection is being opened, with the last failure and when it came.
     opening: tokio::sync::Mutex<Option<(Instant, Error)>>,
 }
 
 impl Shared {
     pub(crate) fn new(dial: Arc<Dial>, role: &'static str) -> Self {
-        Self(Arc::new(State { dial, role, live: Mutex::new(None), opening: tokio::sync::Mutex::new(None) }))
+        Self(Arc::new(State {
+            dial,
+            role,
+            live: Mutex::new(None),
+            opened: AtomicU64::new(0),
+            opening: tokio::sync::Mutex::new(None),
+        }))
     }
 }
 
@@ -160,6 +170,7 @@ impl State {
         }
         match self.dial.shared(self.role).await {
             Ok(live) => {
+                let live = Live { generation: self.opened.fetch_add(1, Ordering::Relaxed), ..live };
                 *failed = None;
                 *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(live.clone());
                 Ok(live)
@@ -172,6 +183,22 @@ impl State {
     }
 }
 
+impl Shared {
+    /// Which connection is in use, counted from the first one; opened if there is none.
+    pub(crate) async fn generation(&self) -> Result<u64> {
+        Ok(self.0.live().await?.generation)
+    }
+
+    /// Sends over that connection and no other one; `None`, and nothing is sent, if it is gone.
+    pub(crate) async fn send_over(&self, generation: u64, pipe: &Pipeline) -> Result<Option<Vec<Value>>> {
+        let live = self.0.live().await?;
+        if live.generation != generation {
+            return Ok(None);
+        }
+        self.0.send_on(live, pipe).await.map(Some)
+    }
+}
+
 impl Line for Shared {
     async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
         self.0.send(pipe).await
@@ -180,7 +207,10 @@ impl Line for Shared {
 
 impl State {
     async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
-        let mut live = self.live().await?;
+        self.send_on(self.live().await?, pipe).await
+    }
+
+    async fn send_on(&self, mut live: Live, pipe: &Pipeline) -> Result<Vec<Value>> {
         let answer = live.connection.send_packed_commands(pipe, 0, pipe.len()).await;
         if let Err(error) = &answer
             && (error.is_io_error() || error.is_unrecoverable_error())

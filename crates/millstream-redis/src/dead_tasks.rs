@@ -11,10 +11,15 @@ use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::connection::Line;
+use crate::schedule::known;
 use crate::{item, reply, script};
 
 /// The most dead tasks that one page has.
 const MAX_PAGE: usize = 1_000;
+/// How large a page gets, in bytes of bodies, before it ends: what was read then is given.
+const PAGE_BYTES: usize = 4 << 20;
+/// How many are read at first: they may be large.
+const PORTION: usize = 4;
 /// The most tasks that one call of the script `replay_tasks` moves.
 const REPLAY_CHUNK: usize = 100;
 /// The most ids of one XDEL.
@@ -27,8 +32,9 @@ fn read(id: MessageId, shard: &Shard, fields: &[Field]) -> Result<DeadTask> {
     let ours = fields.len() >= LEAD.len() && LEAD.iter().zip(fields).all(|(name, (n, _))| n == name);
     let (lead, body) = fields.split_at(if ours { LEAD.len() } else { 0 });
     let text = |nth: usize| lead.get(nth).map_or_else(String::new, lossy);
-    // What has no id of its own is replayed under that of its entry.
-    let task = ScheduleId::new(text(4)).or_else(|_| ScheduleId::new(id.to_string()))?;
+    // What has no id of its own is shown under that of its entry.
+    let task = lead.get(4).and_then(|(_, task)| known(task));
+    let task = task.map_or_else(|| ScheduleId::new(id.to_string()), Ok)?;
     Ok(DeadTask {
         id,
         shard: shard.clone(),
@@ -66,12 +72,28 @@ impl Inner {
             return Ok(Vec::new());
         }
         let key = self.keys.dead_tasks(shard);
-        let mut pipe = Pipeline::new();
-        pipe.cmd("XRANGE").arg(key.as_str()).arg(format!("({after}")).arg("+");
-        pipe.arg("COUNT").arg(limit.min(MAX_PAGE));
-        let answer = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
-        let entries = reply::entries(answer).map_err(|error| error.during(format_args!("list {key}")))?;
-        entries.into_iter().map(|(id, fields)| read(id, shard, &fields.unwrap_or_default())).collect()
+        let (limit, mut page) = (limit.min(MAX_PAGE), Vec::new());
+        let (mut after, mut bytes, mut largest) = (after, 0, 0);
+        while page.len() < limit && bytes < PAGE_BYTES {
+            let portion = if page.is_empty() { PORTION } else { (PAGE_BYTES - bytes) / largest.max(1) };
+            let portion = portion.clamp(1, limit - page.len());
+            let mut pipe = Pipeline::new();
+            pipe.cmd("XRANGE").arg(key.as_str()).arg(format!("({after}")).arg("+");
+            pipe.arg("COUNT").arg(portion);
+            let answer = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
+            let entries = reply::entries(answer).map_err(|error| error.during(format_args!("list {key}")))?;
+            let last = entries.len() < portion;
+            for (id, fields) in entries {
+                let fields = fields.unwrap_or_default();
+                let size = fields.iter().map(|(name, value)| name.len() + value.len()).sum();
+                (after, bytes, largest) = (id, bytes + size, largest.max(size));
+                page.push(read(id, shard, &fields)?);
+            }
+            if last || after == MessageId::MAX {
+                break;
+            }
+        }
+        Ok(page)
     }
 
     pub(crate) async fn replay_dead(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
@@ -84,14 +106,44 @@ impl Inner {
             keys.wake(&place),
         ];
         let mut moved = 0;
-        for chunk in ids.chunks(REPLAY_CHUNK) {
+        let mut rest = ids;
+        while !rest.is_empty() {
+            let chunk = rest.get(..REPLAY_CHUNK).unwrap_or(rest);
             let mut call = self.scripts.replay_tasks.call(keys.each_ref());
             for id in chunk {
                 call.push(id.to_string());
             }
-            moved += reply::count(script::run_one(&self.pool, call).await?)?;
+            let [replayed, done] = reply::tuple(script::run_one(&self.pool, call).await?)?;
+            moved += reply::count(replayed)?;
+            rest = script::behind(rest, reply::count(done)?)?;
         }
         Ok(moved)
+    }
+
+    /// Deletes what is there now, oldest first, a part at a time: whole nodes of the stream, then what is left of one.
+    pub(crate) async fn purge_all_dead(&self, shard: &Shard) -> Result<usize> {
+        let key = self.keys.dead_tasks(shard);
+        let during = |error: Error| error.during(format_args!("purge {key}"));
+        let mut pipe = Pipeline::new();
+        pipe.cmd("XREVRANGE").arg(key.as_str()).arg("+").arg("-").arg("COUNT").arg(1);
+        let newest = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
+        let Some((newest, _)) = reply::entries(newest).map_err(during)?.pop() else { return Ok(0) };
+        let mut purged = 0;
+        loop {
+            let mut pipe = Pipeline::new();
+            pipe.cmd("XTRIM").arg(key.as_str()).arg("MINID").arg("~").arg(newest.next().to_string());
+            pipe.arg("LIMIT").arg(PURGE_CHUNK);
+            let answer = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
+            let trimmed = reply::count(answer).map_err(during)?;
+            purged += trimmed;
+            if trimmed == 0 {
+                break;
+            }
+        }
+        let mut pipe = Pipeline::new();
+        pipe.cmd("XTRIM").arg(key.as_str()).arg("MINID").arg("=").arg(newest.next().to_string());
+        let answer = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
+        Ok(purged + reply::count(answer).map_err(during)?)
     }
 
     pub(crate) async fn purge_dead(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {

@@ -34,10 +34,9 @@ impl Recurring for RedisBackend {
         let next = time(*next);
         let lead = [rule.as_str(), if *paused { PAUSED } else { RUNNING }, &next];
         let item = item::pack(&lead, fields).map_err(during)?;
-        let due = if *paused { "" } else { &next };
         let keys = self.recur_keys(place);
         let call = self.inner.scripts.recur_put.call(keys.each_ref());
-        let call = call.args([word(place), id.as_str(), due, conflict(on_conflict)]).arg(&item[..]);
+        let call = call.args([word(place), id.as_str(), &next, conflict(on_conflict)]).arg(&item[..]);
         placed(script::run_one(&self.inner.pool, call).await?, "it").map_err(during)
     }
 
@@ -51,6 +50,22 @@ impl Recurring for RedisBackend {
         let call = self.inner.scripts.recur_pause.call(self.recur_keys(place).each_ref());
         let call = call.args([word(place), id.as_str(), &time(next)]);
         Ok(reply::int(script::run_one(&self.inner.pool, call).await?)? == 1)
+    }
+
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>> {
+        let items = self.inner.keys.recur_items(place);
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("HGET").arg(items.as_str()).arg(id.as_str());
+        let answer = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
+        let during = |error: Error| error.during(format_args!("read {items}"));
+        let Some(item) = reply::ok(answer).and_then(reply::maybe_bytes).map_err(during)? else {
+            return Ok(None);
+        };
+        let found = recurrence(id.clone(), &item);
+        if found.is_none() {
+            tracing::warn!(%place, %id, "what recurs cannot be read and is passed over");
+        }
+        Ok(found)
     }
 
     async fn recurrences(

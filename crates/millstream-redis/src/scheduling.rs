@@ -34,6 +34,14 @@ pub(crate) fn states(keys: &Keys, place: &Place) -> Key {
     }
 }
 
+/// The tasks that are worked on. At a partition there are none: a key of its slot stands in, and is not used.
+fn claims(keys: &Keys, place: &Place) -> Key {
+    match place {
+        Place::Partition(_) => keys.delay(place),
+        Place::Shard(shard) => keys.claims(shard),
+    }
+}
+
 pub(crate) fn conflict(on_conflict: OnConflict) -> &'static str {
     match on_conflict {
         OnConflict::Keep => "keep",
@@ -68,6 +76,7 @@ impl Portion<'_> {
             &keys.delay(place),
             &keys.delay_items(place),
             &states(keys, place),
+            &claims(keys, place),
             &keys.recur(place),
             &keys.wake(place),
         ]);

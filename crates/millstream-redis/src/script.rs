@@ -126,6 +126,12 @@ pub(crate) async fn run_one(line: &impl Line, call: Call<'_>) -> Result<Value> {
     run(line, vec![call]).await?.pop().unwrap_or_else(|| Err(crate::error::unexpected("no reply")))
 }
 
+/// What a script that does as much as it may has left: those behind the first `done`.
+pub(crate) fn behind<T>(asked: &[T], done: usize) -> Result<&[T]> {
+    let rest = asked.get(done..).filter(|_| done > 0);
+    rest.ok_or_else(|| crate::error::unexpected(format_args!("{done} of {} are done", asked.len())))
+}
+
 fn is_noscript(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }

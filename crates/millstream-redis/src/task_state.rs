@@ -1,5 +1,6 @@
 //! What is known of a task beside its body, as it stands in the `task_states` hash:
-//! `<due> <attempt> <crashes> <token or -> <error>` and, behind a line break, the lines of its history.
+//! `<due> <attempt> <crashes> <begun 0 or 1> <hold> <token or -> <error>` and, behind a line break, the lines of its
+//! history. What is begun, and for how many milliseconds the claim holds, only scripts need.
 
 use millstream_core::history::{self, History};
 use millstream_core::wire;
@@ -19,13 +20,13 @@ impl TaskState {
     /// Reads it; `None` if it is none. A number that is too large becomes the largest one.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (first, history) = text.split_once('\n').unwrap_or((text, ""));
-        let mut words = first.splitn(5, ' ');
+        let mut words = first.splitn(7, ' ');
         let mut number = || {
             let word = words.next()?;
             let digits = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
             digits.then(|| word.parse::<u64>().unwrap_or(u64::MAX))
         };
-        let (due, attempt, crashes) = (number()?, number()?, number()?);
+        let (due, attempt, crashes, _, _) = (number()?, number()?, number()?, number()?, number()?);
         let small = |number| u32::try_from(number).unwrap_or(u32::MAX);
         let token = words.next().filter(|token| !token.is_empty())?.to_owned();
         let error = words.next()?.to_owned();
@@ -58,23 +59,32 @@ mod tests {
 
     #[test]
     fn a_state_reads_back() {
-        let plain = TaskState::parse("17 1 0 w:1:1 \n").expect("a new one");
+        let plain = TaskState::parse("17 1 0 0 30000 w:1:1 \n").expect("a new one");
         assert_eq!((plain.due, plain.attempt, plain.crashes), (17, 1, 0));
         assert_eq!((plain.token.as_str(), plain.error.as_str()), ("w:1:1", ""));
         assert!(plain.history.is_empty());
-        let tried = TaskState::parse("17 3 2 - no money\n5 1 no\n9 2 no money").expect("an old one");
+        let tried = TaskState::parse("17 3 2 1 0 - no money\n5 1 no\n9 2 no money").expect("an old one");
         assert_eq!((tried.error.as_str(), tried.history.failures().len()), ("no money", 2));
         let newest = Failed { at: 9, attempt: 2, error: "no money".into() };
         assert_eq!(tried.history.failures()[1], newest);
-        let huge = TaskState::parse("99999999999999999999999 4294967296 0 t ").expect("clamped");
+        let huge = TaskState::parse("99999999999999999999999 4294967296 0 0 0 t ").expect("clamped");
         assert_eq!((huge.due, huge.attempt), (u64::MAX, u32::MAX));
     }
 
     #[test]
     fn what_is_no_state_is_none() {
-        for text in
-            ["", "x", "1 2 3", "1 2 3 t", "-1 1 0 t ", "1 1 x t ", "1 1 0  e", " 1 1 0 t e", "+1 1 0 t "]
-        {
+        for text in [
+            "",
+            "x",
+            "1 2 3",
+            "1 2 3 0 0 t",
+            "1 2 3 t e",
+            "-1 1 0 0 0 t ",
+            "1 1 x 0 0 t ",
+            "1 1 0 0 0  e",
+            " 1 1 0 0 0 t e",
+            "+1 1 0 0 0 t ",
+        ] {
             assert_eq!(TaskState::parse(text), None, "{text:?}");
         }
     }

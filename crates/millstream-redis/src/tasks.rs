@@ -19,6 +19,7 @@ use redis::{Pipeline, Value};
 use crate::backend::{Inner, RedisBackend};
 use crate::connection::Line;
 use crate::error::unexpected;
+use crate::schedule::known;
 use crate::script::Call;
 use crate::task_state::{TaskState, adding, one_line};
 use crate::{item, reply, scheduling, script};
@@ -54,17 +55,19 @@ fn check_worker(worker: &str) -> Result<()> {
     Ok(())
 }
 
-fn claimed(answer: Value) -> Result<Claimed> {
-    let [now, next, recurring, crashed, ids, states, items] = reply::tuple(answer)?;
+/// What was claimed; and apart from that, with their tokens, tasks with ids that are none: somebody else put them there.
+fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
+    let [now, next, recurring, crashed, ids, states, items, befores] = reply::tuple(answer)?;
     let number = |value: Value| Ok::<_, Error>(u64::try_from(reply::int(value)?).unwrap_or(0));
-    let (ids, states, items) = (reply::array(ids)?, reply::array(states)?, reply::array(items)?);
-    if ids.len() != states.len() || ids.len() != items.len() {
+    let (ids, states) = (reply::array(ids)?, reply::array(states)?);
+    let (items, befores) = (reply::array(items)?, reply::array(befores)?);
+    if [&states, &items, &befores].iter().any(|them| them.len() != ids.len()) {
         let what = format!("{} tasks with {} states and {} bodies", ids.len(), states.len(), items.len());
         return Err(unexpected(what));
     }
-    let mut tasks = Vec::with_capacity(ids.len());
-    for ((id, state), item) in ids.into_iter().zip(states).zip(items) {
-        let (id, state) = (reply::text(id)?, reply::text(state)?);
+    let (mut tasks, mut foreign) = (Vec::with_capacity(ids.len()), Vec::new());
+    for (((id, state), item), before) in ids.into_iter().zip(states).zip(items).zip(befores) {
+        let (id, state, before) = (reply::bytes(id)?, reply::text(state)?, reply::text(before)?);
         let task = TaskState::parse(&state).ok_or_else(|| unexpected(format_args!("the state {state:?}")));
         let fields = reply::maybe_bytes(item)?.map_or_else(Fields::new, |item| {
             // Bytes that are no item are shown as they are.
@@ -72,21 +75,22 @@ fn claimed(answer: Value) -> Result<Claimed> {
             item::unpack::<0>(&item).map_or_else(packed, |(_, fields)| fields)
         });
         let TaskState { due, attempt, crashes, token, error, history } = task?;
-        match ScheduleId::new(&id) {
-            Ok(id) => {
-                tasks.push(ClaimedTask { id, token, due, attempt, crashes, error, history, fields });
+        let before = Some(before).filter(|before| !["", "-"].contains(&before.as_str()));
+        match known(&id) {
+            Some(id) => {
+                tasks.push(ClaimedTask { id, token, before, due, attempt, crashes, error, history, fields });
             }
-            // Somebody else put it there. Its claims run out until it is given up.
-            Err(error) => tracing::warn!("a task with an id that is none is passed over: {error}"),
+            None => foreign.push((id, token)),
         }
     }
-    Ok(Claimed {
+    let claimed = Claimed {
         tasks,
         crashed: reply::count(crashed)?,
         next: Duration::from_micros(number(next)?),
         recurring: reply::int(recurring)? == 1,
         now: number(now)?,
-    })
+    };
+    Ok((claimed, foreign))
 }
 
 fn push_verdict(call: &mut Call<'_>, id: &ScheduleId, token: &str, verdict: &Verdict) {
@@ -115,6 +119,43 @@ fn push_verdict(call: &mut Call<'_>, id: &ScheduleId, token: &str, verdict: &Ver
     }
 }
 
+impl Inner {
+    /// As [`Tasks::extend`], also for ids that are none.
+    async fn extend_claims(
+        &self,
+        shard: &Shard,
+        claims: &[(&[u8], &str)],
+        hold: Duration,
+        begun: bool,
+    ) -> Result<Vec<bool>> {
+        let keys = [self.keys.claims(shard), self.keys.task_states(shard)];
+        let mut calls = Vec::with_capacity(claims.len().div_ceil(MAX_CLAIM));
+        for chunk in claims.chunks(MAX_CLAIM) {
+            let call = self.scripts.extend_tasks.call(keys.each_ref());
+            let mut call = call.arg(micros(hold)).arg(u8::from(begun));
+            for (id, token) in chunk {
+                call = call.arg(*id).arg(*token);
+            }
+            calls.push(call);
+        }
+        let mut ours = Vec::with_capacity(claims.len());
+        if calls.is_empty() {
+            return Ok(ours);
+        }
+        // Not among the messages: a handler that blocks its runtime, or a large answer, would cost claims.
+        for answer in script::run(&self.leases, calls).await? {
+            for one in reply::array(answer?)? {
+                ours.push(reply::int(one)? == 1);
+            }
+        }
+        if ours.len() == claims.len() {
+            Ok(ours)
+        } else {
+            Err(unexpected(format_args!("{} answers to {} claims", ours.len(), claims.len())))
+        }
+    }
+}
+
 #[async_trait]
 impl Tasks for RedisBackend {
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
@@ -136,28 +177,42 @@ impl Tasks for RedisBackend {
         let call = call.arg(&ask.worker).arg(ask.limit.min(MAX_CLAIM)).arg(micros(ask.hold));
         let call = call.arg(ask.crash_limit).arg(micros(ask.patience));
         let call = call.arg(shard.queue.as_str()).arg(shard.shard);
-        claimed(script::run_one(&self.inner.messages, call).await?)
+        let (claimed, foreign) = claimed(script::run_one(&self.inner.messages, call).await?)?;
+        if !foreign.is_empty() {
+            tracing::warn!(%shard, ids = ?foreign, "tasks with ids that are none are passed over");
+            // Nobody can work on them. Begun, their claims count as crashes when they run out, until they are given up.
+            let foreign = foreign.iter().map(|(id, token)| (&id[..], token.as_str())).collect::<Vec<_>>();
+            if let Err(error) = self.inner.extend_claims(shard, &foreign, ask.hold, true).await {
+                tracing::warn!(%shard, %error, "so they come again, and are not given up");
+            }
+        }
+        Ok(claimed)
     }
 
     async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
         let keys = keys(&self.inner, shard);
-        let mut calls = Vec::with_capacity(batch.len().div_ceil(MAX_CLAIM));
-        for chunk in batch.chunks(MAX_CLAIM) {
-            let call = self.inner.scripts.settle_tasks.call(keys.each_ref());
-            let mut call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(chunk.len());
-            for (id, token, verdict) in chunk {
-                push_verdict(&mut call, id, token, verdict);
-            }
-            calls.push(call);
-        }
-        if calls.is_empty() {
-            return Ok(Settled::default());
-        }
         let mut total = Settled::default();
-        for answer in script::run(&self.inner.messages, calls).await? {
-            let [applied, stale] = reply::tuple(answer?)?;
-            total.applied += reply::count(applied)?;
-            total.stale += reply::count(stale)?;
+        let mut chunks: Vec<_> = batch.chunks(MAX_CLAIM).collect();
+        while !chunks.is_empty() {
+            let mut calls = Vec::with_capacity(chunks.len());
+            for chunk in &chunks {
+                let call = self.inner.scripts.settle_tasks.call(keys.each_ref());
+                let mut call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(chunk.len());
+                for (id, token, verdict) in *chunk {
+                    push_verdict(&mut call, id, token, verdict);
+                }
+                calls.push(call);
+            }
+            // With large bodies that died some are left over.
+            let mut rest = Vec::new();
+            for (chunk, answer) in chunks.iter().zip(script::run(&self.inner.messages, calls).await?) {
+                let [applied, stale, done] = reply::tuple(answer?)?;
+                total.applied += reply::count(applied)?;
+                total.stale += reply::count(stale)?;
+                rest.push(script::behind(chunk, reply::count(done)?)?);
+            }
+            chunks = rest;
+            chunks.retain(|chunk| !chunk.is_empty());
         }
         Ok(total)
     }
@@ -167,30 +222,11 @@ impl Tasks for RedisBackend {
         shard: &Shard,
         claims: &[(ScheduleId, String)],
         hold: Duration,
+        begun: bool,
     ) -> Result<Vec<bool>> {
-        let keys = [self.inner.keys.claims(shard), self.inner.keys.task_states(shard)];
-        let mut calls = Vec::with_capacity(claims.len().div_ceil(MAX_CLAIM));
-        for chunk in claims.chunks(MAX_CLAIM) {
-            let mut call = self.inner.scripts.extend_tasks.call(keys.each_ref()).arg(micros(hold));
-            for (id, token) in chunk {
-                call = call.arg(id.as_str()).arg(token);
-            }
-            calls.push(call);
-        }
-        let mut ours = Vec::with_capacity(claims.len());
-        if calls.is_empty() {
-            return Ok(ours);
-        }
-        for answer in script::run(&self.inner.messages, calls).await? {
-            for one in reply::array(answer?)? {
-                ours.push(reply::int(one)? == 1);
-            }
-        }
-        if ours.len() == claims.len() {
-            Ok(ours)
-        } else {
-            Err(unexpected(format_args!("{} answers to {} claims", ours.len(), claims.len())))
-        }
+        let claims: Vec<_> =
+            claims.iter().map(|(id, token)| (id.as_str().as_bytes(), token.as_str())).collect();
+        self.inner.extend_claims(shard, &claims, hold, begun).await
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
@@ -242,5 +278,9 @@ impl Tasks for RedisBackend {
 
     async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
         self.inner.purge_dead(shard, ids).await
+    }
+
+    async fn purge_all(&self, shard: &Shard) -> Result<usize> {
+        self.inner.purge_all_dead(shard).await
     }
 }

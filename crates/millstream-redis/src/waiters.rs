@@ -12,7 +12,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
-use crate::connection::{Dial, Line, Shared, complete, send_within};
+use crate::connection::{Dial, Shared, complete, send_within};
 use crate::reply;
 
 /// The most connections that are kept while nobody waits on them.
@@ -33,6 +33,9 @@ struct Waiter {
     connection: MultiplexedConnection,
     /// By which the server knows the connection.
     id: i64,
+    /// The connection that ends waits, when this one was opened: after a restart another connection, and maybe that of
+    /// somebody else, has this id.
+    generation: u64,
 }
 
 impl Waiters {
@@ -45,11 +48,13 @@ impl Waiters {
     }
 
     async fn open(&self) -> Result<Waiter> {
+        // First: a server that is another one by the time this one is open is noticed.
+        let generation = self.messages.generation().await?;
         let mut connection = self.dial.waiting("wait").await?;
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("CLIENT").arg("ID");
         let answer = send_within(&mut connection, &pipe, self.dial.response_timeout).await?.pop();
-        Ok(Waiter { connection, id: reply::int(answer.unwrap_or_default())? })
+        Ok(Waiter { connection, id: reply::int(answer.unwrap_or_default())?, generation })
     }
 
     /// Sends commands, one of which may block, and waits for their answers; after `wait` the one that blocks is ended, and
@@ -91,7 +96,11 @@ impl Waiters {
         let mut unblock = Pipeline::with_capacity(1);
         unblock.cmd("CLIENT").arg("UNBLOCK").arg(waiter.id);
         loop {
-            reply::int(self.messages.send(&unblock).await?.pop().unwrap_or_default())?;
+            let Some(mut told) = self.messages.send_over(waiter.generation, &unblock).await? else {
+                let why = "the server was out of reach meanwhile, what came in the last moment may be lost";
+                return Err(Error::new(ErrorKind::Unconfirmed, why));
+            };
+            reply::int(told.pop().unwrap_or_default())?;
             match timeout(AGAIN, &mut answer).await {
                 Ok(answer) => return complete(answer, pipe),
                 Err(_) if Instant::now() < late => {}

@@ -41,6 +41,8 @@ mod tasks;
 mod tasks_cost;
 #[path = "scripts/tasks_faults.rs"]
 mod tasks_faults;
+#[path = "scripts/tasks_limits.rs"]
+mod tasks_limits;
 #[path = "scripts/tasks_watch.rs"]
 mod tasks_watch;
 #[path = "scripts/whole.rs"]

@@ -10,7 +10,7 @@ use millstream_core::event::Ignore;
 use millstream_core::{
     Backend, Error, ErrorKind, GroupName, Namespace, Observer, Result, Start, Topic, TopicSpec,
 };
-use millstream_delay::{Promoter, PromoterConfig};
+use millstream_delay::{Promoter, PromoterConfig, RecurringMessages};
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{
     ConsumerBuilder, DeadLetterQueue, DelayedMessages, ProducerBuilder, SeekPreview, seek_group, seek_preview,
@@ -83,6 +83,26 @@ impl Millstream {
     pub async fn delayed<T>(&self, topic: &Topic<T>) -> Result<DelayedMessages> {
         let topic = self.backend.catalog.topic(&topic.spec()?.name).await?;
         Ok(DelayedMessages::new(self.backend.clone(), topic))
+    }
+
+    /// What recurs in `topic`: messages that are sent again and again, by a cron pattern or at a fixed rate. Consumers
+    /// of the topic fire them, each occurrence once. As a producer does, it creates the topic if it is not there.
+    ///
+    /// ```
+    /// # use millstream::{Millstream, Topic};
+    /// const REPORTS: Topic<String> = Topic::new("reports").partitions(8);
+    /// # async fn example(mq: Millstream) -> millstream::Result<()> {
+    /// let recurring = mq.recurring(&REPORTS).await?;
+    /// recurring.id("daily").cron("0 9 * * *", "Europe/Zurich").payload(&"sales".to_owned()).key("eu").await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a bad topic; those of
+    /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
+    pub async fn recurring<T>(&self, topic: &Topic<T>) -> Result<RecurringMessages<T>> {
+        let stored = self.backend.catalog.create_topic(&topic.spec()?).await?;
+        Ok(RecurringMessages::new(self.backend.clone(), stored, topic.codec()))
     }
 
     /// How every partition of `topic` stands with `group`.

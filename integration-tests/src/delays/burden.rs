@@ -21,6 +21,8 @@ const BYTES: Topic<Bytes> = Topic::raw("burden").partitions(1);
 const PAYLOAD: [u8; 128] = [b'x'; 128];
 /// How many are scheduled at once.
 const PORTION: u64 = 10_000;
+/// How many are due in one millisecond.
+const EACH_MS: u64 = 100;
 
 /// What one message of 128 bytes costs.
 #[derive(Clone, Copy, Debug)]
@@ -43,16 +45,16 @@ pub async fn cost(engine: Engine, messages: u64) -> Cost {
     let server = Server::start();
     let mq = Millstream::connect(&server.url()).await.expect("connected");
     // What the first message makes: scripts, connections, keys.
-    fill(&mq, engine, PORTION, wall_ms_in(Duration::ZERO)).await;
+    fill(&mq, engine, PORTION, wall_ms_in(Duration::ZERO) - PORTION / EACH_MS).await;
     let went = go(&mq, engine).await;
     complete(&mq, &went.1).await;
     server.cli(&["FLUSHDB"]);
     let (cpu, memory) = (server_cpu(&server), info(&server, "memory", "used_memory"));
-    let due = wall_ms_in(Duration::from_millis(3_000 + messages / 4));
+    let due = wall_ms_in(Duration::from_millis(3_000 + messages / 6));
     fill(&mq, engine, messages, due).await;
     let (filled, full) = (server_cpu(&server), info(&server, "memory", "used_memory"));
     let left = u64::try_from(due.cast_signed() * 1_000 - wall_us()).expect("not due before all wait");
-    tokio::time::sleep(Duration::from_micros(left + 5_000)).await;
+    tokio::time::sleep(Duration::from_micros(left + 5_000) + Duration::from_millis(messages / EACH_MS)).await;
     let waited = server_cpu(&server);
     let (moved, claims) = go(&mq, engine).await;
     assert_eq!(moved, messages);
@@ -67,22 +69,23 @@ pub async fn cost(engine: Engine, messages: u64) -> Cost {
     }
 }
 
-/// Schedules messages that are all due at one time.
+/// Schedules messages, the first of which is due at a time, and the others soon after it.
 async fn fill(mq: &Millstream, engine: Engine, messages: u64, due: u64) {
-    let (payload, time) = (Bytes::from_static(&PAYLOAD), time_of(due));
+    let payload = Bytes::from_static(&PAYLOAD);
     let producer = mq.producer(BYTES).await.expect("a producer");
     let queue = DelayQueue::raw("burden").open(mq.backend()).await.expect("opened");
     let mut left = messages;
     while left > 0 {
         let portion = left.min(PORTION);
+        let time = |nth: u64| time_of(due + (messages - left + nth) / EACH_MS);
         match engine {
             Engine::Topic => {
-                let records = (0..portion).map(|_| Record::new(&payload).at(time));
+                let records = (0..portion).map(|nth| Record::new(&payload).at(time(nth)));
                 let sent = producer.send_all_delayed(records).await;
                 sent.into_iter().for_each(|sent| drop(sent.expect("sent")));
             }
             Engine::Queue => {
-                let records = (0..portion).map(|_| TaskRecord::new(&payload).at(time));
+                let records = (0..portion).map(|nth| TaskRecord::new(&payload).at(time(nth)));
                 let scheduled = queue.schedule_all(records).await;
                 scheduled.into_iter().for_each(|one| drop(one.expect("scheduled")));
             }
@@ -155,7 +158,7 @@ pub struct CatchUp {
 pub async fn catch_up(engine: Engine, messages: u64) -> CatchUp {
     let server = Server::start();
     let mq = Millstream::connect(&server.url()).await.expect("connected");
-    fill(&mq, engine, messages, wall_ms_in(Duration::ZERO)).await;
+    fill(&mq, engine, messages, wall_ms_in(Duration::ZERO) - messages / EACH_MS).await;
     server.cli(&["CONFIG", "RESETSTAT"]);
     let (cpu, probe, began) = (server_cpu(&server), Probe::start(server.port()), Instant::now());
     let queue = DelayQueue::raw("burden").open(mq.backend()).await.expect("opened");

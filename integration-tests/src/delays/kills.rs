@@ -318,3 +318,62 @@ pub async fn of_topic(bin: &'static str, plan: &Plan) -> String {
         dead.len()
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: Plan = Plan { instances: 1, kills: 0, tasks: 510, over: Duration::from_secs(1) };
+
+    fn line(what: What) -> Line {
+        Line { at_us: 1, pid: 1, what }
+    }
+
+    fn handling(number: u64, attempt: u32) -> Handling {
+        Handling { number, partition: 0, attempt, deliveries: 1, epoch: 0 }
+    }
+
+    /// What a run without a fault leaves.
+    fn clean() -> Vec<Line> {
+        let retried = (3..PLAN.tasks).step_by(10).map(|number| handling(number, 2));
+        (0..PLAN.tasks)
+            .map(|number| handling(number, 1))
+            .chain(retried)
+            .map(|it| line(What::Started(it)))
+            .collect()
+    }
+
+    #[test]
+    fn a_clean_run_passes() {
+        assert_eq!(check_started(&PLAN, &clean()).len(), 510 + 51);
+        check_dead(&PLAN, &[499]);
+    }
+
+    #[test]
+    #[should_panic(expected = "early")]
+    fn an_early_one_is_found() {
+        let mut lines = clean();
+        lines.push(line(What::Early(7, 1)));
+        check_started(&PLAN, &lines);
+    }
+
+    #[test]
+    #[should_panic(expected = "every task was started")]
+    fn a_lost_one_is_found() {
+        check_started(&PLAN, &clean()[1..]);
+    }
+
+    #[test]
+    #[should_panic(expected = "503 failed once")]
+    fn a_lost_retry_is_found() {
+        let mut lines = clean();
+        lines.pop();
+        check_started(&PLAN, &lines);
+    }
+
+    #[test]
+    #[should_panic(expected = "each is dead once")]
+    fn one_that_is_dead_twice_is_found() {
+        check_dead(&PLAN, &[499, 499]);
+    }
+}

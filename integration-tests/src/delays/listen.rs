@@ -85,3 +85,25 @@ impl Heard {
         self.0.iter().filter(|(kind, _)| of(kind)).map(|(_, count)| count).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(words: &[&str]) -> String {
+        kind(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_command_is_known_by_its_name_and_its_key() {
+        let promote = ALL.iter().find(|script| script.name == "promote").expect("there");
+        let hash = sha1_smol::Sha1::from(promote.source).digest().to_string();
+        assert_eq!(of(&["EVALSHA", &hash, "1", "x:fence:{t:p:0}:g"]), "promote x:fence::g");
+        assert_eq!(of(&["XREAD", "STREAMS", "x:changes:{t}:g", "0"]), "XREAD all x:changes::g");
+        assert_eq!(of(&["blpop", "x:wake:{t:q:3}", "1"]), "BLPOP x:wake:");
+        assert_eq!(
+            (of(&["CLIENT", "UNBLOCK", "7"]), of(&["PING"])),
+            ("CLIENT UNBLOCK".into(), "PING".into())
+        );
+    }
+}

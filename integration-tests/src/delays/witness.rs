@@ -56,8 +56,9 @@ impl Tasks for Witness {
         shard: &Shard,
         claims: &[(ScheduleId, String)],
         hold: Duration,
+        begun: bool,
     ) -> Result<Vec<bool>> {
-        self.tasks.extend(shard, claims, hold).await
+        self.tasks.extend(shard, claims, hold, begun).await
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
@@ -78,5 +79,9 @@ impl Tasks for Witness {
 
     async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
         self.tasks.purge_tasks(shard, ids).await
+    }
+
+    async fn purge_all(&self, shard: &Shard) -> Result<usize> {
+        self.tasks.purge_all(shard).await
     }
 }

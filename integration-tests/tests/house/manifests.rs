@@ -86,7 +86,9 @@ fn dev_dependencies_make_no_circle() {
 fn only_the_redis_crate_depends_on_a_client() {
     let mut offenders = Vec::new();
     for package in members() {
-        let may = ["millstream-redis", "integration-tests"].contains(&package.name.as_str());
+        // The CLI measures us by the client alone: `only_the_redis_crate_names_the_client` says where.
+        let may =
+            ["millstream-redis", "millstream-cli", "integration-tests"].contains(&package.name.as_str());
         let clients =
             package.dependencies.iter().filter(|it| ["redis", "deadpool-redis"].contains(&&*it.name));
         offenders.extend(clients.filter(|_| !may).map(|it| format!("{} -> {}", package.name, it.name)));

@@ -194,16 +194,30 @@ impl Rule {
 
     /// The newest occurrences from `from` to before `to`: `wanted` of them or more, if there are so many.
     ///
-    /// It looks at ever longer times before `to`, so that a year that was missed is not gone through second by second.
+    /// It looks at ever longer times before `to`, and halves one that has far more, so that a year that was missed is not
+    /// gone through second by second.
     fn newest(&self, from: u64, to: u64, wanted: usize) -> Vec<u64> {
+        let wanted = wanted.max(COUNTED);
+        let many = 2 * wanted;
         let mut window = 2 * 60 * 1_000;
+        // From where on there are too many, and from where on too few.
+        let (mut early, mut late) = (None, to);
         loop {
-            let start = to.saturating_sub(window).max(from);
-            let found: Vec<_> = self.between(start, to).collect();
-            if start == from || found.len() >= wanted.max(COUNTED) {
+            let start = match early {
+                None => to.saturating_sub(window).max(from),
+                Some(early) => u64::midpoint(early, late),
+            };
+            let found: Vec<_> = self.between(start, to).take(many + 1).collect();
+            let (is_all, is_enough) = (found.len() <= many, found.len() >= wanted);
+            if is_all && (start == from || is_enough) || !is_all && late - start <= 1 {
                 return found;
             }
-            window = window.saturating_mul(8);
+            if is_all {
+                late = start;
+                window = window.saturating_mul(8);
+            } else {
+                early = Some(start);
+            }
         }
     }
 }

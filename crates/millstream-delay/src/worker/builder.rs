@@ -70,13 +70,13 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         self
     }
 
-    /// How long handlers may take to end when the worker is shut down. Default: 30 s.
+    /// How long a shutdown may take: see [`WorkerConfig::shutdown_timeout`]. Default: 25 s.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.config.shutdown_timeout = timeout;
         self
     }
 
-    /// The longest sleep, and so the most that a lost wake-up can cost. Default: 15 s.
+    /// The longest sleep, and so the most that a lost wake-up can cost; at most a day. Default: 15 s.
     pub fn longest_sleep(mut self, longest_sleep: Duration) -> Self {
         self.config.longest_sleep = longest_sleep;
         self

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::tasks::{Ask, Claimed, MAX_CLAIM};
+use millstream_core::tasks::{Ask, Claimed, ClaimedTask, MAX_CLAIM};
 use millstream_core::{Place, Shard};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
@@ -16,7 +16,8 @@ use tokio::time::Instant;
 use super::context::Context;
 use super::settle::Settling;
 use super::work::Job;
-use crate::fire::fire_due;
+use crate::fire::Firing;
+use crate::panics::caught;
 use crate::trouble::Trouble;
 
 /// How long the last word to a server may take: somebody else looks out. Nothing is lost if it is not heard.
@@ -39,6 +40,7 @@ pub(super) struct Claimer {
     trouble: Trouble,
     /// Of waiting to be called.
     deaf: Trouble,
+    firing: Firing,
     /// Kept over many rounds: a wait that is given up may take a call with it.
     waiting: Option<Waiting>,
     /// Whether somebody else may be relied on to look out for what is due: we have said that we do not.
@@ -49,18 +51,16 @@ impl Claimer {
     pub(super) fn new(context: Arc<Context>, shard: Shard, settlements: UnboundedSender<Settling>) -> Self {
         let trouble = context.board.begin("claim", Some(&shard));
         let deaf = context.board.begin("wait", Some(&shard));
-        Self { context, shard, settlements, trouble, deaf, waiting: None, relieved: true }
+        let firing = Firing::new(context.board.begin("fire", Some(&shard)));
+        Self { context, shard, settlements, trouble, deaf, firing, waiting: None, relieved: true }
     }
 
     /// Claims until the worker ends, and then lets others look out.
     pub(super) async fn run(mut self) {
         let context = self.context.clone();
         while !context.stop.is_cancelled() {
-            match self.run_once().await {
-                Ok(next) => {
-                    self.trouble.over(&*context.observer);
-                    self.idle(next).await;
-                }
+            match caught(self.round()).await {
+                Ok(()) => {}
                 Err(error) => {
                     // What is heard of meanwhile does not make a server work.
                     let pause = self.trouble.met(&error, &*context.observer);
@@ -72,10 +72,17 @@ impl Claimer {
                 }
             }
         }
-        let relieved = tokio::time::timeout(LAST_WORD, self.look_away()).await;
+        let relieved = tokio::time::timeout(LAST_WORD, caught(self.look_away())).await;
         if !matches!(relieved, Ok(Ok(()))) {
             tracing::debug!(shard = %self.shard, "others were not told that this worker ends");
         }
+    }
+
+    async fn round(&mut self) -> Result<()> {
+        let next = self.run_once().await?;
+        self.trouble.over(&*self.context.observer);
+        self.idle(next).await;
+        Ok(())
     }
 
     /// One round: takes what is due, if there is room for anything; else as soon as there is. Gives back when to
@@ -95,7 +102,8 @@ impl Claimer {
         let answered = Instant::now();
         let Claimed { tasks, crashed, next, recurring, now } = claimed;
         let taken = tasks.len() + crashed;
-        context.board.claimed(self.shard.shard as usize, look, taken == 0 && !recurring);
+        let nothing = taken == 0 && (!recurring || self.firing.is_stuck());
+        context.board.claimed(self.shard.shard as usize, look, nothing);
         // A full claim lets another worker look out, who is called: not us, if we wait for calls too.
         self.relieved = taken >= limit && self.waiting.is_none();
         if taken > 0 {
@@ -105,17 +113,19 @@ impl Claimer {
         }
         let mut surplus = 0;
         for task in tasks {
+            let ClaimedTask { id, token, before, .. } = &task;
+            let nth = self.shard.shard;
+            if before.as_ref().is_some_and(|before| context.held.adopt(nth, id, before, token, asked)) {
+                tracing::debug!(shard = %self.shard, %id, "in hand already: claimed anew for its handler");
+                continue;
+            }
             let Some(permit) = permits.split(1) else {
                 surplus += 1;
                 continue;
             };
-            let held = context.held.begin(self.shard.shard, &task.id, &task.token, asked);
-            let Some(cancelled) = held else {
-                tracing::debug!(shard = %self.shard, id = %task.id, "in hand already: claimed anew for its handler");
-                continue;
-            };
+            let holding = context.held.begin(nth, id, token, asked);
             let (shard, settlements) = (self.shard.clone(), self.settlements.clone());
-            let job = Job { task, shard, now, cancelled, permit, settlements };
+            let job = Job { task, shard, now, holding, permit, settlements };
             if context.stop.is_cancelled() {
                 job.hand_back(&context);
             } else {
@@ -127,13 +137,27 @@ impl Claimer {
             let why = format!("{} gave {surplus} tasks more than asked for", self.shard);
             return Err(Error::new(ErrorKind::Protocol, why));
         }
-        if recurring {
-            let place = Place::Shard(self.shard.clone());
-            fire_due(&*context.backend.recurring, &place, &*context.observer).await?;
+        let again = if recurring { self.fire().await } else { None };
+        if !recurring {
+            self.firing.over(&*context.observer);
+        }
+        if again.is_some_and(|again| again.is_zero()) {
             return Ok(None);
         }
         let next = if taken == 0 { next.max(BREATH) } else { next };
+        let next = next.min(again.unwrap_or(Duration::MAX)).min(context.config.longest_sleep);
         Ok((!next.is_zero()).then(|| answered + next))
+    }
+
+    /// Fires what recurs. Gives back when to try again; `None` if the worker ends.
+    async fn fire(&mut self) -> Option<Duration> {
+        let context = self.context.clone();
+        let place = Place::Shard(self.shard.clone());
+        tokio::select! {
+            biased;
+            again = self.firing.round(&*context.backend.recurring, &place, &*context.observer) => Some(again),
+            () = context.kill.cancelled() => None,
+        }
     }
 
     /// Room for one task at least. Waits for it, in turn with the other shards; `None` if the worker ends meanwhile.
@@ -212,7 +236,7 @@ impl Claimer {
             let waiting = self.waiting.get_or_insert_with(|| {
                 let (tasks, shard) = (context.backend.tasks.clone(), self.shard.clone());
                 let timeout = context.config.longest_sleep;
-                Box::pin(async move { tasks.wait(&shard, timeout).await })
+                Box::pin(caught(async move { tasks.wait(&shard, timeout).await }))
             });
             let called = tokio::select! {
                 biased;

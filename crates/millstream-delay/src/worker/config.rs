@@ -7,6 +7,8 @@ use millstream_core::error::Problems;
 use millstream_core::policy::{Exponential, Keep};
 use millstream_core::{DeadLetterPolicy, RetryPolicy};
 
+use crate::sleep::LONGEST_SLEEP;
+
 /// How a [`Worker`](crate::Worker) works.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -25,9 +27,12 @@ pub struct WorkerConfig {
     /// How long a handler may take, its check included. One that takes longer is dropped, and that is a failed attempt
     /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: any time.
     pub handler_timeout: Option<Duration>,
-    /// How long handlers may take to end when the worker is shut down. Default: 30 s, as in Kubernetes.
+    /// How long a shutdown may take. Handlers have four fifths of it to end (all but the last 5 s of a long one); the
+    /// rest, at least 250 ms, is for telling the server what became of their tasks. Default: 25 s, which fits into the 30 s
+    /// that Kubernetes gives.
     pub shutdown_timeout: Duration,
-    /// The longest sleep, and so the most that a lost wake-up can cost. Each costs two commands per shard. Default: 15 s.
+    /// The longest sleep, and so the most that a lost wake-up can cost. Each costs two commands per shard. 10 ms to a
+    /// day. Default: 15 s.
     pub longest_sleep: Duration,
     /// When a failed task comes back. Default: [`Exponential`], 10 attempts.
     pub retry: Arc<dyn RetryPolicy>,
@@ -43,7 +48,7 @@ impl Default for WorkerConfig {
             hold: Duration::from_secs(30),
             crash_limit: 3,
             handler_timeout: None,
-            shutdown_timeout: Duration::from_secs(30),
+            shutdown_timeout: Duration::from_secs(25),
             longest_sleep: Duration::from_secs(15),
             retry: Arc::new(Exponential::default()),
             dead_letters: Arc::new(Keep),
@@ -67,6 +72,9 @@ impl WorkerConfig {
         });
         problems.require(self.longest_sleep >= Duration::from_millis(10), || {
             format!("longest_sleep is {:?}, at least 10ms are needed", self.longest_sleep)
+        });
+        problems.require(self.longest_sleep <= LONGEST_SLEEP, || {
+            format!("longest_sleep is {:?}, at most a day is allowed", self.longest_sleep)
         });
         let label = (1..=64).contains(&self.label.len()) && !self.label.contains(char::is_whitespace);
         problems.require(label && !self.label.contains(char::is_control), || {

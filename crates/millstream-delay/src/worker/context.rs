@@ -15,6 +15,7 @@ use super::WorkerConfig;
 use super::handler::Call;
 use super::held::Held;
 use super::report::Counts;
+use crate::panics::Careful;
 use crate::sleep::Sleep;
 use crate::trouble::Trouble;
 
@@ -32,7 +33,7 @@ pub(super) struct Context {
     pub(super) permits: Arc<Semaphore>,
     /// How many shards want permits now.
     pub(super) hungry: AtomicUsize,
-    pub(super) held: Held,
+    pub(super) held: Arc<Held>,
     pub(super) handlers: TaskTracker,
     pub(super) counts: Counts,
     pub(super) board: Board,
@@ -71,7 +72,7 @@ impl Context {
             shards,
             config,
             limits,
-            observer,
+            observer: Arc::new(Careful(observer)),
             handler,
         }
     }

@@ -1,6 +1,5 @@
 //! Handlers and checks, with the payload type taken off.
 
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use millstream_core::{BoxError, IntoOutcome, Outcome};
 use tokio_util::sync::CancellationToken;
 
 use super::decide::Said;
+use crate::panics::text_of;
 use crate::queue::Inner;
 use crate::task::{About, Task};
 
@@ -133,9 +133,4 @@ async fn guarded(
     };
     let caught = AssertUnwindSafe(handle).catch_unwind().await;
     caught.unwrap_or_else(|panic| Said::Panicked(text_of(&*panic)))
-}
-
-fn text_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }

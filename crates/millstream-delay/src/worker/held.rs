@@ -1,7 +1,7 @@
 //! The claims that a worker holds, as it sees them: deadlines that need nobody's answer.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::ScheduleId;
@@ -13,26 +13,54 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug)]
 pub(super) struct Held {
     hold: Duration,
-    /// By shard and task.
-    claims: Mutex<BTreeMap<(u32, ScheduleId), Claim>>,
+    claims: Mutex<Claims>,
     changed: Notify,
+}
+
+/// One for each job, not for each id: an id whose task is done may be scheduled and claimed again before the worker has
+/// heard that the first one is settled.
+#[derive(Debug, Default)]
+struct Claims {
+    last: u64,
+    by_job: BTreeMap<u64, Claim>,
 }
 
 #[derive(Debug)]
 struct Claim {
+    shard: u32,
+    id: ScheduleId,
     token: String,
+    /// Whether the server is to be told that its handler has begun: it was claimed anew since.
+    adopted: bool,
+    /// Whether it may be settled already, by ourselves: that the server does not know it any more is no loss then.
+    sent: bool,
     /// Up to when it is certainly ours.
     deadline: Instant,
     /// Cancelled when it is not any more.
     cancelled: CancellationToken,
 }
 
+/// The claim of one job. Dropped, it is not renewed any more: whatever happened to the job, the task comes back.
+#[derive(Debug)]
+pub(super) struct Holding {
+    held: Arc<Held>,
+    job: u64,
+    pub(super) cancelled: CancellationToken,
+}
+
+/// The claims of a shard: of which jobs, and what each is renewed with.
+#[derive(Debug, Default)]
+pub(super) struct OfShard {
+    pub(super) jobs: Vec<u64>,
+    pub(super) claims: Vec<(ScheduleId, String)>,
+}
+
 impl Held {
-    pub(super) fn new(hold: Duration) -> Self {
-        Self { hold, claims: Mutex::default(), changed: Notify::new() }
+    pub(super) fn new(hold: Duration) -> Arc<Self> {
+        Arc::new(Self { hold, claims: Mutex::default(), changed: Notify::new() })
     }
 
-    fn claims(&self) -> MutexGuard<'_, BTreeMap<(u32, ScheduleId), Claim>> {
+    fn claims(&self) -> MutexGuard<'_, Claims> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -42,49 +70,56 @@ impl Held {
         asked + self.hold - self.hold / 5
     }
 
-    /// A claim that was asked for at `asked`. Gives back what is cancelled when it is not certainly ours any more; `None`
-    /// if the task is in hand already: the claim ran out, and is ours again. Then it is held for the handler that runs.
+    /// A claim that was asked for at `asked`, for a new job.
     pub(super) fn begin(
-        &self,
+        self: &Arc<Self>,
         shard: u32,
         id: &ScheduleId,
         token: &str,
         asked: Instant,
-    ) -> Option<CancellationToken> {
+    ) -> Holding {
         let (token, deadline) = (token.to_owned(), self.deadline(asked));
-        let mut claims = self.claims();
-        if let Some(claim) = claims.get_mut(&(shard, id.clone())) {
-            (claim.token, claim.deadline) = (token, deadline);
-            return None;
-        }
         let cancelled = CancellationToken::new();
-        claims.insert((shard, id.clone()), Claim { token, deadline, cancelled: cancelled.clone() });
-        drop(claims);
-        self.changed.notify_waiters();
-        Some(cancelled)
-    }
-
-    /// What settles a task.
-    pub(super) fn token(&self, shard: u32, id: &ScheduleId) -> String {
-        self.claims().get(&(shard, id.clone())).map(|claim| claim.token.clone()).unwrap_or_default()
-    }
-
-    /// It was settled with `token`. False if it has been claimed anew since: then it is to be settled once more.
-    pub(super) fn end(&self, shard: u32, id: &ScheduleId, token: &str) -> bool {
-        let key = (shard, id.clone());
+        let claim = Claim {
+            shard,
+            id: id.clone(),
+            token,
+            adopted: false,
+            sent: false,
+            deadline,
+            cancelled: cancelled.clone(),
+        };
         let mut claims = self.claims();
-        if claims.get(&key).is_some_and(|claim| claim.token != token) {
-            return false;
-        }
-        claims.remove(&key);
+        claims.last += 1;
+        let job = claims.last;
+        claims.by_job.insert(job, claim);
         drop(claims);
         self.changed.notify_waiters();
+        Holding { held: self.clone(), job, cancelled }
+    }
+
+    /// A claim that follows one that ran out, whose token was `before`: if a job here has that in hand, it goes on with
+    /// the new token. False if none has.
+    pub(super) fn adopt(
+        &self,
+        shard: u32,
+        id: &ScheduleId,
+        before: &str,
+        token: &str,
+        asked: Instant,
+    ) -> bool {
+        let deadline = self.deadline(asked);
+        let mut claims = self.claims();
+        let same = |claim: &&mut Claim| claim.shard == shard && claim.token == before && claim.id == *id;
+        let Some(claim) = claims.by_job.values_mut().find(same) else { return false };
+        (claim.token, claim.deadline) = (token.to_owned(), deadline);
+        (claim.adopted, claim.sent) = (true, false);
         true
     }
 
     /// How many there are.
     pub(super) fn len(&self) -> usize {
-        self.claims().len()
+        self.claims().by_job.len()
     }
 
     /// Waits until something is claimed or settled. Made before a look, nothing is missed behind it.
@@ -92,34 +127,38 @@ impl Held {
         self.changed.notified()
     }
 
-    /// The claims of a shard, as (id, token).
-    pub(super) fn of_shard(&self, shard: u32) -> Vec<(ScheduleId, String)> {
-        let claims = self.claims();
-        let of_shard = claims.iter().filter(|((of, _), _)| *of == shard);
-        of_shard.map(|((_, id), claim)| (id.clone(), claim.token.clone())).collect()
+    /// The claims of a shard: those that were claimed anew for a job that had begun, or not.
+    pub(super) fn of_shard(&self, shard: u32, adopted: bool) -> OfShard {
+        let mut of_shard = OfShard::default();
+        let asked_for = |(_, claim): &(&u64, &Claim)| claim.shard == shard && claim.adopted == adopted;
+        for (job, claim) in self.claims().by_job.iter().filter(asked_for) {
+            of_shard.jobs.push(*job);
+            of_shard.claims.push((claim.id.clone(), claim.token.clone()));
+        }
+        of_shard
     }
 
-    /// It was renewed by a request that was made at `asked`.
-    pub(super) fn renewed(&self, shard: u32, id: &ScheduleId, token: &str, asked: Instant) {
+    /// It was renewed, under this token, by a request that was made at `asked`.
+    pub(super) fn renewed(&self, job: u64, token: &str, asked: Instant) {
         let deadline = self.deadline(asked);
-        if let Some(claim) = self.claims().get_mut(&(shard, id.clone())).filter(|claim| claim.token == token)
-        {
+        if let Some(claim) = self.claims().by_job.get_mut(&job).filter(|claim| claim.token == token) {
             claim.deadline = claim.deadline.max(deadline);
+            claim.adopted = false;
         }
     }
 
-    /// Somebody else has it. False if that was known, it is settled by now, or ours again.
-    pub(super) fn lost(&self, shard: u32, id: &ScheduleId, token: &str) -> bool {
+    /// It is somebody else's. False if that was known, if we may have settled it, or if it is ours under another token.
+    pub(super) fn lost(&self, job: u64, token: &str) -> bool {
         let claims = self.claims();
-        let claim = claims.get(&(shard, id.clone())).filter(|claim| claim.token == token);
-        let news = claim.filter(|claim| !claim.cancelled.is_cancelled());
+        let claim = claims.by_job.get(&job).filter(|claim| claim.token == token);
+        let news = claim.filter(|claim| !claim.cancelled.is_cancelled() && !claim.sent);
         news.map(|claim| claim.cancelled.cancel()).is_some()
     }
 
     /// When [`expire`](Self::expire) is to be called; `None` if nothing can run out.
     pub(super) fn earliest(&self) -> Option<Instant> {
         let claims = self.claims();
-        let live = claims.values().filter(|claim| !claim.cancelled.is_cancelled());
+        let live = claims.by_job.values().filter(|claim| !claim.cancelled.is_cancelled());
         live.map(|claim| claim.deadline).min()
     }
 
@@ -127,12 +166,64 @@ impl Held {
     pub(super) fn expire(&self) -> BTreeMap<u32, usize> {
         let now = Instant::now();
         let mut expired = BTreeMap::new();
-        for ((shard, _), claim) in self.claims().iter() {
+        for claim in self.claims().by_job.values() {
             if claim.deadline <= now && !claim.cancelled.is_cancelled() {
                 claim.cancelled.cancel();
-                *expired.entry(*shard).or_default() += 1;
+                *expired.entry(claim.shard).or_default() += 1;
             }
         }
         expired
+    }
+}
+
+impl Holding {
+    /// What settles it, and up to when it is certainly ours.
+    pub(super) fn claim(&self) -> (String, Instant) {
+        let claims = self.held.claims();
+        let claim = claims.by_job.get(&self.job).map(|claim| (claim.token.clone(), claim.deadline));
+        // It is there as long as this is.
+        claim.unwrap_or_else(|| (String::new(), Instant::now()))
+    }
+
+    /// See [`Held::renewed`].
+    pub(super) fn renewed(&self, token: &str, asked: Instant) {
+        self.held.renewed(self.job, token, asked);
+    }
+
+    /// See [`Held::lost`].
+    pub(super) fn lost(&self, token: &str) -> bool {
+        self.held.lost(self.job, token)
+    }
+
+    /// A request that settles it with `token` was sent, and not answered.
+    pub(super) fn sent(&self, token: &str) {
+        let mut claims = self.held.claims();
+        if let Some(claim) = claims.by_job.get_mut(&self.job).filter(|claim| claim.token == token) {
+            claim.sent = true;
+        }
+    }
+
+    /// Whether that is so.
+    pub(super) fn was_sent(&self) -> bool {
+        self.held.claims().by_job.get(&self.job).is_some_and(|claim| claim.sent)
+    }
+
+    /// It was settled with `token`. Given back if it was claimed anew before: then it is to be settled once more.
+    pub(super) fn end(self, token: &str) -> Result<(), Self> {
+        let mut claims = self.held.claims();
+        if claims.by_job.get(&self.job).is_some_and(|claim| claim.token != token) {
+            drop(claims);
+            return Err(self);
+        }
+        claims.by_job.remove(&self.job);
+        drop(claims);
+        Ok(())
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.held.claims().by_job.remove(&self.job);
+        self.held.changed.notify_waiters();
     }
 }

@@ -20,7 +20,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 pub use builder::WorkerBuilder;
@@ -35,8 +34,11 @@ use settle::Settler;
 
 use crate::heart;
 
-/// How long settlements may still take when the time for handlers is over.
+/// How long settlements may still take, at most, when the time for handlers is over; it is part of the shutdown timeout.
 const LAST_SETTLEMENTS: Duration = Duration::from_secs(5);
+
+/// How long they may take in any case.
+const LEAST_SETTLEMENTS: Duration = Duration::from_millis(250);
 
 /// A running worker. Errors of the server never end it: it tells, pauses and goes on.
 ///
@@ -59,14 +61,16 @@ impl Worker {
     }
 
     /// Claims nothing more, lets the handlers that run end, and tells the server what became of their tasks. All this
-    /// takes up to the shutdown timeout; then handlers are given up (dropped) and their tasks handed back: others have
-    /// them at once, as the same attempt.
+    /// takes up to the [shutdown timeout](WorkerConfig::shutdown_timeout). Handlers that still run after four fifths of
+    /// it (5 s before its end, if it is long) are given up (dropped) and their tasks handed back: others have them at once,
+    /// as the same attempt.
     pub async fn shutdown(self) -> Report {
         let timeout = self.context.config.shutdown_timeout;
         self.shutdown_within(timeout).await
     }
 
-    /// [`shutdown`](Self::shutdown) with another timeout than the one that is set.
+    /// [`shutdown`](Self::shutdown) with another timeout than the one that is set. Telling the server has 250 ms in any
+    /// case.
     pub async fn shutdown_within(mut self, timeout: Duration) -> Report {
         self.context.stop_within(timeout);
         if let Some(task) = self.task.take()
@@ -79,11 +83,26 @@ impl Worker {
 
     /// Works off what is due now, and then shuts down: for programs that are started now and then. What becomes due
     /// meanwhile may be left; what failed and comes back later is.
+    ///
+    /// It takes as long as handlers take, and as long as the server is away: see [`drain_within`](Self::drain_within).
     pub async fn drain(self) -> Report {
+        self.drained().await;
+        self.shutdown().await
+    }
+
+    /// [`drain`](Self::drain), but shuts down after `timeout` in any case, which takes up to the shutdown timeout. What is
+    /// left is due as before.
+    pub async fn drain_within(self, timeout: Duration) -> Report {
+        if tokio::time::timeout(timeout, self.drained()).await.is_err() {
+            tracing::warn!("a drain ended before all was done that was due");
+        }
+        self.shutdown().await
+    }
+
+    async fn drained(&self) {
         self.context.board.nothing_due().await;
         // With time for every handler: what was claimed is worked on to its end.
         self.context.nothing_held().await;
-        self.shutdown().await
     }
 
     /// Waits until it has ended. By itself it never does.
@@ -137,15 +156,18 @@ async fn run(context: Arc<Context>) {
     tokio::pin!(work);
     let handlers_are_over = async {
         context.stop.cancelled().await;
-        let over = Instant::now() + context.patience();
-        tokio::time::sleep_until(over).await;
+        let patience = context.patience();
+        let last = LAST_SETTLEMENTS.min(patience / 5);
+        tokio::time::sleep(patience - last).await;
+        last.max(LEAST_SETTLEMENTS)
     };
-    tokio::select! {
+    let last = tokio::select! {
         biased;
         () = &mut work => return,
-        () = handlers_are_over => context.kill.cancel(),
-    }
-    if tokio::time::timeout(LAST_SETTLEMENTS, work).await.is_err() {
+        last = handlers_are_over => last,
+    };
+    context.kill.cancel();
+    if tokio::time::timeout(last, work).await.is_err() {
         let tasks = context.held.len();
         tracing::warn!(
             tasks,

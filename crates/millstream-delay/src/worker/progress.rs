@@ -29,7 +29,7 @@ pub struct Progress {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Failing {
-    /// What is tried: `claim`, `wait`, `settle` or `extend`.
+    /// What is tried: `claim`, `wait`, `fire`, `settle`, `extend` or `expire`.
     pub operation: &'static str,
     /// For which shard; `None` if for all.
     pub shard: Option<Shard>,

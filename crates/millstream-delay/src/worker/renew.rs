@@ -9,6 +9,8 @@ use millstream_core::event::Event;
 use tokio::time::Instant;
 
 use super::context::Context;
+use super::held::OfShard;
+use crate::panics::caught;
 
 /// The most claims in one request.
 const MAX_BATCH: usize = 100;
@@ -25,7 +27,7 @@ pub(super) async fn run(context: Arc<Context>) {
             continue;
         }
         tokio::time::sleep(every).await;
-        while let Err(error) = run_once(&context).await {
+        while let Err(error) = caught(run_once(&context)).await {
             let pause = trouble.met(&error, &*context.observer);
             tokio::time::sleep(pause.min(context.config.hold / 10)).await;
         }
@@ -40,19 +42,25 @@ async fn run_once(context: &Context) -> Result<()> {
 }
 
 async fn renew(context: &Context, shard: &Shard) -> Result<()> {
-    let claims = context.held.of_shard(shard.shard);
-    for claims in claims.chunks(MAX_BATCH) {
+    let [adopted, others] = [true, false].map(|adopted| context.held.of_shard(shard.shard, adopted));
+    extend(context, shard, &adopted, true).await?;
+    extend(context, shard, &others, false).await
+}
+
+async fn extend(context: &Context, shard: &Shard, of_shard: &OfShard, begun: bool) -> Result<()> {
+    let OfShard { jobs, claims } = of_shard;
+    for (jobs, claims) in jobs.chunks(MAX_BATCH).zip(claims.chunks(MAX_BATCH)) {
         let asked = Instant::now();
-        let ours = context.backend.tasks.extend(shard, claims, context.config.hold).await?;
+        let ours = context.backend.tasks.extend(shard, claims, context.config.hold, begun).await?;
         if ours.len() != claims.len() {
             let why = format!("{} answers to {} renewals", ours.len(), claims.len());
             return Err(Error::new(ErrorKind::Protocol, why));
         }
         let mut lost = 0;
-        for ((id, token), ours) in claims.iter().zip(ours) {
+        for ((job, (_, token)), ours) in jobs.iter().zip(claims).zip(ours) {
             if ours {
-                context.held.renewed(shard.shard, id, token, asked);
-            } else if context.held.lost(shard.shard, id, token) {
+                context.held.renewed(*job, token, asked);
+            } else if context.held.lost(*job, token) {
                 lost += 1;
             }
         }
@@ -63,32 +71,42 @@ async fn renew(context: &Context, shard: &Shard) -> Result<()> {
 
 /// Cancels what could not be renewed by its deadline, without asking anybody.
 pub(super) async fn expire(context: Arc<Context>) {
+    let trouble = context.board.begin("expire", None);
     loop {
-        let changed = context.held.changed();
-        let earliest = context.held.earliest();
-        let over = async {
-            match earliest {
-                Some(earliest) => tokio::time::sleep_until(earliest).await,
-                None => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            biased;
-            () = over => {
-                for (shard, tasks) in context.held.expire() {
-                    if let Some(shard) = context.shards.get(shard as usize) {
-                        tell(&context, shard, tasks);
-                    }
-                }
-                // What was renewed meanwhile has a later deadline; what was not is cancelled, and not looked at again.
-            }
-            // While there is something that can run out, what comes later runs out later.
-            () = changed, if earliest.is_none() => {}
+        match caught(expire_once(&context)).await {
+            Ok(()) => trouble.over(&*context.observer),
+            Err(error) => tokio::time::sleep(trouble.met(&error, &*context.observer)).await,
         }
     }
 }
 
-fn tell(context: &Context, shard: &Shard, tasks: usize) {
+async fn expire_once(context: &Context) -> Result<()> {
+    let changed = context.held.changed();
+    let earliest = context.held.earliest();
+    let over = async {
+        match earliest {
+            Some(earliest) => tokio::time::sleep_until(earliest).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = over => {
+            for (shard, tasks) in context.held.expire() {
+                if let Some(shard) = context.shards.get(shard as usize) {
+                    tell(context, shard, tasks);
+                }
+            }
+            // What was renewed meanwhile has a later deadline; what was not is cancelled, and not looked at again.
+        }
+        // While there is something that can run out, what comes later runs out later.
+        () = changed, if earliest.is_none() => {}
+    }
+    Ok(())
+}
+
+/// Tells observers of claims that are not ours any more.
+pub(super) fn tell(context: &Context, shard: &Shard, tasks: usize) {
     if tasks > 0 {
         tracing::warn!(%shard, tasks, "claims ran out while tasks were worked on: others may have them");
         context.observer.observe(&Event::ClaimsLost { shard, tasks });

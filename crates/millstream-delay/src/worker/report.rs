@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millstream_core::event::Handled;
 
-/// What a worker did from start to end. Counted when the server has been told.
+/// What a worker did from start to end. Counted when the server has been told, and has taken it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
@@ -20,7 +20,7 @@ pub struct Report {
     pub discarded: u64,
     /// Tasks that were claimed and given back unfinished when the worker ended: others have them at once.
     pub handed_back: u64,
-    /// Of all these, how many came too late: others had the tasks by then.
+    /// What came too late, and was refused: others had the tasks by then. Counted nowhere else.
     pub stale: u64,
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millstream_core::error::Result;
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
 use millstream_core::tasks::Verdict;
 use millstream_core::{ScheduleId, Shard};
@@ -10,6 +10,8 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::context::Context;
+use super::held::Holding;
+use crate::panics::caught;
 use crate::trouble::Trouble;
 
 /// The most settlements in one request.
@@ -18,10 +20,12 @@ const MAX_BATCH: usize = 100;
 /// A task that is to be settled. It takes its place in the worker until it is.
 pub(super) struct Settling {
     pub(super) id: ScheduleId,
+    /// Its own claim, by whose token it is settled.
+    pub(super) holding: Holding,
     pub(super) verdict: Verdict,
     /// How it ended; `None` if it is handed back.
     pub(super) handled: Option<Handled>,
-    pub(super) _permit: OwnedSemaphorePermit,
+    pub(super) permit: OwnedSemaphorePermit,
 }
 
 /// Settles the tasks of one shard.
@@ -43,7 +47,7 @@ impl Settler {
     /// Settles until everything is settled and nothing more can come.
     pub(super) async fn run(mut self) {
         while self.collect().await {
-            match self.run_once().await {
+            match caught(self.run_once()).await {
                 Ok(()) => self.trouble.over(&*self.context.observer),
                 Err(error) => {
                     let pause = self.trouble.met(&error, &*self.context.observer);
@@ -89,36 +93,60 @@ impl Settler {
         Ok(())
     }
 
-    /// Settles `waiting[from..]`, at most as many as go in one request.
+    /// Settles `waiting[from..]`, at most as many as go in one request. Those whose claim is not certainly ours any more
+    /// go one by one: the answer says how many were refused, and not which.
     async fn settle(&mut self, from: usize) -> Result<()> {
-        let to = self.waiting.len().min(from + MAX_BATCH);
-        self.settle_range(from, to).await
+        let sure =
+            self.waiting[from..].iter().take(MAX_BATCH).take_while(|settling| settling.is_sure()).count();
+        self.settle_range(from, from + sure.max(1)).await
     }
 
     async fn settle_range(&mut self, from: usize, to: usize) -> Result<()> {
-        let shard = self.shard.shard;
         let task = |settling: &Settling| {
-            let token = self.context.held.token(shard, &settling.id);
+            let (token, _) = settling.holding.claim();
             (settling.id.clone(), token, settling.verdict.clone())
         };
         let batch: Vec<_> = self.waiting[from..to].iter().map(task).collect();
-        let settled = self.context.backend.tasks.settle_tasks(&self.shard, &batch).await?;
+        let settled = match self.context.backend.tasks.settle_tasks(&self.shard, &batch).await {
+            Ok(settled) => settled,
+            Err(error) => {
+                if error.kind() == ErrorKind::Unconfirmed {
+                    let sent = self.waiting[from..to].iter().zip(&batch);
+                    sent.for_each(|(settling, (_, token, _))| settling.holding.sent(token));
+                }
+                return Err(error);
+            }
+        };
         let ended: Vec<_> = self.waiting.drain(from..to).collect();
-        for (settling, (id, token, _)) in ended.into_iter().zip(&batch) {
-            if self.context.held.end(shard, id, token) {
-                self.context.counts.settled(settling.handled);
-            } else {
+        // What was sent before and is refused now, while it was ours, was settled by the first request.
+        let again = ended.iter().filter(|settling| settling.holding.was_sent() && settling.is_sure()).count();
+        let stale = settled.stale.saturating_sub(again);
+        let mut refused = stale;
+        for (settling, (_, token, _)) in ended.into_iter().zip(&batch) {
+            let Settling { id, holding, verdict, handled, permit } = settling;
+            match holding.end(token) {
+                Ok(()) if refused > 0 => refused -= 1,
+                Ok(()) => self.context.counts.settled(handled),
                 // It was claimed anew meanwhile, by ourselves: this one was stale.
-                self.waiting.push(settling);
+                Err(holding) => {
+                    self.waiting.push(Settling { id, holding, verdict, handled, permit });
+                }
             }
         }
         let shard = &self.shard;
-        if settled.stale > 0 {
-            tracing::warn!(%shard, stale = settled.stale, "settled too late: others have the tasks");
-            self.context.counts.stale(settled.stale);
+        if stale > 0 {
+            tracing::warn!(%shard, stale, "settled too late: others have the tasks");
+            self.context.counts.stale(stale);
         }
         self.context.observer.observe(&Event::TasksSettled { shard, settled });
         Ok(())
+    }
+}
+
+impl Settling {
+    /// Whether nobody else can have the task.
+    fn is_sure(&self) -> bool {
+        !self.holding.cancelled.is_cancelled()
     }
 }
 

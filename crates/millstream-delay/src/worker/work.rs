@@ -1,37 +1,60 @@
 //! One task in hand: from its claim to what is told of it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::Shard;
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
+use millstream_core::policy::{Exponential, Keep};
 use millstream_core::tasks::ClaimedTask;
-use millstream_core::wire;
+use millstream_core::{Place, Shard, wire};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::context::Context;
 use super::decide::{Attempt, Policies, Said, decide};
 use super::handler::Input;
+use super::held::Holding;
+use super::renew;
 use super::settle::Settling;
+use crate::panics::text_of;
 use crate::task::About;
+use crate::trouble::Trouble;
 
-/// A task that was claimed.
+/// A task that was claimed. If it goes under in a panic of its own, its claim goes with it, and runs out.
 pub(super) struct Job {
     pub(super) task: ClaimedTask,
     pub(super) shard: Shard,
     /// The server's time when it was claimed, in milliseconds.
     pub(super) now: u64,
-    pub(super) cancelled: CancellationToken,
+    pub(super) holding: Holding,
     pub(super) permit: OwnedSemaphorePermit,
     pub(super) settlements: UnboundedSender<Settling>,
+}
+
+/// Whether a handler may begin.
+enum Leave {
+    Granted,
+    /// The task is not certainly ours any more.
+    Lost,
+    /// The worker ends.
+    Ending,
 }
 
 impl Job {
     /// Works on it.
     pub(super) async fn run(mut self, context: Arc<Context>) {
+        match self.leave(&context).await {
+            Leave::Granted => {}
+            Leave::Ending => return self.hand_back(&context),
+            Leave::Lost => {
+                let (token, _) = self.holding.claim();
+                let lost = usize::from(self.holding.lost(&token));
+                return renew::tell(&context, &self.shard, lost);
+            }
+        }
         let started = Instant::now();
         let said = match self.input(&context) {
             Ok(input) => (context.handler)(input, context.kill.clone()).await,
@@ -43,6 +66,56 @@ impl Job {
     /// Gives it back without having begun: the worker ends.
     pub(super) fn hand_back(self, context: &Context) {
         self.end(context, Said::Unfinished, Duration::ZERO);
+    }
+
+    /// No handler begins when others may have the task: the answer may have come late. For a task over which somebody
+    /// died it is first written down that one begins; so answers that are lost, again and again, do not make it look like
+    /// a task that kills.
+    async fn leave(&self, context: &Context) -> Leave {
+        let trouble = Trouble::new("extend", Some(Place::Shard(self.shard.clone())));
+        loop {
+            // Read each time: it may have been claimed anew for this job.
+            let (token, deadline) = self.holding.claim();
+            let asked = Instant::now();
+            if asked >= deadline {
+                return Leave::Lost;
+            }
+            if self.task.crashes == 0 {
+                return Leave::Granted;
+            }
+            let told = tokio::select! {
+                biased;
+                () = context.stop.cancelled() => return Leave::Ending,
+                told = tokio::time::timeout_at(deadline, self.tell_begun(context, &token)) => told,
+            };
+            match told {
+                Ok(Ok(true)) => {
+                    trouble.over(&*context.observer);
+                    self.holding.renewed(&token, asked);
+                    return Leave::Granted;
+                }
+                Ok(Ok(false)) if self.holding.claim().0 == token => return Leave::Lost,
+                // It is ours under another token; or there was no answer up to the deadline, which is looked at above.
+                Ok(Ok(false)) | Err(_) => {}
+                Ok(Err(error)) => {
+                    let pause = trouble.met(&error, &*context.observer);
+                    tokio::select! {
+                        biased;
+                        () = context.stop.cancelled() => return Leave::Ending,
+                        () = tokio::time::sleep(pause.min(context.config.hold / 10)) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    async fn tell_begun(&self, context: &Context, token: &str) -> Result<bool> {
+        let claims = [(self.task.id.clone(), token.to_owned())];
+        let ours = context.backend.tasks.extend(&self.shard, &claims, context.config.hold, true).await?;
+        match ours[..] {
+            [ours] => Ok(ours),
+            _ => Err(Error::new(ErrorKind::Protocol, format!("{} answers to one renewal", ours.len()))),
+        }
     }
 
     /// The task for the handler; what is none is judged instead.
@@ -65,7 +138,7 @@ impl Job {
             history: task.history.clone(),
             key: envelope.key,
             headers: envelope.headers,
-            cancelled: self.cancelled.clone(),
+            cancelled: self.holding.cancelled.clone(),
         };
         Ok(Input { about, payload: envelope.payload, again: task.crashes > 0 || task.attempt > 1 })
     }
@@ -76,7 +149,7 @@ impl Job {
 
     fn end(self, context: &Context, said: Said, elapsed: Duration) {
         let late = self.late();
-        let Self { task, shard, now, permit, settlements, .. } = self;
+        let Self { task, shard, now, holding, permit, settlements } = self;
         let attempt = Attempt {
             number: task.attempt,
             history: &task.history,
@@ -85,12 +158,19 @@ impl Job {
         };
         let policies =
             Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
-        let (verdict, handled) = decide(said, &attempt, &policies);
+        // The policies are the caller's, and so is the text of the error.
+        let judged = catch_unwind(AssertUnwindSafe(|| decide(said, &attempt, &policies)));
+        let (verdict, handled) = judged.unwrap_or_else(|panic| {
+            let why = format!("while its outcome was judged: {}", text_of(&*panic));
+            tracing::error!(%shard, id = %task.id, why, "a policy or an error panicked: the default policies decide");
+            let policies = Policies { retry: &Exponential::default(), dead_letters: &Keep };
+            decide(Said::Panicked(why), &attempt, &policies)
+        });
         if let Some(handled) = handled {
             let attempt = task.attempt;
             context.observer.observe(&Event::Worked { shard: &shard, attempt, handled, late, elapsed });
         }
-        let settling = Settling { id: task.id, verdict, handled, _permit: permit };
+        let settling = Settling { id: task.id, holding, verdict, handled, permit };
         // A closed channel means that the worker has ended without us: the claim runs out.
         let _ = settlements.send(settling);
     }

@@ -1,7 +1,7 @@
 //! A link between one worker and the backend: it counts requests, lets some fail, or is cut.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,6 +25,12 @@ pub struct Link {
     pub deaf: AtomicBool,
     /// So many replies of claims are lost.
     pub lose_claims: AtomicUsize,
+    /// So many claims panic.
+    pub panics: AtomicUsize,
+    /// So many renewals panic.
+    pub panic_renewals: AtomicUsize,
+    /// The next reply of a claim that takes something comes so late, in seconds.
+    pub late_claim: AtomicU64,
     /// So many replies of settlements are lost.
     pub lose_settlements: AtomicUsize,
     /// The most that was ever asked for at once.
@@ -94,10 +100,13 @@ impl Tasks for Linked {
 
     async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
         self.link.pass("claim").await?;
+        assert!(lose(&self.link.panics).is_ok(), "a claim panics");
         self.link.largest.fetch_max(ask.limit, Ordering::Relaxed);
         let claimed = self.tasks.claim(shard, ask).await?;
         if !claimed.tasks.is_empty() {
             lose(&self.link.lose_claims)?;
+            let late = self.link.late_claim.swap(0, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(late)).await;
         }
         Ok(claimed)
     }
@@ -118,12 +127,14 @@ impl Tasks for Linked {
         shard: &Shard,
         claims: &[(ScheduleId, String)],
         hold: Duration,
+        begun: bool,
     ) -> Result<Vec<bool>> {
         self.link.pass("extend").await?;
+        assert!(lose(&self.link.panic_renewals).is_ok(), "a renewal panics");
         if self.link.no_renewals.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Unavailable, "no renewals"));
         }
-        self.tasks.extend(shard, claims, hold).await
+        self.tasks.extend(shard, claims, hold, begun).await
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
@@ -149,5 +160,9 @@ impl Tasks for Linked {
 
     async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
         self.tasks.purge_tasks(shard, ids).await
+    }
+
+    async fn purge_all(&self, shard: &Shard) -> Result<usize> {
+        self.tasks.purge_all(shard).await
     }
 }

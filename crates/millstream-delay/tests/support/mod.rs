@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "no test uses all of it")]
 
 pub mod link;
+pub mod places;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

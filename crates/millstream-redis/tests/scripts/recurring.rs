@@ -290,3 +290,43 @@ async fn out_of_memory_nothing_is_added_and_the_rest_goes_on() {
     assert!(bench.backend.remove(&place, &id("b")).await.expect("removed"));
     assert_eq!(bench.due(&place).await, [recurrence("a", Some(7))]);
 }
+
+#[tokio::test]
+async fn what_somebody_gave_an_odd_time_fires_and_gets_on() {
+    let mut bench = Bench::new().await;
+    let place = bench.partition();
+    let recur = bench.keys.recur(&place);
+    bench.recur(&place, &recurrence("r", Some(1)), OnConflict::Keep).await;
+    for (odd, time) in [("1000.5", 1_001), ("-1", 0), ("-inf", 0), ("0.25", 1)] {
+        bench.cmd(&format!("ZADD {recur} {odd} r")).await;
+        let found = bench.due(&place).await;
+        assert_eq!(found[0].next, Some(time), "{odd}");
+        let fired = bench.backend.fire(&place, &id("r"), &[], time, Some(4_000_000_000_000)).await;
+        assert!(fired.expect("an answer"), "{odd}");
+        assert_eq!(bench.due(&place).await, []);
+    }
+}
+
+#[tokio::test]
+async fn a_replacement_is_paused_as_the_one_before_was_and_one_is_read_alone() {
+    let mut bench = Bench::new().await;
+    for place in [bench.partition(), Bench::shard()] {
+        let backend = &bench.backend;
+        let get = async || Recurring::get(backend, &place, &id("r")).await.expect("an answer");
+        assert_eq!(get().await, None);
+        let first = recurrence("r", Some(5));
+        bench.recur(&place, &first, OnConflict::Keep).await;
+        assert_eq!(get().await.as_ref(), Some(&first));
+        assert!(backend.pause(&place, &id("r"), None).await.expect("paused"));
+        let other = Recurrence { rule: "daily".into(), next: Some(6), ..first };
+        assert_eq!(bench.recur(&place, &other, OnConflict::Replace).await, Placed::Replaced);
+        let paused = Recurrence { paused: true, ..other.clone() };
+        assert_eq!(get().await, Some(paused));
+        assert_eq!(bench.due(&place).await, []);
+        let items = bench.keys.recur_items(&place);
+        bench.cmd(&format!("HSET {items} r garbage")).await;
+        assert_eq!(Recurring::get(&bench.backend, &place, &id("r")).await.expect("an answer"), None);
+        assert_eq!(bench.recur(&place, &other, OnConflict::Replace).await, Placed::Replaced);
+        assert_eq!(bench.due(&place).await, [other], "what cannot be read is not paused");
+    }
+}

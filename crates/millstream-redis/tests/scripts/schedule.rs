@@ -137,6 +137,8 @@ async fn what_is_worked_on_is_neither_replaced_nor_scheduled_again() {
         let delay = bench.keys.delay(place);
         bench.cmd(&format!("ZREM {delay} a")).await;
     }
+    let claims = bench.keys.claims(&crate::tasks::shard());
+    bench.cmd(&format!("ZADD {claims} 9000000000000 a")).await;
     for on_conflict in [OnConflict::Keep, OnConflict::Replace] {
         assert_eq!(bench.park(&shard, "a", HOUR, on_conflict).await, Placed::Kept);
     }

@@ -39,11 +39,11 @@ async fn a_claim_that_ran_out_goes_to_the_next_with_a_new_token() {
     assert_eq!((second.crashes, second.attempt, second.due), (1, 1, first.due));
     assert_ne!(first.token, second.token);
     let claims = [(first.id.clone(), first.token.clone()), (second.id.clone(), second.token.clone())];
-    let extended = bench.tasks().extend(&shard(), &claims, LONG).await.expect("extended");
+    let extended = bench.tasks().extend(&shard(), &claims, LONG, false).await.expect("extended");
     assert_eq!(extended, [false, true]);
     assert!(bench.claim(&ask("w-2", 1)).await.tasks.is_empty(), "extended");
     assert_eq!(bench.verdict(&first, Verdict::Complete).await, STALE);
-    bench.tasks().extend(&shard(), &claims[1..], NOW).await.expect("extended");
+    bench.tasks().extend(&shard(), &claims[1..], NOW, false).await.expect("extended");
     run_out().await;
     assert_eq!(bench.counts().await.expired, 1);
     assert_eq!(
@@ -54,7 +54,7 @@ async fn a_claim_that_ran_out_goes_to_the_next_with_a_new_token() {
     let third = bench.claim_one("w-1").await;
     assert_eq!((third.crashes, third.attempt), (0, 2), "an attempt that was settled forgives");
     assert_eq!(bench.verdict(&third, Verdict::Complete).await, DONE);
-    assert_eq!(bench.tasks().extend(&shard(), &claims, LONG).await.expect("extended"), [false, false]);
+    assert_eq!(bench.tasks().extend(&shard(), &claims, LONG, false).await.expect("extended"), [false, false]);
     bench.assert_clean().await;
 }
 
@@ -82,6 +82,9 @@ async fn a_task_whose_claims_run_out_too_often_dies() {
         let claimed = bench.claim(&careful(10)).await;
         assert_eq!((claimed.tasks.len(), claimed.crashed), (2, 0));
         assert!(claimed.tasks.iter().all(|task| task.crashes == crashes));
+        let ours: Vec<_> = claimed.tasks.into_iter().map(|task| (task.id, task.token)).collect();
+        let held = bench.tasks().extend(&shard(), &ours, Duration::from_millis(1), true).await;
+        assert_eq!(held.expect("extended"), [true; 2]);
         run_out().await;
     }
     for _ in 0..2 {
@@ -108,7 +111,9 @@ async fn a_server_out_of_memory_lets_workers_get_on() {
     assert_eq!((claimed.tasks.len(), claimed.crashed), (3, 1), "{crashing:?}");
     let [a, b, c] = &claimed.tasks[..] else { panic!("{claimed:?}") };
     let ours: Vec<_> = claimed.tasks.iter().map(|task| (task.id.clone(), task.token.clone())).collect();
-    assert_eq!(bench.tasks().extend(&shard(), &ours, LONG).await.expect("extended"), [true; 3]);
+    // Marking and another hold are written to the state too.
+    let held = bench.tasks().extend(&shard(), &ours, 2 * LONG, true).await;
+    assert_eq!(held.expect("extended"), [true; 3]);
     assert_eq!(bench.verdict(a, Verdict::Complete).await, DONE);
     assert_eq!(bench.verdict(b, retry(Due::At(1), b, 2, "no")).await, DONE);
     assert_eq!(bench.verdict(c, dead(c, "no")).await, DONE);

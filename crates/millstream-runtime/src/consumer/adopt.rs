@@ -15,11 +15,17 @@ use crate::trouble::Trouble;
 /// The most entries of one look.
 const MOST: usize = 100;
 
-/// Looks when the partition is ours, and once per ttl.
+/// How many ttls there are between two looks, at most: looking costs requests, and there is hardly ever anything.
+const SELDOM: u32 = 6;
+
+/// Looks when the partition is ours, and after a ttl (what was in hand is old enough then); then more and more seldom, as
+/// long as it finds nothing.
 pub(super) struct Adopter {
     context: Arc<Subscription>,
     guard: Arc<Guard>,
     due: Instant,
+    /// How many ttls after this look the next one is.
+    ttls: u32,
     trouble: Trouble,
 }
 
@@ -29,7 +35,7 @@ impl Adopter {
             Ok((topic_partition, _)) => context.trouble_in("adopt", topic_partition),
             Err(_) => context.trouble("adopt"),
         };
-        Self { context, guard, due: Instant::now(), trouble }
+        Self { context, guard, due: Instant::now(), ttls: 1, trouble }
     }
 
     /// How long until it is time again.
@@ -53,7 +59,8 @@ impl Adopter {
                 if messages > 0 {
                     tracing::info!(%topic_partition, %group, messages, "taken over from other names");
                 }
-                self.due = if messages < MOST { now + lease.ttl } else { now };
+                self.due = if messages < MOST { now + lease.ttl * self.ttls } else { now };
+                self.ttls = if messages > 0 { 1 } else { (2 * self.ttls).min(SELDOM) };
                 Ok(messages > 0)
             }
             Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::GroupMissing) => Err(error),

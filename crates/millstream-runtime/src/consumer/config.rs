@@ -66,8 +66,8 @@ pub struct ConsumerConfig {
     /// The most messages of one partition that are read and not settled yet; with [`Sharing::Shared`] the most of this
     /// consumer, which others then do not get. Default: 256.
     pub prefetch: usize,
-    /// The longest wait for messages in one request. It costs nothing to wait; shorter ones cost commands.
-    /// Default: 10 s.
+    /// The longest wait for messages in one request. It costs nothing to wait; shorter ones cost commands. A connection
+    /// that dies without a word meanwhile is found out by TCP within half a minute. Default: 60 s.
     pub max_wait: Duration,
     /// How many messages of one partition are handled at once; with [`Sharing::Shared`], of all together. Default:
     /// [`Concurrency::Serial`].
@@ -118,7 +118,7 @@ impl Default for ConsumerConfig {
             start: Start::default(),
             lease_ttl: Duration::from_secs(10),
             prefetch: 256,
-            max_wait: Duration::from_secs(10),
+            max_wait: Duration::from_secs(60),
             concurrency: Concurrency::default(),
             sharing: Sharing::default(),
             max_handlers: None,

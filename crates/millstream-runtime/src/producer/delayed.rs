@@ -21,7 +21,7 @@ pub struct DelayedRecord<'a, T> {
 }
 
 impl<'a, T> Record<'a, T> {
-    /// To be read not before this time has passed, by the server's clock.
+    /// To be read not before this time has passed, by the server's clock. More than 100 years are 100 years.
     #[must_use]
     pub fn delay(self, delay: Duration) -> DelayedRecord<'a, T> {
         DelayedRecord::new(self, Due::In(delay))
@@ -126,6 +126,12 @@ impl<T> SendDelayed<'_, T> {
     /// One more header.
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         self.record.record = self.record.record.header(name, value);
+        self
+    }
+
+    /// This partition, whatever the key.
+    pub fn partition(mut self, partition: u32) -> Self {
+        self.record.record = self.record.record.partition(partition);
         self
     }
 

@@ -23,7 +23,15 @@ impl Recurring for Broken {
             }
             _ => {}
         }
-        let placed = self.inner.recurring.put(&self.place(place), &recurrence, how).await?;
+        let place = &self.place(place);
+        let before = self.inner.recurring.get(place, &recurrence.id).await?;
+        let placed = self.inner.recurring.put(place, &recurrence, how).await?;
+        if self.is(Sabotage::ReplaceUndoesPause) && placed == Placed::Replaced {
+            let next = recurrence.next.filter(|_| before.is_some_and(|before| before.paused));
+            if next.is_some() {
+                self.inner.recurring.pause(place, &recurrence.id, next).await?;
+            }
+        }
         Ok(match (self.sabotage, placed) {
             (Sabotage::KeepReplaces, Placed::Replaced) => Placed::Kept,
             (Sabotage::ReplaceKeeps, Placed::Kept) if on_conflict == OnConflict::Replace => Placed::Replaced,
@@ -47,6 +55,11 @@ impl Recurring for Broken {
             }
             _ => self.inner.recurring.pause(place, id, next).await,
         }
+    }
+
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>> {
+        let found = self.inner.recurring.get(&self.place(place), id).await?;
+        Ok(found.filter(|it| !it.paused || !self.is(Sabotage::PausedNotFound)))
     }
 
     async fn recurrences(

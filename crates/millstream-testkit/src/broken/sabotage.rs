@@ -501,6 +501,22 @@ sabotages! {
     CrashIsAttempt,
     /// Crashes are never forgotten.
     CrashesForEver,
+    /// It is not told which token a task had before.
+    BeforeUntold,
+    /// Each task is said to have had a token before.
+    BeforeMadeUp,
+    /// What was never begun crashes as often as its claims run out.
+    LostClaimsCrash,
+    /// It is not written down that a handler begins.
+    BegunForgotten,
+    /// What is handed back has never crashed.
+    HandedBackForgives,
+    /// Large tasks are handed out as if they were small.
+    ClaimsAreHeavy,
+    /// What is paused is not found.
+    PausedNotFound,
+    /// What takes the place of something that is paused goes on.
+    ReplaceUndoesPause,
     /// A task may crash as often as it likes.
     CrashLimitIgnored,
     /// Replayed tasks are confirmed and left dead.

@@ -77,6 +77,20 @@ impl Tasks for Broken {
         if self.is(Sabotage::LimitIgnored) && claimed.tasks.len() == MAX_CLAIM {
             claimed.tasks.extend(self.inner.tasks.claim(shard, &told).await?.tasks);
         }
+        if self.is(Sabotage::ClaimsAreHeavy) {
+            while claimed.tasks.len() < told.limit {
+                let more = self.inner.tasks.claim(shard, &told).await?.tasks;
+                if more.is_empty() {
+                    break;
+                }
+                claimed.tasks.extend(more);
+            }
+        }
+        if self.is(Sabotage::LostClaimsCrash) {
+            let claims: Vec<_> =
+                claimed.tasks.iter().map(|task| (task.id.clone(), task.token.clone())).collect();
+            self.inner.tasks.extend(shard, &claims, told.hold, true).await?;
+        }
         {
             let mut memo = self.memo();
             for task in &claimed.tasks {
@@ -113,6 +127,13 @@ impl Tasks for Broken {
                     .iter()
                     .for_each(|(id, ..)| drop(memo.tasks.tokens.remove(&(shard.clone(), id.clone()))));
             }
+            Sabotage::HandedBackForgives => {
+                let snoozed =
+                    |verdict: &Verdict| matches!(verdict, Verdict::Retry { error, .. } if error.is_empty());
+                let snoozed = batch.iter().filter(|(.., verdict)| snoozed(verdict));
+                let claims: Vec<_> = snoozed.map(|(id, token, _)| (id.clone(), token.clone())).collect();
+                self.inner.tasks.extend(shard, &claims, HOUR, true).await?;
+            }
             Sabotage::AcksForgotten => told.retain(|(.., verdict)| *verdict != Verdict::Complete),
             _ => told.iter_mut().for_each(|(.., verdict)| self.spoil_verdict(verdict)),
         }
@@ -130,6 +151,7 @@ impl Tasks for Broken {
         shard: &Shard,
         claims: &[(ScheduleId, String)],
         hold: Duration,
+        begun: bool,
     ) -> Result<Vec<bool>> {
         let shard = &self.shard(shard);
         let mut claims = claims.to_vec();
@@ -143,8 +165,9 @@ impl Tasks for Broken {
             }
             _ => {}
         }
+        let begun = begun && !self.is(Sabotage::BegunForgotten);
         let hold = if self.is(Sabotage::ClaimsNeverRunOut) { DAY } else { hold };
-        let mut held = self.inner.tasks.extend(shard, &claims, hold).await?;
+        let mut held = self.inner.tasks.extend(shard, &claims, hold, begun).await?;
         match self.sabotage {
             Sabotage::ExtendSilent => held.fill(true),
             Sabotage::ExtendAllOrNothing if held.contains(&false) => held.fill(false),
@@ -211,6 +234,14 @@ impl Tasks for Broken {
         }
         self.inner.tasks.purge_tasks(&self.shard(shard), ids).await
     }
+
+    async fn purge_all(&self, shard: &Shard) -> Result<usize> {
+        let shard = &self.shard(shard);
+        if self.is(Sabotage::PurgeForgotten) {
+            return Ok(self.inner.tasks.counts(shard).await?.dead as usize);
+        }
+        self.inner.tasks.purge_all(shard).await
+    }
 }
 
 impl Broken {
@@ -240,6 +271,8 @@ impl Broken {
             match self.sabotage {
                 Sabotage::TaskLosesBody => task.fields.clear(),
                 Sabotage::TokensRepeat => task.token = "token".into(),
+                Sabotage::BeforeUntold => task.before = None,
+                Sabotage::BeforeMadeUp => task.before = Some("token".into()),
                 Sabotage::CrashesUncounted => task.crashes = 0,
                 Sabotage::CrashIsAttempt => task.attempt += task.crashes,
                 Sabotage::CrashesForEver => {

@@ -42,8 +42,9 @@ impl Tasks for Client {
         shard: &Shard,
         claims: &[(ScheduleId, String)],
         hold: Duration,
+        begun: bool,
     ) -> Result<Vec<bool>> {
-        call!(self, Tasks, tasks.extend(shard, claims; hold))
+        call!(self, Tasks, tasks.extend(shard, claims; hold, begun))
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
@@ -65,6 +66,10 @@ impl Tasks for Client {
     async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
         call!(self, Tasks, tasks.purge_tasks(shard, ids;))
     }
+
+    async fn purge_all(&self, shard: &Shard) -> Result<usize> {
+        call!(self, Tasks, tasks.purge_all(shard;))
+    }
 }
 
 #[async_trait]
@@ -80,6 +85,10 @@ impl Recurring for Client {
 
     async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
         call!(self, Recurring, recurring.pause(place, id; next))
+    }
+
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>> {
+        call!(self, Recurring, recurring.get(place, id;))
     }
 
     async fn recurrences(

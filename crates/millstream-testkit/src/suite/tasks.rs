@@ -17,7 +17,7 @@ use millstream_core::tasks::{Ask, Claimed, ClaimedTask, TaskCounts, Verdict as S
 
 use super::schedule::{HOUR, body, id, place_all};
 use super::suite;
-use crate::case::{Case, Verdict, Violation, ensure};
+use crate::case::{Case, Verdict, Violation, ensure, equal};
 use crate::harness::{Harness, LONG};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -104,9 +104,16 @@ impl Desk {
     }
 
     async fn extend(&self, task: &ClaimedTask, hold: Duration) -> Result<bool, Violation> {
-        let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold).await?;
+        let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold, false).await?;
         ensure!(held.len() == 1, "{} answers to one extension", held.len());
         Ok(held[0])
+    }
+
+    /// Extends, and tells that a handler begins.
+    async fn begins(&self, task: &ClaimedTask, hold: Duration) -> Verdict {
+        let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold, true).await?;
+        equal!(held, [true], "whether a claim is ours at once");
+        Ok(())
     }
 
     async fn counts(&self) -> Result<TaskCounts, Violation> {
@@ -140,6 +147,11 @@ fn retry(task: &ClaimedTask, due: Due) -> Says {
         error: failure(task.attempt),
         history: task.history.clone(),
     }
+}
+
+/// Back as it was.
+fn snooze(task: &ClaimedTask) -> Says {
+    Says::Retry { due: Due::NOW, attempt: task.attempt, error: String::new(), history: task.history.clone() }
 }
 
 fn dead(task: &ClaimedTask) -> Says {

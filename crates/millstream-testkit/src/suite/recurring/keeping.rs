@@ -6,7 +6,7 @@ use millstream_core::{ErrorKind, TopicPartition};
 
 use super::super::schedule::all;
 use super::{due, id, listed, put_all, recurrence, suite};
-use crate::case::{Verdict, ensure, equal, refused};
+use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{Harness, LONG, foreign};
 
 suite!("recurring":
@@ -17,6 +17,7 @@ suite!("recurring":
     no_more_is_due_at_once_than_the_most,
     what_is_paused_is_not_due_until_it_goes_on,
     what_is_removed_is_gone,
+    one_is_found_by_its_id,
     what_recurs_at_another_place_is_another,
     a_recurrence_that_is_due_first_wakes_who_waits,
 );
@@ -48,14 +49,22 @@ async fn what_recurs_is_kept_replaced_or_rejected_as_wished(h: Harness) -> Verdi
         refused(put(OnConflict::Reject).await, ErrorKind::Exists, "a conflict that was to be rejected")?;
         equal!(listed(&h, &place).await?, [before], "what recurs");
         equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due");
-        // A replacement is not paused, whatever the one before was.
-        h.backend.recurring.pause(&place, &id("a")?, None).await?;
         equal!(put(OnConflict::Replace).await?, Placed::Replaced, "put in its place");
         equal!(listed(&h, &place).await?, std::slice::from_ref(&other), "what recurs after it was replaced");
         equal!(due(&h, &place).await?, ["a"], "what is due after it was replaced");
+        // A replacement is paused if the one before was, and only then.
         let paused = Recurrence { paused: true, ..other.clone() };
         h.backend.recurring.put(&place, &paused, OnConflict::Replace).await?;
-        equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due of what was put paused");
+        equal!(due(&h, &place).await?, ["a"], "what is due in place of what is not paused");
+        h.backend.recurring.pause(&place, &id("a")?, None).await?;
+        equal!(put(OnConflict::Replace).await?, Placed::Replaced, "put in place of what is paused");
+        equal!(listed(&h, &place).await?, [paused], "what recurs in place of what is paused");
+        equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due in place of what is paused");
+        ensure!(h.backend.recurring.pause(&place, &id("a")?, Some(1)).await?, "what is there does not go on");
+        equal!(due(&h, &place).await?, ["a"], "what is due when it goes on");
+        let new = Recurrence { paused: true, ..recurrence("new", Some(1))? };
+        equal!(h.backend.recurring.put(&place, &new, OnConflict::Keep).await?, Placed::New, "put paused");
+        equal!(due(&h, &place).await?, ["a"], "what is due of what was put paused");
     }
     Ok(())
 }
@@ -171,6 +180,23 @@ async fn what_is_removed_is_gone(h: Harness) -> Verdict {
         ensure!(!h.backend.recurring.remove(&place, &id("a")?).await?, "removed twice");
         ensure!(!h.backend.recurring.remove(&place, &id("unknown")?).await?, "something unknown is removed");
         put_all(&h, &place, [("a", 1)]).await?;
+    }
+    Ok(())
+}
+
+async fn one_is_found_by_its_id(h: Harness) -> Verdict {
+    for place in h.places().await? {
+        let get = async |name| Ok::<_, Violation>(h.backend.recurring.get(&place, &id(name)?).await?);
+        equal!(get("a").await?, None, "what is not there");
+        put_all(&h, &place, [("a", 1), ("aa", 2), ("b", 3)]).await?;
+        equal!(get("aa").await?, Some(recurrence("aa", Some(2))?), "one that is found");
+        h.backend.recurring.pause(&place, &id("aa")?, None).await?;
+        let paused = get("aa").await?.map(|it| it.paused);
+        equal!(paused, Some(true), "whether one that is found is paused");
+        h.backend.recurring.fire(&place, &id("b")?, &[], 3, None).await?;
+        equal!(get("b").await?, Some(recurrence("b", None)?), "one that never recurs again");
+        h.backend.recurring.remove(&place, &id("aa")?).await?;
+        equal!(get("aa").await?, None, "what was removed");
     }
     Ok(())
 }

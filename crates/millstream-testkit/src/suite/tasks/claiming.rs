@@ -1,7 +1,9 @@
 //! Claiming: never early, in order, each by one worker.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
+use bytes::Bytes;
 use millstream_core::ErrorKind;
 use millstream_core::schedule::{Due, OnConflict, Placed, Scheduling};
 use millstream_core::tasks::{MAX_CLAIM, Verdict as Says};
@@ -21,7 +23,8 @@ suite!("tasks":
     a_claimed_task_does_not_wait,
     a_claimed_task_can_neither_be_replaced_nor_cancelled,
     a_cancelled_task_is_never_claimed,
-    of_a_cancel_and_a_claim_one_wins;
+    of_a_cancel_and_a_claim_one_wins,
+    large_tasks_come_in_parts;
     with an operator:
     a_task_without_body_is_claimed_without_fields,
 );
@@ -237,4 +240,27 @@ async fn a_task_without_body_is_claimed_without_fields(h: Harness) -> Verdict {
         desk.settles(task, Says::Complete).await?;
     }
     desk.nothing("both are done").await
+}
+
+async fn large_tasks_come_in_parts(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let names = ["a", "b", "c", "d", "e"];
+    let large = vec![(Bytes::from_static(b"payload"), Bytes::from(vec![7; 600 << 10]))];
+    for (name, due) in names.into_iter().zip(1..) {
+        let task = Scheduling { fields: large.clone(), ..scheduling(&desk.place, name, Due::At(due))? };
+        schedule(&desk.h, &[task]).await?;
+    }
+    let mut came = Vec::new();
+    while came.len() < names.len() {
+        let claimed = desk.claim(&ask("w", 100)).await?;
+        let taken = claimed.tasks.len();
+        ensure!((1..=2).contains(&taken), "{taken} tasks of 600 KiB were claimed at once");
+        ensure!(claimed.tasks.iter().all(|task| task.fields == large), "a large body came back changed");
+        came.extend(claimed.tasks.into_iter().map(|task| task.id.to_string()));
+        if came.len() < names.len() {
+            equal!(claimed.next, Duration::ZERO, "when to ask again, more are due");
+        }
+    }
+    equal!(came, names, "claimed, one after the other");
+    Ok(())
 }

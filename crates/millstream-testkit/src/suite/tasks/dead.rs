@@ -16,6 +16,7 @@ suite!("tasks":
     each_dead_task_is_replayed_once,
     a_dead_task_whose_id_is_in_use_stays_dead,
     a_purged_task_is_gone,
+    all_are_purged_at_once,
 );
 
 async fn listed(desk: &Desk) -> Result<Vec<DeadTask>, Violation> {
@@ -169,4 +170,15 @@ async fn a_purged_task_is_gone(h: Harness) -> Verdict {
     );
     equal!(desk.counts().await?.dead, 1, "dead tasks, counted");
     desk.nothing("nothing was replayed").await
+}
+
+async fn all_are_purged_at_once(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    equal!(desk.h.backend.tasks.purge_all(&desk.shard).await?, 0, "purged where nothing is dead");
+    die(&desk, ["a", "b", "c"]).await?;
+    equal!(desk.h.backend.tasks.purge_all(&desk.shard).await?, 3, "tasks that were purged");
+    equal!(tasks(&listed(&desk).await?), Vec::<&str>::new(), "what is dead still");
+    equal!(desk.counts().await?, Default::default(), "what is left");
+    equal!(desk.h.backend.tasks.purge_all(&desk.shard).await?, 0, "purged twice");
+    Ok(())
 }

@@ -6,7 +6,7 @@ use millstream_core::schedule::Due;
 use millstream_core::tasks::{Ask, Verdict as Says};
 use millstream_core::{MessageId, Reason};
 
-use super::{Desk, HOUR, STALE, ask, body, claim, failure, names, retry, suite, told};
+use super::{Desk, HOUR, STALE, ask, body, claim, failure, names, retry, snooze, suite, told};
 use crate::case::{Verdict, ensure, equal};
 use crate::harness::{BRIEF, Harness, LONG};
 
@@ -17,6 +17,9 @@ suite!("tasks":
     an_extension_tells_of_each_whether_it_is_ours,
     what_ran_out_and_nobody_has_claimed_is_settled,
     what_ran_out_and_another_has_claimed_is_stale,
+    only_a_claim_that_ran_out_has_a_token_before,
+    a_further_crash_counts_if_a_handler_had_begun,
+    what_is_handed_back_keeps_its_crashes_until_a_handler_begins,
     crashes_are_forgotten_when_an_attempt_is_settled,
     what_crashes_too_often_becomes_a_dead_letter,
 );
@@ -40,6 +43,7 @@ async fn a_claim_that_ran_out_comes_back_first(h: Harness) -> Verdict {
         equal!((again.attempt, again.crashes), (1, 1), "attempt and crashes of what came back");
         equal!((again.due, &again.fields), (before.due, &before.fields), "due time and fields");
         ensure!(again.token != before.token, "two claims have one token");
+        equal!(again.before.as_ref(), Some(&before.token), "the token that it had before");
         equal!(desk.settle(before, Says::Complete).await?, STALE, "settled by who had it before");
         desk.settles(again, Says::Complete).await?;
     }
@@ -87,7 +91,7 @@ async fn an_extension_tells_of_each_whether_it_is_ours(h: Harness) -> Verdict {
     desk.settles(&tasks[1], Says::Complete).await?;
     let mut claims: Vec<_> = tasks.iter().map(claim).collect();
     claims.push((super::id("unknown")?, tasks[0].token.clone()));
-    let held = desk.h.backend.tasks.extend(&desk.shard, &claims, LONG).await?;
+    let held = desk.h.backend.tasks.extend(&desk.shard, &claims, LONG, false).await?;
     equal!(held, [true, false, true, false], "ours, of four: one is done, one unknown");
     // Ran out, but nobody has it: it is ours still.
     desk.place_due(["d"]).await?;
@@ -125,13 +129,67 @@ async fn what_ran_out_and_another_has_claimed_is_stale(h: Harness) -> Verdict {
     desk.settles(&other, Says::Complete).await
 }
 
+async fn only_a_claim_that_ran_out_has_a_token_before(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    let first = desk.take_one(&ask("w", 1)).await?;
+    equal!(first.before, None, "the token before that of a new task");
+    desk.settles(&first, snooze(&first)).await?;
+    let second = desk.take_one(&brief("w", 1)).await?;
+    equal!(second.before, None, "the token before that of one that was snoozed");
+    let third = desk.take_one(&ask("w", 1)).await?;
+    equal!(third.before.as_ref(), Some(&second.token), "the token before that of what ran out");
+    // The same id, and another task.
+    desk.settles(&third, Says::Complete).await?;
+    desk.place_due(["a"]).await?;
+    equal!(desk.take_one(&ask("w", 1)).await?.before, None, "the token before that of one with an old id");
+    Ok(())
+}
+
+async fn a_further_crash_counts_if_a_handler_had_begun(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    // So short that each runs out before the next claim, and none is extended but the one that begins.
+    let hold = Duration::from_millis(20);
+    let limited = Ask { hold, crash_limit: 3, ..ask("w", 1) };
+    for crashes in [0, 1, 1, 1] {
+        equal!(desk.take_one(&limited).await?.crashes, crashes, "crashes of what no handler began");
+    }
+    let task = desk.take_one(&Ask { hold: LONG, ..limited.clone() }).await?;
+    desk.begins(&task, LONG).await?;
+    // It stays written down, whoever extends.
+    ensure!(desk.extend(&task, hold).await?, "a claim is not ours at once");
+    for crashes in [2, 2, 2] {
+        equal!(desk.take_one(&limited).await?.crashes, crashes, "crashes after a handler had begun once");
+    }
+    Ok(())
+}
+
+async fn what_is_handed_back_keeps_its_crashes_until_a_handler_begins(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    desk.take_one(&brief("w", 1)).await?;
+    for _ in 0..2 {
+        let task = desk.take_one(&ask("w", 1)).await?;
+        equal!((task.attempt, task.crashes), (1, 1), "attempt and crashes of what is handed back");
+        desk.settles(&task, snooze(&task)).await?;
+    }
+    let task = desk.take_one(&ask("w", 1)).await?;
+    desk.begins(&task, LONG).await?;
+    desk.settles(&task, snooze(&task)).await?;
+    let task = desk.take_one(&ask("w", 1)).await?;
+    equal!((task.attempt, task.crashes), (1, 0), "attempt and crashes of what a handler snoozed");
+    Ok(())
+}
+
 async fn crashes_are_forgotten_when_an_attempt_is_settled(h: Harness) -> Verdict {
     let desk = Desk::new(h).await?;
     desk.place_due(["a"]).await?;
     let hold = Duration::from_millis(20);
     for crashes in 0..3 {
-        let task = desk.take_one(&Ask { hold, ..ask("w", 1) }).await?;
+        let task = desk.take_one(&ask("w", 1)).await?;
         equal!((task.attempt, task.crashes), (1, crashes), "attempt and crashes");
+        desk.begins(&task, hold).await?;
     }
     let task = desk.take_one(&ask("w", 1)).await?;
     equal!((task.attempt, task.crashes), (1, 3), "attempt and crashes");
@@ -148,8 +206,9 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
     let hold = Duration::from_millis(20);
     let limited = Ask { hold, crash_limit: 2, ..ask("w", 1) };
     for crashes in 0..2 {
-        let task = desk.take_one(&limited).await?;
+        let task = desk.take_one(&Ask { hold: LONG, ..limited.clone() }).await?;
         equal!(task.crashes, crashes, "crashes before the limit");
+        desk.begins(&task, hold).await?;
     }
     let mut patience = desk.h.patience("what crashes too often to be given up");
     loop {

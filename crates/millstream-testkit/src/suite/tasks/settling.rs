@@ -5,7 +5,7 @@ use millstream_core::schedule::Due;
 use millstream_core::tasks::Verdict as Says;
 
 use super::super::schedule::shown;
-use super::{Desk, HOUR, STALE, ask, body, claim, dead, failure, names, retry, suite, told};
+use super::{Desk, HOUR, STALE, ask, body, claim, dead, failure, names, retry, snooze, suite, told};
 use crate::case::{Verdict, ensure, equal};
 use crate::harness::Harness;
 
@@ -158,9 +158,7 @@ async fn a_snooze_leaves_no_trace(h: Harness) -> Verdict {
     desk.place_due(["a"]).await?;
     let mut task = desk.take_one(&ask("w", 1)).await?;
     for round in 1..4 {
-        let history = task.history.clone();
-        let snooze = Says::Retry { due: Due::NOW, attempt: task.attempt, error: String::new(), history };
-        desk.settles(&task, snooze).await?;
+        desk.settles(&task, snooze(&task)).await?;
         let again = desk.take_one(&ask("w", 1)).await?;
         equal!(again.attempt, round, "the attempt after a snooze");
         equal!(told(&again.history), told(&task.history), "the history after a snooze");

@@ -1,0 +1,58 @@
+//! Scheduling: one `EVALSHA` of `HSET` and `ZADD` per 100 messages.
+
+use std::ops::Range;
+
+use anyhow::Result;
+use redis::Script;
+use redis::aio::MultiplexedConnection;
+
+use super::connect;
+use crate::bench::args::{Delay, Spread};
+use crate::bench::measure::{Measured, Stage};
+use crate::bench::work::AN_HOUR;
+
+/// The least that a schedule is: the items, and when they are due. Ids and items come in pairs.
+const SCHEDULE: &str = "
+local at, due, items = redis.call('TIME')[1] * 1000 + ARGV[1], {}, {}
+for i = 2, #ARGV, 2 do
+  due[#due + 1], due[#due + 2] = at, ARGV[i]
+  items[#items + 1], items[#items + 2] = ARGV[i], ARGV[i + 1]
+end
+redis.call('HSET', KEYS[2], unpack(items))
+redis.call('ZADD', KEYS[1], unpack(due))";
+
+/// How many go into one call.
+const BATCH: usize = 100;
+
+/// Schedules what is due in an hour.
+pub(in crate::bench) async fn schedule(stage: &Stage, of: &Delay) -> Result<Measured> {
+    let mut connection = connect(&stage.url).await?;
+    let (waiting, messages) = (of.waiting, of.messages.messages);
+    add(&mut connection, stage, of.spread, 0..waiting).await?;
+    let meter = stage.meter().await?;
+    add(&mut connection, stage, of.spread, waiting..waiting + messages).await?;
+    meter.stop(messages).await
+}
+
+/// Call after call, each waiting for the one before, round robin over the partitions.
+pub(super) async fn add(
+    connection: &mut MultiplexedConnection,
+    stage: &Stage,
+    spread: Spread,
+    messages: Range<u64>,
+) -> Result<()> {
+    let script = Script::new(SCHEDULE);
+    script.load_async(connection).await?;
+    let places = super::keys(&stage.namespace, spread.partitions);
+    for (call, first) in messages.clone().step_by(BATCH).enumerate() {
+        let place = &places[call % places.len()];
+        let mut call = script.key(format!("{place}:due"));
+        call.key(format!("{place}:items")).arg(AN_HOUR.as_millis() as u64);
+        for n in first..messages.end.min(first + BATCH as u64) {
+            // As long as the ids that Millstream makes.
+            call.arg(format!("{n:022}")).arg(&stage.payload[..]);
+        }
+        call.invoke_async::<()>(connection).await?;
+    }
+    Ok(())
+}

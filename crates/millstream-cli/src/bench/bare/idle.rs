@@ -1,0 +1,37 @@
+//! Waiting: a blocked `XREADGROUP` per partition and group, asked again every 5 s.
+
+use anyhow::Result;
+use redis::{Value, cmd};
+
+use super::{CONSUMER, connect, create_group, keys};
+use crate::bench::args::Idle;
+use crate::bench::measure::{Measured, Stage};
+
+/// Waits, and counts what the server is asked meanwhile.
+pub(in crate::bench) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured> {
+    let mut readers = Vec::new();
+    for key in keys(&stage.namespace, of.spread.partitions) {
+        for group in (0..of.groups).map(|group| format!("g{group}")) {
+            let mut connection = connect(&stage.url).await?;
+            create_group(&mut connection, &key, &group).await?;
+            let key = key.clone();
+            readers.push(tokio::spawn(async move {
+                loop {
+                    let mut read = cmd("XREADGROUP");
+                    read.arg("GROUP").arg(&group).arg(CONSUMER).arg("BLOCK").arg(5_000);
+                    read.arg("STREAMS").arg(&key).arg(">").query_async::<Value>(&mut connection).await?;
+                }
+                #[allow(unreachable_code, reason = "it says what kind of errors there are")]
+                anyhow::Ok(())
+            }));
+        }
+    }
+    let meter = stage.meter().await?;
+    tokio::time::sleep(of.seconds).await;
+    let measured = meter.stop_idle(of.spread.partitions * of.groups).await?;
+    for reader in readers {
+        anyhow::ensure!(!reader.is_finished(), "a reader ended: {:?}", reader.await);
+        reader.abort();
+    }
+    Ok(measured)
+}

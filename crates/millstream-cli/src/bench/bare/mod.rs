@@ -1,0 +1,142 @@
+//! Bare redis-rs: the same work without Millstream, by which Millstream is measured; and what the server says of itself.
+//!
+//! The one place outside of millstream-redis that names the client: a baseline that went through our own layers would
+//! measure them on both sides.
+
+mod consume;
+mod delay;
+mod e2e;
+mod idle;
+mod memory;
+mod produce;
+mod reply;
+mod retry;
+mod takeover;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, cmd};
+
+pub(super) use consume::consume;
+pub(super) use delay::schedule;
+pub(super) use e2e::e2e;
+pub(super) use idle::idle;
+pub(super) use memory::memory;
+pub(super) use produce::{awaiting, bulk, fill};
+pub(super) use retry::retry;
+pub(super) use takeover::takeover;
+
+/// The baseline's group.
+const GROUP: &str = "g";
+/// The baseline's consumer.
+const CONSUMER: &str = "c";
+
+/// How long the server may take to say how it is, or to delete some keys.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection that waits for answers as long as they take.
+async fn connect(url: &str) -> Result<MultiplexedConnection> {
+    connect_within(url, None).await
+}
+
+async fn connect_within(url: &str, patience: Option<Duration>) -> Result<MultiplexedConnection> {
+    let client = redis::Client::open(url).context("--url")?;
+    let config = AsyncConnectionConfig::new().set_response_timeout(patience);
+    let connected = client.get_multiplexed_async_connection_with_config(&config).await;
+    connected.context("cannot connect to the server")
+}
+
+/// The baseline's streams. In a cluster's terms each is a slot of its own, as partitions are.
+fn keys(namespace: &str, partitions: u32) -> Vec<String> {
+    (0..partitions).map(|partition| format!("{namespace}:bare:{{{partition}}}")).collect()
+}
+
+async fn create_group(connection: &mut MultiplexedConnection, key: &str, group: &str) -> Result<()> {
+    let mut create = cmd("XGROUP");
+    create.arg("CREATE").arg(key).arg(group).arg("0").arg("MKSTREAM").exec_async(connection).await?;
+    Ok(())
+}
+
+/// A connection over which the server is asked how it is.
+#[derive(Clone)]
+pub(super) struct Probe(MultiplexedConnection);
+
+/// What the server has counted since it started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counted {
+    /// Seconds of CPU.
+    pub(super) cpu: f64,
+    /// Commands; one that a script or transaction ran counts as well.
+    pub(super) commands: f64,
+    /// Bytes of memory in use, at this moment.
+    pub(super) memory: f64,
+}
+
+impl Probe {
+    /// How many commands of its own lie between what two calls of [`count`](Self::count) count.
+    pub(super) const OWN: f64 = 3.0;
+
+    pub(super) async fn connect(url: &str) -> Result<Self> {
+        Ok(Self(connect_within(url, Some(PATIENCE)).await?))
+    }
+
+    pub(super) async fn count(&self) -> Result<Counted> {
+        let cpu = self.info("cpu").await?;
+        let stats = self.info("stats").await?;
+        let memory = self.info("memory").await?;
+        Ok(Counted {
+            cpu: number(&cpu, "used_cpu_user")? + number(&cpu, "used_cpu_sys")?,
+            commands: number(&stats, "total_commands_processed")?,
+            memory: number(&memory, "used_memory")?,
+        })
+    }
+
+    /// `redis 7.0.15`, or `valkey 8.1.0`.
+    pub(super) async fn version(&self) -> Result<String> {
+        let server = self.info("server").await?;
+        Ok(match text(&server, "valkey_version") {
+            Some(version) => format!("valkey {version}"),
+            None => format!("redis {}", text(&server, "redis_version").context("no redis_version")?),
+        })
+    }
+
+    /// Deletes everything under a namespace; what is deleted is gone when this returns.
+    pub(super) async fn clear(&self, namespace: &str) -> Result<()> {
+        let mut connection = self.0.clone();
+        let mut cursor = 0_u64;
+        loop {
+            let mut scan = cmd("SCAN");
+            scan.arg(cursor).arg("MATCH").arg(format!("{namespace}:*")).arg("COUNT").arg(1_000);
+            let (next, keys): (u64, Vec<Vec<u8>>) = scan.query_async(&mut connection).await?;
+            if !keys.is_empty() {
+                // And not UNLINK, which would go on beside the next run.
+                cmd("DEL").arg(keys).exec_async(&mut connection).await?;
+            }
+            cursor = next;
+            if cursor == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// How many keys there are.
+    #[cfg(test)]
+    pub(super) async fn keys(&self) -> Result<u64> {
+        Ok(cmd("DBSIZE").query_async(&mut self.0.clone()).await?)
+    }
+
+    async fn info(&self, section: &str) -> Result<String> {
+        cmd("INFO").arg(section).query_async(&mut self.0.clone()).await.context("INFO")
+    }
+}
+
+fn text<'a>(info: &'a str, field: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).map(str::trim)
+}
+
+fn number(info: &str, field: &str) -> Result<f64> {
+    let value = text(info, field).with_context(|| format!("INFO has no {field}"))?;
+    value.parse().with_context(|| format!("INFO says {field}:{value}"))
+}

@@ -1,0 +1,177 @@
+//! What a run is measured by: clocks, CPU, what the server counts; and the figures that come of it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use bytes::Bytes;
+use hdrhistogram::Histogram;
+use millstream::Millstream;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::bare::{Counted, Probe};
+
+/// What a figure tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Figure {
+    Throughput,
+    P50,
+    P99,
+    P999,
+    Max,
+    ClientCpu,
+    RedisCpu,
+    Commands,
+    IdleCommands,
+    Bytes,
+}
+
+impl Figure {
+    /// Its name in JSON.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Throughput => "throughput_per_s",
+            Self::P50 => "latency_p50_us",
+            Self::P99 => "latency_p99_us",
+            Self::P999 => "latency_p99_9_us",
+            Self::Max => "latency_max_us",
+            Self::ClientCpu => "client_cpu_us_per_message",
+            Self::RedisCpu => "redis_cpu_us_per_message",
+            Self::Commands => "commands_per_message",
+            Self::IdleCommands => "commands_per_s_per_partition",
+            Self::Bytes => "bytes_per_message",
+        }
+    }
+
+    /// Its name for people.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Throughput => "messages/s",
+            Self::P50 => "latency p50, µs",
+            Self::P99 => "latency p99, µs",
+            Self::P999 => "latency p99.9, µs",
+            Self::Max => "latency max, µs",
+            Self::ClientCpu => "client CPU, µs/message",
+            Self::RedisCpu => "Redis CPU, µs/message",
+            Self::Commands => "commands/message",
+            Self::IdleCommands => "commands/s per owned partition",
+            Self::Bytes => "bytes/message",
+        }
+    }
+}
+
+/// What one run of one side gave.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Measured {
+    /// In the order in which they are shown.
+    pub(super) figures: Vec<(Figure, f64)>,
+}
+
+impl Measured {
+    /// A single figure.
+    pub(super) fn of(figure: Figure, value: f64) -> Self {
+        Self { figures: vec![(figure, value)] }
+    }
+
+    /// With how long messages took, from a histogram in nanoseconds, in front.
+    pub(super) fn with_latency(mut self, latency: &Histogram<u64>) -> Self {
+        let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
+        let figures = [
+            (Figure::P50, at(0.5)),
+            (Figure::P99, at(0.99)),
+            (Figure::P999, at(0.999)),
+            (Figure::Max, latency.max() as f64 / 1e3),
+        ];
+        self.figures.splice(0..0, figures);
+        self
+    }
+
+    /// Without a figure that would mislead.
+    pub(super) fn without(mut self, figure: Figure) -> Self {
+        self.figures.retain(|(it, _)| *it != figure);
+        self
+    }
+}
+
+/// Where a run takes place.
+#[derive(Clone)]
+pub(super) struct Stage {
+    pub(super) url: String,
+    /// All keys of the run start with it.
+    pub(super) namespace: String,
+    pub(super) payload: Bytes,
+    pub(super) probe: Probe,
+}
+
+impl Stage {
+    /// Millstream there, over a connection of its own.
+    pub(super) async fn connect(&self) -> Result<Millstream> {
+        Ok(Millstream::at(&self.url).namespace(&self.namespace).await?)
+    }
+
+    /// Begins to measure.
+    pub(super) async fn meter(&self) -> Result<Meter> {
+        let counted = self.probe.count().await?;
+        Ok(Meter { probe: self.probe.clone(), counted, client_cpu: client_cpu(), began: Instant::now() })
+    }
+
+    /// Deletes what the run has stored.
+    pub(super) async fn clear(&self) -> Result<()> {
+        self.probe.clear(&self.namespace).await
+    }
+}
+
+/// Measures from when it is made.
+pub(super) struct Meter {
+    probe: Probe,
+    counted: Counted,
+    client_cpu: Duration,
+    began: Instant,
+}
+
+impl Meter {
+    /// How long it has been measuring.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// What so many messages took.
+    pub(super) async fn stop(self, messages: u64) -> Result<Measured> {
+        let took = self.elapsed();
+        self.stop_after(messages, took).await
+    }
+
+    /// What so many messages took, of which the last was done a while ago: what followed counts as CPU and commands only.
+    pub(super) async fn stop_after(self, messages: u64, took: Duration) -> Result<Measured> {
+        let client = client_cpu().saturating_sub(self.client_cpu);
+        let now = self.probe.count().await?;
+        let each = |value: f64| value / messages as f64;
+        let figures = vec![
+            (Figure::Throughput, messages as f64 / took.as_secs_f64()),
+            (Figure::ClientCpu, each(client.as_secs_f64() * 1e6)),
+            (Figure::RedisCpu, each((now.cpu - self.counted.cpu) * 1e6)),
+            (Figure::Commands, each(now.commands - self.counted.commands - Probe::OWN)),
+        ];
+        Ok(Measured { figures })
+    }
+
+    /// What was asked of the server per second and partition.
+    pub(super) async fn stop_idle(self, partitions: u32) -> Result<Measured> {
+        let now = self.probe.count().await?;
+        let commands = now.commands - self.counted.commands - Probe::OWN;
+        let per_second = commands / self.elapsed().as_secs_f64();
+        Ok(Measured::of(Figure::IdleCommands, per_second / f64::from(partitions)))
+    }
+
+    /// How many bytes of memory the server uses more than before, per message.
+    pub(super) async fn stop_memory(self, messages: u64) -> Result<Measured> {
+        let now = self.probe.count().await?;
+        Ok(Measured::of(Figure::Bytes, (now.memory - self.counted.memory) / messages as f64))
+    }
+}
+
+/// The CPU time that all threads of this process have used.
+fn client_cpu() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    let seconds = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0));
+    seconds + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
+}

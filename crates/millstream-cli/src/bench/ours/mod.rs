@@ -1,0 +1,134 @@
+//! The work through Millstream.
+
+mod consume;
+mod delay;
+mod e2e;
+mod idle;
+mod memory;
+mod produce;
+mod retry;
+mod takeover;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use bytes::Bytes;
+use millstream::layers::core::Backend;
+use millstream::{Consumer, GroupName, Millstream, Retention, Start, Topic};
+use tokio::time::timeout;
+
+use super::args::Spread;
+
+pub(super) use consume::consume;
+pub(super) use delay::{late, schedule};
+pub(super) use e2e::{e2e, most};
+pub(super) use idle::idle;
+pub(super) use memory::memory;
+pub(super) use produce::{awaiting, bulk};
+pub(super) use retry::retry;
+pub(super) use takeover::{takeover, victim};
+
+const TOPIC: Topic<Bytes> = Topic::raw("bench");
+const GROUP: &str = "g0";
+/// How often it is looked whether everything is done.
+const POLL: Duration = Duration::from_millis(1);
+/// For how long nothing may happen. Longer than a failed message may be away.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a consumer may take to trim after everything is settled.
+const TRIM: Duration = Duration::from_secs(10);
+
+fn topic(spread: Spread, keep: bool) -> Topic<Bytes> {
+    TOPIC.partitions(spread.partitions).retention(if keep { Retention::Keep } else { Retention::Consumed })
+}
+
+fn groups(groups: u32) -> impl Iterator<Item = String> {
+    (0..groups).map(|number| format!("g{number}"))
+}
+
+/// Creates all groups before the first one reads: what is consumed by all that are there is trimmed.
+async fn create_groups(backend: &Backend, topic: &Topic<Bytes>, names: u32) -> Result<()> {
+    let topic = backend.catalog.create_topic(&topic.spec()?).await?;
+    for name in groups(names) {
+        backend.catalog.create_group(&topic, &GroupName::new(name)?, Start::Earliest).await?;
+    }
+    Ok(())
+}
+
+/// Notices that a report has not changed for longer than anything here takes.
+struct Stall<R> {
+    last: R,
+    since: Instant,
+}
+
+impl<R: PartialEq + fmt::Debug> Stall<R> {
+    fn new(report: R) -> Self {
+        Self { last: report, since: Instant::now() }
+    }
+
+    fn check(&mut self, now: R) -> Result<()> {
+        if self.last != now {
+            *self = Self::new(now);
+        } else if self.since.elapsed() > PATIENCE {
+            bail!("nothing has been done for {PATIENCE:?}; so far: {now:?}");
+        }
+        Ok(())
+    }
+}
+
+/// Waits for something that a consumer will have done, unless it ends by itself or does nothing any more.
+async fn until(consumer: &Consumer, mut done: impl FnMut(&Consumer) -> bool) -> Result<()> {
+    let mut stall = Stall::new(consumer.report());
+    while !done(consumer) {
+        stall.check(consumer.report())?;
+        // Not its health, which costs CPU that would count.
+        if timeout(POLL, consumer.ended()).await.is_ok() {
+            bail!("a consumer ended by itself: {:?}", consumer.health().state);
+        }
+    }
+    Ok(())
+}
+
+/// Waits until so many messages are acknowledged, and the server knows it.
+async fn until_acked(consumer: &Consumer, messages: u64) -> Result<()> {
+    until(consumer, |it| it.report().acked >= messages && it.health().in_flight == 0).await
+}
+
+/// Waits until it owns so many partitions.
+async fn until_owned(consumer: &Consumer, partitions: u32) -> Result<()> {
+    until(consumer, |it| {
+        it.health().topics.iter().map(|topic| topic.owned.len()).sum::<usize>() >= partitions as usize
+    })
+    .await
+}
+
+/// Waits until nothing consumed is left in the log.
+async fn until_trimmed(mq: &Millstream, topic: &Topic<Bytes>) -> Result<()> {
+    let deadline = Instant::now() + TRIM;
+    loop {
+        let left: u64 = mq.stats(topic, GROUP).await?.iter().map(|partition| partition.length).sum();
+        if left == 0 {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("{left} messages are still in the log {TRIM:?} after they were consumed");
+        }
+        // Each look is a few commands per partition, and they count.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_report_that_never_changes_is_a_stall() {
+        let mut stall = Stall::new(1);
+        stall.since = Instant::now().checked_sub(2 * PATIENCE).unwrap();
+        stall.check(2).unwrap();
+        stall.check(2).unwrap();
+        stall.since = stall.since.checked_sub(2 * PATIENCE).unwrap();
+        assert!(stall.check(2).unwrap_err().to_string().contains("so far: 2"));
+    }
+}

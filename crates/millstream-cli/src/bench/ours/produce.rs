@@ -1,0 +1,88 @@
+//! Producing: in bulk, or one by one from many tasks.
+
+use anyhow::Result;
+use bytes::Bytes;
+use millstream::{Millstream, Producer, Record, Topic};
+
+use super::topic;
+use crate::bench::args::{Produce, Spread};
+use crate::bench::measure::{Measured, Stage};
+use crate::bench::work::key_of;
+
+/// How many are handed over at once: enough for requests to follow each other without a gap, and not everything.
+const PORTION: u64 = 50_000;
+
+/// Sends in bulk.
+pub(in crate::bench) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
+    let mq = stage.connect().await?;
+    let topic = topic(of.spread, false);
+    let producer = mq.producer(topic).max_batch(of.batch as usize).await?;
+    let meter = stage.meter().await?;
+    send_all(&producer, &stage.payload, of.messages.messages, of.spread).await?;
+    meter.stop(of.messages.messages).await
+}
+
+/// Fills a topic, unmeasured.
+pub(super) async fn fill(
+    mq: &Millstream,
+    stage: &Stage,
+    topic: Topic<Bytes>,
+    messages: u64,
+    spread: Spread,
+) -> Result<()> {
+    send_all(&mq.producer(topic).await?, &stage.payload, messages, spread).await
+}
+
+async fn send_all(producer: &Producer<Bytes>, payload: &Bytes, messages: u64, spread: Spread) -> Result<()> {
+    let mut n = 0;
+    while n < messages {
+        let count = (messages - n).min(PORTION);
+        let records = (n..n + count).map(|n| match key_of(n, spread.keys) {
+            Some(key) => Record::new(payload).key(key),
+            None => Record::new(payload),
+        });
+        for sent in producer.send_all(records).await {
+            sent?;
+        }
+        n += count;
+    }
+    Ok(())
+}
+
+/// Many tasks that share a producer, each sending one by one and awaiting every answer.
+pub(in crate::bench) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Measured> {
+    let mq = stage.connect().await?;
+    let producer = mq.producer(topic(of.spread, false)).max_batch(of.batch as usize).await?;
+    let messages = of.messages.messages;
+    let meter = stage.meter().await?;
+    send_each(&producer, &stage.payload, messages, of.tasks.into(), of.spread.keys).await?;
+    meter.stop(messages).await
+}
+
+/// Sends from so many tasks, each awaiting every send.
+pub(super) async fn send_each(
+    producer: &Producer<Bytes>,
+    payload: &Bytes,
+    messages: u64,
+    tasks: u64,
+    keys: u32,
+) -> Result<()> {
+    let mut sending = Vec::new();
+    for task in 0..tasks {
+        let (producer, payload) = (producer.clone(), payload.clone());
+        sending.push(tokio::spawn(async move {
+            for n in (task..messages).step_by(tasks as usize) {
+                let send = producer.send(&payload);
+                match key_of(n, keys) {
+                    Some(key) => send.key(key).await?,
+                    None => send.await?,
+                };
+            }
+            anyhow::Ok(())
+        }));
+    }
+    for task in sending {
+        task.await??;
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! Sending at a fixed rate, whatever the answers: the open loop.
+//!
+//! Each message has a time at which it should be sent, and its latency counts from then. A sender that is held up does
+//! not hide it: the messages that it could not send meanwhile are late from their own times on (this is what "no
+//! coordinated omission" means).
+
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use bytes::Bytes;
+use hdrhistogram::Histogram;
+use tokio::sync::mpsc;
+
+/// How much later than now the first message is due, so that everything is ready.
+const HEAD_START: Duration = Duration::from_millis(10);
+
+/// Tells the time in payloads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock(Instant);
+
+impl Clock {
+    /// Nanoseconds since it was made.
+    pub(super) fn now(self) -> u64 {
+        Self::nanos(self.0.elapsed())
+    }
+
+    /// How many nanoseconds before `now` the message with this payload should have been sent.
+    pub(super) fn since(self, now: u64, payload: &[u8]) -> u64 {
+        let due = payload.first_chunk().map_or(0, |due| u64::from_le_bytes(*due));
+        now.saturating_sub(due)
+    }
+
+    /// A histogram of nanoseconds that grows as far as it must.
+    pub(super) fn histogram() -> Result<Histogram<u64>> {
+        Ok(Histogram::new(3)?)
+    }
+
+    /// Nanoseconds of a time.
+    pub(super) fn nanos(time: Duration) -> u64 {
+        u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Says when what is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pacer {
+    interval: Duration,
+    total: u64,
+    clock: Clock,
+}
+
+impl Pacer {
+    /// So many messages a second, for so long; at least one.
+    pub(super) fn new(rate: f64, lasts: Duration) -> Self {
+        let total = ((rate * lasts.as_secs_f64()).round() as u64).max(1);
+        Self { interval: Duration::from_secs_f64(1.0 / rate), total, clock: Clock(Instant::now()) }
+    }
+
+    /// The clock by which payloads are written.
+    pub(super) fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// How many of them have the remainder `number` when their numbers are divided by `of`.
+    pub(super) fn total_of(&self, number: u64, of: u64) -> u64 {
+        (self.total + of - 1 - number) / of
+    }
+
+    /// Sends everything, each message when it is due and without waiting for those before it, and then waits for all
+    /// answers. The payloads are `like` this one, with the time in front.
+    ///
+    /// # Errors
+    /// The first error of a send.
+    pub(super) async fn run<F, Fut>(self, like: &Bytes, send: F) -> Result<u64>
+    where
+        F: Fn(u64, Bytes) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<()>> + Send + 'static,
+    {
+        let (failed, mut failures) = mpsc::unbounded_channel();
+        let like = like.clone();
+        // A thread of its own: timers of the runtime go by milliseconds.
+        let pacing = tokio::task::spawn_blocking(move || {
+            sleep_precisely();
+            let first = self.clock.0.elapsed() + HEAD_START;
+            for n in 0..self.total {
+                if failed.is_closed() {
+                    return;
+                }
+                let due = first + self.interval.mul_f64(n as f64);
+                let early = due.saturating_sub(self.clock.0.elapsed());
+                if !early.is_zero() {
+                    std::thread::sleep(early);
+                }
+                let mut payload = like.to_vec();
+                payload[..8].copy_from_slice(&Clock::nanos(due).to_le_bytes());
+                let (sending, failed) = (send(n, payload.into()), failed.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = sending.await {
+                        // Nobody listens when an error before has ended it all.
+                        let _ = failed.send(error);
+                    }
+                });
+            }
+        });
+        // Ends when every send has.
+        if let Some(error) = failures.recv().await {
+            return Err(error);
+        }
+        pacing.await?;
+        Ok(self.total)
+    }
+}
+
+/// Linux lets sleeping threads sleep 50 µs longer than they asked for, unless they ask for less.
+fn sleep_precisely() {
+    #[cfg(target_os = "linux")]
+    // Where it is refused the latencies are a little worse, on both sides.
+    let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static PAYLOAD: Bytes = Bytes::from_static(&[0; 16]);
+
+    #[test]
+    fn every_message_has_its_partition() {
+        let pacer = Pacer::new(10.0, Duration::from_secs(1));
+        assert_eq!(pacer.total, 10);
+        assert_eq!((0..3).map(|n| pacer.total_of(n, 3)).collect::<Vec<_>>(), [4, 3, 3]);
+        assert_eq!(Pacer::new(0.1, Duration::from_secs(1)).total, 1);
+    }
+
+    #[tokio::test]
+    async fn latency_counts_from_the_time_that_was_meant() {
+        let pacer = Pacer::new(1_000.0, Duration::from_millis(20));
+        let clock = pacer.clock();
+        let (seen, mut all) = mpsc::unbounded_channel();
+        // A sender that holds up the pacer itself for 30 ms at the first message.
+        let sent = pacer.run(&PAYLOAD, move |n, payload| {
+            if n == 0 {
+                std::thread::sleep(Duration::from_millis(30));
+            }
+            let late = clock.since(clock.now(), &payload);
+            let _ = seen.send(late);
+            async { Ok(()) }
+        });
+        assert_eq!(sent.await.unwrap(), 20);
+        let mut late = Vec::new();
+        while let Ok(one) = all.try_recv() {
+            late.push(one / 1_000_000);
+        }
+        assert_eq!(late.len(), 20);
+        assert!(late[0] >= 30 && late[10] >= 20, "the messages that were held up hide it: {late:?}");
+    }
+
+    #[tokio::test]
+    async fn an_error_of_a_send_is_told() {
+        let pacer = Pacer::new(1_000.0, Duration::from_millis(5));
+        let sent = pacer.run(&PAYLOAD, |n, _| async move {
+            anyhow::ensure!(n != 2, "no");
+            Ok(())
+        });
+        assert_eq!(sent.await.unwrap_err().to_string(), "no");
+    }
+}

@@ -1,0 +1,93 @@
+//! Medians and spreads over the runs.
+
+use super::measure::{Figure, Measured};
+use super::run::Pair;
+
+/// The middle, the least and the most of some values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spread {
+    pub(super) median: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+}
+
+impl Spread {
+    /// Of at least one value. Those that are no numbers do not count.
+    fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+        values.sort_by(f64::total_cmp);
+        let (min, max) = (*values.first()?, *values.last()?);
+        let (lower, upper) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
+        Some(Self { median: f64::midpoint(lower, upper), min, max })
+    }
+}
+
+/// A figure on both sides.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) figure: Figure,
+    pub(super) ours: Spread,
+    pub(super) bare: Option<Spread>,
+    /// Ours by bare, of runs that were next to each other in time: so it is not the ratio of the medians. There is none
+    /// if the other side is zero.
+    pub(super) ratio: Option<Spread>,
+}
+
+/// A case with its figures.
+#[derive(Clone, Debug)]
+pub(super) struct Comparison {
+    pub(super) case: String,
+    pub(super) rows: Vec<Row>,
+}
+
+impl Comparison {
+    /// Of the runs of both sides, or of ours alone.
+    pub(super) fn of(case: String, pairs: &[Pair]) -> Self {
+        let figures = pairs.first().map(|pair| pair.ours.figures.as_slice()).unwrap_or_default();
+        let row = |&(figure, _): &(Figure, f64)| {
+            let value = |measured: &Measured| {
+                let found = measured.figures.iter().find(|(it, _)| *it == figure);
+                found.map(|(_, value)| *value)
+            };
+            let bare = |pair: &Pair| value(pair.bare.as_ref()?);
+            Some(Row {
+                figure,
+                ours: Spread::of(pairs.iter().filter_map(|pair| value(&pair.ours)))?,
+                bare: Spread::of(pairs.iter().filter_map(bare)),
+                ratio: Spread::of(pairs.iter().filter_map(|pair| Some(value(&pair.ours)? / bare(pair)?))),
+            })
+        };
+        Self { case, rows: figures.iter().filter_map(row).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_is_between_the_middle_ones() {
+        assert_eq!(Spread::of([4.0, 1.0, 2.0]), Some(Spread { median: 2.0, min: 1.0, max: 4.0 }));
+        assert_eq!(Spread::of([4.0, 1.0]), Some(Spread { median: 2.5, min: 1.0, max: 4.0 }));
+        assert_eq!(Spread::of([f64::NAN]), None);
+    }
+
+    #[test]
+    fn a_ratio_is_that_of_neighbours() {
+        let pair = |ours, bare| Pair {
+            ours: Measured::of(Figure::Throughput, ours),
+            bare: Some(Measured::of(Figure::Throughput, bare)),
+        };
+        // The machine was twice as slow the second time, and for both.
+        let comparison = Comparison::of("c".to_owned(), &[pair(90.0, 100.0), pair(45.0, 50.0)]);
+        let ratio = comparison.rows[0].ratio.unwrap();
+        assert_eq!((ratio.median, ratio.min, ratio.max), (0.9, 0.9, 0.9));
+    }
+
+    #[test]
+    fn without_a_baseline_there_is_no_ratio() {
+        let pair = Pair { ours: Measured::of(Figure::Bytes, 1.0), bare: None };
+        let row = Comparison::of("c".to_owned(), &[pair]).rows.remove(0);
+        assert!(row.bare.is_none() && row.ratio.is_none());
+    }
+}

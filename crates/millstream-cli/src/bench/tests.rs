@@ -1,0 +1,36 @@
+//! What is left behind: nothing, on a server of others as well.
+
+use clap::Parser;
+
+use super::args::Aof;
+use super::bare::Probe;
+use super::server::Server;
+use crate::{Cli, Command};
+
+async fn run(args: &str, url: &str) -> anyhow::Result<()> {
+    let cli = Cli::try_parse_from(args.split_whitespace().chain(["--runs", "1", "--url", url]))?;
+    let Command::Bench(bench) = cli.command;
+    bench.run().await
+}
+
+#[tokio::test]
+async fn a_server_of_others_is_left_as_it_was() {
+    let server = Server::start(Aof::No).await.unwrap();
+    let url = server.url();
+    let probe = Probe::connect(&url).await.unwrap();
+    probe.clear("nothing").await.unwrap();
+    assert_eq!(probe.keys().await.unwrap(), 0);
+    run("millstream bench consume --messages 300 --partitions 3 --keep --baseline", &url).await.unwrap();
+    run("millstream bench retry --messages 50 --parked 20 --delay 5", &url).await.unwrap();
+    assert_eq!(probe.keys().await.unwrap(), 0);
+    server.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_private_server_is_gone_when_it_is_stopped() {
+    let server = Server::start(Aof::Everysec).await.unwrap();
+    let (url, dir) = (server.url(), server.dir().to_owned());
+    assert!(Probe::connect(&url).await.is_ok() && dir.exists());
+    server.stop().await.unwrap();
+    assert!(Probe::connect(&url).await.is_err() && !dir.exists());
+}

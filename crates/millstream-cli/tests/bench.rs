@@ -1,0 +1,211 @@
+//! Every `millstream bench` command on a real server, with tiny numbers: what comes out is what is promised.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
+
+fn millstream(args: &str) -> Output {
+    Command::new(MILLSTREAM)
+        .args(args.split_whitespace())
+        .env_remove("MILLSTREAM_URL")
+        .output()
+        .expect("it runs")
+}
+
+/// The object that a command prints, which is all that it prints.
+fn measured(args: &str) -> Value {
+    let output = millstream(&format!("bench {args} --runs 1 --json"));
+    assert!(output.status.success(), "{args}: {}", String::from_utf8_lossy(&output.stderr));
+    let object: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&object["runs"], &object["private"]), (&1.into(), &true.into()), "{object}");
+    assert!(object["server"].as_str().expect("text").contains(' '), "{object}");
+    object
+}
+
+/// The figures of the only case.
+fn figures(args: &str) -> Value {
+    let mut object = measured(args);
+    assert_eq!(object["cases"].as_array().expect("a list").len(), 1, "{object}");
+    object["cases"][0]["figures"].take()
+}
+
+/// A median that is there and above zero.
+#[track_caller]
+fn positive(figures: &Value, name: &str, side: &str) -> f64 {
+    let spread = &figures[name][side];
+    let of =
+        |which: &str| spread[which].as_f64().unwrap_or_else(|| panic!("no {name}.{side}.{which}: {figures}"));
+    let (min, median, max) = (of("min"), of("median"), of("max"));
+    assert!(0.0 < min && min <= median && median <= max, "{name}.{side}: {spread}");
+    median
+}
+
+#[track_caller]
+fn compared(figures: &Value, names: &[&str]) {
+    for name in names {
+        let (ours, bare) = (positive(figures, name, "ours"), positive(figures, name, "bare"));
+        let ratio = positive(figures, name, "ratio");
+        assert!((ratio - ours / bare).abs() < 1e-6 * ratio, "{name}: {ours} / {bare} is not {ratio}");
+    }
+}
+
+const THROUGHPUT: [&str; 4] =
+    ["throughput_per_s", "client_cpu_us_per_message", "redis_cpu_us_per_message", "commands_per_message"];
+const LATENCY: [&str; 4] = ["latency_p50_us", "latency_p99_us", "latency_p99_9_us", "latency_max_us"];
+
+#[track_caller]
+fn ordered(figures: &Value) {
+    let values = LATENCY.map(|name| positive(figures, name, "ours"));
+    assert!(values.is_sorted(), "{values:?}");
+}
+
+#[test]
+fn produce_in_bulk() {
+    let figures = figures("produce --messages 1000 --partitions 2 --keys 4 --baseline");
+    compared(&figures, &THROUGHPUT);
+    let commands = positive(&figures, "commands_per_message", "bare");
+    assert!((1.0..1.1).contains(&commands), "bare XADD is one command a message, not {commands}");
+}
+
+#[test]
+fn produce_from_many_tasks() {
+    compared(&figures("produce --messages 400 --tasks 8 --baseline"), &THROUGHPUT);
+}
+
+#[test]
+fn consume_and_trim_in_groups() {
+    compared(&figures("consume --messages 1000 --partitions 2 --groups 2 --keys 8 --baseline"), &THROUGHPUT);
+}
+
+#[test]
+fn consume_and_keep() {
+    compared(&figures("consume --messages 1000 --keep --batch 100 --baseline"), &THROUGHPUT);
+}
+
+#[test]
+fn e2e_at_a_rate() {
+    let figures = figures("e2e --rate 200/s --seconds 0.5 --partitions 2 --baseline");
+    compared(&figures, &LATENCY);
+    compared(&figures, &THROUGHPUT);
+    ordered(&figures);
+}
+
+#[test]
+fn e2e_at_a_share_of_the_most() {
+    let object = measured("e2e --rate 1% --seconds 0.2");
+    let case = object["cases"][0]["case"].as_str().unwrap();
+    let rate: f64 = case.split_once("e2e at ").unwrap().1.split_once("/s").unwrap().0.parse().unwrap();
+    assert!(rate > 10.0, "{case}");
+    ordered(&object["cases"][0]["figures"]);
+}
+
+#[test]
+fn delay_messages_and_tasks() {
+    compared(&figures("delay --messages 500 --waiting 200 --baseline"), &THROUGHPUT);
+    compared(&figures("delay --messages 500 --queue --partitions 2 --baseline"), &THROUGHPUT);
+}
+
+#[test]
+fn delay_and_be_late() {
+    ordered(&figures("delay --rate 100/s --seconds 0.3"));
+    ordered(&figures("delay --rate 100/s --seconds 0.3 --queue --waiting 100"));
+}
+
+#[test]
+fn retry_once() {
+    compared(&figures("retry --messages 500 --delay 20 --baseline"), &THROUGHPUT);
+    positive(&figures("retry --messages 200 --delay 20 --parked 100"), "throughput_per_s", "ours");
+}
+
+#[test]
+fn takeover_after_a_kill() {
+    let figures = figures("takeover --partitions 2 --lease 400 --baseline");
+    compared(&figures, &LATENCY);
+    ordered(&figures);
+    let longest = positive(&figures, "latency_max_us", "ours");
+    assert!((10e3..20e6).contains(&longest), "a lease of 400 ms that was taken over after {longest} µs");
+    assert!(figures["throughput_per_s"].is_null(), "{figures}");
+}
+
+#[test]
+fn idle_for_a_second() {
+    let figures = figures("idle --seconds 1 --partitions 2 --groups 2 --baseline");
+    positive(&figures, "commands_per_s_per_partition", "ours");
+    // Nothing at all in less than 5 s, and so there is no ratio.
+    assert_eq!(figures["commands_per_s_per_partition"]["bare"]["median"], 0.0, "{figures}");
+}
+
+#[test]
+fn memory_everywhere() {
+    let object = measured("memory --messages 5000 --baseline");
+    let cases = object["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 4, "{object}");
+    for case in cases {
+        compared(&case["figures"], &["bytes_per_message"]);
+        let bytes = positive(&case["figures"], "bytes_per_message", "ours");
+        assert!((128.0..2_000.0).contains(&bytes), "{case}");
+    }
+}
+
+#[test]
+fn an_append_only_file_can_be_written() {
+    let object = measured("produce --messages 100 --aof everysec");
+    assert_eq!(object["aof"], "everysec");
+    assert!(object["cases"][0]["figures"]["throughput_per_s"]["ratio"].is_null(), "{object}");
+}
+
+#[test]
+fn a_table_is_for_people() {
+    let output = millstream("bench produce --messages 100 --runs 2 --baseline");
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in ["medians of 2 runs", "messages/s", "Redis CPU, µs/message", "ratio", "min..max"] {
+        assert!(text.contains(part), "no {part:?}: {text}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_2_and_says_what_is_wrong() {
+    for (args, why) in [
+        ("", "Usage"),
+        ("bench nothing", "nothing"),
+        ("bench produce --payload 7", "--payload"),
+        ("bench produce --runs 0", "--runs"),
+        ("bench produce --messages 3 --tasks 4", "--tasks 4"),
+        ("bench e2e --rate fast", "1000/s"),
+        ("bench delay --rate 50%", "a share is for e2e"),
+        ("bench delay --rate 5/s --baseline", "--baseline"),
+        ("bench produce --aof always --url redis://127.0.0.1:1", "--aof"),
+    ] {
+        let output = millstream(args);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{args}: {text}");
+        assert!(text.contains(why), "{args}: {text}");
+    }
+}
+
+#[test]
+fn a_failure_is_1_and_says_what_failed() {
+    let output = millstream("bench produce --messages 1 --url redis://127.0.0.1:1");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot connect"), "{output:?}");
+
+    let mut without = Command::new(MILLSTREAM);
+    without.args(["bench", "produce", "--messages", "1"]).env("REDIS_SERVER", "no-such-redis-server");
+    let output = without.env_remove("MILLSTREAM_URL").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("there is no no-such-redis-server") && text.contains("--url"), "{text}");
+}
+
+#[test]
+fn help_has_an_example() {
+    for args in ["bench --help", "bench -h"] {
+        let output = millstream(args);
+        assert_eq!(output.status.code(), Some(0));
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("millstream bench produce --baseline"), "{text}");
+        assert!(!text.contains("victim"), "{text}");
+    }
+}

@@ -1,0 +1,179 @@
+//! Where something that recurs is kept: over the shards of a queue, or the partitions of a topic.
+
+use futures_util::future::join_all;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::partitioner::by_hash;
+use millstream_core::recurring::{MAX_DUE, Recurrence, Recurring};
+use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
+use millstream_core::wire::Fields;
+use millstream_core::{Backend, Codec, Limits, Place, QueueSpec, TopicPartition, TopicSpec};
+
+use super::{RecurringEntry, keep};
+use crate::rule::Rule;
+
+/// How often it is tried to be the only one under an id, where others put it under other keys at the same time.
+const ROUNDS: usize = 8;
+
+/// What keeps what recurs, and how it becomes a task or message.
+pub(crate) struct Home<'a, T: 'static> {
+    pub(crate) backend: &'a Backend,
+    pub(crate) codec: &'static dyn Codec<T>,
+    pub(crate) limits: &'a Limits,
+    pub(crate) spread: Spread<'a>,
+}
+
+/// Over which places.
+#[derive(Clone, Copy)]
+pub(crate) enum Spread<'a> {
+    /// What recurs is where its id says.
+    Shards(&'a QueueSpec),
+    /// What recurs is where its key says, or its id without one. Who knows the id only asks everywhere. The number of
+    /// partitions is asked for each time: it may grow.
+    Partitions(&'a TopicSpec),
+}
+
+impl Spread<'_> {
+    /// Where something belongs, and where else it may be.
+    async fn places(
+        self,
+        backend: &Backend,
+        id: &ScheduleId,
+        key: Option<&[u8]>,
+    ) -> Result<(Place, Vec<Place>)> {
+        let topic = match self {
+            Self::Shards(queue) => return Ok((queue.shard_of(id).into(), Vec::new())),
+            Self::Partitions(topic) => backend.catalog.topic(&topic.name).await?,
+        };
+        let partition = by_hash(key.unwrap_or(id.as_str().as_bytes()), topic.partitions);
+        let home = TopicPartition::new(topic.name.clone(), partition);
+        let others = topic.iter().filter(|other| *other != home).map(Place::from).collect();
+        Ok((home.into(), others))
+    }
+
+    async fn all(self, backend: &Backend) -> Result<Vec<Place>> {
+        match self {
+            Self::Shards(queue) => Ok(queue.iter().map(Place::from).collect()),
+            Self::Partitions(topic) => {
+                Ok(backend.catalog.topic(&topic.name).await?.iter().map(Place::from).collect())
+            }
+        }
+    }
+}
+
+impl<T> Home<'_, T> {
+    fn recurring(&self) -> &dyn Recurring {
+        &*self.backend.recurring
+    }
+
+    /// The server's time where something belongs: milliseconds since 1970.
+    pub(super) async fn now(&self, id: &ScheduleId, key: Option<&[u8]>) -> Result<u64> {
+        let (home, _) = self.spread.places(self.backend, id, key).await?;
+        Ok(self.recurring().due(&home).await?.now)
+    }
+
+    /// Keeps it where it belongs, and nowhere else.
+    pub(super) async fn put(
+        &self,
+        id: &ScheduleId,
+        key: Option<&[u8]>,
+        rule: &Rule,
+        fields: Fields,
+    ) -> Result<Placed> {
+        let (home, others) = self.spread.places(self.backend, id, key).await?;
+        let moved = self.found(&others, id).await?.into_iter().next().map(|(_, moved)| moved);
+        for _ in 0..ROUNDS {
+            let placed = keep(self.recurring(), &home, id, rule, fields.clone(), moved.as_ref()).await?;
+            // First there, then no longer elsewhere: it may be at two places for a moment, and never at none.
+            let removed = any(&others, |place| self.recurring().remove(place, id)).await?;
+            // Whoever puts it under another key at the same time removes it here. Who has removed something looks whether
+            // its own is still there; so the last one to remove leaves exactly one.
+            if !removed || self.recurring().get(&home, id).await?.is_some() {
+                let moved = moved.is_some() && placed == Placed::New;
+                return Ok(if moved { Placed::Replaced } else { placed });
+            }
+        }
+        let message = format!("{id} is put under several keys at the same time");
+        Err(Error::new(ErrorKind::Unconfirmed, message))
+    }
+
+    pub(super) async fn remove(&self, id: &ScheduleId) -> Result<bool> {
+        any(&self.wherever(id).await?, |place| self.recurring().remove(place, id)).await
+    }
+
+    pub(super) async fn pause(&self, id: &ScheduleId) -> Result<bool> {
+        any(&self.wherever(id).await?, |place| self.recurring().pause(place, id, None)).await
+    }
+
+    pub(super) async fn resume(&self, id: &ScheduleId) -> Result<bool> {
+        let found = self.found(&self.wherever(id).await?, id).await?;
+        any(&found, |(place, there)| async move {
+            if !there.paused {
+                return Ok(true);
+            }
+            let now = self.recurring().due(place).await?.now;
+            match there.rule.parse::<Rule>()?.next_after(now) {
+                Some(next) => self.recurring().pause(place, id, Some(next)).await,
+                // It is over: paused or not, it never fires again.
+                None => Ok(true),
+            }
+        })
+        .await
+    }
+
+    pub(super) async fn run_now(&self, id: &ScheduleId) -> Result<bool> {
+        let found = self.found(&self.wherever(id).await?, id).await?;
+        // Where a move was cut off it is at two places: one run is enough.
+        let Some((place, there)) = found.into_iter().next() else { return Ok(false) };
+        let now = self.recurring().due(&place).await?.now;
+        let id = ScheduleId::new(format!("{id}@{now}"))?;
+        let (due, on_conflict) = (Due::NOW, OnConflict::Keep);
+        let scheduling = Scheduling { place, id, due, fields: there.fields, on_conflict };
+        let results = self.backend.schedule.schedule(&[scheduling]).await;
+        results.into_iter().next().transpose().map(|placed| placed.is_some())
+    }
+
+    /// All that recurs: place by place, by id.
+    pub(crate) async fn list(&self) -> Result<Vec<RecurringEntry>> {
+        let places = self.spread.all(self.backend).await?;
+        let lists = each(&places, |place| async move {
+            let (mut list, mut after) = (Vec::new(), None);
+            loop {
+                let page = self.recurring().recurrences(place, after, MAX_DUE).await?;
+                let Some(last) = page.last() else { return Ok(list) };
+                after = Some(last.id.clone());
+                list.extend(page.into_iter().map(|found| RecurringEntry::new(place.clone(), found)));
+            }
+        });
+        Ok(lists.await?.into_iter().flatten().collect())
+    }
+
+    /// All places where something with this id may be.
+    async fn wherever(&self, id: &ScheduleId) -> Result<Vec<Place>> {
+        let (home, mut places) = self.spread.places(self.backend, id, None).await?;
+        places.insert(0, home);
+        Ok(places)
+    }
+
+    async fn found(&self, places: &[Place], id: &ScheduleId) -> Result<Vec<(Place, Recurrence)>> {
+        let found = each(places, |place| async move {
+            let there = self.recurring().get(place, id).await?;
+            Ok(there.map(|there| (place.clone(), there)))
+        });
+        Ok(found.await?.into_iter().flatten().collect())
+    }
+}
+
+/// Asks all at once. One that fails does not keep the others from being asked.
+async fn each<'p, P, R, F>(places: &'p [P], ask: impl Fn(&'p P) -> F) -> Result<Vec<R>>
+where
+    F: Future<Output = Result<R>>,
+{
+    join_all(places.iter().map(ask)).await.into_iter().collect()
+}
+
+async fn any<'p, P, F>(places: &'p [P], ask: impl Fn(&'p P) -> F) -> Result<bool>
+where
+    F: Future<Output = Result<bool>>,
+{
+    Ok(each(places, ask).await?.contains(&true))
+}

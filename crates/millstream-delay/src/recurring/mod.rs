@@ -1,0 +1,94 @@
+//! What recurs, in a delay queue or in a topic: putting it there, looking at it, pausing it.
+
+mod builder;
+mod home;
+mod messages;
+
+use std::time::SystemTime;
+
+use millstream_core::Place;
+use millstream_core::error::Result;
+use millstream_core::recurring::{Recurrence, Recurring};
+use millstream_core::schedule::{OnConflict, Placed, ScheduleId};
+use millstream_core::wire::Fields;
+
+use crate::queue::time_of;
+use crate::rule::Rule;
+
+pub use builder::Recur;
+pub(crate) use home::{Home, Spread};
+pub use messages::RecurringMessages;
+
+/// Keeps something that recurs at a place, as `rule` says. If it is there already with the same rule and message,
+/// nothing changes, not even an occurrence that is due; else it is replaced, and a pause stays. So every instance of a
+/// program may do this when it starts.
+///
+/// # Errors
+/// Those of [`Recurring::put`].
+pub async fn recur(
+    recurring: &dyn Recurring,
+    place: &Place,
+    id: &ScheduleId,
+    rule: &Rule,
+    fields: Fields,
+) -> Result<Placed> {
+    keep(recurring, place, id, rule, fields, None).await
+}
+
+/// As [`recur`]; `moved` is what was found under this id at another place: a pause stays, and with the same rule its next
+/// time too.
+async fn keep(
+    recurring: &dyn Recurring,
+    place: &Place,
+    id: &ScheduleId,
+    rule: &Rule,
+    fields: Fields,
+    moved: Option<&Recurrence>,
+) -> Result<Placed> {
+    let now = recurring.due(place).await?.now;
+    let next = rule.next_after(now);
+    let mut recurrence = Recurrence { id: id.clone(), rule: rule.to_string(), fields, next, paused: false };
+    if let Some(moved) = moved {
+        recurrence.paused = moved.paused;
+        if has_rule(moved, rule) {
+            (recurrence.rule, recurrence.next) = (moved.rule.clone(), moved.next);
+        }
+    }
+    let placed = recurring.put(place, &recurrence, OnConflict::Keep).await?;
+    if placed != Placed::Kept {
+        return Ok(placed);
+    }
+    let there = recurring.get(place, id).await?;
+    if there.is_some_and(|there| has_rule(&there, rule) && there.fields == recurrence.fields) {
+        return Ok(Placed::Kept);
+    }
+    // A pause stays, also one that comes just now.
+    recurring.put(place, &recurrence, OnConflict::Replace).await
+}
+
+fn has_rule(recurrence: &Recurrence, rule: &Rule) -> bool {
+    recurrence.rule.parse::<Rule>().is_ok_and(|there| there.is_but_for_anchor(rule))
+}
+
+/// Something that recurs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecurringEntry {
+    /// Where it is kept: a shard of the queue, or a partition of the topic.
+    pub place: Place,
+    /// Its id. The tasks or messages that it schedules are called `<id>@<milliseconds since 1970>`.
+    pub id: ScheduleId,
+    /// When it recurs: the text of a [`Rule`], or of a later version's.
+    pub rule: String,
+    /// When it is due next; `None` if never again, or paused.
+    pub next: Option<SystemTime>,
+    /// Whether it is paused.
+    pub paused: bool,
+}
+
+impl RecurringEntry {
+    fn new(place: Place, found: Recurrence) -> Self {
+        let next = found.next.filter(|_| !found.paused).map(time_of);
+        Self { place, id: found.id, rule: found.rule, next, paused: found.paused }
+    }
+}

@@ -1,0 +1,99 @@
+//! A worker of a delay queue that records what happens to it, and is made to be killed.
+//!
+//! `worker SETUP`, the [`Setup`] as JSON. What happened goes, as [`What`], to the file that it names. SIGTERM shuts it down in
+//! an orderly way. It ends when its stdin does.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use integration_tests::delays::wall_us;
+use integration_tests::delays::worker::{Setup, Work, label};
+use integration_tests::history::{Handling, Sink, What};
+use integration_tests::member::End;
+use millstream::{Event, Fixed, Millstream, Outcome};
+use millstream_delay::{DelayQueue, Task};
+use tokio::signal::unix::{SignalKind, signal};
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+async fn main() -> Result<()> {
+    let setup = std::env::args().nth(1).context("an argument is needed")?;
+    let setup: Setup = serde_json::from_str(&setup).context("the setup")?;
+    let sink = Arc::new(Sink::open(&setup.sink).context("the sink")?);
+    // The test holds the other end: when it is gone, so are we.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(1);
+    });
+    let mut terminate = signal(SignalKind::terminate())?;
+    let observer = {
+        let sink = sink.clone();
+        move |event: &Event<'_>| match event {
+            Event::ClaimsLost { shard, tasks } => sink.write(What::ClaimsLost(shard.shard, *tasks)),
+            Event::TasksSettled { shard, settled } => {
+                sink.write(What::Settled(shard.shard, settled.applied, settled.stale));
+            }
+            Event::Failing { operation, error, .. } => {
+                sink.write(What::Failing(format!("{operation}: {error}")));
+            }
+            _ => {}
+        }
+    };
+    let mq = Millstream::connect(&setup.url).await?;
+    let queue = DelayQueue::<Work>::new(&setup.queue).observer(observer).open(mq.backend()).await?;
+    let handler = {
+        let sink = sink.clone();
+        move |task: Task<Work>| handle(task, sink.clone())
+    };
+    let worker = queue
+        .worker()
+        .label(label(std::process::id()))
+        .concurrency(setup.concurrency)
+        .hold(Duration::from_millis(setup.hold_ms))
+        .retry(Fixed::new(Duration::from_millis(setup.back_off_ms)).attempts(setup.attempts))
+        .crash_limit(setup.crash_limit)
+        .start(handler)
+        .await?;
+    sink.write(What::Ready);
+    terminate.recv().await;
+    let report = worker.shutdown().await;
+    sink.write(What::Ended(report.handed_back));
+    Ok(())
+}
+
+/// Does what the task says, and records it.
+async fn handle(task: Task<Work>, sink: Arc<Sink>) -> Outcome {
+    let work = task.payload;
+    let early = work.due_ms.cast_signed() * 1_000 - wall_us();
+    let handling = Handling {
+        number: work.number,
+        partition: task.shard().shard,
+        attempt: task.attempt(),
+        deliveries: task.crashes() + 1,
+        epoch: 0,
+    };
+    sink.write(What::Started(handling));
+    if early > 0 {
+        sink.write(What::Early(work.number, early));
+    }
+    if work.work_us > 0 {
+        tokio::time::sleep(Duration::from_micros(work.work_us)).await;
+    }
+    let end = if task.attempt() <= work.fails { End::Fail } else { work.end[0] };
+    match end {
+        End::Ack => {
+            sink.write(What::Done(handling));
+            Outcome::Ack
+        }
+        End::Fail => {
+            sink.write(What::Failed(handling));
+            Outcome::retry("as planned")
+        }
+        End::DeadLetter => {
+            sink.write(What::Failed(handling));
+            Outcome::dead_letter("hopeless")
+        }
+        End::Abort => std::process::abort(),
+    }
+}
