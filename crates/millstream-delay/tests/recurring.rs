@@ -161,6 +161,8 @@ async fn what_is_wrong_with_a_rule_is_said() {
     assert_eq!(kind(queue.recurring("r").every(SECS(1)).await), ErrorKind::InvalidConfig);
     assert_eq!(kind(queue.recurring("r").every(MS(1)).payload(&1).await), ErrorKind::InvalidConfig);
     assert_eq!(kind(queue.recurring("r").cron("x", "UTC").payload(&1).await), ErrorKind::InvalidConfig);
+    let never = queue.recurring("r").cron("0 0 30 2 *", "UTC").payload(&1).await;
+    assert_eq!(kind(never), ErrorKind::InvalidConfig, "there is no 30th of February");
     assert_eq!(kind(queue.recurring("").every(SECS(1)).payload(&1).await), ErrorKind::InvalidName);
 }
 

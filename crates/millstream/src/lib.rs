@@ -34,7 +34,8 @@ pub mod layers {
 /// Delay queues, which need no topics; and what recurs. [`DelayQueue::new`](delay::DelayQueue::new) opens one over
 /// [`Millstream::backend`].
 pub mod delay {
-    pub use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Waiting};
+    pub use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Shard, Waiting};
+    pub use millstream_core::tasks::{DeadTask, TaskCounts};
     pub use millstream_delay::*;
 }
 

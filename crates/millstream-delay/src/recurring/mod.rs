@@ -7,7 +7,7 @@ mod messages;
 use std::time::SystemTime;
 
 use millstream_core::Place;
-use millstream_core::error::Result;
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::recurring::{Recurrence, Recurring};
 use millstream_core::schedule::{OnConflict, Placed, ScheduleId};
 use millstream_core::wire::Fields;
@@ -24,7 +24,7 @@ pub use messages::RecurringMessages;
 /// program may do this when it starts.
 ///
 /// # Errors
-/// Those of [`Recurring::put`].
+/// [`ErrorKind::InvalidConfig`] for a rule that never comes true, like the 30th of February; those of [`Recurring::put`].
 pub async fn recur(
     recurring: &dyn Recurring,
     place: &Place,
@@ -47,6 +47,10 @@ async fn keep(
 ) -> Result<Placed> {
     let now = recurring.due(place).await?.now;
     let next = rule.next_after(now);
+    if next.is_none() {
+        let why = format!("{id} would never recur: `{rule}` has no time after now");
+        return Err(Error::new(ErrorKind::InvalidConfig, why));
+    }
     let mut recurrence = Recurrence { id: id.clone(), rule: rule.to_string(), fields, next, paused: false };
     if let Some(moved) = moved {
         recurrence.paused = moved.paused;
