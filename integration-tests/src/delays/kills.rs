@@ -202,6 +202,9 @@ fn told_loss(what: &What) -> bool {
     }
 }
 
+/// Which word of a task's state is its token: see docs/protocol.md#tasks.
+const TOKEN: usize = 5;
+
 /// How many claims are held by a process: their tokens begin with its label.
 fn claims_of(server: &Server, shards: u32, pid: u32) -> usize {
     let (keys, queue) = (Keys::new(), QueueName::new("kills").expect("a name"));
@@ -219,7 +222,8 @@ fn claims_of(server: &Server, shards: u32, pid: u32) -> usize {
                 if claims.contains(line) {
                     id = line;
                 } else if !id.is_empty() {
-                    count += usize::from(line.split(' ').nth(3).is_some_and(|it| it.starts_with(&theirs)));
+                    count +=
+                        usize::from(line.split(' ').nth(TOKEN).is_some_and(|it| it.starts_with(&theirs)));
                     id = "";
                 }
             }
