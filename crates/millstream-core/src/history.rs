@@ -79,7 +79,7 @@ impl History {
         }
     }
 
-    /// The same for a script, which knows the time: what is kept, ending where it goes on, and the [`line`] that it puts
+    /// The same for a script, which knows the time: what is kept, ending where it goes on, and the [`line()`] that it puts
     /// behind that, after `<now> `; an empty one if nothing is to be added.
     #[must_use]
     pub fn adding(&self, attempt: u32, error: &str) -> (String, String) {
@@ -93,7 +93,7 @@ impl History {
         (kept, line(attempt, error))
     }
 
-    /// The wire form of what is kept when one more is added by a script, which puts `<now> ` and [`line`] behind it.
+    /// The wire form of what is kept when one more is added by a script, which puts `<now> ` and [`line()`] behind it.
     #[must_use]
     pub fn before_one_more(&self) -> String {
         let mut kept = self.clone();

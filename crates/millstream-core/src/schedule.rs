@@ -320,7 +320,7 @@ pub trait Schedule: Send + Sync {
     /// promoters at once move each message once.
     ///
     /// # Errors
-    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error; what was moved stays moved.
+    /// [`ErrorKind::Fenced`], or a transient error; what was moved stays moved.
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted>;
 
     /// Moves delayed messages of a partition alone, as `promote` does: for those who own nothing. Retries are not
