@@ -76,15 +76,15 @@ script!(
     REPLAY, "replay", ["dlq", "retry_log"], ["ids..."]
 );
 script!(
-    /// Drops entries of the log that every group has settled.
-    TRIM, "trim", ["fence", "log"], ["token", "limit"]
+    /// Drops entries of the log, as a rule says.
+    TRIM, "trim", ["fence", "log"], ["token", "limit", "rule", "figure"]
 );
 
 script!(
     /// Lets messages wait until they are due.
     SCHEDULE, "schedule",
     ["delay", "delay_items", "states", "claims", "recur", "wake"],
-    ["place", "messages..."]
+    ["place", "terms", "messages..."]
 );
 script!(
     /// Takes messages out that still wait.
@@ -109,7 +109,7 @@ script!(
 script!(
     /// Moves messages that are due to the log of their partition.
     PROMOTE_DELAYED, "promote_delayed",
-    ["fence", "delay", "delay_items", "log", "recur"],
+    ["fence", "delay", "delay_items", "log", "recur", "retry_due"],
     ["token", "limit"]
 );
 
@@ -134,7 +134,7 @@ script!(
 script!(
     /// Schedules what recurs and is due, and sets its next time.
     RECUR_FIRE, "recur_fire",
-    ["recur", "recur_items", "delay", "delay_items", "wake"],
+    ["recur", "recur_items", "delay", "delay_items", "claims", "wake"],
     ["place", "id", "expected", "next", "fires"]
 );
 
@@ -166,8 +166,8 @@ script!(
 script!(
     /// Takes over what consumers that are not alive have left.
     CLAIM, "claim",
-    ["fence", "stream", "held"],
-    ["mode", "who", "group", "source", "idle_ms", "limit", "names..."]
+    ["fence", "log", "retry_log", "held"],
+    ["mode", "who", "group", "idle_ms", "limit", "names..."]
 );
 
 script!(
@@ -195,6 +195,47 @@ script!(
 script!(
     /// Counts entries of a range.
     COUNT, "count", ["log"], ["from", "to", "limit"]
+);
+script!(
+    /// Tells how a log and all its groups stand.
+    LOOK, "look", ["log"], []
+);
+script!(
+    /// Stores a topic's settings unless it has some.
+    CREATE_TOPIC, "create_topic", ["meta"], ["partitions", "format", "retention", "max_length"]
+);
+script!(
+    /// Changes settings of a topic.
+    ALTER_TOPIC, "alter_topic", ["meta"], ["retention", "max_length"]
+);
+script!(
+    /// Marks a topic as being deleted.
+    FORGET_TOPIC, "forget_topic", ["meta"], []
+);
+
+script!(
+    /// Looks for what contradicts itself in what a group has on a partition.
+    AUDIT, "audit",
+    ["stream", "retry_due", "retry_items", "held"],
+    ["check", "source", "group", "after", "limit"]
+);
+script!(
+    /// Puts right what `audit` has found.
+    REPAIR, "repair",
+    ["stream", "retry_due", "retry_items", "held", "dlq", "lease", "fence"],
+    ["fault", "source", "group", "id", "owner", "topic", "partition"]
+);
+script!(
+    /// Looks for what contradicts itself in what waits at a place.
+    AUDIT_PLACE, "audit_place",
+    ["delay", "delay_items", "claims", "task_states"],
+    ["place", "check", "after", "limit"]
+);
+script!(
+    /// Puts right what `audit_place` has found.
+    REPAIR_PLACE, "repair_place",
+    ["delay", "delay_items", "claims", "task_states"],
+    ["place", "fault", "id"]
 );
 
 /// Every script there is.
@@ -236,6 +277,14 @@ pub const ALL: &[&Script] = &[
     &PUBLISH,
     &EXPAND,
     &COUNT,
+    &LOOK,
+    &CREATE_TOPIC,
+    &ALTER_TOPIC,
+    &FORGET_TOPIC,
+    &AUDIT,
+    &REPAIR,
+    &AUDIT_PLACE,
+    &REPAIR_PLACE,
 ];
 
 #[cfg(test)]

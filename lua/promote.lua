@@ -12,7 +12,7 @@
 -- returns {moved, orphans, next_us}: microseconds until the next is due, or -1; or the error FENCED
 local fence, retry_due, retry_items, retry_log, dlq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local token, limit, topic, partition, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local MAX_VALUES, MAX_BYTES, FAR_US = 6008, 4194304, 36500 * 24 * 3600 * 1000000
+local MAX_VALUES, MAX_BYTES, FAR_US = 6003, 4194304, 36500 * 24 * 3600 * 1000000
 
 if redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')
@@ -26,7 +26,7 @@ redis.call('HDEL', retry_items, '')
 redis.call('XDEL', dlq, '0-0')
 
 local function whole(fields)
-  if type(fields) ~= 'table' or #fields < 2 or #fields % 2 ~= 0 or #fields > MAX_VALUES then
+  if type(fields) ~= 'table' or #fields < 4 or #fields > MAX_VALUES then
     return false
   end
   for i = 1, #fields do
@@ -48,7 +48,13 @@ for _, origin in ipairs(due) do
   bytes = bytes + #(item or '')
   local readable, fields = pcall(cmsgpack.unpack, item)
   if item and readable and whole(fields) then
-    redis.call('XADD', retry_log, '*', unpack(fields))
+    local lead = 2 + #fields % 2
+    local attempt, error_text, history = fields[1], fields[2], fields[lead]
+    if lead == 2 then
+      error_text = string.match(string.match(history, '^.*\n(.*)$') or history, '^%d+ %d+ (.*)$') or ''
+    end
+    redis.call('XADD', retry_log, '*', 'attempt', attempt, 'origin', origin, 'error', error_text, 'history', history,
+      unpack(fields, lead + 1))
     moved = moved + 1
   else
     -- Only the id is left, or bytes that are not ours: told as a dead letter, since silence would be a loss.

@@ -4,11 +4,13 @@
 -- KEYS[3] delay_items HASH bodies by id
 -- KEYS[4] log STREAM the partition's log
 -- KEYS[5] recur ZSET what recurs, by when it is due next
+-- KEYS[6] retry_due ZSET the group's retries by due time in milliseconds; without a lease delay again, and not asked
 -- ARGV[1] token of the lease, or '' without one
 -- ARGV[2] limit the most to be moved, at most 200
--- returns {moved, next_us, recurring, orphans}: microseconds until the next is due, or -1; 1 if something that recurs
--- is due, else 0; the ids of those that had lost their body; or the error FENCED
-local fence, delay, delay_items, log, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+-- returns {moved, next_us, recurring, orphans, retry_us}: microseconds until the next is due, or -1; 1 if something
+-- that recurs is due, else 0; the ids of those without a body, or with bytes that are none; microseconds until the
+-- group's next retry is due, or -1; or the error FENCED
+local fence, delay, delay_items, log, recur, retry_due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local token, limit = ARGV[1], ARGV[2]
 local MAX_VALUES, PORTION, MAX_BYTES, FAR_US = 6000, 25, 4194304, 2 ^ 52
 
@@ -19,11 +21,9 @@ local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now_ms = math.floor(now_us / 1000)
 local now = string.format('%.0f', now_ms)
-redis.call('XLEN', log)
 local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
--- A write that is never refused comes first: then the others pass too when the server is out of memory.
--- All keys have been read by then: one of a foreign type was met before anything was changed.
-redis.call('HDEL', delay_items, '')
+local retries = token ~= '' and redis.call('ZRANGE', retry_due, 0, 0, 'WITHSCORES') or {}
+local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
 
 local function whole(fields)
   if type(fields) ~= 'table' or #fields < 2 or #fields % 2 ~= 0 or #fields > MAX_VALUES then
@@ -38,7 +38,15 @@ local function whole(fields)
 end
 
 local moved, orphans, bytes = 0, {}, 0
-local due = redis.call('ZRANGEBYSCORE', delay, '-inf', now, 'LIMIT', 0, limit)
+local due = {}
+-- Mostly nothing is due, and that is all there is to do.
+if head[2] and tonumber(head[2]) <= now_ms then
+  redis.call('XLEN', log)
+  -- A write that is never refused comes first: then the others pass too when the server is out of memory.
+  -- All keys have been read by then: one of a foreign type was met before anything was changed.
+  redis.call('HDEL', delay_items, '')
+  due = redis.call('ZRANGEBYSCORE', delay, '-inf', now, 'LIMIT', 0, limit)
+end
 for from = 1, #due, PORTION do
   if bytes > MAX_BYTES then
     -- The server has others to serve: the rest is due at once.
@@ -52,6 +60,11 @@ for from = 1, #due, PORTION do
       moved, bytes = moved + 1, bytes + #item
     else
       orphans[#orphans + 1] = ids[i]
+      if item then
+        -- No message, but somebody's bytes: each group gets them as what it cannot read, and so as a dead letter.
+        redis.call('XADD', log, '*', 'packed', item)
+        bytes = bytes + #item
+      end
     end
   end
   -- Put before remove: a failure in between leaves messages to be moved once more, never a hole.
@@ -59,8 +72,13 @@ for from = 1, #due, PORTION do
   redis.call('HDEL', delay_items, unpack(ids))
 end
 
-local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
-local next_ms = math.ceil(math.min(tonumber(head[2] or math.huge), tonumber(recurs[2] or math.huge)))
-local next_us = (head[2] or recurs[2]) and math.min(math.max(next_ms * 1000 - now_us, 0), FAR_US) or -1
+if #due > 0 then
+  head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
+end
+local function in_us(score)
+  return score < math.huge and math.min(math.max(math.ceil(score) * 1000 - now_us, 0), FAR_US) or -1
+end
+local next_us = in_us(math.min(tonumber(head[2] or math.huge), tonumber(recurs[2] or math.huge)))
+local retry_us = in_us(tonumber(retries[2] or math.huge))
 local recurring = recurs[2] and tonumber(recurs[2]) <= now_ms and 1 or 0
-return { moved, next_us, recurring, orphans }
+return { moved, next_us, recurring, orphans, retry_us }

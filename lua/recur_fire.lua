@@ -3,14 +3,15 @@
 -- KEYS[2] recur_items HASH rule, pause, next time and body of what recurs, by id
 -- KEYS[3] delay ZSET ids by due time in milliseconds
 -- KEYS[4] delay_items HASH bodies by id; at a shard also of tasks that are worked on
--- KEYS[5] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
+-- KEYS[5] claims ZSET a shard's tasks that are worked on; at a partition delay again, and not used
+-- KEYS[6] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] id of what recurs
 -- ARGV[3] expected its next time, as the caller knows it
 -- ARGV[4] next time from then on, in milliseconds since 1970; '' for never
 -- ARGV[5] fires times to schedule it for, in milliseconds, with spaces in between; at most 100, may be none
 -- returns 1, or 0 if it is paused, gone, or due at another time
-local recur, recur_items, delay, delay_items, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local recur, recur_items, delay, delay_items, claims, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local place, id, expected, next, fires = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
 local due, item = redis.call('ZSCORE', recur, id), redis.call('HGET', recur_items, id)
@@ -28,9 +29,9 @@ for i = 4, #parts do
 end
 for at in string.gmatch(fires, '%d+') do
   local name = id .. '@' .. at
-  -- It waits already, or is worked on.
-  local kept = redis.call('ZSCORE', delay, name)
-  if not kept and (place ~= 'shard' or redis.call('HEXISTS', delay_items, name) == 0) then
+  -- It waits already, or is worked on. A body alone says nothing: it may be left of one whose due time is gone.
+  local kept = redis.call('ZSCORE', delay, name) or place == 'shard' and redis.call('ZSCORE', claims, name)
+  if not kept then
     missing[#missing + 1] = { name, at }
     first = math.min(first, tonumber(at))
   end

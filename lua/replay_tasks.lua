@@ -27,13 +27,15 @@ for i, id in ipairs(ARGV) do
     body[#body + 1], bytes = fields[i], bytes + #fields[i]
   end
   task = ours and fields[10] or id
-  local used = entry and (redis.call('HEXISTS', delay_items, task) == 1 or redis.call('ZSCORE', delay, task)
-    or redis.call('ZSCORE', claims, task))
+  -- A body alone says nothing: it may be left of a task whose due time is gone.
+  local used = entry and (redis.call('ZSCORE', delay, task) or redis.call('ZSCORE', claims, task))
   if entry and not used then
     -- An item that was kept as it was goes back as it was. A body that was lost is not made up.
     local item = #body == 2 and body[1] == 'packed' and body[2] or cmsgpack.pack(body)
     if #body > 0 then
       redis.call('HSET', delay_items, task, item)
+    else
+      redis.call('HDEL', delay_items, task)
     end
     -- Put before remove: a failure in between leaves a second copy, never a hole.
     redis.call('ZADD', delay, due, task)

@@ -58,7 +58,9 @@ for at = 5, #ARGV, 7 do
     if line ~= '' then
       history = history .. now_text .. ' ' .. line
     end
-    local item = { 'attempt', attempt, 'origin', origin, 'error', error_text, 'history', history, unpack(body) }
+    -- The error is mostly what the history ends with: then two texts lead, and it is not kept twice.
+    local told = line ~= '' and string.match(line, '^%d+ (.*)$') == error_text
+    local item = told and { attempt, history, unpack(body) } or { attempt, error_text, history, unpack(body) }
     redis.call('HSET', retry_items, origin, cmsgpack.pack(item))
     redis.call('ZADD', retry_due, at_ms(due), origin)
     applied = applied + 1

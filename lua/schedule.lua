@@ -6,54 +6,72 @@
 -- KEYS[5] recur ZSET what recurs, by when it is due next
 -- KEYS[6] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
 -- ARGV[1] place 'partition' or 'shard'
--- ARGV[2] messages... id, due, conflict and item of each, at most 100
+-- ARGV[2] terms 'count due conflict' of so many messages after each other, with a space between such terms
+-- ARGV[3] messages... id and item of each, at most 100
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
 -- A conflict is 'keep', 'replace' or 'reject'.
--- returns for each 1 (waits), 2 (waits in place of another), 0 (that one was kept) or -1 (it was to be rejected)
+-- returns 1 if all are new and wait; else for each 1 (waits), 2 (waits in place of another), 0 (that one was kept)
+-- or -1 (it was to be rejected)
 local delay, delay_items, states, claims, recur, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local place = ARGV[1]
+local place, terms = ARGV[1], ARGV[2]
 local FAR_MS = 36500 * 24 * 3600 * 1000
 
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local latest = math.floor(now_us / 1000) + FAR_MS
-local ids, free, waits, works = {}, {}, {}, {}
-for at = 2, #ARGV, 4 do
-  ids[#ids + 1] = ARGV[at]
-end
-for i, score in ipairs(redis.call('ZMSCORE', delay, unpack(ids))) do
-  waits[ids[i]] = score
-  free[#free + 1] = not score and ids[i] or nil
-end
-if place == 'shard' and #free > 0 then
-  -- A body alone says nothing: it may be left of a task whose due time is gone, and must not be in the way for ever.
-  for i, score in ipairs(redis.call('ZMSCORE', claims, unpack(free))) do
-    works[free[i]] = score
+local n, ids, dues, conflicts, first = 0, {}, {}, {}, math.huge
+for count, due, conflict in string.gmatch(terms, '(%d+) (%S+) (%a+)') do
+  local due_ms = tonumber(due)
+  if string.byte(due) == 43 then
+    due_ms = math.ceil((now_us + due_ms) / 1000)
+  else
+    due_ms = math.min(due_ms, latest)
   end
+  local score = string.format('%.0f', due_ms)
+  first = math.min(first, due_ms)
+  for _ = 1, tonumber(count) do
+    local id = ARGV[2 * n + 3]
+    n = n + 1
+    ids[n], dues[2 * n - 1], dues[2 * n], conflicts[n] = id, score, id, conflict
+  end
+end
+if n == 0 or 2 * n ~= #ARGV - 2 then
+  return redis.error_reply('ERR the terms are not of these messages')
 end
 
-local results, items, dues, anew, first = {}, {}, {}, {}, math.huge
-for at = 2, #ARGV, 4 do
-  local id, due, conflict, item = unpack(ARGV, at, at + 3)
-  if works[id] or waits[id] and conflict ~= 'replace' then
-    results[#results + 1] = conflict == 'reject' and -1 or 0
-  else
-    local due_ms = tonumber(due)
-    if string.byte(due) == 43 then
-      due_ms = math.ceil((now_us + due_ms) / 1000)
-    else
-      due_ms = math.min(due_ms, latest)
-    end
-    items[#items + 1] = id
-    items[#items + 1] = item
-    dues[#dues + 1] = due_ms
-    dues[#dues + 1] = id
-    anew[#anew + 1] = id
-    results[#results + 1] = waits[id] and 2 or 1
-    waits[id], first = true, math.min(first, due_ms)
+local waits, works, taken = {}, {}, false
+for i, score in ipairs(redis.call('ZMSCORE', delay, unpack(ids))) do
+  local id = ids[i]
+  -- Also what comes twice in one call: the second one finds the first.
+  taken = taken or score or waits[id] ~= nil
+  waits[id] = score
+end
+if place == 'shard' and redis.call('EXISTS', claims) == 1 then
+  -- A body alone says nothing: it may be left of a task whose due time is gone, and must not be in the way for ever.
+  for i, score in ipairs(redis.call('ZMSCORE', claims, unpack(ids))) do
+    -- What waits and is claimed waits: a claim was stopped half-way.
+    works[ids[i]] = not waits[ids[i]] and score
+    taken = taken or score
   end
 end
-if #items == 0 then
+local results, items = 1, nil
+if taken then
+  local left, times = {}, dues
+  results, items, dues, first = {}, {}, {}, math.huge
+  for i = 1, n do
+    local id, score, conflict = ids[i], times[2 * i - 1], conflicts[i]
+    if works[id] or waits[id] and conflict ~= 'replace' then
+      results[i] = conflict == 'reject' and -1 or 0
+    else
+      local m = #left + 1
+      left[m], items[2 * m - 1], items[2 * m], dues[2 * m - 1], dues[2 * m] = id, id, ARGV[2 * i + 2], score, id
+      results[i] = waits[id] and 2 or 1
+      waits[id], first = true, math.min(first, tonumber(score))
+    end
+  end
+  ids = left
+end
+if #ids == 0 then
   return results
 end
 
@@ -65,10 +83,14 @@ local wakes = first < math.min(tonumber(head[2] or math.huge), tonumber(recurs[2
 local called = wakes and redis.call(place == 'shard' and 'LLEN' or 'XLEN', wake)
 local forget = place == 'shard' and redis.call('HLEN', states) > 0
 -- The item before its due time: stopped in between, it is scheduled again.
-redis.call('HSET', delay_items, unpack(items))
+if items then
+  redis.call('HSET', delay_items, unpack(items))
+else
+  redis.call('HSET', delay_items, unpack(ARGV, 3))
+end
 redis.call('ZADD', delay, unpack(dues))
 if forget then
-  redis.call('HDEL', states, unpack(anew))
+  redis.call('HDEL', states, unpack(ids))
 end
 if wakes and place ~= 'shard' then
   redis.call('XADD', wake, 'MAXLEN', '=', 1, '*', 'due', first)

@@ -23,3 +23,9 @@ mod delay_queue {}
 
 #[doc = include_str!("../../docs/guides/extend.md")]
 mod extend {}
+
+#[doc = include_str!("../../docs/guides/admin.md")]
+mod admin {}
+
+#[doc = include_str!("../../docs/guides/metrics.md")]
+mod metrics {}

@@ -14,6 +14,8 @@ pub mod order;
 pub mod owners;
 pub mod process;
 pub mod scene;
+#[path = "../../crates/millstream-metrics/tests/support/scrape.rs"]
+pub mod scrape;
 pub mod server;
 
 use std::time::{Duration, Instant};

@@ -225,7 +225,7 @@ async fn a_lost_body_is_told(engine: Engine) {
         Engine::Topic => {
             let orphans = |line: &String| {
                 let (_, number) = line.split_once("orphans: ")?;
-                number.trim_end_matches([' ', '}']).parse::<u64>().ok()
+                number.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
             };
             let told = || stage.told().iter().filter_map(orphans).sum::<u64>();
             eventually(async || told() == 3, "three orphans are told").await;

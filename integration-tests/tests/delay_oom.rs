@@ -20,7 +20,7 @@ const MS: fn(u64) -> Duration = Duration::from_millis;
 async fn left(stage: &Stage) -> u64 {
     match stage.engine {
         Engine::Queue => {
-            let counts = stage.queue().counts().await.expect("counts");
+            let counts = stage.queue().count().await.expect("counts");
             counts.waiting.total + counts.claimed
         }
         Engine::Topic => {

@@ -139,7 +139,7 @@ async fn of_those_who_race_for_a_task_one_wins() {
         for worker in workers {
             worker.shutdown().await;
         }
-        let counts = queue.counts().await.expect("counts");
+        let counts = queue.count().await.expect("counts");
         assert_eq!(counts, Default::default(), "nothing is left");
     }
 }
@@ -181,7 +181,7 @@ async fn of_those_who_race_for_a_delayed_message_one_wins() {
                         Deed::Later => {
                             _ = delayed.reschedule(&id, Duration::from_millis(30)).await.expect("asked");
                         }
-                        Deed::Now => _ = delayed.promote(&id).await.expect("asked"),
+                        Deed::Now => _ = delayed.run_now(&id).await.expect("asked"),
                     }
                 }
             })
@@ -213,5 +213,5 @@ async fn of_those_who_schedule_one_id_one_is_new() {
             .count();
         assert_eq!((new, refused), (1, 3), "{outcomes:?}");
     }
-    assert_eq!(queue.counts().await.expect("counts").waiting.total, 200);
+    assert_eq!(queue.count().await.expect("counts").waiting.total, 200);
 }

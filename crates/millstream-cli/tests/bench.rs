@@ -21,6 +21,10 @@ fn measured(args: &str) -> Value {
     let object: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!((&object["runs"], &object["private"]), (&1.into(), &true.into()), "{object}");
     assert!(object["server"].as_str().expect("text").contains(' '), "{object}");
+    for name in ["date", "millstream", "system"] {
+        assert!(!object[name].as_str().expect(name).is_empty(), "{object}");
+    }
+    assert!(object["seed"].is_u64() && object["cpus"].as_u64() > Some(0), "{object}");
     object
 }
 
@@ -39,6 +43,8 @@ fn positive(figures: &Value, name: &str, side: &str) -> f64 {
         |which: &str| spread[which].as_f64().unwrap_or_else(|| panic!("no {name}.{side}.{which}: {figures}"));
     let (min, median, max) = (of("min"), of("median"), of("max"));
     assert!(0.0 < min && min <= median && median <= max, "{name}.{side}: {spread}");
+    let values = spread["values"].as_array().expect("the value of each run");
+    assert!(values.iter().all(|value| (min..=max).contains(&value.as_f64().expect("a number"))), "{spread}");
     median
 }
 
@@ -116,7 +122,7 @@ fn delay_and_be_late() {
 #[test]
 fn retry_once() {
     compared(&figures("retry --messages 500 --delay 20 --baseline"), &THROUGHPUT);
-    positive(&figures("retry --messages 200 --delay 20 --parked 100"), "throughput_per_s", "ours");
+    compared(&figures("retry --messages 200 --delay 20 --parked 100 --baseline"), &THROUGHPUT);
 }
 
 #[test]
@@ -130,11 +136,29 @@ fn takeover_after_a_kill() {
 }
 
 #[test]
-fn idle_for_a_second() {
-    let figures = figures("idle --seconds 1 --partitions 2 --groups 2 --baseline");
-    positive(&figures, "commands_per_s_per_partition", "ours");
+fn consume_while_others_are_pending() {
+    let pending = "consume --messages 1000 --partitions 2 --pending 300";
+    compared(&figures(&format!("{pending} --baseline")), &THROUGHPUT);
+    compared(&figures(&format!("{pending} --pending-in other --baseline")), &THROUGHPUT);
+}
+
+#[test]
+fn idle_for_some_seconds() {
+    // Leases are renewed every 3.3 s.
+    let figures = figures("idle --settle 0.3 --seconds 4 --partitions 2 --groups 2 --baseline");
+    let requests = positive(&figures, "requests_per_s_per_partition", "ours");
+    let commands = positive(&figures, "commands_per_s_per_partition", "ours");
+    assert!(requests <= commands, "{requests} requests are more than {commands} commands");
+    assert!(figures["first_requests_per_s_per_partition"]["ours"]["median"].is_number(), "{figures}");
     // Nothing at all in less than 5 s, and so there is no ratio.
-    assert_eq!(figures["commands_per_s_per_partition"]["bare"]["median"], 0.0, "{figures}");
+    assert_eq!(figures["requests_per_s_per_partition"]["bare"]["median"], 0.0, "{figures}");
+}
+
+#[test]
+fn members_idle_together() {
+    let figures = figures("idle --settle 0 --seconds 4 --partitions 4 --members 3");
+    positive(&figures, "requests_per_s_per_partition", "ours");
+    assert!(figures["first_requests_per_s_per_partition"].is_null(), "{figures}");
 }
 
 #[test]
@@ -150,6 +174,12 @@ fn memory_everywhere() {
 }
 
 #[test]
+fn memory_in_one_place_and_runs_that_do_not_count() {
+    let figures = figures("memory --place parked --messages 2000 --warm-up 1 --seed 7");
+    assert_eq!(figures["bytes_per_message"]["ours"]["values"].as_array().unwrap().len(), 1, "{figures}");
+}
+
+#[test]
 fn an_append_only_file_can_be_written() {
     let object = measured("produce --messages 100 --aof everysec");
     assert_eq!(object["aof"], "everysec");
@@ -159,6 +189,7 @@ fn an_append_only_file_can_be_written() {
 #[test]
 fn a_table_is_for_people() {
     let output = millstream("bench produce --messages 100 --runs 2 --baseline");
+    assert_eq!(String::from_utf8_lossy(&output.stderr).lines().count(), 1, "a line for the case: {output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     for part in ["medians of 2 runs", "messages/s", "Redis CPU, µs/message", "ratio", "min..max"] {
         assert!(text.contains(part), "no {part:?}: {text}");
@@ -177,6 +208,16 @@ fn wrong_usage_is_2_and_says_what_is_wrong() {
         ("bench delay --rate 50%", "a share is for e2e"),
         ("bench delay --rate 5/s --baseline", "--baseline"),
         ("bench produce --aof always --url redis://127.0.0.1:1", "--aof"),
+        ("bench consume --pending 10 --groups 2", "--groups"),
+        ("bench consume --pending 1 --partitions 2", "--pending 1"),
+        ("bench consume --pending-in other", "--pending"),
+        ("bench delay --seconds 3", "--rate"),
+        ("bench idle --members 2", "--members 2"),
+        ("bench memory --place nowhere", "parked"),
+        ("bench suite --only nothing", "--list"),
+        ("bench suite --json --markdown", "--markdown"),
+        ("bench suite --scale 0", "0.0001"),
+        ("bench suite --baseline", "--baseline"),
     ] {
         let output = millstream(args);
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -207,5 +248,11 @@ fn help_has_an_example() {
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains("millstream bench produce --baseline"), "{text}");
         assert!(!text.contains("victim"), "{text}");
+    }
+    for command in ["suite", "produce", "consume", "e2e", "delay", "retry", "takeover", "idle", "memory"] {
+        let output = millstream(&format!("bench {command} --help"));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let examples = text.split_once("Example").map(|(_, examples)| examples).unwrap_or_default();
+        assert!(examples.contains(&format!("millstream bench {command}")), "{command}: {text}");
     }
 }

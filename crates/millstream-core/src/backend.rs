@@ -3,8 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::audit::Audit;
 use crate::catalog::Catalog;
 use crate::dead_letters::DeadLetters;
+use crate::inspect::Inspect;
 use crate::leases::Leases;
 use crate::log::Log;
 use crate::members::Members;
@@ -37,6 +39,10 @@ pub struct Backend {
     pub members: Arc<dyn Members>,
     /// Reading and settling as one of many, without an owner.
     pub shared: Arc<dyn Shared>,
+    /// Looking at what is there.
+    pub inspect: Arc<dyn Inspect>,
+    /// Finding and repairing what is wrong.
+    pub audit: Arc<dyn Audit>,
     /// Whether everything happens in this process, by the clock of the caller's runtime. Then the runtime keeps leases
     /// on the caller's runtime too; else on a thread of its own, which handlers cannot starve.
     pub local: bool,
@@ -47,7 +53,8 @@ impl Backend {
     #[must_use]
     pub fn new<B>(backend: B) -> Self
     where
-        B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared + 'static,
+        B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
+        B: Inspect + Audit + 'static,
     {
         let backend = Arc::new(backend);
         Self {
@@ -59,7 +66,9 @@ impl Backend {
             dead_letters: backend.clone(),
             catalog: backend.clone(),
             members: backend.clone(),
-            shared: backend,
+            shared: backend.clone(),
+            inspect: backend.clone(),
+            audit: backend,
             local: false,
         }
     }

@@ -1,11 +1,13 @@
 //! The catalog role: topics, partitions, groups, and how they stand.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 
 use crate::error::Result;
 use crate::id::MessageId;
 use crate::name::{GroupName, TopicName};
-use crate::topic::{Partition, TopicPartition, TopicSpec};
+use crate::topic::{Partition, TopicChange, TopicPartition, TopicSpec};
 
 /// The version of keys and fields that this library writes; it stands in every topic's meta hash.
 pub const FORMAT: u32 = 1;
@@ -46,13 +48,23 @@ pub struct PartitionStats {
     pub length: u64,
     /// The id of the last entry that was handed out to the group; `None` if the group is not there.
     pub position: Option<MessageId>,
-    /// Entries that were never handed out to the group; `None` when the server cannot say (entries were
-    /// deleted ahead of the group, or the group was created inside the log).
+    /// Entries that were never handed out to the group: exact, or `None` where that would take too long to find out
+    /// (the server has lost count, since entries were deleted or the group began inside the log, and there are too many
+    /// on both sides of it to be counted).
     pub lag: Option<u64>,
+    /// Entries that were never handed out to the group, at least: as many as were found, if [`lag`](Self::lag) is not
+    /// known; else the same.
+    pub lag_at_least: u64,
+    /// How old the oldest entry of the log is that the group has not settled, unread or pending, by the server's clock.
+    /// `None` if there is none, or the group is not there. What is parked for a retry or stands in the retry log does
+    /// not count.
+    pub oldest: Option<Duration>,
     /// Entries handed out and not settled, from log and retry log.
     pub pending: u64,
     /// Messages parked until their retry is due, and due ones not yet handed out.
     pub retrying: u64,
+    /// Of these, how many are in the group's retry log and were not handed out yet: they were due when somebody looked.
+    pub due: u64,
     /// Dead letters.
     pub dead: u64,
 }
@@ -61,7 +73,49 @@ impl PartitionStats {
     /// A partition in which nothing is.
     #[must_use]
     pub const fn empty(partition: Partition) -> Self {
-        Self { partition, length: 0, position: None, lag: Some(0), pending: 0, retrying: 0, dead: 0 }
+        Self {
+            partition,
+            length: 0,
+            position: None,
+            lag: Some(0),
+            lag_at_least: 0,
+            oldest: None,
+            pending: 0,
+            retrying: 0,
+            due: 0,
+            dead: 0,
+        }
+    }
+}
+
+/// The group that keeps the most entries of a partition's log from being dropped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Pin {
+    /// Which partition.
+    pub partition: Partition,
+    /// Which group has settled the least.
+    pub group: GroupName,
+    /// The oldest id that has to stay for it.
+    pub watermark: MessageId,
+    /// How long ago it asked for entries last, by the server's clock, whoever asked; `None` if nobody ever did, or the
+    /// server does not say.
+    pub idle: Option<Duration>,
+    /// Entries that stay for this group alone: every other group has settled them. Counted up to
+    /// [`LIMIT`](Self::LIMIT).
+    pub entries: u64,
+    /// About how many bytes of the server's memory these take.
+    pub bytes: u64,
+}
+
+impl Pin {
+    /// Up to so many entries are counted.
+    pub const LIMIT: u64 = 10_000;
+
+    /// What `group` keeps in a partition.
+    #[must_use]
+    pub const fn new(partition: Partition, group: GroupName, watermark: MessageId) -> Self {
+        Self { partition, group, watermark, idle: None, entries: 0, bytes: 0 }
     }
 }
 
@@ -73,8 +127,9 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the stored format is newer than
-    /// [`FORMAT`]; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
-    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if the stored settings make no sense. Transient ones.
+    /// [`FORMAT`], or a setting is not known; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
+    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if the stored settings make no sense;
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the given ones do not. Transient ones.
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
 
     /// Gives a topic more partitions, and every group of it a place on the new ones, with their oldest entry.
@@ -107,6 +162,28 @@ pub trait Catalog: Send + Sync {
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound), and those of [`create_topic`](Self::create_topic).
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec>;
 
+    /// Changes settings of a topic, and gives it back as it is stored then. Those who run notice with time.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting that makes no sense: nothing was
+    /// changed. Those of [`create_topic`](Self::create_topic).
+    async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec>;
+
+    /// Deletes a topic with all that is kept for it and its groups: logs, retries, dead letters, what was scheduled,
+    /// leases, members, settings. Also what groups have that were never registered, if they are on a log. Gives back
+    /// whether there was such a topic.
+    ///
+    /// It is not asked whether anybody works on it. Consumers lose their leases and then find no topic. A producer
+    /// that goes on brings the log back, and a consumer what it writes of its leases: stop them first. To get rid of
+    /// that, create the topic again and delete it again.
+    ///
+    /// Stopped half-way, the topic is still there, with a part of what it had; the same call again does the rest.
+    ///
+    /// # Errors
+    /// Transient ones; those of [`create_topic`](Self::create_topic).
+    async fn delete_topic(&self, name: &TopicName) -> Result<bool>;
+
     /// All topics, sorted by name.
     ///
     /// # Errors
@@ -118,6 +195,17 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated>;
+
+    /// Deletes a group of a topic with all that is kept for it, also one that is on logs without being registered.
+    /// Gives back whether there was such a group.
+    ///
+    /// It is not asked whether anybody works in it. Its consumers lose their leases; if they go on they may create it
+    /// again: stop them first. Stopped half-way, the group is still there, with a part of what it had; the same call
+    /// again does the rest.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) without such a topic. Transient ones.
+    async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool>;
 
     /// All groups of a topic, sorted by name.
     ///
@@ -132,6 +220,7 @@ pub trait Catalog: Send + Sync {
     /// oldest entry.
     ///
     /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic was deleted: nothing is created then.
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn restore_group(
         &self,
@@ -145,4 +234,11 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>>;
+
+    /// Which group keeps most from being dropped, of every partition whose log has entries and a group that has not
+    /// settled them all.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>>;
 }

@@ -1,11 +1,14 @@
 //! Events: what the runtime and the backends tell. Metrics and logs are made from them.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::dead_letters::Reason;
 use crate::error::Error;
+use crate::health::HealthCheck;
 use crate::id::MessageId;
-use crate::log::Settled;
+use crate::log::{Settled, Source};
 use crate::name::{GroupName, MemberId, TopicName};
 use crate::schedule::{Place, ScheduleId, Shard};
 use crate::topic::TopicPartition;
@@ -26,6 +29,82 @@ pub enum Handled {
     Discarded,
 }
 
+impl Handled {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Acked, Self::Retried, Self::Dead, Self::Snoozed, Self::Discarded];
+
+    /// The word for it, in metrics and traces.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Acked => "acked",
+            Self::Retried => "retried",
+            Self::Dead => "dead",
+            Self::Snoozed => "snoozed",
+            Self::Discarded => "discarded",
+        }
+    }
+}
+
+/// What an attempt failed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The handler gave back an error.
+    Error,
+    /// The handler panicked.
+    Panic,
+    /// The handler took longer than it may.
+    Timeout,
+    /// The handler said that there is no use in another attempt.
+    Rejected,
+    /// The codec could not read the payload.
+    Undecodable,
+    /// The entry is not a message.
+    Malformed,
+    /// Processes died over it.
+    Crashed,
+}
+
+impl Cause {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Error,
+        Self::Panic,
+        Self::Timeout,
+        Self::Rejected,
+        Self::Undecodable,
+        Self::Malformed,
+        Self::Crashed,
+    ];
+
+    /// The word for it, in metrics and traces.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Panic => "panic",
+            Self::Timeout => "timeout",
+            Self::Rejected => "rejected",
+            Self::Undecodable => "undecodable",
+            Self::Malformed => "malformed",
+            Self::Crashed => "crashed",
+        }
+    }
+
+    /// The reason of a message that is given up for it.
+    #[must_use]
+    pub const fn reason(self) -> Reason {
+        match self {
+            Self::Error | Self::Panic | Self::Timeout => Reason::Exhausted,
+            Self::Rejected => Reason::Rejected,
+            Self::Undecodable => Reason::Undecodable,
+            Self::Malformed => Reason::Malformed,
+            Self::Crashed => Reason::Crashed,
+        }
+    }
+}
+
 /// Something that happened. Counts are of one batch, so that an observer is called per batch, not per message.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -43,6 +122,15 @@ pub enum Event<'a> {
         topic: &'a TopicName,
         /// How many. One that waited already under its id counts as well.
         messages: usize,
+    },
+    /// A consumer has started.
+    ConsumerStarted {
+        /// Of which group.
+        group: &'a GroupName,
+        /// Its name in the group.
+        member: &'a MemberId,
+        /// Can say how it is, until it has ended and after that. It may be kept.
+        health: &'a Arc<dyn HealthCheck>,
     },
     /// Messages could not be appended or scheduled, or it is not known whether they were.
     ProduceFailed {
@@ -170,6 +258,12 @@ pub enum Event<'a> {
         handled: Handled,
         /// How long the handler took.
         elapsed: Duration,
+        /// The id of the message in its partition's log, which says when it was readable.
+        origin: MessageId,
+        /// Whether it was read from the log, or from the group's retry log.
+        source: Source,
+        /// What it failed with; `None` if it did not.
+        cause: Option<Cause>,
     },
     /// A batch was settled.
     Settled {
@@ -179,6 +273,8 @@ pub enum Event<'a> {
         group: &'a GroupName,
         /// What took effect and what came too late.
         settled: Settled,
+        /// How long the backend took to answer.
+        elapsed: Duration,
     },
     /// Parked messages became due and readable.
     Promoted {
@@ -190,6 +286,8 @@ pub enum Event<'a> {
         messages: usize,
         /// How many had lost their body.
         orphans: usize,
+        /// How long after its due time the first of them was moved; `None` if it was not known before when it is due.
+        late: Option<Duration>,
     },
     /// Delayed messages became due and readable, moved by one who owns nothing.
     DelayedPromoted {
@@ -199,6 +297,8 @@ pub enum Event<'a> {
         messages: usize,
         /// How many had lost their body.
         orphans: usize,
+        /// How long after its due time the first of them was moved; `None` if it was not known before when it is due.
+        late: Option<Duration>,
     },
     /// Something that recurs was due, and its messages were scheduled.
     Fired {
@@ -249,12 +349,23 @@ pub enum Event<'a> {
         /// How many.
         tasks: usize,
     },
-    /// Consumed entries were dropped from the log.
+    /// Entries were dropped from the log, as the topic's retention says.
     Trimmed {
         /// In which partition.
         topic_partition: &'a TopicPartition,
-        /// How many.
+        /// How many; those that a group [lost](Event::Lost) included.
         messages: usize,
+    },
+    /// Entries were dropped from the log that a group had not settled, since the topic's retention says so.
+    Lost {
+        /// In which partition.
+        topic_partition: &'a TopicPartition,
+        /// Which group lost them: not only that of the consumer that tells it.
+        group: &'a GroupName,
+        /// How many were never handed out to it.
+        unread: u64,
+        /// How many were handed out and not settled.
+        pending: u64,
     },
     /// The group was gone from a partition and has been created again.
     GroupRestored {
@@ -293,6 +404,21 @@ pub trait Observer: Send + Sync {
 impl<F: Fn(&Event<'_>) + Send + Sync> Observer for F {
     fn observe(&self, event: &Event<'_>) {
         self(event);
+    }
+}
+
+/// A shared observer is one.
+impl<O: Observer + ?Sized> Observer for Arc<O> {
+    fn observe(&self, event: &Event<'_>) {
+        (**self).observe(event);
+    }
+}
+
+/// Two observers: each is told of every event, the first one first.
+impl<A: Observer, B: Observer> Observer for (A, B) {
+    fn observe(&self, event: &Event<'_>) {
+        self.0.observe(event);
+        self.1.observe(event);
     }
 }
 

@@ -13,8 +13,9 @@ use crate::error::Result;
 use crate::history::History;
 use crate::id::MessageId;
 use crate::leases::Lease;
+use crate::name::GroupName;
 use crate::schedule::Due;
-use crate::topic::TopicPartition;
+use crate::topic::{Retention, TopicPartition};
 use crate::wire::Fields;
 
 /// Which of a partition's two streams an entry was read from.
@@ -155,6 +156,39 @@ pub struct Settled {
     pub stale: usize,
 }
 
+/// The answer to [`Log::trim`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trimmed {
+    /// How many entries were dropped.
+    pub dropped: usize,
+    /// Whose they were, as far as a group had not settled them; in the order of names. Empty unless the retention is
+    /// [lossy](crate::Retention::is_lossy).
+    pub lost: Vec<Lost>,
+    /// Whether it stopped before everything was dropped that could be: ask again.
+    pub more: bool,
+}
+
+/// What a group lost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Which group.
+    pub group: GroupName,
+    /// Entries that were never handed out to it.
+    pub unread: u64,
+    /// Entries that were handed out to it and not settled. Whoever has one in hand can still end with it; it cannot be
+    /// tried again.
+    pub pending: u64,
+}
+
+/// The answer to [`Log::append_measured`].
+#[derive(Debug)]
+pub struct Measured {
+    /// One result per entry, as of [`Log::append`].
+    pub results: Vec<Result<MessageId>>,
+    /// How many entries each log has.
+    pub lengths: Vec<(TopicPartition, u64)>,
+}
+
 /// Reads and writes the logs of partitions.
 ///
 /// Everything but [`append`](Log::append) needs the partition's lease and fails with
@@ -195,13 +229,23 @@ pub trait Log: Send + Sync {
     /// or a transient error after which it can be asked again.
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()>;
 
-    /// Drops entries of the log that every group has settled; never one that is unread or pending in any.
-    /// Gives back how many. Without a group nothing is dropped. Whether a topic wants to be trimmed at all
-    /// ([`Retention`](crate::Retention)) is the caller's to know.
+    /// Drops entries of the log, the oldest first, as `retention` says. If that is not
+    /// [lossy](crate::Retention::is_lossy), only such that every group has settled; never one that is unread or pending
+    /// in any, and without a group none. Does a bounded amount of work: see [`Trimmed::more`].
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error.
-    async fn trim(&self, lease: &Lease) -> Result<usize>;
+    async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed>;
+
+    /// [`append`](Self::append), and how many entries the log of each partition of the batch has behind it, in one
+    /// request. A partition whose length cannot be told, as nothing was appended, is left out.
+    async fn append_measured(&self, batch: &[Append]) -> Measured;
+
+    /// How many entries the logs of these partitions have, in their order.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>>;
 }
 
 /// Reads one partition for one group, as the holder of its lease.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
@@ -47,40 +48,89 @@ impl fmt::Display for TopicPartition {
 }
 
 /// When entries leave the log.
+///
+/// What a group has parked for a retry and what is in its retry log or among its dead letters is not concerned: that
+/// has left the log already, or is kept apart from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Retention {
     /// As soon as *every* group has settled them. Nothing unread or pending is ever dropped. The default.
     ///
-    /// A group that is created later sees what is left, not what was consumed before it came.
+    /// A group that is created later sees what is left, not what was consumed before it came. A group that is stopped
+    /// keeps what it has not read, for as long as it is there: see [`Catalog::pins`](crate::Catalog::pins).
     #[default]
     Consumed,
+    /// When every group has settled them *and* they are older than this, by the server's clock: so groups can go back
+    /// that far. Nothing unread or pending is ever dropped.
+    ConsumedAfter(Duration),
+    /// When they are older than this, by the server's clock, **whether they were read or not**: what is lost is counted
+    /// per group.
+    Age(Duration),
+    /// When the partition has so many newer ones, **whether they were read or not**: what is lost is counted per group.
+    Length(u64),
     /// Never: the log keeps everything, and so does the server's memory.
     Keep,
 }
 
 impl Retention {
-    /// The setting as it stands in a topic's meta hash.
+    /// Whether it may drop what a group has not settled.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Consumed => "consumed",
-            Self::Keep => "keep",
-        }
+    pub const fn is_lossy(self) -> bool {
+        matches!(self, Self::Age(_) | Self::Length(_))
     }
 
-    /// Reads the setting back.
+    /// Reads the setting back from what [`Display`](fmt::Display) made of it.
     ///
     /// # Errors
-    /// [`ErrorKind::Protocol`] for a word that this version does not know.
+    /// [`ErrorKind::Unsupported`] for a setting that this version does not know; [`ErrorKind::Protocol`] for one that
+    /// makes no sense.
     pub fn parse(text: &str) -> Result<Self> {
-        match text {
-            "consumed" => Ok(Self::Consumed),
-            "keep" => Ok(Self::Keep),
-            other => Err(Error::new(ErrorKind::Protocol, format!("unknown retention {other:?}"))),
+        let (word, figure) = text.split_once(':').map_or((text, None), |(word, figure)| (word, Some(figure)));
+        let figure = figure.map(|figure| figure.parse::<u64>().ok().filter(|figure| *figure > 0));
+        Ok(match (word, figure) {
+            ("consumed", None) => Self::Consumed,
+            ("keep", None) => Self::Keep,
+            ("consumed-after", Some(Some(ms))) => Self::ConsumedAfter(Duration::from_millis(ms)),
+            ("age", Some(Some(ms))) => Self::Age(Duration::from_millis(ms)),
+            ("length", Some(Some(entries))) => Self::Length(entries),
+            ("consumed" | "keep" | "consumed-after" | "age" | "length", _) => {
+                return Err(Error::new(
+                    ErrorKind::Protocol,
+                    format!("the retention {text:?} makes no sense"),
+                ));
+            }
+            _ => return Err(Error::new(ErrorKind::Unsupported, format!("unknown retention {text:?}"))),
+        })
+    }
+
+    fn check(self, problems: &mut Problems) {
+        let nothing = match self {
+            Self::ConsumedAfter(time) | Self::Age(time) => time.is_zero(),
+            Self::Length(entries) => entries == 0,
+            Self::Consumed | Self::Keep => false,
+        };
+        problems.require(!nothing, || format!("the retention {self:?} would keep nothing at all"));
+    }
+}
+
+/// The setting as it stands in a topic's meta hash; times in milliseconds, rounded up.
+impl fmt::Display for Retention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |time: Duration| {
+            u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(MAX_MS)
+        };
+        match *self {
+            Self::Consumed => f.write_str("consumed"),
+            Self::Keep => f.write_str("keep"),
+            Self::ConsumedAfter(time) => write!(f, "consumed-after:{}", ms(time)),
+            Self::Age(time) => write!(f, "age:{}", ms(time)),
+            Self::Length(entries) => write!(f, "length:{entries}"),
         }
     }
 }
+
+/// The longest time that a retention can say: what Lua counts exactly. It is 285,000 years.
+const MAX_MS: u64 = 1 << 53;
 
 /// What a backend keeps of a topic: the checked, untyped part of a [`Topic`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +142,9 @@ pub struct TopicSpec {
     pub partitions: u32,
     /// When entries leave the log.
     pub retention: Retention,
+    /// How many entries the log of a partition should have at most: producers hold back beyond that. `None` for no
+    /// bound.
+    pub max_length: Option<u64>,
 }
 
 impl TopicSpec {
@@ -105,7 +158,7 @@ impl TopicSpec {
             format!("topic {name} has {partitions} partitions, 1 to {MAX_PARTITIONS} are allowed")
         });
         problems.finish()?;
-        Ok(Self { name, partitions, retention: Retention::default() })
+        Ok(Self { name, partitions, retention: Retention::default(), max_length: None })
     }
 
     /// The same topic with another retention.
@@ -114,9 +167,76 @@ impl TopicSpec {
         Self { retention, ..self }
     }
 
+    /// The same topic with another bound, or with none.
+    #[must_use]
+    pub fn with_max_length(self, max_length: impl Into<Option<u64>>) -> Self {
+        Self { max_length: max_length.into(), ..self }
+    }
+
+    /// Whether the settings make sense.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] that lists what does not.
+    pub fn check(&self) -> Result<()> {
+        let mut problems = Problems::new("topic");
+        self.find(&mut problems);
+        problems.finish()
+    }
+
+    fn find(&self, problems: &mut Problems) {
+        self.retention.check(problems);
+        problems.require(self.max_length != Some(0), || {
+            format!("topic {} has a max_length of 0: nothing could be sent", self.name)
+        });
+    }
+
     /// All its partitions in order.
     pub fn iter(&self) -> impl Iterator<Item = TopicPartition> + '_ {
         (0..self.partitions).map(|partition| TopicPartition::new(self.name.clone(), partition))
+    }
+}
+
+/// What is to be changed of a topic; whatever is not named stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use = "a change does nothing until it is given to Catalog::alter_topic"]
+#[non_exhaustive]
+pub struct TopicChange {
+    /// Another retention.
+    pub retention: Option<Retention>,
+    /// Another bound; `Some(None)` for none.
+    pub max_length: Option<Option<u64>>,
+}
+
+impl TopicChange {
+    /// Nothing changes.
+    pub const fn new() -> Self {
+        Self { retention: None, max_length: None }
+    }
+
+    /// Entries leave the log at other times. Consumers that run go by it within a minute.
+    pub const fn retention(mut self, retention: Retention) -> Self {
+        self.retention = Some(retention);
+        self
+    }
+
+    /// Producers hold back when the log of a partition has so many entries; `None` for no bound. Producers that run go by
+    /// it when they [refresh](crate::Catalog::topic) what they know of the topic.
+    pub fn max_length(mut self, entries: impl Into<Option<u64>>) -> Self {
+        self.max_length = Some(entries.into());
+        self
+    }
+
+    /// A topic after the change.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] that lists what makes no sense.
+    pub fn of(&self, topic: TopicSpec) -> Result<TopicSpec> {
+        let changed = TopicSpec {
+            retention: self.retention.unwrap_or(topic.retention),
+            max_length: self.max_length.unwrap_or(topic.max_length),
+            ..topic
+        };
+        changed.check().map(|()| changed)
     }
 }
 
@@ -138,6 +258,7 @@ pub struct Topic<T: 'static> {
     name: Cow<'static, str>,
     partitions: u32,
     retention: Retention,
+    max_length: Option<u64>,
     codec: &'static dyn Codec<T>,
 }
 
@@ -161,7 +282,13 @@ impl<T: 'static> Topic<T> {
     /// A topic with a codec of your own and 1 partition.
     #[must_use]
     pub const fn with_codec(name: &'static str, codec: &'static dyn Codec<T>) -> Self {
-        Self { name: Cow::Borrowed(name), partitions: 1, retention: Retention::Consumed, codec }
+        Self {
+            name: Cow::Borrowed(name),
+            partitions: 1,
+            retention: Retention::Consumed,
+            max_length: None,
+            codec,
+        }
     }
 
     /// The same topic under a name that is known at run time only.
@@ -187,6 +314,17 @@ impl<T: 'static> Topic<T> {
         self
     }
 
+    /// How many entries the log of a partition should have at most: beyond that producers wait or refuse, as they are
+    /// set up. Default: no bound.
+    ///
+    /// Every producer looks for itself, with its requests: so a log may grow beyond the bound by one request of each
+    /// producer. Messages that were scheduled for later come in whenever they are due.
+    #[must_use]
+    pub const fn max_length(mut self, entries: u64) -> Self {
+        self.max_length = Some(entries);
+        self
+    }
+
     /// The codec that turns payloads into bytes and back.
     #[must_use]
     pub const fn codec(&self) -> &'static dyn Codec<T> {
@@ -203,9 +341,10 @@ impl<T: 'static> Topic<T> {
         let stand_in = TopicName::new("topic");
         let spec = name.map_or(stand_in, Ok).and_then(|name| TopicSpec::new(name, self.partitions));
         let spec = problems.take(spec);
+        let spec = spec.map(|spec| spec.with_retention(self.retention).with_max_length(self.max_length));
+        spec.iter().for_each(|spec| spec.find(&mut problems));
         problems.finish()?;
-        spec.map(|spec| spec.with_retention(self.retention))
-            .ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "invalid topic"))
+        spec.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "invalid topic"))
     }
 }
 
@@ -221,6 +360,7 @@ impl<T: 'static> fmt::Debug for Topic<T> {
             .field("name", &self.name)
             .field("partitions", &self.partitions)
             .field("retention", &self.retention)
+            .field("max_length", &self.max_length)
             .field("codec", &self.codec.name())
             .finish()
     }
@@ -248,9 +388,47 @@ mod tests {
 
     #[test]
     fn retention_reads_back() {
-        for retention in [Retention::Consumed, Retention::Keep] {
-            assert_eq!(Retention::parse(retention.as_str()).expect("known"), retention);
+        let day = Duration::from_secs(86_400);
+        let golden = [
+            (Retention::Consumed, "consumed"),
+            (Retention::Keep, "keep"),
+            (Retention::ConsumedAfter(day), "consumed-after:86400000"),
+            (Retention::Age(day), "age:86400000"),
+            (Retention::Length(1_000), "length:1000"),
+        ];
+        for (retention, text) in golden {
+            assert_eq!(retention.to_string(), text);
+            assert_eq!(Retention::parse(text).expect("known"), retention);
         }
-        assert!(Retention::parse("forever").is_err());
+        assert_eq!(
+            Retention::Age(Duration::from_nanos(1)).to_string(),
+            "age:1",
+            "rounded up, never to nothing"
+        );
+        let forever = Retention::Age(Duration::MAX).to_string();
+        Retention::parse(&forever).expect("what was written can be read");
+        for (text, kind) in [
+            ("forever", ErrorKind::Unsupported),
+            ("bytes:7", ErrorKind::Unsupported),
+            ("age", ErrorKind::Protocol),
+            ("age:0", ErrorKind::Protocol),
+            ("age:-1", ErrorKind::Protocol),
+            ("length:many", ErrorKind::Protocol),
+            ("keep:1", ErrorKind::Protocol),
+        ] {
+            assert_eq!(Retention::parse(text).expect_err(text).kind(), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_keeps_or_takes_nothing_is_refused() {
+        let nothing = Topic::<u64>::new("numbers").retention(Retention::Length(0)).max_length(0);
+        assert_eq!(nothing.spec().expect_err("two problems").problems().len(), 2);
+        let spec = ORDERS.spec().expect("valid");
+        let change = TopicChange::new().retention(Retention::Age(Duration::ZERO));
+        assert_eq!(change.of(spec.clone()).expect_err("nothing").kind(), ErrorKind::InvalidConfig);
+        let change = TopicChange::new().max_length(7);
+        assert_eq!(change.of(spec.clone()).expect("valid"), spec.clone().with_max_length(7));
+        assert_eq!(TopicChange::new().of(spec.clone()).expect("valid"), spec);
     }
 }

@@ -118,15 +118,24 @@ pub fn encode(envelope: &Envelope) -> Fields {
 /// Reads an entry of a log or retry log.
 #[must_use]
 pub fn decode(receipt: Receipt, fields: &[Field], limits: &Limits) -> Decoded {
-    let (lead, body) = match receipt.source {
-        Source::Log => fields.split_at(0),
-        Source::Retry => split_lead(fields, &REDELIVERY_FIELDS),
-    };
-    let attempt = text(lead, ATTEMPT).and_then(|n| n.parse().ok()).filter(|n| *n >= 1).unwrap_or(1);
-    let origin = text(lead, ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(receipt.id);
-    let error = text(lead, ERROR).filter(|error| !error.is_empty());
-    let history = history(lead);
-    Decoded { attempt, origin, error, history, envelope: decode_body(body, limits) }
+    decode_owned(receipt, fields.to_vec(), limits)
+}
+
+/// The same of fields that nobody else needs: they are taken apart, nothing is copied.
+#[must_use]
+pub fn decode_owned(receipt: Receipt, mut fields: Fields, limits: &Limits) -> Decoded {
+    let (mut attempt, mut origin) = (1, receipt.id);
+    let (mut error, mut past) = (None, History::default());
+    if receipt.source == Source::Retry {
+        let lead = split_lead(&fields, &REDELIVERY_FIELDS).0;
+        attempt = text(lead, ATTEMPT).and_then(|n| n.parse().ok()).filter(|n| *n >= 1).unwrap_or(1);
+        origin = text(lead, ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(receipt.id);
+        error = text(lead, ERROR).filter(|error| !error.is_empty());
+        past = history(lead);
+        let ours = lead.len();
+        fields.drain(..ours);
+    }
+    Decoded { attempt, origin, error, history: past, envelope: read_body(fields, limits) }
 }
 
 /// The original entry inside a redelivery or dead letter: what stands behind our own fields.
@@ -216,6 +225,14 @@ fn split_lead<'a>(fields: &'a [Field], names: &[&str]) -> (&'a [Field], &'a [Fie
 /// # Errors
 /// Why it is not a message.
 pub fn decode_body(body: &[Field], limits: &Limits) -> Result<Envelope, Malformed> {
+    read_body(body.iter().cloned(), limits)
+}
+
+fn read_body<I>(body: I, limits: &Limits) -> Result<Envelope, Malformed>
+where
+    I: IntoIterator<Item = Field, IntoIter: ExactSizeIterator>,
+{
+    let body = body.into_iter();
     if body.len() > MAX_BODY_FIELDS {
         return Err(Malformed::TooLarge(format!("fields: {}, at most {MAX_BODY_FIELDS}", body.len())));
     }
@@ -234,11 +251,11 @@ pub fn decode_body(body: &[Field], limits: &Limits) -> Result<Envelope, Malforme
         } else if let Some(name) = name.strip_prefix(HEADER.as_bytes())
             && let Ok(name) = std::str::from_utf8(name)
         {
-            headers.append(name, value.clone());
+            headers.append(name, value);
         }
     }
-    let payload = payload.cloned().ok_or(Malformed::NoPayload)?;
-    let envelope = Envelope { key: key.cloned(), headers, payload };
+    let payload = payload.ok_or(Malformed::NoPayload)?;
+    let envelope = Envelope { key, headers, payload };
     match envelope.check(limits) {
         Ok(()) => Ok(envelope),
         Err(error) => {

@@ -13,6 +13,7 @@ use millstream_core::{Backend, TopicPartition, TopicSpec};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::expected::Expected;
 use crate::fire::Firings;
 use crate::panics::{Careful, caught};
 use crate::promoter::{LONGEST_BREATH, PromoterConfig};
@@ -33,6 +34,7 @@ pub struct DelayedPromoter {
     config: PromoterConfig,
     observer: Arc<dyn Observer>,
     firings: Firings,
+    expected: Expected,
     sleep: Sleep,
 }
 
@@ -54,7 +56,8 @@ impl DelayedPromoter {
     pub fn new(backend: &Backend, topic: TopicSpec, config: PromoterConfig) -> Result<Self> {
         config.check()?;
         let (backend, sleep) = (backend.clone(), Sleep::beside(backend));
-        Ok(Self { backend, topic, config, observer: Arc::new(Ignore), firings: Firings::default(), sleep })
+        let (observer, firings, expected) = (Arc::new(Ignore), Firings::default(), Expected::default());
+        Ok(Self { backend, topic, config, observer, firings, expected, sleep })
     }
 
     /// Is told of what it moves.
@@ -161,8 +164,9 @@ impl DelayedPromoter {
         let started = Instant::now();
         let promoted = self.backend.schedule.promote_delayed(topic_partition, self.config.limit).await?;
         let Promoted { moved: messages, orphans, next, recurring } = promoted;
+        let late = self.expected.answered(topic_partition, messages + orphans, next);
         if messages + orphans > 0 {
-            self.observer.observe(&Event::DelayedPromoted { topic_partition, messages, orphans });
+            self.observer.observe(&Event::DelayedPromoted { topic_partition, messages, orphans, late });
         }
         let kept = &*self.backend.recurring;
         let again = self.firings.round(recurring, kept, topic_partition, &*self.observer).await;

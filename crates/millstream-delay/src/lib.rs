@@ -11,6 +11,7 @@ mod task;
 mod worker;
 
 // What recurs, in queues and topics, and how it fires.
+mod expected;
 mod fire;
 mod recurring;
 mod rule;
@@ -28,11 +29,11 @@ mod trouble;
 pub use dead::DeadTasks;
 pub use delayed::DelayedPromoter;
 pub use fire::fire_due;
-pub use list::{Cursor, Page, WaitingTask};
+pub use list::WaitingTask;
 pub use promoter::{Promoter, PromoterConfig};
 pub use queue::{DelayQueue, DelayQueueBuilder};
 pub use recurring::{Recur, RecurringEntry, RecurringMessages, recur};
 pub use rule::{GRACE, MAX_MISSED, Missed, Plan, Rule, SHORTEST};
 pub use schedule::{ScheduleTask, ScheduledTask, TaskRecord};
 pub use task::Task;
-pub use worker::{Check, Failing, IntoCheck, Progress, Report, Worker, WorkerBuilder, WorkerConfig};
+pub use worker::{Check, Failing, IntoCheck, Progress, Worker, WorkerBuilder, WorkerConfig, WorkerReport};

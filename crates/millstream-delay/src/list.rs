@@ -18,6 +18,8 @@ pub struct WaitingTask<T: 'static> {
     pub id: ScheduleId,
     /// When it is due, by the server's clock.
     pub due: SystemTime,
+    /// The same in milliseconds since 1970, as the server has it.
+    millis: u64,
     fields: wire::Fields,
     queue: Arc<Inner<T>>,
 }
@@ -25,7 +27,7 @@ pub struct WaitingTask<T: 'static> {
 impl<T> WaitingTask<T> {
     pub(crate) fn new(found: Scheduled, queue: &Arc<Inner<T>>) -> Self {
         let Scheduled { id, due, fields } = found;
-        Self { id, due: time_of(due), fields, queue: queue.clone() }
+        Self { id, due: time_of(due), millis: due, fields, queue: queue.clone() }
     }
 
     /// Key, headers and payload as bytes.
@@ -56,36 +58,18 @@ impl<T> fmt::Debug for WaitingTask<T> {
     }
 }
 
-/// Behind which task a page begins.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cursor(u64, ScheduleId);
-
-/// Some of the tasks that wait.
-#[non_exhaustive]
-pub struct Page<T: 'static> {
-    /// By due time, those of one millisecond by id.
-    pub tasks: Vec<WaitingTask<T>>,
-    /// Where the next page begins; `None` if this is the last one.
-    pub next: Option<Cursor>,
-}
-
-impl<T> Page<T> {
-    pub(crate) async fn read(queue: &Arc<Inner<T>>, after: Option<Cursor>, limit: usize) -> Result<Self> {
-        let limit = limit.clamp(1, MAX_PAGE);
-        let after = after.map(|Cursor(due, id)| (due, id));
-        let places: Vec<Place> = queue.spec.iter().map(Place::from).collect();
-        let read = places.iter().map(|place| queue.backend.schedule.scheduled(place, after.clone(), limit));
-        let mut found: Vec<_> = try_join_all(read).await?.into_iter().flatten().collect();
-        found.sort_by(|one, other| (one.due, &one.id).cmp(&(other.due, &other.id)));
-        let last = found.len() < limit;
-        found.truncate(limit);
-        let next = found.last().filter(|_| !last).map(|task| Cursor(task.due, task.id.clone()));
-        Ok(Self { tasks: found.into_iter().map(|task| WaitingTask::new(task, queue)).collect(), next })
-    }
-}
-
-impl<T> fmt::Debug for Page<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Page").field("tasks", &self.tasks).field("next", &self.next).finish()
-    }
+/// A page over all shards, by due time; those of one millisecond by id.
+pub(crate) async fn page<T>(
+    queue: &Arc<Inner<T>>,
+    after: Option<&WaitingTask<T>>,
+    limit: usize,
+) -> Result<Vec<WaitingTask<T>>> {
+    let limit = limit.min(MAX_PAGE);
+    let after = after.map(|after| (after.millis, after.id.clone()));
+    let places: Vec<Place> = queue.spec.iter().map(Place::from).collect();
+    let read = places.iter().map(|place| queue.backend.schedule.scheduled(place, after.clone(), limit));
+    let mut found: Vec<_> = try_join_all(read).await?.into_iter().flatten().collect();
+    found.sort_by(|one, other| (one.due, &one.id).cmp(&(other.due, &other.id)));
+    found.truncate(limit);
+    Ok(found.into_iter().map(|task| WaitingTask::new(task, queue)).collect())
 }

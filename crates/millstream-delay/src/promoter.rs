@@ -11,6 +11,7 @@ use millstream_core::upkeep::{Trigger, Upkeep};
 use millstream_core::{Backend, Lease, Place, Recurring, Schedule};
 use tokio::time::Instant;
 
+use crate::expected::Expected;
 use crate::fire::Firings;
 use crate::panics::caught;
 use crate::sleep::{LONGEST_SLEEP, Sleep};
@@ -30,13 +31,13 @@ pub struct PromoterConfig {
     /// The most messages moved per call, 1 to [`MAX_PROMOTE`]. A server does nothing else meanwhile: 200 take it
     /// about 1 ms. Default: [`MAX_PROMOTE`].
     pub limit: usize,
-    /// The longest sleep, and so the most that a lost wake-up can cost; at most a day. Default: 15 s.
+    /// The longest sleep, and so the most that a lost wake-up can cost; at most a day. Default: 30 s.
     pub longest_sleep: Duration,
 }
 
 impl Default for PromoterConfig {
     fn default() -> Self {
-        Self { limit: MAX_PROMOTE, longest_sleep: Duration::from_secs(15) }
+        Self { limit: MAX_PROMOTE, longest_sleep: Duration::from_secs(30) }
     }
 }
 
@@ -93,6 +94,7 @@ pub struct Promoter {
     schedule: Arc<dyn Schedule>,
     recurring: Arc<dyn Recurring>,
     firings: Firings,
+    expected: Expected,
     sleep: Sleep,
     config: PromoterConfig,
 }
@@ -107,7 +109,7 @@ impl Promoter {
         config.check()?;
         let (schedule, recurring) = (backend.schedule.clone(), backend.recurring.clone());
         let (firings, sleep) = (Firings::default(), Sleep::beside(backend));
-        Ok(Self { schedule, recurring, firings, sleep, config })
+        Ok(Self { schedule, recurring, firings, expected: Expected::default(), sleep, config })
     }
 
     /// Promotes until the lease is lost. Errors do not end it: it pauses, 50 ms to 2 s, and goes on.
@@ -150,8 +152,9 @@ impl Upkeep for Promoter {
         let started = Instant::now();
         let Promoted { moved, orphans, next, recurring } =
             self.schedule.promote(lease, self.config.limit).await?;
+        let late = self.expected.answered(topic_partition, moved + orphans, next);
         if moved + orphans > 0 {
-            events.observe(&Event::Promoted { topic_partition, group, messages: moved, orphans });
+            events.observe(&Event::Promoted { topic_partition, group, messages: moved, orphans, late });
         }
         let again = self.firings.round(recurring, &*self.recurring, topic_partition, events).await;
         Ok(Some(self.config.pause(PromoterConfig::next(moved + orphans, next, again), started)))

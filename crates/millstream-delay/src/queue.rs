@@ -17,7 +17,7 @@ use millstream_core::{
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::dead::DeadTasks;
-use crate::list::{Cursor, Page, WaitingTask};
+use crate::list::{WaitingTask, page};
 use crate::recurring::{Home, Recur, RecurringEntry, Spread};
 use crate::schedule::{ScheduleTask, ScheduledTask, TaskRecord};
 use crate::worker::WorkerBuilder;
@@ -162,20 +162,20 @@ impl<T: 'static> DelayQueue<T> {
         Ok(None)
     }
 
-    /// Up to `limit` (at most 1,000) tasks that wait, over all shards by due time, behind `after`: `None`, or
-    /// [`Page::next`] of the page before. Late pages cost no more than the first.
+    /// Up to `limit` (at most 1,000) tasks that wait, over all shards by due time, behind `after`: `None`, or the last one
+    /// of the page before. Late pages cost no more than the first.
     ///
     /// # Errors
     /// Those of [`Schedule::scheduled`](millstream_core::Schedule::scheduled).
-    pub async fn list(&self, after: Option<Cursor>, limit: usize) -> Result<Page<T>> {
-        Page::read(&self.inner, after, limit).await
+    pub async fn list(&self, after: Option<&WaitingTask<T>>, limit: usize) -> Result<Vec<WaitingTask<T>>> {
+        page(&self.inner, after, limit).await
     }
 
     /// How many tasks wait, are due, are worked on and were given up, over all shards.
     ///
     /// # Errors
     /// Those of [`Tasks::counts`](millstream_core::Tasks::counts).
-    pub async fn counts(&self) -> Result<TaskCounts> {
+    pub async fn count(&self) -> Result<TaskCounts> {
         let shards: Vec<_> = self.inner.spec.iter().collect();
         let counts = shards.iter().map(|shard| self.inner.backend.tasks.counts(shard));
         let mut all = TaskCounts::default();

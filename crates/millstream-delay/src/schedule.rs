@@ -151,7 +151,7 @@ impl<'a, T> IntoFuture for ScheduleTask<'a, T> {
 
     fn into_future(self) -> Self::IntoFuture {
         // Encoded here and not in the future, so that the future does not hold the value.
-        let scheduling = self.queue.scheduling(self.record);
+        let scheduling = self.queue.scheduling(self.record, Uuid::new_v4().as_u128());
         let schedule = self.queue.inner.backend.schedule.clone();
         Box::pin(async move {
             let batch = [scheduling?];
@@ -169,10 +169,11 @@ impl<T> fmt::Debug for ScheduleTask<'_, T> {
 }
 
 impl<T: 'static> DelayQueue<T> {
-    fn scheduling(&self, record: TaskRecord<'_, T>) -> Result<Scheduling> {
+    /// A task under its own id, or the one that `random` makes.
+    fn scheduling(&self, record: TaskRecord<'_, T>, random: u128) -> Result<Scheduling> {
         let id = match record.id {
             Some(id) => ScheduleId::new(id)?,
-            None => ScheduleId::new(short(Uuid::new_v4()))?,
+            None => ScheduleId::new(short(random))?,
         };
         let fields = self.inner.encode(record.payload, record.envelope)?;
         let (due, on_conflict) = (record.due, record.on_conflict);
@@ -190,8 +191,10 @@ impl<T: 'static> DelayQueue<T> {
         loop {
             let mut batch = Vec::new();
             let mut slots = Vec::new();
-            for record in records.by_ref().take(CHUNK) {
-                slots.push(self.scheduling(record).map(|scheduling| {
+            // The system is asked for a number once, and not for every task; of the others each is the next one.
+            let first = Uuid::new_v4().as_u128();
+            for (nth, record) in records.by_ref().take(CHUNK).enumerate() {
+                slots.push(self.scheduling(record, first.wrapping_add(nth as u128)).map(|scheduling| {
                     let id = scheduling.id.clone();
                     batch.push(scheduling);
                     id
@@ -214,10 +217,10 @@ fn unanswered() -> Result<Placed> {
     Err(Error::new(ErrorKind::Protocol, "the backend gave no result for a task"))
 }
 
-/// 122 random bits in 22 characters: an id stands twice on the server, and there may be millions.
-fn short(uuid: Uuid) -> String {
+/// A number of 128 bits in 22 characters: an id stands twice on the server, and there may be millions.
+fn short(number: u128) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let mut rest = uuid.as_u128();
+    let mut rest = number;
     let digit = |_| {
         let digit = char::from(DIGITS[(rest & 63) as usize]);
         rest >>= 6;

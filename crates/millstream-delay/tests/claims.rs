@@ -39,7 +39,7 @@ async fn claim(backend: &Backend) -> ClaimedTask {
 }
 
 async fn is_empty(queue: &DelayQueue<u64>) -> bool {
-    let counts = queue.counts().await.expect("counts");
+    let counts = queue.count().await.expect("counts");
     counts.waiting.total + counts.claimed + counts.dead == 0
 }
 
@@ -130,7 +130,7 @@ async fn tasks_that_no_handler_began_do_not_die_however_many_answers_are_lost() 
     queue.schedule_all(numbers.iter().map(TaskRecord::new)).await;
     let (worker, seen) = noting(&queue, SECS(5)).await;
     tokio::time::sleep(SECS(300)).await;
-    let counts = queue.counts().await.expect("counts");
+    let counts = queue.count().await.expect("counts");
     assert_eq!((seen.len(), counts.dead, counts.claimed + counts.waiting.total), (0, 0, 300));
     link.lose_claims.store(0, Ordering::Relaxed);
     seen.reach(300).await;
@@ -149,7 +149,7 @@ async fn a_task_over_which_somebody_died_is_begun_only_when_the_server_knows() {
     let (worker, seen) = noting(&open(&link.over(&backend), 1).await, SECS(5)).await;
     tokio::time::sleep(SECS(120)).await;
     assert!(link.calls("extend") > 20, "tried again and again");
-    assert_eq!((seen.len(), queue.counts().await.expect("counts").dead), (0, 0));
+    assert_eq!((seen.len(), queue.count().await.expect("counts").dead), (0, 0));
     link.no_renewals.store(false, Ordering::Relaxed);
     seen.reach(1).await;
     assert_eq!(seen.all(), [(1, 1)], "claims that nobody began with do not count");

@@ -125,7 +125,7 @@ async fn what_comes_too_late_is_told_and_changes_nothing() {
     let queue = open(&backend, 1).await;
     let other = queue.worker().start(|_: Task<u64>| tokio::time::sleep(SECS(100))).await.expect("starts");
     eventually(|| late.report().stale == 1, "stale").await;
-    assert_eq!(queue.counts().await.expect("counts").claimed, 1, "it is the other's");
+    assert_eq!(queue.count().await.expect("counts").claimed, 1, "it is the other's");
     eventually(|| other.report().done == 1, "done").await;
     drop(late);
 }
@@ -147,7 +147,7 @@ async fn who_claims_a_task_that_it_has_in_hand_goes_on_with_it() {
     assert!(link.calls("claim") > 25, "its claim ran out again and again");
     tokio::time::sleep(SECS(60)).await;
     assert_eq!((seen.len(), worker.shutdown().await.stale), (1, 0));
-    assert_eq!(queue.counts().await.expect("counts").claimed, 0);
+    assert_eq!(queue.count().await.expect("counts").claimed, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -171,7 +171,7 @@ async fn lost_replies_cost_time_and_no_task() {
     ids.dedup();
     assert_eq!(ids.len(), 40, "each at least once");
     assert_eq!(seen.len(), 40, "and none twice: claims that nobody worked on ran out");
-    let counts = queue.counts().await.expect("counts");
+    let counts = queue.count().await.expect("counts");
     assert_eq!((counts.waiting.total, counts.claimed, counts.dead), (0, 0, 0));
     drop(worker);
 }
@@ -341,7 +341,7 @@ async fn a_busy_worker_lets_another_one_look_out() {
     queue.schedule(&2).delay(SECS(41)).await.expect("scheduled");
     queue.schedule(&3).delay(SECS(42)).await.expect("scheduled");
     tokio::time::sleep(SECS(41) + MS(500)).await;
-    let waiting = queue.counts().await.expect("counts").waiting;
+    let waiting = queue.count().await.expect("counts").waiting;
     assert_eq!(waiting.overdue, 0, "nothing that is due waits while somebody is free");
     drop((busy, other));
 }

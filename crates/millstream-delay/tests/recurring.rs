@@ -145,7 +145,7 @@ async fn what_it_schedules_is_found_wherever_it_waits() {
         let place = Place::Shard(millstream_core::Shard::new(queue.name().clone(), shard));
         fire_due(&*backend.recurring, &place, &millstream_core::event::Ignore).await.expect("fires");
     }
-    let waiting = queue.list(None, 100).await.expect("list").tasks;
+    let waiting = queue.list(None, 100).await.expect("list");
     assert_eq!(waiting.len(), 20);
     for task in &waiting {
         assert!(queue.get(&task.id).await.expect("read").is_some(), "{}", task.id);
@@ -160,6 +160,8 @@ async fn what_is_wrong_with_a_rule_is_said() {
     assert_eq!(kind(queue.recurring("r").payload(&1).await), ErrorKind::InvalidConfig);
     assert_eq!(kind(queue.recurring("r").every(SECS(1)).await), ErrorKind::InvalidConfig);
     assert_eq!(kind(queue.recurring("r").every(MS(1)).payload(&1).await), ErrorKind::InvalidConfig);
+    let both = queue.recurring("r").every(SECS(1)).cron("* * * * *", "UTC").payload(&1).await;
+    assert_eq!(kind(both), ErrorKind::InvalidConfig, "which one is meant?");
     assert_eq!(kind(queue.recurring("r").cron("x", "UTC").payload(&1).await), ErrorKind::InvalidConfig);
     let never = queue.recurring("r").cron("0 0 30 2 *", "UTC").payload(&1).await;
     assert_eq!(kind(never), ErrorKind::InvalidConfig, "there is no 30th of February");

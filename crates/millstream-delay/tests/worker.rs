@@ -34,7 +34,7 @@ async fn a_task_is_worked_on_when_it_is_due_and_not_before() {
         assert!(at >= MS(due) && at <= MS(due + 2) && late <= MS(1), "{due}: {at:?}, late {late:?}");
     }
     assert_eq!(worker.shutdown().await.done, 6);
-    let counts = queue.counts().await.expect("counts");
+    let counts = queue.count().await.expect("counts");
     assert_eq!((counts.waiting.total, counts.claimed, counts.dead), (0, 0, 0));
 }
 
@@ -149,7 +149,7 @@ async fn no_more_is_claimed_than_there_is_room_for() {
     let handler = slow(leave.clone(), running, Arc::clone(&most));
     let worker = linked.worker().concurrency(5).start(handler).await.expect("starts");
     tokio::time::sleep(SECS(1)).await;
-    let counts = queue.counts().await.expect("counts");
+    let counts = queue.count().await.expect("counts");
     assert_eq!((counts.claimed, counts.waiting.total), (5, 95), "nothing is read ahead");
     let calls = link.calls("claim");
     tokio::time::sleep(SECS(9)).await;
@@ -231,7 +231,7 @@ async fn an_end_without_work_takes_no_time_and_a_drop_ends_too() {
     drop(worker);
     queue.schedule(&1).await.expect("scheduled");
     tokio::time::sleep(SECS(60)).await;
-    assert_eq!(queue.counts().await.expect("counts").waiting.overdue, 1, "nobody works any more");
+    assert_eq!(queue.count().await.expect("counts").waiting.overdue, 1, "nobody works any more");
 }
 
 #[tokio::test(start_paused = true)]

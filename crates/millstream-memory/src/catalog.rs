@@ -1,16 +1,22 @@
 //! The catalog role in memory.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
-use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Start};
-use millstream_core::{GroupName, MessageId, Partition, Result, TopicName, TopicPartition, TopicSpec};
+use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Pin, Start};
+use millstream_core::{
+    GroupName, MessageId, Partition, Result, TopicChange, TopicName, TopicPartition, TopicSpec,
+};
 
 use crate::MemoryBackend;
+use crate::clock::Now;
 use crate::state;
 use crate::stream::{Cursor, Stream};
 
 #[async_trait]
 impl Catalog for MemoryBackend {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        spec.check()?;
         let mut state = self.lock();
         Ok(state.topics.entry(spec.name.clone()).or_insert_with(|| spec.clone()).clone())
     }
@@ -25,7 +31,9 @@ impl Catalog for MemoryBackend {
         if partitions <= topic.partitions {
             return Ok(topic);
         }
-        let grown = TopicSpec::new(name.clone(), partitions)?.with_retention(topic.retention);
+        let grown = TopicSpec::new(name.clone(), partitions)?
+            .with_retention(topic.retention)
+            .with_max_length(topic.max_length);
         state.topics.insert(name.clone(), grown.clone());
         let groups = state.topic_groups.get(name).cloned().unwrap_or_default();
         for tp in grown.iter().skip(topic.partitions as usize) {
@@ -49,6 +57,28 @@ impl Catalog for MemoryBackend {
         let (log, end) = (&partition.log, end.unwrap_or(MessageId::MAX));
         let between = log.count_above(log.before(start)?).saturating_sub(log.count_above(end));
         Ok(count(between).min(limit))
+    }
+
+    async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
+        let mut state = self.lock();
+        let changed = change.of(state.topic(name)?.clone())?;
+        state.topics.insert(name.clone(), changed.clone());
+        Ok(changed)
+    }
+
+    async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
+        let mut state = self.lock();
+        let known = state.topics.contains_key(name);
+        if known {
+            state.forget_topic(name);
+        }
+        Ok(known)
+    }
+
+    async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
+        let mut state = self.lock();
+        let topic = state.topic(topic)?.clone();
+        Ok(state.forget_group(&topic, group))
     }
 
     async fn topics(&self) -> Result<Vec<TopicName>> {
@@ -83,6 +113,7 @@ impl Catalog for MemoryBackend {
         after: MessageId,
     ) -> Result<()> {
         let mut state = self.lock();
+        state.topic(&topic_partition.topic)?;
         let partition = state.partition(topic_partition);
         // A log that ends below `after` is not the one that `after` was read from: it was deleted since. What is
         // in it may never have been read.
@@ -93,11 +124,18 @@ impl Catalog for MemoryBackend {
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
         let state = self.lock();
+        let now = self.now();
         let stats = topic.iter().map(|tp| match state.peek(&tp) {
-            Some(partition) => stats(tp.partition, partition, group),
+            Some(partition) => stats(tp.partition, partition, group, now),
             None => PartitionStats::empty(tp.partition),
         });
         Ok(stats.collect())
+    }
+
+    async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
+        let state = self.lock();
+        let now = self.now();
+        Ok(topic.iter().filter_map(|tp| pin(tp.partition, state.peek(&tp)?, now)).collect())
     }
 }
 
@@ -109,20 +147,46 @@ fn create(partition: &mut state::Partition, group: &GroupName, delivered: Messag
     missing
 }
 
-fn stats(number: Partition, partition: &state::Partition, group: &GroupName) -> PartitionStats {
+fn stats(number: Partition, partition: &state::Partition, group: &GroupName, now: Now) -> PartitionStats {
     let mut stats = PartitionStats::empty(number);
     stats.length = count(partition.log.len());
     stats.lag = None;
     let Some(group) = partition.groups.get(group) else { return stats };
     if let Some(cursor) = &group.cursor {
         stats.position = Some(cursor.delivered);
-        stats.lag = Some(count(partition.log.count_above(cursor.delivered)));
+        stats.lag_at_least = count(partition.log.count_above(cursor.delivered));
+        stats.lag = Some(stats.lag_at_least);
+        let unread = partition.log.above(cursor.delivered).next().map(|(id, _)| *id);
+        let oldest = cursor.pending.keys().next().copied().into_iter().chain(unread).min();
+        stats.oldest = oldest.map(|id| Duration::from_millis(now.millis().saturating_sub(id.ms)));
         stats.pending = count(cursor.pending.len());
     }
     stats.pending += count(group.retry_cursor.pending.len());
-    stats.retrying = count(group.parked.len() + group.retry.count_above(group.retry_cursor.delivered));
+    stats.due = count(group.retry.count_above(group.retry_cursor.delivered));
+    stats.retrying = count(group.parked.len()) + stats.due;
     stats.dead = count(group.dead.len());
     stats
+}
+
+fn pin(number: Partition, partition: &state::Partition, now: Now) -> Option<Pin> {
+    let log = &partition.log;
+    let groups = partition.groups.iter().filter_map(|(name, group)| Some((name, group.cursor.as_ref()?)));
+    let mut marks: Vec<_> = groups.map(|(name, cursor)| (cursor.watermark(), name, cursor)).collect();
+    marks.sort_by_key(|(watermark, name, _)| (*watermark, *name));
+    let (watermark, name, cursor) = *marks.first()?;
+    if log.len() == 0 || watermark > log.last() {
+        return None;
+    }
+    let end = marks.get(1).map_or(log.last().next(), |(watermark, ..)| *watermark);
+    let limit = usize::try_from(Pin::LIMIT).unwrap_or(usize::MAX);
+    let stay = log.above(watermark.previous()).take_while(|(id, _)| *id < end).take(limit);
+    let mut pin = Pin::new(number, name.clone(), watermark);
+    for (_, fields) in stay {
+        pin.entries += 1;
+        pin.bytes += fields.iter().map(|(name, value)| count(name.len() + value.len())).sum::<u64>();
+    }
+    pin.idle = cursor.last_heard().map(|last| now.since(last));
+    Some(pin)
 }
 
 fn count(n: usize) -> u64 {

@@ -30,7 +30,7 @@ impl Leases for MemoryBackend {
                         return Ok(Acquired::Held(holder));
                     }
                     // The asker counts from this request, not from the one whose reply was lost.
-                    fence.expires = now.plus(ttl);
+                    (fence.expires, fence.ttl) = (now.plus(ttl), ttl);
                     let lease = Lease::new(resource.clone(), fence.epoch, nonce, ttl);
                     return Ok(Acquired::Granted(lease.after_abandonment(fence.abandoned)));
                 }
@@ -48,6 +48,7 @@ impl Leases for MemoryBackend {
             token: Some(lease.token.clone()),
             abandoned,
             expires: now.plus(ttl),
+            ttl,
         };
         state.fences.insert(resource.clone(), fence);
         wake(&mut state, resource);
@@ -86,7 +87,8 @@ impl Leases for MemoryBackend {
 }
 
 impl Fence {
-    fn holder(&self, now: Now) -> Option<Holder> {
+    /// Who has the resource now.
+    pub(crate) fn holder(&self, now: Now) -> Option<Holder> {
         let alive = self.token.is_some() && self.expires > now;
         let expires_in = self.expires.since(now);
         alive.then(|| Holder { owner: self.owner.clone(), epoch: self.epoch, expires_in })

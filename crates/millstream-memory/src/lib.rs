@@ -6,10 +6,13 @@ mod shard;
 mod state;
 mod stream;
 mod timetable;
+mod trim;
 
 // One file per role, named as in `millstream-core`.
+mod audit;
 mod catalog;
 mod dead_letters;
+mod inspect;
 mod leases;
 mod log;
 mod members;

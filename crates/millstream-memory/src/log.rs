@@ -6,18 +6,21 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
-use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settled, Settlement, Source};
+use millstream_core::log::{
+    Append, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
-    DeadLetter, Error, ErrorKind, GroupName, Lease, MemberId, MessageId, Result, TopicPartition,
+    DeadLetter, Error, ErrorKind, GroupName, Lease, MemberId, MessageId, Result, Retention, TopicPartition,
 };
 use tokio::sync::Notify;
 
 use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::clock::Now;
-use crate::state::{Group, Item, Partition};
+use crate::state::{Group, Item, Partition, State};
 use crate::stream::{Cursor, Held, Reading};
+use crate::trim::trim;
 
 #[async_trait]
 impl Log for MemoryBackend {
@@ -93,13 +96,33 @@ impl Log for MemoryBackend {
         Ok(())
     }
 
-    async fn trim(&self, lease: &Lease) -> Result<usize> {
+    async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         let mut state = self.lock();
+        let now = self.now().millis();
         let (partition, _) = state.owned(lease)?;
-        let cursors = partition.groups.values().filter_map(|group| group.cursor.as_ref());
-        let watermark = cursors.map(Cursor::watermark).min();
-        Ok(watermark.map_or(0, |id| partition.log.drop_below(id)))
+        trim(partition, retention, now)
     }
+
+    async fn append_measured(&self, batch: &[Append]) -> Measured {
+        let results = self.append(batch).await;
+        let state = self.lock();
+        let mut lengths: Vec<(TopicPartition, u64)> = Vec::new();
+        for Append { topic_partition, .. } in batch {
+            if lengths.iter().all(|(known, _)| known != topic_partition) {
+                lengths.push((topic_partition.clone(), length(&state, topic_partition)));
+            }
+        }
+        Measured { results, lengths }
+    }
+
+    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        let state = self.lock();
+        Ok(partitions.iter().map(|topic_partition| length(&state, topic_partition)).collect())
+    }
+}
+
+fn length(state: &State, topic_partition: &TopicPartition) -> u64 {
+    state.peek(topic_partition).map_or(0, |partition| partition.log.len() as u64)
 }
 
 fn append(partition: &mut Partition, now: u64, fields: &Fields) -> Result<MessageId> {

@@ -7,12 +7,11 @@ use millstream_core::schedule::{
     Due, MAX_PAGE, MAX_PROMOTE, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen,
     Waiting,
 };
-use millstream_core::wire::{self, Fields};
-use millstream_core::{
-    DeadLetter, Error, ErrorKind, History, Lease, MessageId, Reason, Result, TopicPartition,
-};
+use millstream_core::wire;
+use millstream_core::{Error, ErrorKind, Lease, Result, TopicPartition};
 
 use crate::MemoryBackend;
+use crate::audit::orphan;
 use crate::backend::breathe;
 use crate::clock::Now;
 use crate::state::Partition;
@@ -85,17 +84,7 @@ impl Schedule for MemoryBackend {
                 group.retry.append(now.millis(), fields);
                 promoted.moved += 1;
             } else {
-                let letter = DeadLetter {
-                    id: MessageId::ZERO,
-                    reason: Reason::Orphan,
-                    attempts: 0,
-                    error: String::new(),
-                    origin,
-                    topic_partition: topic_partition.clone(),
-                    group: name.clone(),
-                    history: History::default(),
-                    body: Fields::new(),
-                };
+                let letter = orphan(topic_partition, name, origin);
                 group.dead.append(now.millis(), wire::dead_letter(&letter, &[]));
                 promoted.orphans += 1;
             }

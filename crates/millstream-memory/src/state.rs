@@ -1,7 +1,9 @@
 //! Everything that the backend holds, behind one lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_core::leases::{Lease, Token};
 use millstream_core::name::QueueName;
@@ -91,6 +93,7 @@ pub(crate) struct Fence {
     /// told.
     pub(crate) abandoned: bool,
     pub(crate) expires: Now,
+    pub(crate) ttl: Duration,
 }
 
 impl State {
@@ -197,6 +200,42 @@ impl State {
         }
     }
 
+    /// Takes away all that there is of a topic. Who waits there looks again, and finds nothing.
+    pub(crate) fn forget_topic(&mut self, name: &TopicName) {
+        let of_topic = |resource: &Resource| match resource {
+            Resource::Partition { topic_partition, .. } => topic_partition.topic == *name,
+            #[allow(unreachable_patterns, reason = "resources other than partitions are to come")]
+            _ => false,
+        };
+        self.fences.retain(|resource, _| !of_topic(resource));
+        for tp in self.topics.get(name).into_iter().flat_map(TopicSpec::iter) {
+            if let Some(partition) = self.partitions.remove(&tp) {
+                partition.wake.notify_waiters();
+            }
+        }
+        self.partitions.retain(|topic_partition, _| topic_partition.topic != *name);
+        self.memberships.remove(name);
+        self.topic_groups.remove(name);
+        self.topics.remove(name);
+    }
+
+    /// Takes away all that there is of a group; `false` if there was nothing on any log, and it was not registered.
+    pub(crate) fn forget_group(&mut self, topic: &TopicSpec, name: &GroupName) -> bool {
+        let mut known = self.topic_groups.get_mut(&topic.name).is_some_and(|groups| groups.remove(name));
+        for tp in topic.iter() {
+            if let Some(partition) = self.partitions.get_mut(&tp) {
+                let group = partition.groups.remove(name);
+                known |= group.is_some_and(|group| group.cursor.is_some());
+                partition.wake.notify_waiters();
+            }
+            self.fences.remove(&Resource::partition(tp, name.clone()));
+        }
+        if let Some(groups) = self.memberships.get_mut(&topic.name) {
+            groups.remove(name);
+        }
+        known
+    }
+
     pub(crate) fn peek(&self, topic_partition: &TopicPartition) -> Option<&Partition> {
         self.partitions.get(topic_partition)
     }
@@ -244,6 +283,36 @@ impl Parked {
         let (_, origin) = self.due.pop_first()?;
         let (_, item) = self.items.remove(&origin)?;
         Some((origin, item))
+    }
+
+    /// Up to `limit` that wait, behind a due time and origin.
+    pub(crate) fn page(
+        &self,
+        after: Option<(u64, MessageId)>,
+        limit: usize,
+    ) -> impl Iterator<Item = (u64, MessageId, Option<&Item>)> {
+        let above = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let page = self.due.range((above, Bound::Unbounded)).take(limit);
+        page.map(|(due, origin)| (*due, *origin, self.items.get(origin).and_then(|(_, item)| item.as_ref())))
+    }
+
+    /// Takes one out whose body is gone; `false` if it is not there, or has a body.
+    pub(crate) fn take_lost(&mut self, origin: MessageId) -> bool {
+        let Some((due, None)) = self.items.get(&origin) else { return false };
+        self.due.remove(&(*due, origin));
+        self.items.remove(&origin);
+        true
+    }
+
+    /// Gives one whose body is gone a body again.
+    pub(crate) fn mend(&mut self, origin: MessageId, item: Item) -> bool {
+        match self.items.get_mut(&origin) {
+            Some((_, body @ None)) => {
+                *body = Some(item);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Loses a parked message but for its id; `false` if there is none.

@@ -5,6 +5,7 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use millstream_core::catalog::Start;
+use millstream_core::inspect;
 use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
 use millstream_core::shared::Claimed;
 use millstream_core::wire::{self, Fields};
@@ -65,6 +66,22 @@ impl Stream {
         self.entries.range(self.first_above(id)..)
     }
 
+    /// What is above one id and below another, oldest first.
+    pub(crate) fn between(
+        &self,
+        after: MessageId,
+        before: MessageId,
+    ) -> impl DoubleEndedIterator<Item = &(MessageId, Fields)> {
+        let first = self.first_above(after);
+        let end = self.entries.partition_point(|(entry, _)| *entry < before);
+        self.entries.range(first..end.max(first))
+    }
+
+    /// Bytes of all names and values.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.entries.iter().map(|(_, fields)| bytes(fields)).sum()
+    }
+
     fn position(&self, id: MessageId) -> Option<usize> {
         self.entries.binary_search_by_key(&id, |(entry, _)| *entry).ok()
     }
@@ -78,11 +95,28 @@ impl Stream {
         self.entries.remove(at).map(|(_, fields)| fields)
     }
 
+    /// The oldest of the newest `count` entries; `None` if there are no more than that.
+    pub(crate) fn newest(&self, count: u64) -> Option<MessageId> {
+        let older = self.len().checked_sub(usize::try_from(count).ok()?).filter(|older| *older > 0)?;
+        self.entries.get(older).map(|(id, _)| *id).or_else(|| Some(self.last.next()))
+    }
+
+    /// How many entries are above `after` and below `end`.
+    pub(crate) fn count_between(&self, after: MessageId, end: MessageId) -> usize {
+        let below = self.entries.partition_point(|(entry, _)| *entry < end);
+        below.saturating_sub(self.first_above(after))
+    }
+
     /// Drops everything below `id`; gives back how many.
     pub(crate) fn drop_below(&mut self, id: MessageId) -> usize {
         let count = self.entries.partition_point(|(entry, _)| *entry < id);
         self.entries.drain(..count).count()
     }
+}
+
+/// Bytes of names and values.
+pub(crate) fn bytes(fields: &Fields) -> u64 {
+    fields.iter().map(|(name, value)| (name.len() + value.len()) as u64).sum()
 }
 
 /// Where a group stands in a stream.
@@ -94,6 +128,11 @@ pub(crate) struct Cursor {
     pub(crate) pending: BTreeMap<MessageId, Pending>,
     /// Who has read here, and when it was heard of last.
     consumers: BTreeMap<By, Now>,
+}
+
+/// The name that is shown of who reads.
+fn name(by: &By) -> String {
+    by.as_ref().map_or_else(|| "owner".to_owned(), ToString::to_string)
 }
 
 /// Under whose name an entry is pending: a consumer's among many, or the owner's, whoever that is.
@@ -260,6 +299,41 @@ impl Cursor {
         });
         out.removed += before - self.consumers.len();
         claimed
+    }
+
+    /// Up to `limit` entries above `after` that are pending, whoever has them.
+    pub(crate) fn pending_above(&self, after: MessageId, limit: usize, now: Now) -> Vec<inspect::Pending> {
+        let above = self.pending.range((Bound::Excluded(after), Bound::Unbounded)).take(limit);
+        let shown = above.map(|(id, pending)| inspect::Pending {
+            id: *id,
+            consumer: name(&pending.by),
+            idle: now.since(pending.touched),
+            deliveries: u64::from(pending.deliveries),
+            note: pending.held.as_ref().map(|held| held.read(now)),
+        });
+        shown.collect()
+    }
+
+    /// Who has read here.
+    pub(crate) fn readings(&self, source: Source, now: Now) -> Vec<inspect::Reading> {
+        let mut readings: Vec<_> = self
+            .consumers
+            .iter()
+            .map(|(by, heard)| inspect::Reading {
+                source,
+                consumer: name(by),
+                pending: self.pending.values().filter(|pending| pending.by == *by).count() as u64,
+                idle: now.since(*heard),
+                inactive: None,
+            })
+            .collect();
+        readings.sort_by(|a, b| a.consumer.cmp(&b.consumer));
+        readings
+    }
+
+    /// When somebody asked for entries last.
+    pub(crate) fn last_heard(&self) -> Option<Now> {
+        self.consumers.values().copied().max()
     }
 
     /// Below this nothing is unread or pending.

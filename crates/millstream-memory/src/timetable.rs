@@ -157,6 +157,38 @@ impl Timetable {
         page.filter_map(|(_, id)| self.get(id)).collect()
     }
 
+    /// Up to `limit` ids above `after` of what waits, or (as tasks) is worked on, with whether the body is gone.
+    pub(crate) fn bodies(
+        &self,
+        claimed: bool,
+        after: Option<&ScheduleId>,
+        limit: usize,
+    ) -> Vec<(ScheduleId, bool)> {
+        let above = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        if claimed {
+            let page = self.claimed.range::<ScheduleId, _>(above).take(limit);
+            return page.map(|(id, claim)| (id.clone(), claim.item.fields.is_none())).collect();
+        }
+        let page = self.items.range::<ScheduleId, _>(above).take(limit);
+        page.map(|(id, item)| (id.clone(), item.fields.is_none())).collect()
+    }
+
+    /// Takes out what has lost its body, whether it waits or is worked on; `false` if it has one or is not there.
+    pub(crate) fn take_lost(&mut self, id: &ScheduleId) -> bool {
+        if self.claimed.get(id).is_some_and(|claim| claim.item.fields.is_none()) {
+            return self.claimed.remove(id).is_some();
+        }
+        self.items.get(id).is_some_and(|item| item.fields.is_none()) && self.take(id).is_some()
+    }
+
+    /// How many recur, and how many bytes they and what waits have.
+    pub(crate) fn sizes(&self) -> [(u64, u64); 2] {
+        let items = self.items.values().chain(self.claimed.values().map(|claim| &claim.item));
+        let waiting = (self.items.len() + self.claimed.len()) as u64;
+        let recurring = self.recurrences.values().map(|it| crate::stream::bytes(&it.fields)).sum();
+        [(waiting, items.map(|item| item.size() as u64).sum()), (self.recurrences.len() as u64, recurring)]
+    }
+
     pub(crate) fn waiting(&self, now_ms: u64) -> Waiting {
         let overdue = self.due.iter().take_while(|(due, _)| *due <= now_ms).count();
         Waiting { total: self.due.len() as u64, overdue: overdue as u64 }

@@ -91,6 +91,8 @@ async fn a_retry_of_a_ghost_is_stale_and_leaves_nothing_behind() {
 #[tokio::test(start_paused = true)]
 async fn a_deleted_log_takes_its_groups_along_and_a_restored_one_reads_all_that_is_new() {
     let bench = Bench::new().await;
+    let topic = millstream_core::TopicSpec::new(bench.tp.topic.clone(), 1).unwrap();
+    bench.backend.catalog.create_topic(&topic).await.unwrap();
     let ids = bench.append(3).await;
     bench.memory.operator().delete_log(&bench.tp);
     assert_eq!(bench.fetch().await.unwrap_err().kind(), ErrorKind::GroupMissing);

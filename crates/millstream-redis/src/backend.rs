@@ -44,7 +44,7 @@ pub struct RedisBackend {
 }
 
 pub(crate) struct Inner {
-    config: RedisConfig,
+    pub(crate) config: RedisConfig,
     pub(crate) keys: Keys,
     pub(crate) scripts: Scripts,
     pub(crate) dial: Arc<Dial>,

@@ -1,25 +1,30 @@
 //! The catalog role: plain commands, in an order that leaves nothing half visible.
 
+mod deleting;
+mod lag;
+mod look;
+mod pins;
+mod settings;
+mod stats;
+mod walk;
+
 use async_trait::async_trait;
-use millstream_core::catalog::{Catalog, FORMAT, GroupCreated, PartitionStats, Start};
+use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Pin, Start};
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::name::{GroupName, TopicName};
-use millstream_core::topic::{MAX_PARTITIONS, Partition, Retention, TopicPartition, TopicSpec};
+use millstream_core::topic::{MAX_PARTITIONS, Partition, TopicChange, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::connection::Line;
 use crate::error::unexpected;
 use crate::{reply, script};
+use walk::{Walk, above};
 
-/// The fields of a topic's meta hash.
-const META: [&str; 3] = ["partitionCount", "format", "retention"];
 /// The most partitions that one pipeline looks at: a topic may have 16,384.
 const CHUNK: usize = 500;
-/// The most entries that one call of the script `count` looks at: it copies them, inside the server.
-const COUNT_CHUNK: u64 = 200;
 
 impl Inner {
     pub(crate) async fn one(&self, key: &Key, pipe: &Pipeline) -> Result<Value> {
@@ -41,30 +46,6 @@ impl Inner {
         names.sort();
         Ok(names)
     }
-}
-
-fn spec(name: &TopicName, meta: Value) -> Result<TopicSpec> {
-    let [partitions, format, retention] = reply::tuple(meta)?;
-    if [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil) {
-        return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")));
-    }
-    let damaged =
-        |what: &str| Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense"));
-    let number = |value: Value, what: &str| -> Result<u32> {
-        reply::text(value).ok().and_then(|text| text.parse().ok()).ok_or_else(|| damaged(what))
-    };
-    // The format comes first: a newer one may give every other field another meaning.
-    let format = number(format, "format")?;
-    if format > FORMAT {
-        let message = format!("topic {name} has format {format}, this version knows {FORMAT}");
-        return Err(Error::new(ErrorKind::Unsupported, message));
-    }
-    let partitions = number(partitions, "partitionCount")?;
-    let retention = reply::text(retention).map_err(|_| damaged("retention"))?;
-    let retention =
-        Retention::parse(&retention).map_err(|error| error.during(format_args!("topic {name}")))?;
-    let spec = TopicSpec::new(name.clone(), partitions).map_err(|_| damaged("partitionCount"))?;
-    Ok(spec.with_retention(retention))
 }
 
 /// The last id that a group is taken to have had when it starts there.
@@ -138,29 +119,8 @@ impl RedisBackend {
 #[async_trait]
 impl Catalog for RedisBackend {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        let stored = self.store_topic(spec).await?;
         let keys = &self.inner.keys;
-        let meta = keys.topic_meta(&spec.name);
-        let mut pipe = Pipeline::new();
-        // In a transaction, so that nobody reads half of it; field by field, so that the first one wins.
-        pipe.cmd("MULTI");
-        let values = [spec.partitions.to_string(), FORMAT.to_string(), spec.retention.as_str().to_owned()];
-        for (field, value) in META.iter().zip(values) {
-            pipe.cmd("HSETNX").arg(meta.as_str()).arg(field).arg(value);
-        }
-        pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
-        pipe.cmd("EXEC");
-        let on_meta = |error: Error| error.during(format_args!("create topic in {meta}"));
-        let answers = self.inner.pool.send(&pipe).await?;
-        let mut done = Value::Nil;
-        for answer in answers {
-            done = reply::ok(answer).map_err(on_meta)?;
-        }
-        let mut last = Value::Nil;
-        for answer in reply::array(done)? {
-            last = reply::ok(answer).map_err(on_meta)?;
-        }
-        let stored = self::spec(&spec.name, last)?;
-
         let all: Vec<TopicPartition> = stored.iter().collect();
         self.register_logs(&spec.name, &all).await?;
         // Last, so that a topic that is listed is whole.
@@ -181,7 +141,9 @@ impl Catalog for RedisBackend {
         if partitions <= stored.partitions {
             return Ok(stored);
         }
-        let grown = TopicSpec::new(name.clone(), partitions)?.with_retention(stored.retention);
+        let grown = TopicSpec::new(name.clone(), partitions)?
+            .with_retention(stored.retention)
+            .with_max_length(stored.max_length);
         let new: Vec<TopicPartition> = grown.iter().skip(stored.partitions as usize).collect();
         let before = self.groups(name).await?;
         for group in &before {
@@ -208,12 +170,11 @@ impl Catalog for RedisBackend {
         limit: u64,
     ) -> Result<u64> {
         let log = self.inner.keys.log(topic_partition);
-        let above = |id: MessageId| (id != MessageId::MAX).then(|| format!("({id}"));
-        let mut from = match start {
-            Start::Earliest => Some("-".to_owned()),
+        let from = match start {
+            Start::Earliest => Some(MessageId::ZERO),
             Start::Latest => None,
             Start::After(id) => above(id),
-            Start::At(ms) => Some(MessageId::new(ms, 0).to_string()),
+            Start::At(ms) => Some(MessageId::new(ms, 0)),
             other => {
                 let message = format!("entries cannot be counted from {other:?} here");
                 return Err(Error::new(ErrorKind::Unsupported, message));
@@ -225,26 +186,27 @@ impl Catalog for RedisBackend {
             let length = reply::count(self.inner.one(&log, &pipe).await?)?;
             return Ok(limit.min(length as u64));
         }
-        let end = end.map_or_else(|| "+".to_owned(), |end| end.to_string());
-        let mut counted = 0;
-        while let Some(start) = from.take().filter(|_| counted < limit) {
-            let page = (limit - counted).min(COUNT_CHUNK);
-            let call = self.inner.scripts.count.call([&log]).arg(start).arg(&end).arg(page);
-            let [found, last] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;
-            let found = u64::try_from(reply::int(found)?).unwrap_or(0);
-            counted += found;
-            if found >= page {
-                from = above(reply::id(last)?);
-            }
+        let mut walk = Walk::new(log, from, end.unwrap_or(MessageId::MAX), limit);
+        while !walk.is_over() {
+            self.inner.step([&mut walk]).await?;
         }
-        Ok(counted)
+        Ok(walk.counted)
     }
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
-        let meta = self.inner.keys.topic_meta(name);
-        let mut pipe = Pipeline::new();
-        pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
-        spec(name, self.inner.one(&meta, &pipe).await?)
+        self.stored_topic(name).await
+    }
+
+    async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
+        self.store_change(name, change).await
+    }
+
+    async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
+        self.take_topic(name).await
+    }
+
+    async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
+        self.take_group(topic, group).await
     }
 
     async fn topics(&self) -> Result<Vec<TopicName>> {
@@ -274,6 +236,8 @@ impl Catalog for RedisBackend {
     ) -> Result<()> {
         let keys = &self.inner.keys;
         let (log, retry_log) = (keys.log(topic_partition), keys.retry_log(topic_partition, group));
+        // A group of a topic that was deleted would bring a part of it back.
+        self.stored_topic(&topic_partition.topic).await?;
         let mut pipe = Pipeline::new();
         pipe.cmd("XINFO").arg("STREAM").arg(log.as_str());
         let info = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
@@ -296,28 +260,11 @@ impl Catalog for RedisBackend {
     }
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
-        let keys = &self.inner.keys;
-        let all: Vec<TopicPartition> = topic.iter().collect();
-        let mut stats = Vec::with_capacity(all.len());
-        for chunk in all.chunks(CHUNK) {
-            let mut pipe = Pipeline::with_capacity(6 * chunk.len());
-            for tp in chunk {
-                let (log, retry_log) = (keys.log(tp), keys.retry_log(tp, group));
-                pipe.cmd("XLEN").arg(log.as_str());
-                pipe.cmd("XINFO").arg("GROUPS").arg(log.as_str());
-                pipe.cmd("XLEN").arg(retry_log.as_str());
-                pipe.cmd("XINFO").arg("GROUPS").arg(retry_log.as_str());
-                pipe.cmd("ZCARD").arg(keys.retry_due(tp, group).as_str());
-                pipe.cmd("XLEN").arg(keys.dead_letters(tp, group).as_str());
-            }
-            let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
-            for tp in chunk {
-                let answers: Vec<Value> = answers.by_ref().take(6).collect();
-                let one = partition_stats(tp.partition, group, answers);
-                stats.push(one.map_err(|error| error.during(format_args!("stats of {tp} for {group}")))?);
-            }
-        }
-        Ok(stats)
+        self.group_stats(topic, group).await
+    }
+
+    async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
+        self.topic_pins(topic).await
     }
 }
 
@@ -332,29 +279,4 @@ fn newest_id(info: Value) -> Result<MessageId> {
         }
     }
     Err(unexpected("a stream without a last id"))
-}
-
-fn partition_stats(partition: Partition, group: &GroupName, answers: Vec<Value>) -> Result<PartitionStats> {
-    let [length, log, retry_length, retry_log, parked, dead] = reply::tuple(Value::Array(answers))?;
-    let number = |value: Value| -> Result<u64> { Ok(u64::try_from(reply::int(value)?).unwrap_or(0)) };
-    let no_log = reply::is_missing_key(&log);
-    let log = reply::group(log, group.as_str())?;
-    let retry_log = reply::group(retry_log, group.as_str())?.unwrap_or_default();
-    let mut stats = PartitionStats::empty(partition);
-    stats.length = number(length)?;
-    match log {
-        Some(log) => {
-            stats.position = Some(log.last_delivered);
-            stats.lag = log.lag;
-            stats.pending = log.pending + retry_log.pending;
-        }
-        None if no_log => {}
-        // Where the group will stand when it is created again, nobody knows.
-        None => stats.lag = None,
-    }
-    // What was read from the retry log is pending or deleted: the rest waits to be read. (Its lag would be
-    // unknown as soon as an entry was deleted.)
-    stats.retrying = number(parked)? + number(retry_length)?.saturating_sub(retry_log.pending);
-    stats.dead = number(dead)?;
-    Ok(stats)
 }

@@ -39,6 +39,10 @@ pub struct RedisConfig {
     /// tests: a server that is out of memory refuses such scripts, acknowledgements included. Default: false.
     #[doc(hidden)]
     pub strict_scripts: bool,
+    /// Believes nothing that the server says of the lag of groups, as if it were one that does not: what is not plain is
+    /// counted. For tests. Default: false.
+    #[doc(hidden)]
+    pub count_lag: bool,
 }
 
 impl RedisConfig {
@@ -53,6 +57,7 @@ impl RedisConfig {
             pool_size: 4,
             durability: Durability::default(),
             strict_scripts: false,
+            count_lag: false,
         }
     }
 
@@ -91,6 +96,13 @@ impl RedisConfig {
     #[must_use]
     pub fn with_strict_scripts(self, strict_scripts: bool) -> Self {
         Self { strict_scripts, ..self }
+    }
+
+    /// The same for a server that does not tell the lag of groups. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_count_lag(self, count_lag: bool) -> Self {
+        Self { count_lag, ..self }
     }
 
     /// Checks everything at once; [`RedisBackend::connect`](crate::RedisBackend::connect) does this first.

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use crate::config::RedisConfig;
 use crate::error::{Phase, translate, unexpected};
 use crate::keeper::Keeper;
+use crate::socket::Socket;
 
 /// Takes pipelines. The answer has one value per command; an error of the server stands as a value.
 pub(crate) trait Line: Sync {
@@ -25,6 +26,7 @@ pub(crate) trait Line: Sync {
 
 /// Opens connections.
 pub(crate) struct Dial {
+    info: ConnectionInfo,
     shared: Client,
     waiting: Client,
     connect_timeout: Duration,
@@ -45,7 +47,14 @@ impl Dial {
             waiting: client(ProtocolVersion::RESP2)?,
             connect_timeout: config.connect_timeout,
             response_timeout: config.response_timeout,
+            info,
         })
+    }
+
+    /// A connection of one that asks for much: without the client's task and parser.
+    pub(crate) async fn socket(&self, role: &str) -> Result<Socket> {
+        let opened = timeout(self.connect_timeout, Socket::open(&self.info, role)).await;
+        opened.unwrap_or_else(|_| Err(self.no_connection()))
     }
 
     /// A connection of one that waits on it. It has no limit of its own for an answer: its user sets one per request.
@@ -88,11 +97,13 @@ impl Dial {
         match opened.await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(translate(&error, Phase::Connecting)),
-            Err(_) => Err(Error::new(
-                ErrorKind::Unavailable,
-                format!("the server cannot be reached: no connection within {:?}", self.connect_timeout),
-            )),
+            Err(_) => Err(self.no_connection()),
         }
+    }
+
+    fn no_connection(&self) -> Error {
+        let why = format!("the server cannot be reached: no connection within {:?}", self.connect_timeout);
+        Error::new(ErrorKind::Unavailable, why)
     }
 }
 
@@ -286,11 +297,13 @@ pub(crate) async fn send_within(
 ) -> Result<Vec<Value>> {
     match timeout(limit, connection.send_packed_commands(pipe, 0, pipe.len())).await {
         Ok(answer) => complete(answer, pipe),
-        Err(_) => {
-            let what = "the request may or may not have been done";
-            Err(Error::new(ErrorKind::Unconfirmed, format!("no answer came within {limit:?}, {what}")))
-        }
+        Err(_) => Err(no_answer(limit)),
     }
+}
+
+pub(crate) fn no_answer(limit: Duration) -> Error {
+    let what = "the request may or may not have been done";
+    Error::new(ErrorKind::Unconfirmed, format!("no answer came within {limit:?}, {what}"))
 }
 
 pub(crate) fn complete(answer: redis::RedisResult<Vec<Value>>, pipe: &Pipeline) -> Result<Vec<Value>> {

@@ -15,18 +15,17 @@ use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Note, Source};
 use millstream_core::name::GroupName;
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, Pipeline, Value};
+use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, Inner};
-use crate::connection::send_within;
+use crate::cursor::Cursor;
 use crate::error::unexpected;
 use crate::leases::fenced;
 use crate::note;
 use crate::reply::{self, RawEntry};
-
-/// The most notes of one HMGET.
-const NOTES_CHUNK: usize = 1_000;
+use crate::request::{Digits, Request};
+use crate::resp::Head;
+use crate::socket::Socket;
 
 /// A connection of one reader, with the fence of its lease watched.
 pub(crate) struct Guard {
@@ -38,7 +37,10 @@ pub(crate) struct Guard {
     wake: Key,
     fence: Key,
     held: Key,
-    connection: Option<MultiplexedConnection>,
+    /// Not there while a request is under way: whoever drops that drops it too.
+    socket: Option<Socket>,
+    /// Used again and again.
+    request: Request,
 }
 
 /// What is to be read of one stream.
@@ -48,6 +50,13 @@ pub(crate) struct Ask {
     pub(crate) count: usize,
     /// New entries, or what was handed out above an id.
     pub(crate) after: Option<MessageId>,
+}
+
+impl Ask {
+    /// How many commands ask this.
+    fn commands(&self) -> usize {
+        1 + usize::from(self.after.is_some())
+    }
 }
 
 /// What was read of one stream.
@@ -103,39 +112,40 @@ impl Guard {
             group: group.clone(),
             lease: lease.clone(),
             inner,
-            connection: None,
+            socket: None,
+            request: Request::default(),
         })
     }
 
     pub(crate) fn is_open(&self) -> bool {
-        self.connection.is_some()
+        self.socket.is_some()
     }
 
     pub(crate) fn close(&mut self) {
-        self.connection = None;
+        self.socket = None;
     }
 
     /// Connects, and makes whatever an earlier reader of this lease left on its way fail.
     pub(crate) async fn open(&mut self) -> Result<Position> {
-        self.connection = Some(self.inner.dial.waiting("reader").await?);
+        self.socket = Some(self.inner.dial.socket("reader").await?);
         let word = format!("{:016x}", fastrand::u64(..));
         let mut pipe = Pipeline::with_capacity(6);
         let script = &self.inner.scripts.open_reader;
         pipe.add_command(script.eval([&self.fence], &[self.lease.token.as_str(), &word]));
         self.add_position(&mut pipe);
         self.add_watch(&mut pipe);
-        let answers = self.send(&pipe, Duration::ZERO).await?;
+        let answers = self.send(&pipe).await?;
         let [opened, log, retry_log, sought, watch, token] = reply::tuple(Value::Array(answers))?;
         let on_fence = |error: Error| fenced(error, &self.lease).during(format_args!("open {}", self.fence));
         reply::ok(opened).map_err(on_fence)?;
-        self.check_token(watch, token)?;
+        self.check_token(reply::ok(watch).map(drop), token)?;
         self.read_position([log, retry_log, sought])
     }
 
     pub(crate) async fn position(&mut self) -> Result<Position> {
         let mut pipe = Pipeline::with_capacity(3);
         self.add_position(&mut pipe);
-        let answers = self.send(&pipe, Duration::ZERO).await?;
+        let answers = self.send(&pipe).await?;
         self.read_position(reply::tuple(Value::Array(answers))?)
     }
 
@@ -147,96 +157,100 @@ impl Guard {
         above: Option<Above>,
         block: Option<Duration>,
     ) -> Result<Answer> {
-        let mut pipe = Pipeline::with_capacity(2 * asks.len() + 5);
-        if let Some(Above { streams: [log, retry_log], wake }) = above {
-            let look = pipe.cmd("XREAD").arg("COUNT").arg(1);
-            if let Some(block) = block {
-                let ms = u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1);
-                look.arg("BLOCK").arg(ms).arg("STREAMS");
-                look.arg(self.streams[0].as_str()).arg(self.streams[1].as_str()).arg(self.wake.as_str());
-                look.arg(log.to_string()).arg(retry_log.to_string()).arg(wake.to_string());
-            } else {
-                look.arg("STREAMS").arg(self.wake.as_str()).arg(wake.to_string());
-            }
-        }
-        let commands: Vec<(usize, Cmd)> = asks.iter().flat_map(|ask| self.commands(ask)).collect();
-        let of: Vec<usize> = commands.iter().map(|(stream, _)| *stream).collect();
-        pipe.cmd("MULTI");
-        for (_, command) in commands {
-            pipe.add_command(command);
-        }
-        pipe.cmd("EXEC");
-        self.add_watch(&mut pipe);
-        let of_pending = asks.iter().any(|ask| ask.after.is_some());
-        if of_pending {
-            pipe.cmd("HLEN").arg(self.held.as_str());
-        }
+        let request = std::mem::take(&mut self.request);
+        self.request = self.read_request(request, asks, above, block);
+        self.exchange(block.unwrap_or_default()).await?;
 
-        let mut values = self.send(&pipe, block.unwrap_or_default()).await?.into_iter();
-        let mut next = || values.next().unwrap_or_default();
-        let woke = if above.is_some() { self.woke(next())? } else { Woke::default() };
-        reply::ok(next())?;
-        let queued: Vec<(usize, Value)> = of.iter().map(|stream| (*stream, next())).collect();
-        let (done, watch, token) = (next(), next(), next());
-        let noted = of_pending && reply::count(next()).map_err(|error| self.on_held(error))? > 0;
-        for (stream, answer) in queued {
-            match reply::ok(answer) {
-                Ok(_) => {}
-                Err(error) if error.kind() == ErrorKind::Backpressure => {
-                    self.check_token(watch, token)?;
-                    let pages = Some(self.read_by_script(asks).await?);
-                    return Ok(Answer { woke, pages, noted });
-                }
-                Err(error) => return Err(self.on(stream, error)),
+        let mut replies = self.socket()?.replies();
+        let woke = if above.is_some() { self.woke(replies.next()?)? } else { Woke::default() };
+        replies.next()?.ok()?;
+        let mut refused = None;
+        for ask in asks {
+            for _ in 0..ask.commands() {
+                let queued = replies.next()?.ok();
+                refused = refused.or(queued.err().map(|error| (ask.stream, error)));
             }
         }
-        let done = reply::ok(done)?;
-        self.check_token(watch, token)?;
-        if done == Value::Nil {
-            return Ok(Answer { woke, pages: None, noted });
+        let (mut done, watch, token) = (replies.next()?, replies.next()?, replies.next()?.value()?);
+        let of_pending = asks.iter().any(|ask| ask.after.is_some());
+        let noted = of_pending
+            && reply::count(replies.next()?.value()?)
+                .map_err(|error| error.during(format_args!("read {}", self.held)))?
+                > 0;
+        if let Some((stream, error)) = refused {
+            if error.kind() != ErrorKind::Backpressure {
+                return Err(self.on(stream, error));
+            }
+            self.check_token(watch.ok(), token)?;
+            let pages = Some(self.read_by_script(asks).await?);
+            return Ok(Answer { woke, pages, noted });
         }
-        let replies = reply::array(done)?;
-        if replies.len() != of.len() {
-            return Err(unexpected(format_args!("{} replies to {} commands", replies.len(), of.len())));
+        let count = done.array()?;
+        self.check_token(watch.ok(), token)?;
+        let Some(count) = count else { return Ok(Answer { woke, pages: None, noted }) };
+        let asked: usize = asks.iter().map(Ask::commands).sum();
+        if count != asked {
+            return Err(unexpected(format_args!("{count} replies to {asked} commands")));
         }
-        let mut replies = replies.into_iter();
-        let pages = asks.iter().map(|ask| {
-            let entries = replies.next().unwrap_or_default();
-            let deliveries = ask.after.and_then(|_| replies.next()).unwrap_or_default();
-            self.page(ask.stream, entries, deliveries)
-        });
+        let pages = asks.iter().map(|ask| self.page(ask, &mut done));
         Ok(Answer { woke, pages: Some(pages.collect::<Result<_>>()?), noted })
+    }
+
+    fn read_request(
+        &self,
+        mut request: Request,
+        asks: &[Ask],
+        above: Option<Above>,
+        block: Option<Duration>,
+    ) -> Request {
+        request.clear();
+        let [log, retry_log] = [self.stream(0), self.stream(1)];
+        let wake = self.wake.as_str().as_bytes();
+        if let Some(above) = above {
+            let [above_log, above_retry_log] = above.streams.map(Digits::id);
+            let above_wake = Digits::id(above.wake);
+            let above_wake = above_wake.as_bytes();
+            if let Some(block) = block {
+                let ms = Digits::number(u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1));
+                let (ms, ids) = (ms.as_bytes(), [above_log.as_bytes(), above_retry_log.as_bytes()]);
+                let look: [&[u8]; 5] = [b"XREAD", b"COUNT", b"1", b"BLOCK", ms];
+                let streams = [b"STREAMS", log, retry_log, wake, ids[0], ids[1], above_wake];
+                request.add(&[&look[..], &streams[..]].concat());
+            } else {
+                request.add(&[b"XREAD", b"COUNT", b"1", b"STREAMS", wake, above_wake]);
+            }
+        }
+        request.add(&[b"MULTI"]);
+        for ask in asks {
+            self.add_read(&mut request, ask);
+        }
+        request.add(&[b"EXEC"]);
+        let fence = self.fence.as_str().as_bytes();
+        request.add(&[b"WATCH", fence]);
+        request.add(&[b"HGET", fence, b"token"]);
+        if asks.iter().any(|ask| ask.after.is_some()) {
+            request.add(&[b"HLEN", self.held.as_str().as_bytes()]);
+        }
+        request
+    }
+
+    fn add_read(&self, request: &mut Request, ask: &Ask) {
+        let (stream, group) = (self.stream(ask.stream), self.group.as_str().as_bytes());
+        let (count, consumer) = (Digits::number(ask.count as u64), CONSUMER.as_bytes());
+        let count = count.as_bytes();
+        let after = ask.after.map(Digits::id);
+        let after = after.as_ref().map_or(&b">"[..], Digits::as_bytes);
+        request.add(&[b"XREADGROUP", b"GROUP", group, consumer, b"COUNT", count, b"STREAMS", stream, after]);
+        if let Some(after) = ask.after {
+            let after = Digits::behind(after);
+            request.add(&[b"XPENDING", stream, group, after.as_bytes(), b"+", count, consumer]);
+        }
     }
 
     /// What was noted of entries of one stream, one by one. What is no note of ours is told and passed over.
     pub(crate) async fn notes(&mut self, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
-        let mut pipe = Pipeline::with_capacity(1 + ids.len().div_ceil(NOTES_CHUNK));
-        pipe.cmd("TIME");
-        for ids in ids.chunks(NOTES_CHUNK) {
-            pipe.cmd("HMGET").arg(self.held.as_str());
-            for id in ids {
-                pipe.arg(note::field(source, *id));
-            }
-        }
-        let mut answers = self.send(&pipe, Duration::ZERO).await?.into_iter();
-        let now_ms = reply::time_ms(answers.next().unwrap_or_default())?;
-        let mut notes = Vec::with_capacity(ids.len());
-        for answer in answers {
-            for stored in reply::array(answer).map_err(|error| self.on_held(error))? {
-                let stored = reply::maybe_bytes(stored)?;
-                let read = stored.as_ref().and_then(|stored| note::read(stored, now_ms));
-                if stored.is_some() && read.is_none() {
-                    let id = ids.get(notes.len()).copied().unwrap_or_default();
-                    tracing::warn!(key = %self.held, %id, "a note that cannot be read is passed over");
-                }
-                notes.push(read);
-            }
-        }
-        if notes.len() == ids.len() {
-            Ok(notes)
-        } else {
-            Err(unexpected(format_args!("{} notes of {} entries", notes.len(), ids.len())))
-        }
+        let answers = self.send(&note::ask(&self.held, source, ids)).await?;
+        note::told(answers, &self.held, ids)
     }
 
     /// A server that is out of memory refuses whatever stands inside MULTI, also what would help it: consumers
@@ -249,49 +263,42 @@ impl Guard {
             let args = [self.lease.token.as_str(), self.group.as_str(), CONSUMER, &count, &after];
             pipe.add_command(self.inner.scripts.read.eval([&self.fence, &self.streams[ask.stream]], &args));
         }
-        let answers = self.send(&pipe, Duration::ZERO).await?;
+        let answers = self.send(&pipe).await?;
         let pages = asks.iter().zip(answers).map(|(ask, answer)| {
             let on = |error| self.on(ask.stream, fenced(error, &self.lease));
             let [entries, deliveries] = reply::ok(answer).and_then(reply::tuple).map_err(on)?;
-            self.page(ask.stream, entries, deliveries)
+            let streams = reply::streams(entries).map_err(on)?;
+            let entries = streams.into_iter().flat_map(|(_, entries)| entries).collect();
+            Ok(Page { entries, deliveries: reply::deliveries(deliveries).map_err(on)? })
         });
         pages.collect()
     }
 
-    fn commands(&self, ask: &Ask) -> Vec<(usize, Cmd)> {
-        let (stream, group) = (self.streams[ask.stream].as_str(), self.group.as_str());
-        let mut read = redis::cmd("XREADGROUP");
-        read.arg("GROUP").arg(group).arg(CONSUMER).arg("COUNT").arg(ask.count).arg("STREAMS").arg(stream);
-        let Some(after) = ask.after else {
-            read.arg(">");
-            return vec![(ask.stream, read)];
-        };
-        read.arg(after.to_string());
-        let mut counts = redis::cmd("XPENDING");
-        counts.arg(stream).arg(group).arg(format!("({after}")).arg("+").arg(ask.count).arg(CONSUMER);
-        vec![(ask.stream, read), (ask.stream, counts)]
-    }
-
-    fn page(&self, stream: usize, entries: Value, deliveries: Value) -> Result<Page> {
-        let on = |error| self.on(stream, error);
-        let streams = reply::streams(entries).map_err(on)?;
+    fn page(&self, ask: &Ask, done: &mut Cursor<'_>) -> Result<Page> {
+        let on = |error| self.on(ask.stream, error);
+        let streams = done.streams().map_err(on)?;
         let entries = streams.into_iter().flat_map(|(_, entries)| entries).collect();
-        Ok(Page { entries, deliveries: reply::deliveries(deliveries).map_err(on)? })
+        let deliveries = match ask.after {
+            Some(_) => done.value().and_then(reply::deliveries).map_err(on)?,
+            None => Vec::new(),
+        };
+        Ok(Page { entries, deliveries })
     }
 
     /// What ended the wait. A fail-over or a vanished key ends it too, with an error that says nothing about
     /// what comes behind.
-    fn woke(&self, answer: Value) -> Result<Woke> {
-        if matches!(&answer, Value::ServerError(error) if error.code() == "UNBLOCKED") {
+    fn woke(&self, mut answer: Cursor<'_>) -> Result<Woke> {
+        if matches!(answer.clone().head()?, Head::Error(line) if line.starts_with(b"-UNBLOCKED")) {
             return Ok(Woke::default());
         }
         let ([log, retry_log], wake) = (&self.streams, &self.wake);
-        let streams = reply::streams(answer)
+        let streams = answer
+            .streams()
             .map_err(|error| error.during(format_args!("wait for {log}, {retry_log} and {wake}")))?;
         let mut woke = Woke::default();
         for (key, entries) in streams {
             let Some((id, _)) = entries.first() else { continue };
-            match self.streams.iter().position(|stream| key == stream.as_str()) {
+            match self.streams.iter().position(|stream| key == stream.as_str().as_bytes()) {
                 Some(stream) => woke.streams.push((stream, *id)),
                 None => woke.wake = Some(*id),
             }
@@ -321,28 +328,44 @@ impl Guard {
         pipe.cmd("HGET").arg(self.fence.as_str()).arg("token");
     }
 
-    fn check_token(&self, watch: Value, token: Value) -> Result<()> {
+    fn check_token(&self, watch: Result<()>, token: Value) -> Result<()> {
         let on_fence = |error: Error| error.during(format_args!("watch {}", self.fence));
-        reply::ok(watch).map_err(on_fence)?;
+        watch.map_err(on_fence)?;
         match reply::maybe_bytes(token).map_err(on_fence)? {
             Some(token) if token == self.lease.token.as_str() => Ok(()),
             _ => Err(self.lease.fenced()),
         }
     }
 
-    fn on_held(&self, error: Error) -> Error {
-        error.during(format_args!("read {}", self.held))
-    }
-
     fn on(&self, stream: usize, error: Error) -> Error {
         error.during(format_args!("read {}", self.streams[stream]))
     }
 
-    async fn send(&mut self, pipe: &Pipeline, block: Duration) -> Result<Vec<Value>> {
-        let Some(connection) = &mut self.connection else {
-            return Err(Error::new(ErrorKind::Unavailable, "the reader has no connection"));
-        };
-        let limit = block + self.inner.dial.response_timeout;
-        send_within(connection, pipe, limit).await
+    fn stream(&self, stream: usize) -> &[u8] {
+        self.streams[stream].as_str().as_bytes()
     }
+
+    fn socket(&self) -> Result<&Socket> {
+        self.socket.as_ref().ok_or_else(not_connected)
+    }
+
+    /// Sends what is rare.
+    async fn send(&mut self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        self.request.clear();
+        self.request.add_pipeline(pipe);
+        self.exchange(Duration::ZERO).await?;
+        let mut replies = self.socket()?.replies();
+        (0..pipe.len()).map(|_| replies.next()?.value()).collect()
+    }
+
+    async fn exchange(&mut self, block: Duration) -> Result<()> {
+        let mut socket = self.socket.take().ok_or_else(not_connected)?;
+        socket.ask(&self.request, block, self.inner.dial.response_timeout).await?;
+        self.socket = Some(socket);
+        Ok(())
+    }
+}
+
+fn not_connected() -> Error {
+    Error::new(ErrorKind::Unavailable, "the reader has no connection")
 }

@@ -6,16 +6,22 @@ mod config;
 mod durability;
 
 mod connection;
+mod cursor;
 mod error;
 mod keeper;
 mod reply;
+mod request;
+mod resp;
 mod script;
+mod socket;
 mod waiters;
 
+mod audit;
 mod catalog;
 mod dead_letters;
 mod dead_tasks;
 mod guard;
+mod inspect;
 mod item;
 mod leases;
 mod log;
@@ -27,10 +33,13 @@ mod reader;
 mod recurring;
 mod schedule;
 mod scheduling;
+mod server;
 mod shared;
 mod shared_reader;
 mod task_state;
 mod tasks;
+mod trimming;
+mod usage;
 
 pub use backend::RedisBackend;
 pub use config::RedisConfig;

@@ -6,11 +6,12 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
-use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Source};
+use millstream_core::log::{Append, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed};
 use millstream_core::name::{GroupName, MemberId};
 use millstream_core::schedule::Due;
-use millstream_core::topic::TopicPartition;
+use millstream_core::topic::{Retention, TopicPartition};
 use millstream_core::wire;
 use redis::{Cmd, Pipeline, Value};
 
@@ -19,6 +20,7 @@ use crate::catalog::position;
 use crate::connection::Line;
 use crate::leases::fenced;
 use crate::reader::StreamReader;
+use crate::request::Digits;
 use crate::script::Call;
 use crate::{note, reply, script};
 
@@ -29,42 +31,11 @@ const APPEND_CHUNK: (usize, usize) = (1_000, 4 << 20);
 const ACK_CHUNK: usize = 1_000;
 /// The most messages of one call of the scripts `retry`, `dead_letter` and `hold`: they copy bodies or texts.
 const COPY_CHUNK: usize = 100;
-/// About how many entries one call of the script `trim` drops at most.
-const TRIM_CHUNK: usize = 10_000;
 
 #[async_trait]
 impl Log for RedisBackend {
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        let mut results = Vec::with_capacity(batch.len());
-        while results.len() < batch.len() {
-            let chunk = append_chunk(&batch[results.len()..]);
-            let mut pipe = Pipeline::with_capacity(chunk.len());
-            for append in chunk {
-                pipe.add_command(self.xadd(append));
-            }
-            let during = |error: Error, append: &Append| {
-                error.during(format_args!("append to {}", append.topic_partition))
-            };
-            match self.inner.messages.send(&pipe).await {
-                Ok(answers) => results.extend(
-                    chunk
-                        .iter()
-                        .zip(answers)
-                        .map(|(append, answer)| reply::id(answer).map_err(|error| during(error, append))),
-                ),
-                Err(error) => {
-                    results.extend(chunk.iter().map(|append| Err(during(error.duplicate(), append))));
-                    // What stands behind was not sent, and is not: it would overtake what the caller may send
-                    // again.
-                    let rest = &batch[results.len()..];
-                    results.extend(rest.iter().map(|append| {
-                        let error = format!("not sent, an earlier append failed: {error}");
-                        Err(during(Error::new(ErrorKind::Unavailable, error), append))
-                    }));
-                }
-            }
-        }
-        results
+        self.append_asking(batch, &[]).await.0
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
@@ -87,20 +58,82 @@ impl Log for RedisBackend {
         answer.map(drop).map_err(|error| fenced(error, lease))
     }
 
-    async fn trim(&self, lease: &Lease) -> Result<usize> {
-        let (tp, group) = lease.partition()?;
-        let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp)];
-        let mut trimmed = 0;
-        loop {
-            let call = self.inner.scripts.trim.call(keys.each_ref());
-            let call = call.arg(lease.token.as_str()).arg(TRIM_CHUNK);
-            let answer = script::run_one(&self.inner.messages, call).await;
-            let count = reply::count(answer.map_err(|error| fenced(error, lease))?)?;
-            trimmed += count;
-            if count < TRIM_CHUNK {
-                return Ok(trimmed);
+    async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
+        self.trim_by(lease, retention).await
+    }
+
+    async fn append_measured(&self, batch: &[Append]) -> Measured {
+        let mut partitions: Vec<_> = batch.iter().map(|append| &append.topic_partition).collect();
+        partitions.sort_unstable();
+        partitions.dedup();
+        let ask: Vec<_> = partitions.iter().map(|tp| self.inner.keys.log(tp)).collect();
+        let (results, answers) = self.append_asking(batch, &ask).await;
+        let lengths = partitions.into_iter().zip(answers);
+        let lengths =
+            lengths.filter_map(|(tp, answer)| Some((tp.clone(), reply::count(answer).ok()? as u64)));
+        Measured { results, lengths: lengths.collect() }
+    }
+
+    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        if partitions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut pipe = Pipeline::with_capacity(partitions.len());
+        for tp in partitions {
+            pipe.cmd("XLEN").arg(self.inner.keys.log(tp).as_str());
+        }
+        let answers = self.inner.messages.send(&pipe).await?.into_iter().zip(partitions);
+        let lengths = answers.map(|(answer, tp)| {
+            let length =
+                reply::count(answer).map_err(|error| error.during(format_args!("length of {tp}")))?;
+            Ok(length as u64)
+        });
+        lengths.collect()
+    }
+}
+
+impl RedisBackend {
+    /// Appends, and asks in the last request for the lengths of some logs; the answers are missing if that failed.
+    async fn append_asking(&self, batch: &[Append], ask: &[Key]) -> (Vec<Result<MessageId>>, Vec<Value>) {
+        let (mut results, mut lengths) = (Vec::with_capacity(batch.len()), Vec::new());
+        while results.len() < batch.len() {
+            let chunk = append_chunk(&batch[results.len()..]);
+            let mut pipe = Pipeline::with_capacity(chunk.len() + ask.len());
+            for append in chunk {
+                pipe.add_command(self.xadd(append));
+            }
+            if results.len() + chunk.len() == batch.len() {
+                for log in ask {
+                    pipe.cmd("XLEN").arg(log.as_str());
+                }
+            }
+            let during = |error: Error, append: &Append| {
+                error.during(format_args!("append to {}", append.topic_partition))
+            };
+            match self.inner.messages.send(&pipe).await {
+                Ok(answers) => {
+                    let mut answers = answers.into_iter();
+                    results.extend(
+                        chunk
+                            .iter()
+                            .zip(answers.by_ref())
+                            .map(|(append, answer)| reply::id(answer).map_err(|error| during(error, append))),
+                    );
+                    lengths.extend(answers);
+                }
+                Err(error) => {
+                    results.extend(chunk.iter().map(|append| Err(during(error.duplicate(), append))));
+                    // What stands behind was not sent, and is not: it would overtake what the caller may send
+                    // again.
+                    let rest = &batch[results.len()..];
+                    results.extend(rest.iter().map(|append| {
+                        let error = format!("not sent, an earlier append failed: {error}");
+                        Err(during(Error::new(ErrorKind::Unavailable, error), append))
+                    }));
+                }
             }
         }
+        (results, lengths)
     }
 }
 
@@ -161,73 +194,107 @@ impl RedisBackend {
     }
 
     /// The script calls of a batch: per stream one kind of settlement after the other, in bounded portions.
-    fn settle_calls(
-        &self,
+    fn settle_calls<'a>(
+        &'a self,
         right: Right<'_>,
         tp: &TopicPartition,
         group: &GroupName,
         batch: &[(Receipt, Settlement)],
-    ) -> Result<Vec<(Call<'_>, Answers)>> {
+    ) -> Result<Vec<(Call<'a>, Answers)>> {
         let (keys, scripts) = (&self.inner.keys, &self.inner.scripts);
         let (fence, held) = (keys.fence(tp, group), keys.held(tp, group));
-        let mut calls = Vec::new();
-        for source in [Source::Log, Source::Retry] {
-            let (mut acks, mut holds, mut retries, mut dead) =
-                (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-            for (receipt, settlement) in batch.iter().filter(|(receipt, _)| receipt.source == source) {
-                let id = receipt.id.to_string();
-                match settlement {
-                    Settlement::Ack => acks.push(id),
-                    Settlement::Hold(note) => {
-                        let (words, line) = note::write(note)?;
-                        holds.push((id, due(note.due), words, line));
-                    }
-                    Settlement::Retry { due: at, attempt, origin, error, history } => {
-                        let history = history.adding(attempt.saturating_sub(1), error);
-                        let (error, origin) = (wire::cut(error), origin.to_string());
-                        retries.push((id, due(*at), *attempt, origin, error, history));
-                    }
-                    Settlement::DeadLetter { reason, attempts, origin, error, history } => {
-                        let history = history.adding(*attempts, error);
-                        let (error, origin) = (wire::cut(error), origin.to_string());
-                        dead.push((id, reason.as_str(), *attempts, origin, error, history));
-                    }
+        let [mode, who] = right.words();
+        let mut by_source = [Settling::of(Source::Log), Settling::of(Source::Retry)];
+        for (receipt, settlement) in batch {
+            let Settling { source, acks, holds, retries, dead } = &mut by_source[match receipt.source {
+                Source::Log => 0,
+                Source::Retry => 1,
+            }];
+            let stream = || self.inner.stream(tp, group, *source);
+            let common = [mode, who, group.as_str(), note::word(*source)];
+            let id = Digits::id(receipt.id);
+            let id = id.as_bytes();
+            match settlement {
+                Settlement::Ack => {
+                    acks.next(|| scripts.ack.call([&fence, &stream(), &held]).args(common)).push(id);
                 }
-            }
-            let stream = self.inner.stream(tp, group, source);
-            let [mode, who] = right.words();
-            let common = [mode, who, group.as_str(), note::word(source)];
-            for ids in acks.chunks(ACK_CHUNK) {
-                let mut call = scripts.ack.call([&fence, &stream, &held]).args(common);
-                ids.iter().for_each(|id| call.push(id));
-                calls.push((call, Answers::Acked(ids.len())));
-            }
-            for notes in holds.chunks(COPY_CHUNK) {
-                let mut call = scripts.hold.call([&fence, &stream, &held]).args(common);
-                for (id, due, words, line) in notes {
-                    call = call.args([id, due, words, line]);
+                Settlement::Hold(note) => {
+                    let (words, line) = note::write(note)?;
+                    let call = holds.next(|| scripts.hold.call([&fence, &stream(), &held]).args(common));
+                    call.push(id);
+                    call.extend([due(note.due), words, line]);
                 }
-                calls.push((call, Answers::Moved));
-            }
-            for messages in retries.chunks(COPY_CHUNK) {
-                let (due, items) = (keys.retry_due(tp, group), keys.retry_items(tp, group));
-                let mut call = scripts.retry.call([&fence, &stream, &due, &items, &held]).args(common);
-                for (id, due, attempt, origin, error, (history, line)) in messages {
-                    call = call.args([id, due]).arg(*attempt).args([origin, *error, history, line]);
+                Settlement::Retry { due: at, attempt, origin, error, history } => {
+                    let (history, line) = history.adding(attempt.saturating_sub(1), error);
+                    let (due_at, attempt, origin) = (due(*at), attempt.to_string(), origin.to_string());
+                    let call = retries.next(|| {
+                        let (due, items) = (keys.retry_due(tp, group), keys.retry_items(tp, group));
+                        scripts.retry.call([&fence, &stream(), &due, &items, &held]).args(common)
+                    });
+                    call.push(id);
+                    call.extend([&*due_at, &*attempt, &*origin, wire::cut(error), &*history, &*line]);
                 }
-                calls.push((call, Answers::Moved));
-            }
-            for messages in dead.chunks(COPY_CHUNK) {
-                let letters = keys.dead_letters(tp, group);
-                let call = scripts.dead_letter.call([&fence, &stream, &letters, &held]).args(common);
-                let mut call = call.arg(tp.topic.as_str()).arg(tp.partition.0);
-                for (id, reason, attempts, origin, error, (history, line)) in messages {
-                    call = call.arg(id).arg(*reason).arg(*attempts).args([origin, *error, history, line]);
+                Settlement::DeadLetter { reason, attempts, origin, error, history } => {
+                    let (history, line) = history.adding(*attempts, error);
+                    let (attempts, origin) = (attempts.to_string(), origin.to_string());
+                    let call = dead.next(|| {
+                        let letters = keys.dead_letters(tp, group);
+                        let call = scripts.dead_letter.call([&fence, &stream(), &letters, &held]);
+                        call.args(common).arg(tp.topic.as_str()).arg(tp.partition.0)
+                    });
+                    call.push(id);
+                    call.extend([reason.as_str(), &*attempts, &*origin, wire::cut(error), &*history, &*line]);
                 }
-                calls.push((call, Answers::Moved));
             }
         }
-        Ok(calls)
+        Ok(by_source.into_iter().flat_map(Settling::calls).collect())
+    }
+}
+
+/// The calls that settle what was read from one stream, by kind.
+struct Settling<'a> {
+    source: Source,
+    acks: Calls<'a>,
+    holds: Calls<'a>,
+    retries: Calls<'a>,
+    dead: Calls<'a>,
+}
+
+impl<'a> Settling<'a> {
+    fn of(source: Source) -> Self {
+        let of = |limit| Calls { limit, calls: Vec::new() };
+        Self {
+            source,
+            acks: of(ACK_CHUNK),
+            holds: of(COPY_CHUNK),
+            retries: of(COPY_CHUNK),
+            dead: of(COPY_CHUNK),
+        }
+    }
+
+    fn calls(self) -> impl Iterator<Item = (Call<'a>, Answers)> {
+        let acks = self.acks.calls.into_iter().map(|(call, ids)| (call, Answers::Acked(ids)));
+        let moved = [self.holds, self.retries, self.dead].into_iter().flat_map(|kind| kind.calls);
+        acks.chain(moved.map(|(call, _)| (call, Answers::Moved)))
+    }
+}
+
+/// Calls of one kind, each with how many messages it settles.
+struct Calls<'a> {
+    limit: usize,
+    calls: Vec<(Call<'a>, usize)>,
+}
+
+impl<'a> Calls<'a> {
+    /// The call that the next message goes into: begun when there is none, or the last one is full.
+    fn next(&mut self, begin: impl FnOnce() -> Call<'a>) -> &mut Call<'a> {
+        if self.calls.last().is_none_or(|(_, messages)| *messages >= self.limit) {
+            self.calls.push((begin(), 0));
+        }
+        let last = self.calls.len() - 1;
+        let (call, messages) = &mut self.calls[last];
+        *messages += 1;
+        call
     }
 }
 

@@ -28,6 +28,12 @@ pub(crate) fn word(source: Source) -> &'static str {
     }
 }
 
+/// The source that a word of a script means.
+pub(crate) fn source(of: &[u8]) -> Result<Source> {
+    let known = [Source::Log, Source::Retry].into_iter().find(|source| word(*source).as_bytes() == of);
+    known.ok_or_else(|| unexpected(format_args!("{:?} instead of a source", String::from_utf8_lossy(of))))
+}
+
 /// The field of an entry's note.
 pub(crate) fn field(source: Source, id: MessageId) -> String {
     format!("{}:{id}", word(source))

@@ -11,7 +11,7 @@ use redis::{Pipeline, Value};
 use crate::backend::RedisBackend;
 use crate::connection::Line;
 use crate::schedule::known;
-use crate::scheduling::{conflict, placed, word};
+use crate::scheduling::{claims, conflict, placed, word};
 use crate::{item, reply, script};
 
 /// The longest rule, in bytes.
@@ -163,7 +163,8 @@ impl Recurring for RedisBackend {
         }
         let (keys, [recur, items, delay, wake]) = (&self.inner.keys, self.recur_keys(place));
         let script = &self.inner.scripts.recur_fire;
-        let call = script.call([&recur, &items, &delay, &keys.delay_items(place), &wake]);
+        let call =
+            script.call([&recur, &items, &delay, &keys.delay_items(place), &claims(keys, place), &wake]);
         let fires: Vec<_> = fires.iter().map(|at| time(Some(*at))).collect();
         let call = call.args([word(place), id.as_str()]).arg(&reply::score_of(expected)[..]);
         let call = call.arg(time(next)).arg(fires.join(" "));

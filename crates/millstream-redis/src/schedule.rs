@@ -20,7 +20,7 @@ use crate::backend::RedisBackend;
 use crate::connection::Line;
 use crate::error::unexpected;
 use crate::leases::fenced;
-use crate::scheduling::{due, pipeline, placed, portions, states, word};
+use crate::scheduling::{due, exactly, outcomes, pipeline, portions, states, word};
 use crate::script::Call;
 use crate::{item, reply, script};
 
@@ -62,10 +62,10 @@ impl Schedule for RedisBackend {
                 copies
             });
             for (portion, answer) in now.iter().zip(answers) {
-                match answer.and_then(|answer| exactly(answer, portion.messages.len())) {
-                    Ok(values) => {
-                        for ((index, _), value) in portion.messages.iter().zip(values) {
-                            set(*index, placed(value, "it"));
+                match answer.and_then(|answer| outcomes(answer, portion.messages.len())) {
+                    Ok(placed) => {
+                        for ((index, _), placed) in portion.messages.iter().zip(placed) {
+                            set(*index, placed);
                         }
                     }
                     Err(error) => {
@@ -154,6 +154,13 @@ impl Schedule for RedisBackend {
         let inner = &self.inner;
         let keys = &inner.keys;
         let fence = keys.fence(tp, group);
+        // Mostly nothing is due: then one call that looks at all of it is enough.
+        let call = self.promote_delayed_call(Some((&fence, lease)), tp, limit);
+        let answer = script::run_one(&inner.messages, call).await;
+        let (delayed, retry) = promoted(tp, answer.map_err(|error| fenced(error, lease))?)?;
+        if retry.is_none_or(|retry| !retry.is_zero()) {
+            return Ok(Promoted { next: [retry, delayed.next].into_iter().flatten().min(), ..delayed });
+        }
         let call = inner
             .scripts
             .promote
@@ -169,13 +176,8 @@ impl Schedule for RedisBackend {
             .arg(tp.topic.as_str())
             .arg(tp.partition.0)
             .arg(group.as_str());
-        let calls = vec![call, self.promote_delayed_call(Some((&fence, lease)), tp, limit)];
-        let mut answers = script::run(&inner.messages, calls).await?.into_iter();
-        let (Some(retries), Some(delayed)) = (answers.next(), answers.next()) else {
-            return Err(unexpected("no answer to a promotion"));
-        };
-        let [moved, orphans, next] = reply::tuple(retries.map_err(|error| fenced(error, lease))?)?;
-        let delayed = promoted(tp, delayed.map_err(|error| fenced(error, lease))?)?;
+        let answer = script::run_one(&inner.messages, call).await;
+        let [moved, orphans, next] = reply::tuple(answer.map_err(|error| fenced(error, lease))?)?;
         Ok(Promoted {
             moved: reply::count(moved)? + delayed.moved,
             orphans: reply::count(orphans)? + delayed.orphans,
@@ -186,7 +188,7 @@ impl Schedule for RedisBackend {
 
     async fn promote_delayed(&self, tp: &TopicPartition, limit: usize) -> Result<Promoted> {
         let call = self.promote_delayed_call(None, tp, limit);
-        promoted(tp, script::run_one(&self.inner.messages, call).await?)
+        Ok(promoted(tp, script::run_one(&self.inner.messages, call).await?)?.0)
     }
 
     async fn wait(&self, tp: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
@@ -241,19 +243,12 @@ impl RedisBackend {
         let (keys, place) = (&self.inner.keys, Place::from(tp.clone()));
         let (delay, items) = (keys.delay(&place), keys.delay_items(&place));
         let (fence, token) = lease.map_or((&delay, ""), |(fence, lease)| (fence, lease.token.as_str()));
+        let group = lease.and_then(|(_, lease)| lease.partition().ok()).map(|(_, group)| group);
+        let retries = group.map_or_else(|| delay.clone(), |group| keys.retry_due(tp, group));
         let script = &self.inner.scripts.promote_delayed;
-        let call = script.call([fence, &delay, &items, &keys.log(tp), &keys.recur(&place)]);
+        let call = script.call([fence, &delay, &items, &keys.log(tp), &keys.recur(&place), &retries]);
         call.arg(token).arg(limit.min(MAX_PROMOTE))
     }
-}
-
-/// As many values as were asked for.
-fn exactly(answer: Value, count: usize) -> Result<Vec<Value>> {
-    let values = reply::array(answer)?;
-    if values.len() == count {
-        return Ok(values);
-    }
-    Err(unexpected(format_args!("{} answers to {count} questions", values.len())))
 }
 
 /// An id that can be one of ours.
@@ -275,16 +270,18 @@ fn micros(value: Value) -> Result<Option<Duration>> {
     Ok(u64::try_from(reply::int(value)?).ok().map(Duration::from_micros))
 }
 
-fn promoted(tp: &TopicPartition, answer: Value) -> Result<Promoted> {
-    let [moved, next, recurring, orphans] = reply::tuple(answer)?;
+/// What was moved, and when the group's next retry is due.
+fn promoted(tp: &TopicPartition, answer: Value) -> Result<(Promoted, Option<Duration>)> {
+    let [moved, next, recurring, orphans, retry] = reply::tuple(answer)?;
     let orphans: Vec<String> = reply::array(orphans)?.into_iter().map(reply::text).collect::<Result<_>>()?;
     if !orphans.is_empty() {
-        tracing::warn!(partition = %tp, ids = ?orphans, "scheduled messages had lost their bodies");
+        tracing::warn!(partition = %tp, ids = ?orphans, "scheduled messages had no body, or bytes that are none");
     }
-    Ok(Promoted {
+    let promoted = Promoted {
         moved: reply::count(moved)?,
         orphans: orphans.len(),
         next: micros(next)?,
         recurring: reply::int(recurring)? == 1,
-    })
+    };
+    Ok((promoted, micros(retry)?))
 }

@@ -1,10 +1,11 @@
 //! A batch of messages to be scheduled: as calls of the script, in bounded portions, and what they answer.
 
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
-use millstream_core::schedule::{OnConflict, Place, Placed, Scheduling};
+use millstream_core::schedule::{Due, OnConflict, Place, Placed, Scheduling};
 use redis::Value;
 
 use crate::backend::Inner;
@@ -35,7 +36,7 @@ pub(crate) fn states(keys: &Keys, place: &Place) -> Key {
 }
 
 /// The tasks that are worked on. At a partition there are none: a key of its slot stands in, and is not used.
-fn claims(keys: &Keys, place: &Place) -> Key {
+pub(crate) fn claims(keys: &Keys, place: &Place) -> Key {
     match place {
         Place::Partition(_) => keys.delay(place),
         Place::Shard(shard) => keys.claims(shard),
@@ -80,16 +81,59 @@ impl Portion<'_> {
             &keys.recur(place),
             &keys.wake(place),
         ]);
+        let messages = || self.messages.iter().filter_map(|(index, item)| Some((batch.get(*index)?, item)));
         call.push(word(place));
-        for (index, item) in &self.messages {
-            let Some(message) = batch.get(*index) else { continue };
+        call.push(terms(messages().map(|(message, _)| message)));
+        for (message, item) in messages() {
             call.push(message.id.as_str());
-            call.push(due(message.due));
-            call.push(conflict(message.on_conflict));
             call.push(&item[..]);
         }
         call
     }
+}
+
+/// When messages are due and what is to be done about others of their ids, as the script takes it: `count due conflict`
+/// for so many after each other. In bulk that is one term, where two words of each message would cost the server as much
+/// as the message.
+fn terms<'a>(messages: impl Iterator<Item = &'a Scheduling>) -> String {
+    let mut terms = String::new();
+    let mut add = |count: usize, (at, on_conflict): (Due, OnConflict)| {
+        let between = if terms.is_empty() { "" } else { " " };
+        // Writing to a text cannot fail.
+        let _ = write!(terms, "{between}{count} {} {}", due(at), conflict(on_conflict));
+    };
+    let mut open: Option<(usize, (Due, OnConflict))> = None;
+    for message in messages {
+        let term = (message.due, message.on_conflict);
+        open = match open {
+            Some((count, same)) if same == term => Some((count + 1, term)),
+            Some((count, other)) => {
+                add(count, other);
+                Some((1, term))
+            }
+            None => Some((1, term)),
+        };
+    }
+    open.into_iter().for_each(|(count, term)| add(count, term));
+    terms
+}
+
+/// What became of each of so many messages. The script says of a bulk of new ones no more than that.
+pub(crate) fn outcomes(answer: Value, count: usize) -> Result<Vec<Result<Placed>>> {
+    if matches!(answer, Value::Int(1)) {
+        return Ok((0..count).map(|_| Ok(Placed::New)).collect());
+    }
+    let values = exactly(answer, count)?;
+    Ok(values.into_iter().map(|value| placed(value, "it")).collect())
+}
+
+/// As many values as were asked for.
+pub(crate) fn exactly(answer: Value, count: usize) -> Result<Vec<Value>> {
+    let values = reply::array(answer)?;
+    if values.len() == count {
+        return Ok(values);
+    }
+    Err(unexpected(format_args!("{} answers to {count} questions", values.len())))
 }
 
 /// Divides a batch by place, each in the order of the batch; and what cannot be scheduled, with the reason.
@@ -135,7 +179,6 @@ pub(crate) fn pipeline<'p, 'a>(portions: &'p [Portion<'a>]) -> &'p [Portion<'a>]
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use millstream_core::schedule::Due;
     use millstream_core::topic::TopicPartition;
 
     use super::*;
@@ -166,6 +209,34 @@ mod tests {
         seen.push(4);
         seen.sort_unstable();
         assert_eq!(seen, (0..252).collect::<Vec<_>>(), "each once");
+    }
+
+    #[test]
+    fn terms_are_told_once_for_those_that_share_them() {
+        let with = |at, on_conflict| Scheduling { due: at, on_conflict, ..scheduling(0, 0, 1) };
+        let hour = Due::In(std::time::Duration::from_secs(3_600));
+        let batch = [
+            with(hour, OnConflict::Keep),
+            with(hour, OnConflict::Keep),
+            with(hour, OnConflict::Replace),
+            with(Due::At(5), OnConflict::Replace),
+            with(hour, OnConflict::Keep),
+        ];
+        let told = "2 +3600000000 keep 1 +3600000000 replace 1 5 replace 1 +3600000000 keep";
+        assert_eq!(terms(batch.iter()), told);
+        assert_eq!(terms(batch[..1].iter()), "1 +3600000000 keep");
+        assert_eq!(terms([].iter()), "");
+    }
+
+    #[test]
+    fn of_new_ones_in_bulk_the_script_says_only_that() {
+        let ok =
+            |answer| outcomes(answer, 2).expect("an answer").into_iter().map(Result::ok).collect::<Vec<_>>();
+        assert_eq!(ok(Value::Int(1)), [Some(Placed::New); 2]);
+        let each = Value::Array(vec![Value::Int(2), Value::Int(-1)]);
+        assert_eq!(ok(each.clone()), [Some(Placed::Replaced), None]);
+        assert_eq!(outcomes(each, 3).expect_err("too few").kind(), ErrorKind::Protocol);
+        assert_eq!(outcomes(Value::Int(2), 1).expect_err("no answer").kind(), ErrorKind::Protocol);
     }
 
     #[test]

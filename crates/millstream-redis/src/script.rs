@@ -66,6 +66,10 @@ impl Call<'_> {
         self.args += 1;
     }
 
+    pub(crate) fn extend<const N: usize>(&mut self, args: [impl ToRedisArgs; N]) {
+        args.into_iter().for_each(|arg| self.push(arg));
+    }
+
     fn check(&self) {
         let contract = self.script.contract;
         let open = contract.args.last().is_some_and(|arg| arg.ends_with("..."));
@@ -175,6 +179,14 @@ pub(crate) struct Scripts {
     pub(crate) publish: Loaded,
     pub(crate) expand: Loaded,
     pub(crate) count: Loaded,
+    pub(crate) look: Loaded,
+    pub(crate) create_topic: Loaded,
+    pub(crate) alter_topic: Loaded,
+    pub(crate) forget_topic: Loaded,
+    pub(crate) audit: Loaded,
+    pub(crate) repair: Loaded,
+    pub(crate) audit_place: Loaded,
+    pub(crate) repair_place: Loaded,
 }
 
 impl Scripts {
@@ -217,6 +229,14 @@ impl Scripts {
             publish: Loaded::new(&lua::PUBLISH, strict),
             expand: Loaded::new(&lua::EXPAND, strict),
             count: Loaded::new(&lua::COUNT, strict),
+            look: Loaded::new(&lua::LOOK, strict),
+            create_topic: Loaded::new(&lua::CREATE_TOPIC, strict),
+            alter_topic: Loaded::new(&lua::ALTER_TOPIC, strict),
+            forget_topic: Loaded::new(&lua::FORGET_TOPIC, strict),
+            audit: Loaded::new(&lua::AUDIT, strict),
+            repair: Loaded::new(&lua::REPAIR, strict),
+            audit_place: Loaded::new(&lua::AUDIT_PLACE, strict),
+            repair_place: Loaded::new(&lua::REPAIR_PLACE, strict),
         }
     }
 }

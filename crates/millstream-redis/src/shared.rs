@@ -117,34 +117,28 @@ impl RedisBackend {
     ) -> Result<Claimed> {
         let inner = &self.inner;
         let (fence, held) = (inner.keys.fence(tp, group), inner.keys.held(tp, group));
-        let mut claimed = Claimed::default();
-        let mut left = max.min(CLAIM_CHUNK);
-        for source in [Source::Log, Source::Retry] {
-            let stream = inner.stream(tp, group, source);
-            let [mode, who] = right.words();
-            let call = inner.scripts.claim.call([&fence, &stream, &held]);
-            let call = call.args([mode, who, group.as_str(), note::word(source)]);
-            let mut call = call.arg(ceil_ms(idle).min(GIVEN_BACK_MS)).arg(left);
-            names.iter().for_each(|name| call.push(*name));
-            let answer = script::run_one(&inner.pool, call).await?;
-            let took = claimed_of(source, answer, &mut claimed);
-            left -= took.map_err(|error: Error| error.during(format_args!("claim from {stream}")))?.min(left);
-        }
-        Ok(claimed)
+        let [log, retry_log] = [Source::Log, Source::Retry].map(|source| inner.stream(tp, group, source));
+        let [mode, who] = right.words();
+        let call = inner.scripts.claim.call([&fence, &log, &retry_log, &held]);
+        let call = call.args([mode, who, group.as_str()]);
+        let mut call = call.arg(ceil_ms(idle).min(GIVEN_BACK_MS)).arg(max.min(CLAIM_CHUNK));
+        names.iter().for_each(|name| call.push(*name));
+        // Looks that are this frequent take no connection of the pool, which is checked each time it is lent.
+        let answer = script::run_one(&inner.messages, call).await?;
+        claimed(answer).map_err(|error: Error| error.during(format_args!("claim from {log}")))
     }
 }
 
-/// Adds what the script `claim` answered; gives back how many entries it took over.
-fn claimed_of(source: Source, answer: Value, claimed: &mut Claimed) -> Result<usize> {
+/// What the script `claim` answered.
+fn claimed(answer: Value) -> Result<Claimed> {
     let [next_ms, removed, now_ms, entries, ghosts] = reply::tuple(answer)?;
-    let next = u64::try_from(reply::int(next_ms)?).ok().map(Duration::from_millis);
-    claimed.next = claimed.next.into_iter().chain(next).min();
-    claimed.removed += reply::count(removed)?;
+    let mut claimed = Claimed::default();
+    claimed.next = u64::try_from(reply::int(next_ms)?).ok().map(Duration::from_millis);
+    claimed.removed = reply::count(removed)?;
     let now_ms = u64::try_from(reply::int(now_ms)?).unwrap_or_default();
-    let mut took = 0;
     for row in reply::array(entries)? {
-        let [id, body, deliveries, idle_ms, stored] = reply::tuple(row)?;
-        let stored = reply::bytes(stored)?;
+        let [source, id, body, deliveries, idle_ms, stored] = reply::tuple(row)?;
+        let (source, stored) = (note::source(&reply::bytes(source)?)?, reply::bytes(stored)?);
         let entry = Entry {
             receipt: Receipt { source, id: reply::id(id)? },
             deliveries: u32::try_from(reply::int(deliveries)?).unwrap_or(u32::MAX),
@@ -154,16 +148,14 @@ fn claimed_of(source: Source, answer: Value, claimed: &mut Claimed) -> Result<us
         if !stored.is_empty() && entry.note.is_none() {
             tracing::warn!(id = %entry.receipt.id, "a note that cannot be read is passed over");
         }
-        part(claimed, idle_ms)?.entries.push(entry);
-        took += 1;
+        part(&mut claimed, idle_ms)?.entries.push(entry);
     }
     for row in reply::array(ghosts)? {
-        let [id, idle_ms] = reply::tuple(row)?;
-        let receipt = Receipt { source, id: reply::id(id)? };
-        part(claimed, idle_ms)?.ghosts.push(receipt);
-        took += 1;
+        let [source, id, idle_ms] = reply::tuple(row)?;
+        let receipt = Receipt { source: note::source(&reply::bytes(source)?)?, id: reply::id(id)? };
+        part(&mut claimed, idle_ms)?.ghosts.push(receipt);
     }
-    Ok(took)
+    Ok(claimed)
 }
 
 /// What nobody has touched for years was given back.

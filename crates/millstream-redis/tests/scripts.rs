@@ -7,8 +7,12 @@
 mod catalog;
 #[path = "scripts/connect.rs"]
 mod connect;
+#[path = "scripts/deleting.rs"]
+mod deleting;
 #[path = "scripts/durability.rs"]
 mod durability;
+#[path = "scripts/lag.rs"]
+mod lag;
 #[path = "scripts/leases.rs"]
 mod leases;
 #[path = "scripts/members.rs"]
@@ -17,10 +21,14 @@ mod members;
 mod members_together;
 #[path = "scripts/notes.rs"]
 mod notes;
+#[path = "scripts/parked.rs"]
+mod parked;
 #[path = "scripts/reader.rs"]
 mod reader;
 #[path = "scripts/recurring.rs"]
 mod recurring;
+#[path = "scripts/retention.rs"]
+mod retention;
 #[path = "scripts/schedule.rs"]
 mod schedule;
 #[path = "scripts/schedule_faults.rs"]

@@ -1,7 +1,6 @@
 //! The messages of a topic that wait for their time.
 
 use std::fmt;
-use std::time::{Duration, SystemTime};
 
 use futures_util::future::try_join_all;
 use millstream_core::error::Result;
@@ -48,49 +47,38 @@ impl DelayedMessages {
     /// # Errors
     /// [`ErrorKind::InvalidName`](millstream_core::ErrorKind::InvalidName) for what is no id; those of
     /// [`Schedule::cancel`](millstream_core::Schedule::cancel).
-    pub async fn cancel(&self, id: &str) -> Result<bool> {
+    pub async fn cancel(&self, id: impl AsRef<str>) -> Result<bool> {
         let ids = [ScheduleId::new(id)?];
         let places: Vec<_> = self.places().collect();
         let asked = places.iter().map(|place| self.backend.schedule.cancel(place, &ids));
         Ok(try_join_all(asked).await?.concat().contains(&true))
     }
 
-    /// Gives the message that waits under `id` another time: so long from now. True if it still waited.
+    /// Gives the message that waits under `id` another due time: a [`Duration`](std::time::Duration) from now, or a
+    /// [`SystemTime`](std::time::SystemTime). True if it still waited.
     ///
     /// # Errors
     /// As [`cancel`](Self::cancel).
-    pub async fn reschedule(&self, id: &str, delay: Duration) -> Result<bool> {
-        self.set(id, Due::In(delay)).await
-    }
-
-    /// Gives the message that waits under `id` another time. True if it still waited.
-    ///
-    /// # Errors
-    /// As [`cancel`](Self::cancel).
-    pub async fn reschedule_at(&self, id: &str, time: SystemTime) -> Result<bool> {
-        self.set(id, Due::from(time)).await
-    }
-
-    /// Lets the message that waits under `id` go now. True if it still waited.
-    ///
-    /// # Errors
-    /// As [`cancel`](Self::cancel).
-    pub async fn promote(&self, id: &str) -> Result<bool> {
-        self.set(id, Due::NOW).await
-    }
-
-    async fn set(&self, id: &str, due: Due) -> Result<bool> {
-        let ids = [ScheduleId::new(id)?];
+    pub async fn reschedule(&self, id: impl AsRef<str>, due: impl Into<Due>) -> Result<bool> {
+        let (ids, due) = ([ScheduleId::new(id)?], due.into());
         let places: Vec<_> = self.places().collect();
         let asked = places.iter().map(|place| self.backend.schedule.reschedule(place, &ids, due));
         Ok(try_join_all(asked).await?.concat().contains(&true))
+    }
+
+    /// Lets the message that waits under `id` be due now. True if it still waited.
+    ///
+    /// # Errors
+    /// As [`cancel`](Self::cancel).
+    pub async fn run_now(&self, id: impl AsRef<str>) -> Result<bool> {
+        self.reschedule(id, Due::NOW).await
     }
 
     /// The message that waits under `id`. If several partitions have one, the one that is due first.
     ///
     /// # Errors
     /// As [`cancel`](Self::cancel).
-    pub async fn get(&self, id: &str) -> Result<Option<DelayedMessage>> {
+    pub async fn get(&self, id: impl AsRef<str>) -> Result<Option<DelayedMessage>> {
         let id = ScheduleId::new(id)?;
         let asked = self.topic.iter().map(|topic_partition| {
             let id = &id;

@@ -1,7 +1,7 @@
 //! A message as a handler gets it.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use millstream_core::{GroupName, Headers, History, MessageId, TopicPartition};
@@ -27,10 +27,35 @@ pub(crate) struct About {
     pub(crate) origin: MessageId,
     pub(crate) attempt: u32,
     pub(crate) deliveries: u32,
-    pub(crate) last_error: Option<String>,
-    pub(crate) history: History,
+    pub(crate) past: Option<Arc<Past>>,
     pub(crate) key: Option<Bytes>,
     pub(crate) headers: Headers,
+}
+
+/// What is known of earlier attempts. Most messages have none, so it stands apart.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Past {
+    /// What the last attempt failed with.
+    pub(crate) last_error: Option<String>,
+    /// What the attempts before failed with.
+    pub(crate) history: History,
+}
+
+impl Past {
+    /// `None` if there is nothing to tell.
+    pub(crate) fn of(last_error: Option<String>, history: History) -> Option<Arc<Self>> {
+        let any = last_error.is_some() || !history.is_empty();
+        any.then(|| Arc::new(Self { last_error, history }))
+    }
+
+    pub(crate) fn last_error(past: Option<&Arc<Self>>) -> Option<&str> {
+        past?.last_error.as_deref()
+    }
+
+    pub(crate) fn history(past: Option<&Arc<Self>>) -> &History {
+        static NONE: LazyLock<History> = LazyLock::new(History::default);
+        past.map_or(&NONE, |past| &past.history)
+    }
 }
 
 impl<T> Delivery<T> {
@@ -81,13 +106,13 @@ impl<T> Delivery<T> {
 
     /// What the last attempt failed with.
     pub fn last_error(&self) -> Option<&str> {
-        self.about.last_error.as_deref()
+        Past::last_error(self.about.past.as_ref())
     }
 
     /// What earlier attempts failed with, oldest first, and when by the server's clock: the first and the newest of them,
     /// each in one short line. Empty on a first attempt.
     pub fn history(&self) -> &History {
-        &self.about.history
+        Past::history(self.about.past.as_ref())
     }
 
     /// Ready when what the handler says comes too late: the lease of the partition was lost, or can no longer be relied

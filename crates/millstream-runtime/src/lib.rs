@@ -21,7 +21,8 @@ pub use dead_letters::DeadLetterQueue;
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use delivery::Delivery;
 pub use producer::{
-    Delayed, DelayedRecord, Producer, ProducerBuilder, ProducerConfig, Record, Send, SendDelayed, Sent,
+    Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig, Record, Send, SendDelayed,
+    Sent,
 };
 pub use report::Report;
 pub use seek::{SeekPreview, seek_group, seek_preview};

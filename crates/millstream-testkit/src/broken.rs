@@ -3,8 +3,10 @@
 //! A suite that nothing fails proves nothing. [`Broken`] stands around a good backend and spoils one thing.
 //! The test `every_case_can_fail` runs every case against every [`Sabotage`].
 
+mod audit;
 mod catalog;
 mod dead_letters;
+mod inspect;
 mod leases;
 mod log;
 mod members;
@@ -68,6 +70,8 @@ struct Memo {
     left: HashMap<(TopicPartition, GroupName), Vec<Entry>>,
     /// Groups whose retries are not shown any more.
     without_retries: HashSet<(TopicPartition, GroupName)>,
+    /// Groups of topics that were deleted, which come back.
+    haunted: HashMap<TopicName, Vec<GroupName>>,
     /// Groups that are not on a new partition.
     missing: HashSet<(TopicPartition, GroupName)>,
     /// The first heartbeat of each member that did not leave.

@@ -12,7 +12,7 @@ use crate::harness::Harness;
 #[non_exhaustive]
 pub struct Case {
     /// The role that it is about: `log`, `leases`, `schedule`, `recurring`, `tasks`, `dead_letters`, `catalog`,
-    /// `members` or `shared`.
+    /// `members`, `shared`, `inspect` or `audit`.
     pub role: &'static str,
     /// The sentence in snake case: `an_acked_entry_is_never_handed_out_again`.
     pub name: &'static str,

@@ -5,6 +5,7 @@
 //! seed, a current-thread runtime and a paused clock everything happens the same way again.
 
 mod faults;
+mod looking;
 mod reading;
 mod roles;
 mod shared;

@@ -9,12 +9,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::catalog::Start;
 use millstream_core::leases::Acquired;
-use millstream_core::log::Append;
+use millstream_core::log::{Append, Trimmed};
 use millstream_core::schedule::{Place, ScheduleId, Shard};
 use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
-    Backend, Envelope, GroupName, Lease, MessageId, QueueName, Resource, TopicName, TopicPartition, TopicSpec,
+    Backend, Envelope, GroupName, Lease, MessageId, QueueName, Resource, Retention, TopicName,
+    TopicPartition, TopicSpec,
 };
 use tokio::time::Instant;
 
@@ -289,6 +290,24 @@ impl Harness {
     pub(crate) async fn acquire(&self, resource: &Resource, ttl: Duration) -> Result<Acquired, Violation> {
         let nonce = self.unique("nonce");
         Ok(self.backend.leases.acquire(resource, "testkit", &nonce, ttl).await?)
+    }
+
+    /// Drops what all groups have settled, and gives back how much that was.
+    pub(crate) async fn trim(&self, lease: &Lease) -> Result<usize, Violation> {
+        Ok(self.trim_by(lease, Retention::Consumed).await?.dropped)
+    }
+
+    /// Drops what a retention says, all of it.
+    pub(crate) async fn trim_by(&self, lease: &Lease, retention: Retention) -> Result<Trimmed, Violation> {
+        let mut all = Trimmed::default();
+        loop {
+            let Trimmed { dropped, lost, more } = self.backend.log.trim(lease, retention).await?;
+            all.dropped += dropped;
+            all.lost.extend(lost);
+            if !more {
+                return Ok(all);
+            }
+        }
     }
 
     /// Renews one lease and gives back the answer.

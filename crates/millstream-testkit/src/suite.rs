@@ -1,7 +1,9 @@
 //! The law, one file per role.
 
+mod audit;
 mod catalog;
 mod dead_letters;
+mod inspect;
 mod leases;
 mod log;
 mod members;
@@ -24,8 +26,13 @@ pub fn cases() -> Vec<Case> {
         dead_letters::cases(),
         catalog::cases(),
         catalog::growing::cases(),
+        catalog::altering::cases(),
+        catalog::deleting::cases(),
+        catalog::standing::cases(),
         members::cases(),
         shared::cases(),
+        inspect::cases(),
+        audit::cases(),
     ]
     .concat()
 }

@@ -12,13 +12,13 @@ pub use millstream_core::policy::{
 pub use millstream_core::{
     Codec, DeadLetter, DeadLetterPolicy, Envelope, Error, ErrorKind, Event, GroupName, Headers, IntoOutcome,
     Limits, MessageId, Namespace, Observer, Outcome, Partition, Partitioner, Reason, Result, Retention,
-    RetryPolicy, Start, Topic, TopicName, TopicPartition,
+    RetryPolicy, Start, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
     ConsumerState, DeadLetterQueue, Delayed, DelayedMessage, DelayedMessages, DelayedRecord, Delivery,
-    Events, Failure, Health, IntoBatchOutcome, LoopHealth, Producer, ProducerBuilder, ProducerConfig, Pulled,
-    Puller, Record, Report, RetryOrder, SeekPreview, Send, SendDelayed, Sent, Sharing, TopicHealth,
+    Events, Failure, Health, IntoBatchOutcome, LoopHealth, OnFull, Producer, ProducerBuilder, ProducerConfig,
+    Pulled, Puller, Record, Report, RetryOrder, SeekPreview, Send, SendDelayed, Sent, Sharing, TopicHealth,
 };
 
 /// The layers beneath, for those who extend Millstream. What is here may change in a minor release.
@@ -26,9 +26,18 @@ pub mod layers {
     pub use millstream_core as core;
     pub use millstream_delay as delay;
     pub use millstream_memory as memory;
+    #[cfg(feature = "metrics")]
+    pub use millstream_metrics as metrics;
     #[cfg(feature = "redis")]
     pub use millstream_redis as redis;
     pub use millstream_runtime as runtime;
+}
+
+/// What an operator can ask and do. [`Millstream::admin`] gives the handle.
+pub mod admin {
+    pub use millstream_admin::*;
+    pub use millstream_core::audit::{Fault, Finding, Remedy, Scope};
+    pub use millstream_core::inspect::{Ownership, Pending, Range, Server, Stored, Stream, Structure, Usage};
 }
 
 /// Delay queues, which need no topics; and what recurs. [`DelayQueue::new`](delay::DelayQueue::new) opens one over
@@ -37,6 +46,12 @@ pub mod delay {
     pub use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Shard, Waiting};
     pub use millstream_core::tasks::{DeadTask, TaskCounts};
     pub use millstream_delay::*;
+}
+
+/// Metrics and health: [`Metrics`](metrics::Metrics) is for [`Builder::metrics`], and serves them over HTTP.
+#[cfg(feature = "metrics")]
+pub mod metrics {
+    pub use millstream_metrics::*;
 }
 
 /// Partitioners: which partition a message goes to.

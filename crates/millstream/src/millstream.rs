@@ -5,6 +5,7 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 
+use millstream_admin::Admin;
 use millstream_core::catalog::PartitionStats;
 use millstream_core::event::Ignore;
 use millstream_core::{
@@ -36,7 +37,7 @@ impl Millstream {
 
     /// As [`connect`](Self::connect), with settings: `Millstream::at(url).namespace("shop").await`.
     pub fn at(url: impl Into<String>) -> Builder {
-        Builder { url: url.into(), namespace: None, durable: false, observer: Arc::new(Ignore) }
+        Builder { url: url.into(), namespace: None, durable: false, observer: None }
     }
 
     /// A queue over a backend of your own.
@@ -165,6 +166,23 @@ impl Millstream {
         seek_preview(&self.backend, &topic, &group, start).await
     }
 
+    /// What an operator can ask and do: browse messages, see what is pending and who owns what, verify and repair, ask how
+    /// the server does.
+    ///
+    /// ```
+    /// # async fn example(mq: millstream::Millstream) -> millstream::Result<()> {
+    /// for report in mq.admin().doctor().await? {
+    ///     println!("{report}");
+    /// }
+    /// let verified = mq.admin().verify(&"orders".parse()?, Default::default()).await?;
+    /// println!("{} findings in {} items", verified.verdicts.len(), verified.looked_at);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn admin(&self) -> Admin {
+        Admin::new(self.backend.clone())
+    }
+
     /// The roles beneath, for what has no comfort here.
     #[must_use]
     pub fn backend(&self) -> &Backend {
@@ -190,7 +208,7 @@ pub struct Builder {
     url: String,
     namespace: Option<String>,
     durable: bool,
-    observer: Arc<dyn Observer>,
+    observer: Option<Arc<dyn Observer>>,
 }
 
 impl Builder {
@@ -210,10 +228,29 @@ impl Builder {
         self
     }
 
-    /// Is told of every event of producers and consumers.
+    /// Is told of every event of producers and consumers, beside those that are told already.
     pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
-        self.observer = Arc::new(observer);
+        self.observer = Some(match self.observer.take() {
+            Some(first) => Arc::new((first, observer)),
+            None => Arc::new(observer),
+        });
         self
+    }
+
+    /// Makes metrics of every event, and asks every consumer how it is.
+    ///
+    /// ```no_run
+    /// # use millstream::{Millstream, metrics::{Metrics, ServerConfig}};
+    /// # async fn example() -> millstream::Result<()> {
+    /// let metrics = Metrics::new()?;
+    /// let mq = Millstream::at("memory://").metrics(&metrics).await?;
+    /// let server = metrics.serve(mq.backend(), ServerConfig::default()).await?; // http://127.0.0.1:9464/metrics
+    /// server.shutdown().await;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "metrics")]
+    pub fn metrics(self, metrics: &millstream_metrics::Metrics) -> Self {
+        self.observer(metrics.clone())
     }
 
     /// Connects.
@@ -236,7 +273,8 @@ impl Builder {
                 return Err(Error::new(ErrorKind::InvalidConfig, message));
             }
         };
-        Ok(Millstream { backend, observer: self.observer })
+        let observer = self.observer.unwrap_or_else(|| Arc::new(Ignore));
+        Ok(Millstream { backend, observer })
     }
 }
 

@@ -150,7 +150,7 @@ pub async fn of_queue(bin: &str, plan: &Plan) -> String {
     };
     eventually(all_done, "everything is done").await;
     let at_rest = async || {
-        let counts = queue.counts().await.expect("counts");
+        let counts = queue.count().await.expect("counts");
         counts.waiting.total + counts.claimed == 0
     };
     eventually(at_rest, "nothing is left to do").await;

@@ -4,8 +4,19 @@ use crate::none;
 use crate::tree::{files, read};
 
 /// A role has one name in all of its places.
-const ROLES: [&str; 9] =
-    ["log", "schedule", "recurring", "tasks", "leases", "dead_letters", "catalog", "members", "shared"];
+const ROLES: [&str; 11] = [
+    "log",
+    "schedule",
+    "recurring",
+    "tasks",
+    "leases",
+    "dead_letters",
+    "catalog",
+    "members",
+    "shared",
+    "inspect",
+    "audit",
+];
 
 #[test]
 fn a_role_has_one_name_in_five_places() {

@@ -20,7 +20,7 @@ fn allowed(name: &str, ours: &BTreeSet<String>) -> Option<BTreeSet<String>> {
         "millstream-memory" | "millstream-delay" | "millstream-runtime" | "millstream-testkit" => {
             these(&[CORE])
         }
-        "millstream-metrics" | "millstream-lock" | "millstream-sql" => these(&[CORE]),
+        "millstream-admin" | "millstream-metrics" | "millstream-lock" | "millstream-sql" => these(&[CORE]),
         "millstream" => all_but(&["millstream-testkit"]),
         "millstream-cli" | "integration-tests" => all_but(&[]),
         _ => None,

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use millstream::Millstream;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::bare::{Counted, Probe};
+use super::bare::{Counted, Probe, Requests};
 
 /// What a figure tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,10 @@ pub(super) enum Figure {
     ClientCpu,
     RedisCpu,
     Commands,
+    IdleRequests,
     IdleCommands,
+    FirstRequests,
+    FirstCommands,
     Bytes,
 }
 
@@ -37,7 +40,10 @@ impl Figure {
             Self::ClientCpu => "client_cpu_us_per_message",
             Self::RedisCpu => "redis_cpu_us_per_message",
             Self::Commands => "commands_per_message",
+            Self::IdleRequests => "requests_per_s_per_partition",
             Self::IdleCommands => "commands_per_s_per_partition",
+            Self::FirstRequests => "first_requests_per_s_per_partition",
+            Self::FirstCommands => "first_commands_per_s_per_partition",
             Self::Bytes => "bytes_per_message",
         }
     }
@@ -53,9 +59,22 @@ impl Figure {
             Self::ClientCpu => "client CPU, µs/message",
             Self::RedisCpu => "Redis CPU, µs/message",
             Self::Commands => "commands/message",
-            Self::IdleCommands => "commands/s per owned partition",
+            Self::IdleRequests => "requests/s per owned partition",
+            Self::IdleCommands => "commands/s per owned partition (those of scripts too)",
+            Self::FirstRequests => "requests/s per owned partition at first",
+            Self::FirstCommands => "commands/s per owned partition at first",
             Self::Bytes => "bytes/message",
         }
+    }
+
+    /// What it is of, for people.
+    pub(super) fn short(self) -> &'static str {
+        self.title().split_once(", ").map_or(self.title(), |(of, _)| of)
+    }
+
+    /// What a value has behind it where [`short`](Self::short) stands in front: ` µs`, or nothing.
+    pub(super) fn unit(self) -> String {
+        self.title().split_once(", ").map(|(_, unit)| format!(" {unit}")).unwrap_or_default()
     }
 }
 
@@ -114,6 +133,28 @@ impl Stage {
         Ok(Meter { probe: self.probe.clone(), counted, client_cpu: client_cpu(), began: Instant::now() })
     }
 
+    /// What is asked of the server while nothing happens, per second and owned partition: for a while that is told by
+    /// itself, since consumers begin with more than they go on with, and for some time after that.
+    pub(super) async fn idle(&self, settle: Duration, lasts: Duration, partitions: u32) -> Result<Measured> {
+        let requests = Requests::watch(&self.url).await?;
+        let mut figures = Vec::new();
+        for (lasts, each) in [
+            (settle, [Figure::FirstRequests, Figure::FirstCommands]),
+            (lasts, [Figure::IdleRequests, Figure::IdleCommands]),
+        ] {
+            if lasts.is_zero() {
+                continue;
+            }
+            let (asked, counted, began) = (requests.count()?, self.probe.count().await?, Instant::now());
+            tokio::time::sleep(lasts).await;
+            let per = began.elapsed().as_secs_f64() * f64::from(partitions);
+            let asked = (requests.count()? - asked) as f64;
+            let commands = self.probe.count().await?.commands - counted.commands - Probe::OWN;
+            figures.splice(0..0, [(each[0], asked / per), (each[1], commands / per)]);
+        }
+        Ok(Measured { figures })
+    }
+
     /// Deletes what the run has stored.
     pub(super) async fn clear(&self) -> Result<()> {
         self.probe.clear(&self.namespace).await
@@ -152,14 +193,6 @@ impl Meter {
             (Figure::Commands, each(now.commands - self.counted.commands - Probe::OWN)),
         ];
         Ok(Measured { figures })
-    }
-
-    /// What was asked of the server per second and partition.
-    pub(super) async fn stop_idle(self, partitions: u32) -> Result<Measured> {
-        let now = self.probe.count().await?;
-        let commands = now.commands - self.counted.commands - Probe::OWN;
-        let per_second = commands / self.elapsed().as_secs_f64();
-        Ok(Measured::of(Figure::IdleCommands, per_second / f64::from(partitions)))
     }
 
     /// How many bytes of memory the server uses more than before, per message.

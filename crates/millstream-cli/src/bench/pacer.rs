@@ -5,15 +5,22 @@
 //! coordinated omission" means).
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use bytes::Bytes;
 use hdrhistogram::Histogram;
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, mpsc};
 
 /// How much later than now the first message is due, so that everything is ready.
 const HEAD_START: Duration = Duration::from_millis(10);
+
+/// The shortest sleep. At more than 10,000 messages a second several are sent one right after the other: a thread that
+/// woke up for each of them would need a whole core, and that of the server or of the client as well where there are
+/// few. The messages that wait for this are late by it, on both sides.
+const NAP: Duration = Duration::from_micros(100);
 
 /// Tells the time in payloads.
 #[derive(Clone, Copy, Debug)]
@@ -42,10 +49,19 @@ impl Clock {
     }
 }
 
+/// What lets messages go.
+#[derive(Clone, Copy, Debug)]
+enum Gate {
+    /// One after such a time.
+    Interval(Duration),
+    /// One whenever there are fewer sends than this without an answer.
+    Window(usize),
+}
+
 /// Says when what is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacer {
-    interval: Duration,
+    gate: Gate,
     total: u64,
     clock: Clock,
 }
@@ -54,7 +70,14 @@ impl Pacer {
     /// So many messages a second, for so long; at least one.
     pub(super) fn new(rate: f64, lasts: Duration) -> Self {
         let total = ((rate * lasts.as_secs_f64()).round() as u64).max(1);
-        Self { interval: Duration::from_secs_f64(1.0 / rate), total, clock: Clock(Instant::now()) }
+        let gate = Gate::Interval(Duration::from_secs_f64(1.0 / rate));
+        Self { gate, total, clock: Clock(Instant::now()) }
+    }
+
+    /// So many messages as fast as they go, with the same work for each, and at most so many without an answer: this
+    /// shows what rate can be reached.
+    pub(super) fn saturating(total: u64, window: usize) -> Self {
+        Self { gate: Gate::Window(window), total, clock: Clock(Instant::now()) }
     }
 
     /// The clock by which payloads are written.
@@ -80,22 +103,38 @@ impl Pacer {
         let (failed, mut failures) = mpsc::unbounded_channel();
         let like = like.clone();
         // A thread of its own: timers of the runtime go by milliseconds.
+        let runtime = Handle::current();
         let pacing = tokio::task::spawn_blocking(move || {
             sleep_precisely();
+            let window = Arc::new(Semaphore::new(match self.gate {
+                Gate::Interval(_) => Semaphore::MAX_PERMITS,
+                Gate::Window(window) => window,
+            }));
             let first = self.clock.0.elapsed() + HEAD_START;
             for n in 0..self.total {
                 if failed.is_closed() {
                     return;
                 }
-                let due = first + self.interval.mul_f64(n as f64);
-                let early = due.saturating_sub(self.clock.0.elapsed());
-                if !early.is_zero() {
-                    std::thread::sleep(early);
-                }
+                let (due, permit) = match self.gate {
+                    Gate::Interval(interval) => {
+                        let due = first + interval.mul_f64(n as f64);
+                        let early = due.saturating_sub(self.clock.0.elapsed());
+                        if !early.is_zero() {
+                            std::thread::sleep(early.max(NAP));
+                        }
+                        (due, None)
+                    }
+                    // It is never closed.
+                    Gate::Window(_) => {
+                        let permit = runtime.block_on(window.clone().acquire_owned()).ok();
+                        (self.clock.0.elapsed(), permit)
+                    }
+                };
                 let mut payload = like.to_vec();
                 payload[..8].copy_from_slice(&Clock::nanos(due).to_le_bytes());
                 let (sending, failed) = (send(n, payload.into()), failed.clone());
-                tokio::spawn(async move {
+                runtime.spawn(async move {
+                    let _until_answered = permit;
                     if let Err(error) = sending.await {
                         // Nobody listens when an error before has ended it all.
                         let _ = failed.send(error);
@@ -121,6 +160,8 @@ fn sleep_precisely() {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     static PAYLOAD: Bytes = Bytes::from_static(&[0; 16]);
@@ -154,6 +195,46 @@ mod tests {
         }
         assert_eq!(late.len(), 20);
         assert!(late[0] >= 30 && late[10] >= 20, "the messages that were held up hide it: {late:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_window_bounds_what_has_no_answer() {
+        let (under_way, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let sent = Pacer::saturating(500, 3).run(&PAYLOAD, {
+            let most = most.clone();
+            move |_, _| {
+                let (under_way, most) = (under_way.clone(), most.clone());
+                most.fetch_max(under_way.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                async move {
+                    tokio::task::yield_now().await;
+                    under_way.fetch_sub(1, Ordering::SeqCst);
+                    Ok(())
+                }
+            }
+        });
+        assert_eq!(sent.await.unwrap(), 500);
+        let most = most.load(Ordering::SeqCst);
+        assert!((1..=3).contains(&most), "{most} at once");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_early_and_what_a_nap_delays_is_late() {
+        let pacer = Pacer::new(50_000.0, Duration::from_millis(20));
+        let clock = pacer.clock();
+        let (seen, mut all) = mpsc::unbounded_channel();
+        let sent = pacer.run(&PAYLOAD, move |_, payload| {
+            let _ = seen.send((clock.now(), clock.since(clock.now(), &payload)));
+            async { Ok(()) }
+        });
+        assert_eq!(sent.await.unwrap(), 1_000);
+        let (mut sent, mut late) = (Vec::new(), Vec::new());
+        while let Ok((at, by)) = all.try_recv() {
+            sent.push(at);
+            late.push(by);
+        }
+        // `since` is zero for what is early.
+        assert!(late.iter().all(|by| *by > 0), "{late:?}");
+        assert!(sent[999] - sent[0] > 19_000_000, "1,000 messages at 50,000/s took less than 19 ms");
     }
 
     #[tokio::test]

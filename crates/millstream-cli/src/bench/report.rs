@@ -2,90 +2,41 @@
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::args::{Aof, Common};
-use super::statistics::{Comparison, Spread};
-
-/// What has to be known beside the figures.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct About {
-    /// Name and version of the server.
-    server: String,
-    /// Whether it was started for this.
-    private: bool,
-    /// How it writes its append-only file; not known of a server of others.
-    aof: Option<&'static str>,
-    millstream: &'static str,
-    /// How many CPUs this machine lets us use.
-    cpus: usize,
-    /// Built without optimisation, and so worth nothing.
-    debug_build: bool,
-    payload_bytes: u32,
-    runs: u32,
-}
-
-impl About {
-    pub(super) fn new(server: String, common: &Common) -> Self {
-        let aof = match common.aof {
-            Aof::No => "no",
-            Aof::Everysec => "everysec",
-            Aof::Always => "always",
-        };
-        Self {
-            server,
-            private: common.url.is_none(),
-            aof: common.url.is_none().then_some(aof),
-            millstream: env!("CARGO_PKG_VERSION"),
-            cpus: std::thread::available_parallelism().map_or(0, usize::from),
-            debug_build: cfg!(debug_assertions),
-            payload_bytes: common.payload,
-            runs: common.runs,
-        }
-    }
-}
+use super::about::About;
+use super::statistics::{Comparison, Row, Spread};
 
 /// One object: what has to be known, and a list of cases with their figures.
 pub(super) fn json(about: &About, comparisons: &[Comparison]) -> Result<String> {
-    let spread = |of: Spread| json!({ "median": of.median, "min": of.min, "max": of.max });
-    let cases: Vec<Value> = comparisons
-        .iter()
-        .map(|comparison| {
-            let figures: Map<String, Value> = comparison
-                .rows
-                .iter()
-                .map(|row| {
-                    let mut figure = json!({ "ours": spread(row.ours) });
-                    if let Some(bare) = row.bare {
-                        figure["bare"] = spread(bare);
-                    }
-                    if let Some(ratio) = row.ratio {
-                        figure["ratio"] = spread(ratio);
-                    }
-                    (row.figure.name().to_owned(), figure)
-                })
-                .collect();
-            json!({ "case": comparison.case, "figures": figures })
-        })
-        .collect();
+    let case = |it: &Comparison| json!({ "case": it.case, "figures": figures(it) });
     let mut object = serde_json::to_value(about)?;
-    object["cases"] = Value::Array(cases);
+    object["cases"] = comparisons.iter().map(case).collect();
     Ok(serde_json::to_string(&object)?)
+}
+
+/// The figures of a case by their names, with what each run gave.
+pub(super) fn figures(of: &Comparison) -> Map<String, Value> {
+    let spread =
+        |of: &Spread| json!({ "median": of.median, "min": of.min, "max": of.max, "values": of.values });
+    let figure = |row: &Row| {
+        let mut figure = json!({ "ours": spread(&row.ours) });
+        if let Some(bare) = &row.bare {
+            figure["bare"] = spread(bare);
+        }
+        if let Some(ratio) = &row.ratio {
+            figure["ratio"] = spread(ratio);
+        }
+        (row.figure.name().to_owned(), figure)
+    };
+    of.rows.iter().map(figure).collect()
 }
 
 /// A table per case: medians, and the ratio with its spread.
 pub(super) fn table(about: &About, comparisons: &[Comparison]) -> String {
-    let mut text = format!(
-        "{}{}, {} CPUs, payloads of {} bytes, medians of {} runs\n",
-        about.server,
-        about.aof.map(|aof| format!(", append-only file: {aof}")).unwrap_or_default(),
-        about.cpus,
-        about.payload_bytes,
-        about.runs,
-    );
+    let mut text = about.line() + "\n";
     if about.debug_build {
-        text += "a debug build: these figures say nothing about speed\n";
+        text += DEBUG_BUILD;
     }
     for comparison in comparisons {
         let mut table = Table::new();
@@ -98,10 +49,10 @@ pub(super) fn table(about: &About, comparisons: &[Comparison]) -> String {
         table.set_header(header);
         for row in &comparison.rows {
             let mut cells = vec![row.figure.title().to_owned(), number(row.ours.median)];
-            if let Some(bare) = row.bare {
+            if let Some(bare) = &row.bare {
                 cells.push(number(bare.median));
             }
-            if let Some(ratio) = row.ratio {
+            if let Some(ratio) = &row.ratio {
                 cells.push(format!("{:.2}", ratio.median));
                 cells.push(format!("{:.2}..{:.2}", ratio.min, ratio.max));
             }
@@ -116,11 +67,50 @@ pub(super) fn table(about: &About, comparisons: &[Comparison]) -> String {
     text
 }
 
-/// Three or four digits that mean something.
-fn number(value: f64) -> String {
+/// What is said of figures that are worth nothing.
+pub(super) const DEBUG_BUILD: &str = "a debug build: these figures say nothing about speed\n";
+
+/// Three digits that mean something, or all of a larger number, in groups of three.
+pub(super) fn number(value: f64) -> String {
     match value.abs() {
-        100.0.. => format!("{value:.0}"),
+        100.0.. => grouped(&format!("{value:.0}")),
         10.0.. => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
+        0.1.. => format!("{value:.2}"),
+        0.0 => "0".to_owned(),
+        _ => format!("{value:.3}"),
+    }
+}
+
+fn grouped(digits: &str) -> String {
+    let (sign, digits) = digits.strip_prefix('-').map_or(("", digits), |digits| ("-", digits));
+    let mut text = sign.to_owned();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_the_digits_that_mean_something() {
+        let cases = [
+            (1_234_567.8, "1,234,568"),
+            (528_505.0, "528,505"),
+            (100.0, "100"),
+            (-1_234.0, "-1,234"),
+            (12.34, "12.3"),
+            (1.234, "1.23"),
+            (0.0123, "0.012"),
+            (0.0, "0"),
+        ];
+        for (value, text) in cases {
+            assert_eq!(number(value), text);
+        }
     }
 }

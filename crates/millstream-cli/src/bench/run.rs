@@ -2,7 +2,9 @@
 
 use anyhow::{Result, bail};
 
-use super::args::{Common, Consume, Delay, E2e, Idle, Memory, Produce, Rate, Retry, Takeover, What};
+use super::args::{
+    Common, Consume, Delay, E2e, Idle, Memory, PendingIn, Place, Produce, Rate, Retry, Takeover, What,
+};
 use super::measure::{Figure, Measured, Stage};
 use super::{bare, ours};
 
@@ -29,19 +31,6 @@ impl Pair {
     }
 }
 
-/// Where a message can wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// In the log.
-    Waiting,
-    /// For its retry.
-    Parked,
-    /// For its time, as a delayed message of a topic.
-    Delayed,
-    /// For its time, as a task of a delay queue.
-    Task,
-}
-
 const PLACES: [Place; 4] = [Place::Waiting, Place::Parked, Place::Delayed, Place::Task];
 
 /// Something that is measured, with one set of figures.
@@ -58,9 +47,12 @@ pub(super) enum Case {
     Memory(Memory, Place),
 }
 
-/// What a command measures.
-pub(super) fn cases(what: What) -> (Common, Vec<Case>) {
-    match what {
+/// What a command measures, with what it was asked for.
+///
+/// # Errors
+/// If it measures nothing by itself.
+pub(super) fn cases(what: What) -> Result<(Common, Vec<Case>)> {
+    Ok(match what {
         What::Produce(it) => (it.common.clone(), vec![Case::Produce(it)]),
         What::Consume(it) => (it.common.clone(), vec![Case::Consume(it)]),
         What::E2e(it) => (it.common.clone(), vec![Case::E2e(it, f64::NAN)]),
@@ -74,13 +66,13 @@ pub(super) fn cases(what: What) -> (Common, Vec<Case>) {
         What::Memory(it) => {
             let case = |place| {
                 let (common, messages) = (it.common.clone(), it.messages.clone());
-                Case::Memory(Memory { common, messages, spread: it.spread }, place)
+                Case::Memory(Memory { common, messages, spread: it.spread, place: it.place }, place)
             };
-            (it.common.clone(), PLACES.map(case).into())
+            let cases = PLACES.into_iter().filter(|place| it.place.is_none_or(|only| only == *place));
+            (it.common.clone(), cases.map(case).collect())
         }
-        // It is no measurement, and has been dealt with.
-        What::Victim(_) => unreachable!("the victim measures nothing"),
-    }
+        What::Suite(_) | What::Victim(_) => bail!("it is no measurement"),
+    })
 }
 
 impl Case {
@@ -99,6 +91,10 @@ impl Case {
         let name = match self {
             Self::Produce(it) if it.tasks > 0 => format!("produce, {} awaiting", several(it.tasks, "task")),
             Self::Produce(it) => format!("produce, batches of {}", it.batch),
+            Self::Consume(it) if it.pending > 0 => match it.pending_in {
+                PendingIn::Own => format!("consume, {} pending", it.pending),
+                PendingIn::Other => format!("consume, {} pending in another group", it.pending),
+            },
             Self::Consume(it) if it.keep => format!("consume, {}, kept", several(it.groups, "group")),
             Self::Consume(it) => format!("consume, {}, trimmed", several(it.groups, "group")),
             Self::E2e(_, rate) if rate.is_nan() => "e2e".to_owned(),
@@ -109,7 +105,9 @@ impl Case {
             Self::Late(_, rate) => format!("lateness of messages at {rate:.0}/s"),
             Self::Retry(it) => format!("retry after {} ms, {} parked", it.delay, it.parked),
             Self::Takeover(it) => format!("takeover, leases of {} ms", it.lease),
-            Self::Idle(it) => format!("idle, {}", several(it.groups, "group")),
+            Self::Idle(it) => {
+                format!("idle, {}, {}", several(it.groups, "group"), several(it.members, "member"))
+            }
             Self::Memory(_, Place::Waiting) => "memory, waiting message".to_owned(),
             Self::Memory(_, Place::Parked) => "memory, parked retry".to_owned(),
             Self::Memory(_, Place::Delayed) => "memory, delayed message".to_owned(),
@@ -118,7 +116,8 @@ impl Case {
         format!("{name}, {}", several(self.partitions(), "partition"))
     }
 
-    fn partitions(&self) -> u32 {
+    /// Partitions of its topic, or shards of its queue.
+    pub(super) fn partitions(&self) -> u32 {
         match self {
             Self::Produce(it) => it.spread.partitions,
             Self::Consume(it) => it.spread.partitions,

@@ -60,12 +60,13 @@ impl Server {
         let binary = env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
         let (appendonly, fsync) = match aof {
             Aof::No => ("no", "no"),
-            Aof::Everysec => ("yes", "everysec"),
-            Aof::Always => ("yes", "always"),
+            Aof::Everysec | Aof::Always => ("yes", aof.name()),
         };
         let spawned = Command::new(&binary)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no", "--save", ""])
-            .args(["--appendonly", appendonly, "--appendfsync", fsync, "--logfile", "server.log", "--dir"])
+            .args(["--appendonly", appendonly, "--appendfsync", fsync])
+            // It would be rewritten during the one run or the other, as chance has it.
+            .args(["--auto-aof-rewrite-percentage", "0", "--logfile", "server.log", "--dir"])
             .arg(dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -4,21 +4,24 @@ use super::measure::{Figure, Measured};
 use super::run::Pair;
 
 /// The middle, the least and the most of some values.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spread {
     pub(super) median: f64,
     pub(super) min: f64,
     pub(super) max: f64,
+    /// All of them, in the order of the runs.
+    pub(super) values: Vec<f64>,
 }
 
 impl Spread {
     /// Of at least one value. Those that are no numbers do not count.
     fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
-        let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
-        values.sort_by(f64::total_cmp);
-        let (min, max) = (*values.first()?, *values.last()?);
-        let (lower, upper) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
-        Some(Self { median: f64::midpoint(lower, upper), min, max })
+        let values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
+        let mut sorted = values.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (min, max) = (*sorted.first()?, *sorted.last()?);
+        let (lower, upper) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
+        Some(Self { median: f64::midpoint(lower, upper), min, max, values })
     }
 }
 
@@ -41,6 +44,11 @@ pub(super) struct Comparison {
 }
 
 impl Comparison {
+    /// The row of a figure.
+    pub(super) fn row(&self, figure: Figure) -> Option<&Row> {
+        self.rows.iter().find(|row| row.figure == figure)
+    }
+
     /// Of the runs of both sides, or of ours alone.
     pub(super) fn of(case: String, pairs: &[Pair]) -> Self {
         let figures = pairs.first().map(|pair| pair.ours.figures.as_slice()).unwrap_or_default();
@@ -67,9 +75,24 @@ mod tests {
 
     #[test]
     fn the_median_of_an_even_number_is_between_the_middle_ones() {
-        assert_eq!(Spread::of([4.0, 1.0, 2.0]), Some(Spread { median: 2.0, min: 1.0, max: 4.0 }));
-        assert_eq!(Spread::of([4.0, 1.0]), Some(Spread { median: 2.5, min: 1.0, max: 4.0 }));
-        assert_eq!(Spread::of([f64::NAN]), None);
+        let of = |values: &[f64]| Spread::of(values.iter().copied()).map(|it| (it.median, it.min, it.max));
+        assert_eq!(of(&[4.0, 1.0, 2.0]), Some((2.0, 1.0, 4.0)));
+        assert_eq!(of(&[4.0, 1.0]), Some((2.5, 1.0, 4.0)));
+        assert_eq!(of(&[7.0]), Some((7.0, 7.0, 7.0)));
+        assert_eq!(of(&[f64::NAN]), None);
+        assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn values_stay_in_the_order_of_the_runs() {
+        let spread = Spread::of([4.0, f64::INFINITY, 1.0, 2.0]).unwrap();
+        assert_eq!(spread.values, [4.0, 1.0, 2.0]);
+    }
+
+    #[test]
+    fn one_run_that_was_disturbed_does_not_move_the_median() {
+        let spread = Spread::of([1.0, 1.1, 50.0, 0.9, 1.0]).unwrap();
+        assert_eq!((spread.median, spread.max), (1.0, 50.0));
     }
 
     #[test]
@@ -80,7 +103,7 @@ mod tests {
         };
         // The machine was twice as slow the second time, and for both.
         let comparison = Comparison::of("c".to_owned(), &[pair(90.0, 100.0), pair(45.0, 50.0)]);
-        let ratio = comparison.rows[0].ratio.unwrap();
+        let ratio = comparison.rows[0].ratio.clone().unwrap();
         assert_eq!((ratio.median, ratio.min, ratio.max), (0.9, 0.9, 0.9));
     }
 

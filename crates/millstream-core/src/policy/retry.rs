@@ -73,6 +73,18 @@ pub enum Decision {
 pub trait RetryPolicy: fmt::Debug + Send + Sync {
     /// What to do after `failure`.
     fn decide(&self, failure: &Failure<'_>) -> Decision;
+
+    /// Whether it can be used as it was set up: asked once, when a consumer or worker starts. Default: it can.
+    ///
+    /// # Errors
+    /// What is wrong with it, as a text for people.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+fn some(attempts: u32) -> Result<(), String> {
+    if attempts > 0 { Ok(()) } else { Err("attempts is 0, at least 1 is made".into()) }
 }
 
 /// How much of a delay is random, so that many messages that failed together do not come back together.
@@ -155,7 +167,7 @@ impl Exponential {
         Self { jitter: Jitter::None, ..self }
     }
 
-    /// How many attempts are made altogether, the first included. 1 (or 0) means no retry. Default: 10.
+    /// How many attempts are made altogether, the first included: at least 1, which means no retry. Default: 10.
     #[must_use]
     pub fn attempts(self, attempts: u32) -> Self {
         Self { attempts, ..self }
@@ -188,6 +200,10 @@ impl RetryPolicy for Exponential {
         }
         Decision::RetryAfter(self.delay(failure.attempt, failure.entropy))
     }
+
+    fn check(&self) -> Result<(), String> {
+        some(self.attempts)
+    }
 }
 
 /// The same delay every time.
@@ -204,7 +220,7 @@ impl Fixed {
         Self { delay, attempts: 10 }
     }
 
-    /// How many attempts are made altogether, the first included. Default: 10.
+    /// How many attempts are made altogether, the first included: at least 1, which means no retry. Default: 10.
     #[must_use]
     pub fn attempts(self, attempts: u32) -> Self {
         Self { attempts, ..self }
@@ -214,6 +230,10 @@ impl Fixed {
 impl RetryPolicy for Fixed {
     fn decide(&self, failure: &Failure<'_>) -> Decision {
         if failure.attempt >= self.attempts { Decision::GiveUp } else { Decision::RetryAfter(self.delay) }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        some(self.attempts)
     }
 }
 
@@ -284,6 +304,10 @@ impl RetryPolicy for Within {
             decision => decision,
         }
     }
+
+    fn check(&self) -> Result<(), String> {
+        self.policy.check()
+    }
 }
 
 type Test = dyn Fn(&Failure<'_>) -> bool + Send + Sync;
@@ -348,6 +372,11 @@ impl RetryPolicy for ByError {
         let rule = self.rules.iter().find(|(test, _)| test(failure));
         rule.map_or(&self.otherwise, |(_, policy)| policy).decide(failure)
     }
+
+    fn check(&self) -> Result<(), String> {
+        let mut all = self.rules.iter().map(|(_, policy)| policy).chain([&self.otherwise]);
+        all.try_for_each(|policy| policy.check())
+    }
 }
 
 #[cfg(test)]
@@ -359,6 +388,28 @@ mod tests {
 
     fn decide(policy: &dyn RetryPolicy, attempt: u32, error: &(dyn StdError + 'static)) -> Decision {
         policy.decide(&Failure::new(attempt, FailureKind::Error, error, 0))
+    }
+
+    #[test]
+    fn a_policy_that_would_not_even_try_once_is_refused_wherever_it_stands() {
+        let none = Fixed::new(MS(1)).attempts(0);
+        let refused: [&dyn RetryPolicy; 5] = [
+            &none,
+            &Exponential::default().attempts(0),
+            &Within::new(MS(1), none),
+            &ByError::otherwise(none),
+            &ByError::otherwise(Never).when(|_| true, none),
+        ];
+        for policy in refused {
+            assert!(policy.check().expect_err("no attempt").contains("attempts is 0"), "{policy:?}");
+        }
+        let fine: [&dyn RetryPolicy; 4] = [
+            &Fixed::new(MS(1)).attempts(1),
+            &Never,
+            &Delays::new([]),
+            &ByError::otherwise(Exponential::default()),
+        ];
+        assert!(fine.iter().all(|policy| policy.check().is_ok()));
     }
 
     #[test]

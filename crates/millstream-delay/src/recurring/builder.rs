@@ -22,7 +22,7 @@ use crate::rule::{GRACE, Missed, Rule};
 pub struct Recur<'a, T: 'static> {
     home: Home<'a, T>,
     id: String,
-    when: Option<When>,
+    when: Vec<When>,
     missed: Missed,
     grace: Duration,
     payload: Option<&'a T>,
@@ -37,17 +37,19 @@ enum When {
 impl<'a, T> Recur<'a, T> {
     pub(crate) fn new(home: Home<'a, T>, id: String) -> Self {
         let (missed, grace) = (Missed::default(), GRACE);
-        Self { home, id, when: None, missed, grace, payload: None, envelope: Envelope::default() }
+        Self { home, id, when: Vec::new(), missed, grace, payload: None, envelope: Envelope::default() }
     }
 
     /// By a cron pattern in a time zone: see [`Rule::cron`].
-    pub fn cron(self, pattern: impl Into<String>, zone: impl Into<String>) -> Self {
-        Self { when: Some(When::Cron(pattern.into(), zone.into())), ..self }
+    pub fn cron(mut self, pattern: impl Into<String>, zone: impl Into<String>) -> Self {
+        self.when.push(When::Cron(pattern.into(), zone.into()));
+        self
     }
 
     /// At a fixed rate (at least every 100 ms), counted from when this is first put there.
-    pub fn every(self, period: Duration) -> Self {
-        Self { when: Some(When::Every(period)), ..self }
+    pub fn every(mut self, period: Duration) -> Self {
+        self.when.push(When::Every(period));
+        self
     }
 
     /// What of times at which nobody was there to fire it. Default: [`Missed::Once`].
@@ -117,9 +119,14 @@ impl<'a, T> Recur<'a, T> {
         let missing = |what| Error::new(ErrorKind::InvalidConfig, format!("{id} recurs without {what}"));
         let payload = self.payload.ok_or_else(|| missing("a payload"))?;
         let key = envelope.key.clone();
-        let rule = match self.when.as_ref().ok_or_else(|| missing("a rule: `cron` or `every`"))? {
-            When::Cron(pattern, zone) => Rule::cron(pattern, zone)?,
-            When::Every(period) => Rule::every(*period, home.now(&id, key.as_deref()).await?)?,
+        let rule = match &self.when[..] {
+            [] => return Err(missing("a rule: `cron` or `every`")),
+            [When::Cron(pattern, zone)] => Rule::cron(pattern, zone)?,
+            [When::Every(period)] => Rule::every(*period, home.now(&id, key.as_deref()).await?)?,
+            [..] => {
+                let why = format!("{id} has several rules: one `cron` or one `every` is allowed");
+                return Err(Error::new(ErrorKind::InvalidConfig, why));
+            }
         };
         let rule = rule.missed(self.missed)?.grace(self.grace)?;
         let fields = encode(home.codec, home.limits, payload, envelope)?;

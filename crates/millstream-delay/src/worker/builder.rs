@@ -10,7 +10,7 @@ use millstream_core::{DeadLetterPolicy, IntoOutcome, Observer, RetryPolicy};
 
 use super::context::Context;
 use super::handler::{self, CheckCall, IntoCheck};
-use super::{Report, Worker, WorkerConfig};
+use super::{Worker, WorkerConfig, WorkerReport};
 use crate::queue::Inner;
 use crate::task::Task;
 
@@ -154,7 +154,11 @@ impl<T: Send + 'static> WorkerBuilder<T> {
     ///
     /// # Errors
     /// Those of [`start`](Self::start).
-    pub async fn run_until<F, Fut>(self, shutdown: impl Future<Output = ()>, handler: F) -> Result<Report>
+    pub async fn run_until<F, Fut>(
+        self,
+        shutdown: impl Future<Output = ()>,
+        handler: F,
+    ) -> Result<WorkerReport>
     where
         F: Fn(Task<T>) -> Fut + Send + Sync + 'static,
         Fut: Future + Send + 'static,
@@ -167,7 +171,7 @@ impl<T: Send + 'static> WorkerBuilder<T> {
     ///
     /// # Errors
     /// Those of [`start`](Self::start).
-    pub async fn run<F, Fut>(self, handler: F) -> Result<Report>
+    pub async fn run<F, Fut>(self, handler: F) -> Result<WorkerReport>
     where
         F: Fn(Task<T>) -> Fut + Send + Sync + 'static,
         Fut: Future + Send + 'static,

@@ -58,6 +58,9 @@ impl Default for WorkerConfig {
 
 impl WorkerConfig {
     pub(super) fn check(&self, problems: &mut Problems) {
+        if let Err(why) = self.retry.check() {
+            problems.require(false, || format!("retry: {why}"));
+        }
         problems.require((1..=10_000).contains(&self.concurrency), || {
             format!("concurrency is {}, 1 to 10000 are allowed", self.concurrency)
         });

@@ -26,7 +26,7 @@ pub use builder::WorkerBuilder;
 pub use config::WorkerConfig;
 pub use handler::{Check, IntoCheck};
 pub use progress::{Failing, Progress};
-pub use report::Report;
+pub use report::WorkerReport;
 
 use claim::Claimer;
 use context::Context;
@@ -64,14 +64,14 @@ impl Worker {
     /// takes up to the [shutdown timeout](WorkerConfig::shutdown_timeout). Handlers that still run after four fifths of
     /// it (5 s before its end, if it is long) are given up (dropped) and their tasks handed back: others have them at once,
     /// as the same attempt.
-    pub async fn shutdown(self) -> Report {
+    pub async fn shutdown(self) -> WorkerReport {
         let timeout = self.context.config.shutdown_timeout;
         self.shutdown_within(timeout).await
     }
 
     /// [`shutdown`](Self::shutdown) with another timeout than the one that is set. Telling the server has 250 ms in any
     /// case.
-    pub async fn shutdown_within(mut self, timeout: Duration) -> Report {
+    pub async fn shutdown_within(mut self, timeout: Duration) -> WorkerReport {
         self.context.stop_within(timeout);
         if let Some(task) = self.task.take()
             && let Err(error) = task.await
@@ -85,14 +85,14 @@ impl Worker {
     /// meanwhile may be left; what failed and comes back later is.
     ///
     /// It takes as long as handlers take, and as long as the server is away: see [`drain_within`](Self::drain_within).
-    pub async fn drain(self) -> Report {
+    pub async fn drain(self) -> WorkerReport {
         self.drained().await;
         self.shutdown().await
     }
 
     /// [`drain`](Self::drain), but shuts down after `timeout` in any case, which takes up to the shutdown timeout. What is
     /// left is due as before.
-    pub async fn drain_within(self, timeout: Duration) -> Report {
+    pub async fn drain_within(self, timeout: Duration) -> WorkerReport {
         if tokio::time::timeout(timeout, self.drained()).await.is_err() {
             tracing::warn!("a drain ended before all was done that was due");
         }
@@ -112,7 +112,7 @@ impl Worker {
 
     /// What it did so far.
     #[must_use]
-    pub fn report(&self) -> Report {
+    pub fn report(&self) -> WorkerReport {
         self.context.counts.report()
     }
 
@@ -123,7 +123,7 @@ impl Worker {
     }
 
     /// Waits until `shutdown` is ready, and shuts down.
-    async fn until(self, shutdown: impl Future<Output = ()>) -> Report {
+    async fn until(self, shutdown: impl Future<Output = ()>) -> WorkerReport {
         tokio::select! {
             biased;
             () = shutdown => {}

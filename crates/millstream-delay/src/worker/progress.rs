@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_core::{Place, Shard};
 
 use super::context::Context;
-use super::report::Report;
+use super::report::WorkerReport;
 
 /// How a worker is.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct Progress {
     /// How many it can have.
     pub concurrency: usize,
     /// What it did so far.
-    pub report: Report,
+    pub report: WorkerReport,
     /// What fails now.
     pub failing: Vec<Failing>,
     /// How long ago the server answered a claim, by shard; `None` if it has not yet. A worker without room does not ask.

@@ -7,7 +7,7 @@ use millstream_core::event::Handled;
 /// What a worker did from start to end. Counted when the server has been told, and has taken it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Report {
+pub struct WorkerReport {
     /// Tasks that are done.
     pub done: u64,
     /// Failed attempts after which the task comes back.
@@ -54,9 +54,9 @@ impl Counts {
         self.stale.fetch_add(tasks as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> WorkerReport {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Report {
+        WorkerReport {
             done: get(&self.done),
             retried: get(&self.retried),
             snoozed: get(&self.snoozed),

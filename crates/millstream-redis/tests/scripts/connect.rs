@@ -8,7 +8,7 @@ use millstream_core::log::{Append, Log};
 use millstream_core::topic::TopicPartition;
 use millstream_redis::{RedisBackend, RedisConfig};
 
-use crate::server::{Bench, Server, message};
+use crate::server::{Bench, Server, ids, message};
 
 async fn refused(url: String) -> millstream_core::Error {
     RedisBackend::connect(RedisConfig::new(url)).await.expect_err("no connection")
@@ -29,6 +29,31 @@ async fn every_reason_has_its_kind() {
     let backend = backend.expect("connected");
     assert!(!format!("{backend:?}").contains("hunter2"), "{backend:?}");
     assert!(backend.topics().await.expect("topics").is_empty());
+}
+
+#[tokio::test]
+async fn readers_log_in_and_choose_the_database_over_tcp_and_over_a_unix_socket() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("redis.sock");
+    let path = path.to_str().expect("text");
+    let server = || Server::start(&["--requirepass", "hunter2", "--unixsocket", path]);
+    for over_tcp in [true, false] {
+        let server = server();
+        let url = if over_tcp {
+            format!("redis://default:hunter2@127.0.0.1:{}/3", server.port)
+        } else {
+            format!("unix://{path}?db=3&pass=hunter2")
+        };
+        let mut bench = Bench::at(RedisConfig::new(url), Some(server)).await;
+        let mut reader = bench.reader().await;
+        let id = bench.append(message("x")).await;
+        let fetched = reader.fetch(10, Duration::from_secs(5)).await.expect("fetched");
+        assert_eq!(ids(&fetched), [id]);
+        assert_eq!(&fetched.entries[0].fields[0].1[..], b"x");
+        let clients = format!("{:?}", bench.cmd("CLIENT LIST").await);
+        let ours = clients.split("\\n").find(|client| client.contains("name=millstream:reader"));
+        assert!(ours.is_some_and(|client| client.contains(" db=3 ")), "{clients}");
+    }
 }
 
 #[tokio::test]

@@ -255,6 +255,12 @@ async fn what_lost_its_body_is_counted_and_keeps_nobody_waiting() {
     assert_eq!(names, [("a", 0), ("b", 0)], "an id that is none of ours is passed over");
     let promoted = bench.backend.promote_delayed(&bench.tp, 200).await.expect("promoted");
     assert_eq!((promoted.moved, promoted.orphans), (1, 4));
+    // Bytes that are no message go to every group as what cannot be read.
+    let log = bench.log();
+    let entries = bench.cmd(&format!("XRANGE {log} - +")).await;
+    let entries: Vec<(String, Vec<(String, String)>)> = redis::from_redis_value(entries).expect("entries");
+    let bodies: Vec<_> = entries.iter().map(|(_, body)| (&*body[0].0, &*body[0].1)).collect();
+    assert_eq!(bodies, [("packed", "not-an-item"), ("packed", "\u{1}"), ("payload", "d")]);
     let far = bench.backend.scheduled(&place, None, 9).await.expect("a page");
     assert_eq!((far.len(), far[0].due), (1, u64::MAX));
     let after = Some((far[0].due, far[0].id.clone()));

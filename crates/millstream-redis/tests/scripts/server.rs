@@ -13,7 +13,7 @@ use millstream_core::leases::{Acquired, Lease, Leases, Resource};
 use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settlement};
 use millstream_core::name::{GroupName, Namespace};
 use millstream_core::schedule::Due;
-use millstream_core::topic::{TopicPartition, TopicSpec};
+use millstream_core::topic::{Retention, TopicPartition, TopicSpec};
 use millstream_core::wire::Fields;
 use millstream_redis::{RedisBackend, RedisConfig};
 use redis::Value;
@@ -134,6 +134,11 @@ impl Bench {
             url,
             _server: server,
         }
+    }
+
+    /// Drops what every group has settled.
+    pub(crate) async fn trim(&self) -> millstream_core::Result<usize> {
+        Ok(self.backend.trim(&self.lease, Retention::Consumed).await?.dropped)
     }
 
     pub(crate) fn log(&self) -> Key {

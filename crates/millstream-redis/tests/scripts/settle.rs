@@ -203,9 +203,7 @@ async fn who_lost_the_lease_settles_nothing() {
         let error = bench.backend.settle(&bench.lease, &[(log(*id), settlement)]).await.expect_err("fenced");
         assert_eq!(error.kind(), ErrorKind::Fenced);
     }
-    for error in
-        [bench.backend.promote(&bench.lease, 10).await.err(), bench.backend.trim(&bench.lease).await.err()]
-    {
+    for error in [bench.backend.promote(&bench.lease, 10).await.err(), bench.trim().await.err()] {
         assert_eq!(error.expect("fenced").kind(), ErrorKind::Fenced);
     }
     let batch: Vec<_> = appended.iter().map(|id| log(*id)).zip(settlements).collect();
@@ -298,7 +296,7 @@ async fn trim_keeps_what_any_group_has_not_settled() {
     let mut reader = bench.reader().await;
     assert_eq!(fetch(&mut reader, 1_000).await.entries.len(), 350);
     let all: Vec<_> = appended.iter().map(|id| (log(*id), Settlement::Ack)).collect();
-    let trim = async |bench: &Bench| bench.backend.trim(&bench.lease).await.expect("trimmed");
+    let trim = async |bench: &Bench| bench.trim().await.expect("trimmed");
     bench.settle(&all[..120]).await;
     assert_eq!(trim(&bench).await, 120, "up to the oldest that is pending");
     bench.backend.create_group(&bench.spec, &other, Start::Earliest).await.expect("created");
@@ -331,7 +329,7 @@ async fn a_long_log_is_trimmed_in_portions() {
     }
     let all: Vec<_> = appended.iter().map(|id| (log(*id), Settlement::Ack)).collect();
     assert_eq!(bench.settle(&all).await, (25_050, 0));
-    assert_eq!(bench.backend.trim(&bench.lease).await.expect("trimmed"), 25_050);
+    assert_eq!(bench.trim().await.expect("trimmed"), 25_050);
 }
 
 #[tokio::test]
@@ -361,7 +359,7 @@ async fn a_server_out_of_memory_refuses_appends_and_nothing_else() {
     let lease = bench.keys.lease(&bench.tp, &bench.group);
     bench.cmd(&format!("DEL {lease}")).await;
     bench.backend.renew(std::slice::from_ref(&bench.lease)).await.remove(0).expect("revived");
-    bench.backend.trim(&bench.lease).await.expect("trimmed");
+    bench.trim().await.expect("trimmed");
     bench.backend.release(&bench.lease).await.expect("released");
     bench.take_over().await;
 }

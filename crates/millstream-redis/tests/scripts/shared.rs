@@ -96,14 +96,19 @@ async fn nothing_but_the_one_word_passes_the_fence_by() {
         bench.keys.retry_items(&bench.tp, &bench.group),
         bench.dlq(),
         bench.held(),
+        bench.keys.retry_log(&bench.tp, &bench.group),
     ];
-    let [fence, log, due, items, dlq, held] = &keys;
+    let [fence, log, due, items, dlq, held, retries] = &keys;
     let settles: [(&Script, Vec<_>, Vec<&str>); 5] = [
-        (&ACK, vec![fence, log, held], vec![&id]),
-        (&HOLD, vec![fence, log, held], vec![&id, "0", "2 0 me no"]),
-        (&RETRY, vec![fence, log, due, items, held], vec![&id, "0", "2", &id, "no"]),
-        (&DEAD_LETTER, vec![fence, log, dlq, held], vec!["orders", "0", &id, "rejected", "1", &id, "no"]),
-        (&CLAIM, vec![fence, log, held], vec!["0", "10", "thief"]),
+        (&ACK, vec![fence, log, held], vec!["log", &id]),
+        (&HOLD, vec![fence, log, held], vec!["log", &id, "0", "2 0 me no"]),
+        (&RETRY, vec![fence, log, due, items, held], vec!["log", &id, "0", "2", &id, "no"]),
+        (
+            &DEAD_LETTER,
+            vec![fence, log, dlq, held],
+            vec!["log", "orders", "0", &id, "rejected", "1", &id, "no"],
+        ),
+        (&CLAIM, vec![fence, log, retries, held], vec!["0", "10", "thief"]),
     ];
     bench.backend.release(&bench.lease).await.expect("released");
     let token = bench.lease.token.to_string();
@@ -116,7 +121,7 @@ async fn nothing_but_the_one_word_passes_the_fence_by() {
             for key in keys {
                 cmd.arg(key.as_str());
             }
-            cmd.arg(mode).arg(who).arg("billing").arg("log").arg(args);
+            cmd.arg(mode).arg(who).arg("billing").arg(args);
             let error = cmd.exec_async(&mut bench.raw).await.expect_err("fenced");
             assert_eq!(error.code(), Some("FENCED"), "{} with {mode:?} {who:?}", script.name);
         }

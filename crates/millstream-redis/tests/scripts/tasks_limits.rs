@@ -225,8 +225,8 @@ async fn large_redeliveries_are_moved_in_parts() {
     let mut bench = Bench::new().await;
     let (due, items) =
         (bench.keys.retry_due(&bench.tp, &bench.group), bench.keys.retry_items(&bench.tp, &bench.group));
-    // MessagePack of two strings, the second one a long one.
-    let mut item = vec![0x92, 0xa1, b'p', 0xdb];
+    // MessagePack of four strings: attempt, history, and a field whose value is long.
+    let mut item = vec![0x94, 0xa1, b'2', 0xa0, 0xa1, b'p', 0xdb];
     item.extend_from_slice(&(LARGE as u32).to_be_bytes());
     item.extend(vec![b'x'; LARGE]);
     for n in 1..=20 {

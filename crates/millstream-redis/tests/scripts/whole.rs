@@ -71,11 +71,12 @@ async fn life(bench: &mut Bench) {
         (again.entries[1].receipt, retry(Duration::ZERO, 3, appended[2])),
     ];
     assert_eq!(bench.settle(&batch).await, (2, 0));
-    assert_eq!(bench.backend.trim(&bench.lease).await.expect("trimmed"), 4);
+    assert_eq!(bench.trim().await.expect("trimmed"), 4);
     crate::shared::life(bench).await;
     crate::tasks::life(bench).await;
     crate::schedule::life(bench).await;
     crate::recurring::life(bench).await;
+    crate::deleting::life(bench).await;
     bench.backend.renew(std::slice::from_ref(&bench.lease)).await.remove(0).expect("renewed");
     bench.backend.release(&bench.lease).await.expect("released");
     let next = grant(&bench.backend, &bench.tp, &bench.group, "next").await;
@@ -140,10 +141,12 @@ async fn the_first_to_create_a_topic_decides() {
     for (change, kind) in [
         ("partitionCount 0", ErrorKind::Protocol),
         ("partitionCount x", ErrorKind::Protocol),
-        ("retention moon", ErrorKind::Protocol),
+        ("retention moon", ErrorKind::Unsupported),
+        ("retention age:x", ErrorKind::Protocol),
+        ("maxLength many", ErrorKind::Protocol),
         ("format 2", ErrorKind::Unsupported),
     ] {
-        bench.cmd(&format!("HSET {meta} partitionCount 3 format 1 retention keep")).await;
+        bench.cmd(&format!("HSET {meta} partitionCount 3 format 1 retention keep maxLength 9")).await;
         bench.cmd(&format!("HSET {meta} {change}")).await;
         assert_eq!(bench.backend.topic(&first.name).await.expect_err(change).kind(), kind, "{change}");
         assert_eq!(bench.backend.create_topic(&first).await.expect_err(change).kind(), kind, "{change}");

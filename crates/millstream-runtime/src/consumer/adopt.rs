@@ -15,11 +15,11 @@ use crate::trouble::Trouble;
 /// The most entries of one look.
 const MOST: usize = 100;
 
-/// How many ttls there are between two looks, at most: looking costs requests, and there is hardly ever anything.
+/// How many ttls there are between two looks that find nothing: looking costs requests, and there is hardly ever anything.
 const SELDOM: u32 = 6;
 
-/// Looks when the partition is ours, and after a ttl (what was in hand is old enough then); then more and more seldom, as
-/// long as it finds nothing.
+/// Looks when the partition is ours, and after a ttl (what was in hand is old enough then); then seldom, as long as it
+/// finds nothing.
 pub(super) struct Adopter {
     context: Arc<Subscription>,
     guard: Arc<Guard>,
@@ -60,7 +60,7 @@ impl Adopter {
                     tracing::info!(%topic_partition, %group, messages, "taken over from other names");
                 }
                 self.due = if messages < MOST { now + lease.ttl * self.ttls } else { now };
-                self.ttls = if messages > 0 { 1 } else { (2 * self.ttls).min(SELDOM) };
+                self.ttls = if messages > 0 { 1 } else { SELDOM };
                 Ok(messages > 0)
             }
             Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::GroupMissing) => Err(error),

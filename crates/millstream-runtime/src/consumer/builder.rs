@@ -7,7 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::{
     Assignor, Backend, Codec, DeadLetterPolicy, GroupName, IntoOutcome, MemberId, MessageId, Partition,
-    Retention, RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
+    RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
 };
 
 use super::context::{Context, Subscription};
@@ -100,7 +100,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
-    /// The most messages of one partition that are read and not settled yet. Default: 256.
+    /// The most messages of one partition that are read and not settled yet. Default: 512.
     pub fn prefetch(mut self, messages: usize) -> Self {
         self.config.prefetch = messages;
         self
@@ -259,9 +259,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
             warn_if_other(&spec, &topic);
             join(&context, &topic).await?;
             let mut upkeep = self.upkeep.clone();
-            if topic.retention == Retention::Consumed {
-                upkeep.push(Arc::new(trim::Trimmer(context.backend.log.clone())));
-            }
+            upkeep.push(Arc::new(trim::Trimmer::new(context.backend.clone(), &topic)));
             subscriptions.push(Subscription::new(context.clone(), topic, handler, upkeep));
         }
         Ok(Consumer::spawn(context, subscriptions))

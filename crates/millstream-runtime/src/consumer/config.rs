@@ -64,7 +64,7 @@ pub struct ConsumerConfig {
     /// dies. It is renewed three times as often. Default: 10 s.
     pub lease_ttl: Duration,
     /// The most messages of one partition that are read and not settled yet; with [`Sharing::Shared`] the most of this
-    /// consumer, which others then do not get. Default: 256.
+    /// consumer, which others then do not get. Default: 512.
     pub prefetch: usize,
     /// The longest wait for messages in one request. It costs nothing to wait; shorter ones cost commands. A connection
     /// that dies without a word meanwhile is found out by TCP within half a minute. Default: 60 s.
@@ -117,7 +117,7 @@ impl Default for ConsumerConfig {
             label: "consumer".into(),
             start: Start::default(),
             lease_ttl: Duration::from_secs(10),
-            prefetch: 256,
+            prefetch: 512,
             max_wait: Duration::from_secs(60),
             concurrency: Concurrency::default(),
             sharing: Sharing::default(),
@@ -141,6 +141,9 @@ impl Default for ConsumerConfig {
 
 impl ConsumerConfig {
     pub(super) fn check(&self, problems: &mut Problems) {
+        if let Err(why) = self.retry.check() {
+            problems.require(false, || format!("retry: {why}"));
+        }
         problems.require(self.lease_ttl >= Duration::from_millis(100), || {
             format!("lease_ttl is {:?}, at least 100ms are needed to renew it in time", self.lease_ttl)
         });

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::{Start, TopicPartition};
+use millstream_core::{HealthCheck, Start, TopicPartition};
 use tokio::time::Instant;
 
 use super::context::Context;
@@ -73,6 +73,12 @@ impl Consumer {
     #[must_use]
     pub fn health(&self) -> Health {
         health::of(&self.context)
+    }
+
+    /// Can say how it is, also when it has ended. The observer is told of the same when the consumer starts.
+    #[must_use]
+    pub fn health_check(&self) -> Arc<dyn HealthCheck> {
+        health::check(&self.context)
     }
 
     /// What happens to it from now on. Any number of tasks may listen.

@@ -46,16 +46,19 @@ struct Panicked(String);
 #[error("handler timed out after {0:?}")]
 struct TimedOut(Duration);
 
-/// What to tell the log, and what to tell observers.
-pub(super) fn decide(
+/// What to tell the log, and what to tell observers. What is done asks for no more.
+pub(super) fn decide<'a>(
     verdict: &Verdict,
-    attempt: Attempt<'_>,
+    attempt: impl FnOnce() -> Attempt<'a>,
     policies: &Policies<'_>,
 ) -> (Settlement, Handled) {
+    let attempt = match verdict {
+        Verdict::Said(Outcome::Ack) => return (Settlement::Ack, Handled::Acked),
+        _ => attempt(),
+    };
     // What was never handed to the handler has not used this attempt.
     let unseen = attempt.number.saturating_sub(1);
     match verdict {
-        Verdict::Said(Outcome::Ack) => (Settlement::Ack, Handled::Acked),
         Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt, policies),
         Verdict::Said(Outcome::RetryAfter(after, error)) => {
             failed(error, FailureKind::Error, Some(Due::In(*after)), attempt, policies)
@@ -178,7 +181,7 @@ mod tests {
 
     fn check(verdict: &Verdict, number: u32, retry: &dyn RetryPolicy, keep: bool) -> (Settlement, Handled) {
         let dead_letters: &dyn DeadLetterPolicy = if keep { &Keep } else { &Discard };
-        decide(verdict, attempt(number), &Policies { retry, dead_letters })
+        decide(verdict, || attempt(number), &Policies { retry, dead_letters })
     }
 
     fn dead(reason: Reason, attempts: u32, error: &str) -> Settlement {
@@ -204,7 +207,7 @@ mod tests {
         let policies = Policies { retry: &Fixed::new(AFTER).attempts(3), dead_letters: &Keep };
         let check = |number| {
             let attempt = Attempt { in_place: Some("me"), ..attempt(number) };
-            decide(&Verdict::Said(Outcome::retry("no")), attempt, &policies)
+            decide(&Verdict::Said(Outcome::retry("no")), || attempt, &policies)
         };
         let (due, by, error) = (Due::In(AFTER), "me".into(), "no".into());
         let note = Note { attempt: 3, due, suspicions: 0, by, error, history: History::default() };
@@ -217,7 +220,7 @@ mod tests {
         let policies = Policies { retry: &Never, dead_letters: &Keep };
         let history = History::parse("5 1 first\n7 2 second");
         let attempt = Attempt { last_error: Some("second"), history: &history, ..attempt(3) };
-        let says = |attempt| decide(&Verdict::Said(Outcome::snooze(AFTER)), attempt, &policies);
+        let says = |attempt| decide(&Verdict::Said(Outcome::snooze(AFTER)), || attempt, &policies);
         let (due, origin, error) = (Due::In(AFTER), MessageId::new(1, 2), "second".to_owned());
         let (history, by) = (history.clone(), "me".to_owned());
         let again =
@@ -235,7 +238,7 @@ mod tests {
         let says = |now, elapsed, at: Duration| {
             let attempt = Attempt { now, elapsed, ..attempt(1) };
             let (settlement, _) =
-                decide(&Verdict::Said(Outcome::retry_at(UNIX_EPOCH + at, "no")), attempt, &policies);
+                decide(&Verdict::Said(Outcome::retry_at(UNIX_EPOCH + at, "no")), || attempt, &policies);
             match settlement {
                 Settlement::Retry { due, .. } => Some(due),
                 _ => None,

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use millstream_core::Settlement;
-use millstream_core::event::{Event, Handled};
+use millstream_core::event::Event;
 use millstream_core::log::Receipt;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::task::coop::consume_budget;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::PollSemaphore;
@@ -18,10 +18,11 @@ use super::context::Subscription;
 use super::decide::{Policies, decide};
 use super::fetch::Read;
 use super::guard::Guard;
-use super::handler::Handler;
+use super::handler::{Handler, Verdict, noticing};
 use super::in_flight::InFlight;
 use super::job::{Job, handle};
 use super::lanes::{By, Lanes, Ticket};
+use super::outbox::{Outbox, Settlements};
 use super::owned::Owned;
 use super::pauses::Pause;
 use super::waits::Waits;
@@ -33,7 +34,7 @@ pub(super) struct Dispatcher {
     pub(super) guard: Arc<Guard>,
     pub(super) in_flight: Arc<InFlight>,
     pub(super) entries: UnboundedReceiver<Read>,
-    pub(super) settlements: UnboundedSender<(Receipt, Settlement)>,
+    pub(super) settlements: UnboundedSender<Settlements>,
     pub(super) clock: Arc<Clock>,
     /// From the settler: these notes are written.
     pub(super) written: UnboundedReceiver<Receipt>,
@@ -70,23 +71,31 @@ impl Drop for Alarm {
 }
 
 /// Jobs that a handler gets together: one, or a batch.
-type Unit = Vec<(Ticket, Job)>;
+type Unit = Vec<(Ticket, Box<Job>)>;
 
 /// The state of the loop.
 pub(super) struct Dispatch {
     pub(super) links: Dispatcher,
     pub(super) owned: Arc<Owned>,
-    lanes: Lanes<Job>,
+    /// What the guard said of its trust when `owned` was made.
+    trust: u64,
+    pub(super) lanes: Lanes<Box<Job>>,
     pub(super) waits: Waits,
+    /// What was said, on its way to the settler.
+    pub(super) outbox: Outbox,
+    /// What is handled in a row, and since when.
+    pub(super) in_hand: Option<(Ticket, Box<Job>, Instant)>,
+    /// Whether a handler of this row had to wait: then it ends with it.
+    pub(super) waited: bool,
     /// What starts next. A batch is filled until it is full or `full_at` has come.
     pub(super) picked: Unit,
     full_at: Instant,
     running: JoinSet<(Unit, Duration)>,
     /// Our place in the queue for handlers, if their number is limited.
-    turns: Option<PollSemaphore>,
+    pub(super) turns: Option<PollSemaphore>,
     pub(super) pause: Pause,
     /// Whether handlers run here, one after the other, or as tasks, so that they can use several threads.
-    inline: bool,
+    pub(super) inline: bool,
     warned: bool,
 }
 
@@ -103,6 +112,11 @@ impl Dispatch {
         let turns = links.context.gates.handlers().map(|handlers| PollSemaphore::new(handlers.clone()));
         let pause = links.context.pauses.of(&owned.topic_partition);
         Self {
+            // Taken after the token, it could stand for a newer one.
+            trust: 0,
+            outbox: Outbox::new(links.context.clone(), links.settlements.clone()),
+            in_hand: None,
+            waited: false,
             links,
             pause,
             owned: Arc::new(owned),
@@ -121,6 +135,9 @@ impl Dispatch {
     /// or the lease is lost.
     async fn run_once(&mut self) -> bool {
         self.look_around();
+        if self.is_plain() && !self.is_stopped() {
+            return self.handle_in_a_row().await;
+        }
         self.pick();
         let paused = self.pause.is_on();
         if paused && let Some(turns) = &mut self.turns {
@@ -129,18 +146,17 @@ impl Dispatch {
         }
         let complete = !paused && self.is_complete();
         if complete && self.picked[0].0.alone {
+            self.outbox.flush();
             return self.try_suspect().await;
         }
-        let links = &mut self.links;
-        let guard = &links.guard;
-        let stopped = links.context.kill.is_cancelled()
-            || guard.revoked().is_cancelled()
-            || guard.lost().is_cancelled();
-        if !stopped && complete && self.turns.is_none() && guard.live().now_or_never() == Some(true) {
+        let live = self.links.guard.is_live(Instant::now());
+        if complete && self.turns.is_none() && live && !self.is_stopped() {
             // As a rule there is nothing to wait for. Others on this thread get their share all the same.
-            tokio::task::coop::consume_budget().await;
+            noticing(consume_budget(), || self.outbox.flush()).await;
             return self.start(None).await;
         }
+        self.outbox.flush();
+        let links = &mut self.links;
         let filled = (!self.picked.is_empty() && !complete && !paused).then_some(self.full_at);
         let wake = self.waits.next().into_iter().chain(filled).min();
         let woken = async {
@@ -174,6 +190,12 @@ impl Dispatch {
         true
     }
 
+    /// Whether nothing is to start any more.
+    fn is_stopped(&self) -> bool {
+        let (context, guard) = (&self.links.context, &self.links.guard);
+        context.kill.is_cancelled() || guard.revoked().is_cancelled() || guard.lost().is_cancelled()
+    }
+
     /// Takes notice of whatever happened, without waiting.
     fn look_around(&mut self) {
         while let Ok(read) = self.links.entries.try_recv() {
@@ -194,17 +216,18 @@ impl Dispatch {
     }
 
     fn take_in(&mut self, read: Read) {
+        let now = Instant::now();
         for entry in read.entries {
-            let job = Job::new(entry, &self.links.context.config.limits, read.suspects);
+            let job = Box::new(Job::new(entry, &self.links.context.config.limits, read.suspects, now));
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
                     // Noted by somebody who keeps another order: here it is parked, like all that failed.
                     self.settle(job.receipt, job.parks());
                     continue;
                 }
-                self.waits.for_rest(job.receipt, job.left, Instant::now());
+                self.waits.for_rest(job.receipt, job.left, now);
             }
-            let key = job.key().cloned();
+            let key = if self.lanes.is_by_key() { job.key().cloned() } else { None };
             self.lanes.push(key.as_ref(), job.suspect.is_some(), job);
         }
     }
@@ -243,7 +266,11 @@ impl Dispatch {
                 None => break,
             }
         }
-        // Where the whole partition waits, there is no use in reading further.
+        self.count_blocked();
+    }
+
+    /// Where the whole partition waits, there is no use in reading further.
+    pub(super) fn count_blocked(&mut self) {
         if self.links.context.config.retry_order != RetryOrder::BlockKey {
             return;
         }
@@ -268,20 +295,15 @@ impl Dispatch {
 
     /// Hands what is picked to the handler.
     pub(super) async fn start(&mut self, permit: Option<OwnedSemaphorePermit>) -> bool {
-        if self.owned.cancelled.is_cancelled()
-            && let Ok(owned) = Owned::new(&self.links.context.context, &self.links.guard)
-        {
-            // The lease could not be relied on for a while. For what starts from now on it can.
-            self.owned = Arc::new(owned);
-        }
+        self.trust_again();
         let started = Instant::now();
-        let keep = self.links.context.config.retry_order != RetryOrder::Skip;
+        let keep = self.keeps();
         let mut unit = std::mem::take(&mut self.picked);
         let (context, owned) = (&self.links.context, &self.owned);
         if !self.inline && unit.first().is_some_and(|(ticket, _)| !ticket.alone) {
             let (context, owned) = (context.clone(), owned.clone());
             self.running.spawn(async move {
-                handle(&context, &mut unit, |(_, job)| (owned.clone(), job), keep).await;
+                handle(&context, &mut unit, |(_, job)| (owned.clone(), &mut **job), keep).await;
                 drop(permit);
                 (unit, started.elapsed())
             });
@@ -293,12 +315,31 @@ impl Dispatch {
                 self.picked = unit;
                 return false;
             }
-            () = handle(context, &mut unit, |(_, job)| (owned.clone(), job), keep) => {}
+            () = noticing(
+                handle(context, &mut unit, |(_, job)| (owned.clone(), &mut **job), keep),
+                || self.outbox.flush(),
+            ) => {}
         }
         self.finish(&mut unit, started.elapsed());
         // For the next one, which then needs none of its own.
         self.picked = unit;
         true
+    }
+
+    /// Whether a message is needed again after its handler had it.
+    pub(super) fn keeps(&self) -> bool {
+        self.links.context.config.retry_order != RetryOrder::Skip
+    }
+
+    /// If the lease could not be relied on for a while: for what starts from now on it can.
+    pub(super) fn trust_again(&mut self) {
+        let trust = self.links.guard.trust();
+        if trust != std::mem::replace(&mut self.trust, trust)
+            && self.owned.cancelled.is_cancelled()
+            && let Ok(owned) = Owned::new(&self.links.context.context, &self.links.guard)
+        {
+            self.owned = Arc::new(owned);
+        }
     }
 
     fn ended(&mut self, ended: Result<(Unit, Duration), JoinError>) {
@@ -312,21 +353,47 @@ impl Dispatch {
     }
 
     pub(super) fn finish(&mut self, unit: &mut Unit, elapsed: Duration) {
-        for (ticket, job) in unit.drain(..) {
-            self.finish_one(ticket, job, elapsed);
+        let now = Instant::now();
+        for (ticket, mut job) in unit.drain(..) {
+            // Without a verdict it was not handled, because the end is near: it stays pending, and its lane closed.
+            if let Some(said) = job.said.take() {
+                self.finish_one(ticket, job, said.verdict(), elapsed, now);
+            }
+        }
+        if self.outbox.is_due(now) {
+            self.outbox.flush();
         }
     }
 
-    fn finish_one(&mut self, ticket: Ticket, mut job: Job, elapsed: Duration) {
-        // Without a verdict it was not handled, because the end is near: it stays pending, and its lane closed.
-        let Some(said) = job.said.take() else { return };
+    pub(super) fn finish_one(
+        &mut self,
+        ticket: Ticket,
+        mut job: Box<Job>,
+        verdict: &Verdict,
+        elapsed: Duration,
+        now: Instant,
+    ) {
         let context = &self.links.context;
         let policies =
             Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
-        let in_place = self.waits_in_place(&job).then_some(&*context.incarnation);
-        let (settlement, handled) =
-            decide(said.verdict(), job.attempt(Some(&self.links.clock), in_place), &policies);
-        self.tell(job.attempt, handled, elapsed);
+        let attempt = || {
+            let in_place = self.waits_in_place(&job).then_some(&*context.incarnation);
+            job.attempt(Some(&self.links.clock), in_place)
+        };
+        let (settlement, handled) = decide(verdict, attempt, &policies);
+        self.outbox.count(handled);
+        let Owned { topic_partition, group, .. } = &*self.owned;
+        let event = Event::Handled {
+            topic_partition,
+            group,
+            attempt: job.attempt,
+            handled,
+            elapsed,
+            origin: job.origin,
+            source: job.receipt.source,
+            cause: verdict.cause(),
+        };
+        context.observer.observe(&event);
         let receipt = job.receipt;
         match &settlement {
             Settlement::Hold(note) => {
@@ -336,24 +403,20 @@ impl Dispatch {
             }
             _ => self.lanes.done(ticket),
         }
-        self.settle(receipt, settlement);
+        self.outbox.add(receipt, settlement, now);
     }
 
-    pub(super) fn settle(&self, receipt: Receipt, settlement: Settlement) {
-        // A closed channel means that the lease is lost: nobody would accept it.
-        let _ = self.links.settlements.send((receipt, settlement));
-    }
-
-    fn tell(&self, attempt: u32, handled: Handled, elapsed: Duration) {
-        self.links.context.counts.handled(handled);
-        let Owned { topic_partition, group, .. } = &*self.owned;
-        let event = Event::Handled { topic_partition, group, attempt, handled, elapsed };
-        self.links.context.observer.observe(&event);
+    pub(super) fn settle(&mut self, receipt: Receipt, settlement: Settlement) {
+        self.outbox.add(receipt, settlement, Instant::now());
     }
 
     /// Lets the handlers that run end, up to the time when they are given up.
     async fn end(mut self) {
-        while !self.running.is_empty() {
+        loop {
+            self.outbox.flush();
+            if self.running.is_empty() {
+                return;
+            }
             tokio::select! {
                 biased;
                 () = self.links.context.kill.cancelled() => return,

@@ -185,8 +185,9 @@ impl Teller {
 impl Observer for Teller {
     fn observe(&self, event: &Event<'_>) {
         self.observer.observe(event);
-        if self.events.receiver_count() > 0
-            && let Some(event) = ConsumerEvent::of(event)
+        // The count takes a lock that all partitions share, and most events are of messages.
+        if let Some(event) = ConsumerEvent::of(event)
+            && self.events.receiver_count() > 0
         {
             let _ = self.events.send(event);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::log::{Entry, Fetched, Receipt};
+use millstream_core::log::{Entry, Fetched};
 use millstream_core::{Reader, Settlement};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -12,6 +12,7 @@ use super::adopt::Adopter;
 use super::context::Subscription;
 use super::guard::Guard;
 use super::in_flight::InFlight;
+use super::outbox::Settlements;
 use super::restore::restore_group;
 use super::upkeep::Bells;
 use crate::trouble::Trouble;
@@ -31,7 +32,7 @@ pub(super) struct Fetcher {
     /// To the dispatcher. Bounded by the room in flight.
     pub(super) entries: UnboundedSender<Read>,
     /// To the settler: pending entries without a body are done.
-    pub(super) settlements: UnboundedSender<(Receipt, Settlement)>,
+    pub(super) settlements: UnboundedSender<Settlements>,
     /// Rung when something was scheduled that is due before all that waited.
     pub(super) bells: Arc<Bells>,
     pub(super) reader: Option<Box<dyn Reader>>,
@@ -106,6 +107,7 @@ impl Fetcher {
                 return Err(error);
             }
         };
+        self.in_flight.brought(room, fetched.entries.len());
         if !fetched.pending {
             self.in_flight.end_rewind();
             self.caught_up = true;
@@ -142,10 +144,9 @@ impl Fetcher {
             let messages = fetched.ghosts.len();
             tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by somebody");
             observer.observe(&Event::Ghosts { topic_partition, group, messages });
-            for receipt in fetched.ghosts {
-                // A closed channel means that the worker ends; the next owner meets the same ghosts.
-                let _ = self.settlements.send((receipt, Settlement::Ack));
-            }
+            let done = fetched.ghosts.into_iter().map(|receipt| (receipt, Settlement::Ack));
+            // A closed channel means that the worker ends; the next owner meets the same ghosts.
+            let _ = self.settlements.send(done.collect());
         }
         let pending = fetched.pending;
         let entries = self.in_flight.admit(fetched.entries);

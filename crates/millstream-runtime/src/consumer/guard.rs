@@ -1,5 +1,6 @@
 //! The holder's own view of a lease: a deadline that needs nobody's answer.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +26,12 @@ struct Lasting {
     view: Mutex<View>,
     renewed: Notify,
     lost: CancellationToken,
+    /// What `until` is counted from.
+    base: Instant,
+    /// The view's deadline again, in nanoseconds since `base`, for who looks before every message; 0 once it is lost.
+    until: AtomicU64,
+    /// Grows when there is a new token for handlers, or the one that there is was cancelled.
+    trust: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -39,8 +46,15 @@ impl Guard {
     /// A lease that was asked for at `asked`.
     pub(super) fn new(lease: Lease, asked: Instant) -> Self {
         let view = View { deadline: deadline(lease.ttl, asked), cancelled: CancellationToken::new() };
-        let held =
-            Lasting { lease, view: Mutex::new(view), renewed: Notify::new(), lost: CancellationToken::new() };
+        let held = Lasting {
+            base: asked,
+            until: AtomicU64::new(nanos(asked, view.deadline)),
+            trust: AtomicU64::new(0),
+            lease,
+            view: Mutex::new(view),
+            renewed: Notify::new(),
+            lost: CancellationToken::new(),
+        };
         Self { held: Arc::new(held), revoked: CancellationToken::new() }
     }
 
@@ -61,8 +75,12 @@ impl Guard {
     pub(super) fn renewed(&self, asked: Instant) {
         let mut view = self.view();
         view.deadline = view.deadline.max(deadline(self.held.lease.ttl, asked));
-        if view.cancelled.is_cancelled() && Instant::now() < view.deadline && !self.held.lost.is_cancelled() {
-            view.cancelled = CancellationToken::new();
+        if !self.held.lost.is_cancelled() {
+            self.held.until.store(nanos(self.held.base, view.deadline), Ordering::Release);
+            if view.cancelled.is_cancelled() && Instant::now() < view.deadline {
+                view.cancelled = CancellationToken::new();
+                self.held.trust.fetch_add(1, Ordering::Release);
+            }
         }
         drop(view);
         self.held.renewed.notify_waiters();
@@ -71,7 +89,10 @@ impl Guard {
     /// Somebody else has it, for certain.
     pub(super) fn lose(&self) {
         self.held.lost.cancel();
-        self.view().cancelled.cancel();
+        let view = self.view();
+        self.held.until.store(0, Ordering::Release);
+        view.cancelled.cancel();
+        self.held.trust.fetch_add(1, Ordering::Release);
     }
 
     /// Cancelled when somebody else has it.
@@ -107,12 +128,20 @@ impl Guard {
         let over = Instant::now() >= view.deadline && !view.cancelled.is_cancelled();
         if over {
             view.cancelled.cancel();
+            self.held.trust.fetch_add(1, Ordering::Release);
         }
         over
     }
 
-    fn is_live(&self) -> bool {
-        Instant::now() < self.view().deadline
+    /// Whether what [`cancelled`](Self::cancelled) gives may be another one, or be cancelled: then this differs from what
+    /// it was.
+    pub(super) fn trust(&self) -> u64 {
+        self.held.trust.load(Ordering::Acquire)
+    }
+
+    /// Whether it can be relied on at this time, which is now. Costs next to nothing.
+    pub(super) fn is_live(&self, now: Instant) -> bool {
+        nanos(self.held.base, now) < self.held.until.load(Ordering::Acquire)
     }
 
     /// Waits until the lease can be relied on: at once as a rule, until the next renewal if one failed.
@@ -124,7 +153,7 @@ impl Guard {
             if self.held.lost.is_cancelled() {
                 return false;
             }
-            if self.is_live() {
+            if self.is_live(Instant::now()) {
                 return true;
             }
             tokio::select! {
@@ -134,6 +163,10 @@ impl Guard {
             }
         }
     }
+}
+
+fn nanos(base: Instant, at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(base).as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A fifth of the ttl is the margin for clocks that run at different speeds and for slow dispatch.
@@ -157,7 +190,7 @@ mod tests {
         let guard = std::sync::Arc::new(guard());
         assert!(guard.live().await);
         tokio::time::advance(Duration::from_secs(8)).await;
-        assert!(!guard.is_live(), "2 s before the server lets it go");
+        assert!(!guard.is_live(Instant::now()), "2 s before the server lets it go");
         let waiting = tokio::spawn({
             let guard = guard.clone();
             async move { guard.live().await }
@@ -172,8 +205,9 @@ mod tests {
         let guard = guard();
         let token = guard.cancelled();
         guard.lose();
-        assert!(!guard.live().await);
+        assert!(!guard.live().await && !guard.is_live(Instant::now()));
         guard.renewed(Instant::now());
+        assert!(!guard.is_live(Instant::now()));
         assert!(!guard.live().await, "not by an answer that came late either");
         assert!(token.is_cancelled() && guard.cancelled().is_cancelled());
     }
@@ -185,13 +219,17 @@ mod tests {
         assert_eq!(guard.deadline(), Some(Instant::now() + Duration::from_secs(8)));
         assert!(!guard.expire());
         tokio::time::advance(Duration::from_secs(8)).await;
+        let trust = guard.trust();
         assert!(guard.expire() && token.is_cancelled());
+        assert_ne!(guard.trust(), trust, "whoever looks only at this sees it");
         assert!(!guard.expire(), "once");
         assert_eq!(guard.deadline(), None);
         let long_ago = Instant::now() - Duration::from_secs(8);
         guard.renewed(long_ago);
         assert!(guard.cancelled().is_cancelled(), "an answer that took longer than the lease lives");
+        let trust = guard.trust();
         guard.renewed(Instant::now());
         assert!(token.is_cancelled() && !guard.cancelled().is_cancelled());
+        assert_ne!(guard.trust(), trust);
     }
 }

@@ -1,13 +1,16 @@
 //! Handlers, with the payload type taken off.
 
 use std::any::Any;
-use std::panic::AssertUnwindSafe;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use millstream_core::event::Cause;
 use millstream_core::wire::Malformed;
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 
@@ -29,6 +32,24 @@ pub(super) enum Verdict {
     Malformed(Malformed),
     /// So many processes ended over it.
     Crashed(u32),
+}
+
+impl Verdict {
+    /// What it failed with, if it did.
+    pub(super) fn cause(&self) -> Option<Cause> {
+        match self {
+            Self::Said(Outcome::Ack | Outcome::Snooze(_)) => None,
+            Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {
+                Some(Cause::Error)
+            }
+            Self::Said(_) => Some(Cause::Rejected),
+            Self::Panicked(_) => Some(Cause::Panic),
+            Self::TimedOut(_) => Some(Cause::Timeout),
+            Self::Undecodable(_) => Some(Cause::Undecodable),
+            Self::Malformed(_) => Some(Cause::Malformed),
+            Self::Crashed(_) => Some(Cause::Crashed),
+        }
+    }
 }
 
 /// A verdict on one message, or one on all of a batch.
@@ -54,7 +75,61 @@ pub(super) struct Input {
 }
 
 /// Handles one message, for as long as the timeout allows. `None`: it was not handled, and stays pending.
-pub(super) type Call = dyn Fn(Input, Option<Duration>) -> BoxFuture<'static, Option<Verdict>> + Send + Sync;
+pub(super) trait Handle: Send + Sync + 'static {
+    fn handle(&self, input: Input, timeout: Option<Duration>)
+    -> impl Future<Output = Option<Verdict>> + Send;
+}
+
+/// Messages that are handled one after the other.
+pub(super) trait Row: Send {
+    /// The next one that is to be handled right now.
+    fn next(&mut self) -> Option<Input>;
+
+    /// The handler did not end at once: nothing that is done may wait for it.
+    fn waits(&mut self);
+
+    /// What came of it.
+    fn said(&mut self, said: Option<Verdict>);
+}
+
+/// A [`Handle`] of any type.
+pub(super) trait Call: Send + Sync {
+    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>>;
+
+    /// Handles all of a row: in here the handler's type is known, so that a message needs no box of its own.
+    fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()>;
+}
+
+impl<H: Handle> Call for Arc<H> {
+    fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>> {
+        let handler = self.clone();
+        Box::pin(async move { handler.handle(input, timeout).await })
+    }
+
+    fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            while let Some(input) = row.next() {
+                let said = noticing(self.handle(input, timeout), || row.waits()).await;
+                row.said(said);
+            }
+        })
+    }
+}
+
+/// Waits for something, and calls if that is not ready at once.
+pub(super) async fn noticing<F: Future>(future: F, waits: impl FnOnce()) -> F::Output {
+    let (mut future, mut waits) = (pin!(future), Some(waits));
+    poll_fn(|cx| {
+        let polled = future.as_mut().poll(cx);
+        if polled.is_pending()
+            && let Some(waits) = waits.take()
+        {
+            waits();
+        }
+        polled
+    })
+    .await
+}
 
 /// Handles several. One verdict for each.
 pub(super) type BatchCall =
@@ -62,7 +137,7 @@ pub(super) type BatchCall =
 
 /// A handler of any payload type.
 pub(super) enum Handler {
-    Each(Box<Call>),
+    Each(Box<dyn Call>),
     Batch(BatchConfig, Box<BatchCall>),
 }
 
@@ -74,20 +149,43 @@ where
     Fut: Future + Send + 'static,
     Fut::Output: IntoOutcome,
 {
-    let handler = Arc::new(handler);
-    Handler::Each(Box::new(move |Input { about, payload }, timeout| {
-        let handler = handler.clone();
-        let handle = async move {
-            match codec.decode(&payload) {
-                Ok(value) => {
-                    drop(payload);
-                    Verdict::Said(handler(Delivery { payload: value, about }).await.into_outcome())
-                }
-                Err(error) => Verdict::Undecodable(error),
-            }
-        };
-        Box::pin(guarded(handle, timeout).map(|said| Some(said.unwrap_or_else(|failed| failed))))
-    }))
+    Handler::Each(Box::new(Arc::new(Typed { codec, handler })))
+}
+
+/// The user's function, and what it needs read.
+struct Typed<T: 'static, F> {
+    codec: &'static dyn Codec<T>,
+    handler: F,
+}
+
+impl<T, F, Fut> Handle for Typed<T, F>
+where
+    T: Send + 'static,
+    F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
+    Fut: Future + Send + 'static,
+    Fut::Output: IntoOutcome,
+{
+    fn handle(
+        &self,
+        Input { about, payload }: Input,
+        timeout: Option<Duration>,
+    ) -> impl Future<Output = Option<Verdict>> + Send {
+        // Outside of a future, which would be moved about with all that is in it.
+        let begun = catch_unwind(AssertUnwindSafe(|| {
+            let value = self.codec.decode(&payload).map_err(Verdict::Undecodable)?;
+            drop(payload);
+            Ok((self.handler)(Delivery { payload: value, about }))
+        }));
+        let begun = begun.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(&*panic))));
+        async move {
+            let handler = match begun {
+                Ok(handler) => handler,
+                Err(verdict) => return Some(verdict),
+            };
+            let said = guarded(async { Verdict::Said(handler.await.into_outcome()) }, timeout).await;
+            Some(said.unwrap_or_else(|failed| failed))
+        }
+    }
 }
 
 /// Runs a handler, catches its panic, and gives it up (drops it) when the time is over.
@@ -99,13 +197,15 @@ pub(super) async fn guarded<R>(
     timeout: Option<Duration>,
 ) -> Result<R, Verdict> {
     // The handler is dropped inside of what is guarded: that may panic, too.
-    let handle = async move {
-        match timeout {
-            None => Ok(handler.await),
-            Some(after) => tokio::time::timeout(after, handler).await.map_err(|_| Verdict::TimedOut(after)),
+    let caught = match timeout {
+        None => AssertUnwindSafe(async { Ok(handler.await) }).catch_unwind().await,
+        Some(after) => {
+            let handle = tokio::time::timeout(after, handler);
+            let handle = async { handle.await.map_err(|_| Verdict::TimedOut(after)) };
+            // A timer is large, and those who have none do not carry it about.
+            AssertUnwindSafe(Box::pin(handle)).catch_unwind().await
         }
     };
-    let caught = AssertUnwindSafe(handle).catch_unwind().await;
     caught.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(&*panic))))
 }
 

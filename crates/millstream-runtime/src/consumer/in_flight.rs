@@ -7,6 +7,8 @@ use millstream_core::MessageId;
 use millstream_core::log::{Entry, Receipt, Source};
 use tokio::sync::Notify;
 
+use super::ring::Ring;
+
 /// What one partition has read and not settled.
 #[derive(Debug)]
 pub(super) struct InFlight {
@@ -22,7 +24,7 @@ pub(super) struct InFlight {
 
 #[derive(Debug, Default)]
 struct State {
-    held: BTreeSet<Receipt>,
+    held: Ring,
     /// What was held, may not be settled, and then will be read once more.
     returning: BTreeSet<Receipt>,
     /// What the owner before may have died over, and has not been settled since.
@@ -36,6 +38,8 @@ struct State {
     highest: MessageId,
     /// How many of those that are held wait in blocked lanes. They have a bound of their own.
     blocked: usize,
+    /// Whether the last read brought most of what there was room for: then there is more, and it is read in larger parts.
+    behind: bool,
 }
 
 impl InFlight {
@@ -116,7 +120,7 @@ impl InFlight {
     pub(super) fn settled(&self, receipts: impl Iterator<Item = Receipt>) {
         let mut state = self.state();
         for receipt in receipts {
-            state.held.remove(&receipt);
+            state.held.remove(receipt);
             state.suspects.remove(&receipt);
             if let Some(settled) = &mut state.settled_meanwhile {
                 settled.insert(receipt);
@@ -132,7 +136,7 @@ impl InFlight {
         let mut state = self.state();
         for receipt in receipts {
             state.suspects.remove(&receipt);
-            if state.held.remove(&receipt) {
+            if state.held.remove(receipt) {
                 state.returning.insert(receipt);
             }
         }
@@ -162,24 +166,32 @@ impl InFlight {
         blocked >= self.max_blocked
     }
 
-    /// Waits until at least a quarter is free, so that reading goes in batches, and says how much is.
+    /// A read asked for so many and brought so many.
+    pub(super) fn brought(&self, asked: usize, brought: usize) {
+        self.state().behind = 4 * brought >= 3 * asked;
+    }
+
+    /// Waits until so much is free that reading goes in batches, and says how much is: half while there is more to read
+    /// than there is room for, so that one half is read while the other is handled; else a quarter.
     pub(super) async fn room(&self) -> usize {
         loop {
-            let free = self.free();
-            if free >= self.capacity.div_ceil(4) {
+            let (free, parts) = self.free();
+            if free >= self.capacity.div_ceil(parts) {
                 return free;
             }
             self.freed.notified().await;
         }
     }
 
-    fn free(&self) -> usize {
+    /// How much is free, and of how many parts one has to be before it is worth a read.
+    fn free(&self) -> (usize, usize) {
         let state = self.state();
+        let parts = if state.behind { 2 } else { 4 };
         if state.blocked >= self.max_blocked {
-            return 0;
+            return (0, parts);
         }
         let counted = state.held.len().saturating_sub(state.blocked);
-        self.capacity.saturating_sub(counted)
+        (self.capacity.saturating_sub(counted), parts)
     }
 
     /// How many are read and not settled.
@@ -190,9 +202,9 @@ impl InFlight {
     /// Everything of the log up to this id is settled; `0-0` if nothing is known.
     pub(super) fn frontier(&self) -> MessageId {
         let state = self.state();
-        let log = |receipt: &&Receipt| receipt.source == Source::Log;
-        let oldest = state.held.iter().find(log).into_iter().chain(state.returning.iter().find(log)).min();
-        oldest.map_or(state.highest, |receipt| receipt.id.previous())
+        let returning = state.returning.iter().find(|receipt| receipt.source == Source::Log);
+        let oldest = state.held.first_of_log().into_iter().chain(returning.map(|receipt| receipt.id)).min();
+        oldest.map_or(state.highest, MessageId::previous)
     }
 }
 
@@ -319,14 +331,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn room_comes_in_halves_while_there_is_more_to_read() {
+        let in_flight = InFlight::new(4, 2);
+        in_flight.admit((1..=4).map(entry).collect());
+        in_flight.brought(4, 3);
+        in_flight.settled([entry(1).receipt].into_iter());
+        let (room, ()) = tokio::join!(in_flight.room(), async {
+            in_flight.settled([entry(2).receipt].into_iter());
+        });
+        assert_eq!(room, 2);
+        in_flight.admit(vec![entry(5)]);
+        in_flight.brought(2, 0);
+        assert_eq!(in_flight.room().await, 1);
+    }
+
+    #[tokio::test]
     async fn what_waits_behind_others_takes_no_room_up_to_a_bound() {
         let in_flight = InFlight::new(4, 2);
         in_flight.admit((1..=4).map(entry).collect());
-        assert_eq!(in_flight.free(), 0);
+        assert_eq!(in_flight.free().0, 0);
         assert!(!in_flight.blocked(1));
-        assert_eq!(in_flight.free(), 1);
+        assert_eq!(in_flight.free().0, 1);
         assert!(in_flight.blocked(2));
-        assert_eq!(in_flight.free(), 0, "as many as may be");
+        assert_eq!(in_flight.free().0, 0, "as many as may be");
         in_flight.settled((1..=3).map(|ms| entry(ms).receipt));
         let (room, _) = tokio::join!(in_flight.room(), async { in_flight.blocked(0) });
         assert_eq!(room, 3);

@@ -16,20 +16,19 @@ use super::decide::Attempt;
 use super::handler::{Handler, Input, Said, Verdict};
 use super::owned::Owned;
 use super::suspects::Suspect;
-use crate::delivery::About;
+use crate::delivery::{About, Past};
 
 /// A message on its way through a partition.
 pub(super) struct Job {
     pub(super) receipt: Receipt,
     pub(super) origin: MessageId,
     pub(super) attempt: u32,
-    pub(super) last_error: Option<String>,
-    /// What the attempts before failed with.
-    pub(super) history: History,
+    /// What came of the attempts before, if any did fail.
+    pub(super) past: Option<Arc<Past>>,
     /// How long its next attempt has to wait, by what was noted.
     pub(super) left: Duration,
     /// It was in the hands of an owner that ended without a word.
-    pub(super) suspect: Option<Suspect>,
+    pub(super) suspect: Option<Box<Suspect>>,
     /// What came of it.
     pub(super) said: Option<Said>,
     read: Instant,
@@ -38,19 +37,19 @@ pub(super) struct Job {
 }
 
 impl Job {
-    pub(super) fn new(entry: Entry, limits: &Limits, suspect: bool) -> Self {
-        let decoded = wire::decode(entry.receipt, &entry.fields, limits);
-        let suspect = suspect.then(|| Suspect::new(entry.note.as_ref()));
+    /// It was read at this time.
+    pub(super) fn new(entry: Entry, limits: &Limits, suspect: bool, read: Instant) -> Self {
+        let decoded = wire::decode_owned(entry.receipt, entry.fields, limits);
+        let suspect = suspect.then(|| Box::new(Suspect::new(entry.note.as_ref())));
         let mut job = Self {
             receipt: entry.receipt,
             origin: decoded.origin,
             attempt: decoded.attempt,
-            last_error: decoded.error,
-            history: decoded.history,
+            past: Past::of(decoded.error, decoded.history),
             left: Duration::ZERO,
             suspect,
             said: None,
-            read: Instant::now(),
+            read,
             deliveries: entry.deliveries,
             envelope: decoded.envelope,
         };
@@ -66,9 +65,20 @@ impl Job {
 
     /// It waits elsewhere for what is left of its wait.
     pub(super) fn parks(self) -> Settlement {
-        let Self { origin, attempt, last_error, history, left, .. } = self;
-        let (due, error) = (Due::In(left), last_error.unwrap_or_default());
+        let Self { origin, attempt, left, .. } = self;
+        let due = Due::In(left);
+        let (error, history) = (self.last_error().unwrap_or_default().to_owned(), self.history().clone());
         Settlement::Retry { due, attempt, origin, error, history }
+    }
+
+    /// What the last attempt failed with.
+    pub(super) fn last_error(&self) -> Option<&str> {
+        Past::last_error(self.past.as_ref())
+    }
+
+    /// What the attempts before failed with.
+    pub(super) fn history(&self) -> &History {
+        Past::history(self.past.as_ref())
     }
 
     /// The server's time, in milliseconds since 1970. If its clock is not known: at least this.
@@ -80,12 +90,12 @@ impl Job {
     /// The attempt that was made, for who judges it.
     pub(super) fn attempt<'a>(&'a self, clock: Option<&Clock>, in_place: Option<&'a str>) -> Attempt<'a> {
         let now = clock.and_then(Clock::now);
-        let elapsed = self.history.since().map_or(0, |since| self.now(now).saturating_sub(since));
+        let elapsed = self.history().since().map_or(0, |since| self.now(now).saturating_sub(since));
         Attempt {
             number: self.attempt,
             origin: self.origin,
-            last_error: self.last_error.as_deref(),
-            history: &self.history,
+            last_error: self.last_error(),
+            history: self.history(),
             elapsed: Duration::from_millis(elapsed),
             now,
             entropy: fastrand::u64(..),
@@ -98,7 +108,8 @@ impl Job {
         let now = self.now(clock.now());
         self.note(note);
         // As the server does it.
-        self.history.add(now, note.attempt.saturating_sub(1), &note.error);
+        let past = Arc::make_mut(self.past.get_or_insert_default());
+        past.history.add(now, note.attempt.saturating_sub(1), &note.error);
         self.suspect = None;
         match note.due {
             Due::In(after) => after,
@@ -109,8 +120,8 @@ impl Job {
     /// Its next attempt is the one of this note.
     fn note(&mut self, note: &Note) {
         self.attempt = note.attempt;
-        self.last_error = Some(note.error.clone()).filter(|error| !error.is_empty());
-        self.history = note.history.clone();
+        let error = Some(note.error.clone()).filter(|error| !error.is_empty());
+        self.past = Past::of(error, note.history.clone());
     }
 
     pub(super) fn key(&self) -> Option<&Bytes> {
@@ -124,7 +135,7 @@ impl Job {
 
     /// The message for the handler; what is none is judged instead. It is kept for another attempt if it may wait for
     /// that in its place.
-    fn input(&mut self, owned: Arc<Owned>, keep: bool) -> Option<Input> {
+    pub(super) fn input(&mut self, owned: Arc<Owned>, keep: bool) -> Option<Input> {
         let envelope = match &mut self.envelope {
             Ok(envelope) if keep => envelope.clone(),
             Ok(envelope) => std::mem::take(envelope),
@@ -140,8 +151,7 @@ impl Job {
             origin: self.origin,
             attempt: self.attempt,
             deliveries: self.deliveries,
-            last_error: self.last_error.clone(),
-            history: self.history.clone(),
+            past: self.past.clone(),
             key,
             headers,
         };
@@ -163,7 +173,7 @@ pub(super) async fn handle<T>(
             for unit in units {
                 let (owned, job) = part(unit);
                 if let Some(input) = job.input(owned, keep) {
-                    job.said = call(input, timeout).await.map(Said::Own);
+                    job.said = call.one(input, timeout).await.map(Said::Own);
                 }
             }
         }

@@ -98,6 +98,16 @@ impl<T> Lanes<T> {
         self.blocked
     }
 
+    /// Whether anything may start now, apart from what may only start alone.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.alone && self.running < self.at_once && !self.ready.is_empty()
+    }
+
+    /// Whether it matters which key something has.
+    pub(super) fn is_by_key(&self) -> bool {
+        self.by == By::Key
+    }
+
     /// Takes in what came last. While something that came `alone` is handled, nothing else is.
     pub(super) fn push(&mut self, key: Option<&Bytes>, alone: bool, value: T) {
         let at = self.lane_of(key);

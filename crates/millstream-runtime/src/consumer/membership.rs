@@ -22,6 +22,8 @@ const QUIET: Duration = Duration::from_millis(100);
 const RESTLESS: Duration = Duration::from_secs(1);
 /// Members do the same at times that are spread over up to this, so that large groups do not do it all at once.
 const WIDEST_SPREAD: Duration = Duration::from_millis(250);
+/// How long before the next heartbeat a watch ends: a server lets go of those who wait up to 100 ms late.
+const WATCH_MARGIN: Duration = Duration::from_millis(250);
 /// The shortest pause between two heartbeats.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
 /// How long at most we go on after we said that we leave, until others are assigned what we have.
@@ -290,7 +292,9 @@ impl Membership {
                 none.insert(self.context.backend.members.watch(topic, group).await?)
             }
         };
-        watch.changed(seen, until.saturating_duration_since(Instant::now())).await
+        // It ends by itself before the heartbeat: dropped in the middle, it would need a new connection every time.
+        let left = until.saturating_duration_since(Instant::now());
+        watch.changed(seen, left - WATCH_MARGIN.min(left / 4)).await
     }
 
     fn fenced(&self, error: &Error) {

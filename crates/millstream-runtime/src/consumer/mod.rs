@@ -20,16 +20,19 @@ mod handler;
 mod health;
 mod heart;
 mod held;
+mod in_a_row;
 mod in_flight;
 mod job;
 mod lanes;
 mod membership;
+mod outbox;
 mod owned;
 mod ownership;
 mod pauses;
 mod pull;
 mod renew;
 mod restore;
+mod ring;
 mod settle;
 mod shared;
 mod suspects;
@@ -44,6 +47,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use millstream_core::error::Result;
+use millstream_core::event::Event;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -51,7 +55,7 @@ pub use batch::{Batch, BatchConfig, BatchOutcome, IntoBatchOutcome};
 pub use builder::ConsumerBuilder;
 pub use config::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
 pub use events::{ConsumerEvent, Events};
-pub use health::{ConsumerState, Failure, Health, LoopHealth, TopicHealth};
+pub use millstream_core::health::{ConsumerState, Failure, Health, LoopHealth, TopicHealth};
 pub use pull::{Pulled, Puller};
 
 pub(crate) use owned::Owned;
@@ -80,6 +84,8 @@ impl Consumer {
         for subscription in &subscriptions {
             context.board.consumes(&subscription.topic.name);
         }
+        let (group, member, health) = (&context.group, &context.member, &health::check(&context));
+        context.observer.observe(&Event::ConsumerStarted { group, member, health });
         let run = |subscription: Subscription| {
             let subscription = Arc::new(subscription);
             let held = Held::default();

@@ -6,13 +6,12 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::BoxFuture;
 use millstream_core::error::Result;
 use millstream_core::{BoxError, Codec, Outcome, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::handler::{Handler, Input, Verdict, guarded};
+use super::handler::{Handle, Handler, Input, Verdict, guarded};
 use super::owned::Owned;
 use super::pauses::Changes;
 use super::{Consumer, ConsumerBuilder};
@@ -242,17 +241,22 @@ fn erase<T: Send + 'static>(
     codec: &'static dyn Codec<T>,
     offers: mpsc::UnboundedSender<Offer<T>>,
 ) -> Handler {
-    Handler::Each(Box::new(move |Input { about, payload }, timeout| {
-        let offers = offers.clone();
-        Box::pin(async move {
-            let decoded = guarded(async move { codec.decode(&payload) }, None).await;
-            match decoded {
-                Ok(Ok(value)) => offer(&offers, value, about, timeout).await,
-                Ok(Err(error)) => Some(Verdict::Undecodable(error)),
-                Err(panicked) => Some(panicked),
-            }
-        }) as BoxFuture<'static, Option<Verdict>>
-    }))
+    Handler::Each(Box::new(Arc::new(Offering { codec, offers })))
+}
+
+struct Offering<T: 'static> {
+    codec: &'static dyn Codec<T>,
+    offers: mpsc::UnboundedSender<Offer<T>>,
+}
+
+impl<T: Send + 'static> Handle for Offering<T> {
+    async fn handle(&self, Input { about, payload }: Input, timeout: Option<Duration>) -> Option<Verdict> {
+        match guarded(async move { self.codec.decode(&payload) }, None).await {
+            Ok(Ok(value)) => offer(&self.offers, value, about, timeout).await,
+            Ok(Err(error)) => Some(Verdict::Undecodable(error)),
+            Err(panicked) => Some(panicked),
+        }
+    }
 }
 
 /// Offers one message, and waits until it is settled. `None` if it was not pulled before the end.

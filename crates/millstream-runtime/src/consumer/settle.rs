@@ -8,14 +8,17 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::{Receipt, Source};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::time::Instant;
 
 use super::context::Subscription;
 use super::guard::Guard;
 use super::in_flight::InFlight;
+use super::outbox::Settlements;
 use super::restore::restore_group;
 use super::upkeep::Bells;
 
-/// The most settlements in one request: as many as one script call takes in about half a millisecond.
+/// With so many or more a request is full: one script call takes in as many, and one more batch of them, in less than a
+/// millisecond.
 const MAX_BATCH: usize = 500;
 
 /// Settles the messages of one partition.
@@ -23,12 +26,12 @@ pub(super) struct Settler {
     pub(super) context: Arc<Subscription>,
     pub(super) guard: Arc<Guard>,
     pub(super) in_flight: Arc<InFlight>,
-    pub(super) settlements: UnboundedReceiver<(Receipt, Settlement)>,
+    pub(super) settlements: UnboundedReceiver<Settlements>,
     pub(super) bells: Arc<Bells>,
     /// To the dispatcher: these notes are written.
     pub(super) written: UnboundedSender<Receipt>,
     /// What could not be settled yet.
-    pub(super) waiting: Vec<(Receipt, Settlement)>,
+    pub(super) waiting: Settlements,
 }
 
 impl Settler {
@@ -70,13 +73,13 @@ impl Settler {
                 () = self.guard.lost().cancelled() => None,
             };
             match first {
-                Some(first) => self.waiting.push(first),
+                Some(first) => self.waiting = first,
                 None => return false,
             }
         }
         while self.waiting.len() < MAX_BATCH {
             let Ok(next) = self.settlements.try_recv() else { break };
-            self.waiting.push(next);
+            self.waiting.extend(next);
         }
         true
     }
@@ -115,8 +118,10 @@ impl Settler {
     /// Settles `waiting[from..]`.
     async fn settle(&mut self, from: usize) -> Result<()> {
         let lease = self.guard.lease();
+        let asked = Instant::now();
         let settled = self.context.backend.log.settle(lease, &self.waiting[from..]).await?;
-        let batch: Vec<_> = self.waiting.drain(from..).collect();
+        let elapsed = asked.elapsed();
+        let batch = self.waiting.split_off(from);
         let is_note = |settlement: &Settlement| matches!(settlement, Settlement::Hold(_));
         // What was stale may be done since long, or the group was just created again and has not handed it out yet. An
         // ack needs nothing more; what is to be kept is not settled before that is known.
@@ -141,7 +146,7 @@ impl Settler {
             // Or too early: for a group that was just created again, and that has handed the entry out anew since.
             self.in_flight.look_again();
         }
-        self.context.observer.observe(&Event::Settled { topic_partition, group, settled });
+        self.context.observer.observe(&Event::Settled { topic_partition, group, settled, elapsed });
         Ok(())
     }
 }

@@ -61,8 +61,8 @@ impl Suspect {
 
     /// What is noted of it, and what is to be noted of its attempts: what is so anyway.
     pub(super) fn note(self, job: &Job) -> Note {
-        let error = job.last_error.clone().unwrap_or_default();
-        let (attempt, history) = (job.attempt, job.history.clone());
+        let error = job.last_error().unwrap_or_default().to_owned();
+        let (attempt, history) = (job.attempt, job.history().clone());
         Note { attempt, error, history, suspicions: self.noted, by: self.by, ..Note::default() }
     }
 }
@@ -71,7 +71,7 @@ impl Dispatch {
     /// Handles the suspect that is picked, alone. False when the consumer stops or the lease is lost.
     pub(super) async fn try_suspect(&mut self) -> bool {
         let Some((_, job)) = self.picked.first_mut() else { return true };
-        let suspect = job.suspect.clone().unwrap_or_else(|| Suspect::new(None));
+        let suspect = job.suspect.as_deref().cloned().unwrap_or_else(|| Suspect::new(None));
         let context = self.links.context.clone();
         let plan = match suspect.plan(&context.incarnation, context.config.crash_limit) {
             // No handler ever sees it.
@@ -121,6 +121,7 @@ impl Dispatch {
         let noted = now.is_some();
         if let Some(now) = now {
             self.settle(receipt, Settlement::Hold(now));
+            self.outbox.flush();
         }
         let handled = (!noted || self.is_written(receipt).await) && self.start(handler).await;
         if noted && !handled {

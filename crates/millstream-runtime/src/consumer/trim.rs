@@ -1,24 +1,75 @@
-//! Trimming: drops from the log what every group has settled.
+//! Trimming: drops from the log what the topic's retention says, for all of its groups.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
+use millstream_core::log::{Lost, Trimmed};
 use millstream_core::upkeep::{Trigger, Upkeep};
-use millstream_core::{Lease, Log};
+use millstream_core::{Backend, Lease, Retention, TopicName, TopicSpec};
+use tokio::time::Instant;
 
 /// How often at most a partition is trimmed: a call costs about as much as reading a few messages.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+/// How often at least, and how often it is asked whether the retention is still the same.
+const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+/// How often a log is looked at whose length is bounded, whether anything is settled or not.
+const BOUNDED_EVERY: Duration = Duration::from_secs(5);
+/// After which pause there is more to be done.
+const AT_ONCE: Duration = Duration::from_millis(10);
 
-/// Trims a partition some time after something was settled in it.
-pub(super) struct Trimmer(pub(super) Arc<dyn Log>);
+/// Trims the partitions of one topic, some time after something was settled in one, and as time passes.
+pub(super) struct Trimmer {
+    backend: Backend,
+    topic: TopicName,
+    /// What the retention was when it was asked last.
+    known: Mutex<(Retention, Instant)>,
+}
+
+impl Trimmer {
+    pub(super) fn new(backend: Backend, topic: &TopicSpec) -> Self {
+        let known = Mutex::new((topic.retention, Instant::now()));
+        Self { backend, topic: topic.name.clone(), known }
+    }
+
+    async fn retention(&self) -> Result<Retention> {
+        let now = Instant::now();
+        let known = {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let stale = now.duration_since(known.1) >= AT_LEAST_EVERY;
+            if stale {
+                // One of many partitions asks, for all of them.
+                known.1 = now;
+            }
+            (!stale).then_some(known.0)
+        };
+        if let Some(retention) = known {
+            return Ok(retention);
+        }
+        let retention = self.backend.catalog.topic(&self.topic).await?.retention;
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).0 = retention;
+        Ok(retention)
+    }
+}
 
 impl fmt::Debug for Trimmer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Trimmer")
+        f.debug_struct("Trimmer").field("topic", &self.topic).finish_non_exhaustive()
+    }
+}
+
+/// When to look again if nothing is settled.
+fn period(retention: Retention) -> Duration {
+    match retention {
+        // A tenth of the age late is as good as in time.
+        Retention::ConsumedAfter(age) | Retention::Age(age) => {
+            (age / 10).clamp(AT_MOST_EVERY, AT_LEAST_EVERY)
+        }
+        Retention::Length(_) => BOUNDED_EVERY,
+        _ => AT_LEAST_EVERY,
     }
 }
 
@@ -33,11 +84,41 @@ impl Upkeep for Trimmer {
     }
 
     async fn run_once(&self, lease: &Lease, events: &dyn Observer) -> Result<Option<Duration>> {
-        let messages = self.0.trim(lease).await?;
-        if messages > 0 {
-            let (topic_partition, _) = lease.partition()?;
-            events.observe(&Event::Trimmed { topic_partition, messages });
+        let retention = self.retention().await?;
+        if retention == Retention::Keep {
+            return Ok(Some(AT_LEAST_EVERY));
         }
-        Ok(None)
+        let Trimmed { dropped, lost, more } = self.backend.log.trim(lease, retention).await?;
+        let (topic_partition, _) = lease.partition()?;
+        if dropped > 0 {
+            events.observe(&Event::Trimmed { topic_partition, messages: dropped });
+        }
+        for Lost { group, unread, pending } in lost {
+            tracing::warn!(
+                %topic_partition, %group, unread, pending, %retention,
+                "entries were dropped that a group had not settled"
+            );
+            events.observe(&Event::Lost { topic_partition, group: &group, unread, pending });
+        }
+        Ok(Some(if more { AT_ONCE } else { period(retention) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_grows_old_is_looked_at_in_time_and_not_too_often() {
+        let seconds = Duration::from_secs;
+        for (retention, expected) in [
+            (Retention::Consumed, seconds(60)),
+            (Retention::Length(7), seconds(5)),
+            (Retention::Age(Duration::from_millis(1)), seconds(1)),
+            (Retention::Age(seconds(100)), seconds(10)),
+            (Retention::ConsumedAfter(seconds(86_400)), seconds(60)),
+        ] {
+            assert_eq!(period(retention), expected, "{retention}");
+        }
     }
 }

@@ -29,6 +29,11 @@ struct Wait {
 }
 
 impl Waits {
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     /// Wait for `after`, counted from the moment that the note is written.
     pub(super) fn after_note(&mut self, receipt: Receipt, after: Duration) {
         self.waiting.insert(receipt, Wait { after, due: None, lane: None });

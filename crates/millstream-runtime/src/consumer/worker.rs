@@ -18,6 +18,7 @@ use super::dispatch::Dispatcher;
 use super::fetch::Fetcher;
 use super::guard::Guard;
 use super::in_flight::InFlight;
+use super::outbox::Settlements;
 use super::restore::restore_group;
 use super::settle::Settler;
 use super::upkeep::{self, Bells};
@@ -122,7 +123,7 @@ async fn work(context: &Arc<Subscription>, guard: &Arc<Guard>, in_flight: &Arc<I
         settlements: to_settle,
         bells: bells.clone(),
         written,
-        waiting: Vec::new(),
+        waiting: Settlements::new(),
     };
 
     let handlers = AbortOnDropHandle::new(tokio::spawn(dispatcher.run()));

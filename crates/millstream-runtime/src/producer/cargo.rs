@@ -7,7 +7,9 @@ use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::log::Append;
 use millstream_core::schedule::{Placed, Schedule, Scheduling};
-use millstream_core::{Log, MessageId, TopicName};
+use millstream_core::{MessageId, TopicName};
+
+use super::bound::Bounded;
 
 /// What a message costs in the buffer beside its bytes: about what its entry in the queue takes.
 const OVERHEAD: usize = 128;
@@ -49,7 +51,7 @@ pub(super) trait Sink<C: Cargo>: Send + Sync {
 }
 
 /// Into the log, to be read at once.
-pub(super) struct ToLog(pub(super) Arc<dyn Log>);
+pub(super) struct ToLog(pub(super) Bounded);
 
 #[async_trait]
 impl Sink<Append> for ToLog {

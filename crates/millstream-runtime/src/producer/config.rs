@@ -7,6 +7,18 @@ use millstream_core::error::Problems;
 use millstream_core::partitioner::ByKey;
 use millstream_core::{Limits, Partitioner};
 
+/// What a producer does with messages to a partition that has as many entries as its topic
+/// [allows](millstream_core::TopicSpec::max_length).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFull {
+    /// Waits until there is room, as long as a send may [take](ProducerConfig::delivery_timeout); then as `Reject`. What
+    /// this producer sends to other partitions waits with it. The default.
+    #[default]
+    Wait,
+    /// Fails at once with [`ErrorKind::Backpressure`](millstream_core::ErrorKind::Backpressure).
+    Reject,
+}
+
 /// How a producer works.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -21,6 +33,9 @@ pub struct ProducerConfig {
     /// How long a send may take altogether, waiting for room and for a server that is away included, before
     /// it fails. Default: 30 s.
     pub delivery_timeout: Duration,
+    /// What is done with messages to a partition that is full. Default: [`OnFull::Wait`]. Topics have no bound unless they
+    /// are given one.
+    pub on_full: OnFull,
     /// How large a message may be.
     pub limits: Limits,
     /// How often it is asked whether the topic has more partitions by now; `None` means never. Default: 60 s.
@@ -36,6 +51,7 @@ impl Default for ProducerConfig {
             linger: Duration::ZERO,
             buffer_memory: 32 << 20,
             delivery_timeout: Duration::from_secs(30),
+            on_full: OnFull::default(),
             limits: Limits::default(),
             refresh: Some(Duration::from_secs(60)),
             partitioner: Arc::new(ByKey::new()),

@@ -1,4 +1,4 @@
-//! The growth loop: asks now and then whether the topic has more partitions by now.
+//! The growth loop: asks now and then whether the topic has more partitions by now, or another bound.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use millstream_core::error::Result;
 use millstream_core::event::Observer;
 use millstream_core::{Catalog, TopicName};
 
+use super::bound::Bound;
 use crate::trouble::{Loops, Place};
 
 /// How many partitions there are, as all clones of a producer know it.
@@ -31,16 +32,22 @@ impl Partitions {
     }
 }
 
-/// Asks for the number of partitions of one topic.
+/// Asks for the number of partitions of one topic, and for its bound.
 pub(super) struct Growth {
     catalog: Arc<dyn Catalog>,
     topic: TopicName,
     partitions: Partitions,
+    bound: Bound,
 }
 
 impl Growth {
-    pub(super) fn new(catalog: Arc<dyn Catalog>, topic: TopicName, partitions: Partitions) -> Self {
-        Self { catalog, topic, partitions }
+    pub(super) fn new(
+        catalog: Arc<dyn Catalog>,
+        topic: TopicName,
+        partitions: Partitions,
+        bound: Bound,
+    ) -> Self {
+        Self { catalog, topic, partitions, bound }
     }
 
     /// Asks until dropped. Errors are told, and do not end it.
@@ -62,10 +69,11 @@ impl Growth {
     /// Asks once. A topic never shrinks; one that was deleted and created again keeps this producer's number until
     /// it has as many.
     async fn run_once(&self) -> Result<()> {
-        let stored = self.catalog.topic(&self.topic).await?.partitions;
-        if self.partitions.grow(stored) {
-            tracing::info!(topic = %self.topic, partitions = stored, "the topic has grown");
+        let stored = self.catalog.topic(&self.topic).await?;
+        if self.partitions.grow(stored.partitions) {
+            tracing::info!(topic = %self.topic, partitions = stored.partitions, "the topic has grown");
         }
+        self.bound.set(stored.max_length);
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! The producer: typed sends over one batcher.
 
 mod batcher;
+mod bound;
 mod cargo;
 mod config;
 mod delayed;
@@ -22,11 +23,12 @@ use millstream_core::wire::{self, Fields};
 use millstream_core::{Backend, Codec, Observer, Partition, Partitioner, Topic, TopicName, TopicSpec};
 use tokio_util::task::AbortOnDropHandle;
 
-pub use config::ProducerConfig;
+pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
 pub use record::{Record, Send, Sent};
 
 use batcher::Batcher;
+use bound::{Bound, Bounded};
 use cargo::{Cargo, ToLog, ToSchedule};
 use growth::{Growth, Partitions};
 
@@ -251,7 +253,14 @@ impl<T> ProducerBuilder<T> {
         self
     }
 
-    /// How often it is asked whether the topic has more partitions by now; `None` means never. Default: 60 s.
+    /// What is done with messages to a partition that is full. Default: [`OnFull::Wait`].
+    pub fn on_full(mut self, on_full: OnFull) -> Self {
+        self.config.on_full = on_full;
+        self
+    }
+
+    /// How often it is asked whether the topic has more partitions by now, or another bound; `None` means never.
+    /// Default: 60 s.
     ///
     /// From then on messages are spread over all of them, and a key may go elsewhere than before: its later messages
     /// can then be handled before its earlier ones. Producers notice at different times.
@@ -283,12 +292,15 @@ impl<T> ProducerBuilder<T> {
             return Err(Error::new(ErrorKind::Protocol, format!("topic {} has no partitions", stored.name)));
         };
         let partitions = Partitions::new(count);
+        let bound = Bound::new(stored.max_length);
         let growth = self.config.refresh.map(|every| {
-            let growth = Growth::new(self.backend.catalog, stored.name.clone(), partitions.clone());
+            let (name, bound) = (stored.name.clone(), bound.clone());
+            let growth = Growth::new(self.backend.catalog, name, partitions.clone(), bound);
             AbortOnDropHandle::new(tokio::spawn(growth.run(every, self.observer.clone())))
         });
         let (config, name) = (&self.config, &stored.name);
-        let to_log = ToLog(self.backend.log);
+        let bounded = Bounded::new(self.backend.log, bound, config.on_full, config.delivery_timeout);
+        let to_log = ToLog(bounded);
         let batcher = Batcher::start(to_log, name.clone(), config, self.observer.clone());
         let to_schedule = ToSchedule(self.backend.schedule);
         let delayed = Batcher::start(to_schedule, name.clone(), config, self.observer);
@@ -312,8 +324,10 @@ pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
             topic = %stored.name,
             asked_partitions = asked.partitions,
             partitions = stored.partitions,
-            asked_retention = asked.retention.as_str(),
-            retention = stored.retention.as_str(),
+            asked_retention = %asked.retention,
+            retention = %stored.retention,
+            asked_max_length = ?asked.max_length,
+            max_length = ?stored.max_length,
             "the topic is stored with other settings, which win"
         );
     }

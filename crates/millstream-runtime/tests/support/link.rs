@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::leases::{Acquired, Holder};
-use millstream_core::log::{Append, Fetched, Receipt, Settled};
+use millstream_core::log::{Append, Fetched, Measured, Receipt, Settled, Trimmed};
 use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
@@ -15,7 +15,7 @@ use millstream_core::schedule::{
 use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
 use millstream_core::{
     Backend, Error, ErrorKind, GroupName, Lease, Leases, Log, MemberId, MessageId, Partition, Reader,
-    Resource, Result, Settlement, Start, TopicName, TopicPartition,
+    Resource, Result, Retention, Settlement, Start, TopicName, TopicPartition,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -228,8 +228,16 @@ impl Log for Linked<dyn Log> {
         self.link.pass("seek", self.role.seek(lease, start)).await
     }
 
-    async fn trim(&self, lease: &Lease) -> Result<usize> {
-        self.link.pass("trim", self.role.trim(lease)).await
+    async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
+        self.link.pass("trim", self.role.trim(lease, retention)).await
+    }
+
+    async fn append_measured(&self, batch: &[Append]) -> Measured {
+        self.role.append_measured(batch).await
+    }
+
+    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        self.role.lengths(partitions).await
     }
 }
 

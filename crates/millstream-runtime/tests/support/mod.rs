@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::log::{Append, Fetched, Receipt, Settled};
+use millstream_core::log::{Append, Fetched, Measured, Receipt, Settled, Trimmed};
 use millstream_core::{
-    Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Settlement, Start,
-    Topic, TopicPartition,
+    Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Retention, Settlement,
+    Start, Topic, TopicPartition,
 };
 use millstream_delay::{Promoter, PromoterConfig};
 use millstream_memory::MemoryBackend;
@@ -94,8 +94,20 @@ impl Log for Shared {
         self.inner.seek(lease, start).await
     }
 
-    async fn trim(&self, lease: &Lease) -> Result<usize> {
-        self.inner.trim(lease).await
+    async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
+        self.inner.trim(lease, retention).await
+    }
+
+    async fn append_measured(&self, batch: &[Append]) -> Measured {
+        let results = self.append(batch).await;
+        let mut partitions: Vec<_> = batch.iter().map(|append| append.topic_partition.clone()).collect();
+        partitions.dedup();
+        let lengths = self.inner.lengths(&partitions).await.expect("lengths");
+        Measured { results, lengths: partitions.into_iter().zip(lengths).collect() }
+    }
+
+    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        self.inner.lengths(partitions).await
     }
 }
 

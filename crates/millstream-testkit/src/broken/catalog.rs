@@ -1,9 +1,11 @@
 //! Mistakes of the catalog role.
 
 use async_trait::async_trait;
-use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Start};
+use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Pin, Start};
 use millstream_core::topic::MAX_PARTITIONS;
-use millstream_core::{ErrorKind, GroupName, MessageId, Result, TopicName, TopicPartition, TopicSpec};
+use millstream_core::{
+    ErrorKind, GroupName, MessageId, Result, TopicChange, TopicName, TopicPartition, TopicSpec,
+};
 
 use super::{Broken, Sabotage};
 
@@ -11,6 +13,10 @@ use super::{Broken, Sabotage};
 impl Catalog for Broken {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
         let stored = self.inner.catalog.create_topic(spec).await?;
+        let haunted = self.memo().haunted.remove(&spec.name);
+        for group in haunted.into_iter().flatten() {
+            self.inner.catalog.create_group(&stored, &group, Start::Earliest).await?;
+        }
         Ok(if self.is(Sabotage::LastTopicWins) { spec.clone() } else { stored })
     }
 
@@ -69,6 +75,77 @@ impl Catalog for Broken {
         }
     }
 
+    async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
+        let inner = &self.inner.catalog;
+        let mut change = *change;
+        match self.sabotage {
+            Sabotage::AlterForgotten => return change.of(inner.topic(name).await?),
+            Sabotage::AlterResets => {
+                change = TopicChange::new()
+                    .retention(change.retention.unwrap_or_default())
+                    .max_length(change.max_length.flatten());
+            }
+            Sabotage::AlterUnchecked if change.of(inner.topic(name).await?).is_err() => {
+                return inner.topic(name).await;
+            }
+            Sabotage::UnknownTopicInvented => {
+                inner.create_topic(&TopicSpec::new(name.clone(), 1)?).await?;
+            }
+            _ => {}
+        }
+        inner.alter_topic(name, &change).await
+    }
+
+    async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
+        let inner = &self.inner.catalog;
+        let known = match self.sabotage {
+            Sabotage::DeleteForgotten => return inner.topic(name).await.map(|_| true).or(Ok(false)),
+            Sabotage::DeleteKeepsTheKeys => {
+                let groups = inner.groups(name).await?;
+                let known = inner.delete_topic(name).await?;
+                if known {
+                    self.memo().haunted.insert(name.clone(), groups);
+                }
+                known
+            }
+            Sabotage::DeleteByPrefix => {
+                let mut known = false;
+                for topic in inner.topics().await? {
+                    if topic.as_str().starts_with(name.as_str()) {
+                        known |= inner.delete_topic(&topic).await?;
+                    }
+                }
+                known
+            }
+            _ => inner.delete_topic(name).await?,
+        };
+        Ok(known || self.is(Sabotage::DeletedAlways))
+    }
+
+    async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
+        let inner = &self.inner.catalog;
+        match self.sabotage {
+            Sabotage::DeleteTakesOthers => {
+                for group in inner.groups(topic).await? {
+                    inner.delete_group(topic, &group).await?;
+                }
+            }
+            Sabotage::DeleteUnknownPassed if inner.topic(topic).await.is_err() => return Ok(false),
+            Sabotage::DeleteKeepsRetries => {
+                let spec = inner.topic(topic).await?;
+                let mut kept = Vec::new();
+                for tp in spec.iter() {
+                    kept.extend(self.inner.dead_letters.list(&tp, group, MessageId::ZERO, 100).await?);
+                }
+                let known = inner.delete_group(topic, group).await?;
+                self.memo().replayed.extend(kept);
+                return Ok(known);
+            }
+            _ => {}
+        }
+        Ok(inner.delete_group(topic, group).await? || self.is(Sabotage::DeletedAlways))
+    }
+
     async fn topics(&self) -> Result<Vec<TopicName>> {
         let mut topics = self.inner.catalog.topics().await?;
         if self.is(Sabotage::ListsUnsorted) {
@@ -109,6 +186,9 @@ impl Catalog for Broken {
         group: &GroupName,
         after: MessageId,
     ) -> Result<()> {
+        if self.is(Sabotage::RestoreUnchecked) {
+            self.inner.catalog.create_topic(&TopicSpec::new(topic_partition.topic.clone(), 1)?).await?;
+        }
         let after = if self.is(Sabotage::RestoreForgetsWhere) { MessageId::ZERO } else { after };
         if self.is(Sabotage::RestoreRewinds) {
             self.memo().rewound.insert((topic_partition.clone(), group.clone()), after);
@@ -126,9 +206,41 @@ impl Catalog for Broken {
                 Sabotage::StatsLie => stats.lag = stats.lag.map(|lag| lag + stats.pending),
                 Sabotage::StatsForgetRetries => stats.retrying = 0,
                 Sabotage::StatsForgetPosition => stats.position = None,
+                Sabotage::LagByIds => {
+                    stats.lag = stats.lag.map(|lag| lag.max(stats.length.saturating_sub(stats.pending)));
+                }
+                Sabotage::OldestOfTheLog if stats.oldest.is_none() && stats.length > 0 => {
+                    stats.oldest = Some(std::time::Duration::ZERO);
+                }
+                Sabotage::OldestForgetsPending if stats.lag == Some(0) => stats.oldest = None,
                 _ => {}
             }
         }
         Ok(stats)
+    }
+
+    async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
+        let inner = &self.inner.catalog;
+        let mut pins = inner.pins(topic).await?;
+        match self.sabotage {
+            Sabotage::PinsTheFastest => {
+                let fastest = inner.groups(&topic.name).await?.pop();
+                pins.iter_mut().zip(fastest).for_each(|(pin, group)| pin.group = group);
+            }
+            Sabotage::PinsCountAll => {
+                let all = inner.groups(&topic.name).await?.into_iter().next();
+                for (pin, group) in pins.iter_mut().zip(all) {
+                    pin.entries += inner.stats(topic, &group).await?.len() as u64;
+                }
+            }
+            Sabotage::PinsAlways if pins.is_empty() => {
+                let groups = inner.groups(&topic.name).await?;
+                let named = topic.iter().zip(groups);
+                pins.extend(named.map(|(tp, group)| Pin::new(tp.partition, group, MessageId::ZERO)));
+            }
+            Sabotage::PinsWithoutIdle => pins.iter_mut().for_each(|pin| pin.idle = None),
+            _ => {}
+        }
+        Ok(pins)
     }
 }

@@ -36,7 +36,7 @@ impl DeadLetters for Broken {
                     }
                 }
             }
-            Sabotage::ReplayCopies => {
+            Sabotage::ReplayCopies | Sabotage::DeleteKeepsRetries => {
                 let replayed = self.memo().replayed.clone();
                 let mine = replayed.into_iter().filter(|letter| {
                     (&letter.topic_partition, &letter.group) == (topic_partition, group) && letter.id > after

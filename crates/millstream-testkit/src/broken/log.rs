@@ -5,8 +5,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
-use millstream_core::log::{Append, Log, Note, Reader, Receipt, Settled, Settlement, Source};
-use millstream_core::{Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result};
+use millstream_core::log::{
+    Append, Log, Measured, Note, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+};
+use millstream_core::{
+    Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
+};
 
 use super::reader::BrokenReader;
 use super::{Broken, Sabotage};
@@ -109,25 +113,64 @@ impl Log for Broken {
         self.broken_seek(lease, start).await
     }
 
-    async fn trim(&self, lease: &Lease) -> Result<usize> {
+    async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         let lease = self.unfenced(Sabotage::FenceIgnoredOnTrim, lease);
-        let dropped = self.inner.log.trim(&lease).await?;
+        let retention = match (self.sabotage, retention) {
+            (Sabotage::TrimIgnoresRetention, _) | (Sabotage::TrimIgnoresAge, Retention::ConsumedAfter(_)) => {
+                Retention::Consumed
+            }
+            (Sabotage::TrimIgnoresAge, Retention::Age(_)) => Retention::Age(Duration::from_nanos(1)),
+            (Sabotage::TrimKeepsOneMore, Retention::Length(entries)) => {
+                Retention::Length(entries.saturating_add(1))
+            }
+            _ => retention,
+        };
+        let mut trimmed = self.inner.log.trim(&lease, retention).await?;
+        match self.sabotage {
+            Sabotage::LossUntold => trimmed.lost.clear(),
+            Sabotage::LossMixed => {
+                for lost in &mut trimmed.lost {
+                    (lost.unread, lost.pending) = (lost.unread + lost.pending, 0);
+                }
+            }
+            _ => {}
+        }
         let (tp, group) = lease.partition()?;
         let mut memo = self.memo();
         let last = match self.sabotage {
-            Sabotage::TrimForgotten => return Ok(0),
+            Sabotage::TrimForgotten => return Ok(Trimmed::default()),
             Sabotage::TrimsUnread => memo.appended.get(tp).and_then(|entries| entries.last()).map(|e| e.0),
             // What this group was handed out: `taken` has the last group that saw an entry.
             Sabotage::TrimsForOneGroup => {
                 let seen = |((of, id), by): (&(_, MessageId), &_)| (of == tp && by == group).then_some(*id);
                 memo.taken.iter().filter_map(seen).max()
             }
-            _ => return Ok(dropped),
+            _ => return Ok(trimmed),
         };
-        let Some(last) = last else { return Ok(dropped) };
+        let Some(last) = last else { return Ok(trimmed) };
         let before = memo.trimmed.insert(tp.clone(), last).unwrap_or(MessageId::ZERO);
         let entries = memo.appended.get(tp).into_iter().flatten();
-        Ok(entries.filter(|(id, _)| *id > before && *id <= last).count())
+        let dropped = entries.filter(|(id, _)| *id > before && *id <= last).count();
+        Ok(Trimmed { dropped, ..Trimmed::default() })
+    }
+
+    async fn append_measured(&self, batch: &[Append]) -> Measured {
+        let mut partitions: Vec<_> = batch.iter().map(|append| append.topic_partition.clone()).collect();
+        partitions.sort_unstable();
+        partitions.dedup();
+        let before = self.lengths(&partitions).await.unwrap_or_default();
+        let results = self.append(batch).await;
+        let after = self.lengths(&partitions).await.unwrap_or_default();
+        let lengths = if self.is(Sabotage::MeasuredBefore) { before } else { after };
+        Measured { results, lengths: partitions.into_iter().zip(lengths).collect() }
+    }
+
+    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        let mut lengths = self.inner.log.lengths(partitions).await?;
+        if self.is(Sabotage::LengthsReversed) {
+            lengths.reverse();
+        }
+        Ok(lengths)
     }
 }
 

@@ -143,6 +143,20 @@ sabotages! {
     TrimsUnread,
     /// A trim looks at the owner's group only.
     TrimsForOneGroup,
+    /// A trim drops what is consumed, whatever the retention says.
+    TrimIgnoresRetention,
+    /// A trim takes everything for old enough.
+    TrimIgnoresAge,
+    /// A trim by length keeps one entry too many.
+    TrimKeepsOneMore,
+    /// Nobody is told what a trim has lost.
+    LossUntold,
+    /// What was pending counts as unread.
+    LossMixed,
+    /// The length of a log is told as it was before the append.
+    MeasuredBefore,
+    /// The lengths of logs come in another order.
+    LengthsReversed,
 
     // Leases.
     /// A second owner is granted what somebody has.
@@ -243,6 +257,42 @@ sabotages! {
     ExpandStopsAtLimit,
     /// A topic can be made smaller.
     ExpandShrinks,
+    /// A change of a topic is confirmed and not stored.
+    AlterForgotten,
+    /// A change sets everything that it does not name to what new topics have.
+    AlterResets,
+    /// A change that makes no sense is passed over.
+    AlterUnchecked,
+    /// Deleting a topic takes its name alone.
+    DeleteKeepsTheKeys,
+    /// Deleting a topic does nothing.
+    DeleteForgotten,
+    /// Deleting a topic takes all topics whose names begin like that.
+    DeleteByPrefix,
+    /// Deleting a group leaves its retries and dead letters behind.
+    DeleteKeepsRetries,
+    /// Deleting a group takes the topic's other groups with it.
+    DeleteTakesOthers,
+    /// Deleting answers that there was something.
+    DeletedAlways,
+    /// Deleting a group of a topic that is not there is passed over.
+    DeleteUnknownPassed,
+    /// A group is restored on a topic that was deleted.
+    RestoreUnchecked,
+    /// The lag is what lies between two ids.
+    LagByIds,
+    /// The oldest entry is the oldest of the log, whoever has read it.
+    OldestOfTheLog,
+    /// The oldest entry is the oldest that is unread.
+    OldestForgetsPending,
+    /// The group that has settled the most is named.
+    PinsTheFastest,
+    /// A group pins whatever it has not read, also if others need it too.
+    PinsCountAll,
+    /// A group that has settled everything is named as well.
+    PinsAlways,
+    /// Nobody knows when a group read last.
+    PinsWithoutIdle,
     /// More is counted than was asked for.
     CountIgnoresLimit,
     /// It is counted to the end of the log.
@@ -547,4 +597,52 @@ sabotages! {
     NextForgetsClaims,
     /// It is not told that something recurs.
     RecurringUntold,
+
+    // Looking.
+    /// Entries are shown as text.
+    LookMangles,
+    /// Every page of entries is the first.
+    LookUnpaged,
+    /// Entries are shown oldest first, whatever was asked for.
+    LookForward,
+    /// A page of entries is as large as it can be.
+    LookLimitIgnored,
+    /// Looking at what is pending reads what is new.
+    LookTakes,
+    /// What was noted of pending entries is not shown.
+    LookHidesNotes,
+    /// Every pending entry is said to have been handed out once.
+    LookHidesDeliveries,
+    /// Every pending entry is said to have been touched just now.
+    LookHidesIdle,
+    /// Every page of what is pending is the first.
+    PendingUnpaged,
+    /// Every page of parked retries is the first.
+    ParkedUnpaged,
+    /// Parked retries come latest first.
+    ParkedReversed,
+    /// Parked retries are shown without their bodies.
+    ParkedWithoutBody,
+    /// Every partition is said to be free.
+    OwnersHidden,
+    /// No owner is said to have died.
+    AbandonedHidden,
+    /// Partitions that are free are left out.
+    FreeNotShown,
+    /// The names under which a group reads are not shown.
+    ConsumersHidden,
+    /// A server has no name.
+    ServerUnnamed,
+    /// Everything takes one byte.
+    UsageStuck,
+
+    // Checking.
+    /// Nothing is ever found.
+    AuditBlind,
+    /// Where nothing is wrong, something is found.
+    AuditSuspects,
+    /// Repairs are confirmed and not done.
+    RepairForgotten,
+    /// Every repair is said to have done something.
+    RepairAlways,
 }

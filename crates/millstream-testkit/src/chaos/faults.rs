@@ -31,6 +31,10 @@ pub enum Role {
     Recurring,
     /// Delay queues.
     Tasks,
+    /// Looking at what is there.
+    Inspect,
+    /// Checking and repairing.
+    Audit,
 }
 
 impl Role {
@@ -46,6 +50,8 @@ impl Role {
         Self::Watch,
         Self::Recurring,
         Self::Tasks,
+        Self::Inspect,
+        Self::Audit,
     ];
 }
 

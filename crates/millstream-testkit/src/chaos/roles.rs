@@ -3,16 +3,17 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Start};
+use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Pin, Start};
 use millstream_core::dead_letters::DeadLetters;
 use millstream_core::leases::{Acquired, Holder, Leases};
-use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement};
+use millstream_core::log::{Append, Log, Measured, Reader, Receipt, Settled, Settlement, Trimmed};
 use millstream_core::members::{Assignment, Member, Members, Pulse, Roster, Version, Watch};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
 use millstream_core::{
-    DeadLetter, GroupName, Lease, MessageId, Resource, Result, TopicName, TopicPartition, TopicSpec,
+    DeadLetter, Error, GroupName, Lease, MessageId, Resource, Result, Retention, TopicChange, TopicName,
+    TopicPartition, TopicSpec,
 };
 
 use super::Client;
@@ -52,8 +53,22 @@ impl Log for Client {
         call!(self, Log, log.seek(lease; start))
     }
 
-    async fn trim(&self, lease: &Lease) -> Result<usize> {
-        call!(self, Log, log.trim(lease;))
+    async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
+        call!(self, Log, log.trim(lease; retention))
+    }
+
+    async fn append_measured(&self, batch: &[Append]) -> Measured {
+        let (inner, batch, count) = (self.0.backend.log.clone(), batch.to_vec(), batch.len());
+        let request = async move { inner.append_measured(&batch).await };
+        let failed = |error: Error| {
+            let results = (0..count).map(|_| Err(error.duplicate())).collect();
+            Measured { results, lengths: Vec::new() }
+        };
+        self.call(Role::Log, request, failed).await
+    }
+
+    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        call!(self, Log, log.lengths(partitions;))
     }
 }
 
@@ -179,6 +194,18 @@ impl Catalog for Client {
         call!(self, Catalog, catalog.topic(name;))
     }
 
+    async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
+        call!(self, Catalog, catalog.alter_topic(name, change;))
+    }
+
+    async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
+        call!(self, Catalog, catalog.delete_topic(name;))
+    }
+
+    async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
+        call!(self, Catalog, catalog.delete_group(topic, group;))
+    }
+
     async fn topics(&self) -> Result<Vec<TopicName>> {
         call!(self, Catalog, catalog.topics(;))
     }
@@ -197,6 +224,10 @@ impl Catalog for Client {
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
         call!(self, Catalog, catalog.stats(topic, group;))
+    }
+
+    async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
+        call!(self, Catalog, catalog.pins(topic;))
     }
 }
 

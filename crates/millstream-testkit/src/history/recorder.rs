@@ -7,11 +7,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
-use millstream_core::log::{Append, Fetched, Log, Reader, Receipt, Settled, Settlement, Source};
+use millstream_core::log::{
+    Append, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+};
 use millstream_core::schedule::{
     Due, Place as Waits, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
-use millstream_core::{Backend, Lease, Limits, MessageId, Resource, Result, TopicPartition, wire};
+use millstream_core::{Backend, Lease, Limits, MessageId, Resource, Result, Retention, TopicPartition, wire};
 
 use super::{Call, Event, History, Origin, Place, Told};
 
@@ -43,6 +45,17 @@ struct Notes {
 }
 
 impl Notes {
+    fn appended(&self, batch: &[Append], results: &[Result<MessageId>]) {
+        for (entry, result) in batch.iter().zip(results) {
+            let Ok(id) = result else { continue };
+            let place = Place { topic_partition: entry.topic_partition.clone(), id: *id };
+            let envelope = wire::decode_body(&entry.fields, &Limits::default()).ok();
+            let key = envelope.as_ref().and_then(|envelope| envelope.key.as_deref().map(text));
+            let message = envelope.map(|envelope| text(&envelope.payload));
+            self.history.record(Event::Appended { place, message, key });
+        }
+    }
+
     fn accepted(&self, lease: &Lease, call: Call) {
         if let Ok((topic_partition, group)) = lease.partition() {
             let (topic_partition, group) = (topic_partition.clone(), group.clone());
@@ -109,14 +122,7 @@ fn text(bytes: &[u8]) -> String {
 impl Log for Recorder {
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
         let results = self.0.inner.log.append(batch).await;
-        for (entry, result) in batch.iter().zip(&results) {
-            let Ok(id) = result else { continue };
-            let place = Place { topic_partition: entry.topic_partition.clone(), id: *id };
-            let envelope = wire::decode_body(&entry.fields, &Limits::default()).ok();
-            let key = envelope.as_ref().and_then(|envelope| envelope.key.as_deref().map(text));
-            let message = envelope.map(|envelope| text(&envelope.payload));
-            self.0.history.record(Event::Appended { place, message, key });
-        }
+        self.0.appended(batch, &results);
         results
     }
 
@@ -141,10 +147,20 @@ impl Log for Recorder {
         Ok(())
     }
 
-    async fn trim(&self, lease: &Lease) -> Result<usize> {
-        let trimmed = self.0.inner.log.trim(lease).await?;
+    async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
+        let trimmed = self.0.inner.log.trim(lease, retention).await?;
         self.0.accepted(lease, Call::Trim);
         Ok(trimmed)
+    }
+
+    async fn append_measured(&self, batch: &[Append]) -> Measured {
+        let measured = self.0.inner.log.append_measured(batch).await;
+        self.0.appended(batch, &measured.results);
+        measured
+    }
+
+    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        self.0.inner.log.lengths(partitions).await
     }
 }
 

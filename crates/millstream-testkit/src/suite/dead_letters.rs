@@ -125,7 +125,7 @@ async fn a_dead_letter_is_not_handed_out_again(h: Harness) -> Verdict {
     grave.owner.reopen().await?;
     grave.owner.nothing("both are dead, for a new reader").await?;
     grave.list(2).await?;
-    equal!(grave.h.backend.log.trim(&grave.owner.lease).await?, 2, "entries that are settled and trimmed");
+    equal!(grave.h.trim(&grave.owner.lease).await?, 2, "entries that are settled and trimmed");
     equal!(grave.list(2).await?[1].body, message(1), "the body, after the trim");
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millstream_core::leases::{Acquired, Resource};
-use millstream_core::{ErrorKind, GroupName, Settlement};
+use millstream_core::{ErrorKind, GroupName, Retention, Settlement};
 use tokio::time::Instant;
 
 use super::suite;
@@ -188,7 +188,7 @@ async fn a_released_token_is_good_for_nothing(h: Harness) -> Verdict {
     let batch = [(entries[0].receipt, Settlement::Ack)];
     refused(owner.reader.fetch(1, Duration::ZERO).await, fenced, "a fetch after the release")?;
     refused(h.backend.log.settle(&owner.lease, &batch).await, fenced, "a settlement after the release")?;
-    refused(h.backend.log.trim(&owner.lease).await, fenced, "a trim after the release")?;
+    refused(h.backend.log.trim(&owner.lease, Retention::Consumed).await, fenced, "a trim after the release")?;
     refused(h.backend.schedule.promote(&owner.lease, 1).await, fenced, "a promotion after the release")?;
     refused(h.renew(&owner.lease).await?, fenced, "a renewal after the release")
 }

@@ -3,7 +3,9 @@
 mod fencing;
 mod histories;
 mod holding;
+mod measuring;
 mod reading;
+mod retaining;
 mod seeking;
 mod settling;
 mod trimming;
@@ -22,6 +24,8 @@ pub(super) fn cases() -> Vec<Case> {
         fencing::cases(),
         seeking::cases(),
         trimming::cases(),
+        retaining::cases(),
+        measuring::cases(),
     ]
     .concat()
 }

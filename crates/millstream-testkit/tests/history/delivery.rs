@@ -145,6 +145,33 @@ fn a_message_over_which_processes_die_for_ever() {
 }
 
 #[test]
+fn a_message_that_was_put_off_is_suspected_of_nothing_any_more() {
+    let put_off = |snoozes: bool| {
+        let mut story = story();
+        story.start(1, 1, 1);
+        story.tell(Event::Killed("i1".into()));
+        for epoch in 2..=3 {
+            story.wait(MS(2_000));
+            story.grant(epoch);
+            let start = story.start(1, 1, epoch);
+            if epoch == 2 && snoozes {
+                story.end(start, End::Snoozed(MS(100)));
+                story.settle(1, Told::Again(1, MS(100)));
+            } else if epoch == 2 {
+                story.tell(Event::Killed("i2".into()));
+            } else {
+                story.end(start, End::Acked);
+                story.settle(1, Told::Ack);
+            }
+        }
+        story.handle(2, 3);
+        story
+    };
+    breaks_under(rules().crashes(2), "POISON-BOUND", &put_off(false));
+    holds(rules().crashes(2), &put_off(true));
+}
+
+#[test]
 fn a_replay_begins_anew_and_has_to_come_to_an_end() {
     let replayed = || {
         let mut replayed = story();

@@ -6,18 +6,24 @@ use redis::{Value, cmd, pipe};
 
 use super::reply::ids;
 use super::{CONSUMER, connect, create_group, fill, keys};
-use crate::bench::args::Consume;
+use crate::bench::args::{Consume, PendingIn};
 use crate::bench::measure::{Measured, Stage};
 
 /// Fills the streams and drains them.
 pub(in crate::bench) async fn consume(stage: &Stage, of: &Consume) -> Result<Measured> {
-    fill(stage, of.messages.messages, of.spread).await?;
     let keys = keys(&stage.namespace, of.spread.partitions);
     let groups: Vec<String> = (0..of.groups).map(|group| format!("g{group}")).collect();
     let mut admin = connect(&stage.url).await?;
+    if of.pending > 0 {
+        pend(&mut admin, stage, of, &keys).await?;
+    }
+    fill(stage, of.messages.messages, of.spread).await?;
     for key in &keys {
         for group in &groups {
-            create_group(&mut admin, key, group).await?;
+            // It is there if it has what is pending.
+            if of.pending == 0 {
+                create_group(&mut admin, key, group).await?;
+            }
         }
     }
     let meter = stage.meter().await?;
@@ -26,7 +32,7 @@ pub(in crate::bench) async fn consume(stage: &Stage, of: &Consume) -> Result<Mea
         for key in &keys {
             let connection = connect(&stage.url).await?;
             // With several groups nobody knows here who is last: the first one deletes, which is the least work.
-            let delete = !of.keep && number == 0;
+            let delete = !of.keep && of.pending == 0 && number == 0;
             tasks.push(tokio::spawn(drain(connection, key.clone(), group.clone(), of.batch, delete)));
         }
     }
@@ -41,6 +47,34 @@ pub(in crate::bench) async fn consume(stage: &Stage, of: &Consume) -> Result<Mea
     Ok(measured)
 }
 
+/// Lets messages be pending, in the group that will be measured or in another one.
+async fn pend(
+    connection: &mut MultiplexedConnection,
+    stage: &Stage,
+    of: &Consume,
+    keys: &[String],
+) -> Result<()> {
+    fill(stage, of.pending, of.spread).await?;
+    let holder = match of.pending_in {
+        PendingIn::Own => "g0",
+        PendingIn::Other => "other",
+    };
+    for key in keys {
+        create_group(connection, key, holder).await?;
+        while !ids(&read(connection, key, holder, 10_000).await?).is_empty() {}
+        if of.pending_in == PendingIn::Other {
+            cmd("XGROUP").arg("CREATE").arg(key).arg("g0").arg("$").exec_async(connection).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn read(connection: &mut MultiplexedConnection, key: &str, group: &str, count: u32) -> Result<Value> {
+    let mut read = cmd("XREADGROUP");
+    read.arg("GROUP").arg(group).arg(CONSUMER).arg("COUNT").arg(count);
+    Ok(read.arg("STREAMS").arg(key).arg(">").query_async(connection).await?)
+}
+
 async fn drain(
     mut connection: MultiplexedConnection,
     key: String,
@@ -50,9 +84,7 @@ async fn drain(
 ) -> Result<u64> {
     let mut messages = 0;
     loop {
-        let mut read = cmd("XREADGROUP");
-        read.arg("GROUP").arg(&group).arg(CONSUMER).arg("COUNT").arg(count);
-        let reply: Value = read.arg("STREAMS").arg(&key).arg(">").query_async(&mut connection).await?;
+        let reply = read(&mut connection, &key, &group, count).await?;
         let ids = ids(&reply);
         if ids.is_empty() {
             return Ok(messages);

@@ -1,4 +1,6 @@
-//! Waiting: a blocked `XREADGROUP` per partition and group, asked again every 5 s.
+//! Waiting: a blocked `XREADGROUP` per partition and group, asked again every 5 s, whoever the members are.
+
+use std::time::Duration;
 
 use anyhow::Result;
 use redis::{Value, cmd};
@@ -6,6 +8,9 @@ use redis::{Value, cmd};
 use super::{CONSUMER, connect, create_group, keys};
 use crate::bench::args::Idle;
 use crate::bench::measure::{Measured, Stage};
+
+/// It does the same from the first wait on.
+const SETTLED: Duration = Duration::from_secs(6);
 
 /// Waits, and counts what the server is asked meanwhile.
 pub(in crate::bench) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured> {
@@ -26,9 +31,8 @@ pub(in crate::bench) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured>
             }));
         }
     }
-    let meter = stage.meter().await?;
-    tokio::time::sleep(of.seconds).await;
-    let measured = meter.stop_idle(of.spread.partitions * of.groups).await?;
+    let settle = of.settle.min(SETTLED);
+    let measured = stage.idle(settle, of.seconds, of.spread.partitions * of.groups).await?;
     for reader in readers {
         anyhow::ensure!(!reader.is_finished(), "a reader ended: {:?}", reader.await);
         reader.abort();

@@ -3,9 +3,8 @@
 use anyhow::Result;
 
 use super::{connect, delay, fill};
-use crate::bench::args::Memory;
+use crate::bench::args::{Memory, Place};
 use crate::bench::measure::{Measured, Stage};
-use crate::bench::run::Place;
 
 /// A bare stream entry for what waits in a log; an item and its due time for everything that waits for its time.
 pub(in crate::bench) async fn memory(stage: &Stage, of: &Memory, place: Place) -> Result<Measured> {

@@ -10,6 +10,7 @@ mod idle;
 mod memory;
 mod produce;
 mod reply;
+mod requests;
 mod retry;
 mod takeover;
 
@@ -25,6 +26,7 @@ pub(super) use e2e::e2e;
 pub(super) use idle::idle;
 pub(super) use memory::memory;
 pub(super) use produce::{awaiting, bulk, fill};
+pub(super) use requests::Requests;
 pub(super) use retry::retry;
 pub(super) use takeover::takeover;
 

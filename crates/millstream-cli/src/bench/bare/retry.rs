@@ -8,7 +8,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Value, cmd, pipe};
 
 use super::reply::{ids, payloads};
-use super::{CONSUMER, GROUP, connect, create_group, fill, keys};
+use super::{CONSUMER, GROUP, connect, create_group, delay, fill, keys};
 use crate::bench::args::Retry;
 use crate::bench::measure::{Measured, Stage};
 
@@ -16,6 +16,8 @@ const BATCH: u32 = 256;
 
 /// Every message fails once, comes back and is acknowledged.
 pub(in crate::bench) async fn retry(stage: &Stage, of: &Retry) -> Result<Measured> {
+    // Under the keys of what will be parked.
+    delay::add(&mut connect(&stage.url).await?, stage, of.spread, 0..of.parked).await?;
     fill(stage, of.messages.messages, of.spread).await?;
     let keys = keys(&stage.namespace, of.spread.partitions);
     let mut admin = connect(&stage.url).await?;

@@ -8,14 +8,12 @@ use millstream::delay::{DelayQueue, Task, TaskRecord};
 use millstream::{Delivery, Millstream, Record};
 
 use super::e2e::Latencies;
-use super::{GROUP, POLL, Stall, topic, until_acked, until_owned};
+use super::{GROUP, POLL, PORTION, Stall, topic, until_acked, until_owned};
 use crate::bench::args::{Delay, Spread};
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::pacer::{Clock, Pacer};
 use crate::bench::work::AN_HOUR;
 
-/// How many are handed over at once.
-const PORTION: u64 = 50_000;
 /// How long a message waits whose lateness is measured.
 const WAIT: Duration = Duration::from_secs(1);
 /// How many handlers a worker of a delay queue runs at once.

@@ -1,21 +1,21 @@
 //! From the send of a message to its handler, at a fixed rate, whatever the answers.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use anyhow::Result;
 use bytes::Bytes;
 use hdrhistogram::{Histogram, RecordError};
-use millstream::Delivery;
+use millstream::{Delivery, Producer};
 
-use super::produce::send_each;
 use super::{GROUP, topic, until_acked, until_owned};
 use crate::bench::args::E2e;
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::pacer::{Clock, Pacer};
 
-/// How many messages show what can be reached at most, and how many tasks send them, one by one as in the open loop.
-const ENOUGH: u64 = 200_000;
-const SENDERS: u64 = 1_000;
+/// How many messages show what can be reached at most, and how many of them are without an answer at a time.
+const ENOUGH: u64 = 100_000;
+const WINDOW: usize = 1_000;
 
 /// A histogram that many handlers share.
 #[derive(Clone)]
@@ -53,32 +53,35 @@ pub(in crate::bench) async fn e2e(stage: &Stage, of: &E2e, rate: f64) -> Result<
     let consumer = consumer.await?;
     until_owned(&consumer, of.spread.partitions).await?;
     let meter = stage.meter().await?;
-    let sent = pacer.run(&stage.payload, move |_, payload| {
-        let producer = producer.clone();
-        async move {
-            producer.send(&payload).await?;
-            Ok(())
-        }
-    });
-    let total = sent.await?;
+    let total = pacer.run(&stage.payload, move |_, payload| send(producer.clone(), payload)).await?;
     until_acked(&consumer, total).await?;
     let measured = meter.stop(total).await?.with_latency(&latencies.get());
     consumer.shutdown().await;
     Ok(measured)
 }
 
-/// The rate at which messages go through when many tasks send them as fast as they can while they are consumed.
+/// The rate at which messages go through when they are sent as fast as they go, by the same sender, while they are
+/// consumed: from the first send until the last one is acknowledged, after as many to warm up.
 pub(in crate::bench) async fn most(stage: &Stage, of: &E2e) -> Result<f64> {
     let mq = stage.connect().await?;
     let topic = topic(of.spread, false);
     let consumer = mq.consumer(topic.clone(), GROUP).start(|_: Delivery<Bytes>| async {}).await?;
     until_owned(&consumer, of.spread.partitions).await?;
-    let meter = stage.meter().await?;
     let producer = mq.producer(topic).await?;
-    send_each(&producer, &stage.payload, ENOUGH, SENDERS, of.spread.keys).await?;
-    until_acked(&consumer, ENOUGH).await?;
-    let rate = ENOUGH as f64 / meter.elapsed().as_secs_f64();
+    let mut rate = f64::NAN;
+    for turn in 1..=2 {
+        let (began, producer) = (Instant::now(), producer.clone());
+        let pacer = Pacer::saturating(ENOUGH, WINDOW);
+        pacer.run(&stage.payload, move |_, payload| send(producer.clone(), payload)).await?;
+        until_acked(&consumer, turn * ENOUGH).await?;
+        rate = ENOUGH as f64 / began.elapsed().as_secs_f64();
+    }
     consumer.shutdown().await;
     stage.clear().await?;
     Ok(rate)
+}
+
+async fn send(producer: Producer<Bytes>, payload: Bytes) -> Result<()> {
+    producer.send(&payload).await?;
+    Ok(())
 }

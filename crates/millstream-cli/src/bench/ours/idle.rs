@@ -4,26 +4,33 @@ use anyhow::Result;
 use bytes::Bytes;
 use millstream::Delivery;
 
-use super::{groups, topic, until_owned};
+use super::{groups, owned, topic, until};
 use crate::bench::args::Idle;
 use crate::bench::measure::{Measured, Stage};
 
 /// Waits, and counts what the server is asked meanwhile.
 pub(in crate::bench) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured> {
-    let mq = stage.connect().await?;
     let topic = topic(of.spread, false);
-    let mut consumers = Vec::new();
+    let mut all = Vec::new();
     for group in groups(of.groups) {
-        consumers.push(mq.consumer(topic.clone(), group).start(|_: Delivery<Bytes>| async {}).await?);
+        let mut members = Vec::new();
+        for _ in 0..of.members {
+            let mq = stage.connect().await?;
+            let member = mq.consumer(topic.clone(), &group).start(|_: Delivery<Bytes>| async {}).await?;
+            members.push((mq, member));
+        }
+        all.push(members);
     }
-    for consumer in &consumers {
-        until_owned(consumer, of.spread.partitions).await?;
+    for members in &all {
+        // Each has something: nobody has too much any more.
+        let shared = || members.iter().all(|(_, member)| owned(member) > 0);
+        let total = || members.iter().map(|(_, member)| owned(member)).sum::<usize>();
+        let (_, last) = members.last().ok_or_else(|| anyhow::anyhow!("a group without members"))?;
+        until(last, |_| shared() && total() == of.spread.partitions as usize).await?;
     }
-    let meter = stage.meter().await?;
-    tokio::time::sleep(of.seconds).await;
-    let measured = meter.stop_idle(of.spread.partitions * of.groups).await?;
-    for consumer in consumers {
-        consumer.shutdown().await;
+    let measured = stage.idle(of.settle, of.seconds, of.spread.partitions * of.groups).await?;
+    for (_, member) in all.into_iter().flatten() {
+        member.shutdown().await;
     }
     Ok(measured)
 }

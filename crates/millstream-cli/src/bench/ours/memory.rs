@@ -6,9 +6,8 @@ use super::delay::{fill_queue, fill_topic};
 use super::produce::fill;
 use super::retry::park;
 use super::topic;
-use crate::bench::args::Memory;
+use crate::bench::args::{Memory, Place};
 use crate::bench::measure::{Measured, Stage};
-use crate::bench::run::Place;
 
 /// Lets messages wait in one kind of place.
 pub(in crate::bench) async fn memory(stage: &Stage, of: &Memory, place: Place) -> Result<Measured> {

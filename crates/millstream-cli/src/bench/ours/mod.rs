@@ -31,6 +31,8 @@ pub(super) use takeover::{takeover, victim};
 
 const TOPIC: Topic<Bytes> = Topic::raw("bench");
 const GROUP: &str = "g0";
+/// How many are handed over at once: enough for requests to follow each other without a gap, and not everything.
+const PORTION: u64 = 50_000;
 /// How often it is looked whether everything is done.
 const POLL: Duration = Duration::from_millis(1);
 /// For how long nothing may happen. Longer than a failed message may be away.
@@ -47,10 +49,10 @@ fn groups(groups: u32) -> impl Iterator<Item = String> {
 }
 
 /// Creates all groups before the first one reads: what is consumed by all that are there is trimmed.
-async fn create_groups(backend: &Backend, topic: &Topic<Bytes>, names: u32) -> Result<()> {
+async fn create_groups(backend: &Backend, topic: &Topic<Bytes>, names: u32, start: Start) -> Result<()> {
     let topic = backend.catalog.create_topic(&topic.spec()?).await?;
     for name in groups(names) {
-        backend.catalog.create_group(&topic, &GroupName::new(name)?, Start::Earliest).await?;
+        backend.catalog.create_group(&topic, &GroupName::new(name)?, start).await?;
     }
     Ok(())
 }
@@ -94,12 +96,14 @@ async fn until_acked(consumer: &Consumer, messages: u64) -> Result<()> {
     until(consumer, |it| it.report().acked >= messages && it.health().in_flight == 0).await
 }
 
+/// How many partitions it owns.
+fn owned(consumer: &Consumer) -> usize {
+    consumer.health().topics.iter().map(|topic| topic.owned.len()).sum()
+}
+
 /// Waits until it owns so many partitions.
 async fn until_owned(consumer: &Consumer, partitions: u32) -> Result<()> {
-    until(consumer, |it| {
-        it.health().topics.iter().map(|topic| topic.owned.len()).sum::<usize>() >= partitions as usize
-    })
-    .await
+    until(consumer, |it| owned(it) >= partitions as usize).await
 }
 
 /// Waits until nothing consumed is left in the log.

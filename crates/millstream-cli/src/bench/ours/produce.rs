@@ -4,13 +4,10 @@ use anyhow::Result;
 use bytes::Bytes;
 use millstream::{Millstream, Producer, Record, Topic};
 
-use super::topic;
+use super::{PORTION, topic};
 use crate::bench::args::{Produce, Spread};
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::work::key_of;
-
-/// How many are handed over at once: enough for requests to follow each other without a gap, and not everything.
-const PORTION: u64 = 50_000;
 
 /// Sends in bulk.
 pub(in crate::bench) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
@@ -60,7 +57,7 @@ pub(in crate::bench) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Me
 }
 
 /// Sends from so many tasks, each awaiting every send.
-pub(super) async fn send_each(
+async fn send_each(
     producer: &Producer<Bytes>,
     payload: &Bytes,
     messages: u64,

@@ -10,7 +10,7 @@ use millstream_core::log::Settled;
 use millstream_core::{Partition, Settlement};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::Sharer;
 use super::hand::Key;
@@ -142,7 +142,9 @@ async fn settle(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>) -> 
 async fn send(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>, from: usize) -> Result<()> {
     let Sharer { context, seat, hand, .. } = sharer;
     let told: Vec<_> = batch[from..].iter().map(|say| (say.key.1, say.settlement.clone())).collect();
+    let asked = Instant::now();
     let settled: Settled = context.backend.shared.settle_shared(seat, partition, &told).await?;
+    let elapsed = asked.elapsed();
     let done: Vec<Say> = batch.drain(from..).collect();
     hand.settled(done.iter().filter(|say| !say.is_note()).map(|say| say.key));
     for written in done.into_iter().filter_map(|say| say.written) {
@@ -153,6 +155,6 @@ async fn send(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>, from:
     if settled.stale > 0 {
         tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: not ours any more");
     }
-    context.observer.observe(&Event::Settled { topic_partition, group, settled });
+    context.observer.observe(&Event::Settled { topic_partition, group, settled, elapsed });
     Ok(())
 }

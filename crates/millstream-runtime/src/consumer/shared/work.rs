@@ -26,7 +26,7 @@ pub(super) struct Item {
 
 impl Item {
     pub(super) fn new(partition: Partition, entry: Entry, limits: &Limits, suspect: bool) -> Self {
-        Self { partition, job: Job::new(entry, limits, suspect) }
+        Self { partition, job: Job::new(entry, limits, suspect, Instant::now()) }
     }
 
     pub(super) fn key(&self) -> Key {
@@ -112,7 +112,7 @@ impl Work {
     async fn try_suspect(&self, unit: &mut Unit) {
         let context = &self.sharer.context;
         let Some((owned, item)) = unit.first_mut() else { return };
-        let suspect = item.job.suspect.clone().unwrap_or_else(|| Suspect::new(None));
+        let suspect = item.job.suspect.as_deref().cloned().unwrap_or_else(|| Suspect::new(None));
         let suspicions = match suspect.plan(&context.incarnation, context.config.crash_limit) {
             // No handler ever sees it.
             _ if !item.job.is_message() => None,
@@ -155,14 +155,23 @@ impl Work {
         let policies =
             Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
         let job = &item.job;
-        let (settlement, handled) = decide(verdict, job.attempt(None, None), &policies);
+        let (settlement, handled) = decide(verdict, || job.attempt(None, None), &policies);
         if !hand.say(item.key()) {
             // Somebody else has it: what was said comes too late.
             return;
         }
         context.counts.handled(handled);
         let Owned { topic_partition, group, .. } = owned;
-        let event = Event::Handled { topic_partition, group, attempt: job.attempt, handled, elapsed };
+        let event = Event::Handled {
+            topic_partition,
+            group,
+            attempt: job.attempt,
+            handled,
+            elapsed,
+            origin: job.origin,
+            source: job.receipt.source,
+            cause: verdict.cause(),
+        };
         context.observer.observe(&event);
         let _ = self.says.send(Say::new(item.key(), settlement));
     }

@@ -77,12 +77,14 @@ fn repeated(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>
     }
 }
 
-/// Processes do not die over one message for ever. A failure is a settlement: after that it is another entry.
+/// Processes do not die over one message for ever. A failure or a snooze is a settlement: what was suspected before is over.
 fn deadly(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
     let deadly = |run: &&Run| {
         run.end.is_none() && run.start.attempt == start.attempt && story.killed.contains(&run.start.instance)
     };
-    let deaths = story.runs(&start.origin).iter().filter(deadly).count();
+    let snoozed = |run: &&Run| matches!(run.end, Some((_, End::Snoozed(_))));
+    let since = story.runs(&start.origin).iter().rev().take_while(|run| !snoozed(run));
+    let deaths = since.filter(deadly).count();
     if deaths >= rules.crashes {
         let Start { origin, message, .. } = start;
         report.breach("POISON-BOUND", format!("{message} at {origin} starts after {deaths} deaths"));

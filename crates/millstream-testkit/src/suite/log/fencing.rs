@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::catalog::Start;
-use millstream_core::{ErrorKind, Reason, Settlement};
+use millstream_core::{ErrorKind, Reason, Retention, Settlement};
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal, refused};
@@ -128,8 +128,12 @@ async fn a_stale_token_trims_nothing(h: Harness) -> Verdict {
     let entries = owner.take(3).await?;
     owner.ack(&entries).await?;
     let next = h.takeover(&owner.lease).await?;
-    refused(h.backend.log.trim(&owner.lease).await, ErrorKind::Fenced, "a trim after the takeover")?;
-    equal!(h.backend.log.trim(&next.lease).await?, 3, "entries that were left to trim");
+    refused(
+        h.backend.log.trim(&owner.lease, Retention::Consumed).await,
+        ErrorKind::Fenced,
+        "a trim after the takeover",
+    )?;
+    equal!(h.trim(&next.lease).await?, 3, "entries that were left to trim");
     Ok(())
 }
 
@@ -145,6 +149,6 @@ async fn a_lease_that_ran_out_works_until_somebody_takes_it(h: Harness) -> Verdi
     owner.ack(&entries).await?;
     equal!(owner.take(1).await?.len(), 1, "entries read under a lease that ran out");
     h.backend.schedule.promote(&owner.lease, 10).await?;
-    h.backend.log.trim(&owner.lease).await?;
+    h.trim(&owner.lease).await?;
     Ok(())
 }

@@ -166,7 +166,7 @@ async fn a_retry_comes_back_with_attempt_origin_error_and_body(h: Harness) -> Ve
         let entries = owner.take(1).await?;
         owner.settle_all(&entries, &retry(&entries[0], Duration::ZERO)).await?;
         // A redelivery lives by itself: the log may be trimmed before it is due.
-        h.backend.log.trim(&owner.lease).await?;
+        h.trim(&owner.lease).await?;
         owner.promote(1).await?;
         let retried = owner.take(1).await?;
         expect_redelivery(&retried[0], 2, entries[0].receipt.id, &body)?;

@@ -28,8 +28,8 @@ async fn trim_drops_what_every_group_has_settled(h: Harness) -> Verdict {
         let entries = owner.take(4).await?;
         owner.ack(&entries).await?;
     }
-    equal!(h.backend.log.trim(&first.lease).await?, 4, "entries dropped");
-    equal!(h.backend.log.trim(&second.lease).await?, 0, "entries dropped by a second trim");
+    equal!(h.trim(&first.lease).await?, 4, "entries dropped");
+    equal!(h.trim(&second.lease).await?, 0, "entries dropped by a second trim");
     equal!(first.take(2).await?.len(), 2, "entries left");
     equal!(second.take(2).await?.len(), 2, "entries left for the second group");
     Ok(())
@@ -42,15 +42,11 @@ async fn trim_keeps_what_a_slow_group_still_needs(h: Harness) -> Verdict {
     let appended = h.append_n(&tp, 6).await?;
     let entries = fast.take(6).await?;
     fast.ack(&entries).await?;
-    equal!(h.backend.log.trim(&fast.lease).await?, 0, "entries dropped that a group has not read");
+    equal!(h.trim(&fast.lease).await?, 0, "entries dropped that a group has not read");
     let entries = slow.take(3).await?;
     equal!(ids(&entries), appended[..3], "what the slow group reads");
     slow.ack(&entries[..1]).await?;
-    equal!(
-        h.backend.log.trim(&fast.lease).await?,
-        1,
-        "entries dropped while two are pending and three unread"
-    );
+    equal!(h.trim(&fast.lease).await?, 1, "entries dropped while two are pending and three unread");
     slow.reopen().await?;
     let pending = slow.fetch(2, Duration::ZERO).await?;
     equal!(ids(&pending.entries), appended[1..3], "what is pending, after the trim");
@@ -64,13 +60,13 @@ async fn trim_keeps_what_is_pending_behind_what_is_done(h: Harness) -> Verdict {
     let appended = h.append_n(&tp, 4).await?;
     let entries = owner.take(4).await?;
     owner.ack(&entries[1..]).await?;
-    equal!(h.backend.log.trim(&owner.lease).await?, 0, "entries dropped while the oldest is pending");
+    equal!(h.trim(&owner.lease).await?, 0, "entries dropped while the oldest is pending");
     owner.reopen().await?;
     let fetched = owner.fetch(10, Duration::ZERO).await?;
     equal!(ids(&fetched.entries), appended[..1], "what is pending");
     ensure!(fetched.ghosts.is_empty(), "ghosts: {:?}", fetched.ghosts);
     owner.ack(&fetched.entries).await?;
-    equal!(h.backend.log.trim(&owner.lease).await?, 4, "entries dropped when all are done");
+    equal!(h.trim(&owner.lease).await?, 4, "entries dropped when all are done");
     Ok(())
 }
 
@@ -79,7 +75,7 @@ async fn trim_without_a_group_drops_nothing(h: Harness) -> Verdict {
     let appended = h.append_n(&tp, 3).await?;
     let stranger = GroupName::new("stranger")?;
     let without = h.own(&tp, &stranger, LONG).await?;
-    equal!(h.backend.log.trim(&without.lease).await?, 0, "entries dropped without a group");
+    equal!(h.trim(&without.lease).await?, 0, "entries dropped without a group");
     let mut owner = h.owner(&tp, "group").await?;
     equal!(ids(&owner.take(3).await?), appended, "what a later group reads");
     Ok(())

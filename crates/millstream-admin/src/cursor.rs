@@ -1,0 +1,62 @@
+//! Where a list over many partitions goes on: an id, and which of the lanes gave it. Printable, and opaque to callers.
+
+use std::fmt;
+use std::str::FromStr;
+
+use millstream_core::{Error, ErrorKind, MessageId, Result};
+
+/// Where the next page begins. Text (`1700000000000-0.5`) that can be kept in a URL; what it says is nobody's business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cursor {
+    pub(crate) id: MessageId,
+    pub(crate) lane: usize,
+}
+
+impl Cursor {
+    /// The id above which a lane goes on, oldest first. Those of one id come in the order of their lanes.
+    pub(crate) fn after(self, lane: usize) -> MessageId {
+        if lane <= self.lane { self.id } else { self.id.previous() }
+    }
+
+    /// The id below which a lane goes on, newest first.
+    pub(crate) fn before(self, lane: usize) -> MessageId {
+        if lane <= self.lane { self.id } else { self.id.next() }
+    }
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.id, self.lane)
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || Error::new(ErrorKind::InvalidConfig, format!("{text:?} is no cursor"));
+        let (id, lane) = text.split_once('.').ok_or_else(bad)?;
+        Ok(Self { id: id.parse().map_err(|_| bad())?, lane: lane.parse().map_err(|_| bad())? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_back() {
+        let cursor = Cursor { id: MessageId::new(7, 3), lane: 12 };
+        assert_eq!(cursor.to_string().parse::<Cursor>().expect("a cursor"), cursor);
+        for bad in ["", "7-3", "7-3.", ".1", "7.1", "7-3.-1", "7-3.1.2"] {
+            assert_eq!(bad.parse::<Cursor>().expect_err(bad).kind(), ErrorKind::InvalidConfig);
+        }
+    }
+
+    #[test]
+    fn lanes_behind_the_cursor_still_have_its_id() {
+        let cursor = Cursor { id: MessageId::new(7, 3), lane: 1 };
+        assert_eq!([0, 1, 2].map(|lane| cursor.after(lane).seq), [3, 3, 2]);
+        assert_eq!([0, 1, 2].map(|lane| cursor.before(lane).seq), [3, 3, 4]);
+    }
+}

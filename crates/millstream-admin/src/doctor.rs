@@ -1,0 +1,281 @@
+//! Doctor: what is known of the server, judged. The look is the backend's, the judgement a pure function.
+
+use std::fmt;
+
+use millstream_core::Result;
+use millstream_core::inspect::Server;
+
+use crate::Admin;
+use crate::faults::{self, Version};
+
+/// How bad it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Something may go wrong.
+    Warn,
+    /// Something will, or does.
+    Error,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        })
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// How bad it is.
+    pub level: Level,
+    /// What was looked at: `version`, `memory`, …
+    pub subject: String,
+    /// What was seen.
+    pub found: String,
+    /// What to do; empty if nothing is to be done.
+    pub advice: String,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.level, self.subject, self.found)?;
+        if !self.advice.is_empty() {
+            write!(f, ". {}", self.advice)?;
+        }
+        Ok(())
+    }
+}
+
+/// A clock that is further away than this makes people's times and the server's differ.
+const SKEW_MS: u64 = 1_000;
+/// A round trip that takes longer slows every message down.
+const SLOW_MS: u128 = 10;
+/// Memory in use, in percent of what there may be, from which on it is getting tight.
+const TIGHT: u64 = 80;
+/// Connections, likewise.
+const CROWDED: u64 = 90;
+
+impl Admin {
+    /// Looks at the server: one report per subject, the worst first.
+    ///
+    /// # Errors
+    /// Transient ones.
+    pub async fn doctor(&self) -> Result<Vec<Report>> {
+        Ok(diagnose(&self.backend.inspect.server().await?))
+    }
+
+    /// What is known of the server, as it is.
+    ///
+    /// # Errors
+    /// Transient ones.
+    pub async fn server(&self) -> Result<Server> {
+        self.backend.inspect.server().await
+    }
+}
+
+/// Judges a server.
+#[must_use]
+pub fn diagnose(server: &Server) -> Vec<Report> {
+    let mut reports = Vec::new();
+    let mut say = |level, subject: &str, found: String, advice: &str| {
+        reports.push(Report { level, subject: subject.to_owned(), found, advice: advice.to_owned() });
+    };
+    let version = server.version.as_deref().unwrap_or("of unknown version");
+    if server.kind == "memory" {
+        let advice = "Use it for tests and small tools: everything ends with the process";
+        say(Level::Warn, "server", format!("in this process, {version}"), advice);
+        return reports;
+    }
+    let product = format!("{} {version}", server.kind);
+    let parsed = server.version.as_deref().and_then(Version::parse);
+    let known: Vec<_> = parsed.map(|version| faults::known(&server.kind, version)).unwrap_or_default();
+    if known.is_empty() {
+        let level = if parsed.is_some() { Level::Ok } else { Level::Warn };
+        say(level, "version", product.clone(), "");
+    }
+    for fault in known {
+        say(fault.level, "version", format!("{product}: {}", fault.what), fault.advice);
+    }
+    for risk in &server.risks {
+        say(Level::Error, &risk.setting, format!("is {:?}", risk.value), &risk.reason);
+    }
+    if server.risks.is_empty() {
+        say(Level::Ok, "persistence", "no setting that loses messages was seen".to_owned(), "");
+    }
+    memory(server, &mut say);
+    if server.denied.is_empty() {
+        say(Level::Ok, "rights", "every command that is needed is allowed".to_owned(), "");
+    } else {
+        let found = format!("not allowed: {}", server.denied.join(", "));
+        say(
+            Level::Error,
+            "rights",
+            found,
+            "Allow these commands and keys (ACL SETUSER); scripts stop half-way without",
+        );
+    }
+    match server.ahead_ms {
+        Some(ahead) if ahead.unsigned_abs() > SKEW_MS => {
+            let found = format!("the server's clock is {ahead} ms ahead of this one");
+            say(Level::Warn, "clock", found, "Delays and leases go by the server's: set both by NTP");
+        }
+        Some(ahead) => say(Level::Ok, "clock", format!("{ahead} ms apart"), ""),
+        None => {}
+    }
+    if let Some(latency) = server.latency {
+        let slow = latency.as_millis() > SLOW_MS;
+        let (level, advice) = if slow {
+            (Level::Warn, "Move closer to the server, or look at its load (SLOWLOG, LATENCY DOCTOR)")
+        } else {
+            (Level::Ok, "")
+        };
+        say(level, "latency", format!("{latency:?} for a round trip"), advice);
+    }
+    topology(server, &mut say);
+    if server.disk_ok == Some(false) {
+        let advice = "Look at its log, free the disk: while this lasts, the server may refuse every write";
+        say(
+            Level::Error,
+            "disk",
+            "the last write of a snapshot or of the append-only file failed".to_owned(),
+            advice,
+        );
+    }
+    if let Some((clients, most)) = server.clients {
+        let crowded = most > 0 && clients.saturating_mul(100) >= most.saturating_mul(CROWDED);
+        let (level, advice) = if crowded {
+            (Level::Warn, "Raise maxclients, or find who opens so many")
+        } else {
+            (Level::Ok, "")
+        };
+        say(level, "connections", format!("{clients} of {most}"), advice);
+    }
+    if !server.features.is_empty() {
+        say(Level::Ok, "features", server.features.join(", "), "");
+    }
+    if !server.unknown.is_empty() {
+        let advice = "Allow this user to ask (+info +config|get +command|info)";
+        say(Level::Warn, "unknown", format!("not told: {}", server.unknown.join("; ")), advice);
+    }
+    reports.sort_by_key(|report| std::cmp::Reverse(report.level));
+    reports
+}
+
+fn memory(server: &Server, say: &mut impl FnMut(Level, &str, String, &str)) {
+    let (Some(used), Some(most)) = (server.used_memory, server.max_memory) else { return };
+    if most == 0 {
+        let advice =
+            "Set maxmemory below what the machine has: else the system ends the server when it is full";
+        say(Level::Warn, "memory", format!("{used} bytes in use, without a limit"), advice);
+    } else if used.saturating_mul(100) >= most.saturating_mul(TIGHT) {
+        let advice =
+            "When it is full, appends are refused: look for a group that does not read, or raise maxmemory";
+        say(Level::Error, "memory", format!("{used} of {most} bytes in use"), advice);
+    } else {
+        say(Level::Ok, "memory", format!("{used} of {most} bytes in use"), "");
+    }
+    if let Some(evicted) = server.evicted.filter(|evicted| *evicted > 0) {
+        let advice =
+            "Some may have been messages or leases: set maxmemory-policy noeviction, then verify every topic";
+        say(Level::Error, "eviction", format!("{evicted} keys were evicted"), advice);
+    }
+}
+
+fn topology(server: &Server, say: &mut impl FnMut(Level, &str, String, &str)) {
+    let role = server.role.as_deref().unwrap_or("unknown");
+    if role == "replica" {
+        let advice = "It takes no writes: connect to its primary";
+        say(Level::Error, "role", "this is a replica".to_owned(), advice);
+    }
+    let mode = server.mode.as_deref().unwrap_or("unknown");
+    if server.cluster_ok == Some(false) {
+        say(
+            Level::Error,
+            "cluster",
+            "some slots are not served".to_owned(),
+            "Look at CLUSTER INFO and CLUSTER NODES",
+        );
+    } else if mode != "unknown" {
+        let replicas = server.replicas.map_or_else(String::new, |replicas| format!(", {replicas} replicas"));
+        say(Level::Ok, "topology", format!("{mode}, {role}{replicas}"), "");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use millstream_core::inspect::Risk;
+
+    use super::*;
+
+    fn sound() -> Server {
+        let mut server = Server::default();
+        server.kind = "redis".into();
+        server.version = Some("7.0.15".into());
+        (server.mode, server.role) = (Some("standalone".into()), Some("master".into()));
+        (server.used_memory, server.max_memory) = (Some(10), Some(1_000));
+        (server.ahead_ms, server.latency) = (Some(-3), Some(Duration::from_micros(80)));
+        server.clients = Some((10, 10_000));
+        server
+    }
+
+    fn bad(server: &Server) -> Vec<(Level, String)> {
+        let reports = diagnose(server).into_iter().filter(|report| report.level > Level::Ok);
+        reports.map(|report| (report.level, report.subject)).collect()
+    }
+
+    #[test]
+    fn a_sound_server_has_nothing_but_ok() {
+        assert_eq!(bad(&sound()), []);
+        assert!(diagnose(&sound()).iter().all(|report| report.advice.is_empty()));
+    }
+
+    #[test]
+    fn each_trouble_is_named_with_what_to_do() {
+        type Change = fn(&mut Server);
+        let cases: [(Change, Level, &str); 13] = [
+            (|it| it.max_memory = Some(0), Level::Warn, "memory"),
+            (|it| it.used_memory = Some(800), Level::Error, "memory"),
+            (|it| it.evicted = Some(1), Level::Error, "eviction"),
+            (|it| it.denied = vec!["XADD".into()], Level::Error, "rights"),
+            (|it| it.ahead_ms = Some(-1_001), Level::Warn, "clock"),
+            (|it| it.latency = Some(Duration::from_millis(11)), Level::Warn, "latency"),
+            (|it| it.role = Some("replica".into()), Level::Error, "role"),
+            (|it| it.cluster_ok = Some(false), Level::Error, "cluster"),
+            (|it| it.disk_ok = Some(false), Level::Error, "disk"),
+            (|it| it.clients = Some((9_000, 10_000)), Level::Warn, "connections"),
+            (|it| it.unknown = vec!["INFO".into()], Level::Warn, "unknown"),
+            (|it| it.version = Some("8.2.1".into()), Level::Error, "version"),
+            (
+                |it| {
+                    let risk = Risk { setting: "appendonly".into(), value: "no".into(), reason: "x".into() };
+                    it.risks = vec![risk];
+                },
+                Level::Error,
+                "appendonly",
+            ),
+        ];
+        for (change, level, subject) in cases {
+            let mut server = sound();
+            change(&mut server);
+            let found = bad(&server);
+            assert!(found.contains(&(level, subject.to_owned())), "{subject}: {found:?}");
+            let advised = diagnose(&server).into_iter().filter(|report| report.level > Level::Ok);
+            assert!(advised.map(|report| report.advice).all(|advice| !advice.is_empty()), "{subject}");
+        }
+    }
+
+    #[test]
+    fn the_worst_comes_first() {
+        let mut server = sound();
+        (server.max_memory, server.disk_ok) = (Some(0), Some(false));
+        assert!(diagnose(&server).is_sorted_by_key(|report| std::cmp::Reverse(report.level)));
+    }
+}

@@ -1,0 +1,105 @@
+//! Known faults of servers, by product and version.
+
+use crate::doctor::Level;
+
+/// A version as far as faults are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version(u32, u32, u32);
+
+impl Version {
+    /// `8.2.1`, also with something behind it.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(['.', '-', '+']).map(|part| part.parse::<u32>().ok());
+        Some(Self(parts.next()??, parts.next()??, parts.next().flatten().unwrap_or(0)))
+    }
+}
+
+/// A fault, and in which versions it is: from the first on, up to the one that mends it.
+#[derive(Debug)]
+pub(crate) struct Known {
+    product: &'static str,
+    from: Version,
+    mended: Version,
+    pub(crate) level: Level,
+    pub(crate) what: &'static str,
+    pub(crate) advice: &'static str,
+}
+
+const fn fault(
+    product: &'static str,
+    from: (u32, u32, u32),
+    mended: (u32, u32, u32),
+    level: Level,
+    what: &'static str,
+    advice: &'static str,
+) -> Known {
+    let (from, mended) = (Version(from.0, from.1, from.2), Version(mended.0, mended.1, mended.2));
+    Known { product, from, mended, level, what, advice }
+}
+
+const REMOTE: &str = "XACKDEL lets a client run code on the server (CVE-2025-62507)";
+const TRIM: &str =
+    "with several groups, ACKED and DELREF of XADD, XTRIM and XDELEX delete the wrong entries or none";
+const RIGHTS: &str = "XREAD and XREADGROUP pass over key permissions of ACLs";
+
+static FAULTS: [Known; 10] = [
+    fault(
+        "redis",
+        (0, 0, 0),
+        (7, 0, 0),
+        Level::Error,
+        "lag is not known before 7.0",
+        "Upgrade to 7.0 or newer",
+    ),
+    fault("redis", (8, 2, 0), (8, 2, 3), Level::Error, REMOTE, "Upgrade to 8.2.9 or newer"),
+    fault("redis", (8, 2, 0), (8, 2, 7), Level::Warn, TRIM, "Upgrade to 8.2.9 or newer; we do not use them"),
+    fault("redis", (8, 4, 0), (8, 4, 4), Level::Warn, TRIM, "Upgrade to 8.4.6 or newer; we do not use them"),
+    fault("redis", (8, 2, 0), (8, 2, 9), Level::Warn, RIGHTS, "Upgrade to 8.2.9 or newer"),
+    fault("redis", (8, 4, 0), (8, 4, 6), Level::Warn, RIGHTS, "Upgrade to 8.4.6 or newer"),
+    fault("redis", (8, 6, 0), (8, 6, 6), Level::Warn, RIGHTS, "Upgrade to 8.6.6 or newer"),
+    fault("redis", (8, 8, 0), (8, 8, 2), Level::Warn, RIGHTS, "Upgrade to 8.8.2 or newer"),
+    fault("redis", (8, 10, 0), (8, 10, 1), Level::Warn, RIGHTS, "Upgrade to 8.10.1 or newer"),
+    fault(
+        "redis",
+        (8, 6, 0),
+        (8, 6, 2),
+        Level::Warn,
+        "ids for XADD … IDMP are lost or doubled by restarts and replicas",
+        "Upgrade to 8.6.6 or newer; we do not use them",
+    ),
+];
+
+/// The faults of a version.
+pub(crate) fn known(product: &str, version: Version) -> Vec<&'static Known> {
+    FAULTS
+        .iter()
+        .filter(|fault| fault.product == product && fault.from <= version && version < fault.mended)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(product: &str, version: &str) -> usize {
+        known(product, Version::parse(version).expect("a version")).len()
+    }
+
+    #[test]
+    fn a_fault_is_told_up_to_the_version_that_mends_it() {
+        assert_eq!(["7.0.15", "8.0.2", "8.2.9", "8.6.6", "8.10.1"].map(|it| count("redis", it)), [0; 5]);
+        assert_eq!(
+            ["6.2.14", "8.2.1", "8.2.3", "8.2.8", "8.4.5"].map(|it| count("redis", it)),
+            [1, 3, 2, 1, 1]
+        );
+        assert_eq!(count("valkey", "8.1.1"), 0, "Redis' faults are not Valkey's");
+    }
+
+    #[test]
+    fn versions_are_read_as_servers_write_them() {
+        assert_eq!(Version::parse("8.2.1"), Some(Version(8, 2, 1)));
+        assert_eq!(Version::parse("8.4-RC1"), Some(Version(8, 4, 0)));
+        assert_eq!(Version::parse("9.1.2+build"), Some(Version(9, 1, 2)));
+        assert_eq!([Version::parse(""), Version::parse("x.y")], [None; 2]);
+    }
+}

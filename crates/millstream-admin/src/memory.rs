@@ -1,0 +1,134 @@
+//! Memory: what a topic takes, by structure, partition and group; and when it will be full.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millstream_core::inspect::{Structure, Usage};
+use millstream_core::{GroupName, Partition, Result, TopicName, TopicPartition};
+
+use crate::Admin;
+
+/// How many partitions are asked about at once.
+const CHUNK: usize = 50;
+
+/// How many items, and how many bytes they take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Entries, messages or fields.
+    pub items: u64,
+    /// Bytes, as the server estimates them.
+    pub bytes: u64,
+}
+
+impl Size {
+    /// Bytes of one item, in the mean; `None` if there is none.
+    #[must_use]
+    pub fn each(&self) -> Option<u64> {
+        self.bytes.checked_div(self.items)
+    }
+
+    fn add(&mut self, usage: &Usage) {
+        self.items += usage.items;
+        self.bytes += usage.bytes;
+    }
+}
+
+/// What a topic takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Everything, by structure.
+    pub structures: BTreeMap<Structure, Size>,
+    /// Everything, by partition.
+    pub partitions: BTreeMap<Partition, Size>,
+    /// What is kept for each group. Its pending list is part of the log.
+    pub groups: BTreeMap<GroupName, Size>,
+    /// Bytes that the server has in use, for everything; `None` if it does not say.
+    pub used: Option<u64>,
+    /// The most that it may use; `None` for no limit, or if it does not say.
+    pub max: Option<u64>,
+}
+
+impl Memory {
+    /// What the topic takes, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.structures.values().map(|size| size.bytes).sum()
+    }
+
+    /// After which time the server is full, if it goes on as it did between an earlier look and this one. `None` if it
+    /// did not grow, or has no limit.
+    #[must_use]
+    pub fn full_in(&self, earlier: &Self, between: Duration) -> Option<Duration> {
+        let (used, before, max) = (self.used?, earlier.used?, self.max?);
+        let grown = used.checked_sub(before).filter(|grown| *grown > 0)?;
+        let seconds = between.as_secs_f64() * max.saturating_sub(used) as f64 / grown as f64;
+        Duration::try_from_secs_f64(seconds).ok()
+    }
+
+    fn add(&mut self, usage: &Usage) {
+        self.structures.entry(usage.structure).or_default().add(usage);
+        self.partitions.entry(usage.partition).or_default().add(usage);
+        if let Some(group) = &usage.group {
+            self.groups.entry(group.clone()).or_default().add(usage);
+        }
+    }
+}
+
+impl Admin {
+    /// What a topic takes of the server's memory, estimated from samples: the cost grows with partitions and groups, not
+    /// with messages.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that is not there; transient ones.
+    pub async fn memory(&self, topic: &TopicName) -> Result<Memory> {
+        let all: Vec<TopicPartition> = self.backend.catalog.topic(topic).await?.iter().collect();
+        let groups = self.backend.catalog.groups(topic).await?;
+        let mut memory = Memory::default();
+        for chunk in all.chunks(CHUNK) {
+            let usage = self.backend.inspect.usage(chunk, &groups).await?;
+            usage.iter().for_each(|usage| memory.add(usage));
+        }
+        let server = self.backend.inspect.server().await?;
+        memory.used = server.used_memory;
+        memory.max = server.max_memory.filter(|max| *max > 0);
+        Ok(memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looked(used: u64, max: Option<u64>) -> Memory {
+        Memory { used: Some(used), max, ..Memory::default() }
+    }
+
+    #[test]
+    fn it_is_full_when_what_is_left_is_used_at_the_same_rate() {
+        let minute = Duration::from_secs(60);
+        let full = |before, used, max| looked(used, max).full_in(&looked(before, max), minute);
+        assert_eq!(full(100, 200, Some(1_200)), Some(Duration::from_secs(600)));
+        assert_eq!(full(100, 200, Some(200)), Some(Duration::ZERO));
+        assert_eq!(full(100, 200, Some(150)), Some(Duration::ZERO), "over the limit already");
+        assert_eq!([full(200, 200, Some(300)), full(200, 100, Some(300)), full(100, 200, None)], [None; 3]);
+    }
+
+    #[test]
+    fn sums_are_those_of_the_parts() {
+        let mut memory = Memory::default();
+        let group: GroupName = "g".parse().expect("a name");
+        for (partition, group, structure, items, bytes) in [
+            (0, None, Structure::Log, 10, 1_000),
+            (1, None, Structure::Log, 5, 600),
+            (1, Some(&group), Structure::DeadLetters, 1, 300),
+        ] {
+            let (partition, group) = (Partition(partition), group.cloned());
+            memory.add(&Usage { partition, group, structure, items, bytes });
+        }
+        assert_eq!(memory.bytes(), 1_900);
+        assert_eq!(memory.structures[&Structure::Log].each(), Some(106));
+        assert_eq!(memory.partitions[&Partition(1)], Size { items: 6, bytes: 900 });
+        assert_eq!(memory.groups[&group], Size { items: 1, bytes: 300 });
+        assert_eq!(Size::default().each(), None);
+    }
+}

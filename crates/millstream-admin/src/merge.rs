@@ -1,0 +1,119 @@
+//! One list out of many lanes, each in the order of ids: pages are fetched as they are needed, so that what is held is
+//! bounded by a page and not by what is there.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+
+use millstream_core::inspect::Page;
+use millstream_core::{MessageId, Result};
+
+use crate::cursor::Cursor;
+
+/// Fetches a page of a lane behind an id (`None` for its beginning), with so many items at most.
+pub(crate) type Fetch<'a, T> = Box<dyn FnMut(usize, Option<MessageId>, usize) -> Fetching<'a, T> + Send + 'a>;
+pub(crate) type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<Page<T>>> + Send + 'a>>;
+
+/// The most items that are fetched of one lane at once.
+const PORTION: usize = 100;
+
+/// What is known of a lane.
+struct Lane<T> {
+    ready: VecDeque<T>,
+    more: bool,
+}
+
+/// Up to `limit` items in the order of ids, those of one id in the order of lanes; and where the next page begins.
+pub(crate) async fn merge<T: Send>(
+    lanes: usize,
+    newest_first: bool,
+    limit: usize,
+    id: fn(&T) -> MessageId,
+    mut fetch: Fetch<'_, T>,
+) -> Result<(Vec<(usize, T)>, Option<Cursor>)> {
+    let portion = (limit / lanes.max(1) + 2).clamp(2, PORTION);
+    let mut open = Vec::with_capacity(lanes);
+    for lane in 0..lanes {
+        let page = fetch(lane, None, portion).await?;
+        open.push(Lane { ready: page.items.into(), more: page.more });
+    }
+    let (mut merged, mut last) = (Vec::new(), None);
+    while merged.len() < limit {
+        let heads = open.iter().enumerate().filter_map(|(lane, it)| Some((id(it.ready.front()?), lane)));
+        let next = if newest_first {
+            heads.min_by_key(|(id, lane)| (std::cmp::Reverse(*id), *lane))
+        } else {
+            heads.min()
+        };
+        let Some((at, lane)) = next else { break };
+        let of = &mut open[lane];
+        merged.extend(of.ready.pop_front().map(|item| (lane, item)));
+        last = Some(Cursor { id: at, lane });
+        if of.ready.is_empty() && of.more {
+            let page = fetch(lane, Some(at), portion).await?;
+            *of = Lane { ready: page.items.into(), more: page.more };
+        }
+    }
+    let more = open.iter().any(|lane| !lane.ready.is_empty() || lane.more);
+    Ok((merged, last.filter(|_| more)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Pages of what is in `lanes`, as a backend gives them.
+    async fn all(lanes: &[Vec<u64>], newest_first: bool, limit: usize) -> (Vec<(usize, u64)>, usize) {
+        let (mut seen, mut cursor, mut pages) = (Vec::new(), None::<Cursor>, 0);
+        loop {
+            let from = cursor;
+            let fetch: Fetch<'_, u64> = Box::new(move |lane, behind, portion| {
+                let behind = behind.map(|id| id.ms);
+                let (after, before) = match from {
+                    Some(cursor) if newest_first => (0, cursor.before(lane)),
+                    Some(cursor) => (cursor.after(lane).ms, MessageId::MAX),
+                    None => (0, MessageId::MAX),
+                };
+                let inside = |ms: &u64| *ms > after && MessageId::new(*ms, 0) < before;
+                let mut rest: Vec<u64> = lanes[lane].iter().copied().filter(inside).collect();
+                if newest_first {
+                    rest.reverse();
+                }
+                rest.retain(|ms| behind.is_none_or(|it| if newest_first { *ms < it } else { *ms > it }));
+                let more = rest.len() > portion;
+                rest.truncate(portion);
+                Box::pin(async move { Ok(Page { items: rest, more }) })
+            });
+            let id = |ms: &u64| MessageId::new(*ms, 0);
+            let (page, next) = merge(lanes.len(), newest_first, limit, id, fetch).await.expect("merged");
+            assert!(page.len() <= limit);
+            seen.extend(page);
+            pages += 1;
+            match next {
+                Some(next) => cursor = Some(next),
+                None => return (seen, pages),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pages_are_the_whole_in_order(
+            mut lanes in proptest::collection::vec(proptest::collection::btree_set(1u64..60, 0..30), 1..6),
+            newest_first: bool,
+            limit in 1usize..20,
+        ) {
+            let lanes: Vec<Vec<u64>> = lanes.drain(..).map(|lane| lane.into_iter().collect()).collect();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            let (seen, _) = runtime.block_on(all(&lanes, newest_first, limit));
+            let mut expected: Vec<(u64, usize)> = lanes
+                .iter()
+                .enumerate()
+                .flat_map(|(lane, ids)| ids.iter().map(move |id| (*id, lane)))
+                .collect();
+            expected.sort_by_key(|(id, lane)| (if newest_first { u64::MAX - id } else { *id }, *lane));
+            let seen: Vec<(u64, usize)> = seen.into_iter().map(|(lane, id)| (id, lane)).collect();
+            prop_assert_eq!(seen, expected);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! How far it is: a bar if stderr is a terminal, and else a line per case.
+
+use std::io::{IsTerminal, stderr};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Shows how far it is. On stderr: what is printed is the result alone.
+pub(super) struct Progress {
+    /// If stderr is a terminal.
+    bar: Option<ProgressBar>,
+    began: Instant,
+    /// Cases that have begun, and all.
+    cases: (u64, u64),
+}
+
+impl Progress {
+    /// Of so many cases with so many runs in all.
+    pub(super) fn new(cases: usize, runs: u64) -> Self {
+        let bar = stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(runs);
+            if let Ok(style) = ProgressStyle::with_template("{bar:30} run {pos} of {len}  {elapsed}  {msg}") {
+                bar.set_style(style);
+            }
+            // Rarely: drawing costs CPU of this process, which is measured.
+            bar.enable_steady_tick(Duration::from_millis(500));
+            bar
+        });
+        Self { bar, began: Instant::now(), cases: (0, cases as u64) }
+    }
+
+    /// A case begins.
+    pub(super) fn case(&mut self, name: &str) {
+        self.cases.0 += 1;
+        match &self.bar {
+            Some(bar) => bar.set_message(name.to_owned()),
+            None => {
+                let seconds = self.began.elapsed().as_secs();
+                let (number, of) = self.cases;
+                eprintln!("[{number}/{of}] {}:{:02}  {name}", seconds / 60, seconds % 60);
+            }
+        }
+    }
+
+    /// A case has gone wrong; the next one comes nevertheless.
+    pub(super) fn failed(&self, why: &anyhow::Error) {
+        match &self.bar {
+            Some(bar) => bar.println(format!("failed: {why:#}")),
+            None => eprintln!("failed: {why:#}"),
+        }
+    }
+
+    /// One side of a run is done.
+    pub(super) fn step(&self) {
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What is asked of a case, and whether it was met.
+
+use crate::bench::measure::Figure;
+use crate::bench::report::number;
+use crate::bench::statistics::Comparison;
+
+/// A limit of a median.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub(super) figure: Figure,
+    pub(super) of: Of,
+    pub(super) limit: Limit,
+}
+
+/// Of what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    /// Ours by bare.
+    Ratio,
+    /// Ours.
+    Value,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Limit {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+/// The ratio to bare redis-rs must reach this.
+pub(super) const fn ratio_at_least(figure: Figure, limit: f64) -> Target {
+    Target { figure, of: Of::Ratio, limit: Limit::AtLeast(limit) }
+}
+
+/// The ratio to bare redis-rs must not be above this.
+pub(super) const fn ratio_at_most(figure: Figure, limit: f64) -> Target {
+    Target { figure, of: Of::Ratio, limit: Limit::AtMost(limit) }
+}
+
+/// The figure itself must not be above this.
+pub(super) const fn at_most(figure: Figure, limit: f64) -> Target {
+    Target { figure, of: Of::Value, limit: Limit::AtMost(limit) }
+}
+
+impl Target {
+    /// What the case reached; `None` if it was not measured.
+    pub(super) fn reached(&self, comparison: &Comparison) -> Option<f64> {
+        let row = comparison.row(self.figure)?;
+        Some(match self.of {
+            Of::Ratio => row.ratio.as_ref()?.median,
+            Of::Value => row.ours.median,
+        })
+    }
+
+    /// Whether that is enough. What was not measured is not.
+    pub(super) fn met(&self, comparison: &Comparison) -> bool {
+        self.reached(comparison).is_some_and(|reached| match self.limit {
+            Limit::AtLeast(limit) => reached >= limit,
+            Limit::AtMost(limit) => reached <= limit,
+        })
+    }
+
+    /// For people: `messages/s ≥ 0.90×`.
+    pub(super) fn text(&self) -> String {
+        let (sign, limit) = match self.limit {
+            Limit::AtLeast(limit) => ('≥', limit),
+            Limit::AtMost(limit) => ('≤', limit),
+        };
+        format!("{} {sign} {}", self.figure.short(), self.with_unit(limit))
+    }
+
+    fn with_unit(&self, value: f64) -> String {
+        match self.of {
+            Of::Ratio => format!("{value:.2}×"),
+            Of::Value => format!("{}{}", number(value), self.figure.unit()),
+        }
+    }
+}
+
+/// Whether all targets were met; `None` if there are none.
+pub(super) fn met(targets: &[Target], comparison: &Comparison) -> Option<bool> {
+    (!targets.is_empty()).then(|| targets.iter().all(|target| target.met(comparison)))
+}
+
+/// All targets, for people.
+pub(super) fn asked(targets: &[Target]) -> String {
+    match targets {
+        [] => "–".to_owned(),
+        some => some.iter().map(Target::text).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// `met`, or what was missed and by how much.
+pub(super) fn verdict(targets: &[Target], comparison: &Comparison) -> String {
+    let missed = targets.iter().filter(|target| !target.met(comparison)).map(|target| {
+        let reached = target.reached(comparison).map_or("not measured".to_owned(), |it| target.with_unit(it));
+        format!("{} {reached}", target.figure.short())
+    });
+    match (met(targets, comparison), missed.collect::<Vec<_>>()) {
+        (None, _) => "–".to_owned(),
+        (Some(true), _) => "met".to_owned(),
+        (Some(false), missed) => format!("missed: {}", missed.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::measure::Measured;
+    use crate::bench::run::Pair;
+
+    fn comparison(ours: f64, bare: Option<f64>) -> Comparison {
+        let of = |value| Measured::of(Figure::Throughput, value);
+        Comparison::of("case".to_owned(), &[Pair { ours: of(ours), bare: bare.map(of) }])
+    }
+
+    #[test]
+    fn a_ratio_is_judged_by_its_limit() {
+        let target = [ratio_at_least(Figure::Throughput, 0.9)];
+        assert_eq!(verdict(&target, &comparison(90.0, Some(100.0))), "met");
+        assert_eq!(verdict(&target, &comparison(89.0, Some(100.0))), "missed: messages/s 0.89×");
+        assert_eq!(asked(&target), "messages/s ≥ 0.90×");
+        let target = [ratio_at_most(Figure::Throughput, 1.1)];
+        assert_eq!(verdict(&target, &comparison(112.0, Some(100.0))), "missed: messages/s 1.12×");
+    }
+
+    #[test]
+    fn a_value_is_judged_without_a_baseline() {
+        let target = [at_most(Figure::Throughput, 10.0)];
+        assert_eq!(verdict(&target, &comparison(10.0, None)), "met");
+        assert_eq!(verdict(&target, &comparison(10.1, None)), "missed: messages/s 10.1");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_missed() {
+        let target = [ratio_at_least(Figure::Throughput, 0.9), at_most(Figure::Bytes, 400.0)];
+        let all = verdict(&target, &comparison(90.0, None));
+        assert_eq!(all, "missed: messages/s not measured, bytes/message not measured");
+        assert_eq!(met(&[], &comparison(1.0, None)), None);
+    }
+}

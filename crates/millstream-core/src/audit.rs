@@ -1,0 +1,373 @@
+//! The audit role: finds what contradicts itself, and puts it right without losing a message.
+//!
+//! A message of a group is in exactly one place: unread, pending, parked, in the retry log, or among the dead letters.
+//! What is looked at together is looked at in one step, so what merely moves while everything runs is no finding; the
+//! few that concern several places at once ([`Fault::needs_second_look`]) are to be looked for twice.
+
+use std::fmt;
+
+use async_trait::async_trait;
+
+use crate::error::Result;
+use crate::name::{GroupName, TopicName};
+use crate::schedule::Shard;
+use crate::topic::TopicPartition;
+
+/// The most items that one page looks at.
+pub const MAX_PAGE: usize = 100;
+
+/// Where something is looked for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// A topic as a whole.
+    Topic(TopicName),
+    /// A partition, for all groups.
+    Partition(TopicPartition),
+    /// A partition, as far as one group is concerned.
+    Group(TopicPartition, GroupName),
+    /// A shard of a delay queue.
+    Shard(Shard),
+}
+
+impl Scope {
+    /// What is to be looked at there.
+    #[must_use]
+    pub const fn checks(&self) -> &'static [Check] {
+        match self {
+            Self::Topic(_) => &[Check::Catalog],
+            Self::Partition(_) => &[Check::Types, Check::Groups, Check::Waiting, Check::Bodies],
+            Self::Group(..) => &[
+                Check::Types,
+                Check::Position,
+                Check::Lease,
+                Check::Parked,
+                Check::ParkedBodies,
+                Check::Pending,
+                Check::PendingRetries,
+                Check::RetryLog,
+                Check::Notes,
+                Check::Consumers,
+            ],
+            Self::Shard(_) => &[Check::Types, Check::Waiting, Check::Claims, Check::Bodies, Check::States],
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Topic(topic) => topic.fmt(f),
+            Self::Partition(topic_partition) => topic_partition.fmt(f),
+            Self::Group(topic_partition, group) => write!(f, "{topic_partition} of {group}"),
+            Self::Shard(shard) => shard.fmt(f),
+        }
+    }
+}
+
+/// One structure that is walked through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Check {
+    /// Registry, settings, partitions and groups of a topic.
+    Catalog,
+    /// The types of all keys.
+    Types,
+    /// The groups on a log.
+    Groups,
+    /// Where the group stands in its streams.
+    Position,
+    /// Lease and fence.
+    Lease,
+    /// Due times of retries.
+    Parked,
+    /// Bodies of retries.
+    ParkedBodies,
+    /// What is pending of the log.
+    Pending,
+    /// What is pending of the retry log.
+    PendingRetries,
+    /// What was handed out of the retry log.
+    RetryLog,
+    /// Notes of what is pending.
+    Notes,
+    /// Names under which something is pending.
+    Consumers,
+    /// Due times of scheduled messages or tasks.
+    Waiting,
+    /// Tasks that are worked on.
+    Claims,
+    /// Bodies of scheduled messages or tasks.
+    Bodies,
+    /// States of tasks.
+    States,
+}
+
+impl Check {
+    /// As a fixed snake-case word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Catalog => "catalog",
+            Self::Types => "types",
+            Self::Groups => "groups",
+            Self::Position => "position",
+            Self::Lease => "lease",
+            Self::Parked => "parked",
+            Self::ParkedBodies => "parked_bodies",
+            Self::Pending => "pending",
+            Self::PendingRetries => "pending_retries",
+            Self::RetryLog => "retry_log",
+            Self::Notes => "notes",
+            Self::Consumers => "consumers",
+            Self::Waiting => "waiting",
+            Self::Claims => "claims",
+            Self::Bodies => "bodies",
+            Self::States => "states",
+        }
+    }
+}
+
+/// What can be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// A topic is there and not in the list of topics.
+    TopicUnlisted,
+    /// A topic is listed and has no settings.
+    TopicWithoutSettings,
+    /// A partition is not in the topic's list.
+    PartitionUnlisted,
+    /// The list has more partitions than the topic: an expansion that was not finished.
+    PartitionsUnfinished,
+    /// A key holds a type that is not ours.
+    WrongType,
+    /// A group is on a log and not in the topic's list: nothing that it has not read is trimmed.
+    GroupUnlisted,
+    /// A group of the topic is missing on a partition.
+    GroupMissing,
+    /// A group stands beyond the end of its stream: what comes next would be skipped.
+    PositionAhead,
+    /// A lease that never ends, or whose token is not the fence's.
+    LeaseBroken,
+    /// The body of a retry is gone.
+    RetryLost,
+    /// A retry has a body and no due time: it would wait for ever.
+    RetryStranded,
+    /// A message is pending and parked at the same time.
+    PendingAndParked,
+    /// A pending entry whose body is gone.
+    Ghost,
+    /// An entry of the retry log was handed out and is neither pending nor deleted.
+    RetryLeaked,
+    /// A note of something that is not pending.
+    NoteStray,
+    /// Entries are pending under a name that nobody reads under, and nobody is there to take them over.
+    ConsumerStray,
+    /// The body of a scheduled message or task is gone.
+    BodyLost,
+    /// A scheduled message or task has a body and no due time: it would wait for ever.
+    BodyStranded,
+    /// A task waits and is worked on at the same time.
+    TaskTwice,
+    /// The state of a task that is not there.
+    StateStray,
+}
+
+/// Whether something is put right, and by whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// [`Audit::repair`] does it; until then messages wait, or would be lost or skipped.
+    Repair,
+    /// [`Audit::repair`] does it at once; consumers and workers do it by themselves when they come to it.
+    Heals,
+    /// A person has to decide.
+    Person,
+}
+
+impl Fault {
+    /// As a fixed snake-case word.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TopicUnlisted => "topic_unlisted",
+            Self::TopicWithoutSettings => "topic_without_settings",
+            Self::PartitionUnlisted => "partition_unlisted",
+            Self::PartitionsUnfinished => "partitions_unfinished",
+            Self::WrongType => "wrong_type",
+            Self::GroupUnlisted => "group_unlisted",
+            Self::GroupMissing => "group_missing",
+            Self::PositionAhead => "position_ahead",
+            Self::LeaseBroken => "lease_broken",
+            Self::RetryLost => "retry_lost",
+            Self::RetryStranded => "retry_stranded",
+            Self::PendingAndParked => "pending_and_parked",
+            Self::Ghost => "ghost",
+            Self::RetryLeaked => "retry_leaked",
+            Self::NoteStray => "note_stray",
+            Self::ConsumerStray => "consumer_stray",
+            Self::BodyLost => "body_lost",
+            Self::BodyStranded => "body_stranded",
+            Self::TaskTwice => "task_twice",
+            Self::StateStray => "state_stray",
+        }
+    }
+
+    /// What is to be done about it.
+    #[must_use]
+    pub const fn remedy(self) -> Remedy {
+        match self {
+            Self::PartitionsUnfinished | Self::WrongType | Self::GroupUnlisted => Remedy::Person,
+            Self::GroupMissing
+            | Self::LeaseBroken
+            | Self::RetryLost
+            | Self::Ghost
+            | Self::BodyLost
+            | Self::TaskTwice => Remedy::Heals,
+            Self::TopicUnlisted
+            | Self::TopicWithoutSettings
+            | Self::PartitionUnlisted
+            | Self::PositionAhead
+            | Self::RetryStranded
+            | Self::PendingAndParked
+            | Self::RetryLeaked
+            | Self::NoteStray
+            | Self::ConsumerStray
+            | Self::BodyStranded
+            | Self::StateStray => Remedy::Repair,
+        }
+    }
+
+    /// Whether it concerns several places, which cannot be looked at in one step: somebody may just be about it.
+    #[must_use]
+    pub const fn needs_second_look(self) -> bool {
+        matches!(
+            self,
+            Self::TopicUnlisted
+                | Self::TopicWithoutSettings
+                | Self::PartitionUnlisted
+                | Self::PartitionsUnfinished
+                | Self::GroupUnlisted
+                | Self::GroupMissing
+                | Self::ConsumerStray
+        )
+    }
+
+    /// What it means and what a repair does, in a sentence.
+    #[must_use]
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::TopicUnlisted => "the topic is added to the list",
+            Self::TopicWithoutSettings => {
+                "settings are made from the list of partitions; a topic that has none is taken off the list"
+            }
+            Self::PartitionUnlisted => "the partition is added to the list",
+            Self::PartitionsUnfinished => "expand the topic again to that number",
+            Self::WrongType => "somebody else uses this key: rename theirs, or choose a namespace",
+            Self::GroupUnlisted => {
+                "it keeps what it has not read from being trimmed: destroy it if nobody reads there"
+            }
+            Self::GroupMissing => "the group is created there, with the oldest entry",
+            Self::PositionAhead => "the group is set back to the oldest entry: some may be handled again",
+            Self::LeaseBroken => "the lease is deleted; such a lease counts as free",
+            Self::RetryLost => {
+                "the body is taken from the log if it is still there; else the message becomes a dead letter"
+            }
+            Self::RetryStranded => "it is due at once; deleted if the same message is pending in the log",
+            Self::PendingAndParked => "the parked copy is dropped: the pending one will be settled",
+            Self::Ghost => "it is taken off the pending list: nothing is there to be handled",
+            Self::RetryLeaked => {
+                "it is appended to the retry log again: it may be handled twice, and is not lost"
+            }
+            Self::NoteStray => "the note is deleted",
+            Self::ConsumerStray => "the entries are put under the name that the next owner reads",
+            Self::BodyLost => "the id is taken out: nothing is known of the message but that",
+            Self::BodyStranded => "it is due at once",
+            Self::TaskTwice => "the claim stays: the task comes back when that runs out",
+            Self::StateStray => "the state is deleted",
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Finding {
+    /// What.
+    pub fault: Fault,
+    /// Where.
+    pub scope: Scope,
+    /// Of what: an id, a name, a key.
+    pub id: String,
+    /// What was seen, for people.
+    pub detail: String,
+}
+
+impl Finding {
+    /// A finding as a backend makes it.
+    #[must_use]
+    pub fn new(fault: Fault, scope: &Scope, id: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { fault, scope: scope.clone(), id: id.into(), detail: detail.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at {}: {} {}", self.fault, self.scope, self.id, self.detail)
+    }
+}
+
+/// The result of one look.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Audited {
+    /// What is wrong in this page.
+    pub findings: Vec<Finding>,
+    /// How many items it looked at.
+    pub looked_at: u64,
+    /// Where to go on; `None` at the end.
+    pub next: Option<String>,
+}
+
+/// Finds and repairs.
+#[async_trait]
+pub trait Audit: Send + Sync {
+    /// Looks at one page of one structure: up to [`MAX_PAGE`] items behind `after`, which is what the page before gave
+    /// as [`next`](Audited::next). Changes nothing. What is there during the whole walk is looked at.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a check that the scope does not have;
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
+    async fn audit(&self, scope: &Scope, check: Check, after: Option<&str>) -> Result<Audited>;
+
+    /// Puts one thing right, if it is still so; `false`, and nothing is done, if it is not, or a person
+    /// [has to decide](Remedy::Person). No message is lost by it; some may be handled twice. Needs no lease.
+    ///
+    /// # Errors
+    /// As [`audit`](Self::audit).
+    async fn repair(&self, finding: &Finding) -> Result<bool>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_scope_has_checks_and_says_where_it_is() {
+        let tp = TopicPartition::new("orders".parse().expect("name"), 3);
+        let group: GroupName = "billing".parse().expect("name");
+        let scopes = [
+            (Scope::Topic(tp.topic.clone()), "orders"),
+            (Scope::Partition(tp.clone()), "orders/3"),
+            (Scope::Group(tp, group), "orders/3 of billing"),
+            (Scope::Shard(Shard::new("mails".parse().expect("name"), 1)), "mails/1"),
+        ];
+        for (scope, text) in scopes {
+            assert!(!scope.checks().is_empty());
+            assert_eq!(scope.to_string(), text);
+        }
+    }
+}

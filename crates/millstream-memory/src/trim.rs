@@ -1,0 +1,48 @@
+//! What a retention drops from a log, and whose it was.
+
+use std::time::Duration;
+
+use millstream_core::log::{Lost, Trimmed};
+use millstream_core::{Error, ErrorKind, MessageId, Result, Retention};
+
+use crate::state::Partition;
+use crate::stream::Cursor;
+
+pub(crate) fn trim(partition: &mut Partition, retention: Retention, now_ms: u64) -> Result<Trimmed> {
+    let cursors = partition.groups.values().filter_map(|group| group.cursor.as_ref());
+    let settled = cursors.map(Cursor::watermark).min();
+    let old = |age: Duration| {
+        let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+        MessageId::new(now_ms.saturating_sub(age), 0)
+    };
+    let cut = match retention {
+        Retention::Consumed => settled,
+        Retention::ConsumedAfter(age) => settled.map(|settled| settled.min(old(age))),
+        Retention::Age(age) => Some(old(age)),
+        Retention::Length(entries) => partition.log.newest(entries),
+        Retention::Keep => None,
+        other => {
+            return Err(Error::new(ErrorKind::Unsupported, format!("nothing is known here of {other:?}")));
+        }
+    };
+    let mut trimmed = Trimmed::default();
+    let Some(cut) = cut else { return Ok(trimmed) };
+    if retention.is_lossy() {
+        trimmed.lost = lost(partition, cut);
+    }
+    trimmed.dropped = partition.log.drop_below(cut);
+    Ok(trimmed)
+}
+
+fn lost(partition: &Partition, cut: MessageId) -> Vec<Lost> {
+    let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let groups = partition.groups.iter().filter_map(|(name, group)| Some((name, group.cursor.as_ref()?)));
+    let lost = groups.map(|(name, cursor)| {
+        let pending = cursor.pending.range(..cut).filter(|(id, _)| partition.log.get(**id).is_some());
+        let unread = partition.log.count_between(cursor.delivered, cut);
+        Lost { group: name.clone(), unread: count(unread), pending: count(pending.count()) }
+    });
+    let mut lost: Vec<_> = lost.filter(|lost| lost.unread + lost.pending > 0).collect();
+    lost.sort_by(|one, other| one.group.cmp(&other.group));
+    lost
+}

@@ -1,0 +1,182 @@
+//! The server: `/metrics` for Prometheus, `/livez` and `/readyz` for probes, `/lag` for autoscalers.
+
+mod answers;
+mod probes;
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use millstream_core::{Backend, Error, ErrorKind, Result};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::lag::Lag;
+use crate::observer::MetricsObserver;
+use crate::prometheus::Prometheus;
+use crate::sampler::{Sampler, SamplerConfig};
+
+/// How long requests get to end when the server is stopped.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Settings of the server.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerConfig {
+    /// Where it listens; port 0 for any that is free. There is no authentication: whoever gets there can read names of
+    /// topics and groups, and figures. Default: `127.0.0.1:9464`, for this machine only.
+    pub address: SocketAddr,
+    /// How the server's gauges are asked for.
+    pub sampler: SamplerConfig,
+    /// How many consumers must have started before the process is ready. Default: 0.
+    pub consumers: usize,
+    /// How long the backend may take to answer before the process is not ready. Default: 2 s.
+    pub patience: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            address: SocketAddr::from((Ipv4Addr::LOCALHOST, 9464)),
+            sampler: SamplerConfig::default(),
+            consumers: 0,
+            patience: Duration::from_secs(2),
+        }
+    }
+}
+
+impl ServerConfig {
+    /// The same settings at another address.
+    #[must_use]
+    pub fn address(self, address: impl Into<SocketAddr>) -> Self {
+        Self { address: address.into(), ..self }
+    }
+
+    /// The same settings with these of the sampler.
+    #[must_use]
+    pub fn sampler(self, sampler: SamplerConfig) -> Self {
+        Self { sampler, ..self }
+    }
+
+    /// The same settings: not ready before so many consumers have started.
+    #[must_use]
+    pub fn consumers(self, consumers: usize) -> Self {
+        Self { consumers, ..self }
+    }
+}
+
+/// What the answers are made from.
+pub(crate) struct App {
+    pub(crate) observer: Arc<MetricsObserver>,
+    pub(crate) prometheus: Prometheus,
+    pub(crate) backend: Backend,
+    pub(crate) sampler: Sampler,
+    pub(crate) config: ServerConfig,
+    /// What was answered last to the question for all lags. Who asks while it is being worked out waits for that.
+    lags: tokio::sync::Mutex<Option<(Instant, Vec<Lag>)>>,
+}
+
+impl App {
+    pub(crate) fn new(
+        observer: Arc<MetricsObserver>,
+        prometheus: Prometheus,
+        backend: Backend,
+        config: ServerConfig,
+    ) -> Result<Arc<Self>> {
+        let sampler = Sampler::new(backend.clone(), observer.clone(), config.sampler.clone())?;
+        let lags = tokio::sync::Mutex::default();
+        Ok(Arc::new(Self { observer, prometheus, backend, sampler, config, lags }))
+    }
+
+    /// What has to run beside the router, for ever.
+    pub(crate) async fn run(&self) {
+        tokio::join!(self.sampler.run(), self.prometheus.run());
+    }
+}
+
+pub(crate) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/metrics", get(answers::metrics))
+        .route("/livez", get(probes::livez))
+        .route("/readyz", get(probes::readyz))
+        .route("/lag", get(answers::lags))
+        .route("/lag/{topic}/{group}", get(answers::lag))
+        .with_state(app)
+}
+
+/// A server that runs. Dropping it stops it in the background.
+#[must_use = "a server that is dropped stops"]
+pub struct Server {
+    address: SocketAddr,
+    stop: CancellationToken,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    pub(crate) async fn start(app: Arc<App>) -> Result<Self> {
+        let wanted = app.config.address;
+        let cannot = |error: std::io::Error| {
+            let message = format!("cannot listen on {wanted}: {error}");
+            Error::new(ErrorKind::Unavailable, message).with_source(error)
+        };
+        let listener = TcpListener::bind(wanted).await.map_err(cannot)?;
+        let address = listener.local_addr().map_err(cannot)?;
+        if !address.ip().is_loopback() {
+            tracing::warn!(%address, "metrics and health are served to everybody who gets here: there is no authentication");
+        }
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move {
+            let serve = axum::serve(listener, router(app.clone()));
+            let serve = serve.with_graceful_shutdown(stopped.clone().cancelled_owned());
+            let limit = async {
+                stopped.cancelled().await;
+                tokio::time::sleep(GRACE).await;
+            };
+            tokio::select! {
+                biased;
+                served = serve.into_future() => {
+                    if let Err(error) = served {
+                        tracing::error!(%error, "the server of metrics and health ended");
+                    }
+                }
+                () = limit => tracing::warn!("requests for metrics and health were cut off"),
+                () = app.run() => {}
+            }
+        });
+        Ok(Self { address, stop, task: Some(task) })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops listening, lets requests end, up to 5 s, and stops asking the backend.
+    pub async fn shutdown(mut self) {
+        self.stop.cancel();
+        if let Some(task) = self.task.take()
+            && let Ok(Err(error)) = timeout(GRACE * 2, task).await
+        {
+            tracing::error!(%error, "the server of metrics and health ended abnormally");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").field("address", &self.address).finish_non_exhaustive()
+    }
+}

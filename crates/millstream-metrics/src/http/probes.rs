@@ -1,0 +1,32 @@
+//! The answers to probes: 200 or 503, and why.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use tokio::time::timeout;
+
+use super::App;
+use crate::probe::{self, Backend, Report};
+
+/// Whether the process should go on. Redis is not asked: a restart would not bring it back.
+pub(super) async fn livez(State(app): State<Arc<App>>) -> Response {
+    answer(probe::live(&app.observer.checks.healths()))
+}
+
+/// Whether the process takes part: Redis answers, and every consumer has joined its group.
+pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
+    let reached = match timeout(app.config.patience, probe::reach(&app.backend)).await {
+        Ok(Ok(())) => Backend::Reached,
+        Ok(Err(error)) => Backend::Failed(error.to_string()),
+        Err(_) => Backend::Failed(format!("no answer within {:?}", app.config.patience)),
+    };
+    answer(probe::ready(&reached, &app.observer.checks.healths(), app.config.consumers))
+}
+
+fn answer(report: Report) -> Response {
+    let status = if report.ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(report)).into_response()
+}

@@ -1,0 +1,161 @@
+//! Whether a process is live and ready: pure functions of what its consumers say.
+
+use millstream_core::health::{Health, LoopHealth};
+use millstream_core::{Backend as Roles, ErrorKind, Result, TopicName};
+use serde::Serialize;
+
+/// The answer to a probe.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// Whether all checks are.
+    pub ok: bool,
+    /// One by one.
+    pub checks: Vec<Check>,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Check {
+    /// What: `backend`, `consumers`, or a consumer by its name in the group.
+    pub name: String,
+    /// Whether it is as it should be.
+    pub ok: bool,
+    /// How it is.
+    pub state: String,
+    /// What is wrong, or was wrong with loops that try again.
+    pub problems: Vec<String>,
+}
+
+/// Whether the backend answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// It does.
+    Reached,
+    /// It does not, for this reason.
+    Failed(String),
+}
+
+impl Report {
+    fn of(checks: Vec<Check>) -> Self {
+        Self { ok: checks.iter().all(|check| check.ok), checks }
+    }
+}
+
+/// Whether the process should go on: no consumer has ended by itself, and none of its loops hangs.
+#[must_use]
+pub fn live(consumers: &[Health]) -> Report {
+    Report::of(consumers.iter().map(|health| consumer(health, health.is_live())).collect())
+}
+
+/// Whether the process takes part: the backend answers, `wanted` consumers have started, all of them have joined their
+/// groups, and none of their loops hangs.
+#[must_use]
+pub fn ready(backend: &Backend, consumers: &[Health], wanted: usize) -> Report {
+    let (state, problems) = match backend {
+        Backend::Reached => ("reached", Vec::new()),
+        Backend::Failed(why) => ("failed", vec![why.clone()]),
+    };
+    let mut checks =
+        vec![Check { name: "backend".into(), ok: problems.is_empty(), state: state.into(), problems }];
+    if consumers.len() < wanted {
+        let problems = vec![format!("{wanted} are to start")];
+        let state = format!("{} started", consumers.len());
+        checks.push(Check { name: "consumers".into(), ok: false, state, problems });
+    }
+    checks.extend(consumers.iter().map(|health| consumer(health, health.is_ready() && health.is_live())));
+    Report::of(checks)
+}
+
+fn consumer(health: &Health, ok: bool) -> Check {
+    let place = |each: &LoopHealth| match each.partition {
+        Some(partition) => format!("{} of {}/{}", each.operation, each.topic, partition.0),
+        None => format!("{} of {}", each.operation, each.topic),
+    };
+    let stalled = health.stalled().map(|each| {
+        format!("{} hangs: its last round ended {} s ago", place(each), each.last_progress.as_secs())
+    });
+    let failing = health.failing().map(|(each, failure)| {
+        format!("{} has been failing for {} s: {}", place(each), failure.lasts.as_secs(), failure.error)
+    });
+    let mut problems: Vec<_> = stalled.chain(failing).collect();
+    if !health.connected {
+        problems.push("its heartbeats have been failing for longer than a lease lives".into());
+    }
+    let name = format!("consumer {} of group {}", health.member, health.group);
+    Check { name, ok, state: health.state.as_str().into(), problems }
+}
+
+/// Asks the backend for something small.
+///
+/// # Errors
+/// Those of the backend.
+pub async fn reach(backend: &Roles) -> Result<()> {
+    match backend.catalog.topic(&TopicName::new("reachable")?).await {
+        Ok(_) => Ok(()),
+        // An answer is an answer.
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_core::health::{ConsumerState, Failure};
+    use std::time::Duration;
+
+    fn of(state: ConsumerState) -> Health {
+        let mut health = Health::new("billing".parse().expect("name"), "m-1".parse().expect("name"), state);
+        let topic: TopicName = "orders".parse().expect("name");
+        health.loops = vec![
+            LoopHealth::new("heartbeat", topic.clone(), None),
+            LoopHealth::new("fetch", topic, Some(millstream_core::Partition(3))),
+        ];
+        health
+    }
+
+    #[test]
+    fn a_consumer_goes_through_its_states() {
+        use ConsumerState::{Ended, Fenced, Joining, Leaving, Paused, Running};
+        let states =
+            [(Joining, true, false), (Running, true, true), (Paused, true, true), (Leaving, true, false)];
+        for (state, is_live, is_ready) in
+            states.into_iter().chain([(Ended, false, false), (Fenced, false, false)])
+        {
+            let healths = [of(Running), of(state)];
+            assert_eq!(live(&healths).ok, is_live, "{state:?}");
+            assert_eq!(ready(&Backend::Reached, &healths, 2).ok, is_ready, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn a_loop_that_hangs_ends_both_and_is_named() {
+        let mut health = of(ConsumerState::Running);
+        health.loops[1].stalled = true;
+        health.loops[1].last_progress = Duration::from_secs(75);
+        let report = live(&[health.clone()]);
+        assert!(!report.ok && !ready(&Backend::Reached, &[health], 0).ok);
+        assert_eq!(report.checks[0].problems, ["fetch of orders/3 hangs: its last round ended 75 s ago"]);
+    }
+
+    #[test]
+    fn a_server_that_is_away_ends_readiness_alone() {
+        let mut health = of(ConsumerState::Running);
+        health.loops[0].failing = Some(Failure { lasts: Duration::from_secs(2), error: "refused".into() });
+        assert!(ready(&Backend::Reached, &[health.clone()], 1).ok, "it may pass by itself");
+        health.connected = false;
+        let away = Backend::Failed("refused".into());
+        assert!(live(&[health.clone()]).ok && !ready(&Backend::Reached, &[health.clone()], 1).ok);
+        let report = ready(&away, &[health], 1);
+        assert!(!report.ok && report.checks[0].problems == ["refused"]);
+    }
+
+    #[test]
+    fn who_waits_for_consumers_is_not_ready_without_them() {
+        assert!(ready(&Backend::Reached, &[], 0).ok && live(&[]).ok);
+        let report = ready(&Backend::Reached, &[of(ConsumerState::Running)], 2);
+        assert!(!report.ok && report.checks.iter().any(|check| check.state == "1 started"));
+    }
+}

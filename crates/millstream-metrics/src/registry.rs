@@ -1,0 +1,171 @@
+//! Where series are registered: each label set once, and not more of them than the limit.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
+use millstream_core::Result;
+use millstream_core::error::Problems;
+
+use crate::metric::Metric;
+use crate::table;
+
+/// What stands in every label of a series that takes what is over the limit.
+pub const OTHER: &str = "other";
+
+/// A recorder that several threads may use: see [`metrics::Recorder`].
+pub type SharedRecorder = Arc<dyn Recorder + Send + Sync>;
+
+/// Settings of metrics.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct MetricsConfig {
+    /// The most label sets of one metric. What counts or takes time beyond it goes to one series whose labels are all
+    /// `other`; gauges beyond it are left out. Either is told once, as a warning, and counted in
+    /// `millstream_series_over_limit_total`. Default: 1,000.
+    pub max_series: usize,
+    /// Labels that every series gets. Default: none.
+    pub labels: Vec<(String, String)>,
+}
+
+impl Default for MetricsConfig {
+    fn default() -> Self {
+        Self { max_series: 1_000, labels: Vec::new() }
+    }
+}
+
+impl MetricsConfig {
+    /// The same settings, with another limit of label sets for one metric.
+    #[must_use]
+    pub fn max_series(self, max_series: usize) -> Self {
+        Self { max_series, ..self }
+    }
+
+    /// The same settings, with one more label on every series: `service`, `region`.
+    #[must_use]
+    pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.labels.push((name.into(), value.into()));
+        self
+    }
+
+    fn check(&self) -> Result<()> {
+        let mut problems = Problems::new("metrics");
+        problems.require(self.max_series > 0, || "the limit of series is 0, at least 1 is needed".into());
+        let ours = |name: &str| table::ALL.iter().any(|metric| metric.labels.contains(&name));
+        for (at, (name, _)) in self.labels.iter().enumerate() {
+            let first = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+            let rest = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            problems.require(first && rest && !name.starts_with("__"), || {
+                format!("{name:?} is no name for a label: A-Z a-z 0-9 _ are allowed, the first one no digit")
+            });
+            let taken = ours(name) || name == "le" || name == "quantile";
+            problems.require(!taken, || format!("the label {name:?} is one of the metrics' own"));
+            let twice = self.labels.iter().take(at).any(|(other, _)| other == name);
+            problems.require(!twice, || format!("the label {name:?} is there twice"));
+        }
+        problems.finish()
+    }
+}
+
+/// Registers series with a recorder.
+pub(crate) struct Registry {
+    /// `None` for the process's own, whatever it is.
+    recorder: Option<SharedRecorder>,
+    limit: usize,
+    labels: Vec<Label>,
+    /// How many label sets each metric has.
+    sets: Mutex<BTreeMap<&'static str, usize>>,
+}
+
+impl Registry {
+    pub(crate) fn new(recorder: Option<SharedRecorder>, config: &MetricsConfig) -> Result<Self> {
+        config.check()?;
+        let labels = config.labels.iter().map(|(name, value)| Label::new(name.clone(), value.clone()));
+        let (limit, labels) = (config.max_series, labels.collect());
+        let registry = Self { recorder, limit, labels, sets: Mutex::default() };
+        registry.with(|recorder| table::ALL.iter().for_each(|metric| metric.describe(recorder)));
+        Ok(registry)
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&dyn Recorder) -> T) -> T {
+        match &self.recorder {
+            Some(recorder) => f(&**recorder),
+            None => metrics::with_recorder(f),
+        }
+    }
+
+    pub(crate) fn counter(&self, metric: &Metric, values: &[&str]) -> Counter {
+        let key = self.key(metric, values).unwrap_or_else(|| self.other(metric));
+        self.with(|recorder| recorder.register_counter(&key, &METADATA))
+    }
+
+    pub(crate) fn histogram(&self, metric: &Metric, values: &[&str]) -> Histogram {
+        let key = self.key(metric, values).unwrap_or_else(|| self.other(metric));
+        self.with(|recorder| recorder.register_histogram(&key, &METADATA))
+    }
+
+    /// `None` over the limit: what the last of many says would mean nothing.
+    pub(crate) fn gauge(&self, metric: &Metric, values: &[&str]) -> Option<Gauge> {
+        let key = self.key(metric, values)?;
+        Some(self.with(|recorder| recorder.register_gauge(&key, &METADATA)))
+    }
+
+    /// The key of a label set that was not asked for before; `None` if there are too many. Who asks keeps the answer.
+    fn key(&self, metric: &Metric, values: &[&str]) -> Option<Key> {
+        debug_assert_eq!(metric.labels.len(), values.len(), "{}", metric.name);
+        let mut all = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
+        let sets = all.entry(metric.name).or_default();
+        // The one that says so has a label set for each metric, and cannot be over it.
+        let over = *sets >= self.limit && metric.name != table::UNLABELLED.name;
+        let first = *sets == self.limit;
+        *sets = sets.saturating_add(1);
+        drop(all);
+        if !over {
+            return Some(self.made_of(metric, values.iter().copied()));
+        }
+        if first {
+            let (metric, limit) = (metric.name, self.limit);
+            tracing::warn!(metric, limit, "too many label sets: what is beyond is not told apart");
+        }
+        let key = self.made_of(&table::UNLABELLED, [metric.name]);
+        self.with(|recorder| recorder.register_counter(&key, &METADATA)).increment(1);
+        None
+    }
+
+    fn other(&self, metric: &Metric) -> Key {
+        self.made_of(metric, metric.labels.iter().map(|_| OTHER))
+    }
+
+    fn made_of<'a>(&self, metric: &Metric, values: impl IntoIterator<Item = &'a str>) -> Key {
+        let own = metric.labels.iter().zip(values).map(|(name, value)| Label::new(*name, value.to_owned()));
+        Key::from_parts(metric.name, own.chain(self.labels.iter().cloned()).collect::<Vec<_>>())
+    }
+}
+
+static METADATA: Metadata<'static> = Metadata::new("millstream", Level::INFO, None);
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registry")
+            .field("limit", &self.limit)
+            .field("labels", &self.labels)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wrong_label_is_told() {
+        let config =
+            MetricsConfig::default().max_series(0).label("", "x").label("1st", "x").label("a-b", "x");
+        let config =
+            config.label("topic", "x").label("le", "x").label("ok", "x").label("ok", "y").label("__x", "x");
+        let error = Registry::new(None, &config).expect_err("wrong");
+        assert_eq!(error.problems().len(), 8, "{error}");
+        assert!(Registry::new(None, &MetricsConfig::default().label("service", "billing ü")).is_ok());
+    }
+}

@@ -1,0 +1,86 @@
+//! What the server says of topics, groups and delay queues: read, and nothing else.
+
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use millstream_core::catalog::PartitionStats;
+use millstream_core::schedule::{Place, Shard, Waiting};
+use millstream_core::tasks::TaskCounts;
+use millstream_core::{Backend, GroupName, Partition, QueueName, Result, Start, TopicName, TopicSpec};
+
+use crate::clock::{Clock, our_ms};
+
+/// How many requests are under way at once.
+const AT_ONCE: usize = 8;
+
+/// A topic as it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct TopicSample {
+    pub(crate) topic: TopicName,
+    /// Messages in the log and what is delayed, by partition.
+    pub(crate) partitions: Vec<(Partition, u64, Waiting)>,
+    pub(crate) groups: Vec<GroupSample>,
+}
+
+/// A group of a topic as it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupSample {
+    pub(crate) group: GroupName,
+    pub(crate) members: usize,
+    pub(crate) partitions: Vec<PartitionStats>,
+}
+
+/// A delay queue as it stands.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueSample {
+    pub(crate) queue: QueueName,
+    pub(crate) shards: Vec<(u32, TaskCounts)>,
+}
+
+/// Reads how a topic stands with all of its groups, or with this one.
+pub(crate) async fn topic(
+    backend: &Backend,
+    clock: &Clock,
+    name: &TopicName,
+    only: Option<&GroupName>,
+) -> Result<TopicSample> {
+    let spec = backend.catalog.topic(name).await?;
+    if let Some(first) = spec.iter().next() {
+        let asked = our_ms();
+        let server = backend.recurring.due(&first.into()).await?.now;
+        clock.told(server, asked, our_ms());
+    }
+    let groups = match only {
+        Some(group) => vec![group.clone()],
+        None => backend.catalog.groups(name).await?,
+    };
+    let partitions = stream::iter(spec.iter())
+        .map(|tp| async move {
+            let partition = tp.partition;
+            let length = backend.catalog.count(&tp, Start::Earliest, None, u64::MAX).await?;
+            Ok((partition, length, backend.schedule.waiting(&Place::from(tp)).await?))
+        })
+        .buffered(AT_ONCE)
+        .try_collect()
+        .await?;
+    let mut samples = Vec::with_capacity(groups.len());
+    for group in groups {
+        samples.push(self::group(backend, &spec, group).await?);
+    }
+    Ok(TopicSample { topic: name.clone(), partitions, groups: samples })
+}
+
+async fn group(backend: &Backend, spec: &TopicSpec, group: GroupName) -> Result<GroupSample> {
+    let members = backend.members.roster(&spec.name, &group).await?.members.len();
+    let partitions = backend.catalog.stats(spec, &group).await?;
+    Ok(GroupSample { group, members, partitions })
+}
+
+/// Reads how a delay queue stands.
+pub(crate) async fn queue(backend: &Backend, name: &QueueName) -> Result<QueueSample> {
+    let spec = backend.tasks.queue(name).await?;
+    let shards = stream::iter(spec.iter())
+        .map(|shard: Shard| async move { Ok((shard.shard, backend.tasks.counts(&shard).await?)) })
+        .buffered(AT_ONCE)
+        .try_collect()
+        .await?;
+    Ok(QueueSample { queue: name.clone(), shards })
+}

@@ -1,0 +1,176 @@
+//! What is spread over slots: the catalog, the groups on a log, and the types of all keys.
+
+use millstream_core::audit::{Audited, Fault, Finding, Scope};
+use millstream_core::catalog::Catalog;
+use millstream_core::error::{ErrorKind, Result};
+use millstream_core::keys::Key;
+use millstream_core::name::TopicName;
+use millstream_core::schedule::Place;
+use millstream_core::topic::{Retention, TopicPartition, TopicSpec};
+use redis::{Pipeline, Value};
+
+use crate::backend::RedisBackend;
+use crate::reply;
+
+/// The most members of a set that are asked for at once.
+const CHUNK: usize = 500;
+
+impl RedisBackend {
+    pub(super) async fn types(&self, scope: &Scope) -> Result<Audited> {
+        let keys = &self.inner.keys;
+        let place_keys = |place: &Place, wake| {
+            vec![
+                (keys.delay(place), "zset"),
+                (keys.delay_items(place), "hash"),
+                (keys.recur(place), "zset"),
+                (keys.recur_items(place), "hash"),
+                (keys.wake(place), wake),
+            ]
+        };
+        let expected = match scope {
+            Scope::Topic(_) => Vec::new(),
+            Scope::Partition(tp) => {
+                let mut all = place_keys(&tp.clone().into(), "stream");
+                all.push((keys.log(tp), "stream"));
+                all
+            }
+            Scope::Shard(shard) => {
+                let mut all = place_keys(&shard.clone().into(), "list");
+                all.push((keys.claims(shard), "zset"));
+                all.push((keys.task_states(shard), "hash"));
+                all.push((keys.watcher(shard), "hash"));
+                all.push((keys.dead_tasks(shard), "stream"));
+                all
+            }
+            Scope::Group(tp, group) => vec![
+                (keys.retry_log(tp, group), "stream"),
+                (keys.dead_letters(tp, group), "stream"),
+                (keys.lease(tp, group), "string"),
+                (keys.fence(tp, group), "hash"),
+                (keys.retry_due(tp, group), "zset"),
+                (keys.retry_items(tp, group), "hash"),
+                (keys.held(tp, group), "hash"),
+            ],
+        };
+        let mut pipe = Pipeline::with_capacity(expected.len());
+        for (key, _) in &expected {
+            pipe.cmd("TYPE").arg(key.as_str());
+        }
+        let mut page = Audited { looked_at: expected.len() as u64, ..Audited::default() };
+        for (answer, (key, expected)) in self.ask(&pipe).await?.into_iter().zip(expected) {
+            let found = reply::text(answer)?;
+            if found != "none" && found != expected {
+                let detail = format!("is a {found}, not a {expected}");
+                page.findings.push(Finding::new(Fault::WrongType, scope, key.as_str(), detail));
+            }
+        }
+        Ok(page)
+    }
+
+    pub(super) async fn groups_of(&self, scope: &Scope, tp: &TopicPartition) -> Result<Audited> {
+        let keys = &self.inner.keys;
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("XINFO").arg("GROUPS").arg(keys.log(tp).as_str());
+        let answer = self.ask(&pipe).await?.pop().unwrap_or_default();
+        if reply::is_missing_key(&answer) {
+            return Ok(Audited::default());
+        }
+        let mut names = Vec::new();
+        for info in reply::array(answer)? {
+            for (name, value) in reply::pairs(info)? {
+                if &*reply::bytes(name)? == b"name" {
+                    names.push(reply::text(value)?);
+                }
+            }
+        }
+        let mut page = Audited { looked_at: names.len() as u64, ..Audited::default() };
+        // Asked second: a group is listed before it comes to the logs.
+        let listed = self.listed(&keys.topic_groups(&tp.topic), &names).await?;
+        for (name, _) in names.iter().zip(listed).filter(|(_, listed)| !listed) {
+            page.findings.push(Finding::new(Fault::GroupUnlisted, scope, name, "on the log"));
+        }
+        Ok(page)
+    }
+
+    /// Which of these are in a set.
+    pub(super) async fn listed<T: AsRef<str>>(&self, set: &Key, members: &[T]) -> Result<Vec<bool>> {
+        let mut listed = Vec::with_capacity(members.len());
+        for chunk in members.chunks(CHUNK) {
+            let mut pipe = Pipeline::with_capacity(1);
+            pipe.cmd("SMISMEMBER").arg(set.as_str());
+            for member in chunk {
+                pipe.arg(member.as_ref());
+            }
+            let answer = self.ask(&pipe).await?.pop().unwrap_or_default();
+            for one in reply::array(answer).map_err(|error| error.during(format_args!("look at {set}")))? {
+                listed.push(reply::int(one)? == 1);
+            }
+        }
+        Ok(listed)
+    }
+
+    pub(super) async fn catalog_of(&self, scope: &Scope, topic: &TopicName) -> Result<Audited> {
+        let keys = &self.inner.keys;
+        let partitions = keys.topic_partitions(topic);
+        let mut page = Audited { looked_at: 1, ..Audited::default() };
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("SISMEMBER").arg(keys.topics().as_str()).arg(topic.as_str());
+        pipe.cmd("SCARD").arg(partitions.as_str());
+        let [listed, card] = reply::tuple(Value::Array(self.ask(&pipe).await?))?;
+        let (listed, card) = (reply::int(listed)? == 1, reply::count(card)?);
+        let mut found = |fault, id: &str, detail: String| {
+            page.findings.push(Finding::new(fault, scope, id, detail));
+        };
+        let spec = match self.topic(topic).await {
+            Ok(spec) => spec,
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                if listed {
+                    let detail = format!("{card} partitions are listed");
+                    found(Fault::TopicWithoutSettings, topic.as_str(), detail);
+                }
+                return Ok(page);
+            }
+            Err(error) => return Err(error),
+        };
+        if !listed {
+            found(Fault::TopicUnlisted, topic.as_str(), format!("{} partitions", spec.partitions));
+        }
+        let logs: Vec<String> = spec.iter().map(|tp| keys.log(&tp).to_string()).collect();
+        let known = self.listed(&partitions, &logs).await?;
+        for (log, _) in logs.iter().zip(&known).filter(|(_, known)| !**known) {
+            found(Fault::PartitionUnlisted, log, "not in the list".to_owned());
+        }
+        let there = known.iter().filter(|known| **known).count();
+        if card > there {
+            let detail = format!("{card} are listed, {} should be", spec.partitions);
+            found(Fault::PartitionsUnfinished, topic.as_str(), detail);
+        }
+        page.looked_at += logs.len() as u64;
+        Ok(page)
+    }
+
+    pub(super) async fn repair_topic(&self, topic: &TopicName, fault: Fault) -> Result<bool> {
+        let scope = Scope::Topic(topic.clone());
+        let found = self.catalog_of(&scope, topic).await?.findings;
+        if !found.iter().any(|finding| finding.fault == fault) {
+            return Ok(false);
+        }
+        if fault != Fault::TopicWithoutSettings {
+            let stored = self.topic(topic).await?;
+            return self.create_topic(&stored).await.map(|_| true);
+        }
+        let keys = &self.inner.keys;
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("SCARD").arg(keys.topic_partitions(topic).as_str());
+        let answer = self.ask(&pipe).await?.pop().unwrap_or_default();
+        let partitions = u32::try_from(reply::count(answer)?).unwrap_or(u32::MAX);
+        if partitions > 0 {
+            // What it kept for how long is not known: so nothing is dropped.
+            let spec = TopicSpec::new(topic.clone(), partitions)?.with_retention(Retention::Keep);
+            return self.create_topic(&spec).await.map(|_| true);
+        }
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("SREM").arg(keys.topics().as_str()).arg(topic.as_str());
+        Ok(reply::int(self.ask(&pipe).await?.pop().unwrap_or_default())? == 1)
+    }
+}

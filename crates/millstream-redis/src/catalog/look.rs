@@ -1,0 +1,102 @@
+//! How logs and their groups stand, each at one moment: what the script `look` answers.
+
+use bytes::Bytes;
+use millstream_core::error::{Error, Result};
+use millstream_core::id::MessageId;
+use millstream_core::topic::TopicPartition;
+use redis::Value;
+
+use crate::backend::RedisBackend;
+use crate::{reply, script};
+
+/// How a log stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Look {
+    /// The server's time, in milliseconds since 1970.
+    pub(super) now_ms: u64,
+    /// Whether there is a log at all.
+    pub(super) exists: bool,
+    pub(super) length: u64,
+    pub(super) first: Option<MessageId>,
+    pub(super) last: Option<MessageId>,
+    /// How many entries ever left it; `None` if the server does not know.
+    pub(super) removed: Option<u64>,
+    pub(super) groups: Vec<GroupLook>,
+}
+
+/// How a group stands in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct GroupLook {
+    pub(super) name: Bytes,
+    pub(super) position: MessageId,
+    pub(super) pending: u64,
+    pub(super) oldest_pending: Option<MessageId>,
+    pub(super) first_unread: Option<MessageId>,
+    /// What the server takes for the lag.
+    pub(super) lag: Option<u64>,
+}
+
+impl Look {
+    pub(super) fn group(&self, name: &str) -> Option<&GroupLook> {
+        self.groups.iter().find(|group| group.name == name)
+    }
+}
+
+impl GroupLook {
+    /// Below this nothing is unread or pending.
+    pub(super) fn watermark(&self) -> MessageId {
+        self.oldest_pending.unwrap_or_else(|| self.position.next())
+    }
+
+    /// The oldest entry that is unread or pending.
+    pub(super) fn oldest(&self) -> Option<MessageId> {
+        self.oldest_pending.into_iter().chain(self.first_unread).min()
+    }
+}
+
+impl RedisBackend {
+    /// Looks at each of these partitions, in one pipeline.
+    pub(super) async fn look_at(&self, partitions: &[TopicPartition]) -> Result<Vec<Look>> {
+        let calls = partitions.iter().map(|tp| {
+            let log = self.inner.keys.log(tp);
+            self.inner.scripts.look.call([&log])
+        });
+        let answers = script::run(&self.inner.pool, calls.collect()).await?;
+        let looks = answers.into_iter().zip(partitions).map(|(answer, tp)| {
+            answer.and_then(read).map_err(|error: Error| error.during(format_args!("look at {tp}")))
+        });
+        looks.collect()
+    }
+}
+
+fn number(value: Value) -> Result<u64> {
+    Ok(u64::try_from(reply::int(value)?).unwrap_or(0))
+}
+
+fn maybe<T>(value: Value, read: impl Fn(Value) -> Result<T>) -> Result<Option<T>> {
+    if value == Value::Nil { Ok(None) } else { read(value).map(Some) }
+}
+
+fn read(answer: Value) -> Result<Look> {
+    let [now_ms, length, first, last, removed, groups] = reply::tuple(answer)?;
+    let groups = reply::array(groups)?.into_iter().map(|group| {
+        let [name, position, pending, oldest_pending, first_unread, lag] = reply::tuple(group)?;
+        Ok(GroupLook {
+            name: reply::bytes(name)?,
+            position: reply::id(position)?,
+            pending: number(pending)?,
+            oldest_pending: maybe(oldest_pending, reply::id)?,
+            first_unread: maybe(first_unread, reply::id)?,
+            lag: maybe(lag, number)?,
+        })
+    });
+    Ok(Look {
+        now_ms: number(now_ms)?,
+        exists: length != Value::Nil,
+        length: maybe(length, number)?.unwrap_or(0),
+        first: maybe(first, reply::id)?,
+        last: maybe(last, reply::id)?,
+        removed: maybe(removed, number)?,
+        groups: groups.collect::<Result<_>>()?,
+    })
+}

@@ -1,0 +1,74 @@
+//! A topic's settings: the fields of its meta hash.
+
+use millstream_core::catalog::FORMAT;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::name::TopicName;
+use millstream_core::topic::{Retention, TopicChange, TopicSpec};
+use redis::{Pipeline, Value};
+
+use crate::backend::RedisBackend;
+use crate::{reply, script};
+
+/// The fields of a topic's meta hash.
+const META: [&str; 5] = ["partitionCount", "format", "retention", "maxLength", "deleting"];
+
+impl RedisBackend {
+    /// Stores settings unless there are some, and gives back what is stored.
+    pub(super) async fn store_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        spec.check()?;
+        let meta = self.inner.keys.topic_meta(&spec.name);
+        // All in one script, so that nobody reads half of it.
+        let call = self.inner.scripts.create_topic.call([&meta]).arg(spec.partitions).arg(FORMAT);
+        let call = call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0));
+        let answer = script::run_one(&self.inner.pool, call).await;
+        let stored = answer.map_err(|error| error.during(format_args!("create topic {}", spec.name)))?;
+        read(&spec.name, stored)
+    }
+
+    pub(super) async fn stored_topic(&self, name: &TopicName) -> Result<TopicSpec> {
+        let meta = self.inner.keys.topic_meta(name);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
+        read(name, self.inner.one(&meta, &pipe).await?)
+    }
+
+    pub(super) async fn store_change(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
+        // Also looks at the format: what a newer version has stored is not touched.
+        change.of(self.stored_topic(name).await?)?;
+        let meta = self.inner.keys.topic_meta(name);
+        let retention = change.retention.map(|retention| retention.to_string()).unwrap_or_default();
+        let max_length = change.max_length.map(|bound| bound.unwrap_or(0).to_string()).unwrap_or_default();
+        let call = self.inner.scripts.alter_topic.call([&meta]).args([&*retention, &*max_length]);
+        script::run_one(&self.inner.pool, call).await?;
+        self.stored_topic(name).await
+    }
+}
+
+fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
+    let [partitions, format, retention, max_length, deleting] = reply::tuple(meta)?;
+    let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
+    if nothing || deleting != Value::Nil {
+        return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")));
+    }
+    let damaged =
+        |what: &str| Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense"));
+    let number = |value: Value, what: &str| -> Result<u64> {
+        reply::text(value).ok().and_then(|text| text.parse().ok()).ok_or_else(|| damaged(what))
+    };
+    // The format comes first: a newer one may give every other field another meaning.
+    let format = number(format, "format")?;
+    if format > u64::from(FORMAT) {
+        let message = format!("topic {name} has format {format}, this version knows {FORMAT}");
+        return Err(Error::new(ErrorKind::Unsupported, message));
+    }
+    let partitions = u32::try_from(number(partitions, "partitionCount")?).unwrap_or(u32::MAX);
+    let retention = reply::text(retention).map_err(|_| damaged("retention"))?;
+    let retention =
+        Retention::parse(&retention).map_err(|error| error.during(format_args!("topic {name}")))?;
+    let max_length = match max_length {
+        Value::Nil => None,
+        stored => Some(number(stored, "maxLength")?).filter(|entries| *entries > 0),
+    };
+    let spec = TopicSpec::new(name.clone(), partitions).map_err(|_| damaged("partitionCount"))?;
+    Ok(spec.with_retention(retention).with_max_length(max_length))
+}

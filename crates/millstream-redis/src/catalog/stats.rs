@@ -1,0 +1,98 @@
+//! How every partition stands with a group.
+
+use std::time::Duration;
+
+use millstream_core::catalog::PartitionStats;
+use millstream_core::error::Result;
+use millstream_core::name::GroupName;
+use millstream_core::topic::{TopicPartition, TopicSpec};
+use redis::{Pipeline, Value};
+
+use super::CHUNK;
+use super::lag::{Lag, Trust};
+use super::look::Look;
+use crate::backend::RedisBackend;
+use crate::connection::Line;
+use crate::reply;
+
+/// What is asked of each partition beside the log.
+const BESIDE: usize = 4;
+
+impl RedisBackend {
+    pub(super) async fn group_stats(
+        &self,
+        topic: &TopicSpec,
+        group: &GroupName,
+    ) -> Result<Vec<PartitionStats>> {
+        let all: Vec<TopicPartition> = topic.iter().collect();
+        let mut stats = Vec::with_capacity(all.len());
+        for chunk in all.chunks(CHUNK) {
+            let (trust, beside) = self.beside(chunk, group).await?;
+            let looks = self.look_at(chunk).await?;
+            let lags = self.lags(chunk, &looks, group.as_str(), trust).await?;
+            for (((tp, look), lag), beside) in chunk.iter().zip(&looks).zip(lags).zip(beside) {
+                let one = partition_stats(tp, group, look, lag, beside);
+                stats.push(one.map_err(|error| error.during(format_args!("stats of {tp} for {group}")))?);
+            }
+        }
+        Ok(stats)
+    }
+
+    /// What the server is, and what it answers to questions about what stands beside the logs.
+    async fn beside(
+        &self,
+        partitions: &[TopicPartition],
+        group: &GroupName,
+    ) -> Result<(Trust, Vec<Vec<Value>>)> {
+        let keys = &self.inner.keys;
+        let mut pipe = Pipeline::with_capacity(1 + BESIDE * partitions.len());
+        pipe.cmd("INFO").arg("server");
+        for tp in partitions {
+            let retry_log = keys.retry_log(tp, group);
+            pipe.cmd("XLEN").arg(retry_log.as_str());
+            pipe.cmd("XINFO").arg("GROUPS").arg(retry_log.as_str());
+            pipe.cmd("ZCARD").arg(keys.retry_due(tp, group).as_str());
+            pipe.cmd("XLEN").arg(keys.dead_letters(tp, group).as_str());
+        }
+        let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
+        // Who may not ask is not told, and then nothing is believed.
+        let info = answers.next().and_then(|info| reply::text(info).ok()).unwrap_or_default();
+        let trust = if self.inner.config.count_lag { Trust::Never } else { Trust::of(&info) };
+        let beside = partitions.iter().map(|_| answers.by_ref().take(BESIDE).collect());
+        Ok((trust, beside.collect()))
+    }
+}
+
+fn partition_stats(
+    tp: &TopicPartition,
+    group: &GroupName,
+    look: &Look,
+    lag: Option<Lag>,
+    beside: Vec<Value>,
+) -> Result<PartitionStats> {
+    let [retry_length, retry_log, parked, dead] = reply::tuple(Value::Array(beside))?;
+    let number = |value: Value| -> Result<u64> { Ok(u64::try_from(reply::int(value)?).unwrap_or(0)) };
+    let retry_log = reply::group(retry_log, group.as_str())?.unwrap_or_default();
+    let mut stats = PartitionStats::empty(tp.partition);
+    stats.length = look.length;
+    if let Some(group) = look.group(group.as_str()) {
+        stats.position = Some(group.position);
+        stats.pending = group.pending + retry_log.pending;
+        let age = |id: millstream_core::MessageId| look.now_ms.saturating_sub(id.ms);
+        stats.oldest = group.oldest().map(|id| Duration::from_millis(age(id)));
+    } else if look.exists {
+        // Where the group will stand when it is created again, nobody knows.
+        stats.lag = None;
+    }
+    match lag {
+        Some(Lag::Exact(lag)) => (stats.lag, stats.lag_at_least) = (Some(lag), lag),
+        Some(Lag::AtLeast(lag)) => (stats.lag, stats.lag_at_least) = (None, lag),
+        None => {}
+    }
+    // What was read from the retry log is pending or deleted: the rest waits to be read. (Its lag would be
+    // unknown as soon as an entry was deleted.)
+    stats.due = number(retry_length)?.saturating_sub(retry_log.pending);
+    stats.retrying = number(parked)? + stats.due;
+    stats.dead = number(dead)?;
+    Ok(stats)
+}

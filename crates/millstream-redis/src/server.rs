@@ -1,0 +1,250 @@
+//! What is known of the server: its product and version, how it keeps what it is given, and what this user may do.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use millstream_core::error::{ErrorKind, Result};
+use millstream_core::inspect::{self, Server};
+use millstream_core::keys::Keys;
+use millstream_core::schedule::Place;
+use millstream_core::topic::TopicPartition;
+use redis::{Pipeline, Value};
+
+use crate::backend::Inner;
+use crate::connection::Line;
+use crate::error::answered;
+use crate::{durability, reply};
+
+/// How many round trips are measured.
+const TRIPS: usize = 5;
+
+/// Commands that only some servers have, and what they would allow.
+const FEATURES: [(&str, &str); 5] = [
+    ("XACKDEL", "acks that delete"),
+    ("XDELEX", "deletes that heed other groups"),
+    ("XNACK", "entries handed back at once"),
+    ("HPEXPIRE", "fields that expire"),
+    ("WAITAOF", "waiting for the disk"),
+];
+
+pub(crate) async fn look(inner: &Inner) -> Result<Server> {
+    let mut server = Server::default();
+    clock(inner, &mut server).await?;
+    let mut pipe = Pipeline::with_capacity(2);
+    pipe.cmd("INFO");
+    pipe.cmd("CLUSTER").arg("INFO");
+    let [info, cluster] = reply::tuple(Value::Array(inner.pool.send(&pipe).await?))?;
+    match reply::text(info) {
+        Ok(info) => told(&info, &mut server),
+        Err(error) => server.unknown.push(format!("INFO: {error}")),
+    }
+    if server.mode.as_deref() == Some("cluster") {
+        match reply::text(cluster) {
+            Ok(info) => server.cluster_ok = value(&info, "cluster_state").map(|state| state == "ok"),
+            Err(error) => server.unknown.push(format!("CLUSTER INFO: {error}")),
+        }
+    }
+    features(inner, &mut server).await?;
+    rights(inner, &mut server).await?;
+    let risks = durability::risks(&inner.pool).await?;
+    server.risks = risks
+        .into_iter()
+        .map(|risk| inspect::Risk {
+            setting: risk.setting.to_owned(),
+            value: risk.value,
+            reason: risk.reason.to_owned(),
+        })
+        .collect();
+    Ok(server)
+}
+
+/// Round trips, and what the server's clock says in the middle of the shortest.
+async fn clock(inner: &Inner, server: &mut Server) -> Result<()> {
+    let mut pipe = Pipeline::with_capacity(1);
+    pipe.cmd("TIME");
+    let mut trips: Vec<(Duration, i64)> = Vec::with_capacity(TRIPS);
+    for _ in 0..=TRIPS {
+        let (began, ours) = (Instant::now(), SystemTime::now());
+        let answer = inner.pool.send(&pipe).await?.pop().unwrap_or_default();
+        let trip = began.elapsed();
+        let ours = ours.duration_since(UNIX_EPOCH).unwrap_or_default() + trip / 2;
+        match reply::time_ms(answer) {
+            Ok(theirs) => {
+                let theirs = i64::try_from(theirs).unwrap_or(i64::MAX);
+                trips.push((trip, theirs - i64::try_from(ours.as_millis()).unwrap_or(i64::MAX)));
+            }
+            Err(error) => {
+                server.unknown.push(format!("TIME: {error}"));
+                return Ok(());
+            }
+        }
+    }
+    // The first may have opened the connection.
+    let mut trips = trips.split_off(1);
+    trips.sort_unstable();
+    server.latency = trips.get(trips.len() / 2).map(|(trip, _)| *trip);
+    server.ahead_ms = trips.first().map(|(_, ahead)| *ahead);
+    Ok(())
+}
+
+fn value<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+fn told(info: &str, server: &mut Server) {
+    let text = |name: &str| value(info, name).map(str::to_owned);
+    let number = |name: &str| value(info, name).and_then(|value| value.parse::<u64>().ok());
+    let valkey = text("valkey_version");
+    server.kind = if valkey.is_some() || value(info, "server_name") == Some("valkey") {
+        "valkey".to_owned()
+    } else {
+        "redis".to_owned()
+    };
+    server.version = valkey.or_else(|| text("redis_version"));
+    server.mode = text("redis_mode").or_else(|| text("server_mode"));
+    server.role = text("role").map(|role| if role == "slave" { "replica".to_owned() } else { role });
+    server.replicas = number("connected_slaves");
+    server.uptime = number("uptime_in_seconds").map(Duration::from_secs);
+    server.used_memory = number("used_memory");
+    server.max_memory = number("maxmemory");
+    server.eviction = text("maxmemory_policy");
+    server.evicted = number("evicted_keys");
+    server.clients = number("connected_clients").zip(number("maxclients"));
+    let states = ["rdb_last_bgsave_status", "aof_last_write_status", "aof_last_bgrewrite_status"];
+    let states: Vec<_> = states.iter().filter_map(|name| value(info, name)).collect();
+    server.disk_ok = (!states.is_empty()).then(|| states.iter().all(|state| *state == "ok"));
+}
+
+async fn features(inner: &Inner, server: &mut Server) -> Result<()> {
+    let mut pipe = Pipeline::with_capacity(1);
+    pipe.cmd("COMMAND").arg("INFO");
+    for (command, _) in FEATURES {
+        pipe.arg(command);
+    }
+    match reply::array(inner.pool.send(&pipe).await?.pop().unwrap_or_default()) {
+        Ok(known) => {
+            let there = FEATURES.iter().zip(known).filter(|(_, known)| *known != Value::Nil);
+            server.features = there.map(|((_, name), _)| (*name).to_owned()).collect();
+        }
+        Err(error) => server.unknown.push(format!("COMMAND INFO: {error}")),
+    }
+    Ok(())
+}
+
+/// Queues every command that is needed and discards them all: the server says which ones this user may not use, and does
+/// nothing. That needs no right of its own, as `ACL DRYRUN` would.
+async fn rights(inner: &Inner, server: &mut Server) -> Result<()> {
+    let commands = needed(&inner.keys)?;
+    let mut pipe = Pipeline::with_capacity(2 + commands.len());
+    pipe.cmd("MULTI");
+    for command in &commands {
+        let mut words = command.split(' ');
+        pipe.cmd(words.next().unwrap_or_default());
+        for word in words {
+            pipe.arg(word);
+        }
+    }
+    pipe.cmd("DISCARD");
+    let answers = inner.pool.send(&pipe).await?;
+    let mut other = None;
+    for (answer, command) in answers.into_iter().skip(1).zip(&commands) {
+        if let Value::ServerError(error) = answer {
+            let error = answered(error);
+            match error.kind() {
+                ErrorKind::Denied => server.denied.push(command.clone()),
+                // Not because of rights: out of memory, a replica, a disk that is full.
+                _ => other = other.or(Some(format!("the right to {command}: {error}"))),
+            }
+        }
+    }
+    server.unknown.extend(other);
+    Ok(())
+}
+
+/// Each command that the scripts and roles use, on a key of its kind.
+fn needed(keys: &Keys) -> Result<Vec<String>> {
+    let tp = TopicPartition::new("doctor".parse()?, 0);
+    let (group, place) = ("doctor".parse()?, Place::from(tp.clone()));
+    let (log, zset, hash) = (keys.log(&tp), keys.retry_due(&tp, &group), keys.fence(&tp, &group));
+    let (lease, set, list) = (keys.lease(&tp, &group), keys.topics(), keys.wake(&place));
+    let of = |key: &millstream_core::keys::Key, commands: &[&str]| -> Vec<String> {
+        commands.iter().map(|command| command.replace('@', key.as_str())).collect()
+    };
+    let mut all = of(
+        &log,
+        &[
+            "XADD @ * f v",
+            "XREAD COUNT 1 STREAMS @ 0",
+            "XREADGROUP GROUP g c COUNT 1 STREAMS @ >",
+            "XPENDING @ g",
+            "XACK @ g 0-1",
+            "XDEL @ 0-1",
+            "XRANGE @ - +",
+            "XREVRANGE @ + -",
+            "XLEN @",
+            "XINFO GROUPS @",
+            "XGROUP CREATE @ g 0",
+            "XCLAIM @ g c 0 0-1",
+            "XTRIM @ MINID 0",
+            "DEL @",
+            "TYPE @",
+            "EXISTS @",
+        ],
+    );
+    all.extend(of(
+        &zset,
+        &[
+            "ZADD @ 1 m",
+            "ZREM @ m",
+            "ZRANGE @ 0 0",
+            "ZRANGEBYSCORE @ 0 1",
+            "ZCARD @",
+            "ZCOUNT @ 0 1",
+            "ZSCORE @ m",
+            "ZSCAN @ 0",
+        ],
+    ));
+    all.extend(of(
+        &hash,
+        &[
+            "HGET @ f",
+            "HMGET @ f",
+            "HSET @ f v",
+            "HSETNX @ f v",
+            "HDEL @ f",
+            "HGETALL @",
+            "HKEYS @",
+            "HLEN @",
+            "HEXISTS @ f",
+            "HSCAN @ 0",
+        ],
+    ));
+    all.extend(of(&lease, &["GET @", "SET @ v PX 1", "PTTL @", "PEXPIRE @ 1"]));
+    all.extend(of(
+        &set,
+        &["SADD @ m", "SMEMBERS @", "SISMEMBER @ m", "SMISMEMBER @ m", "SCARD @", "SREM @ m"],
+    ));
+    all.extend(of(&list, &["LPUSH @ 1", "LLEN @", "BLPOP @ 1"]));
+    all.extend(["TIME", "EVALSHA s 0", "EVAL s 0", "SCRIPT LOAD s"].map(str::to_owned));
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_servers_say_of_themselves() {
+        let mut server = Server::default();
+        let info = "# Server\r\nredis_version:7.2.4\r\nvalkey_version:8.1.1\r\nredis_mode:standalone\r\n\
+                    connected_clients:3\r\nmaxclients:10000\r\nused_memory:5\r\nmaxmemory:0\r\n\
+                    maxmemory_policy:noeviction\r\nrdb_last_bgsave_status:ok\r\naof_last_write_status:err\r\n\
+                    role:slave\r\nconnected_slaves:0\r\nuptime_in_seconds:7\r\n";
+        told(info, &mut server);
+        assert_eq!((server.kind.as_str(), server.version.as_deref()), ("valkey", Some("8.1.1")));
+        assert_eq!((server.role.as_deref(), server.disk_ok), (Some("replica"), Some(false)));
+        assert_eq!(server.clients, Some((3, 10_000)));
+        let mut server = Server::default();
+        told("redis_version:7.0.15\r\n", &mut server);
+        assert_eq!((server.kind.as_str(), server.disk_ok, server.replicas), ("redis", None, None));
+    }
+}

@@ -1,0 +1,77 @@
+//! Trimming: calls of the script `trim`, as a retention says, and what it tells.
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::leases::Lease;
+use millstream_core::log::{Lost, Trimmed};
+use millstream_core::name::GroupName;
+use millstream_core::topic::Retention;
+use redis::Value;
+
+use crate::backend::RedisBackend;
+use crate::error::unexpected;
+use crate::leases::fenced;
+use crate::{reply, script};
+
+/// How many entries one call of the script drops at most.
+const CHUNK: usize = 10_000;
+/// How many calls are made at most, one after the other.
+const CALLS: usize = 64;
+
+impl RedisBackend {
+    pub(crate) async fn trim_by(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
+        let (tp, group) = lease.partition()?;
+        let mut trimmed = Trimmed::default();
+        let Some(rule) = rule(retention)? else { return Ok(trimmed) };
+        let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp)];
+        for _ in 0..CALLS {
+            let call = self.inner.scripts.trim.call(keys.each_ref());
+            let call = call.arg(lease.token.as_str()).arg(CHUNK).args([rule.0, &rule.1]);
+            let answer = script::run_one(&self.inner.messages, call).await;
+            let on = |error: Error| error.during(format_args!("trim {}", keys[1]));
+            add(&mut trimmed, answer.map_err(|error| fenced(error, lease))?).map_err(on)?;
+            if !trimmed.more {
+                break;
+            }
+        }
+        trimmed.lost.sort_by(|one, other| one.group.cmp(&other.group));
+        Ok(trimmed)
+    }
+}
+
+/// What the script is told; nothing if nothing is to be dropped.
+fn rule(retention: Retention) -> Result<Option<(&'static str, String)>> {
+    let text = retention.to_string();
+    let figure = text.split_once(':').map_or("0", |(_, figure)| figure).to_owned();
+    let word = match retention {
+        Retention::Consumed => "consumed",
+        Retention::ConsumedAfter(_) => "consumed-after",
+        Retention::Age(_) => "age",
+        Retention::Length(_) => "length",
+        Retention::Keep => return Ok(None),
+        other => {
+            return Err(Error::new(ErrorKind::Unsupported, format!("nothing is known here of {other:?}")));
+        }
+    };
+    Ok(Some((word, figure)))
+}
+
+fn add(trimmed: &mut Trimmed, answer: Value) -> Result<()> {
+    let mut answer = reply::array(answer)?.into_iter();
+    let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
+    trimmed.dropped += reply::count(next()?)?;
+    trimmed.more = reply::int(next()?)? == 1;
+    while let Some(name) = answer.next() {
+        let name = reply::text(name)?;
+        let mut number = || reply::count(answer.next().unwrap_or_default()).map(|number| number as u64);
+        let (unread, pending) = (number()?, number()?);
+        let Ok(group) = GroupName::new(&name) else {
+            tracing::warn!(group = name, unread, pending, "a group that is none of ours has lost entries");
+            continue;
+        };
+        match trimmed.lost.iter_mut().find(|lost| lost.group == group) {
+            Some(lost) => (lost.unread, lost.pending) = (lost.unread + unread, lost.pending + pending),
+            None => trimmed.lost.push(Lost { group, unread, pending }),
+        }
+    }
+    Ok(())
+}

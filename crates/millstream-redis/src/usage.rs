@@ -1,0 +1,89 @@
+//! What partitions take of the server's memory, as it estimates it from samples.
+
+use std::collections::BTreeMap;
+
+use millstream_core::error::{Error, Result};
+use millstream_core::inspect::{Structure, Usage};
+use millstream_core::keys::Key;
+use millstream_core::name::GroupName;
+use millstream_core::schedule::Place;
+use millstream_core::topic::{Partition, TopicPartition};
+use redis::Pipeline;
+
+use crate::backend::Inner;
+use crate::connection::Line;
+use crate::reply;
+
+/// How many items of a structure are weighed.
+const SAMPLES: usize = 5;
+/// About how many keys one pipeline looks at.
+const CHUNK: usize = 250;
+
+/// A key, and how its items are counted; `None` if they are those of the key before.
+type Weighed = (Partition, Option<GroupName>, Structure, Key, Option<&'static str>);
+
+pub(crate) async fn look(
+    inner: &Inner,
+    partitions: &[TopicPartition],
+    groups: &[GroupName],
+) -> Result<Vec<Usage>> {
+    let mut totals: BTreeMap<(Partition, Option<GroupName>, Structure), (u64, u64)> = BTreeMap::new();
+    let keys = partitions.iter().flat_map(|tp| keys_of(inner, tp, groups)).collect::<Vec<_>>();
+    for chunk in keys.chunks(CHUNK) {
+        let mut pipe = Pipeline::with_capacity(2 * chunk.len());
+        for (_, _, _, key, counted) in chunk {
+            pipe.cmd("MEMORY").arg("USAGE").arg(key.as_str()).arg("SAMPLES").arg(SAMPLES);
+            match counted {
+                Some(command) => pipe.cmd(command).arg(key.as_str()),
+                None => pipe.cmd("EXISTS").arg(key.as_str()),
+            };
+        }
+        let mut answers = inner.pool.send(&pipe).await?.into_iter();
+        for (partition, group, structure, key, counted) in chunk {
+            let on = |error: Error| error.during(format_args!("usage of {key}"));
+            let bytes = match answers.next().unwrap_or_default() {
+                redis::Value::Nil => 0,
+                bytes => reply::count(bytes).map_err(on)? as u64,
+            };
+            let items = reply::count(answers.next().unwrap_or_default()).map_err(on)? as u64;
+            if bytes > 0 {
+                let total = totals.entry((*partition, group.clone(), *structure)).or_default();
+                total.0 += if counted.is_some() { items } else { 0 };
+                total.1 += bytes;
+            }
+        }
+    }
+    let usage = totals.into_iter().map(|((partition, group, structure), (items, bytes))| Usage {
+        partition,
+        group,
+        structure,
+        items,
+        bytes,
+    });
+    Ok(usage.collect())
+}
+
+fn keys_of(inner: &Inner, tp: &TopicPartition, groups: &[GroupName]) -> Vec<Weighed> {
+    let (keys, place) = (&inner.keys, Place::from(tp.clone()));
+    let of = |structure, key, counted| (tp.partition, None, structure, key, counted);
+    let mut all = vec![
+        of(Structure::Log, keys.log(tp), Some("XLEN")),
+        of(Structure::Delayed, keys.delay(&place), Some("ZCARD")),
+        of(Structure::Delayed, keys.delay_items(&place), None),
+        of(Structure::Recurring, keys.recur(&place), None),
+        of(Structure::Recurring, keys.recur_items(&place), Some("HLEN")),
+    ];
+    for group in groups {
+        let of = |structure, key, counted| (tp.partition, Some(group.clone()), structure, key, counted);
+        all.extend([
+            of(Structure::RetryLog, keys.retry_log(tp, group), Some("XLEN")),
+            of(Structure::Parked, keys.retry_due(tp, group), Some("ZCARD")),
+            of(Structure::Parked, keys.retry_items(tp, group), None),
+            of(Structure::Notes, keys.held(tp, group), Some("HLEN")),
+            of(Structure::DeadLetters, keys.dead_letters(tp, group), Some("XLEN")),
+            of(Structure::Lease, keys.lease(tp, group), None),
+            of(Structure::Lease, keys.fence(tp, group), Some("EXISTS")),
+        ]);
+    }
+    all
+}

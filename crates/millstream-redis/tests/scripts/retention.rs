@@ -1,0 +1,134 @@
+//! Retention on a real server: what a stopped group keeps, and that the memory comes back.
+
+use std::time::Duration;
+
+use millstream_core::catalog::{Catalog, Start};
+use millstream_core::leases::{Lease, Leases};
+use millstream_core::log::{Lost, Reader, Settlement};
+use millstream_core::name::GroupName;
+use millstream_core::topic::Retention;
+use millstream_core::{Log, MessageId};
+
+use crate::server::{Bench, fetch, fields, grant};
+
+const ENTRIES: usize = 20_000;
+const ROUND: usize = 1_000;
+
+struct Member {
+    group: GroupName,
+    lease: Lease,
+    reader: Box<dyn Reader>,
+}
+
+impl Member {
+    async fn new(bench: &Bench, group: &str) -> Self {
+        let group: GroupName = group.parse().expect("name");
+        bench.backend.create_group(&bench.spec, &group, Start::Earliest).await.expect("created");
+        let lease = grant(&bench.backend, &bench.tp, &group, "first").await;
+        let reader = bench.backend.reader(&lease).await.expect("a reader");
+        Self { group, lease, reader }
+    }
+
+    /// Reads so many, and settles all but `keep` of them. Gives back what was read.
+    async fn work(&mut self, bench: &Bench, count: usize, keep: usize) -> Vec<MessageId> {
+        let mut read = Vec::new();
+        while read.len() < count {
+            let entries = fetch(&mut self.reader, (count - read.len()).min(500)).await.entries;
+            assert!(!entries.is_empty(), "{} has read {} of {count}", self.group, read.len());
+            read.extend(entries.iter().map(|entry| entry.receipt));
+        }
+        let batch: Vec<_> = read[..count - keep].iter().map(|it| (*it, Settlement::Ack)).collect();
+        bench.backend.settle(&self.lease, &batch).await.expect("settled");
+        read.into_iter().map(|receipt| receipt.id).collect()
+    }
+}
+
+async fn memory(bench: &mut Bench) -> i64 {
+    let log = bench.log();
+    bench.int(&format!("MEMORY USAGE {log} SAMPLES 0")).await
+}
+
+async fn append(bench: &Bench, count: usize) -> Vec<MessageId> {
+    let body = fields(&[(b"payload", &[b'x'; 100])]);
+    let entry = || millstream_core::log::Append { topic_partition: bench.tp.clone(), fields: body.clone() };
+    let batch: Vec<_> = (0..count).map(|_| entry()).collect();
+    bench.backend.append(&batch).await.into_iter().map(|id| id.expect("appended")).collect()
+}
+
+#[tokio::test]
+async fn a_stopped_group_keeps_what_it_needs_and_no_more() {
+    let mut bench = Bench::private(&["--slowlog-log-slower-than", "5000"]).await;
+    bench.backend.delete_group(&bench.spec.name, &bench.group).await.expect("deleted");
+    let mut running = [Member::new(&bench, "a").await, Member::new(&bench, "b").await];
+    let mut stopped = Member::new(&bench, "stopped").await;
+    // The baseline: everybody has worked, and nothing is left.
+    append(&bench, 10).await;
+    for member in running.iter_mut().chain([&mut stopped]) {
+        member.work(&bench, 10, 0).await;
+    }
+    let trim = async |bench: &Bench, lease: &Lease| {
+        bench.backend.trim(lease, Retention::Consumed).await.expect("trimmed")
+    };
+    assert_eq!(trim(&bench, &stopped.lease).await.dropped, 10);
+    let baseline = memory(&mut bench).await;
+
+    let mut appended = append(&bench, ROUND).await;
+    let had = stopped.work(&bench, 500, 100).await;
+    bench.backend.release(&stopped.lease).await.expect("released");
+    while appended.len() < ENTRIES {
+        for member in &mut running {
+            member.work(&bench, ROUND, 0).await;
+            let trimmed = trim(&bench, &member.lease).await;
+            assert_eq!(trimmed.lost, []);
+        }
+        appended.extend(append(&bench, ROUND).await);
+    }
+    assert!(memory(&mut bench).await > 10 * baseline);
+    let pin = bench.backend.pins(&bench.spec).await.expect("pins").remove(0);
+    assert_eq!((pin.group.as_str(), pin.watermark), ("stopped", had[400]));
+    assert_eq!(pin.entries, 10_000, "counted up to the limit");
+    assert!(pin.bytes > 1_000_000, "{pin:?}");
+    let log = bench.log();
+    assert_eq!(bench.int(&format!("XLEN {log}")).await, 19_600, "all from the oldest that is pending");
+
+    // It comes back, and reads all: first what it had in hand.
+    stopped.lease = grant(&bench.backend, &bench.tp, &stopped.group, "second").await;
+    stopped.reader = bench.backend.reader(&stopped.lease).await.expect("a reader");
+    let read = stopped.work(&bench, ENTRIES - 400, 0).await;
+    assert_eq!(read, appended[400..]);
+    for member in &mut running {
+        member.work(&bench, ROUND, 0).await;
+    }
+    bench.cmd("SLOWLOG RESET").await;
+    assert_eq!(trim(&bench, &running[0].lease).await.dropped, 19_600);
+    assert_eq!(bench.int("SLOWLOG LEN").await, 0, "{:?}", bench.cmd("SLOWLOG GET").await);
+    assert_eq!(bench.int(&format!("XLEN {log}")).await, 0);
+    let after = memory(&mut bench).await;
+    assert!(after <= baseline + 1_000, "{after} bytes, {baseline} before");
+    assert_eq!(bench.backend.pins(&bench.spec).await.expect("pins"), []);
+}
+
+#[tokio::test]
+async fn what_is_lost_is_counted_over_many_calls() {
+    let mut bench = Bench::private(&["--slowlog-log-slower-than", "5000"]).await;
+    bench.backend.delete_group(&bench.spec.name, &bench.group).await.expect("deleted");
+    let appended = append(&bench, ENTRIES).await;
+    let mut fast = Member::new(&bench, "fast").await;
+    fast.work(&bench, ENTRIES, 0).await;
+    let mut slow = Member::new(&bench, "slow").await;
+    slow.work(&bench, 3_000, 700).await;
+    bench.cmd(&format!("XGROUP CREATE {} not:ours 0", bench.log())).await;
+    bench.cmd("SLOWLOG RESET").await;
+    let trimmed = bench.backend.trim(&fast.lease, Retention::Length(77)).await.expect("trimmed");
+    let (unread, pending) = (ENTRIES as u64 - 77 - 3_000, 700);
+    assert_eq!((trimmed.dropped, trimmed.more), (ENTRIES - 77, false));
+    assert_eq!(trimmed.lost, [Lost { group: slow.group.clone(), unread, pending }]);
+    assert_eq!(bench.int("SLOWLOG LEN").await, 0, "{:?}", bench.cmd("SLOWLOG GET").await);
+    let log = bench.log();
+    assert_eq!(bench.int(&format!("XLEN {log}")).await, 77);
+    let age = Duration::from_millis(1);
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let trimmed = bench.backend.trim(&fast.lease, Retention::Age(age)).await.expect("trimmed");
+    assert_eq!(trimmed.lost, [Lost { group: slow.group.clone(), unread: 77, pending: 0 }]);
+    assert_eq!(trimmed.dropped, 77, "{:?}", appended.last());
+}

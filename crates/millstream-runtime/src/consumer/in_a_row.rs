@@ -1,0 +1,95 @@
+//! The common case of dispatching: messages that a handler gets one after the other, with nothing to wait for between them.
+
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tokio::time::Instant;
+
+use super::dispatch::Dispatch;
+use super::handler::{Handler, Input, Row, Verdict};
+
+impl Dispatch {
+    /// Whether what is ready can be handled in a row: nothing waits in its place, nobody else's turn has to be waited for,
+    /// and the lease can be relied on.
+    pub(super) fn is_plain(&mut self) -> bool {
+        self.inline
+            && self.turns.is_none()
+            && self.picked.is_empty()
+            && self.waits.is_empty()
+            && self.lanes.is_ready()
+            && matches!(self.links.context.handler, Handler::Each(_))
+            && !self.pause.is_on()
+            && self.links.guard.is_live(Instant::now())
+    }
+
+    /// Handles what is ready, until there are settlements enough or a handler had to wait: then it is time to look around.
+    /// False when handlers are given up.
+    pub(super) async fn handle_in_a_row(&mut self) -> bool {
+        let context = self.links.context.clone();
+        let Handler::Each(call) = &context.handler else { return true };
+        self.count_blocked();
+        self.waited = false;
+        let running = context.board.handler();
+        let handled = tokio::select! {
+            biased;
+            () = context.kill.cancelled() => false,
+            () = call.all(self, context.config.handler_timeout) => true,
+        };
+        drop(running);
+        // Given up, it was not handled: it stays pending.
+        self.in_hand = None;
+        self.outbox.flush();
+        if handled && !self.waited && self.lanes.is_ready() {
+            // Others on this thread get their share.
+            yield_now().await;
+        }
+        handled
+    }
+}
+
+impl Row for Dispatch {
+    fn next(&mut self) -> Option<Input> {
+        loop {
+            let now = Instant::now();
+            let may_start = !self.waited
+                && self.waits.is_empty()
+                && !self.outbox.is_due(now)
+                && !self.pause.is_on()
+                && self.links.guard.is_live(now);
+            let (ticket, mut job) = if may_start { self.lanes.next()? } else { return None };
+            if ticket.alone {
+                // There is more to do before this one.
+                self.picked.push((ticket, job));
+                return None;
+            }
+            self.trust_again();
+            match job.input(self.owned.clone(), self.keeps()) {
+                Some(input) => {
+                    self.in_hand = Some((ticket, job, now));
+                    return Some(input);
+                }
+                None => {
+                    // It is no message, and judged as that.
+                    let said = job.said.take();
+                    if let Some(said) = said {
+                        self.finish_one(ticket, job, said.verdict(), Duration::ZERO, now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn waits(&mut self) {
+        self.waited = true;
+        self.outbox.flush();
+    }
+
+    fn said(&mut self, said: Option<Verdict>) {
+        let Some((ticket, job, started)) = self.in_hand.take() else { return };
+        // Without a verdict it was not handled, because the end is near: it stays pending, and its lane closed.
+        if let Some(verdict) = said {
+            let now = Instant::now();
+            self.finish_one(ticket, job, &verdict, now.saturating_duration_since(started), now);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Mistakes of those who look.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millstream_core::inspect::{
+    Inspect, MAX_PAGE, Ownership, Page, Parked, Pending, Range, Reading, Server, Stored, Stream, Usage,
+};
+use millstream_core::log::Source;
+use millstream_core::{GroupName, MessageId, Resource, Result, TopicPartition, TopicSpec};
+
+use super::{Broken, Sabotage};
+
+#[async_trait]
+impl Inspect for Broken {
+    async fn entries(
+        &self,
+        topic_partition: &TopicPartition,
+        stream: &Stream,
+        range: Range,
+        limit: usize,
+    ) -> Result<Page<Stored>> {
+        let range = match self.sabotage {
+            Sabotage::LookUnpaged => Range { newest_first: range.newest_first, ..Range::ALL },
+            Sabotage::LookForward => Range { newest_first: false, ..range },
+            _ => range,
+        };
+        let limit = if self.is(Sabotage::LookLimitIgnored) { MAX_PAGE } else { limit };
+        let mut page = self.inner.inspect.entries(topic_partition, stream, range, limit).await?;
+        if self.is(Sabotage::LookMangles) {
+            for (name, value) in page.items.iter_mut().flat_map(|stored| &mut stored.fields) {
+                for bytes in [name, value] {
+                    *bytes = Bytes::from(String::from_utf8_lossy(bytes).into_owned());
+                }
+            }
+        }
+        Ok(page)
+    }
+
+    async fn pending(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        source: Source,
+        after: MessageId,
+        limit: usize,
+    ) -> Result<Page<Pending>> {
+        if self.is(Sabotage::LookTakes) {
+            let resource = Resource::partition(topic_partition.clone(), group.clone());
+            let granted = self.memo().granted.get(&resource).cloned();
+            if let Some(lease) = granted {
+                self.inner.log.reader(&lease).await?.fetch(100, Duration::ZERO).await?;
+            }
+        }
+        let after = if self.is(Sabotage::PendingUnpaged) { MessageId::ZERO } else { after };
+        let inner = &self.inner.inspect;
+        let mut page = inner.pending(topic_partition, group, source, after, limit).await?;
+        for pending in &mut page.items {
+            match self.sabotage {
+                Sabotage::LookHidesNotes => pending.note = None,
+                Sabotage::LookHidesDeliveries => pending.deliveries = 1,
+                Sabotage::LookHidesIdle => pending.idle = Duration::ZERO,
+                _ => {}
+            }
+        }
+        Ok(page)
+    }
+
+    async fn parked(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        after: Option<(u64, MessageId)>,
+        limit: usize,
+    ) -> Result<Page<Parked>> {
+        let after = after.filter(|_| !self.is(Sabotage::ParkedUnpaged));
+        let mut page = self.inner.inspect.parked(topic_partition, group, after, limit).await?;
+        match self.sabotage {
+            Sabotage::ParkedReversed => page.items.reverse(),
+            Sabotage::ParkedWithoutBody => page.items.iter_mut().for_each(|parked| parked.body.clear()),
+            _ => {}
+        }
+        Ok(page)
+    }
+
+    async fn owners(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Ownership>> {
+        let mut owners = self.inner.inspect.owners(topic, group).await?;
+        match self.sabotage {
+            Sabotage::OwnersHidden => owners.iter_mut().for_each(|owner| owner.holder = None),
+            Sabotage::AbandonedHidden => owners.iter_mut().for_each(|owner| owner.abandoned = false),
+            Sabotage::FreeNotShown => owners.retain(|owner| owner.holder.is_some()),
+            _ => {}
+        }
+        Ok(owners)
+    }
+
+    async fn consumers(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<Vec<Reading>> {
+        let mut readings = self.inner.inspect.consumers(topic_partition, group).await?;
+        if self.is(Sabotage::ConsumersHidden) {
+            readings.clear();
+        }
+        Ok(readings)
+    }
+
+    async fn server(&self) -> Result<Server> {
+        let mut server = self.inner.inspect.server().await?;
+        if self.is(Sabotage::ServerUnnamed) {
+            server.kind.clear();
+        }
+        Ok(server)
+    }
+
+    async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>> {
+        let mut usage = self.inner.inspect.usage(partitions, groups).await?;
+        if self.is(Sabotage::UsageStuck) {
+            usage.iter_mut().for_each(|usage| usage.bytes = 1);
+        }
+        Ok(usage)
+    }
+}

@@ -1,0 +1,94 @@
+//! The catalog role: settings of a topic, and how they are changed.
+
+use std::time::Duration;
+
+use millstream_core::{ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
+
+use super::suite;
+use crate::case::{Verdict, equal, refused};
+use crate::harness::Harness;
+
+suite!("catalog":
+    every_setting_is_kept,
+    what_is_not_named_stays,
+    what_makes_no_sense_is_refused,
+    what_is_not_there_cannot_be_changed,
+);
+
+const RETENTIONS: [Retention; 5] = [
+    Retention::Keep,
+    Retention::ConsumedAfter(Duration::from_secs(86_400)),
+    Retention::Age(Duration::from_millis(1_500)),
+    Retention::Length(7),
+    Retention::Consumed,
+];
+
+async fn every_setting_is_kept(h: Harness) -> Verdict {
+    let catalog = &h.backend.catalog;
+    for retention in RETENTIONS {
+        let name = TopicName::new(h.unique("topic"))?;
+        let spec = TopicSpec::new(name.clone(), 2)?.with_retention(retention).with_max_length(1_000);
+        equal!(catalog.create_topic(&spec).await?, spec, "the topic as created");
+        equal!(catalog.topic(&name).await?, spec, "the topic as stored");
+        let without = spec.clone().with_max_length(None);
+        equal!(catalog.create_topic(&without).await?, spec, "the topic as created again, without a bound");
+        let mut grown = spec;
+        grown.partitions = 3;
+        equal!(catalog.expand(&name, 3).await?, grown, "the topic as grown");
+        equal!(catalog.topic(&name).await?, grown, "the topic as stored, grown");
+    }
+    // Whoever comes first decides, also that there is no bound.
+    let unbounded = h.topic(1).await?;
+    let bounded = unbounded.clone().with_max_length(5);
+    equal!(catalog.create_topic(&bounded).await?, unbounded, "a topic without a bound, created with one");
+    Ok(())
+}
+
+async fn what_is_not_named_stays(h: Harness) -> Verdict {
+    let catalog = &h.backend.catalog;
+    let mut expected = h.topic(3).await?;
+    let name = expected.name.clone();
+    for (nth, retention) in RETENTIONS.into_iter().enumerate() {
+        expected.retention = retention;
+        let changed = catalog.alter_topic(&name, &TopicChange::new().retention(retention)).await?;
+        equal!(changed, expected, "the topic with another retention");
+        equal!(catalog.topic(&name).await?, expected, "the topic as stored");
+        expected.max_length = Some(10 + nth as u64);
+        let changed = catalog.alter_topic(&name, &TopicChange::new().max_length(expected.max_length)).await?;
+        equal!(changed, expected, "the topic with another bound");
+    }
+    equal!(
+        catalog.alter_topic(&name, &TopicChange::new()).await?,
+        expected,
+        "a topic of which nothing changes"
+    );
+    expected.max_length = None;
+    let changed = catalog.alter_topic(&name, &TopicChange::new().max_length(None)).await?;
+    equal!(changed, expected, "the topic without a bound");
+    equal!(catalog.topic(&name).await?, expected, "the topic as stored");
+    Ok(())
+}
+
+async fn what_makes_no_sense_is_refused(h: Harness) -> Verdict {
+    let catalog = &h.backend.catalog;
+    let topic = h.topic(1).await?;
+    let changes = [
+        TopicChange::new().retention(Retention::Age(Duration::ZERO)),
+        TopicChange::new().retention(Retention::Length(0)),
+        TopicChange::new().retention(Retention::Keep).max_length(0),
+    ];
+    for change in changes {
+        let altered = catalog.alter_topic(&topic.name, &change).await;
+        refused(altered, ErrorKind::InvalidConfig, "a change that makes no sense")?;
+        equal!(catalog.topic(&topic.name).await?, topic, "the topic after a change that was refused");
+    }
+    Ok(())
+}
+
+async fn what_is_not_there_cannot_be_changed(h: Harness) -> Verdict {
+    let name = TopicName::new(h.unique("topic"))?;
+    let change = TopicChange::new().retention(Retention::Keep);
+    let altered = h.backend.catalog.alter_topic(&name, &change).await;
+    refused(altered, ErrorKind::NotFound, "a change of an unknown topic")?;
+    refused(h.backend.catalog.topic(&name).await, ErrorKind::NotFound, "a look at it")
+}

@@ -1,0 +1,152 @@
+//! The catalog role: how far groups have come, and what they keep.
+
+use std::time::Duration;
+
+use millstream_core::catalog::{PartitionStats, Pin, Start};
+use millstream_core::{GroupName, MessageId, Partition, TopicPartition, TopicSpec};
+
+use super::suite;
+use crate::case::{Verdict, Violation, ensure, equal};
+use crate::harness::{Harness, LONG};
+use crate::owner::{Owner, retry};
+
+suite!("catalog":
+    the_lag_is_exact_wherever_a_group_stands,
+    the_age_is_that_of_the_oldest_entry_to_be_settled,
+    the_group_that_keeps_most_is_named,
+    nobody_is_named_where_everything_is_settled;
+    with an operator:
+    the_lag_is_exact_among_deleted_entries,
+);
+
+async fn stats(h: &Harness, topic: &TopicSpec, group: &str) -> Result<PartitionStats, Violation> {
+    let stats = h.backend.catalog.stats(topic, &GroupName::new(group)?).await?;
+    stats.into_iter().next().ok_or_else(|| Violation::new("no stats of the first partition"))
+}
+
+async fn lag(h: &Harness, topic: &TopicSpec, group: &str) -> Result<Option<u64>, Violation> {
+    let stats = stats(h, topic, group).await?;
+    ensure!(stats.lag.is_none_or(|lag| lag == stats.lag_at_least), "two lags: {stats:?}");
+    Ok(stats.lag)
+}
+
+/// The owner of the only partition for a group that starts there.
+async fn starts(h: &Harness, topic: &TopicSpec, group: &str, start: Start) -> Result<Owner, Violation> {
+    let name = GroupName::new(group)?;
+    h.backend.catalog.create_group(topic, &name, start).await?;
+    h.own(&TopicPartition::new(topic.name.clone(), 0), &name, LONG).await
+}
+
+async fn the_lag_is_exact_wherever_a_group_stands(h: Harness) -> Verdict {
+    let topic = h.topic(1).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    let appended = h.append_n(&tp, 10).await?;
+    let mut begin = starts(&h, &topic, "begin", Start::Earliest).await?;
+    let mut inside = starts(&h, &topic, "inside", Start::After(appended[5])).await?;
+    starts(&h, &topic, "end", Start::Latest).await?;
+    equal!(lag(&h, &topic, "begin").await?, Some(10), "the lag of a group that has read nothing");
+    equal!(lag(&h, &topic, "inside").await?, Some(4), "the lag of a group that began inside");
+    equal!(lag(&h, &topic, "end").await?, Some(0), "the lag of a group that began at the end");
+    let entries = begin.take(7).await?;
+    inside.take(1).await?;
+    equal!(lag(&h, &topic, "begin").await?, Some(3), "the lag behind seven entries");
+    equal!(lag(&h, &topic, "inside").await?, Some(3), "the lag of the one that began inside, behind one");
+    begin.ack(&entries[..3]).await?;
+    begin.settle(entries[4].receipt, retry(&entries[4], LONG)).await?;
+    equal!(lag(&h, &topic, "begin").await?, Some(3), "the lag after settlements");
+    h.append_n(&tp, 5).await?;
+    begin.seek(Start::After(appended[1])).await?;
+    equal!(lag(&h, &topic, "begin").await?, Some(13), "the lag after a seek");
+    begin.take(2).await?;
+    equal!(lag(&h, &topic, "begin").await?, Some(11), "the lag after a seek, behind two");
+    Ok(())
+}
+
+async fn the_lag_is_exact_among_deleted_entries(h: Harness) -> Verdict {
+    let topic = h.topic(1).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    let appended = h.append_n(&tp, 10).await?;
+    let mut owner = starts(&h, &topic, "group", Start::Earliest).await?;
+    // What is deleted, and how many are read then: ahead of the group, at the end, right behind it.
+    let (mut left, mut next) = ((0..10).collect::<Vec<usize>>(), 0);
+    for (gone, read) in [(5, 0), (9, 2), (2, 0), (1, 2), (8, 1), (0, 1), (6, 0)] {
+        h.operator()?.delete_entry(&tp, appended[gone]).await?;
+        left.retain(|entry| *entry != gone);
+        let ahead = |next: usize| left.iter().filter(|entry| **entry >= next).count() as u64;
+        equal!(lag(&h, &topic, "group").await?, Some(ahead(next)), "the lag after {gone} was deleted");
+        let entries = owner.take(read).await?;
+        let last = entries.last().and_then(|entry| appended.iter().position(|id| *id == entry.receipt.id));
+        next = last.map_or(next, |last| last + 1);
+        equal!(lag(&h, &topic, "group").await?, Some(ahead(next)), "the lag behind {read} more");
+    }
+    Ok(())
+}
+
+async fn the_age_is_that_of_the_oldest_entry_to_be_settled(h: Harness) -> Verdict {
+    let topic = h.topic(1).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    let mut owner = starts(&h, &topic, "group", Start::Earliest).await?;
+    equal!(stats(&h, &topic, "group").await?.oldest, None, "the age in an empty log");
+    let first = h.append_n(&tp, 2).await?;
+    h.clock_passes(&tp, first[0].ms + 40).await?;
+    let age =
+        async || -> Result<Option<Duration>, Violation> { Ok(stats(&h, &topic, "group").await?.oldest) };
+    let old = Some(Duration::from_millis(40));
+    ensure!(age().await? >= old, "what is unread is {:?} old, expected {old:?} at least", age().await?);
+    let entries = owner.take(2).await?;
+    ensure!(age().await? >= old, "what is pending is {:?} old, expected {old:?} at least", age().await?);
+    // All that the clock needed is behind them.
+    let length = stats(&h, &topic, "group").await?.length as usize;
+    let rest = owner.take(length.saturating_sub(2)).await?;
+    owner.ack(&rest).await?;
+    ensure!(age().await? >= old, "what is pending alone is {:?} old", age().await?);
+    owner.ack(&entries).await?;
+    equal!(age().await?, None, "the age where everything is settled");
+    Ok(())
+}
+
+async fn the_group_that_keeps_most_is_named(h: Harness) -> Verdict {
+    let topic = h.topic(2).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    let mut slow = starts(&h, &topic, "a-slow", Start::Earliest).await?;
+    let mut fast = starts(&h, &topic, "b-fast", Start::Earliest).await?;
+    h.append_n(&tp, 10).await?;
+    let entries = fast.take(10).await?;
+    fast.ack(&entries[..8]).await?;
+    let entries = slow.take(5).await?;
+    slow.ack(&entries[..2]).await?;
+    let pins = h.backend.catalog.pins(&topic).await?;
+    ensure!(pins.len() == 1, "what keeps entries: {pins:?}");
+    let Pin { partition, ref group, watermark, entries: kept, bytes, idle, .. } = pins[0];
+    equal!((partition, group.as_str()), (Partition(0), "a-slow"), "partition and group");
+    equal!((watermark, kept), (entries[2].receipt.id, 6), "what stays for it alone");
+    ensure!(bytes > 0, "{kept} entries take no memory");
+    ensure!(
+        idle.is_some_and(|idle| idle < LONG),
+        "it has read just now, and is said to be idle for {idle:?}"
+    );
+    slow.take(5).await?;
+    fast.harness.trim(&fast.lease).await?;
+    let kept: Vec<_> = h.backend.catalog.pins(&topic).await?.iter().map(|pin| pin.entries).collect();
+    equal!(kept, [6], "what stays after a trim");
+    Ok(())
+}
+
+async fn nobody_is_named_where_everything_is_settled(h: Harness) -> Verdict {
+    let topic = h.topic(1).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    let mut owner = starts(&h, &topic, "group", Start::Earliest).await?;
+    equal!(h.backend.catalog.pins(&topic).await?, [], "what keeps entries of an empty log");
+    h.append_n(&tp, 3).await?;
+    let pin = h.backend.catalog.pins(&topic).await?;
+    equal!(
+        pin.iter().map(|pin| (pin.entries, pin.idle)).collect::<Vec<_>>(),
+        [(3, None)],
+        "a group that never read"
+    );
+    ensure!(pin[0].watermark > MessageId::ZERO, "a watermark of nothing");
+    let entries = owner.take(3).await?;
+    owner.ack(&entries).await?;
+    equal!(h.backend.catalog.pins(&topic).await?, [], "what keeps entries that are settled");
+    Ok(())
+}

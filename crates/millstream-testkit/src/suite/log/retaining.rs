@@ -1,0 +1,195 @@
+//! What a trim drops, as the retention says, and whose it was.
+
+use std::time::Duration;
+
+use millstream_core::log::{Lost, Trimmed};
+use millstream_core::{GroupName, MessageId, Retention, TopicPartition};
+
+use super::suite;
+use crate::case::{Verdict, Violation, ensure, equal};
+use crate::harness::{Harness, LONG};
+use crate::owner::ids;
+
+suite!("log":
+    a_stopped_group_loses_nothing,
+    what_is_kept_is_not_trimmed,
+    what_is_consumed_is_kept_for_a_time,
+    what_is_not_consumed_is_kept_however_old,
+    what_is_old_is_dropped_and_counted,
+    what_is_too_much_is_dropped_and_counted,
+    what_is_within_the_bounds_is_kept_for_replays,
+);
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+async fn length(h: &Harness, tp: &TopicPartition) -> Result<u64, Violation> {
+    Ok(h.backend.log.lengths(std::slice::from_ref(tp)).await?.iter().sum())
+}
+
+fn lost(group: &str, unread: u64, pending: u64) -> Result<Lost, Violation> {
+    Ok(Lost { group: GroupName::new(group)?, unread, pending })
+}
+
+/// Three groups, one of them stopped in the middle: whoever trims, however often.
+async fn a_stopped_group_loses_nothing(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owners = [h.owner(&tp, "a").await?, h.owner(&tp, "b").await?, h.owner(&tp, "stopped").await?];
+    let mut appended = h.append_n(&tp, 20).await?;
+    let begun = owners[2].take(8).await?;
+    owners[2].ack(&begun[..3]).await?;
+    for _ in 0..3 {
+        for owner in &mut owners[..2] {
+            let entries = owner.take(10).await?;
+            owner.ack(&entries).await?;
+            for retention in [Retention::Consumed, Retention::ConsumedAfter(Duration::from_millis(1))] {
+                let trimmed = h.trim_by(&owner.lease, retention).await?;
+                equal!(trimmed.lost, [], "what a lossless trim lost");
+            }
+        }
+        appended.extend(h.append_n(&tp, 10).await?);
+    }
+    // Back again, it reads all: what it had in hand first.
+    owners[2].reopen().await?;
+    let pending = owners[2].take(5).await?;
+    equal!(ids(&pending), appended[3..8], "what was pending");
+    let unread = owners[2].take(appended.len() - 8).await?;
+    equal!(ids(&unread), appended[8..], "what was unread");
+    owners[2].ack(&pending).await?;
+    owners[2].ack(&unread).await?;
+    for owner in &mut owners[..2] {
+        let entries = owner.take(20).await?;
+        owner.ack(&entries).await?;
+    }
+    h.trim_by(&owners[0].lease, Retention::Consumed).await?;
+    equal!(length(&h, &tp).await?, 0, "entries left when all have settled all");
+    Ok(())
+}
+
+async fn what_is_kept_is_not_trimmed(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    h.append_n(&tp, 5).await?;
+    let entries = owner.take(5).await?;
+    owner.ack(&entries).await?;
+    equal!(
+        h.trim_by(&owner.lease, Retention::Keep).await?,
+        Trimmed::default(),
+        "what a trim drops of what is kept"
+    );
+    equal!(length(&h, &tp).await?, 5, "entries left");
+    Ok(())
+}
+
+async fn what_is_consumed_is_kept_for_a_time(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 3).await?;
+    let entries = owner.take(3).await?;
+    owner.ack(&entries).await?;
+    equal!(
+        h.trim_by(&owner.lease, Retention::ConsumedAfter(HOUR)).await?.dropped,
+        0,
+        "entries that are young, dropped"
+    );
+    // A second partition tells the time, so that nothing comes into this one.
+    let elsewhere = h.partition().await?;
+    h.clock_passes(&elsewhere, appended[2].ms + 30).await?;
+    let trimmed = h.trim_by(&owner.lease, Retention::ConsumedAfter(Duration::from_millis(20))).await?;
+    equal!(trimmed, Trimmed { dropped: 3, ..Trimmed::default() }, "what is old and consumed");
+    Ok(())
+}
+
+async fn what_is_not_consumed_is_kept_however_old(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 5).await?;
+    let entries = owner.take(3).await?;
+    owner.ack(&entries[..2]).await?;
+    let elsewhere = h.partition().await?;
+    h.clock_passes(&elsewhere, appended[4].ms + 30).await?;
+    let trimmed = h.trim_by(&owner.lease, Retention::ConsumedAfter(Duration::from_millis(20))).await?;
+    equal!(
+        trimmed,
+        Trimmed { dropped: 2, ..Trimmed::default() },
+        "what is dropped before one that is pending"
+    );
+    equal!(ids(&owner.take(2).await?), appended[3..], "what was unread");
+    Ok(())
+}
+
+async fn what_is_old_is_dropped_and_counted(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let elsewhere = h.partition().await?;
+    let mut half = h.owner(&tp, "half").await?;
+    let mut all = h.owner(&tp, "all").await?;
+    h.owner(&tp, "none").await?;
+    let old = h.append_n(&tp, 6).await?;
+    let entries = half.take(4).await?;
+    half.ack(&entries[1..2]).await?;
+    let entries = all.take(6).await?;
+    all.ack(&entries).await?;
+    equal!(
+        h.trim_by(&all.lease, Retention::Age(HOUR)).await?,
+        Trimmed::default(),
+        "what is dropped of what is young"
+    );
+    h.clock_passes(&elsewhere, old[5].ms + 30).await?;
+    let trimmed = h.trim_by(&all.lease, Retention::Age(Duration::from_millis(20))).await?;
+    equal!(trimmed.dropped, 6, "what is old, dropped");
+    equal!(trimmed.lost, [lost("half", 2, 3)?, lost("none", 6, 0)?], "whose it was");
+    let again = h.trim_by(&all.lease, Retention::Age(Duration::from_millis(20))).await?;
+    equal!(again, Trimmed::default(), "what is lost again");
+    let young = h.append_n(&tp, 2).await?;
+    half.reopen().await?;
+    let fetched = half.fetch(10, Duration::ZERO).await?;
+    equal!(fetched.ghosts.len(), 3, "pending entries that are gone");
+    equal!(ids(&half.take(2).await?), young, "what is left to read");
+    Ok(())
+}
+
+async fn what_is_too_much_is_dropped_and_counted(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut fast = h.owner(&tp, "fast").await?;
+    let mut slow = h.owner(&tp, "slow").await?;
+    let appended = h.append_n(&tp, 250).await?;
+    let entries = fast.take(250).await?;
+    fast.ack(&entries).await?;
+    let entries = slow.take(30).await?;
+    slow.ack(&entries[..10]).await?;
+    let trimmed = h.trim_by(&fast.lease, Retention::Length(77)).await?;
+    equal!(trimmed.dropped, 173, "entries beyond the newest 77");
+    equal!(trimmed.lost, [lost("slow", 143, 20)?], "whose they were");
+    equal!(length(&h, &tp).await?, 77, "entries left");
+    equal!(h.trim_by(&fast.lease, Retention::Length(77)).await?, Trimmed::default(), "what is dropped again");
+    slow.reopen().await?;
+    slow.fetch(100, Duration::ZERO).await?;
+    equal!(ids(&slow.take(77).await?), appended[173..], "what is left to read");
+    Ok(())
+}
+
+async fn what_is_within_the_bounds_is_kept_for_replays(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 10).await?;
+    let entries = owner.take(10).await?;
+    owner.ack(&entries).await?;
+    for retention in [Retention::Length(10), Retention::Length(u64::MAX), Retention::Age(HOUR)] {
+        equal!(
+            h.trim_by(&owner.lease, retention).await?,
+            Trimmed::default(),
+            "what is dropped within the bounds"
+        );
+    }
+    equal!(
+        h.trim_by(&owner.lease, Retention::Length(4)).await?,
+        Trimmed { dropped: 6, ..Trimmed::default() },
+        "by length"
+    );
+    ensure!(length(&h, &tp).await? == 4, "the newest four were to stay");
+    let late = GroupName::new("late")?;
+    let topic = h.backend.catalog.topic(&tp.topic).await?;
+    h.backend.catalog.create_group(&topic, &late, millstream_core::Start::After(MessageId::ZERO)).await?;
+    let mut late = h.own(&tp, &late, LONG).await?;
+    equal!(ids(&late.take(4).await?), appended[6..], "what a later group reads");
+    Ok(())
+}

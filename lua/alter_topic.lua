@@ -1,0 +1,20 @@
+-- alter_topic: changes settings of a topic.
+-- KEYS[1] meta HASH the topic's settings
+-- ARGV[1] retention when entries leave the log, or '' to leave it
+-- ARGV[2] max_length of a partition's log, '0' for no bound, or '' to leave it
+-- returns 1, or the error NOTOPIC
+local meta = KEYS[1]
+local retention, max_length = ARGV[1], ARGV[2]
+
+if redis.call('HEXISTS', meta, 'partitionCount') == 0 then
+  return redis.error_reply('NOTOPIC the topic is not there')
+end
+if max_length == '0' then
+  redis.call('HDEL', meta, 'maxLength')
+elseif max_length ~= '' then
+  redis.call('HSET', meta, 'maxLength', max_length)
+end
+if retention ~= '' then
+  redis.call('HSET', meta, 'retention', retention)
+end
+return 1

@@ -1,0 +1,122 @@
+-- audit: looks at one page of what a group has on a partition for what contradicts itself.
+-- KEYS[1] stream STREAM the log or retry log
+-- KEYS[2] retry_due ZSET origins by due time in milliseconds
+-- KEYS[3] retry_items HASH bodies by origin
+-- KEYS[4] held HASH notes of pending entries by source and id
+-- ARGV[1] check 'parked', 'parked_bodies', 'pending', 'retry_log' or 'notes'
+-- ARGV[2] source 'log' or 'retry': which one the stream is
+-- ARGV[3] group whose they are
+-- ARGV[4] after where the page before ended, or '' to start
+-- ARGV[5] limit the most items to be looked at, at most 100
+-- returns {where to go on or '', how many were looked at, findings as {fault, id, detail}}
+local stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local check, source, group, after, limit = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local MAX_BYTES, PORTION = 1048576, 5
+
+local all = redis.pcall('XPENDING', stream, group)
+if all.err and not string.find(all.err, 'NOGROUP', 1, true) then
+  return all
+end
+local looked, bytes, findings = 0, 0, {}
+local function found(fault, id, detail)
+  findings[#findings + 1] = { fault, id, detail }
+end
+-- A group that is not there has nothing pending; what is no id neither.
+local function pending(id)
+  local rows = redis.pcall('XPENDING', stream, group, id, id, 1)
+  return not rows.err and rows[1]
+end
+local function entry(id)
+  local found_there = redis.pcall('XRANGE', stream, id, id)
+  local fields = not found_there.err and found_there[1] and found_there[1][2]
+  for at = 1, fields and #fields or 0 do
+    bytes = bytes + #fields[at]
+  end
+  return fields
+end
+
+local next_at = ''
+if check == 'parked' then
+  local page = redis.call('ZSCAN', retry_due, after == '' and '0' or after, 'COUNT', limit)
+  next_at = page[1] ~= '0' and page[1] or ''
+  for at = 1, #page[2], 2 do
+    local origin, due = page[2][at], page[2][at + 1]
+    looked = looked + 1
+    if redis.call('HEXISTS', retry_items, origin) == 0 then
+      found('retry_lost', origin, 'due ' .. due)
+    else
+      local row = pending(origin)
+      if row and entry(origin) then
+        found('pending_and_parked', source .. ':' .. origin, 'pending under ' .. row[2] .. ', parked until ' .. due)
+      end
+    end
+  end
+elseif check == 'parked_bodies' or check == 'notes' then
+  -- Without the bodies where the server can do that.
+  local key, cursor, step = check == 'notes' and 4 or 3, after == '' and '0' or after, 1
+  local page = key == 4 and redis.pcall('HSCAN', held, cursor, 'COUNT', limit, 'NOVALUES')
+    or redis.pcall('HSCAN', retry_items, cursor, 'COUNT', limit, 'NOVALUES')
+  if page.err then
+    step = 2
+    page = key == 4 and redis.call('HSCAN', held, cursor, 'COUNT', limit)
+      or redis.call('HSCAN', retry_items, cursor, 'COUNT', 10)
+  end
+  next_at = page[1] ~= '0' and page[1] or ''
+  for at = 1, #page[2], step do
+    local name = page[2][at]
+    local whose, id = string.match(name, '^(%a+):(%d+%-%d+)$')
+    if key == 3 then
+      looked = looked + 1
+      if not redis.call('ZSCORE', retry_due, name) then
+        found('retry_stranded', name, 'without a due time')
+      end
+    elseif whose == source then
+      looked = looked + 1
+      if not pending(id) then
+        found('note_stray', name, 'not pending')
+      end
+    end
+  end
+elseif check == 'pending' and not all.err then
+  local rows = redis.call('XPENDING', stream, group, after == '' and '-' or after, '+', limit)
+  for _, row in ipairs(rows) do
+    -- The page begins with the last one of the page before.
+    if row[1] ~= after and bytes < MAX_BYTES then
+      local fields = entry(row[1])
+      looked, next_at = looked + 1, row[1]
+      if not fields then
+        found('ghost', source .. ':' .. row[1], 'pending under ' .. row[2])
+      elseif source == 'retry' and fields[3] == 'origin' and redis.call('ZSCORE', retry_due, fields[4]) then
+        found('pending_and_parked', source .. ':' .. row[1], 'parked as ' .. fields[4])
+      end
+    end
+  end
+  if #rows < tonumber(limit) and bytes < MAX_BYTES then
+    next_at = ''
+  end
+elseif check == 'retry_log' and not all.err then
+  local delivered = '0-0'
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local info = {}
+    for at = 1, #flat, 2 do
+      info[flat[at]] = flat[at + 1]
+    end
+    delivered = info.name == group and info['last-delivered-id'] or delivered
+  end
+  local from, more = after == '' and '-' or '(' .. after, true
+  for _ = 1, tonumber(limit) / PORTION do
+    local page = more and bytes < MAX_BYTES and redis.call('XRANGE', stream, from, delivered, 'COUNT', PORTION) or {}
+    for _, one in ipairs(page) do
+      looked, from, next_at = looked + 1, '(' .. one[1], one[1]
+      for at = 1, #one[2] do
+        bytes = bytes + #one[2][at]
+      end
+      if not pending(one[1]) then
+        found('retry_leaked', one[1], 'handed out, not pending')
+      end
+    end
+    more = more and (#page == PORTION or bytes >= MAX_BYTES)
+  end
+  next_at = more and next_at or ''
+end
+return { next_at, looked, findings }

@@ -1,0 +1,127 @@
+-- repair: puts one thing right that audit has found in a group on a partition, if it is still so.
+-- KEYS[1] stream STREAM the log or retry log
+-- KEYS[2] retry_due ZSET origins by due time in milliseconds
+-- KEYS[3] retry_items HASH bodies by origin
+-- KEYS[4] held HASH notes of pending entries by source and id
+-- KEYS[5] dlq STREAM the group's dead letters
+-- KEYS[6] lease STRING the token while the lease lives
+-- KEYS[7] fence HASH owner, token, epoch and ttl of the last grant
+-- ARGV[1] fault what audit called it
+-- ARGV[2] source 'log' or 'retry': which one the stream is
+-- ARGV[3] group whose it is
+-- ARGV[4] id of the entry, origin or consumer
+-- ARGV[5] owner the name that owners read under
+-- ARGV[6] topic for dead letters
+-- ARGV[7] partition for dead letters
+-- returns 1 if it did something, else 0
+local stream, retry_due, retry_items, held, dlq, lease, fence = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local fault, source, group, id, owner, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local MAX_VALUES, IDLE_MS = 6000, 60000
+
+local all = redis.pcall('XPENDING', stream, group)
+if all.err and not string.find(all.err, 'NOGROUP', 1, true) then
+  return all
+end
+local time = redis.call('TIME')
+local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+-- Writes that are never refused come first: then all pass out of memory. With the reads they meet foreign types.
+redis.call('ZREM', retry_due, '')
+redis.call('HDEL', retry_items, '')
+redis.call('XDEL', dlq, '0-0')
+local note = source .. ':' .. id
+local rows, entries = redis.pcall('XPENDING', stream, group, id, id, 1), redis.pcall('XRANGE', stream, id, id)
+local pending, entry = not rows.err and rows[1], not entries.err and entries[1] and entries[1][2]
+-- Ids are compared as text: Lua's numbers would lose their last digits.
+local function below(a, b)
+  if #a ~= #b then
+    return #a < #b
+  end
+  return a < b
+end
+local function before(a, b)
+  local a_ms, a_seq = string.match(a, '^(%d+)%-(%d+)$')
+  local b_ms, b_seq = string.match(b, '^(%d+)%-(%d+)$')
+  return below(a_ms, b_ms) or a_ms == b_ms and below(a_seq, b_seq)
+end
+local function flat(list)
+  local of = {}
+  for at = 1, #list, 2 do
+    of[list[at]] = list[at + 1]
+  end
+  return of
+end
+local function delivered()
+  for _, list in ipairs(redis.call('EXISTS', stream) == 1 and redis.call('XINFO', 'GROUPS', stream) or {}) do
+    local info = flat(list)
+    if info.name == group then
+      return info['last-delivered-id']
+    end
+  end
+end
+
+local due, kept = redis.call('ZSCORE', retry_due, id), redis.call('HEXISTS', retry_items, id) == 1
+if fault == 'retry_lost' and due and not kept then
+  local body = entry
+  if body and #body > MAX_VALUES then
+    body = { 'packed', cmsgpack.pack(body) }
+  end
+  if body then
+    -- As `retry` writes it: attempt, error, history, body.
+    local item = { '2', '', '', unpack(body) }
+    redis.call('HSET', retry_items, id, cmsgpack.pack(item))
+  else
+    redis.call('XADD', dlq, '*', 'reason', 'orphan', 'attempts', '0', 'error', '', 'origin', id,
+      'topic', topic, 'partition', partition, 'group', group, 'history', '')
+    redis.call('ZREM', retry_due, id)
+  end
+  return 1
+elseif fault == 'retry_stranded' and kept and not due then
+  if pending and entry then
+    redis.call('HDEL', retry_items, id)
+  else
+    redis.call('ZADD', retry_due, now_ms, id)
+  end
+  return 1
+elseif fault == 'pending_and_parked' and pending then
+  local fields = entry
+  local origin = fields and (source == 'log' and id or fields[3] == 'origin' and fields[4])
+  local dropped = origin and redis.call('ZREM', retry_due, origin) or 0
+  if dropped == 1 then
+    redis.call('HDEL', retry_items, origin)
+  end
+  return dropped
+elseif fault == 'ghost' and pending and not entry then
+  redis.call('XACK', stream, group, id)
+  redis.call('HDEL', held, note)
+  return 1
+elseif fault == 'note_stray' and not pending then
+  return redis.call('HDEL', held, note)
+elseif fault == 'retry_leaked' and source == 'retry' and not pending then
+  local position, fields = delivered(), entry
+  if not position or not fields or before(position, id) or #fields > MAX_VALUES + 8 then
+    return 0
+  end
+  redis.call('XADD', stream, '*', unpack(fields))
+  return redis.call('XDEL', stream, id)
+elseif fault == 'consumer_stray' and id ~= owner and not all.err and redis.call('EXISTS', lease) == 0 then
+  local ids = {}
+  for at, row in ipairs(redis.call('XPENDING', stream, group, 'IDLE', IDLE_MS, '-', '+', 100, id)) do
+    ids[at] = row[1]
+  end
+  if #ids > 0 then
+    redis.call('XCLAIM', stream, group, owner, IDLE_MS, unpack(ids))
+  end
+  return #ids > 0 and 1 or 0
+elseif fault == 'lease_broken' then
+  local held_by = redis.call('GET', lease)
+  if held_by and (redis.call('PTTL', lease) < 0 or held_by ~= redis.call('HGET', fence, 'token')) then
+    return redis.call('DEL', lease)
+  end
+elseif fault == 'position_ahead' then
+  local position = delivered()
+  if position and before(flat(redis.call('XINFO', 'STREAM', stream))['last-generated-id'], position) then
+    redis.call('XGROUP', 'SETID', stream, group, '0')
+    return 1
+  end
+end
+return 0

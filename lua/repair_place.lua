@@ -1,0 +1,35 @@
+-- repair_place: puts one thing right that audit_place has found, if it is still so.
+-- KEYS[1] delay ZSET ids by due time in milliseconds
+-- KEYS[2] delay_items HASH bodies by id; at a shard also of tasks that are worked on
+-- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds; at a partition not used
+-- KEYS[4] task_states HASH state by id, of tasks that were ever claimed; at a partition not used
+-- ARGV[1] place 'partition' or 'shard'
+-- ARGV[2] fault what audit_place called it
+-- ARGV[3] id of the message or task
+-- returns 1 if it did something, else 0
+local delay, delay_items, claims, task_states = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local place, fault, id = ARGV[1], ARGV[2], ARGV[3]
+local shard = place == 'shard'
+local time = redis.call('TIME')
+local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+
+-- A write that is never refused comes first: then the others pass when the server is out of memory.
+redis.call('ZREM', delay, '')
+local waits, body = redis.call('ZSCORE', delay, id), redis.call('HEXISTS', delay_items, id) == 1
+local claimed = shard and redis.call('ZSCORE', claims, id)
+if fault == 'body_lost' and not body and (waits or claimed) then
+  redis.call('ZREM', delay, id)
+  if shard then
+    redis.call('ZREM', claims, id)
+    redis.call('HDEL', task_states, id)
+  end
+  return 1
+elseif fault == 'body_stranded' and body and not waits and not claimed then
+  redis.call('ZADD', delay, now_ms, id)
+  return 1
+elseif fault == 'task_twice' and waits and claimed then
+  return redis.call('ZREM', delay, id)
+elseif fault == 'state_stray' and shard and not waits and not claimed and not body then
+  return redis.call('HDEL', task_states, id)
+end
+return 0
