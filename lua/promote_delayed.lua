@@ -22,7 +22,8 @@ local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now_ms = math.floor(now_us / 1000)
 local now = string.format('%.0f', now_ms)
 local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
-local retries = token ~= '' and redis.call('ZRANGE', retry_due, 0, 0, 'WITHSCORES') or {}
+-- A foreign type there must not keep messages from other groups: who asks about retries is told of it.
+local retries = token ~= '' and redis.pcall('ZRANGE', retry_due, 0, 0, 'WITHSCORES') or {}
 local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
 
 local function whole(fields)
@@ -79,6 +80,6 @@ local function in_us(score)
   return score < math.huge and math.min(math.max(math.ceil(score) * 1000 - now_us, 0), FAR_US) or -1
 end
 local next_us = in_us(math.min(tonumber(head[2] or math.huge), tonumber(recurs[2] or math.huge)))
-local retry_us = in_us(tonumber(retries[2] or math.huge))
+local retry_us = retries.err and 0 or in_us(tonumber(retries[2] or math.huge))
 local recurring = recurs[2] and tonumber(recurs[2]) <= now_ms and 1 or 0
 return { moved, next_us, recurring, orphans, retry_us }

@@ -156,11 +156,16 @@ impl Schedule for RedisBackend {
         let fence = keys.fence(tp, group);
         // Mostly nothing is due: then one call that looks at all of it is enough.
         let call = self.promote_delayed_call(Some((&fence, lease)), tp, limit);
-        let answer = script::run_one(&inner.messages, call).await;
-        let (delayed, retry) = promoted(tp, answer.map_err(|error| fenced(error, lease))?)?;
-        if retry.is_none_or(|retry| !retry.is_zero()) {
-            return Ok(Promoted { next: [retry, delayed.next].into_iter().flatten().min(), ..delayed });
-        }
+        let answer = script::run_one(&inner.messages, call).await.map_err(|error| fenced(error, lease));
+        let (delayed, failed) = match answer.and_then(|answer| promoted(tp, answer)) {
+            Ok((delayed, retry)) if retry.is_none_or(|retry| !retry.is_zero()) => {
+                return Ok(Promoted { next: [retry, delayed.next].into_iter().flatten().min(), ..delayed });
+            }
+            Ok((delayed, _)) => (delayed, None),
+            Err(error) if error.kind() == ErrorKind::Fenced => return Err(error),
+            // What is wrong with delayed messages is not to keep the group's retries from coming back.
+            Err(error) => (Promoted::default(), Some(error)),
+        };
         let call = inner
             .scripts
             .promote
@@ -178,6 +183,9 @@ impl Schedule for RedisBackend {
             .arg(group.as_str());
         let answer = script::run_one(&inner.messages, call).await;
         let [moved, orphans, next] = reply::tuple(answer.map_err(|error| fenced(error, lease))?)?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
         Ok(Promoted {
             moved: reply::count(moved)? + delayed.moved,
             orphans: reply::count(orphans)? + delayed.orphans,

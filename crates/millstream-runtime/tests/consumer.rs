@@ -39,6 +39,39 @@ async fn messages_are_handled_once_in_order_and_leave_nothing_behind() {
     assert!(stats[0].length < 1_000, "consumed entries are dropped");
 }
 
+/// A handler that blocks its thread must not hold up the acknowledgement of one that took its time before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_slow_handler_said_does_not_wait_for_one_that_blocks() {
+    let bench = bench();
+    produce(&bench, 2).await;
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let (started, mut starts) = tokio::sync::mpsc::unbounded_channel();
+    let consumer = bench.consumer(NUMBERS, "g").start(move |delivery: Delivery<u64>| {
+        let number = delivery.payload;
+        started.send(number).expect("the test lives");
+        if number == 0 {
+            // Busy, and never pending: as a handler that computes.
+            let until = std::time::Instant::now() + MS(5);
+            while std::time::Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        } else {
+            // Until the test has seen the first one settled.
+            let settled = released.lock().expect("lock").recv_timeout(MS(10_000));
+            settled.expect("the first one is settled while this one blocks");
+        }
+        async {}
+    });
+    let consumer = consumer.await.expect("started");
+    assert_eq!(starts.recv().await, Some(0));
+    assert_eq!(starts.recv().await, Some(1));
+    bench.told.wait_for("Settled {").await;
+    release.send(()).expect("the handler waits");
+    let report = consumer.shutdown().await;
+    assert_eq!((report.acked, report.retried), (2, 0));
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failure_comes_back_after_its_delay_and_ends_with_the_dead() {
     let bench = bench();

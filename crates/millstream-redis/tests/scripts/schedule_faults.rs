@@ -111,6 +111,33 @@ async fn a_foreign_type_is_told_and_nothing_is_changed() {
     assert_eq!(bench.names(&place).await, ["a"]);
 }
 
+/// Retries and delayed messages are promoted together: what is wrong with the ones is told, and the others come.
+#[tokio::test]
+async fn a_foreign_type_on_one_side_does_not_stop_the_other() {
+    let mut bench = Bench::new().await;
+    let place = bench.partition();
+    let (delay, due) = (bench.keys.delay(&place), bench.keys.retry_due(&bench.tp, &bench.group));
+    let items = bench.keys.retry_items(&bench.tp, &bench.group);
+    let retry_log = bench.keys.retry_log(&bench.tp, &bench.group);
+    bench.cmd(&format!("ZADD {due} 1 5-0")).await;
+    // MessagePack of attempt, history, and one field.
+    let item: &[u8] = b"\x94\xa12\xa0\xa7payload\xa1x";
+    let mut put = redis::cmd("HSET");
+    put.arg(items.as_str()).arg("5-0").arg(item);
+    put.query_async::<redis::Value>(&mut bench.raw).await.expect("parked");
+    bench.cmd(&format!("SET {delay} x")).await;
+    let error = bench.backend.promote(&bench.lease, 9).await.expect_err("a foreign type");
+    assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+    assert_eq!(bench.int(&format!("XLEN {retry_log}")).await, 1, "the retry came");
+
+    bench.cmd(&format!("DEL {delay}")).await;
+    bench.cmd(&format!("SET {due} x")).await;
+    bench.park(&place, "a", Due::At(1), OnConflict::Keep).await;
+    let error = bench.backend.promote(&bench.lease, 9).await.expect_err("a foreign type");
+    assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
+    assert_eq!(bench.names(&place).await, [""; 0], "the delayed message came");
+}
+
 #[tokio::test]
 async fn out_of_memory_nothing_more_is_scheduled_and_the_rest_goes_on() {
     let mut bench = Bench::private(&[]).await;

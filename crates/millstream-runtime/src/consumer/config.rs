@@ -22,6 +22,15 @@ pub enum Concurrency {
     Unordered(usize),
 }
 
+impl Concurrency {
+    pub(super) fn at_once(self) -> usize {
+        match self {
+            Self::Serial => 1,
+            Self::PerKey(at_once) | Self::Unordered(at_once) => at_once,
+        }
+    }
+}
+
 /// Whether a partition has one owner in its group, or all members work on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -164,7 +164,8 @@ impl Subscription {
 impl Subscription {
     /// What one partition has in hand, when it has nothing.
     pub(super) fn in_flight(&self) -> Arc<InFlight> {
-        Arc::new(InFlight::new(self.config.prefetch, self.config.max_blocked))
+        let config = &self.config;
+        Arc::new(InFlight::new(config.prefetch, config.concurrency.at_once(), config.max_blocked))
     }
 
     /// A loop for the topic begins.

@@ -153,6 +153,9 @@ impl Dispatch {
         if complete && self.turns.is_none() && live && !self.is_stopped() {
             // As a rule there is nothing to wait for. Others on this thread get their share all the same.
             noticing(consume_budget(), || self.outbox.flush()).await;
+            if !self.links.guard.is_live(Instant::now()) {
+                return true;
+            }
             return self.start(None).await;
         }
         self.outbox.flush();
@@ -179,7 +182,7 @@ impl Dispatch {
                     // Others that have just started one may queue up again, too, before we do.
                     tokio::task::yield_now().await;
                 }
-                if self.pause.is_on() {
+                if self.pause.is_on() || !self.links.guard.is_live(Instant::now()) {
                     return true;
                 }
                 return self.start(permit).await;
@@ -403,7 +406,8 @@ impl Dispatch {
             }
             _ => self.lanes.done(ticket),
         }
-        self.outbox.add(receipt, settlement, now);
+        // It counts from the handler's start: what a slow one said does not wait for the next one, which may be slow, too.
+        self.outbox.add(receipt, settlement, now.checked_sub(elapsed).unwrap_or(now));
     }
 
     pub(super) fn settle(&mut self, receipt: Receipt, settlement: Settlement) {

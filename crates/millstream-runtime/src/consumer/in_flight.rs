@@ -18,6 +18,8 @@ pub(super) struct InFlight {
     /// Rung when something is to be read once more.
     let_go: Notify,
     capacity: usize,
+    /// How many may be handled at once.
+    at_once: usize,
     /// The most that may wait behind messages whose next attempt is not due.
     max_blocked: usize,
 }
@@ -43,8 +45,10 @@ struct State {
 }
 
 impl InFlight {
-    pub(super) fn new(capacity: usize, max_blocked: usize) -> Self {
-        Self { state: Mutex::default(), freed: Notify::new(), let_go: Notify::new(), capacity, max_blocked }
+    /// Room for `capacity`, of which `at_once` may be handled at the same time.
+    pub(super) fn new(capacity: usize, at_once: usize, max_blocked: usize) -> Self {
+        let (state, freed, let_go) = (Mutex::default(), Notify::new(), Notify::new());
+        Self { state, freed, let_go, capacity, at_once, max_blocked }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -186,7 +190,8 @@ impl InFlight {
     /// How much is free, and of how many parts one has to be before it is worth a read.
     fn free(&self) -> (usize, usize) {
         let state = self.state();
-        let parts = if state.behind { 2 } else { 4 };
+        // Never so much that handlers which may run have nothing to do.
+        let parts = if state.behind && 4 * self.at_once <= self.capacity { 2 } else { 4 };
         if state.blocked >= self.max_blocked {
             return (0, parts);
         }
@@ -223,14 +228,14 @@ mod tests {
 
     #[test]
     fn what_is_held_is_not_admitted_twice() {
-        let in_flight = InFlight::new(8, 100);
+        let in_flight = InFlight::new(8, 1, 100);
         assert_eq!(ids(&in_flight.admit(vec![entry(1), entry(2)])), [1, 2]);
         assert_eq!(ids(&in_flight.admit(vec![entry(2), entry(3)])), [3]);
     }
 
     #[test]
     fn what_was_settled_while_the_pending_list_was_read_is_not_handled_again() {
-        let in_flight = InFlight::new(8, 100);
+        let in_flight = InFlight::new(8, 1, 100);
         in_flight.admit(vec![entry(1), entry(2)]);
         in_flight.begin_rewind();
         in_flight.settled([entry(1).receipt].into_iter());
@@ -241,7 +246,7 @@ mod tests {
 
     #[test]
     fn what_the_server_forgot_to_be_settled_is_handled_again() {
-        let in_flight = InFlight::new(8, 8);
+        let in_flight = InFlight::new(8, 1, 8);
         in_flight.admit(vec![entry(1)]);
         in_flight.begin_rewind();
         in_flight.begin_read();
@@ -253,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_frontier_is_below_the_oldest_unsettled() {
-        let in_flight = InFlight::new(8, 100);
+        let in_flight = InFlight::new(8, 1, 100);
         assert_eq!(in_flight.frontier(), MessageId::ZERO);
         in_flight.admit(vec![entry(5), entry(7), entry(9)]);
         assert_eq!(in_flight.frontier(), MessageId::new(5, 0).previous());
@@ -265,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_handed_back_is_read_once_more_and_not_skipped_before() {
-        let in_flight = InFlight::new(8, 100);
+        let in_flight = InFlight::new(8, 1, 100);
         in_flight.admit(vec![entry(5), entry(7)]);
         in_flight.hand_back([entry(5).receipt].into_iter());
         in_flight.let_go().await;
@@ -278,7 +283,7 @@ mod tests {
 
     #[test]
     fn what_was_settled_after_all_is_known_when_what_is_new_comes() {
-        let in_flight = InFlight::new(8, 100);
+        let in_flight = InFlight::new(8, 1, 100);
         in_flight.admit(vec![entry(5)]);
         in_flight.hand_back([entry(5).receipt].into_iter());
         in_flight.begin_rewind();
@@ -292,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_lease_is_cleared_when_all_was_read_and_what_is_suspected_is_settled() {
-        let in_flight = InFlight::new(8, 100);
+        let in_flight = InFlight::new(8, 1, 100);
         in_flight.begin_rewind();
         assert!(!in_flight.is_cleared(), "nothing has been read yet");
         let entries = in_flight.admit(vec![entry(1), entry(2)]);
@@ -306,7 +311,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_taken_for_settled_is_looked_at_once_more() {
-        let in_flight = InFlight::new(8, 100);
+        let in_flight = InFlight::new(8, 1, 100);
         in_flight.admit(vec![entry(1)]);
         in_flight.begin_rewind();
         in_flight.begin_read();
@@ -319,7 +324,7 @@ mod tests {
 
     #[tokio::test]
     async fn room_comes_in_quarters() {
-        let in_flight = InFlight::new(4, 2);
+        let in_flight = InFlight::new(4, 1, 2);
         assert_eq!(in_flight.room().await, 4);
         in_flight.admit(vec![entry(1), entry(2), entry(3)]);
         assert_eq!(in_flight.room().await, 1);
@@ -332,7 +337,7 @@ mod tests {
 
     #[tokio::test]
     async fn room_comes_in_halves_while_there_is_more_to_read() {
-        let in_flight = InFlight::new(4, 2);
+        let in_flight = InFlight::new(4, 1, 2);
         in_flight.admit((1..=4).map(entry).collect());
         in_flight.brought(4, 3);
         in_flight.settled([entry(1).receipt].into_iter());
@@ -343,11 +348,16 @@ mod tests {
         in_flight.admit(vec![entry(5)]);
         in_flight.brought(2, 0);
         assert_eq!(in_flight.room().await, 1);
+        let wide = InFlight::new(4, 2, 2);
+        wide.admit((1..=4).map(entry).collect());
+        wide.brought(4, 4);
+        wide.settled([entry(1).receipt].into_iter());
+        assert_eq!(wide.room().await, 1, "handlers that may run are not kept waiting");
     }
 
     #[tokio::test]
     async fn what_waits_behind_others_takes_no_room_up_to_a_bound() {
-        let in_flight = InFlight::new(4, 2);
+        let in_flight = InFlight::new(4, 1, 2);
         in_flight.admit((1..=4).map(entry).collect());
         assert_eq!(in_flight.free().0, 0);
         assert!(!in_flight.blocked(1));

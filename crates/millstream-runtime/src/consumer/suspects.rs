@@ -123,7 +123,16 @@ impl Dispatch {
             self.settle(receipt, Settlement::Hold(now));
             self.outbox.flush();
         }
-        let handled = (!noted || self.is_written(receipt).await) && self.start(handler).await;
+        let (guard, owned) = (self.links.guard.clone(), self.owned.clone());
+        // Asked once more: the process may have stood still while the note was on its way.
+        let live = async {
+            tokio::select! {
+                biased;
+                () = owned.ending() => false,
+                live = guard.live() => live,
+            }
+        };
+        let handled = (!noted || self.is_written(receipt).await) && live.await && self.start(handler).await;
         if noted && !handled {
             // The handler was not reached, or did not end when it should: no process ended over it. A lost lease
             // refuses this, and then the next owner cannot know.
