@@ -1,0 +1,15 @@
+//! What is tested of delay queues, over the backend in memory.
+//! One binary, because each costs its own linking.
+#![allow(missing_docs)]
+
+mod claims;
+mod delayed;
+mod faults;
+mod firing;
+mod panics;
+mod queue;
+mod recurring;
+mod rules;
+mod support;
+mod topics;
+mod worker;

@@ -1,0 +1,158 @@
+//! Code of others that panics: no task is kept by it, and no loop ends.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::support::link::Link;
+use crate::support::places::Places;
+use crate::support::{MS, SECS, eventually, memory, open, queue};
+use millstream_core::event::Event;
+use millstream_core::policy::{Decision, Failure, RetryPolicy};
+use millstream_core::schedule::{Due, OnConflict, Scheduling};
+use millstream_core::{Envelope, Place, TopicSpec, wire};
+use millstream_delay::{DelayedPromoter, PromoterConfig, Task};
+
+#[derive(Debug)]
+struct Broken;
+
+impl RetryPolicy for Broken {
+    fn decide(&self, _: &Failure<'_>) -> Decision {
+        panic!("a policy panics")
+    }
+}
+
+/// An error that nobody can read.
+#[derive(Debug)]
+struct Unreadable;
+
+impl std::fmt::Display for Unreadable {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("an error panics")
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+#[tokio::test(start_paused = true)]
+async fn a_policy_that_panics_is_replaced_by_the_default_one() {
+    let queue = queue().await;
+    queue.schedule(&1).await.expect("scheduled");
+    let worker = queue.worker().retry(Broken).hold(SECS(3)).start(async |_: Task<u64>| Err::<(), _>("no"));
+    let worker = worker.await.expect("starts");
+    eventually(|| worker.report().dead == 1, "given up after as many attempts as by default").await;
+    assert_eq!((worker.report().retried, worker.progress().running), (9, 0));
+    let dead = queue.dead().list(1).await.expect("list");
+    assert!(dead[0].error.contains("a policy panics"), "{}", dead[0].error);
+    worker.drain().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_cannot_be_read_is_a_failure_all_the_same() {
+    let queue = queue().await;
+    queue.schedule(&1).await.expect("scheduled");
+    let worker = queue.worker().hold(SECS(3)).start(async |_: Task<u64>| Err::<(), _>(Unreadable));
+    let worker = worker.await.expect("starts");
+    eventually(|| worker.report().dead == 1, "given up").await;
+    let dead = queue.dead().list(1).await.expect("list");
+    assert!(dead[0].error.contains("an error panics"), "{}", dead[0].error);
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_that_panics_costs_nothing() {
+    let queue = queue().await;
+    let worker = queue.worker().observer(|_: &Event<'_>| panic!("an observer panics"));
+    let worker = worker.start(async |_: Task<u64>| ()).await.expect("starts");
+    for number in 0..5 {
+        queue.schedule(&number).await.expect("scheduled");
+        eventually(|| worker.report().done == number + 1, "done").await;
+    }
+    assert!(worker.progress().is_ready());
+    assert_eq!(worker.drain().await.done, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_loop_goes_on_after_a_panic_and_tells_of_it() {
+    let (backend, link) = (memory(), Arc::new(Link::default()));
+    let queue = open(&link.over(&backend), 1).await;
+    link.panics.store(2, Ordering::Relaxed);
+    let worker = queue.worker().start(async |_: Task<u64>| ()).await.expect("starts");
+    eventually(|| worker.progress().failing.len() == 1, "it is told").await;
+    let failing = worker.progress().failing;
+    assert!(failing[0].operation == "claim" && failing[0].error.contains("panics"), "{failing:?}");
+    queue.schedule(&1).await.expect("scheduled");
+    eventually(|| worker.report().done == 1, "done").await;
+    assert!(worker.progress().is_ready());
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_whose_job_panics_comes_back() {
+    let (backend, link) = (memory(), Arc::new(Link::default()));
+    let queue = open(&link.over(&backend), 1).await;
+    queue.schedule(&1).await.expect("scheduled");
+    link.lose_claims.store(1, Ordering::Relaxed);
+    // Its second claim has a crash: that a handler begins is told first.
+    link.panic_renewals.store(1, Ordering::Relaxed);
+    let worker = queue.worker().hold(SECS(3)).start(async |_: Task<u64>| ()).await.expect("starts");
+    eventually(|| worker.report().done == 1, "done").await;
+    assert_eq!((link.calls("extend"), worker.progress().running), (2, 0));
+    worker.drain().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewing_goes_on_after_a_panic() {
+    let (backend, link) = (memory(), Arc::new(Link::default()));
+    let queue = open(&link.over(&backend), 1).await;
+    queue.schedule(&1).await.expect("scheduled");
+    link.panic_renewals.store(1, Ordering::Relaxed);
+    let worker = queue.worker().hold(SECS(30)).start(|_: Task<u64>| tokio::time::sleep(SECS(300)));
+    let worker = worker.await.expect("starts");
+    eventually(|| worker.report().done == 1, "done").await;
+    assert!(link.calls("extend") > 25 && worker.report().stale == 0);
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_promoter_of_a_topic_goes_on_after_a_panic() {
+    let (backend, places) = (memory(), Arc::new(Places::default()));
+    let spec = TopicSpec::new("t".parse().expect("a name"), 1).expect("a spec");
+    backend.catalog.create_topic(&spec).await.expect("created");
+    places.panics.store(1, Ordering::Relaxed);
+    let told = Arc::new(AtomicBool::new(false));
+    let tell = told.clone();
+    let config = PromoterConfig::default();
+    let promoter = DelayedPromoter::new(&places.over(&backend), spec.clone(), config).expect("valid");
+    let promoter = promoter.observer(move |event: &Event<'_>| {
+        tell.fetch_or(matches!(event, Event::Failing { .. }), Ordering::Relaxed);
+        panic!("an observer panics");
+    });
+    let promoter = tokio::spawn(promoter.run());
+    let place = Place::from(spec.iter().next().expect("one"));
+    let (id, fields) = ("a".parse().expect("an id"), wire::encode(&Envelope::new("x")));
+    let message =
+        Scheduling { place: place.clone(), id, due: Due::In(MS(5)), fields, on_conflict: OnConflict::Keep };
+    assert!(backend.schedule.schedule(&[message]).await[0].is_ok());
+    tokio::time::sleep(SECS(30)).await;
+    assert_eq!(backend.schedule.waiting(&place).await.expect("counts").total, 0);
+    assert!(told.load(Ordering::Relaxed) && !promoter.is_finished());
+    promoter.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn sleeps_without_end_are_refused_and_long_ones_do_no_harm() {
+    let backend = memory();
+    let spec = TopicSpec::new("t".parse().expect("a name"), 1).expect("a spec");
+    let config = PromoterConfig::default().with_longest_sleep(std::time::Duration::MAX);
+    let error = DelayedPromoter::new(&backend, spec, config).expect_err("too long");
+    assert!(error.to_string().contains("at most a day"), "{error}");
+    let queue = open(&backend, 1).await;
+    let worker = queue.worker().longest_sleep(std::time::Duration::MAX);
+    let error = worker.start(async |_: Task<u64>| ()).await.expect_err("too long");
+    assert!(error.to_string().contains("at most a day"), "{error}");
+    let worker = queue.worker().longest_sleep(SECS(24 * 3_600)).handler_timeout(std::time::Duration::MAX);
+    let worker = worker.start(async |_: Task<u64>| tokio::time::sleep(SECS(5)).await).await.expect("starts");
+    queue.schedule(&1).await.expect("scheduled");
+    eventually(|| worker.progress().running == 1, "it runs").await;
+    assert_eq!(worker.shutdown_within(std::time::Duration::MAX).await.done, 1);
+}

@@ -1,0 +1,25 @@
+//! What is tested of the runtime, over the backend in memory.
+//! One binary, because each costs its own linking.
+#![allow(missing_docs)]
+
+mod batch;
+mod bounded;
+mod consumer;
+mod consumer_faults;
+mod control;
+mod control_health;
+mod control_seek;
+mod delayed;
+mod dispatch;
+mod groups;
+mod groups_faults;
+mod groups_scale;
+mod groups_threads;
+mod lost_group;
+mod order;
+mod poison;
+mod producer;
+mod pull;
+mod retries;
+mod shared;
+mod support;

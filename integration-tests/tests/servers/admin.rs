@@ -1,0 +1,222 @@
+//! The operator's requests on Redis: who may only read can make them, the doctor names what is wrong, and none of them
+//! holds the server up, however much is there.
+
+use std::time::{Duration, Instant};
+
+use integration_tests::server::Server;
+use millstream::admin::{
+    Browse, Filter, Level, PendingOrder, PendingQuery, Range, Repaired, Structure, VerifyOptions,
+};
+use millstream::{Millstream, Start, Topic};
+use millstream_core::keys::Keys;
+use millstream_core::{GroupName, TopicSpec};
+
+const ORDERS: Topic<u32> = Topic::new("orders").partitions(64);
+const LOOK: VerifyOptions = VerifyOptions { repair: false, limit: 1_000 };
+
+/// Appends so many messages of 100 bytes evenly, and has as many of them handed out as `pending` says.
+async fn fill(server: &Server, mq: &Millstream, count: usize, pending: usize) -> (TopicSpec, GroupName) {
+    let (backend, keys) = (mq.backend(), Keys::new());
+    let topic = backend.catalog.create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
+    let group: GroupName = "billing".parse().expect("a name");
+    backend.catalog.create_group(&topic, &group, Start::Earliest).await.expect("created");
+    let client = redis::Client::open(server.url()).expect("a client");
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
+    let mut raw = client.get_multiplexed_async_connection_with_config(&config).await.expect("connected");
+    let partitions = topic.partitions as usize;
+    for tp in topic.iter() {
+        let log = keys.log(&tp);
+        for portion in portions(count / partitions) {
+            let mut pipe = redis::pipe();
+            for number in 0..portion {
+                let payload = format!("{number:0>100}");
+                pipe.cmd("XADD").arg(log.as_str()).arg("*").arg("key").arg(number % 100);
+                pipe.arg("payload").arg(payload).ignore();
+            }
+            pipe.exec_async(&mut raw).await.expect("appended");
+        }
+        for portion in portions(pending / partitions) {
+            let mut read = redis::cmd("XREADGROUP");
+            read.arg("GROUP").arg(group.as_str()).arg("owner").arg("COUNT").arg(portion);
+            read.arg("STREAMS").arg(log.as_str()).arg(">").exec_async(&mut raw).await.expect("read");
+        }
+    }
+    (topic, group)
+}
+
+fn portions(count: usize) -> impl Iterator<Item = usize> {
+    (0..count.div_ceil(1_000)).map(move |nth| 1_000.min(count - 1_000 * nth))
+}
+
+/// Every request that an operator can make; and how long each took.
+async fn everything(mq: &Millstream, topic: &TopicSpec, group: &GroupName) -> Vec<(&'static str, Duration)> {
+    let (admin, name) = (mq.admin(), &topic.name);
+    let mut times = Vec::new();
+    let mut timed = |what, began: Instant| times.push((what, began.elapsed()));
+
+    let began = Instant::now();
+    for newest_first in [false, true] {
+        let range = Range { newest_first, ..Range::ALL };
+        let browse = Browse { range, limit: 1_000, ..Browse::default() };
+        let page = admin.messages(name, &browse).await.expect("browsed");
+        assert_eq!((page.messages.len(), page.next.is_some()), (1_000, true));
+    }
+    timed("messages", began);
+    let began = Instant::now();
+    let filter = Filter { key: Some("7".into()), ..Filter::default() };
+    let found = admin.find(name, &Browse::default(), &filter, 20_000).await.expect("looked for");
+    assert_eq!(found.messages.len(), 100);
+    timed("find", began);
+    let began = Instant::now();
+    let mut tail = admin.tail(name, None).await.expect("a tail");
+    assert_eq!(tail.run_once(10).await.expect("looked").len(), 0);
+    timed("tail", began);
+    for (what, order) in [
+        ("pending by id", PendingOrder::Id),
+        ("pending by idle time", PendingOrder::Idle),
+        ("pending by deliveries", PendingOrder::Deliveries),
+    ] {
+        let began = Instant::now();
+        let query = PendingQuery { order, limit: 500, ..PendingQuery::default() };
+        let page = admin.pending(name, group, &query).await.expect("listed");
+        assert_eq!(page.entries.len(), 500);
+        timed(what, began);
+    }
+    let began = Instant::now();
+    assert_eq!(admin.owners(name, group).await.expect("looked").partitions.len(), 64);
+    timed("owners", began);
+    let began = Instant::now();
+    let stats = admin.stats(name).await.expect("counted");
+    assert!(stats.groups[0].totals.pending > 0, "{:?}", stats.groups[0].totals);
+    timed("stats", began);
+    let began = Instant::now();
+    let verified = admin.verify(name, LOOK).await.expect("verified");
+    assert_eq!(verified.verdicts, []);
+    timed("verify", began);
+    let began = Instant::now();
+    let memory = admin.memory(name).await.expect("weighed");
+    assert!(memory.structures[&Structure::Log].each().is_some_and(|bytes| bytes > 50), "{memory:?}");
+    timed("memory", began);
+    let began = Instant::now();
+    admin.doctor().await.expect("examined");
+    timed("doctor", began);
+    times
+}
+
+/// No request took longer than 5 ms inside the server, and none walked through its keys. Somebody else may have had the
+/// processor in the meantime: so of three passes one has to be without any.
+async fn holds_nobody_up(count: usize, pending: usize) {
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let (topic, group) = fill(&server, &mq, count, pending).await;
+    server.cli(&["CONFIG", "SET", "slowlog-log-slower-than", "5000"]);
+    server.cli(&["CONFIG", "RESETSTAT"]);
+    let mut slow = Vec::new();
+    for pass in 0..3 {
+        server.cli(&["SLOWLOG", "RESET"]);
+        let times = everything(&mq, &topic, &group).await;
+        println!("{count} messages, {pending} pending, pass {pass}: {times:?}");
+        if server.cli(&["SLOWLOG", "LEN"]) == "0" {
+            let stats = server.cli(&["INFO", "commandstats"]);
+            for command in ["keys", "scan", "xadd", "xreadgroup", "xack", "xdel", "hset", "zadd"] {
+                assert!(!stats.contains(&format!("cmdstat_{command}:")), "{command} was used:\n{stats}");
+            }
+            return;
+        }
+        slow.push(server.cli(&["SLOWLOG", "GET", "10"]));
+    }
+    panic!("slow in every pass:\n{}", slow.join("\n\n"));
+}
+
+#[tokio::test]
+async fn no_request_holds_the_server_up() {
+    holds_nobody_up(64_000, 32_000).await;
+}
+
+#[tokio::test]
+#[ignore = "a measurement: a million messages, most of a minute"]
+async fn no_request_holds_a_server_up_that_has_a_million_messages() {
+    holds_nobody_up(1_000_000, 1_000_000).await;
+}
+
+/// A user who may not write, in any way, can look at everything.
+#[tokio::test]
+async fn who_may_only_read_can_look() {
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let (topic, group) = fill(&server, &mq, 6_400, 6_400).await;
+    let rights = "ACL SETUSER looker on >secret ~* -@all +@read +@connection +info +time +evalsha +script|load +command \
+                  +multi +discard +config|get";
+    server.cli(&rights.split_whitespace().collect::<Vec<_>>());
+    server.cli(&["SCRIPT", "FLUSH"]);
+    let url = server.url().replace("redis://", "redis://looker:secret@");
+    let looker = Millstream::connect(&url).await.expect("connected");
+    let before =
+        server.cli(&["XINFO", "GROUPS", Keys::new().log(&topic.iter().next().expect("one")).as_str()]);
+    let admin = looker.admin();
+    let page = admin.messages(&topic.name, &Browse::default()).await.expect("browsed");
+    assert_eq!(page.messages.len(), 100);
+    let pending = admin.pending(&topic.name, &group, &PendingQuery::default()).await.expect("listed");
+    assert_eq!(pending.entries.len(), 100);
+    assert_eq!(admin.owners(&topic.name, &group).await.expect("looked").partitions.len(), 64);
+    admin.memory(&topic.name).await.expect("weighed");
+    let inspect = &looker.backend().inspect;
+    for tp in topic.iter() {
+        assert_eq!(inspect.consumers(&tp, &group).await.expect("looked").len(), 1);
+        assert_eq!(inspect.parked(&tp, &group, None, 10).await.expect("looked").items, []);
+    }
+    let verified = admin.verify(&topic.name, LOOK).await.expect("verified");
+    assert!(verified.verdicts.iter().all(|verdict| verdict.repaired == Repaired::NotAsked));
+    let reports = admin.doctor().await.expect("examined");
+    let rights = reports.iter().find(|report| report.subject == "rights").expect("a report");
+    assert_eq!(rights.level, Level::Error);
+    for needed in ["XADD", "XREADGROUP", "ZADD", "HSET"] {
+        assert!(rights.found.contains(needed), "{rights}");
+    }
+    assert!(!rights.found.contains("XRANGE"), "{rights}");
+    let after =
+        server.cli(&["XINFO", "GROUPS", Keys::new().log(&topic.iter().next().expect("one")).as_str()]);
+    assert_eq!(before, after);
+    assert_eq!(server.cli(&["EXISTS", "stream:topic:{doctor:p:0}"]), "0", "the dry run left something");
+}
+
+async fn examined(server: &Server) -> Vec<(Level, String)> {
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let reports = mq.admin().doctor().await.expect("examined");
+    assert!(reports.is_sorted_by_key(|report| std::cmp::Reverse(report.level)), "{reports:?}");
+    reports.into_iter().map(|report| (report.level, report.subject)).collect()
+}
+
+#[tokio::test]
+async fn the_doctor_names_what_is_wrong() {
+    let sound = Server::builder().appendonly(true).arg("--maxmemory", "1gb").start();
+    let reports = examined(&sound).await;
+    let bad: Vec<_> = reports.iter().filter(|(level, _)| *level > Level::Ok).collect();
+    assert!(bad.iter().all(|(_, subject)| subject == "latency"), "{bad:?}");
+    for subject in ["version", "persistence", "memory", "rights", "clock", "topology", "connections"] {
+        assert!(reports.iter().any(|(_, it)| it == subject), "{subject}: {reports:?}");
+    }
+
+    let server = Server::builder().arg("--maxmemory", "3mb").arg("--maxmemory-policy", "allkeys-lru").start();
+    for number in 0..40 {
+        server.cli(&["SET", &format!("key-{number}"), &"x".repeat(100_000)]);
+    }
+    let reports = examined(&server).await;
+    for subject in ["appendonly", "maxmemory-policy", "eviction"] {
+        assert!(reports.contains(&(Level::Error, subject.to_owned())), "{subject}: {reports:?}");
+    }
+
+    let replica = Server::start();
+    let mq = Millstream::connect(&replica.url()).await.expect("connected");
+    let port = sound.port().to_string();
+    replica.cli(&["REPLICAOF", "127.0.0.1", &port]);
+    let reports = mq.admin().doctor().await.expect("examined");
+    assert!(reports.iter().any(|it| it.level == Level::Error && it.subject == "role"), "{reports:?}");
+
+    let refused = Server::start();
+    refused.cli(&["ACL", "SETUSER", "default", "-info", "-config", "-command", "resetkeys", "~mine:*"]);
+    let reports = examined(&refused).await;
+    for (level, subject) in [(Level::Warn, "unknown"), (Level::Error, "rights")] {
+        assert!(reports.contains(&(level, subject.to_owned())), "{subject}: {reports:?}");
+    }
+}

@@ -1,0 +1,51 @@
+//! What delayed messages and tasks cost a server: CPU and memory for each, and how long others wait while many are overdue
+//! (fault 50: a step that is too large blocks everybody). The bounds leave room for an unoptimised build and a busy machine;
+//! the binary `delays` measures.
+
+use integration_tests::delays::burden::{catch_up, cost};
+use integration_tests::delays::{Engine, quantile, spread};
+use integration_tests::history::figure;
+
+async fn each(engine: Engine) {
+    let cost = cost(engine, 100_000).await;
+    figure("cost", &format!("{engine:?}: {cost:.2?} (µs of server CPU, bytes)"));
+    assert!(cost.schedule_us + cost.go_us <= 20.0, "{cost:?}");
+    assert!(cost.bytes <= 400.0, "{cost:?}");
+}
+
+#[tokio::test]
+async fn a_delayed_message_is_cheap() {
+    each(Engine::Topic).await;
+}
+
+#[tokio::test]
+async fn a_task_is_cheap() {
+    each(Engine::Queue).await;
+}
+
+async fn overdue(engine: Engine) {
+    const MESSAGES: u64 = 50_000;
+    let up = catch_up(engine, MESSAGES).await;
+    let mut pings = up.pings.clone();
+    pings.sort_unstable();
+    figure(
+        "catch-up",
+        &format!(
+            "{engine:?}: {MESSAGES} in {:.1?}, PING {}; scripts {}",
+            up.took,
+            spread(&pings),
+            up.scripts
+        ),
+    );
+    assert!(quantile(&pings, 0.5) <= 10_000 && quantile(&pings, 0.99) <= 50_000, "{}", spread(&pings));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overdue_messages_do_not_keep_others_waiting() {
+    overdue(Engine::Topic).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overdue_tasks_do_not_keep_others_waiting() {
+    overdue(Engine::Queue).await;
+}

@@ -1,0 +1,50 @@
+//! What is due comes in time and never early: a short run of what the binary `delays` measures, with bounds for a machine
+//! that does other things too.
+
+use integration_tests::delays::Engine;
+use integration_tests::delays::precision::{Course, Lateness, asleep, run};
+use integration_tests::history::figure;
+
+/// Microseconds.
+const P50: i64 = 5_000;
+const MAX: i64 = 250_000;
+
+fn check(name: &str, late: &Lateness, tasks: usize) {
+    figure("lateness", &format!("{name}: {}", late.text()));
+    assert_eq!((late.handler_us.len(), late.server_ms.len()), (tasks, tasks), "each came once");
+    assert_eq!(late.early(), 0, "none is early");
+    assert!(late.at_handler(0.5) <= P50, "half of them within {P50} µs");
+    assert!(late.at_handler(1.0) <= MAX, "all of them within {MAX} µs");
+}
+
+async fn at_500_a_second(engine: Engine, parked: u64) {
+    let course = Course { engine, tasks: 2_000, per_second: 500, parked };
+    check(&format!("{engine:?}, 500/s, {parked} parked"), &run(&course).await, 2_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_are_on_time() {
+    at_500_a_second(Engine::Queue, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn delayed_messages_are_on_time() {
+    at_500_a_second(Engine::Topic, 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_are_on_time_beside_many_that_wait() {
+    at_500_a_second(Engine::Queue, 100_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn delayed_messages_are_on_time_beside_many_that_wait() {
+    at_500_a_second(Engine::Topic, 100_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_earlier_one_wakes_those_who_sleep() {
+    for engine in [Engine::Queue, Engine::Topic] {
+        check(&format!("{engine:?}, asleep"), &asleep(engine, 30).await, 30);
+    }
+}

@@ -1,0 +1,26 @@
+//! What is tested on real servers.
+//! One binary, because each costs its own linking.
+#![allow(missing_docs)]
+
+mod admin;
+mod block_key;
+mod control;
+mod delay_clock;
+mod delay_cost;
+mod delay_faults;
+mod delay_herd;
+mod delay_kills;
+mod delay_oom;
+mod delay_precision;
+mod delay_races;
+mod faults;
+mod foreign;
+mod groups;
+mod kills;
+mod metrics;
+mod poison;
+mod rebalance;
+mod sharing;
+mod stopped;
+mod takeover;
+mod verify;
