@@ -37,7 +37,7 @@ local function whole(fields)
   return true
 end
 
-local moved, orphans, bytes = 0, 0, 0
+local moved, orphans, bytes, gone, failed = 0, 0, 0, {}, nil
 local due = redis.call('ZRANGEBYSCORE', retry_due, '-inf', string.format('%.0f', now_ms), 'LIMIT', 0, limit)
 for _, origin in ipairs(due) do
   if bytes >= MAX_BYTES then
@@ -47,24 +47,36 @@ for _, origin in ipairs(due) do
   local item = redis.call('HGET', retry_items, origin)
   bytes = bytes + #(item or '')
   local readable, fields = pcall(cmsgpack.unpack, item)
+  local put
   if item and readable and whole(fields) then
     local lead = 2 + #fields % 2
     local attempt, error_text, history = fields[1], fields[2], fields[lead]
     if lead == 2 then
       error_text = string.match(string.match(history, '^.*\n(.*)$') or history, '^%d+ %d+ (.*)$') or ''
     end
-    redis.call('XADD', retry_log, '*', 'attempt', attempt, 'origin', origin, 'error', error_text, 'history', history,
-      unpack(fields, lead + 1))
+    put = redis.pcall('XADD', retry_log, '*', 'attempt', attempt, 'origin', origin, 'error', error_text, 'history',
+      history, unpack(fields, lead + 1))
     moved = moved + 1
   else
     -- Only the id is left, or bytes that are not ours: told as a dead letter, since silence would be a loss.
-    redis.call('XADD', dlq, '*', 'reason', 'orphan', 'attempts', '0', 'error', '', 'origin', origin,
+    put = redis.pcall('XADD', dlq, '*', 'reason', 'orphan', 'attempts', '0', 'error', '', 'origin', origin,
       'topic', topic, 'partition', partition, 'group', group, 'history', '', unpack(item and { 'packed', item } or {}))
     orphans = orphans + 1
   end
-  -- Put before remove: a failure in between leaves the message to be moved once more, never a hole.
-  redis.call('ZREM', retry_due, origin)
-  redis.call('HDEL', retry_items, origin)
+  if type(put) == 'table' and put.err then
+    failed = put
+    break
+  end
+  gone[#gone + 1] = origin
+end
+-- Put before remove, and also what was moved before one that failed: at most this script's end leaves something to be
+-- moved once more, never a hole.
+if #gone > 0 then
+  redis.call('ZREM', retry_due, unpack(gone))
+  redis.call('HDEL', retry_items, unpack(gone))
+end
+if failed then
+  return failed
 end
 
 local head = redis.call('ZRANGE', retry_due, 0, 0, 'WITHSCORES')

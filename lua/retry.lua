@@ -13,7 +13,7 @@
 -- returns {applied, stale}, or the error FENCED, or NOGROUP of the owner's log
 local fence, stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local MAX_BODY_VALUES, FAR_MS = 6000, 36500 * 24 * 3600 * 1000
+local MAX_BODY_VALUES, MAX_BYTES, FAR_MS = 6000, 1048576, 36500 * 24 * 3600 * 1000
 
 -- Whatever is not the one word is judged by the fence, which no empty token passes.
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
@@ -37,13 +37,35 @@ local function at_ms(due)
   return string.format('%.0f', math.min(tonumber(due), now_ms + FAR_MS))
 end
 
+-- What is to be done is gathered, up to a number of bytes: one command for all costs less than one for each.
+local items, dues, done, deleted, notes, bytes = {}, {}, {}, {}, {}, 0
+local function flush()
+  -- Put before remove: a failure in between leaves the same message under the same key, never a hole.
+  if #items > 0 then
+    redis.call('HSET', retry_items, unpack(items))
+    redis.call('ZADD', retry_due, unpack(dues))
+  end
+  if #done > 0 then
+    redis.call('XACK', stream, group, unpack(done))
+  end
+  if #deleted > 0 then
+    redis.call('XDEL', stream, unpack(deleted))
+  end
+  if #notes > 0 then
+    redis.call('HDEL', held, unpack(notes))
+  end
+  items, dues, done, deleted, notes, bytes = {}, {}, {}, {}, {}, 0
+end
+
 local applied, stale, whose = 0, 0, { mode == 'consumer' and who or nil }
+local seen = {}
 for at = 5, #ARGV, 7 do
   local id, due, attempt, origin, error_text, history, line = unpack(ARGV, at, at + 6)
-  local pending = redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
+  local pending = seen[id] and {} or redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
   if pending.err and (source == 'log' and mode ~= 'consumer' or not string.find(pending.err, 'NOGROUP', 1, true)) then
     return pending
   end
+  seen[id] = true
   local entry = #pending > 0 and redis.call('XRANGE', stream, id, id)[1]
   if entry then
     local fields, body = entry[2], {}
@@ -61,22 +83,22 @@ for at = 5, #ARGV, 7 do
     -- The error is mostly what the history ends with: then two texts lead, and it is not kept twice.
     local told = line ~= '' and string.match(line, '^%d+ (.*)$') == error_text
     local item = told and { attempt, history, unpack(body) } or { attempt, error_text, history, unpack(body) }
-    redis.call('HSET', retry_items, origin, cmsgpack.pack(item))
-    redis.call('ZADD', retry_due, at_ms(due), origin)
+    item = cmsgpack.pack(item)
+    bytes = bytes + #item
+    items[#items + 1], items[#items + 2] = origin, item
+    dues[#dues + 1], dues[#dues + 2] = at_ms(due), origin
     applied = applied + 1
   else
     stale = stale + 1
   end
-  -- Put before remove: a failure in between leaves the same message under the same key, never a hole.
   if #pending > 0 or #whose == 0 then
-    redis.call('XACK', stream, group, id)
-    if entry and source == 'retry' then
-      redis.call('XDEL', stream, id)
-    end
-    if noted then
-      local note = source .. ':' .. id
-      redis.call('HDEL', held, note)
-    end
+    done[#done + 1] = id
+    deleted[#deleted + 1] = entry and source == 'retry' and id or nil
+    notes[#notes + 1] = noted and source .. ':' .. id or nil
+  end
+  if bytes >= MAX_BYTES then
+    flush()
   end
 end
+flush()
 return { applied, stale }

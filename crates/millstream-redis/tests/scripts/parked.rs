@@ -46,3 +46,62 @@ async fn whatever_the_error_is_it_comes_back_as_it_was_and_is_parked_once() {
         assert_eq!(entry.fields[..body.len()], body, "{error:?}");
     }
 }
+
+/// What a batch is to do is gathered: the second of two is still told that there was nothing to do.
+#[tokio::test]
+async fn an_entry_that_a_batch_has_twice_is_parked_once() {
+    let mut bench = Bench::new().await;
+    let ids = bench.append_many(3).await;
+    let entries = fetch(&mut bench.reader().await, 3).await.entries;
+    let parked = |at: usize, error: &str| {
+        let due = Due::In(Duration::from_secs(60));
+        (
+            entries[at].receipt,
+            Settlement::Retry {
+                due,
+                attempt: 2,
+                origin: ids[at],
+                error: error.into(),
+                history: History::default(),
+            },
+        )
+    };
+    let batch = [parked(0, "a"), parked(1, "b"), parked(1, "c"), parked(2, "d")];
+    assert_eq!(bench.settle(&batch).await, (3, 1));
+    let items = bench.keys.retry_items(&bench.tp, &bench.group);
+    let kept: Vec<u8> =
+        redis::from_redis_value(bench.cmd(&format!("HGET {items} {}", ids[1])).await).expect("bytes");
+    let kept = String::from_utf8_lossy(&kept);
+    assert!(kept.contains(" b") && !kept.contains(" c"), "{kept:?}");
+}
+
+/// A move that fails in the middle has moved what stood before it, and that is not moved again.
+#[tokio::test]
+async fn what_was_moved_before_a_failure_is_not_moved_twice() {
+    let mut bench = Bench::new().await;
+    let ids = bench.append_many(2).await;
+    let entries = fetch(&mut bench.reader().await, 2).await.entries;
+    let parked = |at: usize, ms| {
+        let due = Due::At(ms);
+        (
+            entries[at].receipt,
+            Settlement::Retry {
+                due,
+                attempt: 2,
+                origin: ids[at],
+                error: "x".into(),
+                history: History::default(),
+            },
+        )
+    };
+    assert_eq!(bench.settle(&[parked(0, 1), parked(1, 2)]).await, (2, 0));
+    // The second has lost its body, and the dead letters can take nothing more.
+    let (items, dead, again) =
+        (bench.keys.retry_items(&bench.tp, &bench.group), bench.dlq(), bench.retry_log());
+    bench.cmd(&format!("HDEL {items} {}", ids[1])).await;
+    bench.cmd(&format!("XADD {dead} 18446744073709551615-18446744073709551615 a b")).await;
+    for _ in 0..3 {
+        bench.backend.promote(&bench.lease, 200).await.expect_err("no more ids");
+        assert_eq!(bench.int(&format!("XLEN {again}")).await, 1);
+    }
+}
