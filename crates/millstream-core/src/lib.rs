@@ -50,7 +50,7 @@ pub use history::History;
 pub use id::MessageId;
 pub use inspect::Inspect;
 pub use leases::{Lease, Leases, Resource};
-pub use log::{Log, Reader, Settlement};
+pub use log::{Appender, Log, Reader, Settlement};
 pub use members::Members;
 pub use name::{GroupName, MemberId, Namespace, QueueName, TopicName};
 pub use outcome::{IntoOutcome, Outcome};

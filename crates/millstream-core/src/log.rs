@@ -3,6 +3,7 @@
 //! A partition has one *log* that all groups read, and per group one *retry log* for what comes back to that
 //! group alone: retries that are due and replayed dead letters. A group reads both; nobody else sees the second.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -201,6 +202,12 @@ pub trait Log: Send + Sync {
     /// without fields is refused.
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>>;
 
+    /// Opens what a producer appends with, if this log has something better than one [`append`](Self::append) after the
+    /// other, which is what `None` means: the default.
+    fn appender(&self) -> Option<Box<dyn Appender>> {
+        None
+    }
+
     /// Opens a reader for the partition and group of `lease`. It starts with what is pending.
     ///
     /// # Errors
@@ -246,6 +253,23 @@ pub trait Log: Send + Sync {
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>>;
+}
+
+/// Appends batch after batch for one producer: the next one is under way before the one before is answered.
+///
+/// What one appender appends is stored in the order in which it was begun, within each partition. A batch that fails
+/// keeps those behind it from being stored only if the connection broke.
+#[async_trait]
+pub trait Appender: Send {
+    /// Begins to append a batch, behind those that were begun before. Goes on only while [`finish`](Self::finish) is
+    /// awaited.
+    fn begin(&mut self, batch: Arc<Vec<Append>>);
+
+    /// What became of the oldest batch that was begun and is not told of yet: one result per entry, as of
+    /// [`Log::append`]. Without such a batch, nothing at once.
+    ///
+    /// Dropping this future loses nothing: the next one goes on.
+    async fn finish(&mut self) -> Vec<Result<MessageId>>;
 }
 
 /// Reads one partition for one group, as the holder of its lease.

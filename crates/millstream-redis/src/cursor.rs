@@ -77,6 +77,11 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// The id of an entry.
+    pub(crate) fn id(&mut self) -> Result<MessageId> {
+        MessageId::from_bytes(self.text()?)
+    }
+
     /// How many values follow; `None` for nil, which is none.
     pub(crate) fn array(&mut self) -> Result<Option<usize>> {
         match self.head()? {
@@ -106,7 +111,7 @@ impl<'a> Cursor<'a> {
         let mut entries = Vec::with_capacity(self.bounded(count));
         for _ in 0..count {
             self.tuple(2)?;
-            let id = MessageId::from_bytes(self.text()?)?;
+            let id = self.id()?;
             let fields = match self.array()? {
                 None => None,
                 Some(len) if len % 2 == 0 => Some(self.fields(len / 2, &mut shared)?),

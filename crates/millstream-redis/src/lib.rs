@@ -16,6 +16,7 @@ mod script;
 mod socket;
 mod waiters;
 
+mod appender;
 mod audit;
 mod catalog;
 mod dead_letters;
@@ -27,6 +28,7 @@ mod leases;
 mod log;
 mod members;
 mod note;
+mod pipe;
 mod queues;
 mod ranges;
 mod reader;

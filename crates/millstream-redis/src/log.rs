@@ -8,13 +8,16 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
-use millstream_core::log::{Append, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed};
+use millstream_core::log::{
+    Append, Appender, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+};
 use millstream_core::name::{GroupName, MemberId};
 use millstream_core::schedule::Due;
 use millstream_core::topic::{Retention, TopicPartition};
 use millstream_core::wire;
 use redis::{Cmd, Pipeline, Value};
 
+use crate::appender::StreamAppender;
 use crate::backend::RedisBackend;
 use crate::catalog::position;
 use crate::connection::Line;
@@ -36,6 +39,10 @@ const COPY_CHUNK: usize = 100;
 impl Log for RedisBackend {
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
         self.append_asking(batch, &[]).await.0
+    }
+
+    fn appender(&self) -> Option<Box<dyn Appender>> {
+        Some(Box::new(StreamAppender::new(self.inner.clone())))
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {

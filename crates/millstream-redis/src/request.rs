@@ -11,6 +11,10 @@ pub(crate) struct Request {
 }
 
 impl Request {
+    pub(crate) fn with_capacity(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), commands: 0 }
+    }
+
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.commands = 0;
@@ -18,13 +22,22 @@ impl Request {
 
     /// Adds one command.
     pub(crate) fn add(&mut self, args: &[&[u8]]) {
-        self.head(b'*', args.len());
+        self.begin(args.len());
         for arg in args {
-            self.head(b'$', arg.len());
-            self.bytes.extend_from_slice(arg);
-            self.bytes.extend_from_slice(b"\r\n");
+            self.arg(arg);
         }
+    }
+
+    /// Begins a command of so many [`arg`](Self::arg)s.
+    pub(crate) fn begin(&mut self, args: usize) {
+        self.head(b'*', args);
         self.commands += 1;
+    }
+
+    pub(crate) fn arg(&mut self, arg: &[u8]) {
+        self.head(b'$', arg.len());
+        self.bytes.extend_from_slice(arg);
+        self.bytes.extend_from_slice(b"\r\n");
     }
 
     pub(crate) fn add_pipeline(&mut self, pipe: &Pipeline) {

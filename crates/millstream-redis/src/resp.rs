@@ -123,9 +123,20 @@ impl Scanner {
         (self.at, self.open, self.wanted) = (0, 1, replies);
     }
 
-    /// Goes on in all that has come since the beginning. 0 if everything is there, otherwise how many bytes are missing
-    /// at least.
+    /// Goes on in all that has come since the beginning. 0 if everything is there, and nothing else, otherwise how many
+    /// bytes are missing at least.
     pub(crate) fn scan(&mut self, bytes: &[u8]) -> Result<usize> {
+        match self.scan_first(bytes)? {
+            0 if bytes.len() > self.at => {
+                let more = bytes.len() - self.at;
+                Err(unexpected(format_args!("{more} bytes that nobody asked for")))
+            }
+            missing => Ok(missing),
+        }
+    }
+
+    /// The same where other replies may follow: they begin at the [end](Self::end).
+    pub(crate) fn scan_first(&mut self, bytes: &[u8]) -> Result<usize> {
         while self.ends.len() < self.wanted {
             match step(bytes, self.at)? {
                 Step::Missing(missing) => return Ok(missing),
@@ -141,10 +152,12 @@ impl Scanner {
                 self.open = 1;
             }
         }
-        match bytes.len() - self.at {
-            0 => Ok(0),
-            more => Err(unexpected(format_args!("{more} bytes that nobody asked for"))),
-        }
+        Ok(0)
+    }
+
+    /// Up to where was looked: the end of the replies, if all are there.
+    pub(crate) fn end(&self) -> usize {
+        self.at
     }
 
     /// The replies that were found in these bytes.

@@ -4,6 +4,7 @@
 //! connections instead ([`crate::connection`]).
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -25,7 +26,7 @@ const ANNOUNCED: usize = 1 << 20;
 /// Memory that a connection may keep while it waits for something to happen.
 const KEPT: usize = 16 << 10;
 
-enum Stream {
+pub(crate) enum Stream {
     Tcp(TcpStream),
     #[cfg(unix)]
     Unix(tokio::net::UnixStream),
@@ -59,12 +60,32 @@ impl Stream {
         }
     }
 
-    async fn read_buf(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    /// Some of these bytes. Nothing is lost if the future is dropped, here and in [`read_buf`](Self::read_buf).
+    pub(crate) async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write(bytes).await,
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.write(bytes).await,
+        }
+    }
+
+    pub(crate) async fn read_buf(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.read_buf(buffer).await,
             #[cfg(unix)]
             Self::Unix(stream) => stream.read_buf(buffer).await,
         }
+    }
+
+    /// Whether the other side has hung up, or said something, although it was not asked.
+    pub(crate) fn is_over(&self) -> bool {
+        let socket = match self {
+            Self::Tcp(stream) => SockRef::from(stream),
+            #[cfg(unix)]
+            Self::Unix(stream) => SockRef::from(stream),
+        };
+        let peeked = socket.peek(&mut [MaybeUninit::uninit()]);
+        !peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
@@ -155,6 +176,11 @@ impl Socket {
         }
     }
 
+    /// The connection alone, between two requests.
+    pub(crate) fn into_stream(self) -> Stream {
+        self.stream
+    }
+
     /// What the last request was answered.
     pub(crate) fn replies(&self) -> Replies<'_> {
         self.scanner.replies(&self.received)
@@ -183,14 +209,14 @@ impl Socket {
 }
 
 /// Why an exchange ended early.
-enum Broken {
+pub(crate) enum Broken {
     Io(io::Error),
     /// What came is no reply.
     Reply(Error),
 }
 
 impl Broken {
-    fn error(self, of_io: impl FnOnce(io::Error) -> Error) -> Error {
+    pub(crate) fn error(self, of_io: impl FnOnce(io::Error) -> Error) -> Error {
         match self {
             Self::Io(error) => of_io(error),
             Self::Reply(error) => error,

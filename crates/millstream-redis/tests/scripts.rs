@@ -3,6 +3,8 @@
 //! Uses the server of `MILLSTREAM_TEST_REDIS`, or starts `redis-server`. Tests that would disturb others always
 //! start one of their own.
 
+#[path = "scripts/appender.rs"]
+mod appender;
 #[path = "scripts/catalog.rs"]
 mod catalog;
 #[path = "scripts/connect.rs"]

@@ -41,20 +41,23 @@ pub(super) struct Bounded {
     log: Arc<dyn Log>,
     bound: Bound,
     on_full: OnFull,
-    /// How long a send may wait for room.
-    patience: Duration,
     /// The lengths as they were seen last.
     lengths: Mutex<BTreeMap<TopicPartition, u64>>,
 }
 
 impl Bounded {
-    pub(super) fn new(log: Arc<dyn Log>, bound: Bound, on_full: OnFull, patience: Duration) -> Self {
-        Self { log, bound, on_full, patience, lengths: Mutex::default() }
+    pub(super) fn new(log: Arc<dyn Log>, bound: Bound, on_full: OnFull) -> Self {
+        Self { log, bound, on_full, lengths: Mutex::default() }
     }
 
-    pub(super) async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+    pub(super) fn is_bound(&self) -> bool {
+        self.bound.get().is_some()
+    }
+
+    /// Waits for room up to `deadline`.
+    pub(super) async fn append(&self, batch: &[Append], deadline: Instant) -> Vec<Result<MessageId>> {
         let Some(bound) = self.bound.get() else { return self.log.append(batch).await };
-        let full = match self.full(batch, bound.get()).await {
+        let full = match self.full(batch, deadline).await {
             Ok(full) => full,
             Err(error) => return batch.iter().map(|_| Err(error.duplicate())).collect(),
         };
@@ -86,22 +89,23 @@ impl Bounded {
     }
 
     /// The partitions of a batch that have no room, after a wait if that is wanted.
-    async fn full(&self, batch: &[Append], bound: u64) -> Result<Vec<TopicPartition>> {
+    async fn full(&self, batch: &[Append], deadline: Instant) -> Result<Vec<TopicPartition>> {
+        // Asked for again each time: an operator may have given it more room, or none.
+        let bound = || self.bound.get().map_or(u64::MAX, NonZeroU64::get);
         let mut full: Vec<TopicPartition> = {
             let lengths = self.lengths();
-            let room = |tp: &TopicPartition| lengths.get(tp).is_some_and(|length| *length < bound);
+            let room = |tp: &TopicPartition| lengths.get(tp).is_some_and(|length| *length < bound());
             batch.iter().map(|append| &append.topic_partition).filter(|tp| !room(tp)).cloned().collect()
         };
         full.sort_unstable();
         full.dedup();
         let pauses =
             Exponential::from(Duration::from_millis(5)).up_to(Duration::from_millis(250)).equal_jitter();
-        let deadline = Instant::now() + self.patience;
         let mut looks = 0;
         while !full.is_empty() {
             let found = self.log.lengths(&full).await?;
             let now: Vec<_> = full.into_iter().zip(found).collect();
-            full = now.iter().filter(|(_, length)| *length >= bound).map(|(tp, _)| tp.clone()).collect();
+            full = now.iter().filter(|(_, length)| *length >= bound()).map(|(tp, _)| tp.clone()).collect();
             self.lengths().extend(now);
             looks += 1;
             let pause = pauses.delay(looks, fastrand::u64(..));

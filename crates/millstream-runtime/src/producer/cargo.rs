@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
-use millstream_core::log::Append;
+use millstream_core::log::{Append, Appender};
 use millstream_core::schedule::{Placed, Schedule, Scheduling};
-use millstream_core::{MessageId, TopicName};
+use millstream_core::{Log, MessageId, TopicName};
+use tokio::time::Instant;
 
-use super::bound::Bounded;
+use super::OnFull;
+use super::bound::{Bound, Bounded};
 
 /// What a message costs in the buffer beside its bytes: about what its entry in the queue takes.
 const OVERHEAD: usize = 128;
@@ -42,21 +45,80 @@ impl Cargo for Scheduling {
 
 /// Where messages go.
 #[async_trait]
-pub(super) trait Sink<C: Cargo>: Send + Sync {
-    /// One request: a result for each.
-    async fn put(&self, batch: &[C]) -> Vec<Result<C::Done>>;
+pub(super) trait Sink<C: Cargo>: Send {
+    /// How many requests may be under way, by what is under way now.
+    fn ahead(&self) -> usize;
+
+    /// Begins a request behind those that were begun before. They go on while [`finish`](Self::finish) is awaited.
+    fn begin(&mut self, batch: Arc<Vec<C>>, deadline: Instant);
+
+    /// The results of the oldest request that was begun: one for each message. Dropping the future loses nothing.
+    async fn finish(&mut self) -> Vec<Result<C::Done>>;
 
     /// So many were stored.
     fn stored(&self, topic: &TopicName, messages: usize, observer: &dyn Observer);
 }
 
+/// One request after the other.
+struct InTurn<D>(Option<BoxFuture<'static, Vec<Result<D>>>>);
+
+impl<D> InTurn<D> {
+    fn begin(&mut self, request: BoxFuture<'static, Vec<Result<D>>>) {
+        self.0 = Some(request);
+    }
+
+    fn is_busy(&self) -> bool {
+        self.0.is_some()
+    }
+
+    async fn finish(&mut self) -> Vec<Result<D>> {
+        let Some(request) = &mut self.0 else { return Vec::new() };
+        let results = request.await;
+        self.0 = None;
+        results
+    }
+}
+
 /// Into the log, to be read at once.
-pub(super) struct ToLog(pub(super) Bounded);
+pub(super) struct ToLog {
+    /// Where partitions have no bound, if the log has something better than one request after the other.
+    appender: Option<Box<dyn Appender>>,
+    bounded: Arc<Bounded>,
+    in_turn: InTurn<MessageId>,
+}
+
+impl ToLog {
+    pub(super) fn new(log: Arc<dyn Log>, bound: Bound, on_full: OnFull) -> Self {
+        let appender = log.appender();
+        Self { appender, bounded: Arc::new(Bounded::new(log, bound, on_full)), in_turn: InTurn(None) }
+    }
+}
+
+/// Requests that follow each other without waiting for answers: one is handled here or there while the other one is under
+/// way. More would only make each of them smaller.
+const AHEAD: usize = 2;
 
 #[async_trait]
 impl Sink<Append> for ToLog {
-    async fn put(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        self.0.append(batch).await
+    fn ahead(&self) -> usize {
+        if self.appender.is_none() || self.in_turn.is_busy() || self.bounded.is_bound() { 1 } else { AHEAD }
+    }
+
+    fn begin(&mut self, batch: Arc<Vec<Append>>, deadline: Instant) {
+        match &mut self.appender {
+            Some(appender) if !self.bounded.is_bound() => appender.begin(batch),
+            _ => {
+                let bounded = self.bounded.clone();
+                self.in_turn.begin(Box::pin(async move { bounded.append(&batch, deadline).await }));
+            }
+        }
+    }
+
+    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+        match &mut self.appender {
+            Some(appender) if !self.in_turn.is_busy() => appender.finish().await,
+            _ => self.in_turn.finish().await,
+        }
     }
 
     fn stored(&self, topic: &TopicName, messages: usize, observer: &dyn Observer) {
@@ -65,12 +127,30 @@ impl Sink<Append> for ToLog {
 }
 
 /// Into the schedule, to be read when due.
-pub(super) struct ToSchedule(pub(super) Arc<dyn Schedule>);
+pub(super) struct ToSchedule {
+    schedule: Arc<dyn Schedule>,
+    in_turn: InTurn<Placed>,
+}
+
+impl ToSchedule {
+    pub(super) fn new(schedule: Arc<dyn Schedule>) -> Self {
+        Self { schedule, in_turn: InTurn(None) }
+    }
+}
 
 #[async_trait]
 impl Sink<Scheduling> for ToSchedule {
-    async fn put(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
-        self.0.schedule(batch).await
+    fn ahead(&self) -> usize {
+        1
+    }
+
+    fn begin(&mut self, batch: Arc<Vec<Scheduling>>, _: Instant) {
+        let schedule = self.schedule.clone();
+        self.in_turn.begin(Box::pin(async move { schedule.schedule(&batch).await }));
+    }
+
+    async fn finish(&mut self) -> Vec<Result<Placed>> {
+        self.in_turn.finish().await
     }
 
     fn stored(&self, topic: &TopicName, messages: usize, observer: &dyn Observer) {

@@ -1,5 +1,6 @@
 //! The producer: typed sends over one batcher.
 
+mod batch;
 mod batcher;
 mod bound;
 mod cargo;
@@ -7,6 +8,7 @@ mod config;
 mod delayed;
 mod growth;
 mod record;
+mod sender;
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -28,7 +30,7 @@ pub use delayed::{Delayed, DelayedRecord, SendDelayed};
 pub use record::{Record, Send, Sent};
 
 use batcher::Batcher;
-use bound::{Bound, Bounded};
+use bound::Bound;
 use cargo::{Cargo, ToLog, ToSchedule};
 use growth::{Growth, Partitions};
 
@@ -299,10 +301,9 @@ impl<T> ProducerBuilder<T> {
             AbortOnDropHandle::new(tokio::spawn(growth.run(every, self.observer.clone())))
         });
         let (config, name) = (&self.config, &stored.name);
-        let bounded = Bounded::new(self.backend.log, bound, config.on_full, config.delivery_timeout);
-        let to_log = ToLog(bounded);
+        let to_log = ToLog::new(self.backend.log, bound, config.on_full);
         let batcher = Batcher::start(to_log, name.clone(), config, self.observer.clone());
-        let to_schedule = ToSchedule(self.backend.schedule);
+        let to_schedule = ToSchedule::new(self.backend.schedule);
         let delayed = Batcher::start(to_schedule, name.clone(), config, self.observer);
         let inner = Inner {
             topic: stored.name,

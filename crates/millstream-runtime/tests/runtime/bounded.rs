@@ -130,3 +130,29 @@ async fn a_bound_that_is_altered_is_noticed() {
     alter(Some(21)).await;
     assert_eq!(fill(&producer, 0, 2).await, [None, Some(ErrorKind::Backpressure)], "with a bound again");
 }
+
+#[tokio::test(start_paused = true)]
+async fn messages_that_were_sent_together_wait_for_room_together() {
+    let backend = Backend::from(MemoryBackend::new());
+    let producer = builder(&backend).delivery_timeout(SECOND).await.expect("a producer");
+    assert!(fill(&producer, 0, 10).await.iter().all(Option::is_none));
+    let (started, values) = (Instant::now(), (0..20).collect::<Vec<u64>>());
+    let sent = producer.send_all(values.iter().map(|n| Record::new(n).partition(0))).await;
+    assert!(sent.iter().all(|sent| sent.as_ref().is_err_and(|e| e.kind() == ErrorKind::Backpressure)));
+    // Five requests, and one second, not five.
+    assert!(started.elapsed() < 2 * SECOND, "{:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_room_learns_that_the_bound_was_raised() {
+    let backend = Backend::from(MemoryBackend::new());
+    let producer = builder(&backend).refresh(SECOND).await.expect("a producer");
+    assert!(fill(&producer, 0, 10).await.iter().all(Option::is_none));
+    let waiting = tokio::spawn(async move { producer.send(&11).partition(0).await.map(drop) });
+    tokio::time::sleep(3 * SECOND).await;
+    assert!(!waiting.is_finished());
+    let name = "numbers".parse().expect("a name");
+    let change = TopicChange::default().max_length(Some(20));
+    backend.catalog.alter_topic(&name, &change).await.expect("altered");
+    timeout(5 * SECOND, waiting).await.expect("in time").expect("no panic").expect("sent");
+}

@@ -13,12 +13,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::log::{Append, Fetched, Measured, Receipt, Settled, Trimmed};
 use millstream_core::{
-    Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Retention, Settlement,
-    Start, Topic, TopicPartition,
+    Appender, Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Retention,
+    Settlement, Start, Topic, TopicPartition,
 };
 use millstream_delay::{Promoter, PromoterConfig};
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{ConsumerBuilder, DeadLetterQueue, Delivery, Producer, ProducerBuilder, Record};
+use tokio::time::Instant;
 
 pub const MS: fn(u64) -> Duration = Duration::from_millis;
 
@@ -29,6 +30,8 @@ pub struct Scripted {
     /// How long an append takes.
     pub append_takes: Mutex<Duration>,
     pub append_failures: Mutex<VecDeque<ErrorKind>>,
+    /// Whether it has an appender: then requests overlap.
+    pub ahead: Mutex<bool>,
     pub fetch_failures: Mutex<VecDeque<ErrorKind>>,
     pub settle_failures: Mutex<VecDeque<ErrorKind>>,
     /// Settlements other than an ack fail with this kind.
@@ -59,11 +62,12 @@ impl Log for Shared {
         // A round trip takes time, so that others can join the next batch.
         let takes = *self.append_takes.lock().expect("lock");
         tokio::time::sleep(takes).await;
-        self.appends.lock().expect("lock").push(batch.len());
-        if let Some(error) = failure(&self.append_failures) {
-            return batch.iter().map(|_| Err(error.duplicate())).collect();
-        }
-        self.inner.append(batch).await
+        self.store(batch).await
+    }
+
+    fn appender(&self) -> Option<Box<dyn Appender>> {
+        let appender = ScriptedAppender { scripted: self.0.clone(), begun: VecDeque::new() };
+        self.ahead.lock().expect("lock").then(|| Box::new(appender) as Box<dyn Appender>)
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
@@ -108,6 +112,37 @@ impl Log for Shared {
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
         self.inner.lengths(partitions).await
+    }
+}
+
+impl Scripted {
+    async fn store(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        self.appends.lock().expect("lock").push(batch.len());
+        if let Some(error) = failure(&self.append_failures) {
+            return batch.iter().map(|_| Err(error.duplicate())).collect();
+        }
+        self.inner.append(batch).await
+    }
+}
+
+struct ScriptedAppender {
+    scripted: Arc<Scripted>,
+    /// With the time of the answer.
+    begun: VecDeque<(Instant, Arc<Vec<Append>>)>,
+}
+
+#[async_trait]
+impl Appender for ScriptedAppender {
+    fn begin(&mut self, batch: Arc<Vec<Append>>) {
+        let takes = *self.scripted.append_takes.lock().expect("lock");
+        self.begun.push_back((Instant::now() + takes, batch));
+    }
+
+    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+        let Some((at, batch)) = self.begun.front().cloned() else { return Vec::new() };
+        tokio::time::sleep_until(at).await;
+        self.begun.pop_front();
+        self.scripted.store(&batch).await
     }
 }
 
@@ -184,6 +219,7 @@ pub fn bench() -> Bench {
         appends: Mutex::default(),
         append_takes: Mutex::new(MS(1)),
         append_failures: Mutex::default(),
+        ahead: Mutex::default(),
         fetch_failures: Mutex::default(),
         settle_failures: Mutex::default(),
         dead_letters_fail: Mutex::default(),

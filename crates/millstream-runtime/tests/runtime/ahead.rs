@@ -1,0 +1,101 @@
+//! Requests that follow each other without waiting: order, whatever is refused meanwhile.
+
+use std::time::Duration;
+
+use millstream_core::{ErrorKind, MessageId};
+use millstream_runtime::{Producer, Record};
+use tokio::time::Instant;
+
+use crate::support::{Bench, MS, NUMBERS, bench};
+
+/// Requests of ten messages, each of which takes 10 ms.
+async fn ahead() -> (Bench, Producer<u64>) {
+    let bench = bench();
+    *bench.log.ahead.lock().expect("lock") = true;
+    *bench.log.append_takes.lock().expect("lock") = MS(10);
+    let producing = bench.producing(NUMBERS).max_batch(10).delivery_timeout(Duration::from_secs(5));
+    let producer = producing.await.expect("a producer");
+    (bench, producer)
+}
+
+/// What becomes of so many messages: their ids, or why there is none.
+async fn send(producer: &Producer<u64>, count: u64) -> Vec<Result<MessageId, ErrorKind>> {
+    let values: Vec<u64> = (0..count).collect();
+    let sent = producer.send_all(values.iter().map(Record::new)).await;
+    sent.into_iter().map(|sent| sent.map(|sent| sent.id).map_err(|error| error.kind())).collect()
+}
+
+/// Whether all are stored, in the order in which they were sent.
+fn in_order(sent: &[Result<MessageId, ErrorKind>]) -> bool {
+    let ids: Vec<_> = sent.iter().flatten().collect();
+    ids.len() == sent.len() && ids.is_sorted()
+}
+
+fn refuse(bench: &Bench, kinds: &[ErrorKind]) {
+    bench.log.append_failures.lock().expect("lock").extend(kinds);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_requests_are_under_way_at_once() {
+    let (bench, producer) = ahead().await;
+    let started = Instant::now();
+    let sent = send(&producer, 40).await;
+    assert!(started.elapsed() < MS(25), "{:?} for four requests of 10 ms, two at a time", started.elapsed());
+    assert!(in_order(&sent), "{sent:?}");
+    assert_eq!(*bench.log.appends.lock().expect("lock"), [10; 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_refused_is_sent_again_with_all_that_stood_behind_it() {
+    let (bench, producer) = ahead().await;
+    refuse(&bench, &[ErrorKind::Unavailable; 4]);
+    let sent = send(&producer, 40).await;
+    assert!(in_order(&sent), "{sent:?}");
+    assert_eq!(bench.log.appends.lock().expect("lock").len(), 4 + 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_overtaken_has_failed_and_is_not_sent_again() {
+    let (bench, producer) = ahead().await;
+    refuse(&bench, &[ErrorKind::Unavailable]);
+    let sent = send(&producer, 40).await;
+    assert!(sent[..10].iter().all(|sent| *sent == Err(ErrorKind::Unavailable)), "{sent:?}");
+    assert!(in_order(&sent[10..]), "{sent:?}");
+    assert_eq!(*bench.log.appends.lock().expect("lock"), [10; 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_took_in_time_fails_and_the_rest_goes_on() {
+    let (bench, producer) = ahead().await;
+    refuse(&bench, &[ErrorKind::Unavailable; 40]);
+    let started = Instant::now();
+    let sent = send(&producer, 40).await;
+    assert!(sent.iter().all(|sent| *sent == Err(ErrorKind::Unavailable)), "{sent:?}");
+    // One time for all, from when they were sent.
+    assert!(
+        (Duration::from_secs(3)..Duration::from_secs(6)).contains(&started.elapsed()),
+        "{:?}",
+        started.elapsed()
+    );
+    bench.log.append_failures.lock().expect("lock").clear();
+    assert!(send(&producer, 20).await.iter().all(Result::is_ok));
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_and_flushing_wait_for_all_that_is_under_way() {
+    let (bench, producer) = ahead().await;
+    let sends: Vec<_> = (0..30)
+        .map(|n| {
+            let producer = producer.clone();
+            tokio::spawn(async move { producer.send(&n).await.map(|sent| sent.id) })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    producer.flush().await;
+    assert_eq!(bench.log.appends.lock().expect("lock").iter().sum::<usize>(), 30);
+    producer.close().await;
+    for send in sends {
+        send.await.expect("no panic").expect("sent");
+    }
+    assert_eq!(producer.send(&1).await.expect_err("closed").kind(), ErrorKind::Closed);
+}
