@@ -46,7 +46,8 @@ if check == 'parked' then
       found('retry_lost', origin, 'due ' .. due)
     else
       local row = pending(origin)
-      if row and entry(origin) then
+      -- With too many bodies in a page the rest is told unseen: a repair looks once more.
+      if row and (bytes >= MAX_BYTES or entry(origin)) then
         found('pending_and_parked', source .. ':' .. origin, 'pending under ' .. row[2] .. ', parked until ' .. due)
       end
     end

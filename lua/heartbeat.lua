@@ -4,19 +4,25 @@
 -- KEYS[3] assignment HASH partitions by id; ':version' that they were computed for
 -- KEYS[4] changes STREAM the newest change alone
 -- KEYS[5] meta HASH the topic's settings
+-- KEYS[6] state HASH 'paused', 'deleting', 'deleted' of the group, each with a time in milliseconds
 -- ARGV[1] id of the member
 -- ARGV[2] incarnation unique to one start of it, without spaces
 -- ARGV[3] ttl_ms how long it counts as alive
 -- ARGV[4] wishes 'max pins': a number or '-', ranges like '0-3,7' or '-'
 -- ARGV[5] joining '1' to take the id over from whoever has it
--- returns {version, revision, members, partitions, next_ms, ranges or nil}, or the error FENCED or NOTOPIC
-local members, member, assignment, changes, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+-- returns {version, revision, members, partitions, next_ms, ranges or nil, 1 if the group is paused or 0}, or the error
+--   FENCED, NOTOPIC, or DELETED if the group was deleted
+local members, member, assignment, changes, meta, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local id, incarnation, ttl_ms, wishes, joining = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local MAX_DROPPED = 1000
 
 local partitions = redis.call('HGET', meta, 'partitionCount')
 if not partitions then
   return redis.error_reply('NOTOPIC the topic is not there')
+end
+local of_group = redis.call('HMGET', state, 'deleting', 'deleted', 'paused')
+if of_group[1] or of_group[2] then
+  return redis.error_reply('DELETED the group was deleted')
 end
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -74,4 +80,4 @@ local from = away and '(' .. now or '-inf'
 local first = redis.call('ZRANGEBYSCORE', members, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
 local next_ms = math.min(math.max(math.ceil(tonumber(first[2])) - now_ms, 0), 2 ^ 52)
 local ranges = planned[1] == version and (planned[2] or '')
-return { version, revision, redis.call('ZCARD', members), partitions, next_ms, ranges }
+return { version, revision, redis.call('ZCARD', members), partitions, next_ms, ranges, of_group[3] and 1 or 0 }

@@ -109,6 +109,8 @@ elseif fault == 'consumer_stray' and id ~= owner and not all.err and redis.call(
     ids[at] = row[1]
   end
   if #ids > 0 then
+    -- Nobody is handed anything by that: the counts of deliveries stay.
+    ids[#ids + 1] = 'JUSTID'
     redis.call('XCLAIM', stream, group, owner, IDLE_MS, unpack(ids))
   end
   return #ids > 0 and 1 or 0

@@ -8,8 +8,9 @@
 -- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, or the error FENCED
 local fence, log = KEYS[1], KEYS[2]
 local token, limit, rule, figure = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- What was not settled is counted entry by entry: less of it in one call.
-local LOSSY, PAGE = 1000, 200
+-- What was not settled is counted entry by entry: less of it in one call. To free an entry costs about as much as 1 KiB
+-- of it does; so many KiB in one call, of which a half may be guessed from one entry. The rest waits for the next one.
+local LOSSY, PAGE, BUDGET = 1000, 200, 20000
 limit, figure = tonumber(limit), tonumber(figure)
 
 if redis.call('HGET', fence, 'token') ~= token then
@@ -21,18 +22,12 @@ end
 
 -- Ids are compared as text: Lua's numbers would lose their last digits.
 local function below(a, b)
-  if #a ~= #b then
-    return #a < #b
-  end
-  return a < b
+  return #a < #b or #a == #b and a < b
 end
 local function before(a, b)
   local a_ms, a_seq = string.match(a, '^(%d+)%-(%d+)$')
   local b_ms, b_seq = string.match(b, '^(%d+)%-(%d+)$')
-  if a_ms ~= b_ms then
-    return below(a_ms, b_ms)
-  end
-  return below(a_seq, b_seq)
+  return below(a_ms, b_ms) or a_ms == b_ms and below(a_seq, b_seq)
 end
 -- The id after `id`; for the last one of a millisecond, `id` itself: then one entry more is kept.
 local function after(id)
@@ -47,13 +42,20 @@ local function after(id)
 end
 
 -- Drops what is below `id`, at most `most`: whole nodes first, which is cheap, then what is left of one node.
+local spent = 0
 local function drop(id, most)
-  if id == '0-0' then
-    return 0
+  local dropped, under = 0, '(' .. id
+  for _ = 1, id ~= '0-0' and most or 0 do
+    local oldest = redis.call('XRANGE', log, '-', under, 'COUNT', 1)[1]
+    local cost = 1 + #table.concat(oldest and oldest[2] or {}) / 1024
+    local step = math.max(math.floor(BUDGET / 2 / cost), 1)
+    local gone = oldest and redis.call('XTRIM', log, 'MINID', '~', id, 'LIMIT', math.min(step, most - dropped)) or 0
+    dropped, spent = dropped + gone, spent + gone * cost
+    if gone == 0 or dropped == most or spent >= BUDGET then
+      break
+    end
   end
-  local dropped = most > 0 and redis.call('XTRIM', log, 'MINID', '~', id, 'LIMIT', most) or 0
-  local under = '(' .. id
-  for _ = 1, math.ceil((most - dropped) / PAGE) do
+  for _ = 1, spent < BUDGET and id ~= '0-0' and math.ceil((most - dropped) / PAGE) or 0 do
     local count = math.min(most - dropped, PAGE)
     local left = redis.call('XRANGE', log, '-', under, 'COUNT', count)
     local bound = left[1] and after(left[#left][1])
@@ -105,9 +107,7 @@ local reply = { dropped, 0 }
 local oldest = safe ~= cut and dropped < room and first()
 if oldest and before(oldest, cut) then
   room = math.min(room, dropped + LOSSY)
-  table.sort(groups, function(a, b)
-    return before(a.read, b.read)
-  end)
+  table.sort(groups, function(a, b) return before(a.read, b.read) end)
   for i = 1, #groups + 1 do
     local bound = groups[i] and before(groups[i].read, cut) and groups[i].read or cut
     local gone = drop(bound, room - dropped)
@@ -124,6 +124,7 @@ if oldest and before(oldest, cut) then
     end
   end
 end
-local more = rule == 'length' and redis.call('XLEN', log) > figure or rule ~= 'length' and dropped >= room
+local more = rule == 'length' and redis.call('XLEN', log) > figure
+more = more or rule ~= 'length' and (dropped >= room or spent >= BUDGET)
 reply[1], reply[2] = dropped, more and 1 or 0
 return reply

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use millstream_core::catalog::{GroupCreated, Pin};
-use millstream_core::{Error, ErrorKind, GroupName, Result, Start, TopicName};
+use millstream_core::catalog::{GroupCreated, GroupState, PartitionStats, Pin};
+use millstream_core::{Error, ErrorKind, GroupName, Result, Start, TopicName, TopicSpec};
 
 use crate::Admin;
 use crate::topics::InUse;
@@ -13,7 +13,7 @@ use crate::topics::InUse;
 pub struct ExpiredGroup {
     /// The group.
     pub group: GroupName,
-    /// For how long nobody has read with it: the shortest time of the partitions where it keeps something.
+    /// For how long nobody has read with it, in any partition.
     pub idle: Duration,
     /// Entries that stay for this group alone, over all partitions; see [`Pin::entries`].
     pub entries: u64,
@@ -62,6 +62,39 @@ impl Admin {
         Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist")))
     }
 
+    /// Pauses a group as a whole, over all its instances; gives back whether it was not paused before. It is kept with the
+    /// group: members that wait hear of it at once, others with their next heartbeat (within a third of the lease's
+    /// ttl), and who comes later begins with it. They read nothing and start no further handler; those that run end, and
+    /// are settled. What was read stays in hand, partitions stay where they are, retries become due and wait.
+    ///
+    /// It is over with [`resume_group`](Self::resume_group) and with nothing else. What an instance pauses by itself is
+    /// another pause: each holds by itself. Consumers of versions that do not know of this go on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic or group that is not there; [`ErrorKind::Deleted`] for a group that is being
+    /// deleted; transient ones.
+    pub async fn pause_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
+        self.backend.catalog.set_paused(topic, group, true).await
+    }
+
+    /// Ends the pause of a group; gives back whether it was paused. Members go on as soon as they hear of it, as for
+    /// [`pause_group`](Self::pause_group).
+    ///
+    /// # Errors
+    /// As [`pause_group`](Self::pause_group).
+    pub async fn resume_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
+        self.backend.catalog.set_paused(topic, group, false).await
+    }
+
+    /// What is kept of a group as a whole: since when it is paused, and whether a deletion of it was not finished.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic that is not there; transient ones.
+    pub async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
+        self.backend.catalog.topic(topic).await?;
+        self.backend.catalog.group_state(topic, group).await
+    }
+
     /// Which group keeps most from being dropped, of every partition of a topic: the largest first.
     ///
     /// # Errors
@@ -73,8 +106,8 @@ impl Admin {
         Ok(pins)
     }
 
-    /// Deletes the groups that keep entries of a topic, in which nobody lives and which nobody has read with for `idle`;
-    /// or only names them, in a dry run. Nothing ever does this by itself.
+    /// Deletes the groups that keep entries of a topic, in which nobody lives and which nobody has read with for `idle`,
+    /// in any partition; or only names them, in a dry run. Nothing ever does this by itself.
     ///
     /// A group that was created and has never read is not expired: since when that is so, the server does not know.
     /// [Delete](Self::delete_group) it by name.
@@ -88,36 +121,50 @@ impl Admin {
         dry_run: bool,
     ) -> Result<Vec<ExpiredGroup>> {
         let spec = self.backend.catalog.topic(topic).await?;
+        let pins = self.backend.catalog.pins(&spec).await?;
         let mut expired = Vec::new();
-        for candidate in candidates(&self.backend.catalog.pins(&spec).await?) {
-            if candidate.idle < idle || !self.users(&spec, &candidate.group).await?.is_empty() {
+        for group in self.backend.catalog.groups(topic).await? {
+            let stats = self.backend.catalog.stats(&spec, &group).await?;
+            if !keeps(&stats) {
+                continue;
+            }
+            let Some(unread_for) = self.idle(&spec, &group).await?.filter(|found| *found >= idle) else {
+                continue;
+            };
+            if !self.users(&spec, &group).await?.is_empty() {
                 continue;
             }
             if !dry_run {
-                self.backend.catalog.delete_group(topic, &candidate.group).await?;
+                self.backend.catalog.delete_group(topic, &group).await?;
             }
-            expired.push(candidate);
+            expired.push(expired_group(group, unread_for, &pins));
         }
         Ok(expired)
     }
+
+    /// For how long nobody has read with a group, in any partition; `None` if nobody ever has.
+    async fn idle(&self, spec: &TopicSpec, group: &GroupName) -> Result<Option<Duration>> {
+        let mut least: Option<Duration> = None;
+        for tp in spec.iter() {
+            for reading in self.backend.inspect.consumers(&tp, group).await? {
+                least = Some(least.map_or(reading.idle, |least| least.min(reading.idle)));
+            }
+        }
+        Ok(least)
+    }
 }
 
-/// The groups that pin a partition and have read at some time, with all that they pin.
-fn candidates(pins: &[Pin]) -> Vec<ExpiredGroup> {
-    let mut candidates: Vec<ExpiredGroup> = Vec::new();
-    for pin in pins {
-        let Some(idle) = pin.idle else { continue };
-        let (group, entries, bytes) = (pin.group.clone(), pin.entries, pin.bytes);
-        match candidates.iter_mut().find(|it| it.group == group) {
-            Some(it) => {
-                it.idle = it.idle.min(idle);
-                (it.entries, it.bytes) = (it.entries + entries, it.bytes + bytes);
-            }
-            None => candidates.push(ExpiredGroup { group, idle, entries, bytes }),
-        }
-    }
-    candidates.sort_by(|one, other| one.group.cmp(&other.group));
-    candidates
+/// Whether there is something that the group has not settled, and that stays for it.
+fn keeps(stats: &[PartitionStats]) -> bool {
+    stats.iter().any(|partition| partition.oldest.is_some())
+}
+
+/// A group with all that it alone pins.
+fn expired_group(group: GroupName, idle: Duration, pins: &[Pin]) -> ExpiredGroup {
+    let of_group = pins.iter().filter(|pin| pin.group == group);
+    let (entries, bytes) =
+        of_group.fold((0, 0), |(entries, bytes), pin| (entries + pin.entries, bytes + pin.bytes));
+    ExpiredGroup { group, idle, entries, bytes }
 }
 
 #[cfg(test)]
@@ -127,25 +174,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_group_pins_is_added_up_and_its_youngest_read_counts() {
-        let pin = |partition, group: &str, idle: Option<u64>, entries| {
+    fn what_a_group_pins_is_added_up() {
+        let pin = |partition, group: &str, entries| {
             let mut pin = Pin::new(Partition(partition), group.parse().expect("a name"), MessageId::ZERO);
-            (pin.idle, pin.entries, pin.bytes) = (idle.map(Duration::from_secs), entries, 10 * entries);
+            (pin.entries, pin.bytes) = (entries, 10 * entries);
             pin
         };
-        let pins = [
-            pin(0, "b", Some(90), 5),
-            pin(1, "a", Some(70), 1),
-            pin(2, "b", Some(60), 2),
-            pin(3, "new", None, 9),
-        ];
-        let found = candidates(&pins);
-        let expected = |group: &str, idle, entries| ExpiredGroup {
-            group: group.parse().expect("a name"),
-            idle: Duration::from_secs(idle),
-            entries,
-            bytes: 10 * entries,
-        };
-        assert_eq!(found, [expected("a", 70, 1), expected("b", 60, 7)]);
+        let pins = [pin(0, "b", 5), pin(1, "a", 1), pin(2, "b", 2)];
+        let (group, idle): (GroupName, _) = ("b".parse().expect("a name"), Duration::from_secs(60));
+        let expected = ExpiredGroup { group: group.clone(), idle, entries: 7, bytes: 70 };
+        assert_eq!(expired_group(group, idle, &pins), expected);
+        let other: GroupName = "c".parse().expect("a name");
+        assert_eq!(expired_group(other, idle, &pins).entries, 0);
+    }
+
+    #[test]
+    fn who_has_settled_everything_keeps_nothing() {
+        let (mut one, two) = (PartitionStats::empty(Partition(0)), PartitionStats::empty(Partition(1)));
+        assert!(!keeps(&[one.clone(), two.clone()]));
+        one.oldest = Some(Duration::ZERO);
+        assert!(keeps(&[two, one]));
     }
 }

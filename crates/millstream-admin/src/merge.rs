@@ -20,6 +20,57 @@ const PORTION: usize = 100;
 struct Lane<T> {
     ready: VecDeque<T>,
     more: bool,
+    /// The last one that was given of it.
+    last: Option<MessageId>,
+}
+
+/// Many lanes as one: item by item.
+pub(crate) struct Merge<'a, T> {
+    lanes: Vec<Lane<T>>,
+    newest_first: bool,
+    portion: usize,
+    id: fn(&T) -> MessageId,
+    fetch: Fetch<'a, T>,
+}
+
+impl<'a, T: Send> Merge<'a, T> {
+    /// Over so many lanes, of which about `limit` items will be wanted at once.
+    pub(crate) fn new(
+        lanes: usize,
+        newest_first: bool,
+        limit: usize,
+        id: fn(&T) -> MessageId,
+        fetch: Fetch<'a, T>,
+    ) -> Self {
+        let portion = (limit / lanes.max(1) + 2).clamp(2, PORTION);
+        let unread = || Lane { ready: VecDeque::new(), more: true, last: None };
+        Self { lanes: (0..lanes).map(|_| unread()).collect(), newest_first, portion, id, fetch }
+    }
+
+    /// The next item, and of which lane it is. After an error it can be asked for again: nothing is left out.
+    pub(crate) async fn next(&mut self) -> Result<Option<(usize, T)>> {
+        for (at, lane) in self.lanes.iter_mut().enumerate() {
+            if lane.ready.is_empty() && lane.more {
+                let page = (self.fetch)(at, lane.last, self.portion).await?;
+                (lane.ready, lane.more) = (page.items.into(), page.more);
+            }
+        }
+        let id = self.id;
+        let heads = self.lanes.iter().enumerate().filter_map(|(at, it)| Some((id(it.ready.front()?), at)));
+        let next = if self.newest_first {
+            heads.min_by_key(|(id, at)| (std::cmp::Reverse(*id), *at))
+        } else {
+            heads.min()
+        };
+        let Some((id, at)) = next else { return Ok(None) };
+        self.lanes[at].last = Some(id);
+        Ok(self.lanes[at].ready.pop_front().map(|item| (at, item)))
+    }
+
+    /// Whether there may be a next one.
+    pub(crate) fn more(&self) -> bool {
+        self.lanes.iter().any(|lane| !lane.ready.is_empty() || lane.more)
+    }
 }
 
 /// Up to `limit` items in the order of ids, those of one id in the order of lanes; and where the next page begins.
@@ -28,33 +79,16 @@ pub(crate) async fn merge<T: Send>(
     newest_first: bool,
     limit: usize,
     id: fn(&T) -> MessageId,
-    mut fetch: Fetch<'_, T>,
+    fetch: Fetch<'_, T>,
 ) -> Result<(Vec<(usize, T)>, Option<Cursor>)> {
-    let portion = (limit / lanes.max(1) + 2).clamp(2, PORTION);
-    let mut open = Vec::with_capacity(lanes);
-    for lane in 0..lanes {
-        let page = fetch(lane, None, portion).await?;
-        open.push(Lane { ready: page.items.into(), more: page.more });
-    }
+    let mut all = Merge::new(lanes, newest_first, limit, id, fetch);
     let (mut merged, mut last) = (Vec::new(), None);
     while merged.len() < limit {
-        let heads = open.iter().enumerate().filter_map(|(lane, it)| Some((id(it.ready.front()?), lane)));
-        let next = if newest_first {
-            heads.min_by_key(|(id, lane)| (std::cmp::Reverse(*id), *lane))
-        } else {
-            heads.min()
-        };
-        let Some((at, lane)) = next else { break };
-        let of = &mut open[lane];
-        merged.extend(of.ready.pop_front().map(|item| (lane, item)));
-        last = Some(Cursor { id: at, lane });
-        if of.ready.is_empty() && of.more {
-            let page = fetch(lane, Some(at), portion).await?;
-            *of = Lane { ready: page.items.into(), more: page.more };
-        }
+        let Some((lane, item)) = all.next().await? else { break };
+        last = Some(Cursor { id: id(&item), lane });
+        merged.push((lane, item));
     }
-    let more = open.iter().any(|lane| !lane.ready.is_empty() || lane.more);
-    Ok((merged, last.filter(|_| more)))
+    Ok((merged, last.filter(|_| all.more())))
 }
 
 #[cfg(test)]

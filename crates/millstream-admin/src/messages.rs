@@ -1,12 +1,10 @@
 //! Messages as they stand in a topic: browsed, followed, and looked for.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use millstream_core::inspect::{Range, Stored, Stream};
 use millstream_core::log::{Receipt, Source};
 use millstream_core::wire::{self, Decoded};
-use millstream_core::{Limits, MessageId, Partition, Result, TopicName, TopicPartition};
+use millstream_core::{Envelope, Limits, MessageId, Partition, Result, TopicName, TopicPartition};
 
 use crate::Admin;
 use crate::cursor::Cursor;
@@ -28,6 +26,10 @@ pub struct Message {
 }
 
 impl Message {
+    pub(crate) fn new(topic_partition: TopicPartition, stored: Stored, source: Source, lane: usize) -> Self {
+        Self { topic_partition, stored, source, lane }
+    }
+
     /// The message that the entry is, or why it is none; for a redelivery with its attempt, origin and errors.
     #[must_use]
     pub fn decode(&self, limits: &Limits) -> Decoded {
@@ -79,7 +81,11 @@ impl Filter {
         if self.key.is_none() && self.header.is_none() && self.payload.is_none() {
             return true;
         }
-        let Ok(envelope) = message.decode(limits).envelope else { return false };
+        message.decode(limits).envelope.is_ok_and(|envelope| self.fits_envelope(&envelope))
+    }
+
+    /// The same of what a message says, whatever its id.
+    pub(crate) fn fits_envelope(&self, envelope: &Envelope) -> bool {
         let key = self.key.as_ref().is_none_or(|key| envelope.key.as_ref() == Some(key));
         let header = self.header.as_ref().is_none_or(|(name, value)| {
             let mut named = envelope.headers.iter().filter(|(it, _)| it == name);
@@ -132,7 +138,7 @@ impl Admin {
         let source = if *stream == Stream::Log { Source::Log } else { Source::Retry };
         let messages: Vec<Message> = merged
             .into_iter()
-            .map(|(lane, stored)| Message { topic_partition: lanes[lane].clone(), stored, source, lane })
+            .map(|(lane, stored)| Message::new(lanes[lane].clone(), stored, source, lane))
             .collect();
         Ok(Messages { looked_at: messages.len() as u64, messages, next })
     }
@@ -178,61 +184,5 @@ impl Admin {
             }
         }
         Ok(found)
-    }
-
-    /// Follows a topic: what is appended from now on, or above these ids.
-    ///
-    /// # Errors
-    /// As [`messages`](Self::messages).
-    pub async fn tail(&self, topic: &TopicName, from: Option<MessageId>) -> Result<Tail> {
-        let spec = self.backend.catalog.topic(topic).await?;
-        let mut positions = BTreeMap::new();
-        for tp in spec.iter() {
-            let after = match from {
-                Some(id) => id,
-                None => {
-                    let newest = Range { newest_first: true, ..Range::ALL };
-                    let page = self.backend.inspect.entries(&tp, &Stream::Log, newest, 1).await?;
-                    page.items.first().map_or(MessageId::ZERO, |stored| stored.id)
-                }
-            };
-            positions.insert(tp, after);
-        }
-        Ok(Tail { admin: self.clone(), topic: topic.clone(), positions })
-    }
-}
-
-/// Follows a topic without being a group of it.
-#[derive(Clone, Debug)]
-pub struct Tail {
-    admin: Admin,
-    topic: TopicName,
-    positions: BTreeMap<TopicPartition, MessageId>,
-}
-
-impl Tail {
-    /// Up to `limit` messages that came since the last call, each partition's in the order of ids. Empty if none came:
-    /// how long to wait between two calls is the caller's choice. Partitions that the topic has got meanwhile are
-    /// followed from their beginning.
-    ///
-    /// # Errors
-    /// As [`Admin::messages`]. What was given back before is not given again.
-    pub async fn run_once(&mut self, limit: usize) -> Result<Vec<Message>> {
-        let spec = self.admin.backend.catalog.topic(&self.topic).await?;
-        let mut came = Vec::new();
-        for tp in spec.iter() {
-            let position = self.positions.entry(tp.clone()).or_insert(MessageId::ZERO);
-            let range = Range { after: *position, ..Range::ALL };
-            let room = limit - came.len();
-            if room == 0 {
-                break;
-            }
-            let page = self.admin.backend.inspect.entries(&tp, &Stream::Log, range, room).await?;
-            *position = page.items.last().map_or(*position, |last| last.id);
-            let (source, lane) = (Source::Log, tp.partition.0 as usize);
-            let message = |stored| Message { topic_partition: tp.clone(), stored, source, lane };
-            came.extend(page.items.into_iter().map(message));
-        }
-        Ok(came)
     }
 }

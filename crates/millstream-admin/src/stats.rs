@@ -52,6 +52,8 @@ pub struct GroupStats {
     pub partitions: Vec<PartitionStats>,
     /// All of them together.
     pub totals: Totals,
+    /// Since when the whole group is paused, in milliseconds since 1970 by the server's clock; `None` if it is not.
+    pub paused: Option<u64>,
     /// Members that live.
     pub members: usize,
     /// Partitions that somebody has.
@@ -95,7 +97,8 @@ impl Admin {
         let members = self.backend.members.roster(&spec.name, &group).await?.members.len();
         let owners = self.backend.inspect.owners(spec, &group).await?;
         let owned = owners.iter().filter(|owner| owner.holder.is_some()).count();
-        Ok(GroupStats { totals: Totals::of(&partitions), group, partitions, members, owned })
+        let paused = self.backend.catalog.group_state(&spec.name, &group).await?.paused;
+        Ok(GroupStats { totals: Totals::of(&partitions), group, partitions, paused, members, owned })
     }
 }
 

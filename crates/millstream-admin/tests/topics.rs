@@ -37,7 +37,11 @@ impl Stage {
     }
 
     async fn append(&self, count: usize) {
-        let topic_partition = TopicPartition::new(self.topic.clone(), 0);
+        self.append_to(0, count).await;
+    }
+
+    async fn append_to(&self, partition: u32, count: usize) {
+        let topic_partition = TopicPartition::new(self.topic.clone(), partition);
         let entry = Append { topic_partition, fields: wire::encode(&Envelope::new("hello")) };
         for result in self.backend.log.append(&vec![entry; count]).await {
             result.expect("appended");
@@ -45,7 +49,11 @@ impl Stage {
     }
 
     async fn lease(&self, name: &str) -> Lease {
-        let resource = Resource::partition(TopicPartition::new(self.topic.clone(), 0), group(name));
+        self.lease_of(0, name).await
+    }
+
+    async fn lease_of(&self, partition: u32, name: &str) -> Lease {
+        let resource = Resource::partition(TopicPartition::new(self.topic.clone(), partition), group(name));
         match self.backend.leases.acquire(&resource, "somebody", name, MINUTE).await.expect("an answer") {
             Acquired::Granted(lease) => lease,
             Acquired::Held(holder) => panic!("{holder:?}"),
@@ -54,7 +62,11 @@ impl Stage {
 
     /// A group settles so many, and stops.
     async fn work(&self, name: &str, count: usize) {
-        let lease = self.lease(name).await;
+        self.work_on(0, name, count).await;
+    }
+
+    async fn work_on(&self, partition: u32, name: &str, count: usize) {
+        let lease = self.lease_of(partition, name).await;
         let mut reader = self.backend.log.reader(&lease).await.expect("a reader");
         let entries = reader.fetch(count, Duration::ZERO).await.expect("fetched").entries;
         let batch: Vec<_> = entries.iter().map(|entry| (entry.receipt, Settlement::Ack)).collect();
@@ -139,5 +151,49 @@ async fn groups_that_nobody_uses_are_expired_when_asked() {
     admin.create_group(topic, &group("new"), Start::Earliest).await.expect("created");
     tokio::time::advance(100 * MINUTE).await;
     assert_eq!(admin.pins(topic).await.expect("pins")[0].group, group("new"));
-    assert_eq!(expire(MINUTE, false).await, []);
+    assert_eq!(expire(MINUTE, false).await, [("fast".to_owned(), 0)], "it keeps one, if not alone");
+    assert_eq!(admin.groups(topic).await.expect("groups"), [group("new")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_works_elsewhere_is_not_expired() {
+    let stage = Stage::new().await;
+    let (admin, topic) = (&stage.admin, &stage.topic);
+    admin.delete_group(topic, &group("never"), InUse::Refuse).await.expect("deleted");
+    for partition in [0, 1] {
+        stage.append_to(partition, 10).await;
+        stage.work_on(partition, "slow", 3).await;
+    }
+    tokio::time::advance(100 * MINUTE).await;
+    // In the first partition nobody has read for long, and there it keeps the most; in the second it does not.
+    stage.work_on(1, "slow", 7).await;
+    stage.work_on(0, "fast", 10).await;
+    let pins = admin.pins(topic).await.expect("pins");
+    assert!(pins.iter().any(|pin| pin.group == group("slow") && pin.idle >= Some(100 * MINUTE)), "{pins:?}");
+    let expired = admin.expire_groups(topic, 50 * MINUTE, false).await.expect("an answer");
+    assert_eq!(expired, [], "it works");
+    tokio::time::advance(60 * MINUTE).await;
+    let expired = admin.expire_groups(topic, 50 * MINUTE, false).await.expect("an answer");
+    let names: Vec<_> = expired.iter().map(|it| (it.group.as_str(), it.idle)).collect();
+    assert_eq!(
+        names,
+        [("fast", 60 * MINUTE), ("slow", 60 * MINUTE)],
+        "both are idle everywhere, and keep something"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_is_paused_and_shows_it() {
+    let stage = Stage::new().await;
+    let (admin, topic, slow) = (&stage.admin, &stage.topic, group("slow"));
+    assert!(admin.pause_group(topic, &slow).await.expect("paused"));
+    assert!(!admin.pause_group(topic, &slow).await.expect("paused"), "it was already");
+    let stats = admin.stats(topic).await.expect("stats").groups;
+    let paused: Vec<_> = stats.iter().map(|it| (it.group.as_str(), it.paused.is_some())).collect();
+    assert_eq!(paused, [("fast", false), ("never", false), ("slow", true)]);
+    assert!(admin.group_state(topic, &slow).await.expect("a state").paused.is_some());
+    assert!(admin.resume_group(topic, &slow).await.expect("resumed"));
+    assert!(!admin.resume_group(topic, &slow).await.expect("resumed"));
+    let unknown = admin.pause_group(topic, &group("nobody")).await.expect_err("not there");
+    assert_eq!(unknown.kind(), ErrorKind::NotFound);
 }

@@ -139,6 +139,8 @@ pub enum Fault {
     PartitionUnlisted,
     /// The list has more partitions than the topic: an expansion that was not finished.
     PartitionsUnfinished,
+    /// A topic or group is marked as being deleted, and a part of it is still there.
+    DeletionUnfinished,
     /// A key holds a type that is not ours.
     WrongType,
     /// A group is on a log and not in the topic's list: nothing that it has not read is trimmed.
@@ -193,6 +195,7 @@ impl Fault {
             Self::TopicWithoutSettings => "topic_without_settings",
             Self::PartitionUnlisted => "partition_unlisted",
             Self::PartitionsUnfinished => "partitions_unfinished",
+            Self::DeletionUnfinished => "deletion_unfinished",
             Self::WrongType => "wrong_type",
             Self::GroupUnlisted => "group_unlisted",
             Self::GroupMissing => "group_missing",
@@ -216,7 +219,9 @@ impl Fault {
     #[must_use]
     pub const fn remedy(self) -> Remedy {
         match self {
-            Self::PartitionsUnfinished | Self::WrongType | Self::GroupUnlisted => Remedy::Person,
+            Self::PartitionsUnfinished | Self::DeletionUnfinished | Self::WrongType | Self::GroupUnlisted => {
+                Remedy::Person
+            }
             Self::GroupMissing
             | Self::LeaseBroken
             | Self::RetryLost
@@ -246,6 +251,7 @@ impl Fault {
                 | Self::TopicWithoutSettings
                 | Self::PartitionUnlisted
                 | Self::PartitionsUnfinished
+                | Self::DeletionUnfinished
                 | Self::GroupUnlisted
                 | Self::GroupMissing
                 | Self::ConsumerStray
@@ -262,6 +268,7 @@ impl Fault {
             }
             Self::PartitionUnlisted => "the partition is added to the list",
             Self::PartitionsUnfinished => "expand the topic again to that number",
+            Self::DeletionUnfinished => "its deletion was stopped half-way: delete it again",
             Self::WrongType => "somebody else uses this key: rename theirs, or choose a namespace",
             Self::GroupUnlisted => {
                 "it keeps what it has not read from being trimmed: destroy it if nobody reads there"

@@ -28,6 +28,29 @@ pub enum Start {
     At(u64),
 }
 
+/// For how long it is remembered that a topic or group was deleted: who was away for longer and still runs creates it
+/// again, as after a loss of data.
+pub const REMEMBERED: Duration = Duration::from_secs(3_600);
+
+/// What is kept of a group as a whole, apart from where it stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupState {
+    /// Since when it is [paused](Catalog::set_paused), in milliseconds since 1970 by the server's clock; `None` if it
+    /// is not.
+    pub paused: Option<u64>,
+    /// Whether it is being deleted: if nobody is at it, that was stopped half-way.
+    pub deleting: bool,
+}
+
+impl GroupState {
+    /// A group that works.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { paused: None, deleting: false }
+    }
+}
+
 /// The answer to [`Catalog::create_group`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupCreated {
@@ -46,6 +69,9 @@ pub struct PartitionStats {
     pub partition: Partition,
     /// Entries in the log.
     pub length: u64,
+    /// Entries that were ever appended to it, those included that have left; what was appended between two looks is the
+    /// difference. It starts over with a log that was deleted. `None` if the server keeps no count.
+    pub appended: Option<u64>,
     /// The id of the last entry that was handed out to the group; `None` if the group is not there.
     pub position: Option<MessageId>,
     /// Entries that were never handed out to the group: exact, or `None` where that would take too long to find out
@@ -76,6 +102,7 @@ impl PartitionStats {
         Self {
             partition,
             length: 0,
+            appended: Some(0),
             position: None,
             lag: Some(0),
             lag_at_least: 0,
@@ -101,15 +128,15 @@ pub struct Pin {
     /// How long ago it asked for entries last, by the server's clock, whoever asked; `None` if nobody ever did, or the
     /// server does not say.
     pub idle: Option<Duration>,
-    /// Entries that stay for this group alone: every other group has settled them. Counted up to
-    /// [`LIMIT`](Self::LIMIT).
+    /// Entries that stay for this group alone: every other group has settled them. If that is not the whole log, they are
+    /// counted up to [`LIMIT`](Self::LIMIT).
     pub entries: u64,
     /// About how many bytes of the server's memory these take.
     pub bytes: u64,
 }
 
 impl Pin {
-    /// Up to so many entries are counted.
+    /// Up to so many entries are counted one by one.
     pub const LIMIT: u64 = 10_000;
 
     /// What `group` keeps in a partition.
@@ -123,14 +150,24 @@ impl Pin {
 #[async_trait]
 pub trait Catalog: Send + Sync {
     /// Registers a topic unless it is there, and gives back the topic as it is stored: the first number of
-    /// partitions and the first retention win.
+    /// partitions and the first retention win. That it was deleted before is forgotten.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the stored format is newer than
     /// [`FORMAT`], or a setting is not known; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
     /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if the stored settings make no sense;
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the given ones do not. Transient ones.
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the given ones do not.
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) while it is being deleted. Transient ones.
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
+
+    /// Creates a topic again that was lost with the data, as [`create_topic`](Self::create_topic) does, but not one that
+    /// was deleted: for who runs and finds no topic any more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if it is being deleted, or was within the time that is
+    /// [remembered](REMEMBERED) and was not created since: nothing is created. Those of
+    /// [`create_topic`](Self::create_topic).
+    async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
 
     /// Gives a topic more partitions, and every group of it a place on the new ones, with their oldest entry.
     /// Nothing happens if it has as many already. Gives back the topic as it is stored then.
@@ -174,11 +211,13 @@ pub trait Catalog: Send + Sync {
     /// leases, members, settings. Also what groups have that were never registered, if they are on a log. Gives back
     /// whether there was such a topic.
     ///
-    /// It is not asked whether anybody works on it. Consumers lose their leases and then find no topic. A producer
-    /// that goes on brings the log back, and a consumer what it writes of its leases: stop them first. To get rid of
-    /// that, create the topic again and delete it again.
+    /// It is not asked whether anybody works on it. Consumers lose their leases, and then hear that the topic was
+    /// deleted: that is [remembered](REMEMBERED), so that they end and do not [restore](Self::restore_topic) it. A
+    /// producer that goes on brings the log back: stop it first. To get rid of that, create the topic again and delete
+    /// it again.
     ///
-    /// Stopped half-way, the topic is still there, with a part of what it had; the same call again does the rest.
+    /// Stopped half-way, the topic is not there for anybody, and a part of what it had is left; the same call again does
+    /// the rest.
     ///
     /// # Errors
     /// Transient ones; those of [`create_topic`](Self::create_topic).
@@ -190,18 +229,19 @@ pub trait Catalog: Send + Sync {
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn topics(&self) -> Result<Vec<TopicName>>;
 
-    /// Registers a group and creates it on every partition where it is missing.
+    /// Registers a group and creates it on every partition where it is missing. That it was deleted before is forgotten.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) while it is being deleted. Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated>;
 
     /// Deletes a group of a topic with all that is kept for it, also one that is on logs without being registered.
     /// Gives back whether there was such a group.
     ///
-    /// It is not asked whether anybody works in it. Its consumers lose their leases; if they go on they may create it
-    /// again: stop them first. Stopped half-way, the group is still there, with a part of what it had; the same call
-    /// again does the rest.
+    /// It is not asked whether anybody works in it. Its consumers lose their leases first, and with their next heartbeat
+    /// hear that it was deleted: that is [remembered](REMEMBERED), so that they end and do not
+    /// [restore](Self::restore_group) it. Stopped half-way, the group is marked as being deleted, with a part of what it
+    /// had; the same call again does the rest.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) without such a topic. Transient ones.
@@ -214,20 +254,37 @@ pub trait Catalog: Send + Sync {
     async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>>;
 
     /// Creates the group again on a partition that lost it, so that reading goes on above `after`, and registers
-    /// it again. If it is there, nothing happens.
+    /// it again. If it is there, nothing happens. Gives back whether it was missing.
     ///
     /// If the log ends below `after`, it is not the log that `after` was read from: the group then starts with its
     /// oldest entry.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic was deleted: nothing is created then.
-    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic is not there, and
+    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was within the time that is
+    /// [remembered](REMEMBERED) and was not created since: nothing is created then. Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn restore_group(
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
         after: MessageId,
-    ) -> Result<()>;
+    ) -> Result<bool>;
+
+    /// Pauses a group as a whole, or lets it go on; gives back whether that changed anything. It is kept with the group,
+    /// and told to its members with their next [heartbeat](crate::Members::heartbeat), for which they are woken: so all
+    /// of them, and who comes later, take nothing new until it is over.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) without such a topic or group;
+    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) while it is being deleted. Transient ones;
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool>;
+
+    /// What is kept of a group as a whole. One of which nothing is kept works, if it is there.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState>;
 
     /// How every partition stands with the group, in the order of partitions.
     ///

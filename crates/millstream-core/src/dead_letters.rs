@@ -2,13 +2,15 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
 use crate::envelope::{Envelope, Limits};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::history::History;
 use crate::id::MessageId;
+use crate::inspect::{Page, Range};
 use crate::name::GroupName;
 use crate::topic::TopicPartition;
 use crate::wire::{self, Field, Fields, Malformed};
@@ -122,45 +124,183 @@ impl DeadLetter {
     }
 }
 
-/// Lists, replays and purges dead letters of one group in one partition.
-///
-/// None of this needs a lease: operators do it while consumers run.
-#[async_trait]
-pub trait DeadLetters: Send + Sync {
-    /// Up to `limit` dead letters with an id above `after`, oldest first. Pass [`MessageId::ZERO`] to start.
+/// For how long it is remembered which letters were [put back](DeadLetters::put), counted from the last one.
+pub const IMPORT_MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// The longest that a claim holds, or that a letter is left alone: longer ones are cut.
+pub const MAX_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// What somebody asks for who wants dead letters to himself for a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Who: 1 to 128 bytes without spaces, unique to one run of one program.
+    pub by: String,
+    /// For how long, in milliseconds rounded up, by the server's clock; at most [`MAX_HOLD`].
+    pub hold: Duration,
+    /// Whether letters are claimed too that were [left](Deed::Leave) for later.
+    pub left_too: bool,
+}
+
+impl Claim {
+    /// The name, if it can be one.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [`ErrorKind::InvalidConfig`] if it is empty, too long, has spaces, or is `-`.
+    pub fn check(&self) -> Result<&str> {
+        let by = self.by.as_str();
+        let bad = by.is_empty() || by == "-" || by.len() > 128 || by.contains(char::is_whitespace);
+        if bad {
+            let message = format!("{by:?} cannot claim: 1 to 128 bytes without spaces, and not \"-\"");
+            return Err(Error::new(ErrorKind::InvalidConfig, message));
+        }
+        Ok(by)
+    }
+}
+
+/// What becomes of a dead letter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// It goes back to its group, and to no other, as a first attempt.
+    Replay,
+    /// The same, with another body: at most [`MAX_BODY_FIELDS`](wire::MAX_BODY_FIELDS) fields; none for the one it has.
+    ReplayAs(Fields),
+    /// It is deleted for good.
+    Purge,
+    /// It stays, and nobody has it any more. For so long it is not claimed again, unless by those who claim what was
+    /// [left, too](Claim::left_too); at most [`MAX_HOLD`].
+    Leave(Duration),
+}
+
+impl Deed {
+    /// Whether a store can do it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TooLarge`] for a body with too many fields.
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Self::ReplayAs(body) => check_body(body),
+            Self::Replay | Self::Purge | Self::Leave(_) => Ok(()),
+        }
+    }
+}
+
+/// Whether a body can be put among dead letters, or replayed in the place of another.
+///
+/// # Errors
+/// [`ErrorKind::TooLarge`] if it has too many fields.
+pub fn check_body(body: &[Field]) -> Result<()> {
+    let fields = body.len();
+    if fields > wire::MAX_BODY_FIELDS {
+        let message =
+            format!("{fields} fields in the body of a dead letter, at most {}", wire::MAX_BODY_FIELDS);
+        return Err(Error::new(ErrorKind::TooLarge, message));
+    }
+    Ok(())
+}
+
+/// Lists, claims, settles and puts back dead letters of one group in one partition.
+///
+/// None of this needs a lease: operators do it while consumers run. A *claim* keeps a letter for one of them while
+/// something is done that cannot be one step, such as publishing it to another topic. It ends when the letter is
+/// settled, or runs out by the server's clock: then somebody else may claim it.
+#[async_trait]
+pub trait DeadLetters: Send + Sync {
+    /// Up to `limit` (at most [`MAX_PAGE`](crate::inspect::MAX_PAGE)) dead letters, and about
+    /// [`MAX_PAGE_BYTES`](crate::inspect::MAX_PAGE_BYTES). [`Range::behind`] the last one there may be more. Claimed ones
+    /// are among them.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`].
     async fn list(
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        after: MessageId,
+        range: Range,
         limit: usize,
-    ) -> Result<Vec<DeadLetter>>;
+    ) -> Result<Page<DeadLetter>>;
 
-    /// Moves dead letters back to their group, and to no other, as a first attempt. Gives back how many: each
-    /// is moved once, however many replay it at the same time; unknown ids are passed over.
+    /// Claims dead letters, and tells which: not those that are gone, or that somebody else has claimed. Whoever
+    /// claims his own again has them for longer.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). What was moved stays moved.
+    /// Transient ones; [`ErrorKind::WrongType`]; [`ErrorKind::InvalidConfig`] for a name that is none. What was claimed
+    /// stays claimed until it runs out.
+    async fn claim(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        ids: &[MessageId],
+        claim: &Claim,
+    ) -> Result<Vec<MessageId>>;
+
+    /// Does something to dead letters, and tells to which. Each is done once, however many do it at the same time; those
+    /// that are gone, and those that somebody other than `by` has claimed, are passed over.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`]. What was done stays done. [`ErrorKind::TooLarge`] for a body with too
+    /// many fields: nothing was done.
+    async fn settle(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        by: Option<&str>,
+        deeds: &[(MessageId, Deed)],
+    ) -> Result<Vec<MessageId>>;
+
+    /// Puts letters back that were taken elsewhere before, each under a new id; tells these ids. `None` for one that is
+    /// still there under the id it had, or that was put back before, whatever became of it; the latter is remembered for
+    /// [`IMPORT_MEMORY`], and passed over with `again`.
+    ///
+    /// Their topic, partition and group are written as they are said here.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    async fn put(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        letters: &[DeadLetter],
+        again: bool,
+    ) -> Result<Vec<Option<MessageId>>>;
+
+    /// Deletes all dead letters up to an id, claimed or not. Gives back how many.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`]. What was deleted stays deleted.
+    async fn purge_through(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        last: MessageId,
+    ) -> Result<usize>;
+
+    /// Moves dead letters that nobody has claimed back to their group. Gives back how many.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
     async fn replay(
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
         ids: &[MessageId],
-    ) -> Result<usize>;
+    ) -> Result<usize> {
+        let deeds: Vec<_> = ids.iter().map(|id| (*id, Deed::Replay)).collect();
+        Ok(self.settle(topic_partition, group, None, &deeds).await?.len())
+    }
 
-    /// Deletes dead letters for good. Gives back how many.
+    /// Deletes dead letters that nobody has claimed for good. Gives back how many.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// As [`settle`](Self::settle).
     async fn purge(
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
         ids: &[MessageId],
-    ) -> Result<usize>;
+    ) -> Result<usize> {
+        let deeds: Vec<_> = ids.iter().map(|id| (*id, Deed::Purge)).collect();
+        Ok(self.settle(topic_partition, group, None, &deeds).await?.len())
+    }
 }
 
 #[cfg(test)]
@@ -173,6 +313,15 @@ mod tests {
             assert_eq!(Reason::parse(reason).as_str(), reason);
         }
         assert_eq!(Reason::parse("exhausted"), Reason::Exhausted);
+    }
+
+    #[test]
+    fn who_claims_has_a_name() {
+        let named = |by: &str| Claim { by: by.into(), hold: Duration::ZERO, left_too: false };
+        for bad in ["", "-", "a b", "a\n", &"x".repeat(129)] {
+            assert_eq!(named(bad).check().expect_err(bad).kind(), ErrorKind::InvalidConfig);
+        }
+        assert_eq!(named("cli-1f").check().expect("a name"), "cli-1f");
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub enum ErrorKind {
     Fenced,
     /// The consumer group vanished from a partition (destroyed, or the stream deleted).
     GroupMissing,
+    /// The topic or group was deleted on purpose: who was working on it ends, and does not create it again.
+    Deleted,
     /// The server is out of memory or a local buffer stayed full: slow down and try again.
     Backpressure,
     /// The server could not be reached or cannot serve now. Certainly nothing was done.
@@ -64,6 +66,7 @@ impl ErrorKind {
             Self::WrongType => "wrong_type",
             Self::Fenced => "fenced",
             Self::GroupMissing => "group_missing",
+            Self::Deleted => "deleted",
             Self::Backpressure => "backpressure",
             Self::Unavailable => "unavailable",
             Self::Unconfirmed => "unconfirmed",

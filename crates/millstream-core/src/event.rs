@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::dead_letters::Reason;
 use crate::error::Error;
-use crate::health::HealthCheck;
+use crate::health::{HealthCheck, WorkerCheck};
 use crate::id::MessageId;
 use crate::log::{Settled, Source};
-use crate::name::{GroupName, MemberId, TopicName};
+use crate::name::{GroupName, MemberId, QueueName, TopicName};
 use crate::schedule::{Place, ScheduleId, Shard};
 use crate::topic::TopicPartition;
 
@@ -132,6 +132,13 @@ pub enum Event<'a> {
         /// Can say how it is, until it has ended and after that. It may be kept.
         health: &'a Arc<dyn HealthCheck>,
     },
+    /// A worker of a delay queue has started.
+    WorkerStarted {
+        /// Of which queue.
+        queue: &'a QueueName,
+        /// Can say how it is, until it has ended and after that. It may be kept.
+        health: &'a Arc<dyn WorkerCheck>,
+    },
     /// Messages could not be appended or scheduled, or it is not known whether they were.
     ProduceFailed {
         /// To which topic.
@@ -188,6 +195,29 @@ pub enum Event<'a> {
         group: &'a GroupName,
         /// The id.
         member: &'a MemberId,
+    },
+    /// A topic or group was deleted while we worked on it. The consumer stops.
+    Deleted {
+        /// Of which topic.
+        topic: &'a TopicName,
+        /// Which group of it we work in.
+        group: &'a GroupName,
+        /// What the backend said.
+        error: &'a Error,
+    },
+    /// Somebody paused the whole group: nothing of the topic is read, by any member.
+    GroupPaused {
+        /// Of which topic.
+        topic: &'a TopicName,
+        /// Which group.
+        group: &'a GroupName,
+    },
+    /// The pause of the whole group is over.
+    GroupResumed {
+        /// Of which topic.
+        topic: &'a TopicName,
+        /// Which group.
+        group: &'a GroupName,
     },
     /// The server lost the end of what it had told us, in a fail-over or restart: the group stands before what was
     /// handed out already. Those messages are handled again, and what was appended after them may be lost.

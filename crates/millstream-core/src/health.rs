@@ -1,9 +1,9 @@
-//! Health: how a running consumer is, as plain values, and who can say it.
+//! Health: how a running consumer or worker is, as plain values, and who can say it.
 
 use std::fmt;
 use std::time::Duration;
 
-use crate::name::{GroupName, MemberId, TopicName};
+use crate::name::{GroupName, MemberId, QueueName, TopicName};
 use crate::topic::Partition;
 
 /// Can say at any time how something is that runs: for probes and gauges. Told to observers when it starts
@@ -19,6 +19,19 @@ impl fmt::Debug for dyn HealthCheck {
     }
 }
 
+/// Can say at any time how a worker of a delay queue is. Told to observers when it starts
+/// ([`Event::WorkerStarted`](crate::Event::WorkerStarted)).
+pub trait WorkerCheck: Send + Sync {
+    /// How it is now. It asks nobody, and takes microseconds.
+    fn health(&self) -> WorkerHealth;
+}
+
+impl fmt::Debug for dyn WorkerCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WorkerCheck")
+    }
+}
+
 /// What a consumer is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -27,7 +40,7 @@ pub enum ConsumerState {
     Joining,
     /// It works.
     Running,
-    /// All of it is paused.
+    /// All of it is paused: by itself, or all its groups are.
     Paused,
     /// It is shutting down.
     Leaving,
@@ -35,6 +48,8 @@ pub enum ConsumerState {
     Ended,
     /// Another process has taken its member id: it ends, or has ended.
     Fenced,
+    /// A topic of it, or its group, was deleted: it ends, or has ended.
+    Deleted,
 }
 
 impl ConsumerState {
@@ -48,6 +63,7 @@ impl ConsumerState {
             Self::Leaving => "leaving",
             Self::Ended => "ended",
             Self::Fenced => "fenced",
+            Self::Deleted => "deleted",
         }
     }
 }
@@ -66,13 +82,25 @@ pub struct TopicHealth {
     pub owned: Vec<Partition>,
     /// What is paused by itself, owned or not.
     pub paused: Vec<Partition>,
+    /// Whether the whole group is [paused](crate::Catalog::set_paused), as the last heartbeat told.
+    pub group_paused: bool,
+    /// Messages of it that are read and not settled, handlers that run included.
+    pub in_flight: usize,
 }
 
 impl TopicHealth {
     /// A topic of which nothing is known yet.
     #[must_use]
     pub const fn new(topic: TopicName) -> Self {
-        Self { topic, members: 0, assigned: None, owned: Vec::new(), paused: Vec::new() }
+        Self {
+            topic,
+            members: 0,
+            assigned: None,
+            owned: Vec::new(),
+            paused: Vec::new(),
+            group_paused: false,
+            in_flight: 0,
+        }
     }
 }
 
@@ -155,12 +183,13 @@ impl Health {
 
     /// Whether the process should go on: for a liveness probe.
     ///
-    /// False if the consumer has ended by itself (or was fenced), or if a loop hangs: it is more than a minute later
+    /// False if the consumer has ended by itself (it was fenced, or what it worked on was deleted), or if a loop hangs: it is more than a minute later
     /// than it should be. A server that is away, slow handlers, and having nothing to do are no reasons: a restart
     /// would not help.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        let ended = matches!(self.state, ConsumerState::Ended | ConsumerState::Fenced);
+        let ended =
+            matches!(self.state, ConsumerState::Ended | ConsumerState::Fenced | ConsumerState::Deleted);
         !ended && self.stalled().next().is_none()
     }
 
@@ -185,6 +214,81 @@ impl Health {
     }
 }
 
+/// How one loop of a worker is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerLoop {
+    /// What it does: `claim`, `wait`, `fire` and `settle` for a shard, `extend` and `expire` for all of them.
+    pub operation: &'static str,
+    /// For which shard, if it is for one.
+    pub shard: Option<u32>,
+    /// How long ago it came round last, well or not, or began. A loop that has nothing to do does not come round.
+    pub last_progress: Duration,
+    /// Whether it is failing now.
+    pub failing: Option<Failure>,
+    /// Whether it is more than a minute late: whatever the server does, that should not be.
+    pub stalled: bool,
+}
+
+impl WorkerLoop {
+    /// A loop that came round just now.
+    #[must_use]
+    pub const fn new(operation: &'static str, shard: Option<u32>) -> Self {
+        Self { operation, shard, last_progress: Duration::ZERO, failing: None, stalled: false }
+    }
+}
+
+/// How a worker of a delay queue is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerHealth {
+    /// Its queue.
+    pub queue: QueueName,
+    /// Its name, which no other start has.
+    pub worker: String,
+    /// What it is doing: it joins until the server has answered for each shard. It is never paused or fenced.
+    pub state: ConsumerState,
+    /// Whether its end was asked for: it was shut down or dropped.
+    pub asked_to_end: bool,
+    /// Tasks in its hands.
+    pub running: usize,
+    /// All its loops.
+    pub loops: Vec<WorkerLoop>,
+    /// Whether it can have work: claiming has not failed for longer than a claim holds.
+    pub connected: bool,
+}
+
+impl WorkerHealth {
+    /// A worker without loops, whose claims are answered.
+    #[must_use]
+    pub const fn new(queue: QueueName, worker: String, state: ConsumerState) -> Self {
+        Self { queue, worker, state, asked_to_end: false, running: 0, loops: Vec::new(), connected: true }
+    }
+
+    /// Whether the process should go on: it has not ended by itself, and no loop hangs.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.state != ConsumerState::Ended && self.stalled().next().is_none()
+    }
+
+    /// Whether it works: the server has answered for each shard, and has not been failing for longer than a claim
+    /// holds.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.connected && self.state == ConsumerState::Running
+    }
+
+    /// The loops that are failing now.
+    pub fn failing(&self) -> impl Iterator<Item = (&WorkerLoop, &Failure)> {
+        self.loops.iter().filter_map(|each| Some((each, each.failing.as_ref()?)))
+    }
+
+    /// The loops that hang.
+    pub fn stalled(&self) -> impl Iterator<Item = &WorkerLoop> {
+        self.loops.iter().filter(|each| each.stalled)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,11 +303,30 @@ mod tests {
             (ConsumerState::Leaving, true, false),
             (ConsumerState::Ended, false, false),
             (ConsumerState::Fenced, false, false),
+            (ConsumerState::Deleted, false, false),
         ] {
             assert_eq!((of(state).is_live(), of(state).is_ready()), (live, ready), "{state:?}");
             let cut_off = Health { connected: false, ..of(state) };
             assert_eq!((cut_off.is_live(), cut_off.is_ready()), (live, false), "{state:?}, cut off");
         }
+    }
+
+    #[test]
+    fn a_worker_is_ready_when_it_works_and_live_until_it_hangs() {
+        let of = |state| WorkerHealth::new("q".parse().expect("name"), "w".into(), state);
+        for (state, live, ready) in [
+            (ConsumerState::Joining, true, false),
+            (ConsumerState::Running, true, true),
+            (ConsumerState::Leaving, true, false),
+            (ConsumerState::Ended, false, false),
+        ] {
+            assert_eq!((of(state).is_live(), of(state).is_ready()), (live, ready), "{state:?}");
+        }
+        let mut health = of(ConsumerState::Running);
+        health.connected = false;
+        assert!(health.is_live() && !health.is_ready(), "cut off");
+        health.loops.push(WorkerLoop { stalled: true, ..WorkerLoop::new("claim", Some(0)) });
+        assert!(!health.is_live());
     }
 
     #[test]

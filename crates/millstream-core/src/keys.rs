@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::name::{GroupName, Namespace, QueueName, TopicName};
 use crate::schedule::{Place, Shard};
-use crate::topic::TopicPartition;
+use crate::topic::{Partition, TopicPartition};
 
 /// A key of the store. Only [`Keys`] makes one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,6 +74,18 @@ impl Keys {
     #[must_use]
     pub fn dead_letters(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("stream:topic:{}:dlq:{group}", Tag(tp)))
+    }
+
+    /// Hash with a ttl: who has claimed which of a group's dead letters, by id.
+    #[must_use]
+    pub fn dead_claims(&self, tp: &TopicPartition, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:dlq:claim:{}:{group}", Tag(tp)))
+    }
+
+    /// Hash with a ttl: which dead letters were put back, by the id they had.
+    #[must_use]
+    pub fn dead_imports(&self, tp: &TopicPartition, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:dlq:import:{}:{group}", Tag(tp)))
     }
 
     /// String with a ttl: the token while the lease lives.
@@ -197,6 +209,16 @@ impl Keys {
         self.key(format_args!("streaming:mq:changes:{{{topic}}}:{group}"))
     }
 
+    /// Which partition of `topic` a log belongs to, by its key; `None` if it is none of the topic's.
+    #[must_use]
+    pub fn partition_of(&self, topic: &TopicName, log: &str) -> Option<Partition> {
+        let first = self.log(&TopicPartition::new(topic.clone(), 0));
+        let number = log.strip_prefix(first.as_str().strip_suffix("0}")?)?.strip_suffix('}')?;
+        let partition = Partition(number.parse().ok()?);
+        // Not `007`.
+        (partition.to_string() == number).then_some(partition)
+    }
+
     /// Set: the names of all topics.
     #[must_use]
     pub fn topics(&self) -> Key {
@@ -209,6 +231,12 @@ impl Keys {
         self.key(format_args!("streaming:mq:topic:{{{topic}}}:meta"))
     }
 
+    /// String: says for a while that a topic was deleted on purpose, so that who runs does not create it again.
+    #[must_use]
+    pub fn topic_deleted(&self, topic: &TopicName) -> Key {
+        self.key(format_args!("streaming:mq:topic:{{{topic}}}:deleted"))
+    }
+
     /// Set: the log keys of a topic's partitions.
     #[must_use]
     pub fn topic_partitions(&self, topic: &TopicName) -> Key {
@@ -219,6 +247,12 @@ impl Keys {
     #[must_use]
     pub fn topic_groups(&self, topic: &TopicName) -> Key {
         self.key(format_args!("streaming:mq:topic:{{{topic}}}:groups"))
+    }
+
+    /// Hash: whether a group is paused, is being deleted, or was deleted.
+    #[must_use]
+    pub fn group_state(&self, topic: &TopicName, group: &GroupName) -> Key {
+        self.key(format_args!("streaming:mq:group:{{{topic}}}:{group}"))
     }
 }
 
@@ -262,6 +296,8 @@ mod tests {
             keys.log(&tp),
             keys.retry_log(&tp, &group),
             keys.dead_letters(&tp, &group),
+            keys.dead_claims(&tp, &group),
+            keys.dead_imports(&tp, &group),
             keys.lease(&tp, &group),
             keys.fence(&tp, &group),
             keys.retry_due(&tp, &group),
@@ -291,7 +327,24 @@ mod tests {
             keys.topic_meta(&tp.topic),
             keys.topic_partitions(&tp.topic),
             keys.topic_groups(&tp.topic),
+            keys.topic_deleted(&tp.topic),
+            keys.group_state(&tp.topic, &group),
         ]
+    }
+
+    #[test]
+    fn a_log_says_whose_it_is() {
+        let keys = Keys::within(&"shop".parse().expect("a namespace"));
+        let tp = TopicPartition::new("orders".parse().expect("name"), 16_383);
+        assert_eq!(keys.partition_of(&tp.topic, keys.log(&tp).as_str()), Some(tp.partition));
+        for other in [
+            "",
+            "stream:topic:{orders:p:1}",
+            "shop:stream:topic:{orders:p:01}",
+            "shop:stream:topic:{order:p:1}",
+        ] {
+            assert_eq!(keys.partition_of(&tp.topic, other), None, "{other}");
+        }
     }
 
     /// Golden: a change here is a change of the format, and a page in `docs/protocol.md`.
@@ -301,6 +354,8 @@ mod tests {
             "stream:topic:{orders:p:3}",
             "stream:topic:{orders:p:3}:retry:billing",
             "stream:topic:{orders:p:3}:dlq:billing",
+            "streaming:mq:dlq:claim:{orders:p:3}:billing",
+            "streaming:mq:dlq:import:{orders:p:3}:billing",
             "streaming:mq:lease:{orders:p:3}:billing",
             "streaming:mq:fence:{orders:p:3}:billing",
             "streaming:mq:retry:{orders:p:3}:billing",
@@ -330,6 +385,8 @@ mod tests {
             "streaming:mq:topic:{orders}:meta",
             "streaming:mq:topic:{orders}:partitions",
             "streaming:mq:topic:{orders}:groups",
+            "streaming:mq:topic:{orders}:deleted",
+            "streaming:mq:group:{orders}:billing",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();
         assert_eq!(plain, golden);
@@ -346,10 +403,10 @@ mod tests {
             let close = text[open..].find('}')? + open;
             Some(text[open + 1..close].to_owned())
         };
-        for key in &all(&Keys::new())[..13] {
+        for key in &all(&Keys::new())[..15] {
             assert_eq!(tag(key).as_deref(), Some("orders:p:3"), "{key}");
         }
-        for key in &all(&Keys::new())[13..22] {
+        for key in &all(&Keys::new())[15..24] {
             assert_eq!(tag(key).as_deref(), Some("mails:q:1"), "{key}");
         }
     }

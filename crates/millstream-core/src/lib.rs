@@ -41,7 +41,7 @@ pub use audit::Audit;
 pub use backend::Backend;
 pub use catalog::{Catalog, Start};
 pub use codec::Codec;
-pub use dead_letters::{DeadLetter, DeadLetters, Reason};
+pub use dead_letters::{Claim, DeadLetter, DeadLetters, Deed, Reason};
 pub use envelope::{Envelope, Headers, Limits};
 pub use error::{BoxError, Error, ErrorKind, Result};
 pub use event::{Event, Observer};

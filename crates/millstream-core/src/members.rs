@@ -81,6 +81,8 @@ pub struct Pulse {
     pub partitions: u32,
     /// What this member should own; `None` while nobody has published an assignment for this version.
     pub assigned: Option<Vec<Partition>>,
+    /// Whether somebody has [paused](crate::Catalog::set_paused) the whole group.
+    pub paused: bool,
     /// When the first member of all dies unless it is heard of again, from now. A heartbeat after that time finds
     /// out.
     pub next_expiry: Duration,
@@ -90,7 +92,8 @@ impl Pulse {
     /// An answer as a backend makes it.
     #[must_use]
     pub fn new(version: Version, revision: Revision, members: u32, partitions: u32) -> Self {
-        Self { version, revision, members, partitions, assigned: None, next_expiry: Duration::MAX }
+        let next_expiry = Duration::MAX;
+        Self { version, revision, members, partitions, assigned: None, paused: false, next_expiry }
     }
 }
 
@@ -106,6 +109,8 @@ pub struct Roster {
     pub partitions: u32,
     /// All members that live, in the order of their ids.
     pub members: Vec<Member>,
+    /// How long ago each of them was heard of, by the server's clock.
+    pub heard: BTreeMap<MemberId, Duration>,
     /// The version that `assignment` was published for.
     pub assigned: Option<Version>,
     /// The assignment that was published last.
@@ -126,6 +131,7 @@ pub trait Members: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if another incarnation has taken the id: this one must stop.
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic is not there;
+    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was: this one must stop;
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
     async fn heartbeat(
         &self,

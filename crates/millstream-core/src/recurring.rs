@@ -88,6 +88,12 @@ pub trait Recurring: Send + Sync {
     /// As [`remove`](Self::remove).
     async fn due(&self, place: &Place) -> Result<DueRecurrences>;
 
+    /// The server's clock: milliseconds since 1970. Nothing is changed, whatever is due.
+    ///
+    /// # Errors
+    /// Transient ones.
+    async fn now(&self) -> Result<u64>;
+
     /// Schedules the message of a recurrence at each of `fires` (milliseconds since 1970, at most [`MAX_FIRES`]) and
     /// sets its next time, in one step; if it is not paused and is still due at `expected`, else nothing is done: false.
     /// The id of each is `<id>@<time>`; one that waits already under it is kept. With `next` as `None` it never recurs

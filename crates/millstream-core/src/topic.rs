@@ -79,6 +79,15 @@ impl Retention {
         matches!(self, Self::Age(_) | Self::Length(_))
     }
 
+    /// Whether a log that has `bound` entries gets room again, when all are settled and time passes.
+    const fn makes_room_below(self, bound: u64) -> bool {
+        match self {
+            Self::Keep => false,
+            Self::Length(entries) => entries < bound,
+            Self::Consumed | Self::ConsumedAfter(_) | Self::Age(_) => true,
+        }
+    }
+
     /// Reads the setting back from what [`Display`](fmt::Display) made of it.
     ///
     /// # Errors
@@ -187,6 +196,14 @@ impl TopicSpec {
         self.retention.check(problems);
         problems.require(self.max_length != Some(0), || {
             format!("topic {} has a max_length of 0: nothing could be sent", self.name)
+        });
+        let Some(bound) = self.max_length.filter(|bound| *bound > 0) else { return };
+        problems.require(self.retention.makes_room_below(bound), || {
+            format!(
+                "topic {} keeps {} and has a max_length of {bound}: once a log is full nothing ever leaves it, and \
+                 producers would wait for ever",
+                self.name, self.retention
+            )
         });
     }
 
@@ -317,6 +334,10 @@ impl<T: 'static> Topic<T> {
     /// How many entries the log of a partition should have at most: beyond that producers wait or refuse, as they are
     /// set up. Default: no bound.
     ///
+    /// A retention that never makes room is refused together with a bound: [`Retention::Keep`], and
+    /// [`Retention::Length`] of so many or more. With [`Retention::Age`] and [`Retention::ConsumedAfter`] entries count
+    /// until they are old enough: a full log stays full for that long, however fast they are consumed.
+    ///
     /// Every producer looks for itself, with its requests: so a log may grow beyond the bound by one request of each
     /// producer. Messages that were scheduled for later come in whenever they are due.
     #[must_use]
@@ -421,14 +442,37 @@ mod tests {
     }
 
     #[test]
+    fn a_bound_that_is_never_undercut_again_is_refused() {
+        let bounded = |retention| Topic::<u64>::new("numbers").retention(retention).max_length(10).spec();
+        for retention in [Retention::Keep, Retention::Length(10), Retention::Length(11)] {
+            let error = bounded(retention).expect_err("full for ever");
+            assert!(error.to_string().contains("max_length of 10"), "{error}");
+        }
+        let (second, short) = (Duration::from_secs(1), Retention::Length(9));
+        for retention in
+            [Retention::Consumed, Retention::ConsumedAfter(second), Retention::Age(second), short]
+        {
+            bounded(retention).expect("makes room");
+        }
+        // A change is judged with what it leaves as it is.
+        let spec = ORDERS.spec().expect("valid");
+        let change = TopicChange::new().max_length(7);
+        assert_eq!(change.of(spec.clone()).expect_err("keeps").kind(), ErrorKind::InvalidConfig);
+        let bounded = spec.with_retention(Retention::Consumed).with_max_length(7);
+        let change = TopicChange::new().retention(Retention::Keep);
+        assert_eq!(change.of(bounded).expect_err("bounded").kind(), ErrorKind::InvalidConfig);
+    }
+
+    #[test]
     fn what_keeps_or_takes_nothing_is_refused() {
         let nothing = Topic::<u64>::new("numbers").retention(Retention::Length(0)).max_length(0);
         assert_eq!(nothing.spec().expect_err("two problems").problems().len(), 2);
         let spec = ORDERS.spec().expect("valid");
         let change = TopicChange::new().retention(Retention::Age(Duration::ZERO));
         assert_eq!(change.of(spec.clone()).expect_err("nothing").kind(), ErrorKind::InvalidConfig);
+        let consumed = spec.clone().with_retention(Retention::Consumed);
         let change = TopicChange::new().max_length(7);
-        assert_eq!(change.of(spec.clone()).expect("valid"), spec.clone().with_max_length(7));
+        assert_eq!(change.of(consumed.clone()).expect("valid"), consumed.with_max_length(7));
         assert_eq!(TopicChange::new().of(spec.clone()).expect("valid"), spec);
     }
 }

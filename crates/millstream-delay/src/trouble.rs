@@ -17,17 +17,39 @@ pub(crate) struct Trouble {
     state: Arc<Mutex<State>>,
 }
 
-#[derive(Debug, Default)]
+/// How much longer than it should a loop may take for one round: no request and no work between two takes so long,
+/// whatever the server does.
+const STALLED: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
 struct State {
     failures: u32,
     /// Since when it has been failing, and with what last.
     failing: Option<(Instant, String)>,
+    /// When a round ended last, well or not.
+    last: Instant,
+    /// When its round should have ended; `None` while it may wait for as long as it takes.
+    due: Option<Instant>,
+}
+
+/// What is known of a loop.
+#[derive(Clone, Debug)]
+pub(crate) struct Mark {
+    pub(crate) operation: &'static str,
+    pub(crate) place: Option<Place>,
+    /// Since when it has been failing, and with what last.
+    pub(crate) failing: Option<(Instant, String)>,
+    /// When a round ended last, well or not.
+    pub(crate) last: Instant,
+    /// Whether a round takes much longer than any should.
+    pub(crate) stalled: bool,
 }
 
 impl Trouble {
     /// A loop that does `operation`, for one place if it is for one.
     pub(crate) fn new(operation: &'static str, place: Option<Place>) -> Self {
-        Self { operation, place, state: Arc::default() }
+        let state = State { failures: 0, failing: None, last: Instant::now(), due: None };
+        Self { operation, place, state: Arc::new(Mutex::new(state)) }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -41,16 +63,38 @@ impl Trouble {
         }
     }
 
-    /// What fails, where, since when, and with what last; `None` if nothing does.
-    pub(crate) fn failing(&self) -> Option<(&'static str, Option<&Place>, Instant, String)> {
-        let (since, error) = self.state().failing.clone()?;
-        Some((self.operation, self.place.as_ref(), since, error))
+    /// How it is now.
+    pub(crate) fn mark(&self) -> Mark {
+        let state = self.state();
+        Mark {
+            operation: self.operation,
+            place: self.place.clone(),
+            failing: state.failing.clone(),
+            last: state.last,
+            stalled: state.due.is_some_and(|due| due <= Instant::now()),
+        }
+    }
+
+    /// A round begins that ends within this time, and [`STALLED`] for what goes wrong. Without this a loop may wait.
+    pub(crate) fn begins(&self, takes: Duration) {
+        self.state().due = Some(Instant::now() + takes + STALLED);
+    }
+
+    /// The loop came so far, and may wait now for as long as it takes.
+    pub(crate) fn waits(&self) {
+        let mut state = self.state();
+        (state.last, state.due) = (Instant::now(), None);
     }
 
     /// It worked. Tells so if it had not.
     pub(crate) fn over(&self, observer: &dyn Observer) {
-        let had = std::mem::take(&mut *self.state());
-        if had.failures > 0 {
+        self.waits();
+        let failures = {
+            let mut state = self.state();
+            state.failing = None;
+            std::mem::take(&mut state.failures)
+        };
+        if failures > 0 {
             let (operation, place) = (self.operation, self.place.as_ref().map(tracing::field::display));
             tracing::info!(operation, place, "works again");
             observer.observe(&Event::Recovered { operation, topic_partition: self.partition() });
@@ -63,6 +107,7 @@ impl Trouble {
     pub(crate) fn met(&self, error: &Error, observer: &dyn Observer) -> Duration {
         let mut state = self.state();
         state.failures = state.failures.saturating_add(1);
+        (state.last, state.due) = (Instant::now(), None);
         let failures = state.failures;
         let since = state.failing.take().map_or_else(Instant::now, |(since, _)| since);
         state.failing = Some((since, error.to_string()));

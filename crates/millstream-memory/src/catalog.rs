@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Pin, Start};
+use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, REMEMBERED, Start};
 use millstream_core::{
-    GroupName, MessageId, Partition, Result, TopicChange, TopicName, TopicPartition, TopicSpec,
+    Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicChange, TopicName, TopicPartition,
+    TopicSpec,
 };
 
 use crate::MemoryBackend;
@@ -18,6 +19,17 @@ impl Catalog for MemoryBackend {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
         spec.check()?;
         let mut state = self.lock();
+        state.deleted_topics.remove(&spec.name);
+        Ok(state.topics.entry(spec.name.clone()).or_insert_with(|| spec.clone()).clone())
+    }
+
+    async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        spec.check()?;
+        let mut state = self.lock();
+        let deleted = state.deleted_topics.get(&spec.name).is_some_and(|until| *until > self.now());
+        if deleted && !state.topics.contains_key(&spec.name) {
+            return Err(Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)));
+        }
         Ok(state.topics.entry(spec.name.clone()).or_insert_with(|| spec.clone()).clone())
     }
 
@@ -71,6 +83,7 @@ impl Catalog for MemoryBackend {
         let known = state.topics.contains_key(name);
         if known {
             state.forget_topic(name);
+            state.deleted_topics.insert(name.clone(), self.now().plus(REMEMBERED));
         }
         Ok(known)
     }
@@ -78,7 +91,12 @@ impl Catalog for MemoryBackend {
     async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
         let mut state = self.lock();
         let topic = state.topic(topic)?.clone();
-        Ok(state.forget_group(&topic, group))
+        let known = state.forget_group(&topic, group);
+        if known {
+            let until = self.now().plus(REMEMBERED);
+            state.deleted_groups.insert((topic.name, group.clone()), until);
+        }
+        Ok(known)
     }
 
     async fn topics(&self) -> Result<Vec<TopicName>> {
@@ -89,6 +107,7 @@ impl Catalog for MemoryBackend {
         let mut state = self.lock();
         // Before anything is registered.
         Stream::default().before(start)?;
+        state.deleted_groups.remove(&(topic.name.clone(), group.clone()));
         let new = state.topic_groups.entry(topic.name.clone()).or_default().insert(group.clone());
         let mut created = GroupCreated { new, partitions: Vec::new() };
         for tp in topic.iter() {
@@ -111,15 +130,42 @@ impl Catalog for MemoryBackend {
         topic_partition: &TopicPartition,
         group: &GroupName,
         after: MessageId,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let mut state = self.lock();
         state.topic(&topic_partition.topic)?;
+        state.not_deleted(&topic_partition.topic, group, self.now())?;
+        state.topic_groups.entry(topic_partition.topic.clone()).or_default().insert(group.clone());
         let partition = state.partition(topic_partition);
         // A log that ends below `after` is not the one that `after` was read from: it was deleted since. What is
         // in it may never have been read.
         let delivered = if partition.log.last() >= after { after } else { MessageId::ZERO };
-        create(partition, group, delivered);
-        Ok(())
+        Ok(create(partition, group, delivered))
+    }
+
+    async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool> {
+        let mut state = self.lock();
+        state.topic(topic)?;
+        if !state.topic_groups.get(topic).is_some_and(|groups| groups.contains(group)) {
+            let why = format!("group {group} of topic {topic} is not there");
+            return Err(Error::new(ErrorKind::NotFound, why));
+        }
+        let (now, key) = (self.now(), (topic.clone(), group.clone()));
+        if paused == state.paused_groups.contains_key(&key) {
+            return Ok(false);
+        }
+        if paused {
+            state.paused_groups.insert(key, now.millis());
+        } else {
+            state.paused_groups.remove(&key);
+        }
+        state.membership(topic, group).told(now);
+        Ok(true)
+    }
+
+    async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
+        let mut state = GroupState::new();
+        state.paused = self.lock().paused_groups.get(&(topic.clone(), group.clone())).copied();
+        Ok(state)
     }
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
@@ -150,6 +196,7 @@ fn create(partition: &mut state::Partition, group: &GroupName, delivered: Messag
 fn stats(number: Partition, partition: &state::Partition, group: &GroupName, now: Now) -> PartitionStats {
     let mut stats = PartitionStats::empty(number);
     stats.length = count(partition.log.len());
+    stats.appended = Some(partition.log.appended());
     stats.lag = None;
     let Some(group) = partition.groups.get(group) else { return stats };
     if let Some(cursor) = &group.cursor {

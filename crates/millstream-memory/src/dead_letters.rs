@@ -1,9 +1,49 @@
 //! The dead-letters role in memory.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
-use millstream_core::{DeadLetter, DeadLetters, GroupName, History, MessageId, Result, TopicPartition, wire};
+use millstream_core::dead_letters::{Claim, DeadLetters, Deed, IMPORT_MEMORY, MAX_HOLD, check_body};
+use millstream_core::inspect::{Page, Range};
+use millstream_core::wire::{self, Fields};
+use millstream_core::{DeadLetter, GroupName, History, MessageId, Result, TopicPartition};
 
 use crate::MemoryBackend;
+use crate::clock::Now;
+use crate::inspect::page;
+use crate::state::Group;
+use crate::stream::bytes;
+
+/// Who works on which of a group's dead letters, and which were put back.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Desk {
+    claims: BTreeMap<MessageId, Claimed>,
+    /// By the ids they had, all until the same time.
+    imports: BTreeMap<MessageId, MessageId>,
+    imports_until: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Claimed {
+    /// Milliseconds since 1970.
+    until: u64,
+    /// `None` for a letter that is left alone.
+    by: Option<String>,
+}
+
+impl Desk {
+    /// Who has claimed it, if that has not run out; `Some(None)` for a letter that is left alone.
+    fn holder(&self, id: MessageId, now: u64) -> Option<Option<&str>> {
+        self.claims.get(&id).filter(|it| it.until > now).map(|it| it.by.as_deref())
+    }
+
+    fn forget(&mut self, now: u64) {
+        self.claims.retain(|_, claimed| claimed.until > now);
+        if self.imports_until <= now {
+            self.imports.clear();
+        }
+    }
+}
 
 #[async_trait]
 impl DeadLetters for MemoryBackend {
@@ -11,47 +51,139 @@ impl DeadLetters for MemoryBackend {
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        after: MessageId,
+        range: Range,
         limit: usize,
-    ) -> Result<Vec<DeadLetter>> {
+    ) -> Result<Page<DeadLetter>> {
         let mut state = self.lock();
-        let Some(of_group) = state.group(topic_partition, group) else { return Ok(Vec::new()) };
-        let letters = of_group.dead.above(after).take(limit);
-        let read = |(id, fields): &(MessageId, wire::Fields)| {
+        let of_group = state.group(topic_partition, group).filter(|_| !range.is_empty());
+        let Some(of_group) = of_group else { return Ok(Page::empty()) };
+        let between = of_group.dead.between(range.after, range.before);
+        let size = |(_, fields): &&(MessageId, Fields)| bytes(fields);
+        let Page { items, more } =
+            if range.newest_first { page(between.rev(), limit, size) } else { page(between, limit, size) };
+        let read = |(id, fields): &(MessageId, Fields)| {
             DeadLetter::from_entry(*id, topic_partition.clone(), group.clone(), fields)
         };
-        Ok(letters.map(read).collect())
+        Ok(Page { items: items.into_iter().map(read).collect(), more })
     }
 
-    async fn replay(
+    async fn claim(
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
         ids: &[MessageId],
-    ) -> Result<usize> {
+        claim: &Claim,
+    ) -> Result<Vec<MessageId>> {
+        let by = claim.check()?;
         let mut state = self.lock();
-        let now = self.now().millis();
-        let Some(of_group) = state.group(topic_partition, group) else { return Ok(0) };
-        let mut moved = 0;
+        let now = self.now();
+        let Some(Group { dead, desk, .. }) = state.group(topic_partition, group) else {
+            return Ok(Vec::new());
+        };
+        let free = |id: &MessageId, desk: &Desk| match desk.holder(*id, now.millis()) {
+            None => true,
+            Some(Some(holder)) => holder == by,
+            Some(None) => claim.left_too,
+        };
+        let until = now.plus(claim.hold.min(MAX_HOLD)).millis().max(now.millis() + 1);
+        desk.forget(now.millis());
+        let mut claimed = Vec::new();
         for id in ids {
-            let Some(fields) = of_group.dead.remove(*id) else { continue };
-            let (lead, body) = wire::split_dead(&fields);
-            let origin = wire::text(lead, wire::ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(*id);
-            of_group.retry.append(now, wire::redelivery(1, origin, "", &History::default(), body));
-            moved += 1;
+            if dead.get(*id).is_some() && free(id, desk) {
+                desk.claims.insert(*id, Claimed { until, by: Some(by.to_owned()) });
+                claimed.push(*id);
+            }
         }
-        state.partition(topic_partition).wake.notify_waiters();
-        Ok(moved)
+        Ok(claimed)
     }
 
-    async fn purge(
+    async fn settle(
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        ids: &[MessageId],
+        by: Option<&str>,
+        deeds: &[(MessageId, Deed)],
+    ) -> Result<Vec<MessageId>> {
+        deeds.iter().try_for_each(|(_, deed)| deed.check())?;
+        let mut state = self.lock();
+        let now = self.now();
+        let Some(of_group) = state.group(topic_partition, group) else { return Ok(Vec::new()) };
+        let settled = deeds.iter().filter(|(id, deed)| settle(of_group, *id, deed, by, now));
+        let settled = settled.map(|(id, _)| *id).collect();
+        state.partition(topic_partition).wake.notify_waiters();
+        Ok(settled)
+    }
+
+    async fn put(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        letters: &[DeadLetter],
+        again: bool,
+    ) -> Result<Vec<Option<MessageId>>> {
+        letters.iter().try_for_each(|letter| check_body(&letter.body))?;
+        let mut state = self.lock();
+        let now = self.now();
+        let Group { dead, desk, .. } = state.partition(topic_partition).group(group);
+        desk.forget(now.millis());
+        desk.imports_until = now.plus(IMPORT_MEMORY).millis();
+        let put = letters.iter().map(|letter| {
+            let known = !again && desk.imports.contains_key(&letter.id);
+            if known || dead.get(letter.id).is_some() {
+                return None;
+            }
+            let here = DeadLetter {
+                topic_partition: topic_partition.clone(),
+                group: group.clone(),
+                ..letter.clone()
+            };
+            let id = dead.append(now.millis(), wire::dead_letter(&here, &here.body));
+            desk.imports.insert(letter.id, id);
+            Some(id)
+        });
+        Ok(put.collect())
+    }
+
+    async fn purge_through(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        last: MessageId,
     ) -> Result<usize> {
         let mut state = self.lock();
-        let Some(of_group) = state.group(topic_partition, group) else { return Ok(0) };
-        Ok(ids.iter().filter(|id| of_group.dead.remove(**id).is_some()).count())
+        let of_group = state.group(topic_partition, group);
+        Ok(of_group.map_or(0, |of_group| of_group.dead.drop_below(last.next())))
+    }
+}
+
+/// Does something to one letter; `false` if it is gone, or somebody else's.
+fn settle(of_group: &mut Group, id: MessageId, deed: &Deed, by: Option<&str>, now: Now) -> bool {
+    let Group { dead, retry, desk, .. } = of_group;
+    if desk.holder(id, now.millis()).flatten().is_some_and(|holder| Some(holder) != by) {
+        return false;
+    }
+    let before = desk.claims.remove(&id);
+    match deed {
+        Deed::Replay | Deed::ReplayAs(_) => {
+            let Some(fields) = dead.remove(id) else { return false };
+            let (lead, mut body) = wire::split_dead(&fields);
+            let origin = wire::text(lead, wire::ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(id);
+            if let Deed::ReplayAs(other) = deed
+                && !other.is_empty()
+            {
+                body = other;
+            }
+            retry.append(now.millis(), wire::redelivery(1, origin, "", &History::default(), body));
+            true
+        }
+        Deed::Purge => dead.remove(id).is_some(),
+        Deed::Leave(left) => {
+            let mine = before.is_some_and(|before| before.by.is_some() && before.by.as_deref() == by);
+            if mine && !left.is_zero() {
+                let until = now.plus((*left).min(MAX_HOLD)).millis().max(now.millis() + 1);
+                desk.claims.insert(id, Claimed { until, by: None });
+            }
+            mine
+        }
     }
 }

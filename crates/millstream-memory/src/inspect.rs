@@ -154,7 +154,7 @@ fn parked((due, origin, item): (u64, MessageId, Option<&Item>)) -> Parked {
 }
 
 /// As much as a page may have.
-fn page<T>(items: impl Iterator<Item = T>, limit: usize, size: impl Fn(&T) -> u64) -> Page<T> {
+pub(crate) fn page<T>(items: impl Iterator<Item = T>, limit: usize, size: impl Fn(&T) -> u64) -> Page<T> {
     let mut page = Page::empty();
     let mut bytes = 0;
     for item in items {

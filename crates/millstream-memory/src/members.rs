@@ -43,9 +43,14 @@ impl Members for MemoryBackend {
         let mut state = self.lock();
         let now = self.now();
         let partitions = state.topic(topic)?.partitions;
-        state.membership(topic, group).heartbeat(member, joining, partitions, now).map_err(|fenced| {
+        state.not_deleted(topic, group, now)?;
+        let paused = state.paused_groups.contains_key(&(topic.clone(), group.clone()));
+        let pulse = state.membership(topic, group).heartbeat(member, joining, partitions, now);
+        let mut pulse = pulse.map_err(|fenced| {
             Error::new(ErrorKind::Fenced, format!("member {} of {group} on {topic} is {fenced}", member.id))
-        })
+        })?;
+        pulse.paused = paused;
+        Ok(pulse)
     }
 
     async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
@@ -67,8 +72,10 @@ impl Members for MemoryBackend {
         roster.partitions = state.topic(topic).map_or(0, |topic| topic.partitions);
         let Some(membership) = state.peek_membership(topic, group) else { return Ok(roster) };
         (roster.version, roster.revision) = (membership.version, membership.revision);
-        let alive = membership.members.values().filter(|(_, expires)| *expires > now);
-        roster.members = alive.map(|(member, _)| member.clone()).collect();
+        for (member, expires) in membership.members.values().filter(|(_, expires)| *expires > now) {
+            roster.heard.insert(member.id.clone(), member.ttl.saturating_sub(expires.since(now)));
+            roster.members.push(member.clone());
+        }
         roster.assigned = membership.assigned;
         roster.assignment.clone_from(&membership.assignment);
         Ok(roster)
@@ -169,6 +176,11 @@ impl Membership {
         dropped
     }
 
+    /// Somebody said something that the members are to hear.
+    pub(crate) fn told(&mut self, now: Now) {
+        self.changed(false, now);
+    }
+
     /// Makes a new revision, and a new version if the membership itself is another one now.
     fn changed(&mut self, membership: bool, now: Now) {
         if membership {
@@ -213,7 +225,8 @@ impl Watch for MemoryWatch {
                 let state = self.backend.lock();
                 state.peek_membership(&self.topic, &self.group).map(|membership| membership.revision)
             };
-            if revision > Some(seen) {
+            // Deleted, or changed.
+            if revision.is_none_or(|revision| revision > seen) {
                 return Ok(());
             }
             tokio::select! {

@@ -16,6 +16,7 @@ use millstream_core::{
 use tokio::sync::Notify;
 
 use crate::clock::Now;
+use crate::dead_letters::Desk;
 use crate::members::Membership;
 use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
@@ -25,6 +26,12 @@ use crate::timetable::Timetable;
 pub(crate) struct State {
     pub(crate) topics: BTreeMap<TopicName, TopicSpec>,
     pub(crate) topic_groups: BTreeMap<TopicName, BTreeSet<GroupName>>,
+    /// Until when it is remembered that a topic was deleted.
+    pub(crate) deleted_topics: BTreeMap<TopicName, Now>,
+    /// The same for groups.
+    pub(crate) deleted_groups: BTreeMap<(TopicName, GroupName), Now>,
+    /// The groups that are paused as a whole, and since when, in milliseconds since 1970.
+    pub(crate) paused_groups: BTreeMap<(TopicName, GroupName), u64>,
     pub(crate) fences: HashMap<Resource, Fence>,
     partitions: HashMap<TopicPartition, Partition>,
     memberships: BTreeMap<TopicName, BTreeMap<GroupName, Membership>>,
@@ -63,6 +70,8 @@ pub(crate) struct Group {
     pub(crate) parked: Parked,
     /// Entries as `wire::dead_letter` makes them.
     pub(crate) dead: Stream,
+    /// Who works on them.
+    pub(crate) desk: Desk,
 }
 
 /// What comes back later: one item per origin, so that the same message is parked once.
@@ -114,6 +123,14 @@ impl State {
     pub(crate) fn topic(&self, name: &TopicName) -> Result<&TopicSpec> {
         let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} is not there"));
         self.topics.get(name).ok_or_else(unknown)
+    }
+
+    /// Fails while it is remembered that the group was deleted.
+    pub(crate) fn not_deleted(&self, topic: &TopicName, group: &GroupName, now: Now) -> Result<()> {
+        if self.deleted_groups.get(&(topic.clone(), group.clone())).is_none_or(|until| *until <= now) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Deleted, format!("group {group} of topic {topic} was deleted")))
     }
 
     pub(crate) fn partition(&mut self, topic_partition: &TopicPartition) -> &mut Partition {
@@ -214,7 +231,11 @@ impl State {
             }
         }
         self.partitions.retain(|topic_partition, _| topic_partition.topic != *name);
-        self.memberships.remove(name);
+        for membership in self.memberships.remove(name).into_iter().flat_map(BTreeMap::into_values) {
+            membership.wake.notify_waiters();
+        }
+        self.deleted_groups.retain(|(topic, _), _| topic != name);
+        self.paused_groups.retain(|(topic, _), _| topic != name);
         self.topic_groups.remove(name);
         self.topics.remove(name);
     }
@@ -230,9 +251,11 @@ impl State {
             }
             self.fences.remove(&Resource::partition(tp, name.clone()));
         }
-        if let Some(groups) = self.memberships.get_mut(&topic.name) {
-            groups.remove(name);
+        let groups = self.memberships.get_mut(&topic.name);
+        if let Some(membership) = groups.and_then(|groups| groups.remove(name)) {
+            membership.wake.notify_waiters();
         }
+        self.paused_groups.remove(&(topic.name.clone(), name.clone()));
         known
     }
 

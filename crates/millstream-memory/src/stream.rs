@@ -20,6 +20,7 @@ use crate::clock::Now;
 pub(crate) struct Stream {
     entries: VecDeque<(MessageId, Fields)>,
     last: MessageId,
+    appended: u64,
 }
 
 impl Stream {
@@ -27,8 +28,14 @@ impl Stream {
     pub(crate) fn append(&mut self, now_ms: u64, fields: Fields) -> MessageId {
         let id = if now_ms > self.last.ms { MessageId::new(now_ms, 0) } else { self.last.next() };
         self.last = id;
+        self.appended += 1;
         self.entries.push_back((id, fields));
         id
+    }
+
+    /// How many entries there ever were.
+    pub(crate) fn appended(&self) -> u64 {
+        self.appended
     }
 
     /// The largest id ever given.

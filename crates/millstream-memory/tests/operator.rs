@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use millstream_core::catalog::Start;
+use millstream_core::inspect::Range;
 use millstream_core::leases::Acquired;
 use millstream_core::log::{Append, Fetched};
 use millstream_core::{
@@ -68,7 +69,7 @@ async fn a_parked_retry_without_its_body_becomes_an_orphan() {
     tokio::time::sleep(after * 2).await;
     let promoted = bench.backend.schedule.promote(&bench.lease, 10).await.unwrap();
     assert_eq!((promoted.moved, promoted.orphans, promoted.next), (0, 1, None));
-    let dead = bench.backend.dead_letters.list(&bench.tp, &bench.group, MessageId::ZERO, 10).await.unwrap();
+    let dead = bench.backend.dead_letters.list(&bench.tp, &bench.group, Range::ALL, 10).await.unwrap().items;
     assert_eq!((dead[0].reason.clone(), dead[0].origin), (Reason::Orphan, ids[0]));
     assert!(dead[0].body.is_empty());
 }
@@ -109,7 +110,7 @@ async fn somebody_elses_dead_letter_is_listed_and_replayed() {
     let bench = Bench::new().await;
     let body = wire::encode(&Envelope::new("by hand"));
     let id = bench.memory.operator().add_dead_letter(&bench.tp, &bench.group, body.clone());
-    let dead = bench.backend.dead_letters.list(&bench.tp, &bench.group, MessageId::ZERO, 10).await.unwrap();
+    let dead = bench.backend.dead_letters.list(&bench.tp, &bench.group, Range::ALL, 10).await.unwrap().items;
     assert_eq!((dead[0].id, dead[0].reason.as_str(), &dead[0].body), (id, "", &body));
     assert_eq!(bench.backend.dead_letters.replay(&bench.tp, &bench.group, &[id]).await.unwrap(), 1);
     let entry = bench.fetch().await.unwrap().entries.remove(0);

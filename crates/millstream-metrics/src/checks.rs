@@ -1,33 +1,44 @@
-//! The consumers of this process, as they say themselves how they are: gauges and probes.
+//! The consumers and workers of this process, as they say themselves how they are: gauges and probes.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millstream_core::health::{ConsumerState, Health, HealthCheck};
+use millstream_core::health::{ConsumerState, Health, HealthCheck, WorkerCheck, WorkerHealth};
 
 use crate::gauges::{Gauges, Values};
 use crate::registry::Registry;
 use crate::table;
 
-/// All consumers that were started and have not ended as they were asked to.
+/// All consumers and workers that were started and have not ended as they were asked to.
 #[derive(Default)]
 pub(crate) struct Checks {
-    running: Mutex<Vec<Arc<dyn HealthCheck>>>,
-    gauges: Gauges,
+    consumers: Mutex<Vec<Arc<dyn HealthCheck>>>,
+    workers: Mutex<Vec<Arc<dyn WorkerCheck>>>,
 }
 
 impl Checks {
-    /// One has started.
+    /// A consumer has started.
     pub(crate) fn add(&self, check: Arc<dyn HealthCheck>) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.retain(|check| !is_over(&check.health()));
+        let new = check.health();
+        let mut running = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|check| {
+            let old = check.health();
+            let replaced = has_ended(&old) && takes_the_place_of(&new, &old);
+            !(replaced || is_over(&old))
+        });
         running.push(check);
     }
 
-    /// How each of them is.
+    /// A worker has started.
+    pub(crate) fn add_worker(&self, check: Arc<dyn WorkerCheck>) {
+        let mut running = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|check| !worker_is_over(&check.health()));
+        running.push(check);
+    }
+
+    /// How each consumer is.
     pub(crate) fn healths(&self) -> Vec<Health> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut healths = Vec::with_capacity(running.len());
         running.retain(|check| {
             let health = check.health();
@@ -38,13 +49,28 @@ impl Checks {
         healths
     }
 
+    /// How each worker is.
+    pub(crate) fn workers(&self) -> Vec<WorkerHealth> {
+        let mut running = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut healths = Vec::with_capacity(running.len());
+        running.retain(|check| {
+            let health = check.health();
+            let over = worker_is_over(&health);
+            healths.extend((!over).then_some(health));
+            !over
+        });
+        healths
+    }
+
     /// Sets the gauges.
-    pub(crate) fn show(&self, registry: &Registry) {
-        let healths = self.healths();
-        for health in &healths {
-            self.gauges.say(registry, health.member.as_str(), values(health));
-        }
-        self.gauges.keep(|member| healths.iter().any(|health| health.member.as_str() == member));
+    pub(crate) fn show(&self, registry: &Registry, gauges: &Gauges) {
+        // One scope for all: what has the same labels is said together.
+        let mut values = Values::default();
+        self.healths().iter().for_each(|health| of_consumer(&mut values, health));
+        gauges.say(registry, "consumers", values);
+        let mut values = Values::default();
+        self.workers().iter().for_each(|health| of_worker(&mut values, health));
+        gauges.say(registry, "workers", values);
     }
 }
 
@@ -53,36 +79,62 @@ fn is_over(health: &Health) -> bool {
     health.state == ConsumerState::Ended && health.asked_to_end
 }
 
-fn values(health: &Health) -> Values {
+fn worker_is_over(health: &WorkerHealth) -> bool {
+    health.state == ConsumerState::Ended && health.asked_to_end
+}
+
+/// Whether it has ended by itself: nobody hears of that again but from what we say.
+fn has_ended(health: &Health) -> bool {
+    matches!(health.state, ConsumerState::Ended | ConsumerState::Fenced | ConsumerState::Deleted)
+}
+
+/// Whether the process has started a consumer again that had ended.
+fn takes_the_place_of(new: &Health, old: &Health) -> bool {
+    let topics = |health: &Health| health.topics.iter().map(|it| it.topic.clone()).collect::<Vec<_>>();
+    new.group == old.group && new.member == old.member && topics(new) == topics(old)
+}
+
+fn truth(it: bool) -> f64 {
+    f64::from(u8::from(it))
+}
+
+fn of_consumer(values: &mut Values, health: &Health) {
     let (group, consumer) = (health.group.as_str(), health.member.as_str());
-    let mut values = Values::default();
-    let truth = |it: bool| f64::from(u8::from(it));
-    let mine = [group, consumer];
-    values.set(table::IN_FLIGHT, &mine, health.in_flight as f64);
-    values.set(table::HANDLERS_RUNNING, &mine, health.running_handlers as f64);
-    values.set(table::CONSUMER_READY, &mine, truth(health.is_ready()));
-    values.set(table::CONSUMER_LIVE, &mine, truth(health.is_live()));
+    values.add(table::HANDLERS_RUNNING, &[group, consumer], health.running_handlers as f64);
     for topic in &health.topics {
         let labels = [topic.topic.as_str(), group, consumer];
         let assigned = topic.assigned.as_ref().map_or(f64::NAN, |assigned| assigned.len() as f64);
-        values.set(table::PARTITIONS_OWNED, &labels, topic.owned.len() as f64);
-        values.set(table::PARTITIONS_ASSIGNED, &labels, assigned);
+        values.add(table::IN_FLIGHT, &labels, topic.in_flight as f64);
+        values.add(table::PARTITIONS_OWNED, &labels, topic.owned.len() as f64);
+        values.add(table::PARTITIONS_ASSIGNED, &labels, assigned);
+        values.least(table::CONSUMER_READY, &labels, truth(health.is_ready()));
+        values.least(table::CONSUMER_LIVE, &labels, truth(health.is_live()));
     }
-    let mut loops: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for each in &health.loops {
         let partition = each.partition.map(|partition| partition.0.to_string()).unwrap_or_default();
-        let labels = [each.operation, each.topic.as_str(), &partition, group, consumer];
-        values.set(table::LOOP_LAST_PROGRESS, &labels, each.last_progress.as_secs_f64());
-        let (failing, stalled) = loops.entry(each.operation).or_default();
-        *failing += usize::from(each.failing.is_some());
-        *stalled += usize::from(each.stalled);
+        let topic = each.topic.as_str();
+        let labels = [each.operation, topic, &partition, group, consumer];
+        values.most(table::LOOP_LAST_PROGRESS, &labels, each.last_progress.as_secs_f64());
+        let labels = [each.operation, topic, group, consumer];
+        values.add(table::LOOPS_FAILING, &labels, truth(each.failing.is_some()));
+        values.add(table::LOOPS_STALLED, &labels, truth(each.stalled));
     }
-    for (operation, (failing, stalled)) in loops {
-        let labels = [operation, group, consumer];
-        values.set(table::LOOPS_FAILING, &labels, failing as f64);
-        values.set(table::LOOPS_STALLED, &labels, stalled as f64);
+}
+
+fn of_worker(values: &mut Values, health: &WorkerHealth) {
+    let (queue, worker) = (health.queue.as_str(), health.worker.as_str());
+    let labels = [queue, worker];
+    values.set(table::TASKS_RUNNING, &labels, health.running as f64);
+    values.set(table::WORKER_READY, &labels, truth(health.is_ready()));
+    values.set(table::WORKER_LIVE, &labels, truth(health.is_live()));
+    for each in &health.loops {
+        let shard = each.shard.map(|shard| shard.to_string()).unwrap_or_default();
+        let labels = [each.operation, queue, &shard, worker];
+        values.most(table::WORKER_LOOP_LAST_PROGRESS, &labels, each.last_progress.as_secs_f64());
+        let labels = [each.operation, queue, worker];
+        values.add(table::WORKER_LOOPS_FAILING, &labels, truth(each.failing.is_some()));
+        values.add(table::WORKER_LOOPS_STALLED, &labels, truth(each.stalled));
     }
-    values
 }
 
 impl fmt::Debug for Checks {

@@ -1,6 +1,7 @@
 //! The server: `/metrics` for Prometheus, `/livez` and `/readyz` for probes, `/lag` for autoscalers.
 
 mod answers;
+mod cache;
 mod probes;
 
 use std::fmt;
@@ -10,13 +11,16 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use millstream_core::{Backend, Error, ErrorKind, Result};
+use millstream_core::{Backend, Error, ErrorKind, GroupName, Result, TopicName};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::lag::Lag;
+use answers::Failed;
+use cache::Cache;
+
+use crate::lag::{Lag, Lags};
 use crate::observer::MetricsObserver;
 use crate::prometheus::Prometheus;
 use crate::sampler::{Sampler, SamplerConfig};
@@ -35,7 +39,7 @@ pub struct ServerConfig {
     pub sampler: SamplerConfig,
     /// How many consumers must have started before the process is ready. Default: 0.
     pub consumers: usize,
-    /// How long the backend may take to answer before the process is not ready. Default: 2 s.
+    /// How long the backend may take to answer before the process is not ready, and before a lag is not known. Default: 2 s.
     pub patience: Duration,
 }
 
@@ -63,6 +67,12 @@ impl ServerConfig {
         Self { sampler, ..self }
     }
 
+    /// The same settings with another patience with the backend.
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
     /// The same settings: not ready before so many consumers have started.
     #[must_use]
     pub fn consumers(self, consumers: usize) -> Self {
@@ -77,8 +87,8 @@ pub(crate) struct App {
     pub(crate) backend: Backend,
     pub(crate) sampler: Sampler,
     pub(crate) config: ServerConfig,
-    /// What was answered last to the question for all lags. Who asks while it is being worked out waits for that.
-    lags: tokio::sync::Mutex<Option<(Instant, Vec<Lag>)>>,
+    lags: Cache<(), Result<Lags, Failed>>,
+    lag: Cache<(TopicName, GroupName), Result<Lag, Failed>>,
 }
 
 impl App {
@@ -89,8 +99,8 @@ impl App {
         config: ServerConfig,
     ) -> Result<Arc<Self>> {
         let sampler = Sampler::new(backend.clone(), observer.clone(), config.sampler.clone())?;
-        let lags = tokio::sync::Mutex::default();
-        Ok(Arc::new(Self { observer, prometheus, backend, sampler, config, lags }))
+        let (lags, lag) = (Cache::default(), Cache::default());
+        Ok(Arc::new(Self { observer, prometheus, backend, sampler, config, lags, lag }))
     }
 
     /// What has to run beside the router, for ever.

@@ -33,7 +33,7 @@ impl Metrics {
     /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) that lists everything that is wrong.
     pub fn with(config: &MetricsConfig) -> Result<Self> {
         let prometheus = Prometheus::new()?;
-        let observer = Arc::new(MetricsObserver::with_recorder(prometheus.recorder(), config)?);
+        let observer = Arc::new(MetricsObserver::with_recorder(prometheus.ours(), config)?);
         Ok(Self { observer, prometheus })
     }
 

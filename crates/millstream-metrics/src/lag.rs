@@ -3,9 +3,8 @@
 use serde::Serialize;
 
 use millstream_core::catalog::PartitionStats;
-use millstream_core::{Backend, GroupName, Result, TopicName};
+use millstream_core::{Backend, Error, ErrorKind, GroupName, Result, TopicName};
 
-use crate::clock::Clock;
 use crate::sample::{self, GroupSample, TopicSample};
 
 /// What a group has to do in a topic, over all partitions.
@@ -20,6 +19,9 @@ pub struct Lag {
     /// for a retry, and what was delayed, is due and not in the log yet. Where a partition's lag is not known, all of its
     /// log counts: so this is never less than there is, and is zero only if nothing is to be done.
     pub backlog: u64,
+    /// The same, but of a lag that is not known only what was found for certain: never more than there is, if the
+    /// group is there.
+    pub backlog_at_least: u64,
     /// Messages that were never handed out; `None` if that is unknown for a partition.
     pub lag: Option<u64>,
     /// The partitions whose lag the server cannot say.
@@ -44,20 +46,18 @@ pub struct Lag {
 impl Lag {
     fn of(topic: &TopicSample, group: &GroupSample) -> Self {
         let sum = |number: fn(&PartitionStats) -> u64| group.partitions.iter().map(number).sum::<u64>();
-        let overdue = topic.partitions.iter().map(|(_, _, waiting)| waiting.overdue).sum();
-        let (pending, retrying) = (sum(|it| it.pending), sum(|it| it.retrying));
-        let at_most = sum(|it| it.lag.unwrap_or(it.length));
         let unknown = group.partitions.iter().filter(|it| it.lag.is_none());
         let oldest = group.partitions.iter().filter_map(|it| it.oldest).max();
         Self {
             topic: topic.topic.to_string(),
             group: group.group.to_string(),
-            backlog: at_most + pending + retrying + overdue,
+            backlog: topic.backlog_at_most(group),
+            backlog_at_least: topic.backlog_at_least(group),
             lag: group.partitions.iter().map(|it| it.lag).sum(),
             unknown: unknown.map(|it| it.partition.0).collect(),
-            pending,
-            retrying,
-            overdue,
+            pending: sum(|it| it.pending),
+            retrying: sum(|it| it.retrying),
+            overdue: topic.partitions.iter().map(|(_, _, waiting)| waiting.overdue).sum(),
             dead: sum(|it| it.dead),
             oldest_age_seconds: oldest.unwrap_or_default().as_secs_f64(),
             members: group.members,
@@ -66,26 +66,65 @@ impl Lag {
     }
 }
 
-/// Every group of every topic.
-pub(crate) async fn all(backend: &Backend, clock: &Clock) -> Result<Vec<Lag>> {
-    let mut lags = Vec::new();
-    for topic in backend.catalog.topics().await? {
-        let sample = sample::topic(backend, clock, &topic, None).await?;
-        lags.extend(sample.groups.iter().map(|group| Lag::of(&sample, group)));
+/// A topic that could not be asked about.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct LagFailed {
+    /// The topic.
+    pub topic: String,
+    /// Why.
+    pub error: String,
+    /// The kind of error.
+    pub kind: &'static str,
+}
+
+/// What every group of every topic has to do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Lags {
+    /// The groups.
+    pub groups: Vec<Lag>,
+    /// Topics that could not be asked about: nothing is said of their groups.
+    pub failed: Vec<LagFailed>,
+}
+
+/// Every group of every topic. A topic that is deleted meanwhile, or that cannot be asked about, does not keep the others
+/// from being told.
+pub(crate) async fn all(backend: &Backend) -> Result<Lags> {
+    let mut lags = Lags::default();
+    let topics = backend.catalog.topics().await?;
+    let mut first = None;
+    for topic in &topics {
+        match sample::topic(backend, topic, None).await {
+            Ok(sample) => lags.groups.extend(sample.groups.iter().map(|group| Lag::of(&sample, group))),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => {
+                let (text, kind) = (error.to_string(), error.kind().as_str());
+                lags.failed.push(LagFailed { topic: topic.to_string(), error: text, kind });
+                first.get_or_insert(error);
+            }
+        }
     }
-    Ok(lags)
+    match first {
+        // Nothing is known of any: that is no answer.
+        Some(error) if lags.groups.is_empty() => Err(error),
+        _ => Ok(lags),
+    }
+}
+
+/// Whether a topic or group was deleted, or is being deleted.
+pub(crate) fn is_gone(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::GroupMissing | ErrorKind::Deleted)
 }
 
 /// One group of one topic; `None` if there is no such group.
-pub(crate) async fn one(
-    backend: &Backend,
-    clock: &Clock,
-    topic: &TopicName,
-    group: &GroupName,
-) -> Result<Option<Lag>> {
+pub(crate) async fn one(backend: &Backend, topic: &TopicName, group: &GroupName) -> Result<Option<Lag>> {
     if !backend.catalog.groups(topic).await?.contains(group) {
         return Ok(None);
     }
-    let sample = sample::topic(backend, clock, topic, Some(group)).await?;
-    Ok(sample.groups.first().map(|group| Lag::of(&sample, group)))
+    match sample::topic(backend, topic, Some(group)).await {
+        Ok(sample) => Ok(sample.groups.first().map(|group| Lag::of(&sample, group))),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
 }

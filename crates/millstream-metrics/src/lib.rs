@@ -25,7 +25,7 @@ pub mod table;
 pub use http::{Server, ServerConfig};
 #[cfg(feature = "prometheus")]
 pub use kit::Metrics;
-pub use lag::Lag;
+pub use lag::{Lag, LagFailed, Lags};
 pub use metric::{From, Kind, MESSAGES, Metric, SECONDS};
 pub use observer::MetricsObserver;
 #[cfg(feature = "prometheus")]

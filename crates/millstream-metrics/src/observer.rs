@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use metrics::Counter;
 use millstream_core::event::{Cause, Event, Handled, Observer};
-use millstream_core::health::Health;
+use millstream_core::health::{Health, WorkerHealth};
 use millstream_core::log::{Settled, Source};
 use millstream_core::schedule::{Place, Shard};
 use millstream_core::{Backend, Error, GroupName, MessageId, Reason, Result, TopicName, TopicPartition};
 
 use crate::checks::Checks;
 use crate::clock::Clock;
-use crate::lag::{self, Lag};
+use crate::gauges::Gauges;
+use crate::lag::{self, Lag, Lags};
 use crate::metric::Metric;
 use crate::registry::{MetricsConfig, Registry, SharedRecorder};
 use crate::series::{InPartition, Series};
@@ -27,6 +28,7 @@ use crate::table;
 pub struct MetricsObserver {
     pub(crate) registry: Registry,
     pub(crate) checks: Checks,
+    pub(crate) gauges: Gauges,
     pub(crate) clock: Clock,
     series: Series,
     rare: Mutex<BTreeMap<(&'static str, Vec<String>), Counter>>,
@@ -51,8 +53,9 @@ impl MetricsObserver {
     }
 
     fn over(registry: Registry) -> Self {
-        let (checks, clock, series) = (Checks::default(), Clock::default(), Series::default());
-        Self { registry, checks, clock, series, rare: Mutex::default() }
+        let (checks, gauges) = (Checks::default(), Gauges::default());
+        let (clock, series) = (Clock::default(), Series::default());
+        Self { registry, checks, gauges, clock, series, rare: Mutex::default() }
     }
 
     /// How the consumers are that told this observer of their start, and have not ended as they were asked to.
@@ -61,9 +64,19 @@ impl MetricsObserver {
         self.checks.healths()
     }
 
-    /// Sets the gauges of these consumers to how they are now. Whoever renders calls it just before.
+    /// How the workers of delay queues are that told this observer of their start, and have not ended as they were asked to.
+    #[must_use]
+    pub fn workers(&self) -> Vec<WorkerHealth> {
+        self.checks.workers()
+    }
+
+    /// Sets the gauges of these consumers and workers to how they are now. Whoever renders calls it just before.
+    ///
+    /// What has ended is not a number from then on. A recorder that can forget what nobody sets any more should: that of
+    /// [`Metrics`](crate::Metrics) does so after five minutes.
     pub fn show_consumers(&self) {
-        self.checks.show(&self.registry);
+        self.gauges.repeat(&self.registry);
+        self.checks.show(&self.registry, &self.gauges);
     }
 
     /// What a group has to do in a topic; `None` if there is no such group. What `/lag/{topic}/{group}` answers.
@@ -71,15 +84,15 @@ impl MetricsObserver {
     /// # Errors
     /// Those of the backend.
     pub async fn lag(&self, backend: &Backend, topic: &TopicName, group: &GroupName) -> Result<Option<Lag>> {
-        lag::one(backend, &self.clock, topic, group).await
+        lag::one(backend, topic, group).await
     }
 
     /// What every group of every topic has to do. What `/lag` answers.
     ///
     /// # Errors
-    /// Those of the backend.
-    pub async fn lags(&self, backend: &Backend) -> Result<Vec<Lag>> {
-        lag::all(backend, &self.clock).await
+    /// Those of the backend, if nothing is known of any topic.
+    pub async fn lags(&self, backend: &Backend) -> Result<Lags> {
+        lag::all(backend).await
     }
 
     /// Counts what happens seldom.
@@ -252,6 +265,11 @@ impl Observer for MetricsObserver {
                     partition.trimmed.increment(messages as u64);
                 });
             }
+            Event::Lost { topic_partition, group, unread, pending } => {
+                series.in_group(registry, topic_partition, group, |_, partition| {
+                    partition.lost.increment(unread + pending);
+                });
+            }
             Event::Fired { place, messages, missed, .. } => self.fired(place, messages, missed),
             Event::Rebalanced { topic, group, .. } => {
                 series.group(registry, topic, group, |group| group.rebalances.increment(1));
@@ -280,6 +298,7 @@ impl Observer for MetricsObserver {
             }
             Event::Recovered { operation, .. } => self.rarely(&table::RECOVERIES, &[operation], 1),
             Event::ConsumerStarted { health, .. } => self.checks.add(health.clone()),
+            Event::WorkerStarted { health, .. } => self.checks.add_worker(health.clone()),
             _ => self.ownership(event),
         }
     }

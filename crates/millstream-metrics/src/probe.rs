@@ -1,6 +1,8 @@
-//! Whether a process is live and ready: pure functions of what its consumers say.
+//! Whether a process is live and ready: pure functions of what its consumers and workers say.
 
-use millstream_core::health::{Health, LoopHealth};
+use std::time::Duration;
+
+use millstream_core::health::{Failure, Health, LoopHealth, WorkerHealth, WorkerLoop};
 use millstream_core::{Backend as Roles, ErrorKind, Result, TopicName};
 use serde::Serialize;
 
@@ -18,7 +20,7 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Check {
-    /// What: `backend`, `consumers`, or a consumer by its name in the group.
+    /// What: `backend`, `consumers`, a consumer by its name in the group, or a worker of a delay queue.
     pub name: String,
     /// Whether it is as it should be.
     pub ok: bool,
@@ -43,16 +45,18 @@ impl Report {
     }
 }
 
-/// Whether the process should go on: no consumer has ended by itself, and none of its loops hangs.
+/// Whether the process should go on: no consumer or worker has ended by itself, and none of their loops hangs.
 #[must_use]
-pub fn live(consumers: &[Health]) -> Report {
-    Report::of(consumers.iter().map(|health| consumer(health, health.is_live())).collect())
+pub fn live(consumers: &[Health], workers: &[WorkerHealth]) -> Report {
+    let consumers = consumers.iter().map(|health| consumer(health, health.is_live()));
+    let workers = workers.iter().map(|health| worker(health, health.is_live()));
+    Report::of(consumers.chain(workers).collect())
 }
 
 /// Whether the process takes part: the backend answers, `wanted` consumers have started, all of them have joined their
-/// groups, and none of their loops hangs.
+/// groups, all workers have heard from the server, and no loop of either hangs.
 #[must_use]
-pub fn ready(backend: &Backend, consumers: &[Health], wanted: usize) -> Report {
+pub fn ready(backend: &Backend, consumers: &[Health], workers: &[WorkerHealth], wanted: usize) -> Report {
     let (state, problems) = match backend {
         Backend::Reached => ("reached", Vec::new()),
         Backend::Failed(why) => ("failed", vec![why.clone()]),
@@ -65,6 +69,7 @@ pub fn ready(backend: &Backend, consumers: &[Health], wanted: usize) -> Report {
         checks.push(Check { name: "consumers".into(), ok: false, state, problems });
     }
     checks.extend(consumers.iter().map(|health| consumer(health, health.is_ready() && health.is_live())));
+    checks.extend(workers.iter().map(|health| worker(health, health.is_ready() && health.is_live())));
     Report::of(checks)
 }
 
@@ -73,18 +78,37 @@ fn consumer(health: &Health, ok: bool) -> Check {
         Some(partition) => format!("{} of {}/{}", each.operation, each.topic, partition.0),
         None => format!("{} of {}", each.operation, each.topic),
     };
-    let stalled = health.stalled().map(|each| {
-        format!("{} hangs: its last round ended {} s ago", place(each), each.last_progress.as_secs())
-    });
-    let failing = health.failing().map(|(each, failure)| {
-        format!("{} has been failing for {} s: {}", place(each), failure.lasts.as_secs(), failure.error)
-    });
+    let stalled = health.stalled().map(|each| hangs(&place(each), each.last_progress));
+    let failing = health.failing().map(|(each, failure)| fails(&place(each), failure));
     let mut problems: Vec<_> = stalled.chain(failing).collect();
     if !health.connected {
         problems.push("its heartbeats have been failing for longer than a lease lives".into());
     }
     let name = format!("consumer {} of group {}", health.member, health.group);
     Check { name, ok, state: health.state.as_str().into(), problems }
+}
+
+fn worker(health: &WorkerHealth, ok: bool) -> Check {
+    let place = |each: &WorkerLoop| match each.shard {
+        Some(shard) => format!("{} of {}/{shard}", each.operation, health.queue),
+        None => format!("{} of {}", each.operation, health.queue),
+    };
+    let stalled = health.stalled().map(|each| hangs(&place(each), each.last_progress));
+    let failing = health.failing().map(|(each, failure)| fails(&place(each), failure));
+    let mut problems: Vec<_> = stalled.chain(failing).collect();
+    if !health.connected {
+        problems.push("claiming has been failing for longer than a claim holds".into());
+    }
+    let name = format!("worker {} of queue {}", health.worker, health.queue);
+    Check { name, ok, state: health.state.as_str().into(), problems }
+}
+
+fn hangs(what: &str, last_progress: Duration) -> String {
+    format!("{what} hangs: its last round ended {} s ago", last_progress.as_secs())
+}
+
+fn fails(what: &str, failure: &Failure) -> String {
+    format!("{what} has been failing for {} s: {}", failure.lasts.as_secs(), failure.error)
 }
 
 /// Asks the backend for something small.
@@ -103,8 +127,7 @@ pub async fn reach(backend: &Roles) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millstream_core::health::{ConsumerState, Failure};
-    use std::time::Duration;
+    use millstream_core::health::ConsumerState;
 
     fn of(state: ConsumerState) -> Health {
         let mut health = Health::new("billing".parse().expect("name"), "m-1".parse().expect("name"), state);
@@ -125,8 +148,8 @@ mod tests {
             states.into_iter().chain([(Ended, false, false), (Fenced, false, false)])
         {
             let healths = [of(Running), of(state)];
-            assert_eq!(live(&healths).ok, is_live, "{state:?}");
-            assert_eq!(ready(&Backend::Reached, &healths, 2).ok, is_ready, "{state:?}");
+            assert_eq!(live(&healths, &[]).ok, is_live, "{state:?}");
+            assert_eq!(ready(&Backend::Reached, &healths, &[], 2).ok, is_ready, "{state:?}");
         }
     }
 
@@ -135,8 +158,8 @@ mod tests {
         let mut health = of(ConsumerState::Running);
         health.loops[1].stalled = true;
         health.loops[1].last_progress = Duration::from_secs(75);
-        let report = live(&[health.clone()]);
-        assert!(!report.ok && !ready(&Backend::Reached, &[health], 0).ok);
+        let report = live(&[health.clone()], &[]);
+        assert!(!report.ok && !ready(&Backend::Reached, &[health], &[], 0).ok);
         assert_eq!(report.checks[0].problems, ["fetch of orders/3 hangs: its last round ended 75 s ago"]);
     }
 
@@ -144,18 +167,41 @@ mod tests {
     fn a_server_that_is_away_ends_readiness_alone() {
         let mut health = of(ConsumerState::Running);
         health.loops[0].failing = Some(Failure { lasts: Duration::from_secs(2), error: "refused".into() });
-        assert!(ready(&Backend::Reached, &[health.clone()], 1).ok, "it may pass by itself");
+        assert!(ready(&Backend::Reached, &[health.clone()], &[], 1).ok, "it may pass by itself");
         health.connected = false;
         let away = Backend::Failed("refused".into());
-        assert!(live(&[health.clone()]).ok && !ready(&Backend::Reached, &[health.clone()], 1).ok);
-        let report = ready(&away, &[health], 1);
+        assert!(live(&[health.clone()], &[]).ok && !ready(&Backend::Reached, &[health.clone()], &[], 1).ok);
+        let report = ready(&away, &[health], &[], 1);
         assert!(!report.ok && report.checks[0].problems == ["refused"]);
     }
 
     #[test]
     fn who_waits_for_consumers_is_not_ready_without_them() {
-        assert!(ready(&Backend::Reached, &[], 0).ok && live(&[]).ok);
-        let report = ready(&Backend::Reached, &[of(ConsumerState::Running)], 2);
+        assert!(ready(&Backend::Reached, &[], &[], 0).ok && live(&[], &[]).ok);
+        let report = ready(&Backend::Reached, &[of(ConsumerState::Running)], &[], 2);
         assert!(!report.ok && report.checks.iter().any(|check| check.state == "1 started"));
+    }
+
+    #[test]
+    fn a_worker_counts_like_a_consumer() {
+        let mut health =
+            WorkerHealth::new("mails".parse().expect("name"), "w-1".into(), ConsumerState::Joining);
+        let probes = |health: &WorkerHealth| {
+            let all = [health.clone()];
+            (live(&[], &all).ok, ready(&Backend::Reached, &[], &all, 0).ok)
+        };
+        assert_eq!(probes(&health), (true, false), "the server has not answered yet");
+        health.state = ConsumerState::Running;
+        assert_eq!(probes(&health), (true, true));
+        health.connected = false;
+        assert_eq!(probes(&health), (true, false));
+        health.connected = true;
+        let mut claim = WorkerLoop::new("claim", Some(2));
+        (claim.stalled, claim.last_progress) = (true, Duration::from_secs(70));
+        health.loops.push(claim);
+        assert_eq!(probes(&health), (false, false));
+        let report = live(&[], &[health]);
+        assert_eq!(report.checks[0].name, "worker w-1 of queue mails");
+        assert_eq!(report.checks[0].problems, ["claim of mails/2 hangs: its last round ended 70 s ago"]);
     }
 }

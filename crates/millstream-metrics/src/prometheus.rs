@@ -4,21 +4,30 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use metrics_util::MetricKindMask;
 use millstream_core::{Error, ErrorKind, Result};
 use tokio::time::sleep;
 
 use crate::metric::Kind;
+use crate::registry::SharedRecorder;
 use crate::table;
 
 /// How often what was observed is put into its buckets. Until then every observation takes 16 bytes.
 const UPKEEP: Duration = Duration::from_secs(1);
+
+/// After what time a gauge of ours that nobody sets any more is not shown: what has ended, has said that it is not a number.
+const FORGOTTEN: Duration = Duration::from_secs(300);
 
 /// A recorder that Prometheus can read. Cloning gives another handle.
 #[derive(Clone)]
 pub struct Prometheus {
     recorder: Arc<PrometheusRecorder>,
     handle: PrometheusHandle,
+    /// Our gauges, apart: those of others are not to be forgotten.
+    gauges: Arc<PrometheusRecorder>,
+    gauges_handle: PrometheusHandle,
 }
 
 impl Prometheus {
@@ -27,6 +36,10 @@ impl Prometheus {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] if the exporter refuses the buckets.
     pub fn new() -> Result<Self> {
+        Self::forgetting_after(FORGOTTEN)
+    }
+
+    fn forgetting_after(time: Duration) -> Result<Self> {
         let refused =
             |error| Error::new(ErrorKind::InvalidConfig, "buckets of histograms").with_source(error);
         let mut builder = PrometheusBuilder::new();
@@ -37,24 +50,39 @@ impl Prometheus {
                 .map_err(|error| refused(Box::new(error)))?;
         }
         let recorder = builder.build_recorder();
-        Ok(Self { handle: recorder.handle(), recorder: Arc::new(recorder) })
+        let gauges =
+            PrometheusBuilder::new().idle_timeout(MetricKindMask::GAUGE, Some(time)).build_recorder();
+        Ok(Self {
+            handle: recorder.handle(),
+            recorder: Arc::new(recorder),
+            gauges_handle: gauges.handle(),
+            gauges: Arc::new(gauges),
+        })
     }
 
-    /// The recorder, for metrics of your own: `metrics::set_global_recorder(prometheus.recorder())`.
+    /// The recorder, for metrics of your own: `metrics::set_global_recorder(prometheus.recorder())`. What is set in it is
+    /// kept for ever.
     #[must_use]
     pub fn recorder(&self) -> Arc<PrometheusRecorder> {
         self.recorder.clone()
     }
 
+    /// The recorder for our own metrics: as [`recorder`](Self::recorder), but gauges that are not set any more are forgotten
+    /// after five minutes.
+    pub(crate) fn ours(&self) -> SharedRecorder {
+        Arc::new(Ours { rest: self.recorder.clone(), gauges: self.gauges.clone() })
+    }
+
     /// Everything that was recorded, as text in version 0.0.4 of the format.
     #[must_use]
     pub fn render(&self) -> String {
-        self.handle.render()
+        self.handle.render() + &self.gauges_handle.render()
     }
 
     /// Puts what was observed into its buckets, so that it does not pile up between two scrapes.
     pub fn run_once(&self) {
         self.handle.run_upkeep();
+        self.gauges_handle.run_upkeep();
     }
 
     /// [`run_once`](Self::run_once) every second, for ever.
@@ -69,5 +97,89 @@ impl Prometheus {
 impl fmt::Debug for Prometheus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Prometheus").finish_non_exhaustive()
+    }
+}
+
+/// Gauges here, everything else there.
+struct Ours {
+    rest: Arc<PrometheusRecorder>,
+    gauges: Arc<PrometheusRecorder>,
+}
+
+impl Recorder for Ours {
+    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.rest.describe_counter(key, unit, description);
+    }
+
+    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.gauges.describe_gauge(key, unit, description);
+    }
+
+    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+        self.rest.describe_histogram(key, unit, description);
+    }
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        self.rest.register_counter(key, metadata)
+    }
+
+    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+        self.gauges.register_gauge(key, metadata)
+    }
+
+    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
+        self.rest.register_histogram(key, metadata)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::gauges::{Gauges, Values};
+    use crate::registry::{MetricsConfig, Registry};
+
+    #[test]
+    fn what_has_ended_disappears_and_what_lives_stays() {
+        let prometheus = Prometheus::forgetting_after(Duration::from_millis(20)).expect("a recorder");
+        let config = MetricsConfig::default().max_series(2);
+        let registry = Registry::new(Some(prometheus.ours()), &config).expect("a registry");
+        let gauges = Gauges::default();
+        let says = |consumer: &str| {
+            let mut values = Values::default();
+            values.set(table::WORKER_LIVE, &["q", consumer], 1.0);
+            gauges.say(&registry, consumer, values);
+        };
+        let mine = prometheus.recorder();
+        static METADATA: Metadata<'static> = Metadata::new("mine", metrics::Level::INFO, None);
+        mine.register_gauge(&Key::from_name("mine"), &METADATA).set(7.0);
+        says("stays");
+        // Many more than there is room for, one after the other.
+        for nth in 0..10 {
+            let name = format!("w-{nth}");
+            says(&name);
+            assert!(
+                prometheus.render().contains(&format!("worker=\"{name}\"}} 1")),
+                "there is room for {name}"
+            );
+            gauges.forget(&registry, &name);
+            assert!(prometheus.render().contains(&format!("worker=\"{name}\"}} NaN")), "{name} has ended");
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            gauges.repeat(&registry);
+            let text = prometheus.render();
+            assert!(text.contains("worker=\"stays\"} 1"), "what lives stays:\n{text}");
+            assert!(text.contains("mine 7"), "what others set stays:\n{text}");
+            if !text.contains("w-") {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{text}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        says("w-0");
+        let text = prometheus.render();
+        assert!(text.contains("worker=\"w-0\"} 1") && !text.contains("over_limit"), "it is back:\n{text}");
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
+use metrics::{Counter, Histogram, Key, Label, Level, Metadata, Recorder};
 use millstream_core::Result;
 use millstream_core::error::Problems;
 
@@ -74,8 +74,16 @@ pub(crate) struct Registry {
     recorder: Option<SharedRecorder>,
     limit: usize,
     labels: Vec<Label>,
-    /// How many label sets each metric has.
-    sets: Mutex<BTreeMap<&'static str, usize>>,
+    sets: Mutex<BTreeMap<&'static str, Sets>>,
+}
+
+/// The label sets of one metric.
+#[derive(Debug, Default)]
+struct Sets {
+    /// How many there are.
+    admitted: usize,
+    /// Whether it was told that there are too many.
+    told: bool,
 }
 
 impl Registry {
@@ -105,32 +113,47 @@ impl Registry {
         self.with(|recorder| recorder.register_histogram(&key, &METADATA))
     }
 
-    /// `None` over the limit: what the last of many says would mean nothing.
-    pub(crate) fn gauge(&self, metric: &Metric, values: &[&str]) -> Option<Gauge> {
-        let key = self.key(metric, values)?;
-        Some(self.with(|recorder| recorder.register_gauge(&key, &METADATA)))
+    /// Sets a gauge that was admitted.
+    pub(crate) fn set(&self, metric: &Metric, values: &[String], value: f64) {
+        let key = self.made_of(metric, values.iter().map(String::as_str));
+        self.with(|recorder| recorder.register_gauge(&key, &METADATA)).set(value);
+    }
+
+    /// Whether there is room for one more label set of a metric, which takes it; over the limit there is none, and that is
+    /// told if it is the `first` time that this one asks.
+    pub(crate) fn admit(&self, metric: &Metric, first: bool) -> bool {
+        let mut all = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
+        let sets = all.entry(metric.name).or_default();
+        // The one that says so has a label set for each metric, and cannot be over it.
+        let over = sets.admitted >= self.limit && metric.name != table::UNLABELLED.name;
+        if !over {
+            sets.admitted += 1;
+            return true;
+        }
+        let told = std::mem::replace(&mut sets.told, true);
+        drop(all);
+        if !told {
+            let (metric, limit) = (metric.name, self.limit);
+            tracing::warn!(metric, limit, "too many label sets: what is beyond is not told apart");
+        }
+        if first {
+            let key = self.made_of(&table::UNLABELLED, [metric.name]);
+            self.with(|recorder| recorder.register_counter(&key, &METADATA)).increment(1);
+        }
+        false
+    }
+
+    /// A label set that was admitted is not there any more.
+    pub(crate) fn release(&self, metric: &Metric) {
+        let mut all = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
+        let sets = all.entry(metric.name).or_default();
+        sets.admitted = sets.admitted.saturating_sub(1);
     }
 
     /// The key of a label set that was not asked for before; `None` if there are too many. Who asks keeps the answer.
     fn key(&self, metric: &Metric, values: &[&str]) -> Option<Key> {
         debug_assert_eq!(metric.labels.len(), values.len(), "{}", metric.name);
-        let mut all = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
-        let sets = all.entry(metric.name).or_default();
-        // The one that says so has a label set for each metric, and cannot be over it.
-        let over = *sets >= self.limit && metric.name != table::UNLABELLED.name;
-        let first = *sets == self.limit;
-        *sets = sets.saturating_add(1);
-        drop(all);
-        if !over {
-            return Some(self.made_of(metric, values.iter().copied()));
-        }
-        if first {
-            let (metric, limit) = (metric.name, self.limit);
-            tracing::warn!(metric, limit, "too many label sets: what is beyond is not told apart");
-        }
-        let key = self.made_of(&table::UNLABELLED, [metric.name]);
-        self.with(|recorder| recorder.register_counter(&key, &METADATA)).increment(1);
-        None
+        self.admit(metric, true).then(|| self.made_of(metric, values.iter().copied()))
     }
 
     fn other(&self, metric: &Metric) -> Key {

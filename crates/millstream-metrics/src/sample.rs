@@ -1,7 +1,7 @@
 //! What the server says of topics, groups and delay queues: read, and nothing else.
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use millstream_core::catalog::PartitionStats;
+use millstream_core::catalog::{PartitionStats, Pin};
 use millstream_core::schedule::{Place, Shard, Waiting};
 use millstream_core::tasks::TaskCounts;
 use millstream_core::{Backend, GroupName, Partition, QueueName, Result, Start, TopicName, TopicSpec};
@@ -10,6 +10,26 @@ use crate::clock::{Clock, our_ms};
 
 /// How many requests are under way at once.
 const AT_ONCE: usize = 8;
+
+/// What a group has to do in a topic, now or later, if its lag is this in each partition.
+fn to_do(topic: &TopicSample, group: &GroupSample, lag: fn(&PartitionStats) -> u64) -> u64 {
+    let of_group = |it: &PartitionStats| lag(it) + it.pending + it.retrying;
+    let overdue: u64 = topic.partitions.iter().map(|(_, _, waiting)| waiting.overdue).sum();
+    group.partitions.iter().map(of_group).sum::<u64>() + overdue
+}
+
+impl TopicSample {
+    /// All that a group has to do, at least. Where it is missing, its next consumer brings it back, and begins with the
+    /// oldest entry unless it is told otherwise.
+    pub(crate) fn backlog_at_least(&self, group: &GroupSample) -> u64 {
+        to_do(self, group, |it| if it.position.is_none() { it.length } else { it.lag_at_least })
+    }
+
+    /// All that a group has to do, at most.
+    pub(crate) fn backlog_at_most(&self, group: &GroupSample) -> u64 {
+        to_do(self, group, |it| it.lag.unwrap_or(it.length))
+    }
+}
 
 /// A topic as it stands.
 #[derive(Clone, Debug)]
@@ -38,16 +58,10 @@ pub(crate) struct QueueSample {
 /// Reads how a topic stands with all of its groups, or with this one.
 pub(crate) async fn topic(
     backend: &Backend,
-    clock: &Clock,
     name: &TopicName,
     only: Option<&GroupName>,
 ) -> Result<TopicSample> {
     let spec = backend.catalog.topic(name).await?;
-    if let Some(first) = spec.iter().next() {
-        let asked = our_ms();
-        let server = backend.recurring.due(&first.into()).await?.now;
-        clock.told(server, asked, our_ms());
-    }
     let groups = match only {
         Some(group) => vec![group.clone()],
         None => backend.catalog.groups(name).await?,
@@ -72,6 +86,20 @@ async fn group(backend: &Backend, spec: &TopicSpec, group: GroupName) -> Result<
     let members = backend.members.roster(&spec.name, &group).await?.members.len();
     let partitions = backend.catalog.stats(spec, &group).await?;
     Ok(GroupSample { group, members, partitions })
+}
+
+/// Reads the server's clock.
+pub(crate) async fn clock(backend: &Backend, clock: &Clock) -> Result<()> {
+    let asked = our_ms();
+    let server = backend.recurring.now().await?;
+    clock.told(server, asked, our_ms());
+    Ok(())
+}
+
+/// Reads which groups keep entries of a topic from being dropped.
+pub(crate) async fn pins(backend: &Backend, name: &TopicName) -> Result<Vec<Pin>> {
+    let spec = backend.catalog.topic(name).await?;
+    backend.catalog.pins(&spec).await
 }
 
 /// Reads how a delay queue stands.

@@ -1,21 +1,28 @@
 //! Gauges that only the server knows: asked for now and then.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use millstream_core::catalog::Pin;
 use millstream_core::error::Problems;
 use millstream_core::event::{Event, Observer};
-use millstream_core::{Backend, Error, ErrorKind, QueueName, Result, TopicName};
+use millstream_core::{Backend, Error, QueueName, Result, TopicName};
 use tokio::time::{Instant, sleep_until};
 
-use crate::gauges::{Gauges, Values};
+use crate::gauges::Values;
+use crate::lag::is_gone;
 use crate::observer::MetricsObserver;
 use crate::sample::{self, GroupSample, QueueSample, TopicSample};
 use crate::table;
 
 /// After how many intervals without an answer values are not shown any more.
 const PATIENCE: u32 = 3;
+/// How often it is asked at most who keeps entries from being dropped.
+const PINS_EVERY: Duration = Duration::from_secs(60);
+/// The scope of what the sampler says of itself.
+const AGE: &str = "age";
 
 /// Settings of a [`Sampler`].
 #[derive(Clone, Debug)]
@@ -65,16 +72,20 @@ impl SamplerConfig {
 
 /// Asks the server, once per interval, how topics, groups and delay queues stand.
 ///
-/// A round costs, for a topic of `p` partitions with `g` groups, `2p + 3` requests and for each group one of the roster,
-/// those of [`Catalog::stats`](millstream_core::Catalog::stats); for a delay queue one and one per shard. At most eight
-/// are under way at once, and one round does not begin before the last has ended.
+/// A round costs one request, for a topic of `p` partitions `2p + 2` more and for each of its groups one of the roster and
+/// those of [`Catalog::stats`](millstream_core::Catalog::stats); for a delay queue one and one per shard. Once a minute
+/// [`Catalog::pins`](millstream_core::Catalog::pins) is asked. At most eight are under way at once, and one round does not
+/// begin before the last has ended.
+///
+/// When it is dropped, what it said is not a number any more.
 pub struct Sampler {
     backend: Backend,
     observer: Arc<MetricsObserver>,
     config: SamplerConfig,
-    gauges: Gauges,
     /// When each scope answered last.
-    answered: Mutex<std::collections::BTreeMap<String, Instant>>,
+    answered: Mutex<BTreeMap<String, Instant>>,
+    /// When it was asked last who keeps entries, by topic.
+    pins: Mutex<BTreeMap<TopicName, Instant>>,
     /// When a round went well last.
     last: Mutex<Option<Instant>>,
 }
@@ -86,8 +97,8 @@ impl Sampler {
     /// [`ErrorKind::InvalidConfig`] for an interval below 100 ms.
     pub fn new(backend: Backend, observer: Arc<MetricsObserver>, config: SamplerConfig) -> Result<Self> {
         config.check()?;
-        let (gauges, answered, last) = (Gauges::default(), Mutex::default(), Mutex::default());
-        Ok(Self { backend, observer, config, gauges, answered, last })
+        let (answered, pins, last) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { backend, observer, config, answered, pins, last })
     }
 
     /// Asks once, and sets the gauges. What cannot be asked does not keep the rest from being asked; its gauges stay as
@@ -107,16 +118,34 @@ impl Sampler {
             first.get_or_insert(error);
         };
         let mut known = Vec::new();
+        if let Err(error) = sample::clock(&self.backend, &self.observer.clock).await {
+            fails(error.during("ask for the time"));
+        }
         match self.topics().await {
             Ok(topics) => {
                 for topic in topics {
-                    known.push(scope("topic", topic.as_str()));
-                    match sample::topic(&self.backend, &self.observer.clock, &topic, None).await {
-                        Ok(sample) => self.say(scope("topic", topic.as_str()), of_topic(&sample)),
+                    let scopes = [scope("topic", topic.as_str()), scope("pins", topic.as_str())];
+                    let sampled = async {
+                        let sample = sample::topic(&self.backend, &topic, None).await?;
+                        self.say(&scopes[0], of_topic(&sample));
+                        if self.asks_for_pins(&topic) {
+                            let pins = sample::pins(&self.backend, &topic).await?;
+                            self.say(&scopes[1], of_pins(&sample, &pins));
+                        } else {
+                            self.stays(&scopes[1]);
+                        }
+                        Ok(())
+                    };
+                    match sampled.await {
+                        Ok(()) => {}
                         // Deleted between the two questions.
-                        Err(error) if error.kind() == ErrorKind::NotFound => drop(known.pop()),
-                        Err(error) => fails(error.during(format_args!("sample {topic}"))),
+                        Err(error) if is_gone(&error) => continue,
+                        Err(error) => {
+                            fails(error.during(format_args!("sample {topic}")));
+                            self.pins.lock().unwrap_or_else(PoisonError::into_inner).remove(&topic);
+                        }
                     }
+                    known.extend(scopes);
                 }
             }
             Err(error) => fails(error.during("sample topics")),
@@ -124,12 +153,13 @@ impl Sampler {
         match self.queues().await {
             Ok(queues) => {
                 for queue in queues {
-                    known.push(scope("queue", queue.as_str()));
+                    let scope = scope("queue", queue.as_str());
                     match sample::queue(&self.backend, &queue).await {
-                        Ok(sample) => self.say(scope("queue", queue.as_str()), of_queue(&sample)),
-                        Err(error) if error.kind() == ErrorKind::NotFound => drop(known.pop()),
+                        Ok(sample) => self.say(&scope, of_queue(&sample)),
+                        Err(error) if is_gone(&error) => continue,
                         Err(error) => fails(error.during(format_args!("sample queue {queue}"))),
                     }
+                    known.push(scope);
                 }
             }
             Err(error) => fails(error.during("sample queues")),
@@ -177,7 +207,7 @@ impl Sampler {
             &[],
             last.map_or(f64::NAN, |last| last.elapsed().as_secs_f64()),
         );
-        self.gauges.say(&self.observer.registry, "age", values);
+        self.observer.gauges.say(&self.observer.registry, AGE, values);
     }
 
     async fn topics(&self) -> Result<Vec<TopicName>> {
@@ -194,17 +224,48 @@ impl Sampler {
         }
     }
 
-    fn say(&self, scope: String, values: Values) {
-        self.gauges.say(&self.observer.registry, &scope, values);
-        self.answered.lock().unwrap_or_else(PoisonError::into_inner).insert(scope, Instant::now());
+    /// Whether it is time to ask who keeps entries from being dropped: that may take some counting.
+    fn asks_for_pins(&self, topic: &TopicName) -> bool {
+        let mut asked = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = asked.get(topic).is_none_or(|at| at.elapsed() >= PINS_EVERY);
+        if due {
+            asked.retain(|_, at| at.elapsed() < PINS_EVERY);
+            asked.insert(topic.clone(), Instant::now());
+        }
+        due
+    }
+
+    fn say(&self, scope: &str, values: Values) {
+        self.observer.gauges.say(&self.observer.registry, scope, values);
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.to_owned(), Instant::now());
+    }
+
+    /// What it said is still taken for what it says.
+    fn stays(&self, scope: &str) {
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        answered.entry(scope.to_owned()).and_modify(|at| *at = Instant::now());
     }
 
     /// Takes back what is not there any more, or has not been answered for long.
     fn forget(&self, known: &[String], all: bool) {
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = self.config.interval * PATIENCE;
-        answered.retain(|scope, at| at.elapsed() < patience && (!all || known.contains(scope)));
-        self.gauges.keep(|scope| scope == "age" || answered.contains_key(scope));
+        answered.retain(|scope, at| {
+            let stays = at.elapsed() < patience && (!all || known.contains(scope));
+            if !stays {
+                self.observer.gauges.forget(&self.observer.registry, scope);
+            }
+            stays
+        });
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        let answered = std::mem::take(&mut *self.answered.lock().unwrap_or_else(PoisonError::into_inner));
+        for scope in answered.keys().map(String::as_str).chain([AGE]) {
+            self.observer.gauges.forget(&self.observer.registry, scope);
+        }
     }
 }
 
@@ -223,6 +284,24 @@ fn of_topic(sample: &TopicSample) -> Values {
     }
     for group in &sample.groups {
         of_group(&mut values, topic, group);
+        let backlog = sample.backlog_at_least(group) as f64;
+        values.set(table::BACKLOG, &[topic, group.group.as_str()], backlog);
+    }
+    values
+}
+
+fn of_pins(sample: &TopicSample, pins: &[Pin]) -> Values {
+    let mut values = Values::default();
+    let topic = sample.topic.as_str();
+    for group in &sample.groups {
+        let labels = [topic, group.group.as_str()];
+        values.set(table::PINNED_ENTRIES, &labels, 0.0);
+        values.set(table::PINNED_BYTES, &labels, 0.0);
+    }
+    for pin in pins {
+        let labels = [topic, pin.group.as_str()];
+        values.add(table::PINNED_ENTRIES, &labels, pin.entries as f64);
+        values.add(table::PINNED_BYTES, &labels, pin.bytes as f64);
     }
     values
 }

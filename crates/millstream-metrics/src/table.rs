@@ -11,8 +11,14 @@ use crate::metric::Metric;
 const GROUP: &[&str] = &["topic", "partition", "group"];
 /// One partition of a topic.
 const PARTITION: &[&str] = &["topic", "partition"];
+/// One topic, in one group.
+const TOPIC_GROUP: &[&str] = &["topic", "group"];
+/// One consumer, in one topic.
+const CONSUMER: &[&str] = &["topic", "group", "consumer"];
 /// One shard of a delay queue.
 const SHARD: &[&str] = &["queue", "shard"];
+/// One worker of a delay queue.
+const WORKER: &[&str] = &["queue", "worker"];
 
 macro_rules! table {
     ($($name:ident = $kind:ident $from:ident $text:literal $labels:expr, $help:literal;)*) => {
@@ -47,6 +53,8 @@ table! {
         "Settlements of messages that were not pending any more: settled before, by another owner, or deleted.";
     GHOSTS = Counter Events "millstream_ghosts_total" GROUP,
         "Pending messages whose bodies somebody deleted: they can never be handled.";
+    LOST = Counter Events "millstream_lost_total" GROUP,
+        "Messages that retention dropped before the group had settled them: it never gets them. Told by the consumer that trims, for every group.";
     CRASHED = Counter Events "millstream_crashed_total" GROUP,
         "Messages given up because processes died over them.";
 
@@ -70,7 +78,7 @@ table! {
         "Retries and delayed messages that became due and readable.";
     ORPHANS = Counter Events "millstream_orphans_total" PARTITION,
         "Retries and delayed messages that had lost their body when they became due.";
-    TRIMMED = Counter Events "millstream_trimmed_total" PARTITION, "Consumed messages dropped from the log.";
+    TRIMMED = Counter Events "millstream_trimmed_total" PARTITION, "Messages dropped from the log, lost ones included.";
     FIRED = Counter Events "millstream_fired_total" &["topic", "queue"],
         "Messages and tasks scheduled by what recurs; either label is empty.";
     MISSED = Counter Events "millstream_missed_total" &["topic", "queue"],
@@ -116,26 +124,39 @@ table! {
     TASK_SECONDS = Histogram Events "millstream_task_handler_seconds" &["queue", "result"],
         "How long handlers of tasks took, by how it ended.";
 
-    // The consumers of this process.
-    IN_FLIGHT = Gauge Health "millstream_in_flight" &["group", "consumer"],
+    // The consumers of this process. Those with the same labels are added up; the worst of them says whether it is well.
+    IN_FLIGHT = Gauge Health "millstream_in_flight" CONSUMER,
         "Messages that a consumer has read and not settled.";
     HANDLERS_RUNNING = Gauge Health "millstream_handlers_running" &["group", "consumer"],
         "Calls of handlers that have not ended.";
-    PARTITIONS_OWNED = Gauge Health "millstream_partitions_owned" &["topic", "group", "consumer"],
+    PARTITIONS_OWNED = Gauge Health "millstream_partitions_owned" CONSUMER,
         "Partitions that a consumer works on.";
-    PARTITIONS_ASSIGNED = Gauge Health "millstream_partitions_assigned" &["topic", "group", "consumer"],
+    PARTITIONS_ASSIGNED = Gauge Health "millstream_partitions_assigned" CONSUMER,
         "Partitions that a consumer should work on; not a number while nobody has said.";
-    CONSUMER_READY = Gauge Health "millstream_consumer_ready" &["group", "consumer"],
+    CONSUMER_READY = Gauge Health "millstream_consumer_ready" CONSUMER,
         "1 if a consumer takes part in its group, else 0.";
-    CONSUMER_LIVE = Gauge Health "millstream_consumer_live" &["group", "consumer"],
+    CONSUMER_LIVE = Gauge Health "millstream_consumer_live" CONSUMER,
         "0 if a consumer has ended by itself or one of its loops hangs, else 1.";
     LOOP_LAST_PROGRESS = Gauge Health "millstream_loop_last_progress_seconds"
         &["operation", "topic", "partition", "group", "consumer"],
         "How long ago a loop came round last, well or not. A loop that has nothing to do does not come round.";
-    LOOPS_FAILING = Gauge Health "millstream_loops_failing" &["operation", "group", "consumer"],
+    LOOPS_FAILING = Gauge Health "millstream_loops_failing" &["operation", "topic", "group", "consumer"],
         "Loops that meet errors and try again.";
-    LOOPS_STALLED = Gauge Health "millstream_loops_stalled" &["operation", "group", "consumer"],
+    LOOPS_STALLED = Gauge Health "millstream_loops_stalled" &["operation", "topic", "group", "consumer"],
         "Loops that are more than a minute later than they should be.";
+
+    // The workers of delay queues of this process.
+    TASKS_RUNNING = Gauge Health "millstream_tasks_running" WORKER, "Tasks in the hands of a worker.";
+    WORKER_READY = Gauge Health "millstream_worker_ready" WORKER, "1 if a worker of a delay queue works, else 0.";
+    WORKER_LIVE = Gauge Health "millstream_worker_live" WORKER,
+        "0 if a worker has ended by itself or one of its loops hangs, else 1.";
+    WORKER_LOOP_LAST_PROGRESS = Gauge Health "millstream_worker_loop_last_progress_seconds"
+        &["operation", "queue", "shard", "worker"],
+        "How long ago a loop of a worker came round last, well or not. A loop that has nothing to do does not come round.";
+    WORKER_LOOPS_FAILING = Gauge Health "millstream_worker_loops_failing" &["operation", "queue", "worker"],
+        "Loops of a worker that meet errors and try again.";
+    WORKER_LOOPS_STALLED = Gauge Health "millstream_worker_loops_stalled" &["operation", "queue", "worker"],
+        "Loops of a worker that are more than a minute later than they should be.";
 
     // The server.
     LENGTH = Gauge Server "millstream_length" PARTITION, "Messages in the log.";
@@ -153,7 +174,13 @@ table! {
     DEAD = Gauge Server "millstream_dead" GROUP, "Dead letters.";
     OLDEST_AGE_SECONDS = Gauge Server "millstream_oldest_age_seconds" GROUP,
         "Age of the oldest message in the log that the group has not settled and that waits for no retry; 0 if there is none.";
-    MEMBERS = Gauge Server "millstream_members" &["topic", "group"], "Consumers that live in the group.";
+    MEMBERS = Gauge Server "millstream_members" TOPIC_GROUP, "Consumers that live in the group.";
+    BACKLOG = Gauge Server "millstream_backlog" TOPIC_GROUP,
+        "All that is to be done, now or later: lag, pending, retrying, and delayed messages that are due. Always a number: of a lag that is unknown, what was found for certain; where the group is missing, the whole log.";
+    PINNED_ENTRIES = Gauge Server "millstream_pinned_entries" TOPIC_GROUP,
+        "Messages that stay in the log for this group alone, which has settled the least: at least so many. Asked for once a minute.";
+    PINNED_BYTES = Gauge Server "millstream_pinned_bytes" TOPIC_GROUP,
+        "About how many bytes of the server's memory these take.";
     TASKS_WAITING = Gauge Server "millstream_tasks_waiting" SHARD, "Tasks that wait, due ones included.";
     TASKS_OVERDUE = Gauge Server "millstream_tasks_overdue" SHARD, "Tasks that are due and were not claimed yet.";
     TASKS_HELD = Gauge Server "millstream_tasks_claimed" SHARD, "Tasks in the hands of workers.";

@@ -10,7 +10,7 @@ use millstream_core::schedule::{Place, ScheduleId, Shard};
 use millstream_core::{Error, ErrorKind, Event, MessageId, Observer};
 use millstream_metrics::{From, Kind, Metrics, MetricsConfig, table};
 
-use support::{Puppet, group, metrics, names, tp, value};
+use support::{Hand, Puppet, group, metrics, names, tp, value};
 
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
@@ -100,6 +100,7 @@ fn everything(metrics: &Metrics) {
         Event::Promoted { topic_partition, group, messages: 4, orphans: 1, late: Some(late) },
         Event::DelayedPromoted { topic_partition, messages: 3, orphans: 0, late: None },
         Event::Trimmed { topic_partition, messages: 9 },
+        Event::Lost { topic_partition, group, unread: 4, pending: 3 },
         Event::Fired { place: &at_topic, id: &schedule, messages: 2, missed: 1 },
         Event::Fired { place: &at_queue, id: &schedule, messages: 3, missed: 0 },
         Event::Claimed { shard: &shard, tasks: 5, again: 2, crashed: 1 },
@@ -134,6 +135,7 @@ fn every_event_is_counted_as_often_as_it_says() {
         (format!("delivered_total{in_group}"), 8.0),
         (format!("reclaimed_total{in_group}"), 2.0),
         (format!("ghosts_total{in_group}"), 2.0),
+        (format!("lost_total{in_group}"), 7.0),
         (format!("late_acks_total{in_group}"), 2.0),
         ("rebalances_total{topic=\"t\",group=\"g\"}".into(), 1.0),
         ("members_fenced_total{topic=\"t\",group=\"g\"}".into(), 1.0),
@@ -172,6 +174,9 @@ fn everything_in_the_table_comes_from_somewhere() {
         health.topics.push(millstream_core::health::TopicHealth::new(topic));
     });
     puppet.start(&metrics);
+    let hand = Hand::new("q", "w", millstream_core::health::ConsumerState::Running);
+    hand.set(|health| health.loops.push(millstream_core::health::WorkerLoop::new("claim", Some(0))));
+    hand.start(&metrics);
     // One more partition than the limit allows.
     for partition in 1..4 {
         let (tp, group) = (tp("t", partition), group("g"));

@@ -40,11 +40,12 @@ fn what_is_over_the_limit_is_counted_together() {
 fn gauges_over_the_limit_are_left_out() {
     let metrics = metrics(&MetricsConfig::default().max_series(2));
     for member in ["a", "b", "c"] {
-        Puppet::new("g", member, ConsumerState::Running).start(&metrics);
+        Puppet::of("t", "g", member, ConsumerState::Running).start(&metrics);
     }
     let text = metrics.render();
     let ready = |member: &str| {
-        value(&text, &format!("millstream_consumer_ready{{group=\"g\",consumer=\"{member}\"}}"))
+        let labels = format!("topic=\"t\",group=\"g\",consumer=\"{member}\"");
+        value(&text, &format!("millstream_consumer_ready{{{labels}}}"))
     };
     assert_eq!([ready("a"), ready("b"), ready("c"), ready("other")], [Some(1.0), Some(1.0), None, None]);
     assert!(text.contains("millstream_series_over_limit_total{metric=\"millstream_consumer_ready\"} 1"));
@@ -55,7 +56,7 @@ fn labels_of_ones_own_are_on_every_series() {
     let metrics = metrics(&MetricsConfig::default().label("service", "a \"b\"\\ü\nc"));
     let topic = "t".parse().expect("name");
     metrics.observe(&Event::Produced { topic: &topic, messages: 7 });
-    Puppet::new("g", "m", ConsumerState::Joining).start(&metrics);
+    Puppet::of("t", "g", "m", ConsumerState::Joining).start(&metrics);
     let text = metrics.render();
     let label = "service=\"a \\\"b\\\"\\\\ü\\nc\"";
     assert!(text.contains(&format!("millstream_produced_total{{topic=\"t\",{label}}} 7")), "{text}");
@@ -68,26 +69,73 @@ fn labels_of_ones_own_are_on_every_series() {
 #[test]
 fn what_is_gone_is_not_a_number() {
     let metrics = metrics(&MetricsConfig::default());
-    let puppet = Puppet::new("g", "m", ConsumerState::Running);
+    let puppet = Puppet::of("t", "g", "m", ConsumerState::Running);
     puppet.start(&metrics);
     puppet.set(|health| {
-        health.in_flight = 5;
-        health.topics.push(TopicHealth::new("t".parse().expect("name")));
+        health.running_handlers = 5;
+        health.topics.push(TopicHealth::new("u".parse().expect("name")));
     });
-    let owned = "millstream_partitions_owned{topic=\"t\",group=\"g\",consumer=\"m\"}";
-    let in_flight = "millstream_in_flight{group=\"g\",consumer=\"m\"}";
-    let text = metrics.render();
-    assert_eq!((value(&text, owned), value(&text, in_flight)), (Some(0.0), Some(5.0)));
-    puppet.set(|health| health.topics.clear());
-    let text = metrics.render();
-    assert!(value(&text, owned).is_some_and(f64::is_nan), "{text}");
-    assert_eq!(value(&text, in_flight), Some(5.0));
+    let of = |metric: &str, topic: &str| {
+        let labels = format!("topic=\"{topic}\",group=\"g\",consumer=\"m\"");
+        value(&metrics.render(), &format!("millstream_{metric}{{{labels}}}"))
+    };
+    let running = || value(&metrics.render(), "millstream_handlers_running{group=\"g\",consumer=\"m\"}");
+    assert_eq!((of("partitions_owned", "u"), running()), (Some(0.0), Some(5.0)));
+    puppet.set(|health| drop(health.topics.pop()));
+    assert!(of("partitions_owned", "u").is_some_and(f64::is_nan), "{}", metrics.render());
+    assert_eq!((of("partitions_owned", "t"), running()), (Some(0.0), Some(5.0)));
 
     puppet.set(|health| health.state = ConsumerState::Ended);
-    let live = "millstream_consumer_live{group=\"g\",consumer=\"m\"}";
-    assert_eq!(value(&metrics.render(), live), Some(0.0), "nobody asked it to end");
+    assert_eq!(of("consumer_live", "t"), Some(0.0), "nobody asked it to end");
     puppet.set(|health| health.asked_to_end = true);
-    let text = metrics.render();
-    assert!(value(&text, live).is_some_and(f64::is_nan) && value(&text, in_flight).is_some_and(f64::is_nan));
+    assert!(of("consumer_live", "t").is_some_and(f64::is_nan) && running().is_some_and(f64::is_nan));
     assert!(metrics.observer().consumers().is_empty());
+}
+
+#[test]
+fn consumers_of_one_name_do_not_wipe_each_other_out() {
+    let metrics = metrics(&MetricsConfig::default());
+    let all = [("orders", "billing"), ("mails", "billing"), ("orders", "audit"), ("orders", "billing")];
+    let puppets = all.map(|(topic, group)| Puppet::of(topic, group, "web", ConsumerState::Running));
+    for (nth, puppet) in (1..).zip(&puppets) {
+        puppet.set(|health| (health.running_handlers, health.topics[0].in_flight) = (nth, 10 * nth));
+        puppet.start(&metrics);
+    }
+    let of = |metric: &str, topic: &str, group: &str| {
+        let labels = format!("topic=\"{topic}\",group=\"{group}\",consumer=\"web\"");
+        value(&metrics.render(), &format!("millstream_{metric}{{{labels}}}"))
+    };
+    for _ in 0..3 {
+        let in_flight = all[..3].iter().map(|(topic, group)| of("in_flight", topic, group).expect("there"));
+        assert_eq!(in_flight.collect::<Vec<_>>(), [50.0, 20.0, 30.0], "those of one name are added up");
+    }
+    let running = |group: &str| {
+        let labels = format!("group=\"{group}\",consumer=\"web\"");
+        value(&metrics.render(), &format!("millstream_handlers_running{{{labels}}}"))
+    };
+    assert_eq!([running("billing"), running("audit")], [Some(7.0), Some(3.0)]);
+    puppets[3].set(|health| health.state = ConsumerState::Fenced);
+    assert_eq!(of("consumer_live", "orders", "billing"), Some(0.0), "the worst of them says it");
+    assert_eq!(of("consumer_live", "mails", "billing"), Some(1.0));
+    // The process has started it again: it is well from now on.
+    puppets[0].set(|health| (health.state, health.asked_to_end) = (ConsumerState::Ended, true));
+    let again = Puppet::of("orders", "billing", "web", ConsumerState::Running);
+    again.start(&metrics);
+    assert_eq!(of("consumer_live", "orders", "billing"), Some(1.0));
+    assert_eq!(metrics.observer().consumers().len(), 3);
+}
+
+#[test]
+fn who_starts_and_stops_many_consumers_has_room_for_the_next() {
+    let metrics = metrics(&MetricsConfig::default().max_series(3));
+    for nth in 0..20 {
+        let name = format!("m-{nth}");
+        let puppet = Puppet::of("t", "g", &name, ConsumerState::Running);
+        puppet.start(&metrics);
+        let text = metrics.render();
+        let labels = format!("topic=\"t\",group=\"g\",consumer=\"{name}\"");
+        assert_eq!(value(&text, &format!("millstream_consumer_ready{{{labels}}}")), Some(1.0), "{name}");
+        puppet.set(|health| (health.state, health.asked_to_end) = (ConsumerState::Ended, true));
+    }
+    assert!(!metrics.render().contains("millstream_series_over_limit_total{"));
 }

@@ -152,7 +152,7 @@ fn rendered() -> String {
     let mut text = String::new();
     for (title, from) in [
         ("Of events of this process", From::Events),
-        ("Of the consumers of this process", From::Health),
+        ("Of the consumers and workers of this process", From::Health),
         ("Of the server, the same in every process that asks", From::Server),
     ] {
         let _ =

@@ -3,7 +3,7 @@
 mod catalog;
 
 use async_trait::async_trait;
-use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, MAX_PAGE, Scope};
+use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, MAX_PAGE, Remedy, Scope};
 use millstream_core::catalog::Catalog;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
@@ -49,7 +49,7 @@ impl Audit for RedisBackend {
 
     async fn repair(&self, finding: &Finding) -> Result<bool> {
         match (&finding.scope, finding.fault) {
-            (_, Fault::WrongType | Fault::GroupUnlisted | Fault::PartitionsUnfinished) => Ok(false),
+            (_, fault) if fault.remedy() == Remedy::Person => Ok(false),
             (Scope::Topic(topic), _) => self.repair_topic(topic, finding.fault).await,
             (Scope::Partition(tp), _) => self.repair_at(&tp.clone().into(), finding).await,
             (Scope::Shard(shard), _) => self.repair_at(&shard.clone().into(), finding).await,
@@ -58,7 +58,10 @@ impl Audit for RedisBackend {
                 if !still.findings.iter().any(|found| found.fault == Fault::GroupMissing) {
                     return Ok(false);
                 }
-                self.restore_group(tp, group, MessageId::ZERO).await.map(|()| true)
+                match self.restore_group(tp, group, MessageId::ZERO).await {
+                    Err(error) if error.kind() == ErrorKind::Deleted => Ok(false),
+                    other => other,
+                }
             }
             (Scope::Group(tp, group), _) => self.repair_group(tp, group, finding).await,
         }
@@ -221,7 +224,8 @@ impl RedisBackend {
                         page.findings.push(Finding::new(Fault::PositionAhead, scope, id, detail));
                     }
                 }
-                None if known == [true] => {
+                // What is being deleted is told of with the topic: nobody wants it back.
+                None if known == [true] && !self.group_state(&tp.topic, group).await?.deleting => {
                     let detail = format!("not on {key}");
                     page.findings.push(Finding::new(Fault::GroupMissing, scope, note::word(source), detail));
                 }

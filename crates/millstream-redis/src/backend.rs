@@ -11,6 +11,7 @@ use millstream_core::name::GroupName;
 use millstream_core::topic::TopicPartition;
 use redis::Pipeline;
 
+use crate::catalog::memory::Memory;
 use crate::config::RedisConfig;
 use crate::connection::{Dial, Kept, Line, Pooled, Shared};
 use crate::durability::{self, Risk};
@@ -54,6 +55,8 @@ pub(crate) struct Inner {
     pub(crate) leases: Kept,
     /// Catalog, statistics, dead letters.
     pub(crate) pool: Pooled,
+    /// What was counted of logs.
+    pub(crate) counted: Memory,
     /// Those who wait for one key now and then.
     pub(crate) waiters: Waiters,
 }
@@ -77,6 +80,7 @@ impl RedisBackend {
             leases: Kept::new(Shared::new(dial.clone(), "leases")),
             pool: Pooled::new(&config)?,
             waiters: Waiters::new(dial.clone(), messages),
+            counted: Memory::default(),
             dial,
             config,
         };

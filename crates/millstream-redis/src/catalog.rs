@@ -1,15 +1,17 @@
 //! The catalog role: plain commands, in an order that leaves nothing half visible.
 
 mod deleting;
+mod groups;
 mod lag;
 mod look;
+pub(crate) mod memory;
 mod pins;
 mod settings;
 mod stats;
 mod walk;
 
 use async_trait::async_trait;
-use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Pin, Start};
+use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -19,8 +21,8 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::connection::Line;
-use crate::error::unexpected;
 use crate::{reply, script};
+pub(crate) use groups::gone;
 use walk::{Walk, above};
 
 /// The most partitions that one pipeline looks at: a topic may have 16,384.
@@ -48,6 +50,22 @@ impl Inner {
     }
 }
 
+/// Whether something is created, or only restored: then not if it was deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Create,
+    Restore,
+}
+
+impl Mode {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::Restore => "restore",
+        }
+    }
+}
+
 /// The last id that a group is taken to have had when it starts there.
 pub(crate) fn position(start: Start) -> Result<String> {
     match start {
@@ -72,6 +90,19 @@ fn created(answer: Value, stream: &Key) -> Result<bool> {
 }
 
 impl RedisBackend {
+    /// Lists a topic and its partitions.
+    async fn list(&self, stored: &TopicSpec) -> Result<TopicSpec> {
+        let keys = &self.inner.keys;
+        let all: Vec<TopicPartition> = stored.iter().collect();
+        self.register_logs(&stored.name, &all).await?;
+        // Last, so that a topic that is listed is whole.
+        let registry = keys.topics();
+        let mut pipe = Pipeline::new();
+        pipe.cmd("SADD").arg(registry.as_str()).arg(stored.name.as_str());
+        self.inner.one(&registry, &pipe).await?;
+        Ok(stored.clone())
+    }
+
     async fn register_logs(&self, topic: &TopicName, all: &[TopicPartition]) -> Result<()> {
         let keys = &self.inner.keys;
         let partitions = keys.topic_partitions(topic);
@@ -119,16 +150,13 @@ impl RedisBackend {
 #[async_trait]
 impl Catalog for RedisBackend {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
-        let stored = self.store_topic(spec).await?;
-        let keys = &self.inner.keys;
-        let all: Vec<TopicPartition> = stored.iter().collect();
-        self.register_logs(&spec.name, &all).await?;
-        // Last, so that a topic that is listed is whole.
-        let registry = keys.topics();
-        let mut pipe = Pipeline::new();
-        pipe.cmd("SADD").arg(registry.as_str()).arg(spec.name.as_str());
-        self.inner.one(&registry, &pipe).await?;
-        Ok(stored)
+        let stored = self.store_topic(spec, Mode::Create).await?;
+        self.list(&stored).await
+    }
+
+    async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        let stored = self.store_topic(spec, Mode::Restore).await?;
+        self.list(&stored).await
     }
 
     async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
@@ -145,11 +173,12 @@ impl Catalog for RedisBackend {
             .with_retention(stored.retention)
             .with_max_length(stored.max_length);
         let new: Vec<TopicPartition> = grown.iter().skip(stored.partitions as usize).collect();
+        // Listed first: whatever stops this, a deletion finds all that was made.
+        self.register_logs(name, &new).await?;
         let before = self.groups(name).await?;
         for group in &before {
             self.create_on(&new, group, "0").await?;
         }
-        self.register_logs(name, &new).await?;
         // The number comes last: as long as a group is missing on a partition, what is sent there might be trimmed
         // before the group has seen it. Stopped half-way, nothing has grown, and the same call again does the rest.
         let meta = self.inner.keys.topic_meta(name);
@@ -215,11 +244,7 @@ impl Catalog for RedisBackend {
 
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
         let position = position(start)?;
-        let keys = &self.inner.keys;
-        let groups = keys.topic_groups(&topic.name);
-        let mut pipe = Pipeline::new();
-        pipe.cmd("SADD").arg(groups.as_str()).arg(group.as_str());
-        let new = reply::int(self.inner.one(&groups, &pipe).await?)? == 1;
+        let new = self.register(&topic.name, group, Mode::Create).await?;
         let all: Vec<TopicPartition> = topic.iter().collect();
         Ok(GroupCreated { new, partitions: self.create_on(&all, group, &position).await? })
     }
@@ -233,30 +258,16 @@ impl Catalog for RedisBackend {
         topic_partition: &TopicPartition,
         group: &GroupName,
         after: MessageId,
-    ) -> Result<()> {
-        let keys = &self.inner.keys;
-        let (log, retry_log) = (keys.log(topic_partition), keys.retry_log(topic_partition, group));
-        // A group of a topic that was deleted would bring a part of it back.
-        self.stored_topic(&topic_partition.topic).await?;
-        let mut pipe = Pipeline::new();
-        pipe.cmd("XINFO").arg("STREAM").arg(log.as_str());
-        let info = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
-        let newest =
-            newest_id(info).map_err(|error| error.during(format_args!("restore a group on {log}")))?;
-        // A log that ends below `after` is not the one that `after` was read from: it was deleted, or a
-        // fail-over lost its end. What is in it, or comes with a smaller id, may never have been read.
-        let after = if newest >= after { after } else { MessageId::ZERO };
+    ) -> Result<bool> {
+        self.restore_on(topic_partition, group, after).await
+    }
 
-        // Whatever lost the group may have lost the set as well.
-        let groups = keys.topic_groups(&topic_partition.topic);
-        let mut pipe = Pipeline::with_capacity(3);
-        pipe.cmd("SADD").arg(groups.as_str()).arg(group.as_str());
-        create_command(&mut pipe, &log, group, &after.to_string());
-        create_command(&mut pipe, &retry_log, group, "0");
-        for (answer, key) in self.inner.pool.send(&pipe).await?.into_iter().zip([&groups, &log, &retry_log]) {
-            created(answer, key)?;
-        }
-        Ok(())
+    async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool> {
+        self.store_paused(topic, group, paused).await
+    }
+
+    async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
+        self.stored_state(topic, group).await
     }
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
@@ -266,17 +277,4 @@ impl Catalog for RedisBackend {
     async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
         self.topic_pins(topic).await
     }
-}
-
-/// The largest id a stream ever had; zero if there is none.
-fn newest_id(info: Value) -> Result<MessageId> {
-    if reply::is_missing_key(&info) {
-        return Ok(MessageId::ZERO);
-    }
-    for (name, value) in reply::pairs(reply::ok(info)?)? {
-        if &*reply::bytes(name)? == b"last-generated-id" {
-            return reply::id(value);
-        }
-    }
-    Err(unexpected("a stream without a last id"))
 }

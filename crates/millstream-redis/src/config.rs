@@ -43,6 +43,10 @@ pub struct RedisConfig {
     /// counted. For tests. Default: false.
     #[doc(hidden)]
     pub count_lag: bool,
+    /// How many entries of one partition are counted in one call for the lag of a group, half of them on each side of it.
+    /// What is longer is counted on in the next call. For tests. Default: 20,000.
+    #[doc(hidden)]
+    pub lag_budget: u64,
 }
 
 impl RedisConfig {
@@ -58,6 +62,7 @@ impl RedisConfig {
             durability: Durability::default(),
             strict_scripts: false,
             count_lag: false,
+            lag_budget: 20_000,
         }
     }
 
@@ -103,6 +108,13 @@ impl RedisConfig {
     #[must_use]
     pub fn with_count_lag(self, count_lag: bool) -> Self {
         Self { count_lag, ..self }
+    }
+
+    /// The same with so many entries counted in one call. For tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_lag_budget(self, lag_budget: u64) -> Self {
+        Self { lag_budget, ..self }
     }
 
     /// Checks everything at once; [`RedisBackend::connect`](crate::RedisBackend::connect) does this first.

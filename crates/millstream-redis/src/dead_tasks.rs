@@ -128,22 +128,7 @@ impl Inner {
         pipe.cmd("XREVRANGE").arg(key.as_str()).arg("+").arg("-").arg("COUNT").arg(1);
         let newest = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
         let Some((newest, _)) = reply::entries(newest).map_err(during)?.pop() else { return Ok(0) };
-        let mut purged = 0;
-        loop {
-            let mut pipe = Pipeline::new();
-            pipe.cmd("XTRIM").arg(key.as_str()).arg("MINID").arg("~").arg(newest.next().to_string());
-            pipe.arg("LIMIT").arg(PURGE_CHUNK);
-            let answer = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
-            let trimmed = reply::count(answer).map_err(during)?;
-            purged += trimmed;
-            if trimmed == 0 {
-                break;
-            }
-        }
-        let mut pipe = Pipeline::new();
-        pipe.cmd("XTRIM").arg(key.as_str()).arg("MINID").arg("=").arg(newest.next().to_string());
-        let answer = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
-        Ok(purged + reply::count(answer).map_err(during)?)
+        self.drop_through(&key, newest).await
     }
 
     pub(crate) async fn purge_dead(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {

@@ -19,6 +19,7 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
         ErrorKind::Fenced => "the lease is lost",
         ErrorKind::GroupMissing => "the consumer group is not there",
         ErrorKind::NotFound => "it is not there",
+        ErrorKind::Deleted => "it was deleted",
         ErrorKind::WrongType => "a key holds a foreign type",
         ErrorKind::Backpressure => "the server is out of memory",
         ErrorKind::Unavailable if phase == Phase::Connecting => "the server cannot be reached",
@@ -63,6 +64,7 @@ fn known(code: &str) -> Option<ErrorKind> {
         "FENCED" => ErrorKind::Fenced,
         "NOGROUP" => ErrorKind::GroupMissing,
         "NOTOPIC" => ErrorKind::NotFound,
+        "DELETED" => ErrorKind::Deleted,
         "WRONGTYPE" => ErrorKind::WrongType,
         "OOM" => ErrorKind::Backpressure,
         // Refused before anything was done, and they pass: a fail-over, a start, a full disk, a foreign script.
@@ -124,6 +126,7 @@ mod tests {
                 ErrorKind::GroupMissing,
             ),
             ("NOTOPIC the topic is not there", ErrorKind::NotFound),
+            ("DELETED the group was deleted", ErrorKind::Deleted),
             ("NOGROUP No such consumer group 'g' for key name 'k'", ErrorKind::GroupMissing),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", ErrorKind::WrongType),
             (

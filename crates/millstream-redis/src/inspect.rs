@@ -45,40 +45,7 @@ impl Inspect for RedisBackend {
             Stream::Retry(group) => keys.retry_log(topic_partition, group),
             _ => keys.log(topic_partition),
         };
-        let limit = limit.min(MAX_PAGE);
-        let (mut page, mut range, mut bytes, mut portion) = (Page::empty(), range, 0, FIRST);
-        loop {
-            let room = limit - page.items.len();
-            if range.is_empty() {
-                return Ok(page);
-            }
-            if room == 0 || bytes >= MAX_PAGE_BYTES {
-                page.more = true;
-                return Ok(page);
-            }
-            let count = portion.min(room);
-            let mut pipe = Pipeline::with_capacity(1);
-            let (after, before) = (format!("({}", range.after), format!("({}", range.before));
-            if range.newest_first {
-                pipe.cmd("XREVRANGE").arg(key.as_str()).arg(before).arg(after);
-            } else {
-                pipe.cmd("XRANGE").arg(key.as_str()).arg(after).arg(before);
-            }
-            pipe.arg("COUNT").arg(count);
-            let answer = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
-            let entries = reply::entries(answer).map_err(|error| error.during(format_args!("read {key}")))?;
-            let read = entries.len();
-            for (id, fields) in entries {
-                range = range.behind(id);
-                let stored = Stored { id, fields: fields.unwrap_or_default() };
-                bytes += size(&stored.fields);
-                page.items.push(stored);
-            }
-            if read < count {
-                return Ok(page);
-            }
-            portion = next_portion(page.items.len(), bytes);
-        }
+        self.page(&key, range, limit).await
     }
 
     async fn pending(
@@ -213,6 +180,46 @@ pub(crate) fn is_no_group(value: &Value) -> bool {
 }
 
 /// Bytes of names and values.
+impl RedisBackend {
+    /// A page of a stream, bounded in entries and in bytes; so is every command for it.
+    pub(crate) async fn page(&self, key: &Key, range: Range, limit: usize) -> Result<Page<Stored>> {
+        let limit = limit.min(MAX_PAGE);
+        let (mut page, mut range, mut bytes, mut portion) = (Page::empty(), range, 0, FIRST);
+        loop {
+            let room = limit - page.items.len();
+            if range.is_empty() {
+                return Ok(page);
+            }
+            if room == 0 || bytes >= MAX_PAGE_BYTES {
+                page.more = true;
+                return Ok(page);
+            }
+            let count = portion.min(room);
+            let mut pipe = Pipeline::with_capacity(1);
+            let (after, before) = (format!("({}", range.after), format!("({}", range.before));
+            if range.newest_first {
+                pipe.cmd("XREVRANGE").arg(key.as_str()).arg(before).arg(after);
+            } else {
+                pipe.cmd("XRANGE").arg(key.as_str()).arg(after).arg(before);
+            }
+            pipe.arg("COUNT").arg(count);
+            let answer = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
+            let entries = reply::entries(answer).map_err(|error| error.during(format_args!("read {key}")))?;
+            let read = entries.len();
+            for (id, fields) in entries {
+                range = range.behind(id);
+                let stored = Stored { id, fields: fields.unwrap_or_default() };
+                bytes += size(&stored.fields);
+                page.items.push(stored);
+            }
+            if read < count {
+                return Ok(page);
+            }
+            portion = next_portion(page.items.len(), bytes);
+        }
+    }
+}
+
 fn size(fields: &Fields) -> usize {
     fields.iter().map(|(name, value)| name.len() + value.len()).sum()
 }

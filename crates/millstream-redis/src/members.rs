@@ -13,6 +13,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
+use crate::catalog::gone;
 use crate::connection::send_within;
 use crate::error::unexpected;
 use crate::leases::ttl_ms;
@@ -39,7 +40,8 @@ impl Members for RedisBackend {
         let keys = GroupKeys::new(&self.inner, topic, group);
         let (ttl, wishes) = (ttl_ms(member.ttl), wishes(member)?);
         let script = &self.inner.scripts.heartbeat;
-        let call = script.call([&keys.members, &keys.member, &keys.assignment, &keys.changes, &keys.meta]);
+        let GroupKeys { members, member: said, assignment, changes, meta, state } = &keys;
+        let call = script.call([members, said, assignment, changes, meta, state]);
         let call = call.args([member.id.as_str(), incarnation(member)?]).arg(ttl).arg(wishes);
         let call = call.arg(u8::from(joining));
         let answer = script::run_one(&self.inner.leases, call).await.map_err(|error| match error.kind() {
@@ -48,6 +50,7 @@ impl Members for RedisBackend {
                 Error::new(ErrorKind::Fenced, what)
             }
             ErrorKind::NotFound => Error::new(ErrorKind::NotFound, format!("topic {topic} does not exist")),
+            ErrorKind::Deleted => gone(topic, group),
             _ => error.during(format_args!("heartbeat of {} in {group} on {topic}", member.id)),
         })?;
         pulse(answer).map_err(|error| error.during(format_args!("heartbeat in {group} on {topic}")))
@@ -99,6 +102,7 @@ struct GroupKeys {
     assignment: Key,
     changes: Key,
     meta: Key,
+    state: Key,
 }
 
 impl GroupKeys {
@@ -110,6 +114,7 @@ impl GroupKeys {
             assignment: keys.assignment(topic, group),
             changes: keys.changes(topic, group),
             meta: keys.topic_meta(topic),
+            state: keys.group_state(topic, group),
         }
     }
 }
@@ -153,7 +158,7 @@ fn number<T: std::str::FromStr>(value: Value, what: &str) -> Result<T> {
 }
 
 fn pulse(answer: Value) -> Result<Pulse> {
-    let [version, revision, members, partitions, next_ms, assigned] = reply::tuple(answer)?;
+    let [version, revision, members, partitions, next_ms, assigned, paused] = reply::tuple(answer)?;
     let mut pulse = Pulse::new(
         Version(number(version, "a version")?),
         Revision(reply::id(revision)?),
@@ -161,6 +166,7 @@ fn pulse(answer: Value) -> Result<Pulse> {
         number(partitions, "a number of partitions")?,
     );
     pulse.next_expiry = Duration::from_millis(number(next_ms, "milliseconds")?);
+    pulse.paused = reply::int(paused)? == 1;
     if assigned != Value::Nil {
         pulse.assigned = Some(ranges::read(&reply::text(assigned)?)?);
     }
@@ -182,7 +188,8 @@ fn by_member(hash: Value) -> Result<(BTreeMap<MemberId, String>, Option<Version>
 }
 
 fn roster(answer: Value) -> Result<Roster> {
-    let [living, said, assignment, revision, partitions] = reply::tuple(answer)?;
+    let [living, said, assignment, revision, partitions, now_ms] = reply::tuple(answer)?;
+    let now_ms: u64 = number(now_ms, "milliseconds")?;
     let (mut said, version) = by_member(said)?;
     let (assignment, assigned) = by_member(assignment)?;
     let mut roster = Roster::default();
@@ -191,13 +198,16 @@ fn roster(answer: Value) -> Result<Roster> {
     if partitions != Value::Nil {
         roster.partitions = number(partitions, "a number of partitions")?;
     }
-    for id in reply::array(living)? {
+    for (id, expires) in reply::pairs(living)? {
         let id = reply::text(id)?;
         let id =
             MemberId::new(&id).map_err(|error| unexpected(format_args!("a member that is none: {error}")))?;
         // Without what it said of itself it is not whole: its next heartbeat makes it so, and a new version.
         if let Some(text) = said.remove(&id) {
-            roster.members.push(member(&id, &text)?);
+            let member = member(&id, &text)?;
+            let left = Duration::from_millis(number::<u64>(expires, "milliseconds")?.saturating_sub(now_ms));
+            roster.heard.insert(id, member.ttl.saturating_sub(left));
+            roster.members.push(member);
         }
     }
     roster.members.sort_by(|one, other| one.id.cmp(&other.id));
@@ -275,9 +285,9 @@ mod tests {
             assert_eq!(incarnation(&member).expect_err(word).kind(), ErrorKind::InvalidConfig);
         }
         let bulk = |text: &str| Value::BulkString(text.into());
-        for at in 0..6 {
-            let mut values =
-                vec![bulk("7"), bulk("5-0"), Value::Int(1), bulk("4"), Value::Int(9), Value::Nil];
+        for at in 0..7 {
+            let numbers = [bulk("7"), bulk("5-0"), Value::Int(1), bulk("4"), Value::Int(9)];
+            let mut values = [&numbers[..], &[Value::Nil, Value::Int(0)]].concat();
             pulse(Value::Array(values.clone())).expect("a pulse");
             values[at] = bulk("x");
             assert_eq!(

@@ -12,7 +12,7 @@ use crate::error::unexpected;
 use crate::leases::fenced;
 use crate::{reply, script};
 
-/// How many entries one call of the script drops at most.
+/// How many entries one call of the script drops at most; it ends earlier where they are large.
 const CHUNK: usize = 10_000;
 /// How many calls are made at most, one after the other.
 const CALLS: usize = 64;
@@ -23,14 +23,21 @@ impl RedisBackend {
         let mut trimmed = Trimmed::default();
         let Some(rule) = rule(retention)? else { return Ok(trimmed) };
         let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp)];
-        for _ in 0..CALLS {
+        for n in 0..CALLS {
             let call = self.inner.scripts.trim.call(keys.each_ref());
             let call = call.arg(lease.token.as_str()).arg(CHUNK).args([rule.0, &rule.1]);
             let answer = script::run_one(&self.inner.messages, call).await;
-            let on = |error: Error| error.during(format_args!("trim {}", keys[1]));
-            add(&mut trimmed, answer.map_err(|error| fenced(error, lease))?).map_err(on)?;
-            if !trimmed.more {
-                break;
+            let on = |error: Error| fenced(error, lease).during(format_args!("trim {}", keys[1]));
+            match answer.and_then(|answer| add(&mut trimmed, answer)).map_err(on) {
+                Ok(()) if trimmed.more => {}
+                Ok(()) => break,
+                // What was dropped so far is told, or nobody would ever count it. There is more to do, and whoever does
+                // it meets the error again, if it is one that lasts.
+                Err(error) if n > 0 => {
+                    tracing::warn!(log = %keys[1], %error, dropped = trimmed.dropped, "trimming was stopped");
+                    break;
+                }
+                Err(error) => return Err(error),
             }
         }
         trimmed.lost.sort_by(|one, other| one.group.cmp(&other.group));
@@ -58,8 +65,9 @@ fn rule(retention: Retention) -> Result<Option<(&'static str, String)>> {
 fn add(trimmed: &mut Trimmed, answer: Value) -> Result<()> {
     let mut answer = reply::array(answer)?.into_iter();
     let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
-    trimmed.dropped += reply::count(next()?)?;
-    trimmed.more = reply::int(next()?)? == 1;
+    let (dropped, more) = (reply::count(next()?)?, reply::int(next()?)? == 1);
+    trimmed.dropped += dropped;
+    trimmed.more = more;
     while let Some(name) = answer.next() {
         let name = reply::text(name)?;
         let mut number = || reply::count(answer.next().unwrap_or_default()).map(|number| number as u64);

@@ -9,6 +9,8 @@ mod appender;
 mod catalog;
 #[path = "scripts/connect.rs"]
 mod connect;
+#[path = "scripts/dead_letters.rs"]
+mod dead_letters;
 #[path = "scripts/deleting.rs"]
 mod deleting;
 #[path = "scripts/durability.rs"]
@@ -29,6 +31,8 @@ mod parked;
 mod reader;
 #[path = "scripts/recurring.rs"]
 mod recurring;
+#[path = "scripts/repairs.rs"]
+mod repairs;
 #[path = "scripts/retention.rs"]
 mod retention;
 #[path = "scripts/schedule.rs"]
@@ -55,5 +59,7 @@ mod tasks_faults;
 mod tasks_limits;
 #[path = "scripts/tasks_watch.rs"]
 mod tasks_watch;
+#[path = "scripts/unfinished.rs"]
+mod unfinished;
 #[path = "scripts/whole.rs"]
 mod whole;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
+use millstream_core::trace::TraceContext;
 use millstream_core::{GroupName, Headers, History, MessageId, TopicPartition};
 
 use crate::consumer::Owned;
@@ -147,6 +148,20 @@ impl<T> Delivery<T> {
     /// The headers.
     pub fn headers(&self) -> &Headers {
         &self.about.headers
+    }
+
+    /// The span that it was sent in, if its producer put one into the headers `traceparent` and `tracestate` (W3C trace
+    /// context); `None` without one, or if it makes no sense. The same on every attempt.
+    ///
+    /// ```
+    /// # use millstream_runtime::Delivery;
+    /// fn trace_id(order: &Delivery<u64>) -> Option<String> {
+    ///     let sent = order.trace().filter(|sent| sent.is_sampled())?;
+    ///     Some(sent.trace_id.iter().map(|byte| format!("{byte:02x}")).collect())
+    /// }
+    /// ```
+    pub fn trace(&self) -> Option<TraceContext> {
+        TraceContext::of(&self.about.headers)
     }
 }
 

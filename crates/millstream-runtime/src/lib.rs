@@ -9,7 +9,6 @@ mod delayed;
 mod delivery;
 
 mod report;
-mod seek;
 mod trouble;
 
 pub use consumer::{
@@ -17,7 +16,10 @@ pub use consumer::{
     ConsumerState, Events, Failure, Health, IntoBatchOutcome, LoopHealth, Pulled, Puller, RetryOrder,
     Sharing, TopicHealth,
 };
-pub use dead_letters::DeadLetterQueue;
+pub use dead_letters::{
+    DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport,
+    IntoDeadLetterOutcome, Letter,
+};
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use delivery::Delivery;
 pub use producer::{
@@ -25,4 +27,3 @@ pub use producer::{
     Sent,
 };
 pub use report::Report;
-pub use seek::{SeekPreview, seek_group, seek_preview};

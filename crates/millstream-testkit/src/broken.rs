@@ -72,6 +72,10 @@ struct Memo {
     without_retries: HashSet<(TopicPartition, GroupName)>,
     /// Groups of topics that were deleted, which come back.
     haunted: HashMap<TopicName, Vec<GroupName>>,
+    /// Names of topics, and of topics with groups, that were ever deleted.
+    deleted: HashSet<String>,
+    /// Groups that were ever paused.
+    paused: HashSet<(TopicName, GroupName)>,
     /// Groups that are not on a new partition.
     missing: HashSet<(TopicPartition, GroupName)>,
     /// The first heartbeat of each member that did not leave.

@@ -4,6 +4,7 @@ mod millstream;
 
 pub use millstream::{Builder, Millstream};
 
+pub use millstream_admin::{DeadLetterQueue, SeekPreview};
 pub use millstream_core::catalog::PartitionStats;
 pub use millstream_core::history::{Failed, History};
 pub use millstream_core::policy::{
@@ -16,9 +17,11 @@ pub use millstream_core::{
 };
 pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,
-    ConsumerState, DeadLetterQueue, Delayed, DelayedMessage, DelayedMessages, DelayedRecord, Delivery,
-    Events, Failure, Health, IntoBatchOutcome, LoopHealth, OnFull, Producer, ProducerBuilder, ProducerConfig,
-    Pulled, Puller, Record, Report, RetryOrder, SeekPreview, Send, SendDelayed, Sent, Sharing, TopicHealth,
+    ConsumerState, DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome,
+    DeadLetterReport, Delayed, DelayedMessage, DelayedMessages, DelayedRecord, Delivery, Events, Failure,
+    Health, IntoBatchOutcome, IntoDeadLetterOutcome, Letter, LoopHealth, OnFull, Producer, ProducerBuilder,
+    ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, Send, SendDelayed, Sent, Sharing,
+    TopicHealth,
 };
 
 /// The layers beneath, for those who extend Millstream. What is here may change in a minor release.
@@ -37,6 +40,7 @@ pub mod layers {
 pub mod admin {
     pub use millstream_admin::*;
     pub use millstream_core::audit::{Fault, Finding, Remedy, Scope};
+    pub use millstream_core::catalog::GroupState;
     pub use millstream_core::inspect::{Ownership, Pending, Range, Server, Stored, Stream, Structure, Usage};
 }
 

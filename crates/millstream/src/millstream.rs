@@ -5,7 +5,7 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use millstream_admin::Admin;
+use millstream_admin::{Admin, DeadLetterQueue, SeekPreview};
 use millstream_core::catalog::PartitionStats;
 use millstream_core::event::Ignore;
 use millstream_core::{
@@ -13,9 +13,7 @@ use millstream_core::{
 };
 use millstream_delay::{Promoter, PromoterConfig, RecurringMessages};
 use millstream_memory::MemoryBackend;
-use millstream_runtime::{
-    ConsumerBuilder, DeadLetterQueue, DelayedMessages, ProducerBuilder, SeekPreview, seek_group, seek_preview,
-};
+use millstream_runtime::{ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, ProducerBuilder};
 
 /// A connection to a message queue. Cloning is cheap.
 #[derive(Clone)]
@@ -67,14 +65,23 @@ impl Millstream {
         ConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone()).upkeep(promoter)
     }
 
-    /// The dead letters of `group` in `topic`.
+    /// The dead letters of `group` in `topic`: to list, replay and purge them. As [`Admin::dead_letters`], by a topic's type.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] or [`ErrorKind::InvalidName`] for bad names; [`ErrorKind::NotFound`] for a
     /// topic that is not there; transient ones.
     pub async fn dead_letters<T>(&self, topic: &Topic<T>, group: &str) -> Result<DeadLetterQueue> {
-        let (topic, group) = self.stored(topic, group).await?;
-        Ok(DeadLetterQueue::new(self.backend.clone(), topic, group))
+        self.admin().dead_letters(&topic.spec()?.name, &GroupName::new(group)?).await
+    }
+
+    /// A consumer of what `group` gave up of `topic`: a handler says of each letter whether it is deleted, goes back to
+    /// its group, or stays.
+    pub fn dead_letter_consumer<T: Send + 'static>(
+        &self,
+        topic: Topic<T>,
+        group: impl Into<String>,
+    ) -> DeadLetterConsumerBuilder<T> {
+        DeadLetterConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone())
     }
 
     /// The messages of `topic` that were sent for later and still wait: to look at, cancel or reschedule them.
@@ -148,8 +155,7 @@ impl Millstream {
     /// [`ErrorKind::NotFound`] for a topic or group that is not there; [`ErrorKind::Fenced`] if a partition has an
     /// owner, who is named: nothing was done. After a transient one some partitions may have been moved: ask again.
     pub async fn seek<T>(&self, topic: &Topic<T>, group: &str, start: Start) -> Result<()> {
-        let (topic, group) = self.stored(topic, group).await?;
-        seek_group(&self.backend, &topic, &group, start).await
+        self.admin().reset_group(&topic.spec()?.name, &GroupName::new(group)?, start).await
     }
 
     /// What [`seek`](Self::seek) would mean for each partition, without doing anything. The group may be running.
@@ -162,8 +168,7 @@ impl Millstream {
         group: &str,
         start: Start,
     ) -> Result<Vec<SeekPreview>> {
-        let (topic, group) = self.stored(topic, group).await?;
-        seek_preview(&self.backend, &topic, &group, start).await
+        self.admin().reset_group_preview(&topic.spec()?.name, &GroupName::new(group)?, start).await
     }
 
     /// What an operator can ask and do: browse messages, see what is pending and who owns what, verify and repair, ask how

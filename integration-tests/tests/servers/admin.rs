@@ -90,6 +90,9 @@ async fn everything(mq: &Millstream, topic: &TopicSpec, group: &GroupName) -> Ve
     assert!(stats.groups[0].totals.pending > 0, "{:?}", stats.groups[0].totals);
     timed("stats", began);
     let began = Instant::now();
+    assert_eq!(admin.pins(name).await.expect("counted").len(), 64);
+    timed("pins", began);
+    let began = Instant::now();
     let verified = admin.verify(name, LOOK).await.expect("verified");
     assert_eq!(verified.verdicts, []);
     timed("verify", began);
@@ -103,34 +106,56 @@ async fn everything(mq: &Millstream, topic: &TopicSpec, group: &GroupName) -> Ve
     times
 }
 
+/// What the server was at for longer than 1 ms: microseconds, and the command.
+fn slow(server: &Server) -> Vec<(u64, String)> {
+    let mut slow = Vec::new();
+    let text = server.cli(&["SLOWLOG", "GET", "1000"]);
+    // Each entry: its number, when, for how long, the words of the command, who.
+    let mut numbers = Vec::new();
+    for line in text.lines().map(str::trim) {
+        match line.parse::<u64>() {
+            Ok(number) => numbers.push(number),
+            Err(_) => {
+                if let [.., _, _, micros] = numbers[..] {
+                    slow.push((micros, line.to_owned()));
+                }
+                numbers.clear();
+            }
+        }
+    }
+    slow.sort_unstable_by(|one, other| other.cmp(one));
+    slow
+}
+
 /// No request took longer than 5 ms inside the server, and none walked through its keys. Somebody else may have had the
-/// processor in the meantime: so of three passes one has to be without any.
+/// processor in the meantime: so of three passes one has to be without any, and all are told.
 async fn holds_nobody_up(count: usize, pending: usize) {
     let server = Server::start();
     let mq = Millstream::connect(&server.url()).await.expect("connected");
     let (topic, group) = fill(&server, &mq, count, pending).await;
-    server.cli(&["CONFIG", "SET", "slowlog-log-slower-than", "5000"]);
+    server.cli(&["CONFIG", "SET", "slowlog-log-slower-than", "1000"]);
+    server.cli(&["CONFIG", "SET", "slowlog-max-len", "1000"]);
     server.cli(&["CONFIG", "RESETSTAT"]);
-    let mut slow = Vec::new();
+    let mut clean = 0;
     for pass in 0..3 {
         server.cli(&["SLOWLOG", "RESET"]);
         let times = everything(&mq, &topic, &group).await;
+        let slow = slow(&server);
+        clean += usize::from(slow.first().is_none_or(|(micros, _)| *micros < 5_000));
         println!("{count} messages, {pending} pending, pass {pass}: {times:?}");
-        if server.cli(&["SLOWLOG", "LEN"]) == "0" {
-            let stats = server.cli(&["INFO", "commandstats"]);
-            for command in ["keys", "scan", "xadd", "xreadgroup", "xack", "xdel", "hset", "zadd"] {
-                assert!(!stats.contains(&format!("cmdstat_{command}:")), "{command} was used:\n{stats}");
-            }
-            return;
-        }
-        slow.push(server.cli(&["SLOWLOG", "GET", "10"]));
+        println!("longer than 1 ms in the server, in µs: {:?}", &slow[..slow.len().min(10)]);
     }
-    panic!("slow in every pass:\n{}", slow.join("\n\n"));
+    let stats = server.cli(&["INFO", "commandstats"]);
+    for command in ["keys", "scan", "xadd", "xreadgroup", "xack", "xdel", "hset", "zadd"] {
+        assert!(!stats.contains(&format!("cmdstat_{command}:")), "{command} was used:\n{stats}");
+    }
+    println!("{clean} of 3 passes without anything that took 5 ms");
+    assert!(clean > 0, "slow in every pass");
 }
 
 #[tokio::test]
 async fn no_request_holds_the_server_up() {
-    holds_nobody_up(64_000, 32_000).await;
+    holds_nobody_up(100_000, 50_000).await;
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ mod faults;
 mod foreign;
 mod groups;
 mod kills;
+mod lifecycle;
 mod metrics;
 mod poison;
 mod rebalance;

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use millstream_core::inspect::Range;
 use millstream_core::log::Append;
-use millstream_core::{Backend, GroupName, MessageId, TopicPartition};
+use millstream_core::{Backend, GroupName, TopicPartition};
 use millstream_memory::operator::{Operator, Snapshot};
 use millstream_testkit::chaos::Chaos;
 use millstream_testkit::history::{Event, Origin, Place};
@@ -160,8 +161,8 @@ impl Nemesis {
     async fn replay(&self, partition: u32, group: &GroupName) {
         let topic_partition = self.partition(partition);
         let dead = &self.backend.dead_letters;
-        let letters = dead.list(&topic_partition, group, MessageId::ZERO, 1_000).await;
-        for letter in letters.expect("memory does not fail") {
+        let letters = dead.list(&topic_partition, group, Range::ALL, 1_000).await;
+        for letter in letters.expect("memory does not fail").items {
             let place = Place { topic_partition: topic_partition.clone(), id: letter.origin };
             if dead.replay(&topic_partition, group, &[letter.id]).await.expect("memory does not fail") > 0 {
                 self.site.history.record(Event::Replayed(Origin { group: group.clone(), place }));

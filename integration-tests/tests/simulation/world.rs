@@ -4,7 +4,8 @@ use std::cell::Cell;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use millstream_core::{Backend, GroupName, MessageId, Start, Topic, TopicSpec, wire};
+use millstream_core::inspect::Range;
+use millstream_core::{Backend, GroupName, Start, Topic, TopicSpec, wire};
 use millstream_memory::MemoryBackend;
 use millstream_testkit::chaos::Chaos;
 use millstream_testkit::history::{Breach, Event, History, Origin, Place, Record, Rules, check};
@@ -212,8 +213,10 @@ async fn leftovers(backend: &Backend, spec: &TopicSpec, group: &GroupName) -> Ve
 async fn conclude(history: &History, backend: &Backend, spec: &TopicSpec, scenario: &Scenario) {
     for group in (0..scenario.groups).map(group) {
         for (topic_partition, entries) in spec.iter().zip(leftovers(backend, spec, &group).await) {
-            let letters = backend.dead_letters.list(&topic_partition, &group, MessageId::ZERO, 10_000).await;
-            for letter in letters.expect("memory does not fail") {
+            let letters = backend.dead_letters.list(&topic_partition, &group, Range::ALL, 10_000).await;
+            let letters = letters.expect("memory does not fail");
+            assert!(!letters.more, "dead letters that are not recorded");
+            for letter in letters.items {
                 let place = Place { topic_partition: topic_partition.clone(), id: letter.origin };
                 let envelope = wire::decode_body(&letter.body, &millstream_core::Limits::default()).ok();
                 history.record(Event::Dead {

@@ -137,7 +137,8 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         let handler = handler::erase(self.queue.clone(), self.check, self.config.handler_timeout, handler);
         let shards = self.queue.spec.iter().collect();
         let (backend, limits) = (self.queue.backend.clone(), self.queue.limits);
-        let context = Context::new(backend, shards, self.config, limits, self.observer, handler);
+        let queue = self.queue.spec.name.clone();
+        let context = Context::new(backend, queue, shards, self.config, limits, self.observer, handler);
         Ok(Worker::spawn(Arc::new(context)))
     }
 

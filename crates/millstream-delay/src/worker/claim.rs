@@ -93,12 +93,14 @@ impl Claimer {
         let look = context.board.looks();
         let limit = permits.num_permits();
         let asked = Instant::now();
+        self.trouble.begins(Duration::ZERO);
         // Not given up when the worker ends: what a lost answer has claimed is missing until its claim runs out.
         let claimed = tokio::select! {
             biased;
             claimed = claim(&context, &self.shard, limit) => claimed?,
             () = context.kill.cancelled() => return Ok(None),
         };
+        self.trouble.waits();
         let answered = Instant::now();
         let Claimed { tasks, crashed, next, recurring, now } = claimed;
         let taken = tasks.len() + crashed;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use millstream_core::{Backend, Limits, Observer, Place, Shard};
+use millstream_core::{Backend, Limits, Observer, Place, QueueName, Shard};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +21,7 @@ use crate::trouble::Trouble;
 
 pub(super) struct Context {
     pub(super) backend: Backend,
+    pub(super) queue: QueueName,
     pub(super) shards: Vec<Shard>,
     pub(super) config: WorkerConfig,
     pub(super) limits: Limits,
@@ -49,6 +50,7 @@ pub(super) struct Context {
 impl Context {
     pub(super) fn new(
         backend: Backend,
+        queue: QueueName,
         shards: Vec<Shard>,
         config: WorkerConfig,
         limits: Limits,
@@ -69,6 +71,7 @@ impl Context {
             ended: CancellationToken::new(),
             patience: Mutex::new(config.shutdown_timeout),
             backend,
+            queue,
             shards,
             config,
             limits,

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use millstream_core::event::Event;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
@@ -51,6 +52,8 @@ pub struct Worker {
 
 impl Worker {
     fn spawn(context: Arc<Context>) -> Self {
+        let (queue, health) = (&context.queue, &progress::check(&context));
+        context.observer.observe(&Event::WorkerStarted { queue, health });
         let ended = context.ended.clone().drop_guard();
         let run = run(context.clone());
         let task = tokio::spawn(async move {

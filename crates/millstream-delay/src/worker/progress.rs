@@ -1,8 +1,11 @@
 //! How a worker is, as plain values.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::health::{ConsumerState, Failure, WorkerCheck, WorkerHealth, WorkerLoop};
 use millstream_core::{Place, Shard};
+use tokio::time::Instant;
 
 use super::context::Context;
 use super::report::WorkerReport;
@@ -42,12 +45,13 @@ pub struct Failing {
 impl Progress {
     pub(super) fn of(context: &Context) -> Self {
         let failing = context.board.troubles().into_iter().filter_map(|trouble| {
-            let (operation, place, since, error) = trouble.failing()?;
-            let shard = match place {
-                Some(Place::Shard(shard)) => Some(shard.clone()),
+            let mark = trouble.mark();
+            let (since, error) = mark.failing?;
+            let shard = match mark.place {
+                Some(Place::Shard(shard)) => Some(shard),
                 _ => None,
             };
-            Some(Failing { operation, shard, since: since.elapsed(), error })
+            Some(Failing { operation: mark.operation, shard, since: since.elapsed(), error })
         });
         let heard = |(nth, shard): (usize, &Shard)| (shard.clone(), context.board.last(nth));
         Self {
@@ -65,4 +69,53 @@ impl Progress {
     pub fn is_ready(&self) -> bool {
         !self.ending && self.failing.is_empty() && self.heard.iter().all(|(_, heard)| heard.is_some())
     }
+}
+
+/// Can say how a worker is, also when it has ended.
+struct Checkup(Arc<Context>);
+
+impl WorkerCheck for Checkup {
+    fn health(&self) -> WorkerHealth {
+        health(&self.0)
+    }
+}
+
+pub(super) fn check(context: &Arc<Context>) -> Arc<dyn WorkerCheck> {
+    Arc::new(Checkup(context.clone()))
+}
+
+fn health(context: &Context) -> WorkerHealth {
+    let now = Instant::now();
+    let heard = (0..context.shards.len()).all(|shard| context.board.last(shard).is_some());
+    let state = if context.ended.is_cancelled() {
+        ConsumerState::Ended
+    } else if context.stop.is_cancelled() {
+        ConsumerState::Leaving
+    } else if heard {
+        ConsumerState::Running
+    } else {
+        ConsumerState::Joining
+    };
+    let loops = context.board.troubles().into_iter().map(|trouble| {
+        let mark = trouble.mark();
+        let shard = match mark.place {
+            Some(Place::Shard(shard)) => Some(shard.shard),
+            _ => None,
+        };
+        let mut health = WorkerLoop::new(mark.operation, shard);
+        health.last_progress = now.saturating_duration_since(mark.last);
+        health.failing = mark.failing.map(|(since, error)| Failure { lasts: now - since, error });
+        health.stalled = mark.stalled;
+        health
+    });
+    let mut health = WorkerHealth::new(context.queue.clone(), context.name.clone(), state);
+    health.asked_to_end = context.stop.is_cancelled();
+    health.running = context.held.len();
+    health.loops = loops.collect();
+    let cut_off = |each: &WorkerLoop| {
+        let lasts = each.failing.as_ref().map_or(Duration::ZERO, |failing| failing.lasts);
+        each.operation == "claim" && lasts > context.config.hold
+    };
+    health.connected = !health.loops.iter().any(cut_off);
+    health
 }

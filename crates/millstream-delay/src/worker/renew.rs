@@ -1,6 +1,7 @@
 //! Renewing claims while tasks are worked on, and telling those whose claims cannot be relied on any more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use millstream_core::Shard;
@@ -26,10 +27,12 @@ pub(super) async fn run(context: Arc<Context>) {
             changed.await;
             continue;
         }
+        trouble.begins(every);
         tokio::time::sleep(every).await;
         while let Err(error) = caught(run_once(&context)).await {
             let pause = trouble.met(&error, &*context.observer);
             tokio::time::sleep(pause.min(context.config.hold / 10)).await;
+            trouble.begins(Duration::ZERO);
         }
         trouble.over(&*context.observer);
     }

@@ -1,6 +1,7 @@
 //! Telling the server, in batches, what became of tasks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
@@ -47,6 +48,7 @@ impl Settler {
     /// Settles until everything is settled and nothing more can come.
     pub(super) async fn run(mut self) {
         while self.collect().await {
+            self.trouble.begins(Duration::ZERO);
             match caught(self.run_once()).await {
                 Ok(()) => self.trouble.over(&*self.context.observer),
                 Err(error) => {

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crate::support::link::Link;
 use crate::support::{MS, SECS, Seen, events, eventually, memory, open, queue};
-use millstream_core::Outcome;
+use millstream_core::health::{ConsumerState, WorkerCheck};
 use millstream_core::policy::{Discard, Fixed, Never};
+use millstream_core::{Event, Observer, Outcome};
 use millstream_delay::{DelayQueue, Task, TaskRecord};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -254,4 +255,72 @@ async fn events_tell_what_happens() {
     worker.shutdown().await;
     let told = |what: &str| seen.all().iter().any(|event| event.starts_with(what));
     assert!(told("Claimed") && told("Worked") && told("TasksSettled"), "{:?}", seen.all());
+}
+
+/// Keeps what can say how workers are.
+fn checks() -> (impl Observer + 'static, Seen<Arc<dyn WorkerCheck>>) {
+    let seen = Seen::default();
+    let tell = seen.clone();
+    let observer = move |event: &Event<'_>| {
+        if let Event::WorkerStarted { health, .. } = event {
+            tell.push((*health).clone());
+        }
+    };
+    (observer, seen)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_says_how_it_is_from_its_start_to_its_end() {
+    let link = Arc::new(Link::default());
+    let queue = open(&link.over(&memory()), 2).await;
+    queue.schedule(&1).await.expect("scheduled");
+    let (observer, seen) = checks();
+    let go = Arc::new(Semaphore::new(0));
+    let gate = go.clone();
+    let worker = queue.worker().observer(observer).hold(SECS(10)).start(move |_: Task<u64>| {
+        let gate = gate.clone();
+        async move { gate.acquire().await.expect("open").forget() }
+    });
+    let worker = worker.await.expect("starts");
+    let check = seen.all().remove(0);
+    assert_eq!(check.health().state, ConsumerState::Joining, "the server has not answered yet");
+    eventually(|| check.health().running == 1 && check.health().is_ready(), "it works").await;
+    let health = check.health();
+    assert_eq!(health.queue.as_str(), "q");
+    for (operation, shard) in [("claim", Some(0)), ("claim", Some(1)), ("settle", Some(1)), ("extend", None)]
+    {
+        let found = health.loops.iter().any(|it| it.operation == operation && it.shard == shard);
+        assert!(found, "{operation} {shard:?}: {health:?}");
+    }
+    tokio::time::sleep(SECS(200)).await;
+    assert!(check.health().is_live(), "a handler may take any time: {:?}", check.health());
+
+    // A server that is away for longer than a claim holds.
+    link.away.store(true, Ordering::SeqCst);
+    eventually(|| !check.health().is_ready(), "it is cut off").await;
+    assert!(check.health().is_live() && check.health().failing().count() > 0);
+    link.away.store(false, Ordering::SeqCst);
+    eventually(|| check.health().is_ready(), "it works again").await;
+    go.add_permits(9);
+    worker.shutdown().await;
+    let health = check.health();
+    assert!(health.state == ConsumerState::Ended && health.asked_to_end, "{health:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loop_of_a_worker_that_hangs_is_told() {
+    let link = Arc::new(Link::default());
+    let queue = open(&link.over(&memory()), 1).await;
+    let (observer, seen) = checks();
+    let worker = queue.worker().observer(observer).start(async |_: Task<u64>| {}).await.expect("starts");
+    let check = seen.all().remove(0);
+    eventually(|| check.health().is_ready(), "it works").await;
+    // Its claim is answered much later than any request may take.
+    link.late_claim.store(600, Ordering::SeqCst);
+    queue.schedule(&1).await.expect("scheduled");
+    eventually(|| !check.health().is_live(), "it hangs").await;
+    let stalled: Vec<_> = check.health().stalled().map(|it| it.operation).collect();
+    assert_eq!(stalled, ["claim"]);
+    eventually(|| check.health().is_live(), "it goes on").await;
+    drop(worker);
 }

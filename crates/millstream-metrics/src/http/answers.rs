@@ -1,22 +1,18 @@
 //! The answers that are figures: metrics and lag.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use millstream_core::{Error, ErrorKind, GroupName, TopicName};
+use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName};
 use serde::Serialize;
-use tokio::time::Instant;
+use tokio::time::timeout;
 
 use super::App;
 use crate::lag::Lag;
-
-/// How long an answer about all topics is given again: many autoscalers ask for each of their groups.
-const FRESH: Duration = Duration::from_secs(1);
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     app.observer.show_consumers();
@@ -24,21 +20,9 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.prometheus.render()).into_response()
 }
 
-#[derive(Serialize)]
-struct Lags<'a> {
-    groups: &'a [Lag],
-}
-
 pub(super) async fn lags(State(app): State<Arc<App>>) -> Response {
-    let mut last = app.lags.lock().await;
-    if last.as_ref().is_none_or(|(at, _)| at.elapsed() > FRESH) {
-        match app.observer.lags(&app.backend).await {
-            Ok(all) => *last = Some((Instant::now(), all)),
-            Err(error) => return failed(&error),
-        }
-    }
-    let groups = last.as_ref().map_or(&[][..], |(_, all)| all);
-    Json(Lags { groups }).into_response()
+    let lags = async { within(&app, app.observer.lags(&app.backend)).await.map_err(|error| failed(&error)) };
+    answer(app.lags.get((), lags).await)
 }
 
 pub(super) async fn lag(
@@ -47,30 +31,55 @@ pub(super) async fn lag(
 ) -> Response {
     let (topic, group) = match (TopicName::new(&topic), GroupName::new(&group)) {
         (Ok(topic), Ok(group)) => (topic, group),
-        (Err(error), _) | (_, Err(error)) => return failed(&error),
+        (Err(error), _) | (_, Err(error)) => return answer::<Lag>(Err(failed(&error))),
     };
-    match app.observer.lag(&app.backend, &topic, &group).await {
-        Ok(Some(lag)) => Json(lag).into_response(),
-        Ok(None) => failed(&Error::new(
-            ErrorKind::NotFound,
-            format!("topic {topic} has no group {group}, or is not there"),
-        )),
-        Err(error) => failed(&error),
+    let question = (topic.clone(), group.clone());
+    let lag = async {
+        match within(&app, app.observer.lag(&app.backend, &topic, &group)).await {
+            Ok(Some(lag)) => Ok(lag),
+            Ok(None) => Err(failed(&Error::new(
+                ErrorKind::NotFound,
+                format!("topic {topic} has no group {group}, or is not there"),
+            ))),
+            Err(error) => Err(failed(&error)),
+        }
+    };
+    answer(app.lag.get(question, lag).await)
+}
+
+/// Autoscalers do not wait for long, and one request that hangs must not keep all others from an answer.
+async fn within<T>(app: &App, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    match timeout(app.config.patience, answer).await {
+        Ok(answer) => answer,
+        Err(_) => {
+            let why = format!("the backend gave no answer within {:?}", app.config.patience);
+            Err(Error::new(ErrorKind::Unavailable, why))
+        }
     }
 }
 
-#[derive(Serialize)]
-struct Failed {
+fn answer<T: Serialize>(answer: Result<T, Failed>) -> Response {
+    match answer {
+        Ok(answer) => Json(answer).into_response(),
+        Err(failed) => (failed.status, Json(failed)).into_response(),
+    }
+}
+
+/// An error as it is answered.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Failed {
+    #[serde(skip)]
+    status: StatusCode,
     error: String,
     kind: &'static str,
 }
 
 /// Never a number that is not known: whoever scales by it has to decide what to do without one.
-fn failed(error: &Error) -> Response {
+fn failed(error: &Error) -> Failed {
     let status = match error.kind() {
         ErrorKind::NotFound => StatusCode::NOT_FOUND,
         ErrorKind::InvalidName => StatusCode::BAD_REQUEST,
         _ => StatusCode::SERVICE_UNAVAILABLE,
     };
-    (status, Json(Failed { error: error.to_string(), kind: error.kind().as_str() })).into_response()
+    Failed { status, error: error.to_string(), kind: error.kind().as_str() }
 }

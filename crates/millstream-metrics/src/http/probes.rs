@@ -13,17 +13,18 @@ use crate::probe::{self, Backend, Report};
 
 /// Whether the process should go on. Redis is not asked: a restart would not bring it back.
 pub(super) async fn livez(State(app): State<Arc<App>>) -> Response {
-    answer(probe::live(&app.observer.checks.healths()))
+    answer(probe::live(&app.observer.checks.healths(), &app.observer.checks.workers()))
 }
 
-/// Whether the process takes part: Redis answers, and every consumer has joined its group.
+/// Whether the process takes part: Redis answers, every consumer has joined its group, and every worker works.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
     let reached = match timeout(app.config.patience, probe::reach(&app.backend)).await {
         Ok(Ok(())) => Backend::Reached,
         Ok(Err(error)) => Backend::Failed(error.to_string()),
         Err(_) => Backend::Failed(format!("no answer within {:?}", app.config.patience)),
     };
-    answer(probe::ready(&reached, &app.observer.checks.healths(), app.config.consumers))
+    let checks = &app.observer.checks;
+    answer(probe::ready(&reached, &checks.healths(), &checks.workers(), app.config.consumers))
 }
 
 fn answer(report: Report) -> Response {

@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use millstream_core::health::{ConsumerState, Health, HealthCheck};
+use millstream_core::health::{ConsumerState, Health, HealthCheck, TopicHealth, WorkerCheck, WorkerHealth};
 use millstream_core::{Event, GroupName, MemberId, Observer, TopicPartition};
 use millstream_metrics::{Metrics, MetricsConfig};
 
@@ -46,6 +46,13 @@ impl Puppet {
         Arc::new(Self(Mutex::new(health)))
     }
 
+    /// One of a topic.
+    pub(crate) fn of(topic: &str, group: &str, member: &str, state: ConsumerState) -> Arc<Self> {
+        let puppet = Self::new(group, member, state);
+        puppet.set(|health| health.topics.push(TopicHealth::new(topic.parse().expect("name"))));
+        puppet
+    }
+
     pub(crate) fn set(&self, change: impl FnOnce(&mut Health)) {
         change(&mut self.0.lock().expect("lock"));
     }
@@ -61,6 +68,32 @@ impl Puppet {
 
 impl HealthCheck for Puppet {
     fn health(&self) -> Health {
+        self.0.lock().expect("lock").clone()
+    }
+}
+
+/// A worker of a delay queue that is as it is told to be.
+pub(crate) struct Hand(pub(crate) Mutex<WorkerHealth>);
+
+impl Hand {
+    pub(crate) fn new(queue: &str, worker: &str, state: ConsumerState) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(WorkerHealth::new(queue.parse().expect("name"), worker.into(), state))))
+    }
+
+    pub(crate) fn set(&self, change: impl FnOnce(&mut WorkerHealth)) {
+        change(&mut self.0.lock().expect("lock"));
+    }
+
+    /// Tells an observer of its start.
+    pub(crate) fn start(self: &Arc<Self>, observer: &impl Observer) {
+        let health: Arc<dyn WorkerCheck> = self.clone();
+        let queue = &self.health().queue;
+        observer.observe(&Event::WorkerStarted { queue, health: &health });
+    }
+}
+
+impl WorkerCheck for Hand {
+    fn health(&self) -> WorkerHealth {
         self.0.lock().expect("lock").clone()
     }
 }

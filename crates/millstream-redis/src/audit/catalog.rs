@@ -4,7 +4,7 @@ use millstream_core::audit::{Audited, Fault, Finding, Scope};
 use millstream_core::catalog::Catalog;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::keys::Key;
-use millstream_core::name::TopicName;
+use millstream_core::name::{GroupName, TopicName};
 use millstream_core::schedule::Place;
 use millstream_core::topic::{Retention, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
@@ -45,6 +45,8 @@ impl RedisBackend {
             Scope::Group(tp, group) => vec![
                 (keys.retry_log(tp, group), "stream"),
                 (keys.dead_letters(tp, group), "stream"),
+                (keys.dead_claims(tp, group), "hash"),
+                (keys.dead_imports(tp, group), "hash"),
                 (keys.lease(tp, group), "string"),
                 (keys.fence(tp, group), "hash"),
                 (keys.retry_due(tp, group), "zset"),
@@ -124,7 +126,10 @@ impl RedisBackend {
         let spec = match self.topic(topic).await {
             Ok(spec) => spec,
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                if listed {
+                if self.is_being_deleted(topic).await? {
+                    let detail = format!("topic {topic}, {card} partitions are listed");
+                    found(Fault::DeletionUnfinished, topic.as_str(), detail);
+                } else if listed {
                     let detail = format!("{card} partitions are listed");
                     found(Fault::TopicWithoutSettings, topic.as_str(), detail);
                 }
@@ -145,8 +150,33 @@ impl RedisBackend {
             let detail = format!("{card} are listed, {} should be", spec.partitions);
             found(Fault::PartitionsUnfinished, topic.as_str(), detail);
         }
+        for group in self.groups_being_deleted(topic).await? {
+            found(Fault::DeletionUnfinished, group.as_str(), format!("group {group}"));
+        }
         page.looked_at += logs.len() as u64;
         Ok(page)
+    }
+
+    async fn is_being_deleted(&self, topic: &TopicName) -> Result<bool> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("HEXISTS").arg(self.inner.keys.topic_meta(topic).as_str()).arg("deleting");
+        Ok(reply::int(self.ask(&pipe).await?.pop().unwrap_or_default())? == 1)
+    }
+
+    async fn groups_being_deleted(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
+        let mut deleting = Vec::new();
+        for chunk in self.groups(topic).await?.chunks(CHUNK) {
+            let mut pipe = Pipeline::with_capacity(chunk.len());
+            for group in chunk {
+                pipe.cmd("HEXISTS").arg(self.inner.keys.group_state(topic, group).as_str()).arg("deleting");
+            }
+            for (group, answer) in chunk.iter().zip(self.ask(&pipe).await?) {
+                if reply::int(answer)? == 1 {
+                    deleting.push(group.clone());
+                }
+            }
+        }
+        Ok(deleting)
     }
 
     pub(super) async fn repair_topic(&self, topic: &TopicName, fault: Fault) -> Result<bool> {
@@ -167,7 +197,11 @@ impl RedisBackend {
         if partitions > 0 {
             // What it kept for how long is not known: so nothing is dropped.
             let spec = TopicSpec::new(topic.clone(), partitions)?.with_retention(Retention::Keep);
-            return self.create_topic(&spec).await.map(|_| true);
+            match self.restore_topic(&spec).await {
+                // Somebody does not want it any more, and the list does not know.
+                Err(error) if error.kind() == ErrorKind::Deleted => {}
+                other => return other.map(|_| true),
+            }
         }
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("SREM").arg(keys.topics().as_str()).arg(topic.as_str());

@@ -1,6 +1,7 @@
 //! Deleting topics and groups: all keys of theirs, by their names, in steps that a server does not notice.
 //!
-//! Whatever says that there is something comes last, so that what was stopped half-way can be asked again.
+//! First it is written down that something is being deleted, then the leases go, and whatever says that there is something
+//! comes last: so nobody brings it back meanwhile, and what was stopped half-way can be asked again.
 
 use std::collections::BTreeSet;
 
@@ -12,9 +13,10 @@ use millstream_core::topic::{MAX_PARTITIONS, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
 use super::CHUNK;
+use super::groups::Stage;
 use crate::backend::RedisBackend;
 use crate::connection::Line;
-use crate::{reply, script};
+use crate::reply;
 
 /// The most keys that one command takes away. Their values go in the background.
 const KEYS: usize = 100;
@@ -24,16 +26,23 @@ const PENDING: u64 = 5_000;
 const PAGE: usize = 1_000;
 
 /// All that a group has in a partition, apart from itself in the log.
-fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 7] {
+fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 9] {
     [
         keys.held(tp, group),
         keys.retry_due(tp, group),
         keys.retry_items(tp, group),
         keys.retry_log(tp, group),
         keys.dead_letters(tp, group),
+        keys.dead_claims(tp, group),
+        keys.dead_imports(tp, group),
         keys.lease(tp, group),
         keys.fence(tp, group),
     ]
+}
+
+/// What says who works there.
+fn lease_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 2] {
+    [keys.lease(tp, group), keys.fence(tp, group)]
 }
 
 /// All that a group has for the whole topic.
@@ -68,38 +77,85 @@ impl RedisBackend {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             other => drop(other?),
         }
-        let call = self.inner.scripts.forget_topic.call([&of_topic[2]]);
-        let partitions = script::run_one(&self.inner.pool, call).await?;
-        let known = partitions != Value::Nil;
-        if known {
-            let partitions = u32::try_from(reply::count(partitions)?).unwrap_or(u32::MAX).min(MAX_PARTITIONS);
-            let topic = TopicSpec::new(name.clone(), partitions)?;
-            let all: Vec<TopicPartition> = topic.iter().collect();
-            let groups = self.all_groups(name, &all).await?;
-            for chunk in all.chunks(CHUNK) {
-                let mut pipe = Pipeline::new();
-                for tp in chunk {
-                    let of_groups = groups.iter().flat_map(|group| group_keys(keys, tp, group));
-                    unlink(&mut pipe, &of_groups.chain(partition_keys(keys, tp)).collect::<Vec<_>>());
-                }
-                self.all_done(&pipe, name).await?;
-            }
-            let members: Vec<_> = groups.iter().flat_map(|group| members_keys(keys, name, group)).collect();
-            let mut pipe = Pipeline::new();
-            unlink(&mut pipe, &members);
-            // The settings last: with them the rest can be found again.
-            unlink(&mut pipe, &of_topic);
-            self.all_done(&pipe, name).await?;
-        } else {
-            let mut pipe = Pipeline::new();
-            unlink(&mut pipe, &of_topic);
-            self.all_done(&pipe, name).await?;
-        }
+        let known = self.forget_settings(name).await?;
+        // Of an expansion that was not finished, or of a topic that lost its settings, the list alone tells.
+        let partitions = self.listed_partitions(name, known.unwrap_or(0)).await?;
+        let groups =
+            if partitions > 0 { self.take_partitions(name, partitions).await? } else { BTreeSet::new() };
+        // Off the list before the settings go: with them the rest can be found again, whatever stops this.
         let registry = keys.topics();
         let mut pipe = Pipeline::new();
         pipe.cmd("SREM").arg(registry.as_str()).arg(name.as_str());
         let listed = reply::int(self.inner.one(&registry, &pipe).await?)? == 1;
-        Ok(known || listed)
+        let members: Vec<_> = groups.iter().flat_map(|group| members_keys(keys, name, group)).collect();
+        let states: Vec<_> = groups.iter().map(|group| keys.group_state(name, group)).collect();
+        let mut pipe = Pipeline::new();
+        unlink(&mut pipe, &members);
+        unlink(&mut pipe, &states);
+        unlink(&mut pipe, &of_topic);
+        self.all_done(&pipe, name).await?;
+        Ok(known.is_some() || listed)
+    }
+
+    /// Takes away all that is in the slots of a topic's partitions, and gives back the groups that were there.
+    async fn take_partitions(&self, name: &TopicName, partitions: u32) -> Result<BTreeSet<GroupName>> {
+        let keys = &self.inner.keys;
+        let topic = TopicSpec::new(name.clone(), partitions)?;
+        let all: Vec<TopicPartition> = topic.iter().collect();
+        let groups = self.all_groups(name, &all).await?;
+        self.wake_members(name, &groups).await?;
+        // The leases before all else: then nobody who works there can say any more that something is done.
+        for chunk in all.chunks(CHUNK) {
+            let mut pipe = Pipeline::new();
+            for tp in chunk {
+                let leases = groups.iter().flat_map(|group| lease_keys(keys, tp, group));
+                unlink(&mut pipe, &leases.collect::<Vec<_>>());
+            }
+            self.all_done(&pipe, name).await?;
+        }
+        for chunk in all.chunks(CHUNK) {
+            let mut pipe = Pipeline::new();
+            for tp in chunk {
+                let of_groups = groups.iter().flat_map(|group| group_keys(keys, tp, group));
+                unlink(&mut pipe, &of_groups.chain(partition_keys(keys, tp)).collect::<Vec<_>>());
+            }
+            self.all_done(&pipe, name).await?;
+        }
+        Ok(groups)
+    }
+
+    /// How many partitions there are, with those that an expansion that was not finished has made.
+    async fn listed_partitions(&self, name: &TopicName, known: u32) -> Result<u32> {
+        let key = self.inner.keys.topic_partitions(name);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("SCARD").arg(key.as_str());
+        if reply::count(self.inner.one(&key, &pipe).await?)? <= known as usize {
+            return Ok(known);
+        }
+        let mut pipe = Pipeline::new();
+        pipe.cmd("SMEMBERS").arg(key.as_str());
+        let mut most = known;
+        for log in reply::array(self.inner.one(&key, &pipe).await?)? {
+            // What is none of ours stays: nobody's keys are guessed.
+            let partition = self.inner.keys.partition_of(name, &reply::text(log)?);
+            most = most.max(partition.map_or(0, |partition| partition.0.saturating_add(1)));
+        }
+        Ok(most.min(MAX_PARTITIONS))
+    }
+
+    /// Wakes all who wait for changes of these groups: their next heartbeat tells.
+    async fn wake_members(&self, name: &TopicName, groups: &BTreeSet<GroupName>) -> Result<()> {
+        let mut pipe = Pipeline::with_capacity(groups.len());
+        for group in groups {
+            let changes = self.inner.keys.changes(name, group);
+            pipe.cmd("XADD").arg(changes.as_str()).arg("NOMKSTREAM").arg("MAXLEN").arg("=").arg(1);
+            pipe.arg("*").arg("deleting").arg(name.as_str());
+        }
+        match self.all_done(&pipe, name).await {
+            // They hear of it all the same, somewhat later.
+            Err(error) if error.kind() == ErrorKind::Backpressure => Ok(()),
+            other => other,
+        }
     }
 
     /// The groups that are registered, and those that are on a log without that; from now on these are registered too,
@@ -132,8 +188,17 @@ impl RedisBackend {
     pub(super) async fn take_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
         let keys = &self.inner.keys;
         let spec = self.stored_topic(topic).await?;
-        let all: Vec<TopicPartition> = spec.iter().collect();
-        let mut known = false;
+        let partitions = self.listed_partitions(topic, spec.partitions).await?;
+        let all: Vec<TopicPartition> = TopicSpec::new(topic.clone(), partitions)?.iter().collect();
+        let mut known = self.forget_group(topic, group, Stage::Begin).await?;
+        // The leases before all else: then nobody who works there can say any more that something is done.
+        for chunk in all.chunks(CHUNK) {
+            let mut pipe = Pipeline::with_capacity(chunk.len());
+            for tp in chunk {
+                unlink(&mut pipe, &lease_keys(keys, tp, group));
+            }
+            self.all_done(&pipe, topic).await?;
+        }
         for chunk in all.chunks(CHUNK) {
             for (tp, look) in chunk.iter().zip(self.look_at(chunk).await?) {
                 if look.group(group.as_str()).is_some_and(|group| group.pending > PENDING) {
@@ -156,11 +221,9 @@ impl RedisBackend {
         let mut pipe = Pipeline::new();
         unlink(&mut pipe, &members_keys(keys, topic, group));
         self.all_done(&pipe, topic).await?;
-        let groups = keys.topic_groups(topic);
-        let mut pipe = Pipeline::new();
-        pipe.cmd("SREM").arg(groups.as_str()).arg(group.as_str());
-        let registered = reply::int(self.inner.one(&groups, &pipe).await?)? == 1;
-        Ok(known || registered)
+        let stage = if known { Stage::End } else { Stage::Never };
+        self.forget_group(topic, group, stage).await?;
+        Ok(known)
     }
 
     /// Takes everything off a group's pending list, in parts.

@@ -1,18 +1,19 @@
 //! The exact lag: what the server says where that can be believed, else what is counted, else nothing.
 //!
 //! A server keeps a count of what a group has read, and it goes wrong on some: a read behind deleted or trimmed entries
-//! counts one where it passed many. `docs/protocol.md` has the table of what was found on which server.
+//! counts one where it passed many. `docs/protocol.md` has the table of what was found on which server. Where it was right
+//! once, and nothing happened since that could make it wrong, it is right (`memory.rs`). What is too long to be counted in
+//! one call is counted on in the next.
 
 use millstream_core::error::Result;
+use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::topic::TopicPartition;
 
 use super::look::{GroupLook, Look};
+use super::memory::{Proof, Tally};
 use super::walk::{Walk, above};
 use crate::backend::RedisBackend;
-
-/// How many entries are counted of one partition at most, half of them on each side of the group.
-pub(super) const BUDGET: u64 = 20_000;
 
 /// What is known of a lag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,19 +60,116 @@ pub(super) fn at_once(look: &Look, group: &GroupLook, trust: Trust) -> Option<u6
     }
 }
 
+/// How many marks a tally gets for what is counted in one call.
+const MARKS_PER_CALL: u64 = 5;
+
+/// What is counted.
+struct Of<'a> {
+    log: &'a Key,
+    /// About how many bytes it takes.
+    bytes: u64,
+    look: &'a Look,
+    /// How much is counted in one call.
+    budget: u64,
+}
+
+/// One side of a lag that is being counted.
+struct Side {
+    tally: Tally,
+    /// What stands before its first mark, where that has to be counted anew.
+    head: Option<Walk>,
+    /// What was not counted yet.
+    walk: Walk,
+    /// How much is counted in one call.
+    budget: u64,
+}
+
+impl Side {
+    /// Goes on with what is remembered of the range above `start` up to `end`, as far as that is sure.
+    fn new(of: &Of<'_>, before: Option<Tally>, start: MessageId, end: MessageId) -> Self {
+        let Of { log, bytes, look, budget } = *of;
+        let walk = |from, to, limit| {
+            Walk::new(log.clone(), above(from), to, limit).with_entries_of(bytes, look.length)
+        };
+        let new = || (Tally::new(look, start, budget / MARKS_PER_CALL), false);
+        let (tally, anew) = before.and_then(|tally| tally.fit(look, start, end)).unwrap_or_else(new);
+        let first = if anew { tally.first() } else { None };
+        let head = first.map(|(from, to)| walk(from, to, u64::MAX));
+        let walk = walk(tally.up_to(), end, budget);
+        Self { tally, head, walk, budget }
+    }
+
+    /// The walk that is to go on.
+    fn current(&mut self) -> Option<&mut Walk> {
+        let head = self.head.as_mut().filter(|head| !head.is_over());
+        Some(head.unwrap_or(&mut self.walk)).filter(|walk| !walk.is_over())
+    }
+
+    /// A step was made.
+    fn stepped(&mut self) {
+        match self.head.take() {
+            Some(head) if head.is_over() => self.tally.recount(head.counted),
+            Some(head) => self.head = Some(head),
+            None => {
+                let new = self.walk.take_counted();
+                if new > 0 {
+                    self.tally.add(self.walk.up_to(), new);
+                }
+            }
+        }
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.current().is_none()
+    }
+
+    /// How many there are, if all were counted.
+    fn complete(&self) -> Option<u64> {
+        (self.head.is_none() && self.walk.is_complete()).then(|| self.tally.total())
+    }
+
+    /// What is worth remembering.
+    fn keep(self) -> Option<Tally> {
+        self.head.is_none().then_some(self.tally)
+    }
+
+    /// Whether it took, or takes, more than one call.
+    fn is_long(&self) -> bool {
+        self.tally.total() > self.budget || !self.walk.is_complete()
+    }
+}
+
 /// A lag that is being counted: entries that the group has passed, and those that it has not.
 struct Count {
     /// Which of the partitions.
     at: usize,
-    look: Look,
-    passed: Walk,
-    unread: Walk,
+    passed: Side,
+    unread: Side,
 }
 
 impl Count {
-    fn is_over(&self) -> bool {
-        let exhausted = self.passed.is_over() && self.unread.is_over();
-        exhausted || self.passed.is_complete() || self.unread.is_complete()
+    /// The walks that are to go on.
+    fn walks(&mut self) -> impl Iterator<Item = &mut Walk> {
+        let over = self.is_over();
+        self.passed.current().into_iter().chain(self.unread.current()).filter(move |_| !over)
+    }
+
+    /// One side is enough.
+    fn is_over(&mut self) -> bool {
+        let done = self.passed.complete().or(self.unread.complete()).is_some();
+        done || (self.passed.is_over() && self.unread.is_over())
+    }
+
+    /// The lag at the moment of the first look, if the log was still the same by the second, as far as it matters.
+    fn exact(&self, look: &Look, group: &GroupLook, now: &Look) -> Option<u64> {
+        let whole = now.removed.is_some() && now.removed == look.removed;
+        let unread = group.first_unread.filter(|unread| now.first.is_some_and(|first| first <= *unread));
+        let untouched = unread.is_some() && now.deleted.is_some_and(|deleted| deleted <= group.position);
+        match (self.unread.complete(), self.passed.complete()) {
+            (Some(unread), _) if whole || untouched => Some(unread),
+            (_, Some(passed)) if whole && now.first == look.first => look.length.checked_sub(passed),
+            _ => None,
+        }
     }
 }
 
@@ -84,51 +182,69 @@ impl RedisBackend {
         group: &str,
         trust: Trust,
     ) -> Result<Vec<Option<Lag>>> {
+        let counted = &self.inner.counted;
         let mut lags = Vec::with_capacity(looks.len());
         let mut open = Vec::new();
-        for (at, look) in looks.iter().enumerate() {
-            let Some(group) = look.group(group) else {
+        for (at, (tp, look)) in partitions.iter().zip(looks).enumerate() {
+            let Some(stands) = look.group(group) else {
                 lags.push(None);
                 continue;
             };
-            let lag = at_once(look, group, trust);
+            let log = self.inner.keys.log(tp);
+            let mut remembered = counted.of(&log, group, look);
+            let proven = |proof: Proof| trust != Trust::Never && proof.holds(look, stands);
+            let lag = at_once(look, stands, trust)
+                .or_else(|| if remembered.proof.is_some_and(proven) { stands.lag } else { None });
             lags.push(Some(lag.map_or(Lag::AtLeast(1), Lag::Exact)));
-            if lag.is_none() {
-                open.push((at, group.position));
+            match lag {
+                Some(lag) => {
+                    remembered.proof = Proof::of(look, stands, lag);
+                    (remembered.passed, remembered.unread) = (None, None);
+                    counted.keep(&log, group, remembered);
+                }
+                None => open.push((at, log, stands, remembered)),
             }
         }
         if open.is_empty() {
             return Ok(lags);
         }
-        let logs: Vec<Key> = open.iter().map(|(at, _)| self.inner.keys.log(&partitions[*at])).collect();
+        let logs: Vec<Key> = open.iter().map(|(_, log, ..)| log.clone()).collect();
         let bytes = self.inner.bytes_of(&logs).await?;
-        let counts = open.into_iter().zip(logs).zip(bytes).map(|(((at, position), log), bytes)| {
-            let look = looks[at].clone();
-            let walk =
-                |from, to| Walk::new(log.clone(), from, to, BUDGET / 2).with_entries_of(bytes, look.length);
+        let mut counts = Vec::with_capacity(open.len());
+        for ((at, log, stands, remembered), bytes) in open.iter_mut().zip(bytes) {
+            let (look, position) = (&looks[*at], stands.position);
+            let bottom = look.first.map_or(MessageId::ZERO, MessageId::previous);
+            let of = Of { log, bytes, look, budget: self.inner.config.lag_budget / 2 };
+            let side = |before, start, end| Side::new(&of, before, start, end);
             // What is appended from now on does not count.
             let last = look.last.unwrap_or(position);
-            let (passed, unread) = (walk(look.first, position), walk(above(position), last));
-            Count { at, look, passed, unread }
-        });
-        let mut counts: Vec<Count> = counts.collect();
-        while counts.iter().any(|count| !count.is_over()) {
-            let running = counts.iter_mut().filter(|count| !count.is_over());
-            self.inner.step(running.flat_map(|count| [&mut count.passed, &mut count.unread])).await?;
+            let passed = side(remembered.passed.take(), bottom, position);
+            let unread = side(remembered.unread.take(), position.max(bottom), last);
+            counts.push(Count { at: *at, passed, unread });
+        }
+        while counts.iter_mut().any(|count| !count.is_over()) {
+            self.inner.step(counts.iter_mut().flat_map(Count::walks)).await?;
+            counts.iter_mut().for_each(|count| {
+                count.passed.stepped();
+                count.unread.stepped();
+            });
         }
 
         let again: Vec<_> = counts.iter().map(|count| partitions[count.at].clone()).collect();
-        for (count, now) in counts.iter().zip(self.look_at(&again).await?) {
-            let unread = count.unread.counted;
-            // Nothing may have left the log meanwhile, or the length does not belong to what was counted.
-            let same = (now.first, now.removed) == (count.look.first, count.look.removed);
-            lags[count.at] = Some(if count.unread.is_complete() {
-                Lag::Exact(unread)
-            } else if count.passed.is_complete() && same {
-                Lag::Exact(count.look.length.saturating_sub(count.passed.counted))
-            } else {
-                Lag::AtLeast(unread.max(1))
-            });
+        let nows = self.look_and_ask_who(&again).await?;
+        for ((count, now), (at, log, stands, mut remembered)) in counts.into_iter().zip(nows).zip(open) {
+            let look = &looks[at];
+            let same_server = now.server == look.server;
+            let exact = count.exact(look, stands, &now).filter(|_| same_server);
+            lags[at] = Some(exact.map_or(Lag::AtLeast(count.unread.tally.total().max(1)), Lag::Exact));
+            remembered.proof = exact.and_then(|exact| Proof::of(look, stands, exact));
+            // Short ones are counted anew as quickly.
+            let keep = remembered.proof.is_none() && count.passed.is_long() && count.unread.is_long();
+            if keep && same_server {
+                let Count { passed, unread, .. } = count;
+                (remembered.passed, remembered.unread) = (passed.keep(), unread.keep());
+            }
+            counted.keep(&log, group, remembered);
         }
         Ok(lags)
     }

@@ -21,6 +21,11 @@ pub(super) struct Look {
     pub(super) last: Option<MessageId>,
     /// How many entries ever left it; `None` if the server does not know.
     pub(super) removed: Option<u64>,
+    /// The largest id of an entry that somebody deleted by itself, and not from the beginning; `None` if the server does
+    /// not know.
+    pub(super) deleted: Option<MessageId>,
+    /// Which process it is, and whose data it has: another one after a restart or a fail-over.
+    pub(super) server: Option<String>,
     pub(super) groups: Vec<GroupLook>,
 }
 
@@ -57,9 +62,18 @@ impl GroupLook {
 impl RedisBackend {
     /// Looks at each of these partitions, in one pipeline.
     pub(super) async fn look_at(&self, partitions: &[TopicPartition]) -> Result<Vec<Look>> {
+        self.look(partitions, "").await
+    }
+
+    /// The same, and at which server that was.
+    pub(super) async fn look_and_ask_who(&self, partitions: &[TopicPartition]) -> Result<Vec<Look>> {
+        self.look(partitions, "1").await
+    }
+
+    async fn look(&self, partitions: &[TopicPartition], who: &str) -> Result<Vec<Look>> {
         let calls = partitions.iter().map(|tp| {
             let log = self.inner.keys.log(tp);
-            self.inner.scripts.look.call([&log])
+            self.inner.scripts.look.call([&log]).arg(who)
         });
         let answers = script::run(&self.inner.pool, calls.collect()).await?;
         let looks = answers.into_iter().zip(partitions).map(|(answer, tp)| {
@@ -78,7 +92,7 @@ fn maybe<T>(value: Value, read: impl Fn(Value) -> Result<T>) -> Result<Option<T>
 }
 
 fn read(answer: Value) -> Result<Look> {
-    let [now_ms, length, first, last, removed, groups] = reply::tuple(answer)?;
+    let [now_ms, length, first, last, removed, deleted, server, groups] = reply::tuple(answer)?;
     let groups = reply::array(groups)?.into_iter().map(|group| {
         let [name, position, pending, oldest_pending, first_unread, lag] = reply::tuple(group)?;
         Ok(GroupLook {
@@ -97,6 +111,8 @@ fn read(answer: Value) -> Result<Look> {
         first: maybe(first, reply::id)?,
         last: maybe(last, reply::id)?,
         removed: maybe(removed, number)?,
+        deleted: maybe(deleted, reply::id)?,
+        server: maybe(server, reply::text)?,
         groups: groups.collect::<Result<_>>()?,
     })
 }

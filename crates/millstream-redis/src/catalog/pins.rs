@@ -32,7 +32,9 @@ impl RedisBackend {
             let mut walks = Vec::with_capacity(found.len());
             for (((_, look, pin), log), bytes) in found.iter().zip(&logs).zip(&bytes) {
                 let (from, to) = (pin.watermark, next(look).previous());
-                let walk = Walk::new(log.clone(), Some(from), to, Pin::LIMIT);
+                // What stays for it alone may be the whole log, which needs no counting.
+                let from = if whole(look, pin) { None } else { Some(from) };
+                let walk = Walk::new(log.clone(), from, to, Pin::LIMIT);
                 walks.push(walk.with_entries_of(*bytes, look.length));
             }
             while walks.iter().any(|walk| !walk.is_over()) {
@@ -46,8 +48,8 @@ impl RedisBackend {
             for ((((_, look, pin), walk), bytes), consumers) in
                 found.iter_mut().zip(walks).zip(bytes).zip(consumers)
             {
-                pin.entries = walk.counted;
-                pin.bytes = bytes.checked_div(look.length).unwrap_or(0).saturating_mul(walk.counted);
+                pin.entries = if whole(look, pin) { look.length } else { walk.counted };
+                pin.bytes = bytes.checked_div(look.length).unwrap_or(0).saturating_mul(pin.entries);
                 pin.idle = idle(consumers)?;
             }
             pins.extend(found.into_iter().map(|(.., pin)| pin));
@@ -66,6 +68,12 @@ fn pin(tp: &TopicPartition, look: &Look) -> Option<Pin> {
     let (watermark, group) = names.min()?;
     look.last.filter(|last| watermark <= *last)?;
     Some(Pin::new(tp.partition, group, watermark))
+}
+
+/// Whether every entry stays for this group alone.
+fn whole(look: &Look, pin: &Pin) -> bool {
+    let others = look.last.is_some_and(|last| next(look) > last);
+    others && look.first.is_some_and(|first| pin.watermark <= first)
 }
 
 /// The watermark of the group after the slowest; behind the end if there is none.

@@ -3,9 +3,10 @@
 use millstream_core::catalog::FORMAT;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::name::TopicName;
-use millstream_core::topic::{Retention, TopicChange, TopicSpec};
+use millstream_core::topic::{MAX_PARTITIONS, Retention, TopicChange, TopicSpec};
 use redis::{Pipeline, Value};
 
+use super::{Mode, groups};
 use crate::backend::RedisBackend;
 use crate::{reply, script};
 
@@ -14,15 +15,32 @@ const META: [&str; 5] = ["partitionCount", "format", "retention", "maxLength", "
 
 impl RedisBackend {
     /// Stores settings unless there are some, and gives back what is stored.
-    pub(super) async fn store_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+    pub(super) async fn store_topic(&self, spec: &TopicSpec, mode: Mode) -> Result<TopicSpec> {
         spec.check()?;
-        let meta = self.inner.keys.topic_meta(&spec.name);
+        let keys = &self.inner.keys;
+        let (meta, deleted) = (keys.topic_meta(&spec.name), keys.topic_deleted(&spec.name));
         // All in one script, so that nobody reads half of it.
-        let call = self.inner.scripts.create_topic.call([&meta]).arg(spec.partitions).arg(FORMAT);
+        let call = self.inner.scripts.create_topic.call([&meta, &deleted]);
+        let call = call.arg(mode.as_str()).arg(spec.partitions).arg(FORMAT);
         let call = call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0));
         let answer = script::run_one(&self.inner.pool, call).await;
-        let stored = answer.map_err(|error| error.during(format_args!("create topic {}", spec.name)))?;
+        let stored = answer.map_err(|error| match error.kind() {
+            ErrorKind::Deleted => Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)),
+            _ => error.during(format_args!("create topic {}", spec.name)),
+        })?;
         read(&spec.name, stored)
+    }
+
+    /// Marks a topic as being deleted, and gives back how many partitions it has, or had when that began.
+    pub(super) async fn forget_settings(&self, name: &TopicName) -> Result<Option<u32>> {
+        let keys = &self.inner.keys;
+        let call = self.inner.scripts.forget_topic.call([&keys.topic_meta(name), &keys.topic_deleted(name)]);
+        let partitions = script::run_one(&self.inner.pool, call.arg(groups::millis())).await?;
+        if partitions == Value::Nil {
+            return Ok(None);
+        }
+        let partitions = u32::try_from(reply::count(partitions)?).unwrap_or(u32::MAX);
+        Ok(Some(partitions.min(MAX_PARTITIONS)))
     }
 
     pub(super) async fn stored_topic(&self, name: &TopicName) -> Result<TopicSpec> {

@@ -28,7 +28,7 @@ impl RedisBackend {
         let mut stats = Vec::with_capacity(all.len());
         for chunk in all.chunks(CHUNK) {
             let (trust, beside) = self.beside(chunk, group).await?;
-            let looks = self.look_at(chunk).await?;
+            let looks = self.look_and_ask_who(chunk).await?;
             let lags = self.lags(chunk, &looks, group.as_str(), trust).await?;
             for (((tp, look), lag), beside) in chunk.iter().zip(&looks).zip(lags).zip(beside) {
                 let one = partition_stats(tp, group, look, lag, beside);
@@ -75,6 +75,7 @@ fn partition_stats(
     let retry_log = reply::group(retry_log, group.as_str())?.unwrap_or_default();
     let mut stats = PartitionStats::empty(tp.partition);
     stats.length = look.length;
+    stats.appended = look.removed.map(|removed| look.length + removed).or((!look.exists).then_some(0));
     if let Some(group) = look.group(group.as_str()) {
         stats.position = Some(group.position);
         stats.pending = group.pending + retry_log.pending;

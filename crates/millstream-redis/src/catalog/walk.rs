@@ -24,6 +24,7 @@ pub(super) struct Walk {
     limit: u64,
     page: u64,
     pub(super) counted: u64,
+    taken: u64,
 }
 
 /// The id after `id`, if there can be one.
@@ -35,7 +36,7 @@ impl Walk {
     /// From `from` to `to`, both included; with `None` there is nothing to count.
     pub(super) fn new(log: Key, from: Option<MessageId>, to: MessageId, limit: u64) -> Self {
         let from = from.filter(|from| *from <= to && limit > 0);
-        Self { log, from, to, limit, page: PAGE, counted: 0 }
+        Self { log, from, to, limit, page: PAGE, counted: 0, taken: 0 }
     }
 
     /// Takes smaller steps where entries are large: of `bytes` altogether, for `length` entries.
@@ -53,6 +54,16 @@ impl Walk {
     /// Whether everything was counted.
     pub(super) fn is_complete(&self) -> bool {
         self.from.is_none()
+    }
+
+    /// What was counted since this was asked last.
+    pub(super) fn take_counted(&mut self) -> u64 {
+        self.counted - std::mem::replace(&mut self.taken, self.counted)
+    }
+
+    /// Everything up to this id was counted.
+    pub(super) fn up_to(&self) -> MessageId {
+        self.from.map_or(self.to, MessageId::previous)
     }
 
     fn next_page(&self) -> u64 {

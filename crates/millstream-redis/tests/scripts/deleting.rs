@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millstream_core::catalog::{Catalog, Start};
-use millstream_core::keys::Keys;
+use millstream_core::catalog::{Catalog, REMEMBERED, Start};
+use millstream_core::keys::{Key, Keys};
 use millstream_core::leases::Lease;
 use millstream_core::log::{Append, Log};
 use millstream_core::members::Members;
@@ -31,7 +31,7 @@ pub(crate) async fn life(bench: &mut Bench) {
     assert!(bench.backend.delete_topic(&spec.name).await.expect("deleted"));
 }
 
-fn group(name: &str) -> GroupName {
+pub(crate) fn group(name: &str) -> GroupName {
     name.parse().expect("a name")
 }
 
@@ -44,7 +44,7 @@ async fn owner(bench: &Bench, spec: &TopicSpec, name: &str, nonce: &str) -> Leas
 }
 
 /// Makes every key that there can be of a topic and a group.
-async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
+pub(crate) async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
     let tp = TopicPartition::new(spec.name.clone(), 0);
     bench.backend.create_topic(spec).await.expect("created");
     bench.backend.create_group(spec, &group(name), Start::Earliest).await.expect("created");
@@ -73,6 +73,7 @@ async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
     let assigned = assignment(&[("m", &[0])]);
     let published = bench.backend.publish(&spec.name, &group(name), pulse.version, &assigned).await;
     assert!(published.expect("an answer"));
+    assert!(bench.backend.set_paused(&spec.name, &group(name), true).await.expect("an answer"));
     let place = Place::from(tp);
     let later = Scheduling {
         place: place.clone(),
@@ -93,7 +94,7 @@ async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
 }
 
 /// All that is on the server, byte for byte; of sets the members, since their order is nobody's.
-async fn everything(bench: &mut Bench) -> BTreeMap<String, Vec<Vec<u8>>> {
+pub(crate) async fn everything(bench: &mut Bench) -> BTreeMap<String, Vec<Vec<u8>>> {
     let keys: Vec<String> = redis::cmd("KEYS").arg("*").query_async(&mut bench.raw).await.expect("keys");
     let mut all = BTreeMap::new();
     for key in keys {
@@ -110,12 +111,15 @@ async fn everything(bench: &mut Bench) -> BTreeMap<String, Vec<Vec<u8>>> {
 }
 
 /// The keys that are not the same in both.
-fn differing(one: &BTreeMap<String, Vec<Vec<u8>>>, other: &BTreeMap<String, Vec<Vec<u8>>>) -> Vec<String> {
+pub(crate) fn differing(
+    one: &BTreeMap<String, Vec<Vec<u8>>>,
+    other: &BTreeMap<String, Vec<Vec<u8>>>,
+) -> Vec<String> {
     let keys = one.keys().chain(other.keys().filter(|key| !one.contains_key(*key)));
     keys.filter(|key| one.get(*key) != other.get(*key)).cloned().collect()
 }
 
-fn spec(name: &str, partitions: u32) -> TopicSpec {
+pub(crate) fn spec(name: &str, partitions: u32) -> TopicSpec {
     TopicSpec::new(name.parse().expect("name"), partitions).expect("a topic")
 }
 
@@ -146,8 +150,21 @@ async fn a_deleted_topic_leaves_nothing_and_takes_nothing_else() {
         assert!(filled.contains_key(key), "{key} was not made: the test does not test it");
     }
     assert!(bench.backend.delete_topic(&flights.name).await.expect("deleted"));
+    forgotten(&mut bench, &flights).await;
     assert_eq!(differing(&everything(&mut bench).await, &before), [""; 0]);
     assert!(!bench.backend.delete_topic(&flights.name).await.expect("nothing to do"));
+}
+
+/// Lets the time pass for which it is remembered that a topic was deleted: one key, which goes by itself.
+pub(crate) async fn forgotten(bench: &mut Bench, spec: &TopicSpec) {
+    goes_by_itself(bench, &bench.keys.topic_deleted(&spec.name)).await;
+}
+
+pub(crate) async fn goes_by_itself(bench: &mut Bench, key: &Key) {
+    let left = bench.int(&format!("PTTL {key}")).await;
+    let remembered = i64::try_from(REMEMBERED.as_millis()).expect("small");
+    assert!((1..=remembered).contains(&left), "{key} lasts {left} ms");
+    bench.cmd(&format!("DEL {key}")).await;
 }
 
 /// All kinds of keys that are made for a topic and a group of it.
@@ -176,6 +193,7 @@ fn all_kinds(keys: &Keys, spec: &TopicSpec) -> Vec<String> {
         keys.topic_meta(&spec.name),
         keys.topic_partitions(&spec.name),
         keys.topic_groups(&spec.name),
+        keys.group_state(&spec.name, &group),
     ];
     all.iter().map(ToString::to_string).collect()
 }
@@ -201,6 +219,7 @@ async fn a_deletion_that_was_stopped_can_be_asked_again() {
     }
     assert!(bench.backend.topics().await.expect("topics").contains(&flights.name), "it can be found");
     assert!(bench.backend.delete_topic(&flights.name).await.expect("deleted"));
+    forgotten(&mut bench, &flights).await;
     assert_eq!(differing(&everything(&mut bench).await, &before), [""; 0]);
     // All but its name was gone.
     let registry = bench.keys.topics();
@@ -224,6 +243,8 @@ async fn a_deleted_group_leaves_nothing_and_takes_nothing_else() {
     let one = member("m", "m-1");
     bench.backend.heartbeat(&flights.name, &group("billing"), &one, true).await.expect("a pulse");
     assert!(bench.backend.delete_group(&flights.name, &group("billing")).await.expect("deleted"));
+    let state = bench.keys.group_state(&flights.name, &group("billing"));
+    goes_by_itself(&mut bench, &state).await;
     let after = everything(&mut bench).await;
     let names = |all: &BTreeMap<String, _>| all.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&after), names(&before));
@@ -251,5 +272,8 @@ async fn deleting_never_blocks_the_server() {
     assert!(bench.backend.delete_group(&spec.name, &name).await.expect("deleted"));
     assert!(bench.backend.delete_topic(&spec.name).await.expect("deleted"));
     assert_eq!(bench.int("SLOWLOG LEN").await, 0, "{:?}", bench.cmd("SLOWLOG GET").await);
+    forgotten(&mut bench, &spec).await;
+    let state = bench.keys.group_state(&spec.name, &name);
+    goes_by_itself(&mut bench, &state).await;
     assert_eq!(bench.cmd("KEYS *").await, Value::Array(Vec::new()));
 }

@@ -7,7 +7,7 @@ use millstream_core::leases::{Lease, Leases};
 use millstream_core::log::{Lost, Reader, Settlement};
 use millstream_core::name::GroupName;
 use millstream_core::topic::Retention;
-use millstream_core::{Log, MessageId};
+use millstream_core::{ErrorKind, Log, MessageId};
 
 use crate::server::{Bench, fetch, fields, grant};
 
@@ -131,4 +131,74 @@ async fn what_is_lost_is_counted_over_many_calls() {
     let trimmed = bench.backend.trim(&fast.lease, Retention::Age(age)).await.expect("trimmed");
     assert_eq!(trimmed.lost, [Lost { group: slow.group.clone(), unread: 77, pending: 0 }]);
     assert_eq!(trimmed.dropped, 77, "{:?}", appended.last());
+}
+
+/// Fills the log with entries of 100 KiB.
+async fn append_large(bench: &Bench, count: usize) {
+    let body = fields(&[(b"payload", &[b'x'; 100 * 1024])]);
+    let entry = || millstream_core::log::Append { topic_partition: bench.tp.clone(), fields: body.clone() };
+    for _ in 0..count / 50 {
+        let batch: Vec<_> = (0..50).map(|_| entry()).collect();
+        for id in bench.backend.append(&batch).await {
+            id.expect("appended");
+        }
+    }
+}
+
+/// How many scripts were called since the statistics were reset.
+async fn scripts(bench: &mut Bench) -> usize {
+    let info: String =
+        redis::cmd("INFO").arg("commandstats").query_async(&mut bench.raw).await.expect("statistics");
+    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next());
+    calls.and_then(|calls| calls.parse().ok()).unwrap_or(0)
+}
+
+/// To free 10,000 entries of 100 KiB takes 80 ms: so one call does less where they are large.
+#[tokio::test]
+async fn large_entries_are_dropped_few_at_a_time() {
+    let mut bench = Bench::private(&["--slowlog-log-slower-than", "20000"]).await;
+    append_large(&bench, 1_000).await;
+    bench.cmd("SLOWLOG RESET").await;
+    bench.cmd("CONFIG RESETSTAT").await;
+    let trimmed = bench.backend.trim(&bench.lease, Retention::Length(100)).await.expect("trimmed");
+    assert_eq!((trimmed.dropped, trimmed.more), (900, false));
+    let calls = scripts(&mut bench).await;
+    assert!((4..=20).contains(&calls), "{calls} calls");
+    assert_eq!(bench.int("SLOWLOG LEN").await, 0, "{:?}", bench.cmd("SLOWLOG GET").await);
+    // Of small ones as many go at once as may: 1,000, since nobody has read them and they are counted.
+    append(&bench, 5_000).await;
+    bench.cmd("CONFIG RESETSTAT").await;
+    let trimmed = bench.backend.trim(&bench.lease, Retention::Length(1)).await.expect("trimmed");
+    assert_eq!((trimmed.dropped, trimmed.more), (5_099, false));
+    let calls = scripts(&mut bench).await;
+    assert!(calls <= 7, "{calls} calls");
+}
+
+/// The lease goes over in the middle of it: what was lost by then was lost for everybody, and is told.
+#[tokio::test]
+async fn what_was_dropped_before_an_error_is_told() {
+    let bench = Bench::private(&[]).await;
+    append_large(&bench, 1_000).await;
+    let (log, fence) = (bench.log(), bench.fence());
+    let taken = async {
+        let mut raw = bench.raw.clone();
+        loop {
+            let left: usize =
+                redis::cmd("XLEN").arg(log.as_str()).query_async(&mut raw).await.expect("a length");
+            if left < 1_000 {
+                let set = redis::cmd("HSET").arg(fence.as_str()).arg(&["token", "another"]).clone();
+                return set.exec_async(&mut raw).await.expect("taken");
+            }
+        }
+    };
+    let (trimmed, ()) = tokio::join!(bench.backend.trim(&bench.lease, Retention::Length(1)), taken);
+    let trimmed = trimmed.expect("what was done is told");
+    let left: usize =
+        redis::cmd("XLEN").arg(log.as_str()).query_async(&mut bench.raw.clone()).await.expect("a length");
+    assert_eq!(trimmed.dropped, 1_000 - left);
+    let unread: u64 = trimmed.lost.iter().map(|lost| lost.unread).sum();
+    assert_eq!(unread, trimmed.dropped as u64, "{trimmed:?}");
+    assert!(trimmed.more && left > 1, "it was stopped: {left} left");
+    let error = bench.backend.trim(&bench.lease, Retention::Length(1)).await.expect_err("another has it");
+    assert_eq!(error.kind(), ErrorKind::Fenced);
 }

@@ -8,6 +8,7 @@ use millstream_core::envelope::Limits;
 use millstream_core::error::ErrorKind;
 use millstream_core::history::History;
 use millstream_core::id::MessageId;
+use millstream_core::inspect::Range;
 use millstream_core::log::{Entry, Log, Receipt, Settlement, Source};
 use millstream_core::schedule::{Due, Schedule};
 use millstream_core::wire::{self, Fields, MAX_BODY_FIELDS};
@@ -89,7 +90,7 @@ async fn bytes_in_are_bytes_out_over_retry_death_and_replay() {
     assert_eq!(bench.int(&format!("XLEN {key}")).await, 0, "what was settled left the retry log");
 
     let list =
-        async || bench.backend.list(&bench.tp, &bench.group, MessageId::ZERO, 10).await.expect("listed");
+        async || bench.backend.list(&bench.tp, &bench.group, Range::ALL, 10).await.expect("listed").items;
     let letters = list().await;
     let [letter] = &letters[..] else { panic!("{letters:?}") };
     assert_eq!((&letter.reason, letter.attempts, letter.origin), (&Reason::Rejected, 3, origin));
@@ -155,10 +156,11 @@ async fn a_dead_letter_from_the_log_and_a_foreign_one() {
     assert_eq!(bench.settle(&[(log(origin), dead(origin))]).await, (1, 0));
     let key = bench.dlq();
     bench.cmd(&format!("XADD {key} * hello world")).await;
-    let letters = bench.backend.list(&bench.tp, &bench.group, MessageId::ZERO, 10).await.expect("listed");
+    let letters = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 10).await.expect("listed").items;
     assert_eq!(letters.len(), 2);
     assert_eq!(letters[0].body, odd());
-    let after = bench.backend.list(&bench.tp, &bench.group, letters[0].id, 10).await.expect("listed");
+    let behind = Range::ALL.behind(letters[0].id);
+    let after = bench.backend.list(&bench.tp, &bench.group, behind, 10).await.expect("listed").items;
     assert_eq!(after[0].body, fields(&[(b"hello", b"world")]));
     let foreign = after[0].id;
     assert_eq!(bench.backend.replay(&bench.tp, &bench.group, &[foreign]).await.expect("replayed"), 1);
@@ -180,7 +182,7 @@ async fn an_entry_of_too_many_fields_is_packed_and_does_not_stop_the_promoter() 
     assert_eq!(fetch(&mut reader, 10).await.entries.len(), 3);
     let batch = [(log(first), dead(first)), (log(second), retry(NOW, 2, second)), (log(most), dead(most))];
     assert_eq!(bench.settle(&batch).await, (3, 0));
-    let letters = bench.backend.list(&bench.tp, &bench.group, MessageId::ZERO, 10).await.expect("listed");
+    let letters = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 10).await.expect("listed").items;
     let packed = |body: &Fields| body.len() == 1 && body[0].0 == wire::PACKED && body[0].1.len() > 12_000;
     assert!(packed(&letters[0].body));
     // array 16, two values per field
@@ -200,14 +202,15 @@ async fn who_lost_the_lease_settles_nothing() {
     let next = bench.take_over().await;
     let settlements = [Settlement::Ack, retry(NOW, 2, appended[1]), dead(appended[2])];
     for (id, settlement) in appended.iter().zip(settlements.clone()) {
-        let error = bench.backend.settle(&bench.lease, &[(log(*id), settlement)]).await.expect_err("fenced");
+        let error =
+            Log::settle(&bench.backend, &bench.lease, &[(log(*id), settlement)]).await.expect_err("fenced");
         assert_eq!(error.kind(), ErrorKind::Fenced);
     }
     for error in [bench.backend.promote(&bench.lease, 10).await.err(), bench.trim().await.err()] {
         assert_eq!(error.expect("fenced").kind(), ErrorKind::Fenced);
     }
     let batch: Vec<_> = appended.iter().map(|id| log(*id)).zip(settlements).collect();
-    let settled = bench.backend.settle(&next, &batch).await.expect("settled");
+    let settled = Log::settle(&bench.backend, &next, &batch).await.expect("settled");
     assert_eq!(settled.applied, 3, "nothing had been done before");
 }
 
@@ -224,7 +227,7 @@ async fn put_before_remove_a_failure_half_way_leaves_no_hole() {
             _ => (bench.dlq(), dead(id)),
         };
         bench.cmd(&format!("SET {key} x")).await;
-        let error = bench.backend.settle(&bench.lease, &[(log(id), settlement.clone())]).await;
+        let error = Log::settle(&bench.backend, &bench.lease, &[(log(id), settlement.clone())]).await;
         let error = error.expect_err("a foreign type");
         assert_eq!(error.kind(), ErrorKind::WrongType);
         assert!(error.to_string().contains(key.as_str()), "{error}");
@@ -249,7 +252,7 @@ async fn ghosts_are_stale_and_without_the_group_nothing_but_an_ack_is_settled() 
     bench.cmd(&format!("XGROUP DESTROY {key} billing")).await;
     for settlement in [retry(NOW, 2, appended[2]), dead(appended[3])] {
         let batch = [(log(appended[2]), settlement), (log(appended[3]), Settlement::Ack)];
-        let error = bench.backend.settle(&bench.lease, &batch).await.expect_err("no group");
+        let error = Log::settle(&bench.backend, &bench.lease, &batch).await.expect_err("no group");
         assert_eq!(error.kind(), ErrorKind::GroupMissing);
     }
     assert_eq!(bench.settle(&[(log(appended[3]), Settlement::Ack)]).await, (0, 1));
@@ -279,7 +282,7 @@ async fn nothing_is_promoted_early_and_what_lost_its_body_is_told() {
     assert_eq!((first.moved + first.orphans, first.next), (1, Some(NOW)), "the limit holds");
     let rest = bench.backend.promote(&bench.lease, 200).await.expect("promoted");
     assert_eq!((first.moved + rest.moved, first.orphans + rest.orphans, rest.next), (1, 2, None));
-    let letters = bench.backend.list(&bench.tp, &bench.group, MessageId::ZERO, 10).await.expect("listed");
+    let letters = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 10).await.expect("listed").items;
     let orphans: Vec<_> = letters.iter().map(|letter| (&letter.reason, letter.origin)).collect();
     assert_eq!(orphans, [(&Reason::Orphan, appended[0]), (&Reason::Orphan, appended[1])]);
     assert_eq!(letters[0].body, Fields::new());

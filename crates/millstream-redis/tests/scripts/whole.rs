@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_core::catalog::{Catalog, PartitionStats, Start};
 use millstream_core::dead_letters::DeadLetters;
 use millstream_core::error::ErrorKind;
-use millstream_core::id::MessageId;
+use millstream_core::inspect::Range;
 use millstream_core::leases::Leases;
 use millstream_core::log::{Log, Note, Settlement};
 use millstream_core::members::{Members, Revision};
@@ -34,7 +34,7 @@ async fn life(bench: &mut Bench) {
     let promoted = bench.backend.promote(&bench.lease, 200).await.expect("promoted");
     assert_eq!((promoted.moved, promoted.orphans), (1, 0));
     assert!(promoted.next.expect("parked") > Duration::from_secs(50));
-    let letters = bench.backend.list(&bench.tp, &bench.group, MessageId::ZERO, 9).await.expect("listed");
+    let letters = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 9).await.expect("listed").items;
     let replayed = bench.backend.replay(&bench.tp, &bench.group, &[letters[0].id]).await;
     assert_eq!(replayed.expect("replayed"), 1);
     let stats = bench.backend.stats(&bench.spec, &bench.group).await.expect("stats");
@@ -72,6 +72,7 @@ async fn life(bench: &mut Bench) {
     ];
     assert_eq!(bench.settle(&batch).await, (2, 0));
     assert_eq!(bench.trim().await.expect("trimmed"), 4);
+    crate::dead_letters::life(bench).await;
     crate::shared::life(bench).await;
     crate::tasks::life(bench).await;
     crate::schedule::life(bench).await;

@@ -16,8 +16,13 @@ pub(super) struct Board {
     /// Handlers that run now.
     running: AtomicUsize,
     topics: Mutex<BTreeMap<TopicName, Membership>>,
+    /// What is read and not settled of topics that are shared.
+    hands: Mutex<BTreeMap<TopicName, Count>>,
     workers: Mutex<BTreeMap<TopicPartition, Worker>>,
 }
+
+/// Says how many there are now.
+pub(super) type Count = Box<dyn Fn() -> usize + Send + Sync>;
 
 /// What is known of the group of one topic.
 #[derive(Clone, Debug, Default)]
@@ -93,9 +98,17 @@ impl Board {
         lock(&self.workers).keys().cloned().collect()
     }
 
-    /// How many messages are read and not settled.
-    pub(super) fn in_flight(&self) -> usize {
-        lock(&self.workers).values().map(|worker| worker.in_flight.unsettled()).sum()
+    /// A topic is shared: this says how much of it is read and not settled.
+    pub(super) fn shares(&self, topic: &TopicName, in_hand: Count) {
+        lock(&self.hands).insert(topic.clone(), in_hand);
+    }
+
+    /// How many messages of a topic are read and not settled.
+    pub(super) fn in_flight(&self, topic: &TopicName) -> usize {
+        let workers = lock(&self.workers);
+        let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
+        let owned: usize = of_topic.map(|(_, worker)| worker.in_flight.unsettled()).sum();
+        owned + lock(&self.hands).get(topic).map_or(0, |in_hand| in_hand())
     }
 
     /// Asks the worker of a partition. The answer never comes if the partition is given up before.

@@ -280,7 +280,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     ///
     /// # Errors
     /// Those of [`start`](Self::start); [`ErrorKind::Fenced`] if another process consumes under the same
-    /// [member id](Self::member_id).
+    /// [member id](Self::member_id); [`ErrorKind::Deleted`] if a topic, or the group there, was deleted meanwhile.
     pub async fn run_until<F, Fut>(self, shutdown: impl Future<Output = ()>, handler: F) -> Result<Report>
     where
         F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,

@@ -1,12 +1,12 @@
 //! What all loops of one consumer share, and what those of one topic share.
 
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::{Backend, GroupName, MemberId, Observer, TopicPartition, TopicSpec, Upkeep};
+use millstream_core::event::Event;
+use millstream_core::{Backend, GroupName, MemberId, Observer, TopicName, TopicPartition, TopicSpec, Upkeep};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -49,8 +49,8 @@ pub(super) struct Context {
     shutdown_within: OnceLock<Duration>,
     /// Everything has ended.
     pub(super) ended: CancellationToken,
-    /// Another process has our member id.
-    fenced: AtomicBool,
+    /// Why it ended by itself.
+    cause: OnceLock<Error>,
 }
 
 impl Context {
@@ -86,7 +86,7 @@ impl Context {
             kill: CancellationToken::new(),
             shutdown_within: OnceLock::new(),
             ended: CancellationToken::new(),
-            fenced: AtomicBool::new(false),
+            cause: OnceLock::new(),
         })
     }
 
@@ -111,24 +111,33 @@ impl Context {
         self.stop.cancel();
     }
 
-    /// Whether another process has our member id.
-    pub(super) fn is_fenced(&self) -> bool {
-        self.fenced.load(Ordering::Acquire)
+    /// Why it ended by itself, if it did.
+    pub(super) fn cause(&self) -> Option<&Error> {
+        self.cause.get()
     }
 
     /// Another process has our member id: everything ends here.
     pub(super) fn fence(&self) {
-        self.fenced.store(true, Ordering::Release);
+        let why = format!("another process consumes in group {} as member {}", self.group, self.member);
+        let _ = self.cause.set(Error::new(ErrorKind::Fenced, why));
         self.stop.cancel();
     }
 
-    /// An error if another process has our member id.
-    pub(super) fn check(&self) -> Result<()> {
-        if !self.is_fenced() {
-            return Ok(());
+    /// What we work on was deleted on purpose: everything ends here, and nothing is created again.
+    pub(super) fn deleted(&self, topic: &TopicName, error: &Error) {
+        // Several loops meet it. If it was being shut down, it did not end by itself.
+        if self.stop.is_cancelled() || self.cause.set(error.duplicate()).is_err() {
+            return;
         }
-        let why = format!("another process consumes in group {} as member {}", self.group, self.member);
-        Err(Error::new(ErrorKind::Fenced, why))
+        let group = &self.group;
+        tracing::error!(%topic, %group, %error, "what is consumed here was deleted: this consumer stops");
+        self.observer.observe(&Event::Deleted { topic, group, error });
+        self.stop.cancel();
+    }
+
+    /// An error if it ended by itself.
+    pub(super) fn check(&self) -> Result<()> {
+        self.cause().map_or(Ok(()), |cause| Err(cause.duplicate()))
     }
 }
 

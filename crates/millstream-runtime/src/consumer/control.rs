@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::{HealthCheck, Start, TopicPartition};
+use millstream_core::{HealthCheck, Start, TopicName, TopicPartition};
 use tokio::time::Instant;
 
 use super::context::Context;
@@ -16,7 +16,8 @@ impl Consumer {
     /// Pauses everything: nothing is read, and no further handler starts. Those that run end, and are settled. What
     /// was read and not started stays in hand, and the partitions stay ours. Retries become due meanwhile, and wait.
     ///
-    /// It is over with [`resume`](Self::resume).
+    /// It is over with [`resume`](Self::resume). A pause of the whole group, which operators make, is another one: each
+    /// holds by itself.
     pub fn pause(&self) {
         self.context.pause(Until::Resumed);
     }
@@ -97,6 +98,21 @@ impl Context {
     fn resume(&self) {
         if self.pauses.resume() {
             self.tell_resumed(None);
+        }
+    }
+
+    /// Takes note of whether the whole group of a topic is paused.
+    pub(super) fn hear_paused(&self, topic: &TopicName, paused: bool) {
+        if !self.pauses.hear(topic, paused) {
+            return;
+        }
+        let group = &self.group;
+        if paused {
+            tracing::info!(%topic, %group, "the group is paused");
+            self.observer.observe(&Event::GroupPaused { topic, group });
+        } else {
+            tracing::info!(%topic, %group, "the group goes on");
+            self.observer.observe(&Event::GroupResumed { topic, group });
         }
     }
 

@@ -53,6 +53,23 @@ pub enum ConsumerEvent {
         /// The id.
         member: MemberId,
     },
+    /// The topic or its group was deleted: this consumer stops.
+    Deleted {
+        /// Which topic.
+        topic: TopicName,
+        /// What the backend said.
+        error: String,
+    },
+    /// Somebody paused the whole group of a topic.
+    GroupPaused {
+        /// Which topic.
+        topic: TopicName,
+    },
+    /// The pause of the whole group is over.
+    GroupResumed {
+        /// Of which topic.
+        topic: TopicName,
+    },
     /// The group was gone from a partition and has been created again.
     GroupRestored {
         /// In which partition.
@@ -131,6 +148,11 @@ impl ConsumerEvent {
             Event::MemberFenced { topic, member, .. } => {
                 Self::MemberFenced { topic: topic.clone(), member: member.clone() }
             }
+            Event::Deleted { topic, error, .. } => {
+                Self::Deleted { topic: topic.clone(), error: error.to_string() }
+            }
+            Event::GroupPaused { topic, .. } => Self::GroupPaused { topic: topic.clone() },
+            Event::GroupResumed { topic, .. } => Self::GroupResumed { topic: topic.clone() },
             Event::GroupRestored { topic_partition, after, .. } => {
                 Self::GroupRestored { topic_partition: topic_partition.clone(), after }
             }

@@ -209,7 +209,7 @@ pub(super) async fn guarded<R>(
     caught.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(&*panic))))
 }
 
-pub(super) fn text_of(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
 }

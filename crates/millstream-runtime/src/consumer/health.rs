@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::health::{ConsumerState, Failure, Health, HealthCheck, LoopHealth, TopicHealth};
-use millstream_core::{TopicName, TopicPartition};
+use millstream_core::{ErrorKind, TopicName, TopicPartition};
 use tokio::time::Instant;
 
 use super::context::Context;
@@ -37,19 +37,22 @@ pub(super) fn of(context: &Context) -> Health {
         health.assigned = known.assigned.map(|assigned| assigned.into_iter().collect());
         health.owned = partitions_of(&health.topic, &owned);
         health.paused = partitions_of(&health.topic, &paused);
+        health.group_paused = context.pauses.group(&health.topic);
+        health.in_flight = context.board.in_flight(&health.topic);
         health
     });
     let topics: Vec<_> = topics.collect();
     let joined = topics.iter().all(|topic| topic.assigned.is_some());
-    let state = if context.is_fenced() {
-        ConsumerState::Fenced
+    let all_paused = !topics.is_empty() && topics.iter().all(|topic| topic.group_paused);
+    let state = if let Some(cause) = context.cause() {
+        if cause.kind() == ErrorKind::Deleted { ConsumerState::Deleted } else { ConsumerState::Fenced }
     } else if context.ended.is_cancelled() {
         ConsumerState::Ended
     } else if context.stop.is_cancelled() {
         ConsumerState::Leaving
     } else if !joined {
         ConsumerState::Joining
-    } else if context.pauses.all() {
+    } else if context.pauses.all() || all_paused {
         ConsumerState::Paused
     } else {
         ConsumerState::Running
@@ -60,9 +63,9 @@ pub(super) fn of(context: &Context) -> Health {
         each.operation == "heartbeat" && lasts > context.config.lease_ttl
     };
     let mut health = Health::new(context.group.clone(), context.member.clone(), state);
-    health.asked_to_end = context.stop.is_cancelled() && !context.is_fenced();
+    health.asked_to_end = context.stop.is_cancelled() && context.cause().is_none();
     health.topics = topics;
-    health.in_flight = context.board.in_flight();
+    health.in_flight = health.topics.iter().map(|topic| topic.in_flight).sum();
     health.running_handlers = context.board.running();
     health.connected = !loops.iter().any(cut_off);
     health.loops = loops;

@@ -92,7 +92,8 @@ impl Membership {
         }
     }
 
-    /// Stays in the group until the consumer stops or another process takes our id; then leaves.
+    /// Stays in the group until the consumer stops, another process takes our id, or the topic or group is deleted; then
+    /// leaves.
     pub(super) async fn run(mut self) {
         let stop = self.context.stop.clone();
         let stay = async {
@@ -112,12 +113,16 @@ impl Membership {
     }
 
     /// One heartbeat and what follows from its answer. Gives back when the next one is due at the latest; `None` if
-    /// another process has taken our id.
+    /// another process has taken our id, or what we work on was deleted.
     async fn run_once(&mut self) -> Option<Duration> {
         let pulse = match self.beat().await {
             Ok(pulse) => pulse,
             Err(error) if error.kind() == ErrorKind::Fenced => {
                 self.fenced(&error);
+                return None;
+            }
+            Err(error) if error.kind() == ErrorKind::Deleted => {
+                self.context.deleted(&self.context.topic.name, &error);
                 return None;
             }
             Err(error) => {
@@ -144,10 +149,10 @@ impl Membership {
     async fn beat(&mut self) -> Result<Pulse> {
         let (limit, catalog) = (self.context.patience(), self.context.backend.catalog.clone());
         match self.heartbeat().await {
-            // Somebody deleted everything, or the server lost it: set it up again, as the readers do.
+            // The server lost it: set it up again, as the readers do. Unless somebody wanted it gone.
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                tracing::warn!(topic = %self.context.topic.name, "the topic was gone and is created again");
-                within(limit, catalog.create_topic(&self.context.topic)).await?;
+                within(limit, catalog.restore_topic(&self.context.topic)).await?;
+                tracing::warn!(topic = %self.context.topic.name, "the topic was gone and has been created again");
             }
             Ok(pulse) if pulse.partitions < self.partitions => {
                 within(limit, catalog.expand(&self.context.topic.name, self.partitions)).await?;
@@ -166,6 +171,8 @@ impl Membership {
     /// Takes note of an answer. Gives back when we have to decide who owns what, if that is to be decided.
     fn heard(&mut self, pulse: Pulse) -> Option<Instant> {
         self.partitions = self.partitions.max(pulse.partitions);
+        // Before anything is taken: who comes to a paused group begins with the pause.
+        self.context.hear_paused(&self.context.topic.name, pulse.paused);
         let due = match &pulse.assigned {
             Some(assigned) => {
                 self.unassigned = None;
@@ -309,6 +316,10 @@ impl Membership {
     /// it. Who comes back under the same id does not leave: its partitions are kept for it.
     async fn leave(&mut self) {
         if self.context.config.member_id.is_some() && self.context.config.sharing == Sharing::Exclusive {
+            return;
+        }
+        if self.context.cause().is_some_and(|cause| cause.kind() == ErrorKind::Deleted) {
+            // There is nobody left to hear of it.
             return;
         }
         let patience = LONGEST_LEAVE.min(self.context.shutdown_timeout() / 2);

@@ -46,7 +46,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use millstream_core::error::Result;
+use millstream_core::error::{Error, Result};
 use millstream_core::event::Event;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -58,6 +58,7 @@ pub use events::{ConsumerEvent, Events};
 pub use millstream_core::health::{ConsumerState, Failure, Health, LoopHealth, TopicHealth};
 pub use pull::{Pulled, Puller};
 
+pub(crate) use handler::text_of;
 pub(crate) use owned::Owned;
 
 use context::{Context, Subscription};
@@ -83,6 +84,10 @@ impl Consumer {
         let heart = context.heart.clone();
         for subscription in &subscriptions {
             context.board.consumes(&subscription.topic.name);
+            if subscription.config.sharing == Sharing::Shared {
+                // Without owners there is nothing to be heard of before reading, but whether the group is paused.
+                context.pauses.wait_for(&subscription.topic.name);
+            }
         }
         let (group, member, health) = (&context.group, &context.member, &health::check(&context));
         context.observer.observe(&Event::ConsumerStarted { group, member, health });
@@ -139,10 +144,20 @@ impl Consumer {
         self.context.counts.report()
     }
 
-    /// Waits until it has ended. It does so by itself only if another process consumes under the same member id; the
-    /// observer is told.
+    /// Waits until it has ended. It does so by itself only if another process consumes under the same member id, or one of
+    /// its topics, or its group there, was deleted: [`cause`](Self::cause) says so, and the observer is told.
     pub async fn ended(&self) {
         self.context.ended.cancelled().await;
+    }
+
+    /// Why it ended, or is ending, by itself: [`ErrorKind::Fenced`] if another process consumes under the same member id,
+    /// [`ErrorKind::Deleted`] if a topic or group was deleted. `None` if it did not.
+    ///
+    /// [`ErrorKind::Fenced`]: millstream_core::ErrorKind::Fenced
+    /// [`ErrorKind::Deleted`]: millstream_core::ErrorKind::Deleted
+    #[must_use]
+    pub fn cause(&self) -> Option<Error> {
+        self.context.cause().map(Error::duplicate)
     }
 
     /// Waits until `shutdown` is ready, or it has ended by itself, and shuts down.

@@ -1,8 +1,8 @@
-//! What is paused: the whole consumer, or single partitions.
+//! What is paused: the whole consumer, the whole group of a topic, or single partitions.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use millstream_core::TopicPartition;
+use millstream_core::{TopicName, TopicPartition};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -11,6 +11,16 @@ use tokio::time::{Instant, sleep_until};
 struct State {
     all: Option<Until>,
     partitions: BTreeSet<TopicPartition>,
+    /// The topics whose groups let nobody read.
+    groups: BTreeMap<TopicName, Group>,
+}
+
+/// Why nothing of a topic is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    /// Nobody has said so far whether the group is paused.
+    Unheard,
+    Paused,
 }
 
 /// How long a pause lasts.
@@ -48,6 +58,34 @@ impl Pauses {
     /// True if it was paused by itself.
     pub(super) fn resume_partition(&self, topic_partition: &TopicPartition) -> bool {
         self.0.send_if_modified(|state| state.partitions.remove(topic_partition))
+    }
+
+    /// Nothing of this topic is read before it is [heard](Self::hear) whether its group is paused.
+    pub(super) fn wait_for(&self, topic: &TopicName) {
+        self.0.send_modify(|state| {
+            state.groups.insert(topic.clone(), Group::Unheard);
+        });
+    }
+
+    /// Takes note of whether the whole group of a topic is paused. True if it was the other way round before.
+    pub(super) fn hear(&self, topic: &TopicName, paused: bool) -> bool {
+        let mut changed = false;
+        self.0.send_if_modified(|state| {
+            let before = state.groups.get(topic).copied();
+            changed = paused != (before == Some(Group::Paused));
+            if paused {
+                state.groups.insert(topic.clone(), Group::Paused);
+            } else {
+                state.groups.remove(topic);
+            }
+            changed || before == Some(Group::Unheard)
+        });
+        changed
+    }
+
+    /// Whether the whole group of a topic is paused.
+    pub(super) fn group(&self, topic: &TopicName) -> bool {
+        self.0.borrow().groups.get(topic) == Some(&Group::Paused)
     }
 
     /// Whether everything is paused.
@@ -107,7 +145,9 @@ impl Pauses {
 
 impl State {
     fn of(&self, topic_partition: &TopicPartition) -> bool {
-        self.all.is_some() || self.partitions.contains(topic_partition)
+        self.all.is_some()
+            || self.partitions.contains(topic_partition)
+            || self.groups.contains_key(&topic_partition.topic)
     }
 }
 
@@ -179,6 +219,24 @@ mod tests {
         assert!(pauses.of(&partition(1)).is_on(), "also for who comes later");
         assert!(pauses.resume_partition(&partition(1)) && !pauses.resume_partition(&partition(1)));
         one.until(false).await;
+    }
+
+    #[tokio::test]
+    async fn a_group_is_paused_whatever_this_consumer_says() {
+        let pauses = Pauses::new();
+        let (topic, other) = ("t".parse().expect("name"), "other".parse().expect("name"));
+        let mut one = pauses.of(&partition(1));
+        pauses.wait_for(&topic);
+        one.until(true).await;
+        assert!(!pauses.group(&topic), "nobody has said so");
+        assert!(!pauses.hear(&topic, false));
+        one.until(false).await;
+        assert!(pauses.hear(&topic, true) && !pauses.hear(&topic, true) && pauses.group(&topic));
+        assert!(!pauses.resume() && one.is_on(), "that is another pause");
+        assert!(!pauses.hear(&other, false) && one.is_on());
+        pauses.pause(Until::Resumed);
+        assert!(pauses.hear(&topic, false) && one.is_on(), "paused here as well");
+        assert!(pauses.resume() && !one.is_on());
     }
 
     #[tokio::test(start_paused = true)]

@@ -25,32 +25,34 @@ const AT_ONCE: Duration = Duration::from_millis(10);
 pub(super) struct Trimmer {
     backend: Backend,
     topic: TopicName,
-    /// What the retention was when it was asked last.
-    known: Mutex<(Retention, Instant)>,
+    known: Mutex<Known>,
+    /// Held while it is asked what the retention is.
+    asking: tokio::sync::Mutex<()>,
+}
+
+/// What the retention was when it was asked last, and answered.
+#[derive(Clone, Copy)]
+struct Known {
+    retention: Retention,
+    at: Instant,
 }
 
 impl Trimmer {
     pub(super) fn new(backend: Backend, topic: &TopicSpec) -> Self {
-        let known = Mutex::new((topic.retention, Instant::now()));
-        Self { backend, topic: topic.name.clone(), known }
+        let known = Mutex::new(Known { retention: topic.retention, at: Instant::now() });
+        Self { backend, topic: topic.name.clone(), known, asking: tokio::sync::Mutex::default() }
     }
 
     async fn retention(&self) -> Result<Retention> {
-        let now = Instant::now();
-        let known = {
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            let stale = now.duration_since(known.1) >= AT_LEAST_EVERY;
-            if stale {
-                // One of many partitions asks, for all of them.
-                known.1 = now;
-            }
-            (!stale).then_some(known.0)
-        };
-        if let Some(retention) = known {
-            return Ok(retention);
+        let known = *self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.at.elapsed() < AT_LEAST_EVERY {
+            return Ok(known.retention);
         }
+        // One of many partitions asks, for all of them; if it gets no answer, the next one does.
+        let Ok(_asking) = self.asking.try_lock() else { return Ok(known.retention) };
+        let at = Instant::now();
         let retention = self.backend.catalog.topic(&self.topic).await?.retention;
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).0 = retention;
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known { retention, at };
         Ok(retention)
     }
 }
@@ -107,6 +109,20 @@ impl Upkeep for Trimmer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use millstream_memory::MemoryBackend;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_retention_that_could_not_be_asked_for_is_asked_for_again() {
+        let backend = Backend::from(MemoryBackend::new());
+        let topic = TopicSpec::new("t".parse().expect("name"), 1).expect("a topic");
+        let trimmer = Trimmer::new(backend.clone(), &topic);
+        assert_eq!(trimmer.retention().await.expect("known"), topic.retention);
+        tokio::time::advance(AT_LEAST_EVERY).await;
+        assert!(trimmer.retention().await.is_err(), "there is no such topic");
+        let other = topic.with_retention(Retention::Keep);
+        backend.catalog.create_topic(&other).await.expect("created");
+        assert_eq!(trimmer.retention().await.expect("asked"), Retention::Keep);
+    }
 
     #[test]
     fn what_grows_old_is_looked_at_in_time_and_not_too_often() {

@@ -276,3 +276,31 @@ async fn a_group_can_start_with_what_comes_next() {
     consumer.shutdown().await;
     assert_eq!(*seen.lock().expect("lock"), [(99, 1)]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_span_that_a_message_was_sent_in_is_told_on_every_attempt() {
+    let bench = bench();
+    let producer = bench.producer(NUMBERS).await;
+    let traced = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    producer.send(&1).header("traceparent", traced).header("tracestate", "a=1").await.expect("sent");
+    producer.send(&2).await.expect("sent");
+    producer.send(&3).header("traceparent", "nonsense").await.expect("sent");
+    let traces = Arc::new(Mutex::new(Vec::new()));
+    let told = traces.clone();
+    let consumer = bench.consumer(NUMBERS, "g").retry(Fixed::new(MS(10)).attempts(2));
+    let consumer = consumer.start(move |delivery: Delivery<u64>| {
+        let trace = delivery.trace().map(|sent| (sent.to_string(), sent.state));
+        told.lock().expect("lock").push((delivery.payload, delivery.attempt(), trace));
+        let again = delivery.attempt() == 1 && delivery.payload == 1;
+        async move { if again { Outcome::retry("once") } else { Outcome::Ack } }
+    });
+    let consumer = consumer.await.expect("started");
+    while traces.lock().expect("lock").len() < 4 {
+        tokio::time::sleep(MS(1)).await;
+    }
+    consumer.shutdown().await;
+    let mut traces = traces.lock().expect("lock").clone();
+    traces.sort();
+    let sent = Some((traced.to_owned(), "a=1".to_owned()));
+    assert_eq!(traces, [(1, 1, sent.clone()), (1, 2, sent), (2, 1, None), (3, 1, None)]);
+}

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use crate::support::course::Course;
 use crate::support::*;
+use millstream_admin::{Admin, SeekPreview};
 use millstream_core::{
     ErrorKind, GroupName, MessageId, Outcome, Partition, Retention, Start, Topic, TopicSpec,
 };
-use millstream_runtime::{Delivery, Record, SeekPreview, seek_group, seek_preview};
+use millstream_runtime::{Delivery, Record};
 use tokio::time::sleep;
 
 const WIDE: Topic<u64> = Topic::new("numbers").partitions(2).retention(Retention::Keep);
@@ -79,7 +80,10 @@ async fn what_a_preview_tells_is_what_a_seek_does() {
     let at = |start| {
         let (backend, topic) = (bench.backend.clone(), topic.clone());
         async move {
-            let previews = seek_preview(&backend, &topic, &group(), start).await.expect("a preview");
+            let previews = Admin::new(backend.clone())
+                .reset_group_preview(&topic.name, &group(), start)
+                .await
+                .expect("a preview");
             previews.into_iter().map(|look| (look.reread, look.skipped)).collect::<Vec<_>>()
         }
     };
@@ -91,14 +95,23 @@ async fn what_a_preview_tells_is_what_a_seek_does() {
     assert_eq!(at(Start::After(ids[1])).await[0], (4, 0));
     assert_eq!(at(Start::After(ids[7])).await[0], (0, 2));
 
-    let previews = seek_preview(&bench.backend, &topic, &group(), Start::Latest).await.expect("a preview");
+    let previews = Admin::new(bench.backend.clone())
+        .reset_group_preview(&topic.name, &group(), Start::Latest)
+        .await
+        .expect("a preview");
     let SeekPreview { partition, position, pending, .. } = previews[0];
     assert_eq!((partition, position, pending), (Partition(0), Some(ids[5]), 0));
 
-    seek_group(&bench.backend, &topic, &group(), Start::At(ids[3].ms)).await.expect("sought");
+    Admin::new(bench.backend.clone())
+        .reset_group(&topic.name, &group(), Start::At(ids[3].ms))
+        .await
+        .expect("sought");
     let order: Vec<u64> = given(&bench, 14).await.into_iter().map(|(value, _)| value).collect();
     assert_eq!(order, [3, 4, 5, 6, 7, 8, 9]);
-    seek_group(&bench.backend, &topic, &group(), Start::Latest).await.expect("sought");
+    Admin::new(bench.backend.clone())
+        .reset_group(&topic.name, &group(), Start::Latest)
+        .await
+        .expect("sought");
     sleep(Duration::from_secs(3_600)).await;
     assert_eq!(given(&bench, 2).await, [(5, 2)], "what waits for its retry is not moved");
 }
@@ -112,7 +125,10 @@ async fn a_group_that_runs_is_not_moved_and_its_owner_is_named() {
     let running = bench.consumer(WIDE, "g").label("billing-7").max_partitions(1).pin([1]);
     let running = running.start(|_: Delivery<u64>| std::future::pending::<()>()).await.expect("started");
     eventually(|| bench.told.lines("Assigned") == 3, || "an owner".into()).await;
-    let error = seek_group(&bench.backend, &topic, &group(), Start::Earliest).await.expect_err("owned");
+    let error = Admin::new(bench.backend.clone())
+        .reset_group(&topic.name, &group(), Start::Earliest)
+        .await
+        .expect_err("owned");
     assert_eq!(error.kind(), ErrorKind::Fenced);
     assert!(error.to_string().contains("owned by billing-7-"), "{error}");
     let mut after = bench.backend.catalog.stats(&topic, &group()).await.expect("stats");
@@ -120,7 +136,10 @@ async fn a_group_that_runs_is_not_moved_and_its_owner_is_named() {
     after[0].oldest = before[0].oldest;
     assert_eq!(after[0], before[0], "nothing was done to the one that nobody owns");
     running.shutdown_within(Duration::ZERO).await;
-    seek_group(&bench.backend, &topic, &group(), Start::Earliest).await.expect("free now, all of it");
+    Admin::new(bench.backend.clone())
+        .reset_group(&topic.name, &group(), Start::Earliest)
+        .await
+        .expect("free now, all of it");
     let order: Vec<u64> = given(&bench, 20).await.into_iter().map(|(value, _)| value).collect();
     assert_eq!(order, (0..10).collect::<Vec<_>>());
 }
@@ -132,17 +151,26 @@ async fn a_group_that_is_not_there_is_an_error_and_one_that_was_lost_somewhere_i
     let topic = topic(&bench).await;
     let nobody = "nobody".parse().expect("name");
     for error in [
-        seek_group(&bench.backend, &topic, &nobody, Start::Earliest).await.map(drop),
-        seek_preview(&bench.backend, &topic, &nobody, Start::Earliest).await.map(drop),
+        Admin::new(bench.backend.clone()).reset_group(&topic.name, &nobody, Start::Earliest).await.map(drop),
+        Admin::new(bench.backend.clone())
+            .reset_group_preview(&topic.name, &nobody, Start::Earliest)
+            .await
+            .map(drop),
     ] {
         assert_eq!(error.expect_err("no group").kind(), ErrorKind::NotFound);
     }
     let groups = bench.backend.catalog.groups(&topic.name).await.expect("groups");
     assert_eq!(groups, [group()], "none was created");
     assert!(bench.memory.operator().destroy_group(&partition(), &group()));
-    let previews = seek_preview(&bench.backend, &topic, &group(), Start::Earliest).await.expect("a preview");
+    let previews = Admin::new(bench.backend.clone())
+        .reset_group_preview(&topic.name, &group(), Start::Earliest)
+        .await
+        .expect("a preview");
     assert_eq!(previews[0].position, None);
-    seek_group(&bench.backend, &topic, &group(), Start::Earliest).await.expect("sought");
+    Admin::new(bench.backend.clone())
+        .reset_group(&topic.name, &group(), Start::Earliest)
+        .await
+        .expect("sought");
     assert_eq!(given(&bench, 20).await.len(), 10);
 }
 

@@ -1,10 +1,11 @@
 //! Mistakes of the catalog role.
 
 use async_trait::async_trait;
-use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Pin, Start};
+use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
+use millstream_core::inspect::Range;
 use millstream_core::topic::MAX_PARTITIONS;
 use millstream_core::{
-    ErrorKind, GroupName, MessageId, Result, TopicChange, TopicName, TopicPartition, TopicSpec,
+    Error, ErrorKind, GroupName, MessageId, Result, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 
 use super::{Broken, Sabotage};
@@ -18,6 +19,17 @@ impl Catalog for Broken {
             self.inner.catalog.create_group(&stored, &group, Start::Earliest).await?;
         }
         Ok(if self.is(Sabotage::LastTopicWins) { spec.clone() } else { stored })
+    }
+
+    async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        match self.sabotage {
+            Sabotage::RestoreUndeletes => self.inner.catalog.create_topic(spec).await,
+            Sabotage::RestoreForgotten => Ok(spec.clone()),
+            Sabotage::DeletedForEver if self.memo().deleted.contains(spec.name.as_str()) => {
+                Err(Error::new(ErrorKind::Deleted, "for ever"))
+            }
+            _ => self.inner.catalog.restore_topic(spec).await,
+        }
     }
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
@@ -119,11 +131,13 @@ impl Catalog for Broken {
             }
             _ => inner.delete_topic(name).await?,
         };
+        self.memo().deleted.insert(name.to_string());
         Ok(known || self.is(Sabotage::DeletedAlways))
     }
 
     async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
         let inner = &self.inner.catalog;
+        self.memo().deleted.insert(format!("{topic} {group}"));
         match self.sabotage {
             Sabotage::DeleteTakesOthers => {
                 for group in inner.groups(topic).await? {
@@ -135,7 +149,7 @@ impl Catalog for Broken {
                 let spec = inner.topic(topic).await?;
                 let mut kept = Vec::new();
                 for tp in spec.iter() {
-                    kept.extend(self.inner.dead_letters.list(&tp, group, MessageId::ZERO, 100).await?);
+                    kept.extend(self.inner.dead_letters.list(&tp, group, Range::ALL, 100).await?.items);
                 }
                 let known = inner.delete_group(topic, group).await?;
                 self.memo().replayed.extend(kept);
@@ -161,6 +175,12 @@ impl Catalog for Broken {
             _ => start,
         };
         let mut created = self.inner.catalog.create_group(topic, group, start).await?;
+        let ends = self.is(Sabotage::PauseEndsWithCreate);
+        let lasts = self.is(Sabotage::PauseOutlivesGroup)
+            && self.memo().paused.contains(&(topic.name.clone(), group.clone()));
+        if ends || lasts {
+            self.inner.catalog.set_paused(&topic.name, group, lasts).await?;
+        }
         let mut memo = self.memo();
         for tp in topic.iter() {
             if !created.new && self.is(Sabotage::GroupStartsAgain) {
@@ -185,7 +205,7 @@ impl Catalog for Broken {
         topic_partition: &TopicPartition,
         group: &GroupName,
         after: MessageId,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if self.is(Sabotage::RestoreUnchecked) {
             self.inner.catalog.create_topic(&TopicSpec::new(topic_partition.topic.clone(), 1)?).await?;
         }
@@ -193,7 +213,36 @@ impl Catalog for Broken {
         if self.is(Sabotage::RestoreRewinds) {
             self.memo().rewound.insert((topic_partition.clone(), group.clone()), after);
         }
-        self.inner.catalog.restore_group(topic_partition, group, after).await
+        if self.is(Sabotage::RestoreUndeletes) {
+            let topic = TopicSpec::new(topic_partition.topic.clone(), 1)?;
+            self.inner.catalog.create_group(&topic, group, Start::Earliest).await?;
+        }
+        let gone = format!("{} {group}", topic_partition.topic);
+        if self.is(Sabotage::DeletedForEver) && self.memo().deleted.contains(&gone) {
+            return Err(Error::new(ErrorKind::Deleted, "for ever"));
+        }
+        let missing = self.inner.catalog.restore_group(topic_partition, group, after).await?;
+        Ok(missing || self.is(Sabotage::RestoredAlways))
+    }
+
+    async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool> {
+        let inner = &self.inner.catalog;
+        match self.sabotage {
+            Sabotage::GroupPauseForgotten => return inner.group_state(topic, group).await.map(|_| true),
+            Sabotage::PauseTakesOthers => {
+                for other in inner.groups(topic).await?.iter().filter(|other| *other != group) {
+                    inner.set_paused(topic, other, paused).await?;
+                }
+            }
+            Sabotage::PauseUnknownPassed if !inner.groups(topic).await?.contains(group) => return Ok(false),
+            _ => {}
+        }
+        self.memo().paused.insert((topic.clone(), group.clone()));
+        inner.set_paused(topic, group, paused).await
+    }
+
+    async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
+        self.inner.catalog.group_state(topic, group).await
     }
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {

@@ -1,7 +1,11 @@
 //! Mistakes of the dead-letters role.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::dead_letters::{Claim, Deed};
+use millstream_core::inspect::{Page, Range};
 use millstream_core::log::Append;
 use millstream_core::{DeadLetter, DeadLetters, GroupName, Log, MessageId, Result, TopicPartition};
 
@@ -13,19 +17,24 @@ impl DeadLetters for Broken {
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        after: MessageId,
+        range: Range,
         limit: usize,
-    ) -> Result<Vec<DeadLetter>> {
-        let after = if self.is(Sabotage::ListUnpaged) { MessageId::ZERO } else { after };
+    ) -> Result<Page<DeadLetter>> {
+        let range = if self.is(Sabotage::ListUnpaged) {
+            Range { newest_first: range.newest_first, ..Range::ALL }
+        } else {
+            range
+        };
         let inner = &self.inner.dead_letters;
-        let mut letters = inner.list(topic_partition, group, after, limit).await?;
+        let mut page = inner.list(topic_partition, group, range, limit).await?;
+        let letters = &mut page.items;
         match self.sabotage {
             Sabotage::ListReversed => letters.reverse(),
             Sabotage::DeadLettersShared => {
                 let others: Vec<_> = self.memo().groups.iter().cloned().collect();
                 for (tp, other) in others {
                     if tp.topic == topic_partition.topic && (&tp, &other) != (topic_partition, group) {
-                        letters.extend(inner.list(&tp, &other, after, limit).await?);
+                        letters.extend(inner.list(&tp, &other, range, limit).await?.items);
                     }
                 }
             }
@@ -39,7 +48,8 @@ impl DeadLetters for Broken {
             Sabotage::ReplayCopies | Sabotage::DeleteKeepsRetries => {
                 let replayed = self.memo().replayed.clone();
                 let mine = replayed.into_iter().filter(|letter| {
-                    (&letter.topic_partition, &letter.group) == (topic_partition, group) && letter.id > after
+                    (&letter.topic_partition, &letter.group) == (topic_partition, group)
+                        && letter.id > range.after
                 });
                 letters.extend(mine);
                 letters.sort_by_key(|letter| letter.id);
@@ -47,44 +57,131 @@ impl DeadLetters for Broken {
             }
             _ => {}
         }
-        Ok(letters)
+        Ok(page)
     }
 
-    async fn replay(
+    async fn claim(
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
         ids: &[MessageId],
+        claim: &Claim,
+    ) -> Result<Vec<MessageId>> {
+        let mut claim = claim.clone();
+        match self.sabotage {
+            Sabotage::ClaimsShared => claim.by = "everybody".into(),
+            Sabotage::ClaimForever => claim.hold = Duration::from_secs(3_600),
+            Sabotage::LeftForgotten => claim.left_too = true,
+            Sabotage::LeftForGood => claim.left_too = false,
+            _ => {}
+        }
+        let claimed = self.inner.dead_letters.claim(topic_partition, group, ids, &claim).await?;
+        Ok(if self.is(Sabotage::ClaimUnchecked) { ids.to_vec() } else { claimed })
+    }
+
+    async fn settle(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        by: Option<&str>,
+        deeds: &[(MessageId, Deed)],
+    ) -> Result<Vec<MessageId>> {
+        let inner = &self.inner.dead_letters;
+        let ids: Vec<_> = deeds.iter().map(|(id, _)| *id).collect();
+        let mut deeds = deeds.to_vec();
+        let mut by = by;
+        match self.sabotage {
+            Sabotage::ClaimsShared if by.is_some() => by = Some("everybody"),
+            Sabotage::ClaimsNobodys => by = None,
+            Sabotage::ClaimsIgnored => return self.settle_unclaimed(topic_partition, group, &deeds).await,
+            Sabotage::LeaveUnchecked => {
+                let by = by.unwrap_or("somebody").to_owned();
+                let claim = Claim { by, hold: Duration::from_secs(1), left_too: true };
+                inner.claim(topic_partition, group, &ids, &claim).await?;
+                return inner.settle(topic_partition, group, Some(&claim.by), &deeds).await;
+            }
+            Sabotage::EditForgotten => {
+                for (_, deed) in &mut deeds {
+                    if let Deed::ReplayAs(_) = deed {
+                        *deed = Deed::Replay;
+                    }
+                }
+            }
+            Sabotage::PurgeForgotten if deeds.iter().all(|(_, deed)| *deed == Deed::Purge) => return Ok(ids),
+            Sabotage::ReplayCopies | Sabotage::ReplayToTheLog => {
+                let known = inner.list(topic_partition, group, Range::ALL, usize::MAX).await?.items;
+                let replayed = deeds.iter().filter(|(_, deed)| *deed == Deed::Replay).map(|(id, _)| *id);
+                let replayed: Vec<_> = replayed.collect();
+                let letters: Vec<_> =
+                    known.into_iter().filter(|letter| replayed.contains(&letter.id)).collect();
+                if self.is(Sabotage::ReplayCopies) {
+                    self.memo().replayed.extend(letters);
+                    inner.settle(topic_partition, group, by, &deeds).await?;
+                    return Ok(ids);
+                }
+                for letter in letters {
+                    let entry = Append { topic_partition: topic_partition.clone(), fields: letter.body };
+                    for result in self.append(&[entry]).await {
+                        result?;
+                    }
+                }
+                for (_, deed) in &mut deeds {
+                    if *deed == Deed::Replay {
+                        *deed = Deed::Purge;
+                    }
+                }
+            }
+            _ => {}
+        }
+        inner.settle(topic_partition, group, by, &deeds).await
+    }
+
+    async fn put(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        letters: &[DeadLetter],
+        again: bool,
+    ) -> Result<Vec<Option<MessageId>>> {
+        let again = again && !self.is(Sabotage::PutOnce) || self.is(Sabotage::PutTwice);
+        let put = self.inner.dead_letters.put(topic_partition, group, letters, again).await?;
+        if self.is(Sabotage::PutForgotten) {
+            let ids: Vec<_> = put.iter().flatten().copied().collect();
+            self.inner.dead_letters.purge(topic_partition, group, &ids).await?;
+        }
+        Ok(put)
+    }
+
+    async fn purge_through(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        last: MessageId,
     ) -> Result<usize> {
         let inner = &self.inner.dead_letters;
-        if !matches!(self.sabotage, Sabotage::ReplayCopies | Sabotage::ReplayToTheLog) {
-            return inner.replay(topic_partition, group, ids).await;
-        }
-        let known = inner.list(topic_partition, group, MessageId::ZERO, usize::MAX).await?;
-        let letters: Vec<_> = known.into_iter().filter(|letter| ids.contains(&letter.id)).collect();
-        if self.is(Sabotage::ReplayCopies) {
-            self.memo().replayed.extend(letters);
-            inner.replay(topic_partition, group, ids).await?;
-            return Ok(ids.len());
-        }
-        for letter in letters {
-            let entry = Append { topic_partition: topic_partition.clone(), fields: letter.body };
-            for result in self.append(&[entry]).await {
-                result?;
+        match self.sabotage {
+            Sabotage::PurgeForgotten => {
+                let range = Range { before: last.next(), ..Range::ALL };
+                Ok(inner.list(topic_partition, group, range, usize::MAX).await?.items.len())
             }
+            Sabotage::PurgeIgnoresIds => inner.purge_through(topic_partition, group, MessageId::MAX).await,
+            _ => inner.purge_through(topic_partition, group, last).await,
         }
-        inner.purge(topic_partition, group, ids).await
     }
+}
 
-    async fn purge(
+impl Broken {
+    /// Each letter in the name of whoever has claimed it, as far as that is known here: of those that the suite names.
+    async fn settle_unclaimed(
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        ids: &[MessageId],
-    ) -> Result<usize> {
-        if self.is(Sabotage::PurgeForgotten) {
-            return Ok(ids.len());
+        deeds: &[(MessageId, Deed)],
+    ) -> Result<Vec<MessageId>> {
+        let mut settled = Vec::new();
+        for by in ["a", "b"] {
+            settled.extend(self.inner.dead_letters.settle(topic_partition, group, Some(by), deeds).await?);
         }
-        self.inner.dead_letters.purge(topic_partition, group, ids).await
+        Ok(settled)
     }
 }

@@ -45,7 +45,12 @@ impl Members for Broken {
             }
             _ => {}
         }
-        let pulse = self.inner.members.heartbeat(topic, group, &told, joining).await?;
+        let pulse = match self.inner.members.heartbeat(topic, group, &told, joining).await {
+            Err(error) if error.kind() == ErrorKind::Deleted && self.is(Sabotage::DeletionUntold) => {
+                return Ok(Pulse::new(Version(1), Revision::default(), 1, 1));
+            }
+            other => other?,
+        };
         self.spoil_pulse(topic, group, member, pulse).await
     }
 
@@ -71,6 +76,11 @@ impl Members for Broken {
         let key = (topic.clone(), group.clone());
         match self.sabotage {
             Sabotage::RosterUnsorted => roster.members.reverse(),
+            // Of all, when the first of them was.
+            Sabotage::HeardOfTogether => {
+                let longest = roster.heard.values().max().copied().unwrap_or_default();
+                roster.heard.values_mut().for_each(|ago| *ago = longest);
+            }
             Sabotage::RosterShowsTheDead => {
                 let known = memo.members.iter().filter(|((of, by, _), _)| (of, by) == (topic, group));
                 roster.members = known.map(|(_, (member, _))| member.clone()).collect();
@@ -170,6 +180,7 @@ impl Broken {
         let first = memo.pulses.entry(key.clone()).or_insert_with(|| pulse.clone()).clone();
         match self.sabotage {
             Sabotage::MembersMiscounted => pulse.members = 1,
+            Sabotage::PauseUntold => pulse.paused = false,
             Sabotage::VersionStuck => pulse.version = first.version,
             Sabotage::VersionEveryHeartbeat => pulse.version.0 += count,
             Sabotage::RevisionStuck => pulse.revision = first.revision,

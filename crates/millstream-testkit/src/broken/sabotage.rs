@@ -221,6 +221,32 @@ sabotages! {
     ReplayToTheLog,
     /// A purge is confirmed and forgotten.
     PurgeForgotten,
+    /// Everything is purged, whatever its id.
+    PurgeIgnoresIds,
+    /// A claim keeps nobody away from claiming.
+    ClaimsShared,
+    /// A claim keeps nobody away from replaying and purging.
+    ClaimsIgnored,
+    /// A claim is confirmed, also of what is gone.
+    ClaimUnchecked,
+    /// A claim never runs out.
+    ClaimForever,
+    /// What is settled with a claim of one's own is taken for somebody else's.
+    ClaimsNobodys,
+    /// What was left for later is claimed at once.
+    LeftForgotten,
+    /// What was left for later is claimed by nobody, whatever he says.
+    LeftForGood,
+    /// Who has not claimed a letter can leave it for later.
+    LeaveUnchecked,
+    /// A letter is replayed as it was, whatever it is to be.
+    EditForgotten,
+    /// A letter that was put back is put back again.
+    PutTwice,
+    /// A letter that was put back is never put back again, whatever is asked.
+    PutOnce,
+    /// What is put back is confirmed and forgotten.
+    PutForgotten,
 
     // The catalog.
     /// The last to create a topic is told that it wins.
@@ -279,6 +305,28 @@ sabotages! {
     DeleteUnknownPassed,
     /// A group is restored on a topic that was deleted.
     RestoreUnchecked,
+    /// What was deleted is restored.
+    RestoreUndeletes,
+    /// What was deleted is restored never again, whoever has created it since.
+    DeletedForEver,
+    /// A topic that was lost is said to be restored.
+    RestoreForgotten,
+    /// A restored group is always said to have been missing.
+    RestoredAlways,
+    /// Who works in a group that was deleted does not hear of it.
+    DeletionUntold,
+    /// A pause of a group is confirmed and not kept.
+    GroupPauseForgotten,
+    /// Members are not told that their group is paused.
+    PauseUntold,
+    /// All groups of a topic are paused at once.
+    PauseTakesOthers,
+    /// Pausing what is not there is passed over.
+    PauseUnknownPassed,
+    /// Creating a group again ends its pause.
+    PauseEndsWithCreate,
+    /// A pause outlives the group.
+    PauseOutlivesGroup,
     /// The lag is what lies between two ids.
     LagByIds,
     /// The oldest entry is the oldest of the log, whoever has read it.
@@ -335,6 +383,8 @@ sabotages! {
     NextExpiryOwn,
     /// Newest first.
     RosterUnsorted,
+    /// All members were heard of when the first of them was.
+    HeardOfTogether,
     /// Dead members are shown until somebody drops them.
     RosterShowsTheDead,
     /// An assignment is confirmed and forgotten.

@@ -19,7 +19,7 @@ pub enum Role {
     Schedule,
     /// Acquiring, renewing, releasing.
     Leases,
-    /// Listing, replaying, purging.
+    /// Listing, claiming, settling, purging and putting back dead letters.
     DeadLetters,
     /// Topics, groups, numbers.
     Catalog,

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::catalog::{Catalog, GroupCreated, PartitionStats, Pin, Start};
-use millstream_core::dead_letters::DeadLetters;
+use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
+use millstream_core::dead_letters::{Claim, DeadLetters, Deed};
+use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
-use millstream_core::log::{Append, Log, Measured, Reader, Receipt, Settled, Settlement, Trimmed};
+use millstream_core::log::{Append, Appender, Log, Measured, Reader, Receipt, Settled, Settlement, Trimmed};
 use millstream_core::members::{Assignment, Member, Members, Pulse, Roster, Version, Watch};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
@@ -38,6 +39,11 @@ impl Log for Client {
         let (inner, batch, count) = (self.0.backend.log.clone(), batch.to_vec(), batch.len());
         let request = async move { inner.append(&batch).await };
         self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
+    }
+
+    // Every append is to come through here, as a request of its own.
+    fn appender(&self) -> Option<Box<dyn Appender>> {
+        None
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
@@ -154,10 +160,47 @@ impl DeadLetters for Client {
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        after: MessageId,
+        range: Range,
         limit: usize,
-    ) -> Result<Vec<DeadLetter>> {
-        call!(self, DeadLetters, dead_letters.list(topic_partition, group; after, limit))
+    ) -> Result<Page<DeadLetter>> {
+        call!(self, DeadLetters, dead_letters.list(topic_partition, group; range, limit))
+    }
+
+    async fn claim(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        ids: &[MessageId],
+        claim: &Claim,
+    ) -> Result<Vec<MessageId>> {
+        call!(self, DeadLetters, dead_letters.claim(tp, group, ids, claim;))
+    }
+
+    async fn settle(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        by: Option<&str>,
+        deeds: &[(MessageId, Deed)],
+    ) -> Result<Vec<MessageId>> {
+        let (inner, by) = (self.0.backend.dead_letters.clone(), by.map(str::to_owned));
+        let (tp, group, deeds) = (tp.clone(), group.clone(), deeds.to_vec());
+        let request = async move { inner.settle(&tp, &group, by.as_deref(), &deeds).await };
+        self.call(Role::DeadLetters, request, Err).await
+    }
+
+    async fn put(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        letters: &[DeadLetter],
+        again: bool,
+    ) -> Result<Vec<Option<MessageId>>> {
+        call!(self, DeadLetters, dead_letters.put(tp, group, letters; again))
+    }
+
+    async fn purge_through(&self, tp: &TopicPartition, group: &GroupName, last: MessageId) -> Result<usize> {
+        call!(self, DeadLetters, dead_letters.purge_through(tp, group; last))
     }
 
     async fn replay(&self, tp: &TopicPartition, group: &GroupName, ids: &[MessageId]) -> Result<usize> {
@@ -174,6 +217,10 @@ impl DeadLetters for Client {
 impl Catalog for Client {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
         call!(self, Catalog, catalog.create_topic(spec;))
+    }
+
+    async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        call!(self, Catalog, catalog.restore_topic(spec;))
     }
 
     async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
@@ -218,8 +265,16 @@ impl Catalog for Client {
         call!(self, Catalog, catalog.groups(topic;))
     }
 
-    async fn restore_group(&self, tp: &TopicPartition, group: &GroupName, after: MessageId) -> Result<()> {
+    async fn restore_group(&self, tp: &TopicPartition, group: &GroupName, after: MessageId) -> Result<bool> {
         call!(self, Catalog, catalog.restore_group(tp, group; after))
+    }
+
+    async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool> {
+        call!(self, Catalog, catalog.set_paused(topic, group; paused))
+    }
+
+    async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
+        call!(self, Catalog, catalog.group_state(topic, group;))
     }
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
-    Append, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
+    Append, Appender, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
 };
 use millstream_core::schedule::{
     Due, Place as Waits, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
@@ -124,6 +124,11 @@ impl Log for Recorder {
         let results = self.0.inner.log.append(batch).await;
         self.0.appended(batch, &results);
         results
+    }
+
+    // Every append is to come through here, as a request of its own.
+    fn appender(&self) -> Option<Box<dyn Appender>> {
+        None
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {

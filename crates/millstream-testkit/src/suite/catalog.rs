@@ -3,6 +3,8 @@
 pub(super) mod altering;
 pub(super) mod deleting;
 pub(super) mod growing;
+pub(super) mod pausing;
+pub(super) mod remembering;
 pub(super) mod standing;
 
 use std::time::Duration;
@@ -190,7 +192,9 @@ async fn a_restored_group_goes_on_above_the_id(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let group = GroupName::new("group")?;
     let appended = h.append_n(&tp, 4).await?;
-    h.backend.catalog.restore_group(&tp, &group, appended[1]).await?;
+    let missing = h.backend.catalog.restore_group(&tp, &group, appended[1]).await?;
+    equal!(missing, true, "whether a group was missing that is restored");
+    equal!(h.backend.catalog.groups(&tp.topic).await?, std::slice::from_ref(&group), "groups");
     let mut owner = h.own(&tp, &group, LONG).await?;
     equal!(ids(&owner.take(2).await?), appended[2..], "what a restored group reads");
     owner.nothing("what is not above the id was read before").await
@@ -205,7 +209,8 @@ async fn restoring_a_group_that_is_there_does_nothing(h: Harness) -> Verdict {
     let entries = owner.take(2).await?;
     owner.ack(&entries).await?;
     for after in [appended[0], appended[3]] {
-        h.backend.catalog.restore_group(&tp, &group, after).await?;
+        let missing = h.backend.catalog.restore_group(&tp, &group, after).await?;
+        equal!(missing, false, "whether a group was missing that is there");
     }
     equal!(ids(&owner.take(2).await?), appended[2..], "what comes next");
     owner.nothing("everything was handed out").await
@@ -258,7 +263,7 @@ async fn stats_agree_with_what_happened(h: Harness) -> Verdict {
         let mut stats = PartitionStats::empty(Partition(n));
         (stats.length, stats.position, stats.lag) = (length, Some(position), Some(lag));
         (stats.pending, stats.retrying, stats.dead) = (pending, retrying, dead);
-        stats.lag_at_least = lag;
+        (stats.lag_at_least, stats.appended) = (lag, Some(length));
         stats
     };
     let catalog = &h.backend.catalog;

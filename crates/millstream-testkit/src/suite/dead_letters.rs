@@ -1,9 +1,13 @@
 //! The dead-letters role: nothing is forgotten, and what comes back comes back once.
 
+pub(super) mod claiming;
+pub(super) mod putting;
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millstream_core::envelope::Limits;
+use millstream_core::inspect::Range;
 use millstream_core::log::{Entry, Source};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{DeadLetter, GroupName, History, MessageId, Reason, TopicPartition};
@@ -19,6 +23,7 @@ suite!("dead_letters":
     a_dead_letter_is_not_handed_out_again,
     a_retry_that_dies_keeps_origin_and_body,
     a_list_pages_in_order,
+    a_list_is_of_what_lies_between_two_ids,
     every_group_has_its_own,
     a_replayed_message_is_a_first_attempt_of_its_origin,
     a_replay_reaches_its_own_group_only,
@@ -60,7 +65,7 @@ impl Grave {
 
     /// All dead letters, of which there must be `count`.
     async fn list(&mut self, count: usize) -> Result<Vec<DeadLetter>, Violation> {
-        let letters = self.h.backend.dead_letters.list(&self.tp, &self.group, MessageId::ZERO, 1_000).await?;
+        let letters = self.h.backend.dead_letters.list(&self.tp, &self.group, Range::ALL, 1_000).await?.items;
         equal!(letters.len(), count, "dead letters");
         Ok(letters)
     }
@@ -150,17 +155,37 @@ async fn a_list_pages_in_order(h: Harness) -> Verdict {
     let mut grave = Grave::new(h).await?;
     let bodies: Vec<_> = (0..7).map(message).collect();
     let origins = grave.bury(&bodies).await?;
-    let mut after = MessageId::ZERO;
-    let mut listed = Vec::new();
-    for expected in [3, 3, 1, 0] {
-        let page = grave.h.backend.dead_letters.list(&grave.tp, &grave.group, after, 3).await?;
-        equal!(page.len(), expected, "dead letters on a page of up to 3");
-        ensure!(page.iter().map(|letter| letter.id).is_sorted(), "a page is not in order");
-        ensure!(page.iter().all(|letter| letter.id > after), "a page does not begin above {after}");
-        after = page.last().map_or(after, |letter| letter.id);
-        listed.extend(page.iter().map(|letter| letter.origin));
+    for newest_first in [false, true] {
+        let mut range = Range { newest_first, ..Range::ALL };
+        let mut listed = Vec::new();
+        for (expected, more) in [(3, true), (3, true), (1, false)] {
+            let page = grave.h.backend.dead_letters.list(&grave.tp, &grave.group, range, 3).await?;
+            equal!(page.items.len(), expected, "dead letters on a page of up to 3");
+            ensure!(page.more || !more, "a page says that it is the last, and is not");
+            let last = page.items.last().map(|letter| letter.id);
+            range = last.map_or(range, |last| range.behind(last));
+            listed.extend(page.items.iter().map(|letter| letter.origin));
+        }
+        let rest = grave.h.backend.dead_letters.list(&grave.tp, &grave.group, range, 3).await?;
+        equal!((rest.items.len(), rest.more), (0, false), "dead letters behind the last");
+        if newest_first {
+            listed.reverse();
+        }
+        equal!(listed, origins, "origins, page by page");
     }
-    equal!(listed, origins, "origins, page by page");
+    Ok(())
+}
+
+async fn a_list_is_of_what_lies_between_two_ids(h: Harness) -> Verdict {
+    let mut grave = Grave::new(h).await?;
+    grave.bury(&[message(0), message(1), message(2), message(3)]).await?;
+    let ids = grave.ids(4).await?;
+    let range = Range { after: ids[0], before: ids[3], newest_first: false };
+    let page = grave.h.backend.dead_letters.list(&grave.tp, &grave.group, range, 10).await?;
+    equal!(page.items.iter().map(|letter| letter.id).collect::<Vec<_>>(), ids[1..3], "between the ends");
+    let empty = Range { after: ids[1], before: ids[2], newest_first: true };
+    let page = grave.h.backend.dead_letters.list(&grave.tp, &grave.group, empty, 10).await?;
+    equal!((page.items.len(), page.more), (0, false), "between neighbours");
     Ok(())
 }
 

@@ -5,6 +5,7 @@ mod living;
 mod publishing;
 mod watching;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millstream_core::members::{Assignment, Member, Pulse, Roster, Version};
@@ -60,8 +61,16 @@ impl Club {
         self.h.backend.members.publish(&self.topic, &self.group, version, assignment).await
     }
 
+    /// The whole group, but for what time does to it.
     async fn roster(&self) -> Result<Roster> {
-        self.h.backend.members.roster(&self.topic, &self.group).await
+        let mut roster = self.h.backend.members.roster(&self.topic, &self.group).await?;
+        roster.heard.clear();
+        Ok(roster)
+    }
+
+    /// How long ago each member was heard of.
+    async fn heard(&self) -> Result<BTreeMap<MemberId, Duration>> {
+        Ok(self.h.backend.members.roster(&self.topic, &self.group).await?.heard)
     }
 
     /// Waits until nobody is alive any more. Nobody may be heard of meanwhile.

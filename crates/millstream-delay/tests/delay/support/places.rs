@@ -71,6 +71,10 @@ impl Recurring for Fires {
         self.recurring.recurrences(place, after, limit).await
     }
 
+    async fn now(&self) -> Result<u64> {
+        self.recurring.now().await
+    }
+
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
         self.recurring.due(place).await
     }

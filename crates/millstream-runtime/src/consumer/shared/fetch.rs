@@ -2,20 +2,26 @@
 
 use std::sync::Arc;
 
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::Fetched;
 use millstream_core::shared::SharedReader;
-use millstream_core::{MessageId, Partition, Settlement, Start};
+use millstream_core::{MessageId, Partition, Settlement, TopicPartition};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
+use super::super::context::Subscription;
 use super::super::pauses::Changes;
+use super::super::restore::unless_deleted;
 use super::Sharer;
 use super::settle::Say;
 use super::work::Item;
 use crate::trouble::Trouble;
+
+/// In how many partitions at once a group is restored.
+const AT_ONCE: usize = 32;
 
 /// Reads all partitions for one consumer.
 pub(super) struct Fetcher {
@@ -142,17 +148,33 @@ impl Fetcher {
     async fn restore_groups(&mut self, error: &Error) -> Result<()> {
         let Sharer { context, seat, .. } = &*self.sharer;
         let (catalog, group, after) = (&context.backend.catalog, &seat.group, MessageId::ZERO);
-        // If everything was deleted, the registry is gone as well.
-        catalog.create_topic(&context.topic).await?;
-        let mut topic = context.topic.clone();
-        topic.partitions = *self.partitions.borrow();
-        for partition in catalog.create_group(&topic, group, Start::Earliest).await?.partitions {
-            let topic_partition = &seat.partition(partition);
+        let on = |error| unless_deleted(context, error);
+        // If the server lost everything, the registry is gone as well.
+        catalog.restore_topic(&context.topic).await.map_err(on)?;
+        let count = *self.partitions.borrow();
+        let restores: Vec<_> =
+            (0..count).map(|n| restore(context, seat.partition(Partition(n)), after)).collect();
+        let mut restored = stream::iter(restores).buffered(AT_ONCE);
+        while let Some((topic_partition, missing)) = restored.try_next().await.map_err(on)? {
+            if !missing {
+                continue;
+            }
+            let topic_partition = &topic_partition;
             tracing::warn!(%topic_partition, %group, %error, "the group was gone and has been created again");
             context.observer.observe(&Event::GroupRestored { topic_partition, group, after });
         }
         Ok(())
     }
+}
+
+/// Restores the group in one partition, and says whether it was missing there.
+async fn restore(
+    context: &Subscription,
+    tp: TopicPartition,
+    after: MessageId,
+) -> Result<(TopicPartition, bool)> {
+    let missing = context.backend.catalog.restore_group(&tp, &context.group, after).await?;
+    Ok((tp, missing))
 }
 
 /// Ready when others are to be read than before.

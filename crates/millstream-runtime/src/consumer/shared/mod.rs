@@ -67,6 +67,8 @@ pub(super) async fn run(context: Arc<Subscription>) {
         _ => 1,
     };
     let hand = Arc::new(Hand::new(context.config.prefetch, at_once, context.config.lease_ttl));
+    let in_hand = hand.clone();
+    context.board.shares(&context.topic.name, Box::new(move || in_hand.len()));
     let sharer = Arc::new(Sharer { context: context.clone(), seat, hand: hand.clone(), at_once });
 
     let (items, to_dispatch) = mpsc::unbounded_channel();

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_admin::{Admin, DeadLetterQueue};
 use millstream_core::log::{Append, Fetched, Measured, Receipt, Settled, Trimmed};
 use millstream_core::{
     Appender, Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Retention,
@@ -18,7 +19,7 @@ use millstream_core::{
 };
 use millstream_delay::{Promoter, PromoterConfig};
 use millstream_memory::MemoryBackend;
-use millstream_runtime::{ConsumerBuilder, DeadLetterQueue, Delivery, Producer, ProducerBuilder, Record};
+use millstream_runtime::{ConsumerBuilder, Delivery, Producer, ProducerBuilder, Record};
 use tokio::time::Instant;
 
 pub const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -269,8 +270,8 @@ pub async fn until(seen: &Seen, n: usize) {
 }
 
 pub async fn dead(bench: &Bench, group: &str) -> DeadLetterQueue {
-    let topic = bench.backend.catalog.topic(&"numbers".parse().expect("name")).await.expect("a topic");
-    DeadLetterQueue::new(bench.backend.clone(), topic, group.parse().expect("name"))
+    let (topic, group) = ("numbers".parse().expect("name"), group.parse().expect("name"));
+    Admin::new(bench.backend.clone()).dead_letters(&topic, &group).await.expect("a topic")
 }
 
 pub fn partition() -> TopicPartition {

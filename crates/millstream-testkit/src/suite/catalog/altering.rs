@@ -16,22 +16,30 @@ suite!("catalog":
 );
 
 const RETENTIONS: [Retention; 5] = [
-    Retention::Keep,
     Retention::ConsumedAfter(Duration::from_secs(86_400)),
     Retention::Age(Duration::from_millis(1_500)),
     Retention::Length(7),
     Retention::Consumed,
+    Retention::Keep,
 ];
 
 async fn every_setting_is_kept(h: Harness) -> Verdict {
     let catalog = &h.backend.catalog;
     for retention in RETENTIONS {
         let name = TopicName::new(h.unique("topic"))?;
-        let spec = TopicSpec::new(name.clone(), 2)?.with_retention(retention).with_max_length(1_000);
+        // What keeps all cannot be bounded.
+        let bound = Some(1_000).filter(|_| retention != Retention::Keep);
+        let spec = TopicSpec::new(name.clone(), 2)?.with_retention(retention).with_max_length(bound);
         equal!(catalog.create_topic(&spec).await?, spec, "the topic as created");
         equal!(catalog.topic(&name).await?, spec, "the topic as stored");
         let without = spec.clone().with_max_length(None);
         equal!(catalog.create_topic(&without).await?, spec, "the topic as created again, without a bound");
+        let endless = without.with_retention(Retention::Keep).with_max_length(9);
+        refused(
+            catalog.create_topic(&endless).await,
+            ErrorKind::InvalidConfig,
+            "a bound that nothing undercuts",
+        )?;
         let mut grown = spec;
         grown.partitions = 3;
         equal!(catalog.expand(&name, 3).await?, grown, "the topic as grown");
@@ -50,10 +58,14 @@ async fn what_is_not_named_stays(h: Harness) -> Verdict {
     let name = expected.name.clone();
     for (nth, retention) in RETENTIONS.into_iter().enumerate() {
         expected.retention = retention;
+        if retention == Retention::Keep {
+            expected.max_length = None;
+            catalog.alter_topic(&name, &TopicChange::new().max_length(None)).await?;
+        }
         let changed = catalog.alter_topic(&name, &TopicChange::new().retention(retention)).await?;
         equal!(changed, expected, "the topic with another retention");
         equal!(catalog.topic(&name).await?, expected, "the topic as stored");
-        expected.max_length = Some(10 + nth as u64);
+        expected.max_length = Some(10 + nth as u64).filter(|_| retention != Retention::Keep);
         let changed = catalog.alter_topic(&name, &TopicChange::new().max_length(expected.max_length)).await?;
         equal!(changed, expected, "the topic with another bound");
     }
@@ -62,6 +74,9 @@ async fn what_is_not_named_stays(h: Harness) -> Verdict {
         expected,
         "a topic of which nothing changes"
     );
+    (expected.retention, expected.max_length) = (Retention::Consumed, Some(9));
+    let both = TopicChange::new().retention(Retention::Consumed).max_length(9);
+    equal!(catalog.alter_topic(&name, &both).await?, expected, "the topic with another retention and bound");
     expected.max_length = None;
     let changed = catalog.alter_topic(&name, &TopicChange::new().max_length(None)).await?;
     equal!(changed, expected, "the topic without a bound");
@@ -76,12 +91,19 @@ async fn what_makes_no_sense_is_refused(h: Harness) -> Verdict {
         TopicChange::new().retention(Retention::Age(Duration::ZERO)),
         TopicChange::new().retention(Retention::Length(0)),
         TopicChange::new().retention(Retention::Keep).max_length(0),
+        TopicChange::new().retention(Retention::Keep).max_length(9),
+        TopicChange::new().retention(Retention::Length(9)).max_length(9),
     ];
     for change in changes {
         let altered = catalog.alter_topic(&topic.name, &change).await;
         refused(altered, ErrorKind::InvalidConfig, "a change that makes no sense")?;
         equal!(catalog.topic(&topic.name).await?, topic, "the topic after a change that was refused");
     }
+    // What stays as it is counts as well.
+    let bounded = catalog.alter_topic(&topic.name, &TopicChange::new().max_length(9)).await?;
+    let altered = catalog.alter_topic(&topic.name, &TopicChange::new().retention(Retention::Keep)).await;
+    refused(altered, ErrorKind::InvalidConfig, "keeping all of a topic with a bound")?;
+    equal!(catalog.topic(&topic.name).await?, bounded, "the topic after a change that was refused");
     Ok(())
 }
 

@@ -74,6 +74,8 @@ async fn the_lag_is_exact_among_deleted_entries(h: Harness) -> Verdict {
         left.retain(|entry| *entry != gone);
         let ahead = |next: usize| left.iter().filter(|entry| **entry >= next).count() as u64;
         equal!(lag(&h, &topic, "group").await?, Some(ahead(next)), "the lag after {gone} was deleted");
+        let ever = stats(&h, &topic, "group").await?.appended;
+        ensure!(ever.is_none_or(|ever| ever == 10), "{ever:?} were ever appended, expected 10");
         let entries = owner.take(read).await?;
         let last = entries.last().and_then(|entry| appended.iter().position(|id| *id == entry.receipt.id));
         next = last.map_or(next, |last| last + 1);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use millstream_core::envelope::Limits;
 use millstream_core::history::MAX_FAILURES;
+use millstream_core::inspect::Range;
 use millstream_core::log::{Entry, Note};
 use millstream_core::wire::{self, Decoded};
 use millstream_core::{Due, History, MessageId, Reason, Settlement};
@@ -78,7 +79,7 @@ async fn failures_are_kept_to_the_dead_letter_and_a_replay_begins_anew(h: Harnes
     let (error, reason) = ("gave up".to_owned(), Reason::Exhausted);
     let dies = Settlement::DeadLetter { reason, attempts: 13, origin, error, history: history.clone() };
     owner.settle_all(&[entry], &dies).await?;
-    let letters = h.backend.dead_letters.list(&tp, &group, MessageId::ZERO, 10).await?;
+    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters");
     let expected: Vec<_> = [1].into_iter().chain(5..=13).collect();
     equal!(attempts(&letters[0].history), expected, "the failures of a dead letter");

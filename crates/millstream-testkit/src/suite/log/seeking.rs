@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use millstream_core::catalog::Start;
+use millstream_core::inspect::Range;
 use millstream_core::log::Source;
-use millstream_core::{ErrorKind, GroupName, MessageId, Reason, Settlement};
+use millstream_core::{ErrorKind, GroupName, Reason, Settlement};
 
 use super::suite;
 use crate::case::{Verdict, equal, refused};
@@ -156,7 +157,7 @@ async fn seeking_leaves_retries_and_dead_letters(h: Harness) -> Verdict {
     equal!(came[0].note.as_ref().map(|note| note.attempt), Some(9), "the note of a pending retry");
     owner.ack(&came).await?;
     owner.nothing("everything came").await?;
-    let letters = h.backend.dead_letters.list(&tp, &group, MessageId::ZERO, 10).await?;
+    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters after a seek");
     Ok(())
 }

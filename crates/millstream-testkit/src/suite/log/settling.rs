@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::envelope::Limits;
+use millstream_core::inspect::Range;
 use millstream_core::log::{Entry, Receipt, Settled, Source};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{ErrorKind, History, MessageId, Reason, Settlement};
@@ -68,7 +69,7 @@ async fn settling_twice_is_stale_and_harmless(h: Harness) -> Verdict {
     let retried = owner.take(1).await?;
     equal!(retried[0].receipt.source, Source::Retry, "the only entry left");
     owner.nothing("one retry was parked").await?;
-    let letters = h.backend.dead_letters.list(&tp, &group, MessageId::ZERO, 10).await?;
+    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters");
     Ok(())
 }
@@ -131,7 +132,7 @@ async fn a_mixed_batch_settles_each_by_itself(h: Harness) -> Verdict {
     owner.promote(1).await?;
     let retried = owner.take(1).await?;
     equal!(wire::body_of(Source::Retry, &retried[0].fields), &message(2)[..], "the retry");
-    let letters = h.backend.dead_letters.list(&tp, &group, MessageId::ZERO, 10).await?;
+    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.iter().map(|letter| letter.origin).collect::<Vec<_>>(), [receipt(3).id], "dead letters");
     owner.reopen().await?;
     let pending = owner.take(3).await?;
@@ -269,7 +270,7 @@ async fn what_a_lost_group_had_in_hand_is_not_settled_away(h: Harness) -> Verdic
     owner.settle_all(&entries[1..], &Settlement::Ack).await?;
     owner.promote(1).await?;
     owner.take_retries(1).await?;
-    let letters = h.backend.dead_letters.list(&tp, &group, MessageId::ZERO, 10).await?;
+    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 0, "dead letters");
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millstream_core::Reason;
+use millstream_core::inspect::Range;
 use tokio::time::Instant;
 
 use super::suite;
@@ -92,7 +93,7 @@ async fn waiting_ends_when_a_dead_letter_is_replayed(h: Harness) -> Verdict {
     owner.settle_all(&entries, &dead(Reason::Rejected, 1, appended[0])).await?;
     let (_, group) = owner.lease.partition()?;
     let group = group.clone();
-    let letters = h.backend.dead_letters.list(&tp, &group, millstream_core::MessageId::ZERO, 10).await?;
+    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters");
     wakes!(h, owner, h.backend.dead_letters.replay(&tp, &group, &[letters[0].id]).await);
     Ok(())

@@ -18,6 +18,7 @@ suite!("members":
     who_leaves_is_gone_at_once,
     who_is_not_heard_of_is_dropped,
     the_dead_are_not_shown,
+    it_is_told_when_a_member_was_heard_of,
     who_was_away_accuses_nobody,
     who_was_away_and_left_out_is_planned_for_again,
     who_was_dropped_joins_again,
@@ -143,6 +144,29 @@ async fn who_is_not_heard_of_is_dropped(h: Harness) -> Verdict {
     ensure!(after.version > before.version, "version {:?} after {:?}", after.version, before.version);
     ensure!(after.revision > before.revision, "revision {:?} after {:?}", after.revision, before.revision);
     equal!(club.roster().await?.members, [ann], "members");
+    Ok(())
+}
+
+async fn it_is_told_when_a_member_was_heard_of(h: Harness) -> Verdict {
+    let club = Club::new(h, 1).await?;
+    let (ann, bob) = (club.joined("ann").await?, club.joined("bob").await?);
+    let least = Duration::from_millis(20);
+    let mut patience = club.h.patience("time to pass");
+    while club.heard().await?.values().any(|ago| *ago < least) {
+        patience.pause().await?;
+    }
+    let before = Instant::now();
+    club.beat(&bob).await?;
+    let heard = club.heard().await?;
+    // A server counts in milliseconds.
+    let most = before.elapsed() + Duration::from_millis(1);
+    equal!(heard.len(), 2, "members that were heard of");
+    ensure!(
+        heard[&ann.id] >= least,
+        "ann was heard of {:?} ago, expected {least:?} at least",
+        heard[&ann.id]
+    );
+    ensure!(heard[&bob.id] <= most, "bob was heard of {:?} ago, expected {most:?} at most", heard[&bob.id]);
     Ok(())
 }
 

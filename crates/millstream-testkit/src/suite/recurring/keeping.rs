@@ -109,6 +109,9 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
         put_all(&h, &place, messages).await?;
         let found = h.backend.recurring.due(&place).await?;
         ensure!(found.now >= before, "the server's time was {before}, and is {}", found.now);
+        let now = h.backend.recurring.now().await?;
+        let then = h.backend.recurring.due(&place).await?.now;
+        ensure!((found.now..=then).contains(&now), "the server's time is {}, {now}, {then}", found.now);
         equal!(due(&h, &place).await?, ["c", "b", "a"], "what is due");
         equal!(found.recurrences.first(), Some(&recurrence("c", Some(1))?), "the first one");
         // On its time, not before.

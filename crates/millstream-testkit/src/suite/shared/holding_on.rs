@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millstream_core::envelope::Limits;
+use millstream_core::inspect::Range;
 use millstream_core::log::{Receipt, Settled};
 use millstream_core::{Due, History, MessageId, Partition, Reason, Settlement, wire};
 
@@ -80,7 +81,7 @@ async fn a_shared_dead_letter_is_kept(h: Harness) -> Verdict {
     let appended = h.append_n(&only(&topic), 1).await?;
     let entries = a.take(1).await?;
     a.settle(&receipts(&entries), &dead(Reason::Rejected, 3, appended[0])).await?;
-    let letters = h.backend.dead_letters.list(&only(&topic), &a.seat.group, MessageId::ZERO, 9).await?;
+    let letters = h.backend.dead_letters.list(&only(&topic), &a.seat.group, Range::ALL, 9).await?.items;
     let [letter] = &letters[..] else { return Err(crate::case::Violation::new(format!("{letters:?}"))) };
     equal!((letter.origin, letter.attempts), (appended[0], 3), "origin and attempts of the dead letter");
     equal!(letter.body, entries[0].fields, "its body");

@@ -1,4 +1,4 @@
-//! Moving a whole group that is not running, and looking beforehand at what that would mean.
+//! Resetting a group: moving all of it while it is not running, and looking beforehand at what that would mean.
 
 use std::time::Duration;
 
@@ -6,19 +6,23 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::catalog::{PartitionStats, Start};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::leases::{Acquired, Lease};
-use millstream_core::{Backend, GroupName, MessageId, Partition, Resource, TopicPartition, TopicSpec};
+use millstream_core::{
+    Backend, GroupName, MessageId, Partition, Resource, TopicName, TopicPartition, TopicSpec,
+};
 use uuid::Uuid;
+
+use crate::Admin;
 
 /// How long leases are held at most: far longer than it takes.
 const TTL: Duration = Duration::from_secs(60);
 /// What people see as the owner meanwhile.
-const OWNER: &str = "seek";
+const OWNER: &str = "reset";
 /// How many partitions are dealt with at once.
 const AT_ONCE: usize = 32;
 /// How often an answer that did not come is asked for.
 const TRIES: usize = 3;
 
-/// What a seek would mean for one partition.
+/// What a reset would mean for one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SeekPreview {
@@ -40,63 +44,72 @@ impl SeekPreview {
     pub const LIMIT: u64 = 1_000_000;
 }
 
-/// Moves a whole group. All partitions are held meanwhile, so that nobody can be reading: either all are moved, or, as
-/// long as nobody can be asked about leases, none is.
-///
-/// # Errors
-/// [`ErrorKind::NotFound`] for a group that is not there. [`ErrorKind::Fenced`] if a partition has an owner, who is
-/// named: nothing was done. Transient ones, and [`ErrorKind::Fenced`] with another text, after which some partitions may
-/// have been moved: it can be asked again.
-pub async fn seek_group(backend: &Backend, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<()> {
-    known(backend, topic, group).await?;
-    // Where it was lost it is created again: then it can be moved everywhere.
-    backend.catalog.create_group(topic, group, start).await?;
-    let asked = topic.iter().map(|tp| acquire(backend, tp, group));
-    let answers: Vec<Result<Lease>> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
-    let (mut leases, mut refused) = (Vec::new(), None);
-    for answer in answers {
-        match answer {
-            Ok(lease) => leases.push(lease),
-            Err(error) => refused = refused.or(Some(error)),
+impl Admin {
+    /// Lets a group that is not running go on elsewhere: back, to handle messages again, or forward, to skip some. What
+    /// waits for a retry, and dead letters, stay as they are; what is pending in the log is forgotten.
+    ///
+    /// All partitions are held meanwhile, so that nobody can be reading: either all are moved, or, as long as nobody can
+    /// be asked about leases, none is. A group that is [paused](Self::pause_group) is running all the same.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic or group that is not there. [`ErrorKind::Fenced`] if a partition has an owner,
+    /// who is named: nothing was done. Transient ones, and [`ErrorKind::Fenced`] with another text, after which some
+    /// partitions may have been moved: it can be asked again.
+    pub async fn reset_group(&self, topic: &TopicName, group: &GroupName, start: Start) -> Result<()> {
+        let backend = &self.backend;
+        let topic = &self.known(topic, group).await?;
+        // Where it was lost it is created again: then it can be moved everywhere.
+        backend.catalog.create_group(topic, group, start).await?;
+        let asked = topic.iter().map(|tp| acquire(backend, tp, group));
+        let answers: Vec<Result<Lease>> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
+        let (mut leases, mut refused) = (Vec::new(), None);
+        for answer in answers {
+            match answer {
+                Ok(lease) => leases.push(lease),
+                Err(error) => refused = refused.or(Some(error)),
+            }
         }
+        let sought = match refused {
+            Some(error) => Err(error),
+            None => {
+                let seeks = leases.iter().map(|lease| backend.log.seek(lease, start));
+                stream::iter(seeks).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
+            }
+        };
+        for lease in &leases {
+            if let Err(error) = backend.leases.release(lease).await {
+                tracing::warn!(resource = %lease.resource, %error, "the lease could not be given back, it will run out");
+            }
+        }
+        sought
     }
-    let sought = match refused {
-        Some(error) => Err(error),
-        None => {
-            let seeks = leases.iter().map(|lease| backend.log.seek(lease, start));
-            stream::iter(seeks).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
-        }
-    };
-    for lease in &leases {
-        if let Err(error) = backend.leases.release(lease).await {
-            tracing::warn!(resource = %lease.resource, %error, "the lease could not be given back, it will run out");
-        }
-    }
-    sought
-}
 
-/// What [`seek_group`] would mean, without doing anything. A group that runs can be looked at too.
-///
-/// # Errors
-/// [`ErrorKind::NotFound`] for a group that is not there; transient ones.
-pub async fn seek_preview(
-    backend: &Backend,
-    topic: &TopicSpec,
-    group: &GroupName,
-    start: Start,
-) -> Result<Vec<SeekPreview>> {
-    known(backend, topic, group).await?;
-    let stats = backend.catalog.stats(topic, group).await?;
-    let looks = stats.into_iter().map(|stats| preview(backend, topic, stats, start));
-    stream::iter(looks).buffered(AT_ONCE).try_collect().await
-}
-
-async fn known(backend: &Backend, topic: &TopicSpec, group: &GroupName) -> Result<()> {
-    let groups = backend.catalog.groups(&topic.name).await?;
-    if groups.contains(group) {
-        return Ok(());
+    /// What [`reset_group`](Self::reset_group) would mean for each partition, without doing anything. A group that runs
+    /// can be looked at too.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic or group that is not there; transient ones.
+    pub async fn reset_group_preview(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        start: Start,
+    ) -> Result<Vec<SeekPreview>> {
+        let backend = &self.backend;
+        let topic = &self.known(topic, group).await?;
+        let stats = backend.catalog.stats(topic, group).await?;
+        let looks = stats.into_iter().map(|stats| preview(backend, topic, stats, start));
+        stream::iter(looks).buffered(AT_ONCE).try_collect().await
     }
-    Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {} is not there", topic.name)))
+
+    /// The topic of a group that is there.
+    async fn known(&self, topic: &TopicName, group: &GroupName) -> Result<TopicSpec> {
+        let spec = self.backend.catalog.topic(topic).await?;
+        if self.backend.catalog.groups(topic).await?.contains(group) {
+            return Ok(spec);
+        }
+        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} is not there")))
+    }
 }
 
 async fn acquire(backend: &Backend, topic_partition: TopicPartition, group: &GroupName) -> Result<Lease> {

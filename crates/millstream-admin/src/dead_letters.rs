@@ -1,0 +1,372 @@
+//! Dead letters of a group over all partitions of a topic: listed, counted, replayed, purged, taken out and put back.
+
+mod edit;
+mod filter;
+mod lines;
+mod pace;
+mod replay;
+mod walk;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use millstream_core::dead_letters::Deed;
+use millstream_core::inspect::{MAX_PAGE_BYTES, Range};
+use millstream_core::{
+    Backend, DeadLetter, Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicName,
+    TopicPartition, TopicSpec,
+};
+
+pub use edit::Edit;
+pub use filter::DeadLetterFilter;
+pub use lines::{from_line, to_line};
+pub use replay::{
+    REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Refusal, Replay, ReplayTo, Replayed, Replayer,
+};
+pub use walk::DeadLetterWalk;
+
+use crate::Admin;
+use crate::cursor::Cursor;
+use walk::Route;
+
+/// The most letters that are settled or put at once.
+const PORTION: usize = 1_000;
+
+/// A question about dead letters, answered in pages.
+#[derive(Clone, Debug)]
+pub struct DeadLetterQuery {
+    /// Which letters. Default: all.
+    pub filter: DeadLetterFilter,
+    /// The newest first. Default: the oldest.
+    pub newest_first: bool,
+    /// The most letters of the answer. Default: 100.
+    pub limit: usize,
+    /// The most letters that are looked at for it. Default: 10,000.
+    pub looks: u64,
+    /// Where the page before ended. Default: from the start.
+    pub after: Option<Cursor>,
+}
+
+impl Default for DeadLetterQuery {
+    fn default() -> Self {
+        let filter = DeadLetterFilter::default();
+        Self { filter, newest_first: false, limit: 100, looks: 10_000, after: None }
+    }
+}
+
+/// A part of the dead letters.
+#[derive(Clone, Debug)]
+pub struct DeadLetterPage {
+    /// The letters.
+    pub letters: Vec<DeadLetter>,
+    /// How many were looked at.
+    pub looked_at: u64,
+    /// Where to go on; `None` at the end.
+    pub next: Option<Cursor>,
+}
+
+/// How many dead letters there are of which kind, and what they look like.
+#[derive(Clone, Debug, Default)]
+pub struct Survey {
+    /// How many fit.
+    pub matched: u64,
+    /// How many were looked at.
+    pub looked_at: u64,
+    /// How many of those that fit died for which reason.
+    pub reasons: BTreeMap<String, u64>,
+    /// How many of those that fit came from which partition.
+    pub partitions: BTreeMap<Partition, u64>,
+    /// The first of those that fit.
+    pub sample: Vec<DeadLetter>,
+}
+
+/// What came of putting letters back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Imported {
+    /// Letters that were put back.
+    pub put: u64,
+    /// Letters that are still there, or were put back before.
+    pub passed_over: u64,
+}
+
+/// The dead letters of one group, over all partitions of a topic. Cloning is cheap.
+#[derive(Clone)]
+pub struct DeadLetterQueue {
+    backend: Backend,
+    topic: TopicSpec,
+    group: GroupName,
+}
+
+impl Admin {
+    /// The dead letters of `group` in `topic`; none if there is no such group.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic that is not there; transient ones.
+    pub async fn dead_letters(&self, topic: &TopicName, group: &GroupName) -> Result<DeadLetterQueue> {
+        let topic = self.backend.catalog.topic(topic).await?;
+        Ok(DeadLetterQueue { backend: self.backend.clone(), topic, group: group.clone() })
+    }
+}
+
+impl DeadLetterQueue {
+    /// The topic.
+    #[must_use]
+    pub fn topic(&self) -> &TopicSpec {
+        &self.topic
+    }
+
+    /// The group.
+    #[must_use]
+    pub fn group(&self) -> &GroupName {
+        &self.group
+    }
+
+    /// The first `limit` dead letters, oldest first.
+    ///
+    /// # Errors
+    /// Those of [`DeadLetters::list`](millstream_core::DeadLetters::list).
+    pub async fn list(&self, limit: usize) -> Result<Vec<DeadLetter>> {
+        let route = Route { newest_first: false, after: None, ends: None, limit: limit as u64 };
+        let mut walk = self.walk_by(&DeadLetterFilter::default(), route);
+        let mut letters = Vec::new();
+        while !walk.is_done() {
+            letters.extend(walk.run_once(limit).await?);
+        }
+        Ok(letters)
+    }
+
+    /// A page of those that fit, in the order of their ids over all partitions. It ends early, behind about 4 MiB.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub async fn page(&self, query: &DeadLetterQuery) -> Result<DeadLetterPage> {
+        let DeadLetterQuery { filter, newest_first, limit, looks, after } = query;
+        let route = Route { newest_first: *newest_first, after: *after, ends: None, limit: *limit as u64 };
+        let mut walk = self.walk_by(filter, route);
+        let (mut letters, mut bytes) = (Vec::new(), 0);
+        while !walk.is_done() && walk.looked_at() < *looks && bytes < MAX_PAGE_BYTES {
+            let found = walk.run_once(limit - letters.len()).await?;
+            bytes += found.iter().map(walk::size).sum::<usize>();
+            letters.extend(found);
+        }
+        Ok(DeadLetterPage { looked_at: walk.looked_at(), next: walk.next(), letters })
+    }
+
+    /// One letter; `None` if it is not there.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub async fn get(&self, partition: Partition, id: MessageId) -> Result<Option<DeadLetter>> {
+        let topic_partition = TopicPartition { topic: self.topic.name.clone(), partition };
+        let only = Range { after: id.previous(), before: id.next(), newest_first: false };
+        let page = self.backend.dead_letters.list(&topic_partition, &self.group, only, 1).await?;
+        Ok(page.items.into_iter().find(|letter| letter.id == id))
+    }
+
+    /// How many there are, in one request whatever their number.
+    ///
+    /// # Errors
+    /// Those of [`Catalog::stats`](millstream_core::Catalog::stats).
+    pub async fn count(&self) -> Result<u64> {
+        let stats = self.backend.catalog.stats(&self.topic, &self.group).await?;
+        Ok(stats.iter().map(|partition| partition.dead).sum())
+    }
+
+    /// Counts those that fit, up to `limit`, and keeps the first `sample` of them: what a replay or purge would be about.
+    /// It reads all that are there.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub async fn survey(
+        &self,
+        filter: &DeadLetterFilter,
+        limit: Option<u64>,
+        sample: usize,
+    ) -> Result<Survey> {
+        let mut walk = self.walk(filter, limit).await?;
+        let mut survey = Survey::default();
+        while !walk.is_done() {
+            for letter in walk.run_once(PORTION).await? {
+                survey.matched += 1;
+                *survey.reasons.entry(letter.reason.as_str().to_owned()).or_default() += 1;
+                *survey.partitions.entry(letter.topic_partition.partition).or_default() += 1;
+                if survey.sample.len() < sample {
+                    survey.sample.push(letter);
+                }
+            }
+        }
+        survey.looked_at = walk.looked_at();
+        Ok(survey)
+    }
+
+    /// Goes through those that fit and are there now, oldest first, up to `limit`. What dies meanwhile is not among them.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub async fn walk(&self, filter: &DeadLetterFilter, limit: Option<u64>) -> Result<DeadLetterWalk> {
+        let ends = Some(self.ends(filter).await?);
+        let limit = limit.unwrap_or(u64::MAX);
+        Ok(self.walk_by(filter, Route { newest_first: false, after: None, ends, limit }))
+    }
+
+    /// Moves one dead letter back to its group. False if it was not there any more, or somebody else has claimed it.
+    ///
+    /// # Errors
+    /// Those of [`DeadLetters::settle`](millstream_core::DeadLetters::settle).
+    pub async fn replay(&self, letter: &DeadLetter) -> Result<bool> {
+        let role = &self.backend.dead_letters;
+        Ok(role.replay(&letter.topic_partition, &self.group, &[letter.id]).await? == 1)
+    }
+
+    /// Moves every dead letter that is there now back to its group. Gives back how many.
+    ///
+    /// What dies again meanwhile is not replayed again.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay); what was replayed stays replayed.
+    pub async fn replay_all(&self) -> Result<u64> {
+        Ok(self.replayer(&DeadLetterFilter::default(), Replay::default()).await?.run().await?.replayed)
+    }
+
+    /// Replays those that fit and are there now: elsewhere, changed, at a rate, as `replay` says.
+    ///
+    /// ```
+    /// # use millstream_admin::{Admin, DeadLetterFilter, Replay};
+    /// # use millstream_core::{GroupName, Reason, Result, TopicName};
+    /// # async fn example(admin: Admin, topic: TopicName, group: GroupName) -> Result<()> {
+    /// let letters = admin.dead_letters(&topic, &group).await?;
+    /// let exhausted = DeadLetterFilter { reason: Some(Reason::Exhausted), ..Default::default() };
+    /// println!("{} of them", letters.survey(&exhausted, None, 0).await?.matched);
+    /// let slowly = Replay { rate: Some(50.0), ..Replay::default() };
+    /// let replayed = letters.replayer(&exhausted, slowly).await?.run().await?;
+    /// println!("{} replayed, {} passed over", replayed.replayed, replayed.passed_over);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a replay that makes no sense; [`ErrorKind::NotFound`] for a target that is not
+    /// there; as [`list`](Self::list).
+    pub async fn replayer(&self, filter: &DeadLetterFilter, replay: Replay) -> Result<Replayer> {
+        let walk = self.walk(filter, replay.limit).await?;
+        Replayer::new(self.backend.clone(), self.group.clone(), replay, walk).await
+    }
+
+    /// Deletes one dead letter for good. False if it was not there any more, or somebody else has claimed it.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay).
+    pub async fn purge(&self, letter: &DeadLetter) -> Result<bool> {
+        let role = &self.backend.dead_letters;
+        Ok(role.purge(&letter.topic_partition, &self.group, &[letter.id]).await? == 1)
+    }
+
+    /// Deletes those that fit and are there now, for good, up to `limit`. Gives back how many; those that somebody has
+    /// claimed are passed over.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay); what was deleted stays deleted.
+    pub async fn purge_where(&self, filter: &DeadLetterFilter, limit: Option<u64>) -> Result<u64> {
+        let mut walk = self.walk(filter, limit).await?;
+        let mut purged = 0;
+        while !walk.is_done() {
+            let mut partitions: BTreeMap<TopicPartition, Vec<(MessageId, Deed)>> = BTreeMap::new();
+            for letter in walk.run_once(PORTION).await? {
+                partitions.entry(letter.topic_partition).or_default().push((letter.id, Deed::Purge));
+            }
+            for (topic_partition, deeds) in partitions {
+                let role = &self.backend.dead_letters;
+                purged += role.settle(&topic_partition, &self.group, None, &deeds).await?.len() as u64;
+            }
+        }
+        Ok(purged)
+    }
+
+    /// Deletes every dead letter that is there now, claimed or not, without reading them. Gives back how many.
+    ///
+    /// # Errors
+    /// Those of [`DeadLetters::purge_through`](millstream_core::DeadLetters::purge_through); what was deleted stays
+    /// deleted.
+    pub async fn purge_all(&self) -> Result<u64> {
+        let everything = DeadLetterFilter::default();
+        let mut purged = 0;
+        for (topic_partition, last) in self.lanes(&everything).into_iter().zip(self.ends(&everything).await?)
+        {
+            if last > MessageId::ZERO {
+                let role = &self.backend.dead_letters;
+                purged += role.purge_through(&topic_partition, &self.group, last).await? as u64;
+            }
+        }
+        Ok(purged)
+    }
+
+    /// Puts letters back that were taken out with [`to_line`], each under a new id. One that is still there is passed
+    /// over, and so is one that was put back in the last 7 days, whatever became of it: the same file twice is as good as
+    /// once. With `again` the latter is put back all the same.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a letter of another topic or group, or of a partition that the topic does not
+    /// have: none is put back. Those of [`DeadLetters::put`](millstream_core::DeadLetters::put); what was put back stays.
+    pub async fn import(&self, letters: &[DeadLetter], again: bool) -> Result<Imported> {
+        let mut partitions: BTreeMap<&TopicPartition, Vec<DeadLetter>> = BTreeMap::new();
+        for letter in letters {
+            self.check(letter)?;
+            partitions.entry(&letter.topic_partition).or_default().push(letter.clone());
+        }
+        let mut imported = Imported::default();
+        for (topic_partition, letters) in partitions {
+            let put = self.backend.dead_letters.put(topic_partition, &self.group, &letters, again).await?;
+            let passed_over = put.iter().filter(|id| id.is_none()).count() as u64;
+            imported.put += put.len() as u64 - passed_over;
+            imported.passed_over += passed_over;
+        }
+        Ok(imported)
+    }
+
+    fn check(&self, letter: &DeadLetter) -> Result<()> {
+        let TopicPartition { topic, partition } = &letter.topic_partition;
+        let bad = |what: String| {
+            let message = format!("dead letter {} is of {what}", letter.id);
+            Err(Error::new(ErrorKind::InvalidConfig, message))
+        };
+        if *topic != self.topic.name {
+            return bad(format!("topic {topic}, not of {}", self.topic.name));
+        }
+        if letter.group != self.group {
+            return bad(format!("group {}, not of {}", letter.group, self.group));
+        }
+        if partition.0 >= self.topic.partitions {
+            return bad(format!("partition {partition}, and {topic} has {}", self.topic.partitions));
+        }
+        Ok(())
+    }
+
+    fn lanes(&self, filter: &DeadLetterFilter) -> Vec<TopicPartition> {
+        let wanted =
+            |tp: &TopicPartition| filter.partitions.as_ref().is_none_or(|some| some.contains(&tp.partition));
+        self.topic.iter().filter(wanted).collect()
+    }
+
+    /// The newest id of each partition, now; 0-0 where nothing is.
+    async fn ends(&self, filter: &DeadLetterFilter) -> Result<Vec<MessageId>> {
+        let newest = Range { newest_first: true, ..Range::ALL };
+        let mut ends = Vec::new();
+        for topic_partition in self.lanes(filter) {
+            let page = self.backend.dead_letters.list(&topic_partition, &self.group, newest, 1).await?;
+            ends.push(page.items.first().map_or(MessageId::ZERO, |letter| letter.id));
+        }
+        Ok(ends)
+    }
+
+    fn walk_by(&self, filter: &DeadLetterFilter, route: Route) -> DeadLetterWalk {
+        DeadLetterWalk::new(&self.backend, self.lanes(filter), &self.group, filter, route)
+    }
+}
+
+impl fmt::Debug for DeadLetterQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeadLetterQueue")
+            .field("topic", &self.topic.name)
+            .field("group", &self.group)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,86 @@
+//! What is changed of a message before it is replayed.
+
+use bytes::Bytes;
+use millstream_core::wire::{Field, Fields, HEADER, KEY, PAYLOAD};
+
+/// What is changed of a message before it is replayed. Fields that nobody here knows stay as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edit {
+    /// Another payload.
+    pub payload: Option<Bytes>,
+    /// Another key, or (`Some(None)`) none. The message goes where it would have gone with the old one if it goes back to
+    /// its group: order by the new key begins with what is sent anew.
+    pub key: Option<Option<Bytes>>,
+    /// Headers that get these values, in place of all that they have.
+    pub set_headers: Vec<(String, Bytes)>,
+    /// Headers that go.
+    pub remove_headers: Vec<String>,
+}
+
+impl Edit {
+    /// Whether nothing is changed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The fields of an entry after the change.
+    #[must_use]
+    pub fn apply(&self, body: &[Field]) -> Fields {
+        let header = |name: &str| Bytes::from(format!("{HEADER}{name}"));
+        let named = self.set_headers.iter().map(|(name, _)| name).chain(&self.remove_headers);
+        let mut replaced: Vec<Bytes> = named.map(|name| header(name)).collect();
+        let mut fields = Fields::with_capacity(body.len() + 2 + self.set_headers.len());
+        if let Some(payload) = &self.payload {
+            replaced.push(Bytes::from_static(PAYLOAD.as_bytes()));
+            fields.push((Bytes::from_static(PAYLOAD.as_bytes()), payload.clone()));
+        }
+        if let Some(key) = &self.key {
+            replaced.push(Bytes::from_static(KEY.as_bytes()));
+            fields.extend(key.iter().map(|key| (Bytes::from_static(KEY.as_bytes()), key.clone())));
+        }
+        fields.extend(body.iter().filter(|(name, _)| !replaced.contains(name)).cloned());
+        fields.extend(self.set_headers.iter().map(|(name, value)| (header(name), value.clone())));
+        fields
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_core::{Envelope, Limits, wire};
+
+    use super::*;
+
+    fn read(fields: &[Field]) -> Envelope {
+        wire::decode_body(fields, &Limits::default()).expect("a message")
+    }
+
+    #[test]
+    fn what_is_not_named_stays() {
+        let mut body =
+            wire::encode(&Envelope::new("old").with_key("k").with_header("a", "1").with_header("b", "2"));
+        body.push(("type".into(), "x".into()));
+        assert_eq!(Edit::default().apply(&body), body);
+        let edit = Edit {
+            payload: Some("new".into()),
+            set_headers: vec![("a".into(), "9".into()), ("c".into(), "3".into())],
+            remove_headers: vec!["b".into(), "none".into()],
+            ..Edit::default()
+        };
+        let edited = edit.apply(&body);
+        let expected = Envelope::new("new").with_key("k").with_header("a", "9").with_header("c", "3");
+        assert_eq!(read(&edited), expected);
+        assert!(edited.contains(&("type".into(), "x".into())), "a field that nobody here knows");
+        assert_eq!(read(&Edit { key: Some(None), ..Edit::default() }.apply(&body)).key, None);
+        let key = Edit { key: Some(Some("z".into())), ..Edit::default() };
+        assert_eq!(read(&key.apply(&body)).key, Some("z".into()));
+    }
+
+    #[test]
+    fn what_was_no_message_becomes_one() {
+        let twice: Fields = vec![(PAYLOAD.into(), "1".into()), (PAYLOAD.into(), "2".into())];
+        let edit = Edit { payload: Some("3".into()), ..Edit::default() };
+        assert_eq!(read(&edit.apply(&twice)), Envelope::new("3"));
+        assert_eq!(read(&edit.apply(&[])), Envelope::new("3"));
+    }
+}

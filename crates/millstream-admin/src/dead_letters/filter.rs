@@ -1,0 +1,177 @@
+//! Which dead letters are meant.
+
+use millstream_core::inspect::Range;
+use millstream_core::{DeadLetter, Limits, MessageId, Partition, Reason};
+
+use crate::Filter;
+
+/// Which dead letters are meant: everything that is given must fit. What is not given fits all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeadLetterFilter {
+    /// Of these partitions. Default: of all.
+    pub partitions: Option<Vec<Partition>>,
+    /// Under one of these ids. Default: any.
+    pub ids: Option<Vec<MessageId>>,
+    /// The id of the message in its partition's log.
+    pub origin: Option<MessageId>,
+    /// Why it was given up.
+    pub reason: Option<Reason>,
+    /// Text somewhere in the error of the last attempt.
+    pub error: Option<String>,
+    /// After at least so many attempts.
+    pub min_attempts: Option<u32>,
+    /// After at most so many attempts.
+    pub max_attempts: Option<u32>,
+    /// Died at this time or later: milliseconds since 1970 by the server's clock.
+    pub died_from: Option<u64>,
+    /// Died before this time.
+    pub died_before: Option<u64>,
+    /// Key, header and payload; its [`id`](Filter::id) is that of the dead letter. What cannot be read does not fit one
+    /// that asks for any of the three.
+    pub message: Filter,
+}
+
+impl DeadLetterFilter {
+    /// Whether all letters fit.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether a letter is meant.
+    #[must_use]
+    pub fn fits(&self, letter: &DeadLetter, limits: &Limits) -> bool {
+        let partition = letter.topic_partition.partition;
+        let attempts = self.min_attempts.unwrap_or(0)..=self.max_attempts.unwrap_or(u32::MAX);
+        self.partitions.as_ref().is_none_or(|some| some.contains(&partition))
+            && self.ids.as_ref().is_none_or(|some| some.contains(&letter.id))
+            && self.message.id.is_none_or(|id| id == letter.id)
+            && self.origin.is_none_or(|id| id == letter.origin)
+            && self.reason.as_ref().is_none_or(|reason| *reason == letter.reason)
+            && self.error.as_ref().is_none_or(|text| letter.error.contains(text))
+            && attempts.contains(&letter.attempts)
+            && self.died_from.is_none_or(|ms| letter.id.ms >= ms)
+            && self.died_before.is_none_or(|ms| letter.id.ms < ms)
+            && self.fits_message(letter, limits)
+    }
+
+    fn fits_message(&self, letter: &DeadLetter, limits: &Limits) -> bool {
+        let Filter { id: _, key, header, payload } = &self.message;
+        if key.is_none() && header.is_none() && payload.is_none() {
+            return true;
+        }
+        letter.envelope(limits).is_ok_and(|envelope| self.message.fits_envelope(&envelope))
+    }
+
+    /// Between which ids all that fit are: what lies outside is not asked for.
+    pub(super) fn range(&self, newest_first: bool) -> Range {
+        let mut range = Range { newest_first, ..Range::ALL };
+        if let Some(ms) = self.died_from {
+            range.after = range.after.max(MessageId::new(ms, 0).previous());
+        }
+        if let Some(ms) = self.died_before {
+            range.before = range.before.min(MessageId::new(ms, 0));
+        }
+        let ids = self.ids.iter().flatten().chain(&self.message.id);
+        if let Some(first) = ids.clone().min() {
+            range.after = range.after.max(first.previous());
+        }
+        if let Some(last) = ids.max() {
+            range.before = range.before.min(last.next());
+        }
+        if self.ids.as_ref().is_some_and(Vec::is_empty) {
+            range.before = MessageId::ZERO;
+        }
+        range
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use millstream_core::{Envelope, History, TopicPartition, wire};
+
+    use super::*;
+
+    fn letter() -> DeadLetter {
+        DeadLetter {
+            id: MessageId::new(500, 3),
+            reason: Reason::Exhausted,
+            attempts: 4,
+            error: "timed out after 3 s".into(),
+            origin: MessageId::new(70, 1),
+            topic_partition: TopicPartition::new("orders".parse().expect("a name"), 2),
+            group: "billing".parse().expect("a name"),
+            history: History::default(),
+            body: wire::encode(&Envelope::new("hello").with_key("k").with_header("trace", "t")),
+        }
+    }
+
+    fn filters() -> Vec<(DeadLetterFilter, DeadLetterFilter)> {
+        let base = DeadLetterFilter::default;
+        let message = |message| DeadLetterFilter { message, ..DeadLetterFilter::default() };
+        let header = |value: &'static str| Some(("trace".to_owned(), Some(Bytes::from(value))));
+        let ids = |seq| Some(vec![MessageId::new(1, 1), MessageId::new(500, seq)]);
+        vec![
+            (
+                DeadLetterFilter { partitions: Some(vec![Partition(2)]), ..base() },
+                DeadLetterFilter { partitions: Some(vec![Partition(3)]), ..base() },
+            ),
+            (DeadLetterFilter { ids: ids(3), ..base() }, DeadLetterFilter { ids: ids(4), ..base() }),
+            (
+                DeadLetterFilter { origin: Some(MessageId::new(70, 1)), ..base() },
+                DeadLetterFilter { origin: Some(MessageId::new(70, 2)), ..base() },
+            ),
+            (
+                DeadLetterFilter { reason: Some(Reason::Exhausted), ..base() },
+                DeadLetterFilter { reason: Some(Reason::Rejected), ..base() },
+            ),
+            (
+                DeadLetterFilter { error: Some("out after".into()), ..base() },
+                DeadLetterFilter { error: Some("no gate".into()), ..base() },
+            ),
+            (
+                DeadLetterFilter { min_attempts: Some(4), max_attempts: Some(4), ..base() },
+                DeadLetterFilter { min_attempts: Some(5), ..base() },
+            ),
+            (
+                DeadLetterFilter { died_from: Some(500), died_before: Some(501), ..base() },
+                DeadLetterFilter { died_before: Some(500), ..base() },
+            ),
+            (
+                message(Filter { key: Some("k".into()), header: header("t"), ..Filter::default() }),
+                message(Filter { key: Some("k".into()), header: header("u"), ..Filter::default() }),
+            ),
+            (
+                message(Filter { payload: Some("ell".into()), ..Filter::default() }),
+                message(Filter { payload: Some("jell".into()), ..Filter::default() }),
+            ),
+        ]
+    }
+
+    #[test]
+    fn everything_that_is_given_must_fit() {
+        let limits = Limits::default();
+        assert!(DeadLetterFilter::default().fits(&letter(), &limits));
+        for (fits, does_not) in filters() {
+            assert!(fits.fits(&letter(), &limits), "{fits:?}");
+            assert!(!does_not.fits(&letter(), &limits), "{does_not:?}");
+        }
+        let unreadable = DeadLetter { body: Vec::new(), ..letter() };
+        assert!(DeadLetterFilter::default().fits(&unreadable, &limits));
+        let (by_key, _) = &filters()[7];
+        assert!(!by_key.fits(&unreadable, &limits), "what cannot be read has no key");
+    }
+
+    #[test]
+    fn the_range_has_all_that_fits() {
+        for (fits, _) in filters() {
+            for newest_first in [false, true] {
+                let Range { after, before, .. } = fits.range(newest_first);
+                assert!(after < letter().id && letter().id < before, "{fits:?}");
+            }
+        }
+        let none = DeadLetterFilter { ids: Some(Vec::new()), ..DeadLetterFilter::default() };
+        assert!(none.range(false).is_empty(), "none of no ids");
+    }
+}

@@ -1,0 +1,96 @@
+//! How many may go now, at so many a second.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Between two steps: smaller ones would be a request for each message.
+const SLICE: Duration = Duration::from_millis(100);
+/// How much of what was missed is made up for.
+const BURST: Duration = Duration::from_secs(1);
+
+/// So many a second, or as fast as it goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Between two messages; zero for no bound.
+    interval: Duration,
+    /// When the next one may go; none has gone so far if there is none.
+    next: Option<Instant>,
+}
+
+impl Pace {
+    pub(super) fn new(per_second: Option<f64>) -> Self {
+        let interval =
+            per_second.map(|rate| Duration::try_from_secs_f64(rate.recip()).unwrap_or(Duration::MAX));
+        Self { interval: interval.unwrap_or_default(), next: None }
+    }
+
+    /// How many may go now.
+    pub(super) fn room(&mut self, now: Instant) -> usize {
+        if self.interval.is_zero() {
+            return usize::MAX;
+        }
+        let earliest = now.checked_sub(BURST.max(self.interval)).unwrap_or(now);
+        let next = self.next.unwrap_or(now).max(earliest);
+        self.next = Some(next);
+        match now.checked_duration_since(next) {
+            Some(late) => 1 + usize::try_from(late.as_nanos() / self.interval.as_nanos()).unwrap_or(0),
+            None => 0,
+        }
+    }
+
+    /// So many have gone.
+    pub(super) fn spend(&mut self, count: usize, now: Instant) {
+        let took = self.interval.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+        let next = self.next.unwrap_or(now);
+        self.next = Some(next.checked_add(took).unwrap_or(next));
+    }
+
+    /// How long to wait until it is worth while to ask again.
+    pub(super) fn wait(&self, now: Instant) -> Duration {
+        let next = self.next.filter(|_| !self.interval.is_zero());
+        next.map_or(Duration::ZERO, |next| next.saturating_duration_since(now).max(SLICE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many go within a time, by steps.
+    fn count(rate: f64, time: Duration) -> usize {
+        let start = Instant::now();
+        let (mut pace, mut now, mut gone) = (Pace::new(Some(rate)), start, 0);
+        while now < start + time {
+            let room = pace.room(now);
+            pace.spend(room, now);
+            gone += room;
+            now += pace.wait(now);
+        }
+        gone
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn so_many_go_in_a_second() {
+        for (rate, seconds, expected) in [(0.5, 10, 5), (1.0, 10, 10), (50.0, 10, 500), (5_000.0, 10, 50_000)]
+        {
+            let gone = count(rate, Duration::from_secs(seconds));
+            let off = gone.abs_diff(expected);
+            assert!(off * 50 <= expected.max(50), "{rate} a second: {gone} in {seconds} s");
+        }
+        let mut free = Pace::new(None);
+        let now = Instant::now();
+        free.spend(1_000, now);
+        assert_eq!((free.room(now), free.wait(now)), (usize::MAX, Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_is_made_up_for_by_a_second_at_most() {
+        let start = Instant::now();
+        let mut pace = Pace::new(Some(10.0));
+        assert_eq!(pace.room(start), 1);
+        pace.spend(1, start);
+        let later = start + Duration::from_secs(3_600);
+        assert_eq!(pace.room(later), 11, "those of the last second, and this one");
+    }
+}

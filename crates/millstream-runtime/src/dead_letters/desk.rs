@@ -1,0 +1,256 @@
+//! The loop of a dead-letter consumer: claim a page, handle it, say what becomes of it.
+//!
+//! A claim is for a whole page, and is renewed while the page is worked on. Nothing is begun that may no longer be ours.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::{FutureExt, StreamExt, stream};
+use millstream_core::dead_letters::{Claim, Deed};
+use millstream_core::error::Result;
+use millstream_core::event::Observer;
+use millstream_core::inspect::Range;
+use millstream_core::{
+    Backend, BoxError, Codec, DeadLetter, GroupName, Limits, MessageId, TopicName, TopicPartition,
+};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::letter::Counts;
+use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
+use crate::consumer::text_of;
+use crate::trouble::{Loops, Place, Trouble};
+
+/// The most letters that are claimed at once.
+const PAGE: usize = 20;
+
+/// What a consumer of dead letters has to do with.
+pub(super) struct Desk {
+    backend: Backend,
+    topic: TopicName,
+    group: GroupName,
+    config: DeadLetterConfig,
+    observer: Arc<dyn Observer>,
+    stop: CancellationToken,
+    counts: Arc<Counts>,
+    /// The name of its claims.
+    by: String,
+    /// Up to where each partition was looked through since the last sweep.
+    seen: BTreeMap<TopicPartition, MessageId>,
+    swept: Option<Instant>,
+}
+
+/// The letters of a page that are claimed and not done with.
+struct Hand {
+    ids: Mutex<BTreeSet<MessageId>>,
+    /// When the claim was asked for that holds now.
+    since: Mutex<Instant>,
+}
+
+impl Hand {
+    fn ids(&self) -> MutexGuard<'_, BTreeSet<MessageId>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn since(&self) -> MutexGuard<'_, Instant> {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Desk {
+    pub(super) fn new(
+        backend: Backend,
+        topic: TopicName,
+        group: GroupName,
+        config: DeadLetterConfig,
+        observer: Arc<dyn Observer>,
+        stop: CancellationToken,
+        counts: Arc<Counts>,
+    ) -> Self {
+        let by = format!("consumer-{:032x}", fastrand::u128(..));
+        let (seen, swept) = (BTreeMap::new(), None);
+        Self { backend, topic, group, config, observer, stop, counts, by, seen, swept }
+    }
+
+    /// Looks again and again, until it is stopped.
+    pub(super) async fn run<T, F, Fut>(mut self, codec: &'static dyn Codec<T>, handler: F)
+    where
+        T: Send + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        let mut trouble = Loops::default().begin("consume dead letters", Place::Topic(self.topic.clone()));
+        while !self.stop.is_cancelled() {
+            let pause = match self.run_once(codec, &handler).await {
+                Ok(()) => {
+                    trouble.over(&*self.observer);
+                    self.config.poll
+                }
+                Err(error) => trouble.met(&error, &*self.observer),
+            };
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Handles what is new, and what is there again when it is time for a sweep.
+    async fn run_once<T, F, Fut>(&mut self, codec: &'static dyn Codec<T>, handler: &F) -> Result<()>
+    where
+        T: Send + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        if self.swept.is_none_or(|at| at.elapsed() >= self.config.sweep) {
+            self.seen.clear();
+            self.swept = Some(Instant::now());
+        }
+        let topic = self.backend.catalog.topic(&self.topic).await?;
+        for topic_partition in topic.iter() {
+            let mut more = true;
+            while more && !self.stop.is_cancelled() {
+                let after = self.seen.get(&topic_partition).copied().unwrap_or(MessageId::ZERO);
+                let range = Range { after, ..Range::ALL };
+                let role = &self.backend.dead_letters;
+                let page = role.list(&topic_partition, &self.group, range, PAGE).await?;
+                more = page.more;
+                let Some(last) = page.items.last().map(|letter| letter.id) else { break };
+                self.work(&topic_partition, page.items, codec, handler).await?;
+                if !self.stop.is_cancelled() {
+                    self.seen.insert(topic_partition.clone(), last);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims letters and handles those that it got.
+    async fn work<T, F, Fut>(
+        &self,
+        topic_partition: &TopicPartition,
+        letters: Vec<DeadLetter>,
+        codec: &'static dyn Codec<T>,
+        handler: &F,
+    ) -> Result<()>
+    where
+        T: Send + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id).collect();
+        let hand = Hand { ids: Mutex::default(), since: Mutex::new(Instant::now()) };
+        let claimed = self.claim(topic_partition, &ids).await?;
+        hand.ids().extend(claimed);
+        let handled = stream::iter(letters).for_each_concurrent(self.config.concurrency, async |letter| {
+            // With the claims that are renewed at a third of the hold, more than two thirds is never long ago.
+            let ours = hand.since().elapsed() < self.config.hold * 2 / 3 && hand.ids().contains(&letter.id);
+            if ours && !self.stop.is_cancelled() {
+                let id = letter.id;
+                let outcome = self.ask(letter, codec, handler).await;
+                self.settle(topic_partition, id, &outcome).await;
+                hand.ids().remove(&id);
+            }
+        });
+        tokio::select! {
+            biased;
+            () = handled => {}
+            () = self.renew(topic_partition, &hand) => {}
+        }
+        let rest: Vec<_> = hand.ids().iter().map(|id| (*id, Deed::Leave(Duration::ZERO))).collect();
+        if !rest.is_empty() {
+            let role = &self.backend.dead_letters;
+            role.settle(topic_partition, &self.group, Some(&self.by), &rest).await?;
+        }
+        Ok(())
+    }
+
+    async fn claim(&self, topic_partition: &TopicPartition, ids: &[MessageId]) -> Result<Vec<MessageId>> {
+        let claim = Claim { by: self.by.clone(), hold: self.config.hold, left_too: false };
+        self.backend.dead_letters.claim(topic_partition, &self.group, ids, &claim).await
+    }
+
+    /// Keeps what is in hand. Never ends.
+    async fn renew(&self, topic_partition: &TopicPartition, hand: &Hand) {
+        loop {
+            tokio::time::sleep(self.config.hold / 3).await;
+            let (asked, ids) = (Instant::now(), Vec::from_iter(hand.ids().iter().copied()));
+            match self.claim(topic_partition, &ids).await {
+                Ok(kept) => {
+                    *hand.since() = asked;
+                    hand.ids().retain(|id| kept.contains(id) || !ids.contains(id));
+                }
+                // Nothing more is begun until it works again; what is begun goes on.
+                Err(error) => tracing::warn!(%topic_partition, %error, "claims are not renewed"),
+            }
+        }
+    }
+
+    /// What the handler says; a letter that it fails over is left.
+    async fn ask<T, F, Fut>(
+        &self,
+        dead: DeadLetter,
+        codec: &'static dyn Codec<T>,
+        handler: &F,
+    ) -> DeadLetterOutcome
+    where
+        F: Fn(Letter<T>) -> Fut,
+        Fut: Future,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        let (id, topic_partition) = (dead.id, dead.topic_partition.clone());
+        let said = async { handler(Letter::read(dead, codec)).await.into_outcome() };
+        let said: std::result::Result<_, BoxError> = match AssertUnwindSafe(said).catch_unwind().await {
+            Ok(Ok(DeadLetterOutcome::ReplayAs(envelope))) => match envelope.check(&Limits::default()) {
+                Ok(()) => Ok(DeadLetterOutcome::ReplayAs(envelope)),
+                Err(error) => Err(error.into()),
+            },
+            Ok(said) => said,
+            Err(panic) => Err(format!("panic: {}", text_of(&*panic)).into()),
+        };
+        said.unwrap_or_else(|error| {
+            Counts::add(&self.counts.failed);
+            tracing::warn!(%topic_partition, %id, %error, "the handler of a dead letter failed: it is left");
+            DeadLetterOutcome::Leave
+        })
+    }
+
+    /// Tells the store, again if that may help: what is not told is handled again when the claim has run out.
+    async fn settle(&self, topic_partition: &TopicPartition, id: MessageId, outcome: &DeadLetterOutcome) {
+        let deeds = [(id, outcome.deed(self.config.leave_for))];
+        let mut trouble: Option<Trouble> = None;
+        loop {
+            let role = &self.backend.dead_letters;
+            match role.settle(topic_partition, &self.group, Some(&self.by), &deeds).await {
+                Ok(done) => {
+                    let counter = match outcome {
+                        _ if done.is_empty() => &self.counts.lost,
+                        DeadLetterOutcome::Delete => &self.counts.deleted,
+                        DeadLetterOutcome::Replay | DeadLetterOutcome::ReplayAs(_) => &self.counts.replayed,
+                        DeadLetterOutcome::Leave | DeadLetterOutcome::LeaveFor(_) => &self.counts.left,
+                    };
+                    Counts::add(counter);
+                    if let Some(mut trouble) = trouble {
+                        trouble.over(&*self.observer);
+                    }
+                    return;
+                }
+                Err(error) => {
+                    let place = || Place::Partition(topic_partition.clone());
+                    let begin = || Loops::default().begin("settle dead letters", place());
+                    let pause = trouble.get_or_insert_with(begin).met(&error, &*self.observer);
+                    if !error.is_transient() || self.stop.is_cancelled() {
+                        return;
+                    }
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! A dead letter as a handler gets it, and what a handler says of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use millstream_core::wire;
+use millstream_core::{BoxError, Codec, DeadLetter, Envelope, Limits};
+
+/// A dead letter in the hands of a handler.
+#[derive(Debug)]
+pub struct Letter<T> {
+    /// The payload, or why it cannot be read: letters are there for that, too.
+    pub payload: Result<T, BoxError>,
+    /// The letter, with its original entry byte for byte. [`DeadLetter::envelope`] gives key and headers.
+    pub dead: DeadLetter,
+}
+
+impl<T> Letter<T> {
+    pub(super) fn read(dead: DeadLetter, codec: &dyn Codec<T>) -> Self {
+        let payload = dead.envelope(&Limits::default()).map_err(BoxError::from);
+        Self { payload: payload.and_then(|envelope| codec.decode(&envelope.payload)), dead }
+    }
+}
+
+/// What becomes of a dead letter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeadLetterOutcome {
+    /// It is deleted for good.
+    Delete,
+    /// It goes back to its group, and to no other, as a first attempt.
+    Replay,
+    /// The same, as another message. Fields of the entry that are no message's are dropped.
+    ReplayAs(Envelope),
+    /// It stays, and is handled again after [`leave_for`](super::DeadLetterConfig::leave_for).
+    Leave,
+    /// It stays, and is handled again after this time.
+    LeaveFor(Duration),
+}
+
+/// What a handler of dead letters may return.
+#[diagnostic::on_unimplemented(
+    message = "a handler of dead letters cannot return `{Self}`",
+    label = "not a dead letter's outcome",
+    note = "return `DeadLetterOutcome`, `Result<DeadLetterOutcome, E>` or `Result<(), E>`, where `E` is an error type, \
+            `String` or `anyhow::Error`"
+)]
+pub trait IntoDeadLetterOutcome {
+    /// The outcome it stands for, or what the handler failed with: then the letter is left.
+    ///
+    /// # Errors
+    /// What the handler failed with.
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError>;
+}
+
+impl IntoDeadLetterOutcome for DeadLetterOutcome {
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
+        Ok(self)
+    }
+}
+
+/// Done is deleted.
+impl<E: Into<BoxError>> IntoDeadLetterOutcome for Result<(), E> {
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
+        self.map(|()| DeadLetterOutcome::Delete).map_err(Into::into)
+    }
+}
+
+impl<E: Into<BoxError>> IntoDeadLetterOutcome for Result<DeadLetterOutcome, E> {
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
+        self.map_err(Into::into)
+    }
+}
+
+/// What a consumer of dead letters did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeadLetterReport {
+    /// Letters that were deleted.
+    pub deleted: u64,
+    /// Letters that went back to their group.
+    pub replayed: u64,
+    /// Letters that were left, for whatever reason.
+    pub left: u64,
+    /// Letters of those that were left since their handler failed or panicked.
+    pub failed: u64,
+    /// Letters whose handler ended when somebody else had them: what it said came too late.
+    pub lost: u64,
+}
+
+/// The same, while it is being counted.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) deleted: AtomicU64,
+    pub(super) replayed: AtomicU64,
+    pub(super) left: AtomicU64,
+    pub(super) failed: AtomicU64,
+    pub(super) lost: AtomicU64,
+}
+
+impl Counts {
+    pub(super) fn add(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn report(&self) -> DeadLetterReport {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        DeadLetterReport {
+            deleted: read(&self.deleted),
+            replayed: read(&self.replayed),
+            left: read(&self.left),
+            failed: read(&self.failed),
+            lost: read(&self.lost),
+        }
+    }
+}
+
+impl DeadLetterOutcome {
+    /// What the store is told.
+    pub(super) fn deed(&self, leave_for: Duration) -> millstream_core::Deed {
+        use millstream_core::Deed;
+        match self {
+            Self::Delete => Deed::Purge,
+            Self::Replay => Deed::Replay,
+            Self::ReplayAs(envelope) => Deed::ReplayAs(wire::encode(envelope)),
+            Self::Leave => Deed::Leave(leave_for),
+            Self::LeaveFor(time) => Deed::Leave(*time),
+        }
+    }
+}

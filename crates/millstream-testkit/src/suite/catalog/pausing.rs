@@ -1,0 +1,129 @@
+//! The catalog role: groups that are paused as a whole.
+
+use millstream_core::catalog::Start;
+use millstream_core::members::Member;
+use millstream_core::{ErrorKind, GroupName, MemberId, TopicName, TopicSpec};
+
+use super::suite;
+use crate::case::{Verdict, Violation, ensure, equal, refused};
+use crate::harness::{Harness, LONG, QUIET};
+
+suite!("catalog":
+    a_paused_group_tells_all_its_members,
+    a_pause_ends_with_a_word_and_with_nothing_else,
+    what_is_not_there_is_not_paused,
+    a_deleted_group_is_not_paused_any_more,
+    who_waits_in_a_paused_group_is_woken,
+);
+
+/// A group in a topic of its own.
+async fn group(h: &Harness) -> Result<(TopicSpec, GroupName), Violation> {
+    let (topic, group) = (h.topic(2).await?, GroupName::new("group")?);
+    h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+    Ok((topic, group))
+}
+
+/// Whether a member with this name hears that its group is paused.
+async fn hears(h: &Harness, topic: &TopicSpec, group: &GroupName, id: &str) -> Result<bool, Violation> {
+    let member = Member::new(MemberId::new(id)?, "first", LONG);
+    Ok(h.backend.members.heartbeat(&topic.name, group, &member, false).await?.paused)
+}
+
+async fn a_paused_group_tells_all_its_members(h: Harness) -> Verdict {
+    let catalog = &h.backend.catalog;
+    let (topic, group) = group(&h).await?;
+    let other = GroupName::new("other")?;
+    catalog.create_group(&topic, &other, Start::Earliest).await?;
+    ensure!(!hears(&h, &topic, &group, "ann").await?, "a group is paused that nobody paused");
+    equal!(catalog.group_state(&topic.name, &group).await?.paused, None, "since when it is paused");
+    ensure!(catalog.set_paused(&topic.name, &group, true).await?, "a pause changes nothing");
+    ensure!(!catalog.set_paused(&topic.name, &group, true).await?, "the same pause changes something");
+    for id in ["ann", "bob", "ann"] {
+        ensure!(hears(&h, &topic, &group, id).await?, "{id} does not hear of the pause");
+    }
+    let state = catalog.group_state(&topic.name, &group).await?;
+    ensure!(state.paused.is_some_and(|since| since > 0), "nobody knows since when it is paused: {state:?}");
+    ensure!(!state.deleting, "a paused group is said to be deleted");
+    ensure!(!hears(&h, &topic, &other, "ann").await?, "another group is paused as well");
+    Ok(())
+}
+
+async fn a_pause_ends_with_a_word_and_with_nothing_else(h: Harness) -> Verdict {
+    let catalog = &h.backend.catalog;
+    let (topic, group) = group(&h).await?;
+    hears(&h, &topic, &group, "ann").await?;
+    catalog.set_paused(&topic.name, &group, true).await?;
+    // Who starts creates the group again.
+    catalog.create_group(&topic, &group, Start::Earliest).await?;
+    ensure!(hears(&h, &topic, &group, "bob").await?, "who starts ends the pause");
+    ensure!(catalog.set_paused(&topic.name, &group, false).await?, "the end of a pause changes nothing");
+    ensure!(!catalog.set_paused(&topic.name, &group, false).await?, "the same end changes something");
+    ensure!(!hears(&h, &topic, &group, "ann").await?, "the pause does not end");
+    equal!(catalog.group_state(&topic.name, &group).await?.paused, None, "since when it is paused");
+    Ok(())
+}
+
+async fn what_is_not_there_is_not_paused(h: Harness) -> Verdict {
+    let catalog = &h.backend.catalog;
+    let (topic, group) = group(&h).await?;
+    let unknown = TopicName::new(h.unique("topic"))?;
+    for paused in [true, false] {
+        let answer = catalog.set_paused(&unknown, &group, paused).await;
+        refused(answer, ErrorKind::NotFound, "pausing a group of an unknown topic")?;
+        let answer = catalog.set_paused(&topic.name, &GroupName::new("other")?, paused).await;
+        refused(answer, ErrorKind::NotFound, "pausing an unknown group")?;
+    }
+    Ok(())
+}
+
+async fn a_deleted_group_is_not_paused_any_more(h: Harness) -> Verdict {
+    let catalog = &h.backend.catalog;
+    let (topic, group) = group(&h).await?;
+    catalog.set_paused(&topic.name, &group, true).await?;
+    catalog.delete_group(&topic.name, &group).await?;
+    refused(
+        catalog.set_paused(&topic.name, &group, true).await,
+        ErrorKind::NotFound,
+        "pausing what is deleted",
+    )?;
+    catalog.create_group(&topic, &group, Start::Earliest).await?;
+    ensure!(!hears(&h, &topic, &group, "ann").await?, "a new group is paused as the old one was");
+    catalog.set_paused(&topic.name, &group, true).await?;
+    catalog.delete_topic(&topic.name).await?;
+    catalog.create_topic(&topic).await?;
+    catalog.create_group(&topic, &group, Start::Earliest).await?;
+    ensure!(!hears(&h, &topic, &group, "ann").await?, "a new topic's group is paused as the old one was");
+    Ok(())
+}
+
+async fn who_waits_in_a_paused_group_is_woken(h: Harness) -> Verdict {
+    let catalog = &h.backend.catalog;
+    let (topic, group) = group(&h).await?;
+    let member = Member::new(MemberId::new("member")?, "first", LONG);
+    let pulse = h.backend.members.heartbeat(&topic.name, &group, &member, true).await?;
+    let mut watch = h.backend.members.watch(&topic.name, &group).await?;
+    let started = tokio::time::Instant::now();
+    let pause = async {
+        tokio::time::sleep(QUIET).await;
+        catalog.set_paused(&topic.name, &group, true).await
+    };
+    let heard = async {
+        let mut patience = h.patience("a pause");
+        let mut seen = pulse.revision;
+        loop {
+            watch.changed(seen, h.deadline()).await?;
+            let pulse = h.backend.members.heartbeat(&topic.name, &group, &member, false).await?;
+            if pulse.paused {
+                return Ok(());
+            }
+            seen = pulse.revision;
+            patience.pause().await?;
+        }
+    };
+    let (paused, heard): (_, Verdict) = tokio::join!(pause, heard);
+    heard?;
+    ensure!(paused?, "the pause changed nothing");
+    let took = started.elapsed();
+    ensure!(took < h.deadline() / 2, "it took {took:?} to hear of a pause");
+    Ok(())
+}

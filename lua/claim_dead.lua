@@ -1,0 +1,43 @@
+-- claim_dead: claims dead letters, so that nobody else takes them for a while.
+-- KEYS[1] dlq STREAM the group's dead letters
+-- KEYS[2] dead_claims HASH 'until hold by' by id, in milliseconds; by is '-' for what was left for later
+-- ARGV[1] by who claims, without spaces
+-- ARGV[2] hold_ms for how long
+-- ARGV[3] left '1' to claim what was left for later, too
+-- ARGV[4] ids... of the dead letters, at most 100
+-- returns {done, ids}: those that were claimed; it stops when bodies come to 1 MiB, those behind the first `done` come
+-- again
+local dlq, dead_claims = KEYS[1], KEYS[2]
+local by, hold_ms, left = ARGV[1], ARGV[2], ARGV[3]
+local CLAIM, GRACE_MS, MAX_BYTES = '^(%d+) (%d+) (%S+)$', 1000, 1048576
+
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local known = redis.call('HLEN', dead_claims) > 0
+local claim = string.format('%.0f %s %s', now + tonumber(hold_ms), hold_ms, by)
+local done, bytes, ids = 0, 0, {}
+for i = 4, #ARGV do
+  if bytes >= MAX_BYTES then
+    break
+  end
+  local id = ARGV[i]
+  done = done + 1
+  local ends, hold, whose = string.match(known and redis.call('HGET', dead_claims, id) or '', CLAIM)
+  -- After the clock went back a claim would hold for longer than it ever asked.
+  local holds = ends and tonumber(ends) > now and tonumber(ends) <= now + tonumber(hold) + GRACE_MS
+  if not holds or whose == by or whose == '-' and left == '1' then
+    local entry = redis.call('XRANGE', dlq, id, id)[1]
+    if entry then
+      for _, value in ipairs(entry[2]) do
+        bytes = bytes + #value
+      end
+      redis.call('HSET', dead_claims, id, claim)
+      ids[#ids + 1] = id
+    end
+  end
+end
+-- The hash ends with the last claim in it: what is forgotten there needs nobody to look for it.
+if #ids > 0 and redis.call('PTTL', dead_claims) < tonumber(hold_ms) then
+  redis.call('PEXPIRE', dead_claims, hold_ms)
+end
+return { done, ids }

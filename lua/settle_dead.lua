@@ -1,0 +1,79 @@
+-- settle_dead: replays, purges or leaves dead letters, unless somebody else has claimed them; each at most once.
+-- KEYS[1] dlq STREAM the group's dead letters
+-- KEYS[2] retry_log STREAM the group's redeliveries
+-- KEYS[3] dead_claims HASH 'until hold by' by id, in milliseconds; by is '-' for what was left for later
+-- ARGV[1] by whose claims do not stand in the way, or '' for nobody's
+-- ARGV[2] letters... id, word, and how many values follow, at most 100: 'replay', with the names and values of another
+-- body or none; 'purge'; 'leave', with for how many milliseconds it is left for later
+-- returns {done, ids}: those to which it was done; it stops when bodies come to 1 MiB, those behind the first `done`
+-- come again
+local dlq, retry_log, dead_claims = KEYS[1], KEYS[2], KEYS[3]
+local by = ARGV[1]
+local LEAD = { 'reason', 'attempts', 'error', 'origin', 'topic', 'partition', 'group', 'history' }
+local CLAIM, GRACE_MS, MAX_BODY_VALUES, MAX_BYTES = '^(%d+) (%d+) (%S+)$', 1000, 6000, 1048576
+
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local known = redis.call('HLEN', dead_claims) > 0
+local done, bytes, ids, at, longest = 0, 0, {}, 2, 0
+
+local function replay(id, first, count)
+  local entry = redis.call('XRANGE', dlq, id, id)[1]
+  if not entry then
+    return 0
+  end
+  local fields, body, origin, ours = entry[2], {}, id, true
+  for i, name in ipairs(LEAD) do
+    ours = ours and fields[2 * i - 1] == name
+  end
+  if ours and string.match(fields[8], '^%d+%-%d+$') then
+    origin = fields[8]
+  end
+  for i = ours and 2 * #LEAD + 1 or 1, #fields do
+    body[#body + 1], bytes = fields[i], bytes + #fields[i]
+  end
+  if count > 0 then
+    body = { unpack(ARGV, first, first + count - 1) }
+  elseif #body > MAX_BODY_VALUES then
+    body = { 'packed', cmsgpack.pack(body) }
+  end
+  -- Put before remove: a failure in between leaves a second copy, never a hole.
+  redis.call('XADD', retry_log, '*', 'attempt', '1', 'origin', origin, 'error', '', 'history', '', unpack(body))
+  return redis.call('XDEL', dlq, id)
+end
+
+for _ = 1, #ARGV do
+  if at > #ARGV or bytes >= MAX_BYTES then
+    break
+  end
+  local id, word, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
+  local first, applied = at + 3, 0
+  at, done = first + count, done + 1
+  local ends, hold, whose = string.match(known and redis.call('HGET', dead_claims, id) or '', CLAIM)
+  -- After the clock went back a claim would hold for longer than it ever asked.
+  local holds = ends and tonumber(ends) > now and tonumber(ends) <= now + tonumber(hold) + GRACE_MS
+  if not holds or whose == by or whose == '-' then
+    if word == 'replay' then
+      applied = replay(id, first, count)
+    elseif word == 'purge' then
+      applied = redis.call('XDEL', dlq, id)
+    elseif word == 'leave' then
+      applied = whose == by and 1 or 0
+    end
+    if ends then
+      redis.call('HDEL', dead_claims, id)
+    end
+  end
+  if applied == 1 then
+    ids[#ids + 1] = id
+    local left = word == 'leave' and tonumber(ARGV[first]) or 0
+    if left > 0 then
+      redis.call('HSET', dead_claims, id, string.format('%.0f %.0f -', now + left, left))
+      longest = math.max(longest, left)
+    end
+  end
+end
+if longest > 0 and redis.call('PTTL', dead_claims) < longest then
+  redis.call('PEXPIRE', dead_claims, string.format('%.0f', longest))
+end
+return { done, ids }
