@@ -1,28 +1,50 @@
 #![doc = include_str!("../README.md")]
 
 mod bench;
+mod commands;
+mod confirm;
+mod context;
+mod exit;
+mod global;
+mod human;
+mod output;
+mod parse;
+mod told;
 
-use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
+
+use commands::Command;
+use exit::Exit;
+use global::Global;
 
 /// The tool of Millstream, a message queue on Redis Streams.
 #[derive(Debug, Parser)]
-#[command(name = "millstream", version, arg_required_else_help = true)]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage.")]
+#[command(name = "millstream", version, arg_required_else_help = true, disable_help_subcommand = true)]
+#[command(after_help = AFTER_HELP)]
 struct Cli {
+    #[command(flatten)]
+    global: Global,
     #[command(subcommand)]
     command: Command,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Measures Millstream, and with --baseline the bare Redis commands beside it.
-    Bench(bench::Bench),
-}
+const AFTER_HELP: &str = "Examples:
+  millstream topic list                                 what there is
+  millstream --url redis://10.0.0.5 lag orders --watch  how far each group is behind, again and again
+  millstream doctor --json                              how the server does, as one JSON value
+
+Settings, the first that is there: options, the environment, the file of --config (by default
+$XDG_CONFIG_HOME/millstream/config.toml or ~/.config/millstream/config.toml), defaults.
+
+Output: data on stdout, what is said of it on stderr. With --json one JSON value a command, or one a line from commands
+that go on. Colours only on a terminal, and without NO_COLOR. RUST_LOG chooses what is told of the background.
+
+Exit codes: 0 done; 1 failed; 2 wrong usage, also a confirmation that is missing; 3 looked, and found something wrong
+(doctor, verify); 130 interrupted.";
 
 /// What is told unless `RUST_LOG` says otherwise. That a server without persistence can lose messages is no news here.
 const TOLD: &str = "warn,millstream_redis::durability=error";
@@ -30,25 +52,17 @@ const TOLD: &str = "warn,millstream_redis::durability=error";
 fn main() -> ExitCode {
     // It ends the process itself: with 0 after --help, with 2 on wrong usage.
     let cli = Cli::parse();
-    let Command::Bench(bench) = cli.command;
-    if let Err(wrong) = bench.check() {
+    if let Err(wrong) = cli.command.check() {
         Cli::command().error(clap::error::ErrorKind::ValueValidation, wrong).exit();
     }
     // What goes wrong in the background is told as it happens, and not in the output.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(TOLD));
-    let colours = io::stderr().is_terminal();
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(io::stderr).init();
-    match run(bench) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    let colours = output::colours(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(|| told::Told).init();
+    exit::code(run(cli))
 }
 
-/// A signal ends the work as an error does, so that what was started and stored is cleaned up.
-fn run(bench: bench::Bench) -> Result<()> {
+fn run(cli: Cli) -> Result<Exit> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(bench.run())
+    runtime.block_on(cli.command.run(&cli.global))
 }

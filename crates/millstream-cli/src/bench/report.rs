@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::about::About;
 use super::statistics::{Comparison, Row, Spread};
+use crate::human::grouped;
 
 /// One object: what has to be known, and a list of cases with their figures.
 pub(super) fn json(about: &About, comparisons: &[Comparison]) -> Result<String> {
@@ -79,18 +80,6 @@ pub(super) fn number(value: f64) -> String {
         0.0 => "0".to_owned(),
         _ => format!("{value:.3}"),
     }
-}
-
-fn grouped(digits: &str) -> String {
-    let (sign, digits) = digits.strip_prefix('-').map_or(("", digits), |digits| ("-", digits));
-    let mut text = sign.to_owned();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 #[cfg(test)]

@@ -121,7 +121,8 @@ impl Entry {
     /// What its command measures.
     fn case(&self) -> Result<Case> {
         let words = ["millstream", "bench"].into_iter().chain(self.command.split_whitespace());
-        let Command::Bench(bench) = Cli::try_parse_from(words).with_context(|| self.name)?.command;
+        let cli = Cli::try_parse_from(words).with_context(|| self.name)?;
+        let Command::Bench(bench) = cli.command else { bail!("{} is not a bench", self.command) };
         let (_, mut cases) = run::cases(bench.what)?;
         match (cases.pop(), cases.is_empty()) {
             (Some(case), true) => Ok(case),

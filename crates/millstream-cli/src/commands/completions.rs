@@ -1,0 +1,29 @@
+//! `millstream completions`: what a shell needs to complete commands.
+
+use anyhow::Result;
+use clap::{Args, CommandFactory};
+use clap_complete::{Shell, generate};
+
+use crate::Cli;
+use crate::exit::Exit;
+use crate::output::Output;
+
+/// Prints what a shell needs to complete commands and options
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream completions bash > ~/.local/share/bash-completion/completions/millstream
+  millstream completions zsh > ~/.zfunc/_millstream
+  millstream completions fish > ~/.config/fish/completions/millstream.fish")]
+pub(crate) struct Completions {
+    /// Which shell
+    shell: Shell,
+}
+
+impl Completions {
+    pub(crate) fn run(self, output: Output) -> Result<Exit> {
+        let mut text = Vec::new();
+        generate(self.shell, &mut Cli::command(), "millstream", &mut text);
+        output.write(&String::from_utf8(text)?)?;
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,188 @@
+//! A command for a message.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use millstream::{Envelope, GroupName};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::AsyncWriteExt;
+use tokio::process::{ChildStdin, Command};
+
+use crate::commands::message::{Body, View, json};
+
+/// What is run, and for how long it may.
+#[derive(Debug)]
+pub(super) struct Exec {
+    pub(super) command: String,
+    pub(super) group: GroupName,
+    pub(super) timeout: Option<Duration>,
+}
+
+impl Exec {
+    /// Runs it for a message. Dropped before it has ended, it is killed.
+    ///
+    /// # Errors
+    /// If it cannot be run, or does not end with 0 in time.
+    pub(super) async fn run(&self, view: &View) -> Result<()> {
+        let Body::Message(envelope) = &view.body else { bail!("it is no message") };
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(&self.command).stdin(Stdio::piped());
+        // A group of its own: Ctrl-C is for us, who let it end its work; and what it has started ends with it.
+        command.process_group(0).kill_on_drop(true);
+        self.describe(&mut command, view, envelope)?;
+        let mut child = command.spawn().context("cannot run sh")?;
+        let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
+        let stdin = child.stdin.take();
+        let payload = envelope.payload.clone();
+        let ends = async {
+            let mut feeding = std::pin::pin!(feed(stdin, payload));
+            tokio::select! {
+                biased;
+                // It may end without having read all, and leave its stdin to others.
+                status = child.wait() => return status.map_err(anyhow::Error::from),
+                fed = &mut feeding => fed.context("cannot give it the payload")?,
+            }
+            Ok(child.wait().await?)
+        };
+        let status = match self.timeout {
+            None => ends.await?,
+            Some(timeout) => match tokio::time::timeout(timeout, ends).await {
+                Ok(ended) => ended?,
+                Err(_) => bail!("the command took longer than {}", crate::human::duration(timeout)),
+            },
+        };
+        // What it has left running on purpose goes on.
+        group.0 = None;
+        if status.success() { Ok(()) } else { bail!("the command {}", ended(status)) }
+    }
+
+    fn describe(&self, command: &mut Command, view: &View, envelope: &Envelope) -> Result<()> {
+        command
+            .env("MILLSTREAM_TOPIC", view.topic_partition.topic.as_str())
+            .env("MILLSTREAM_GROUP", self.group.as_str())
+            .env("MILLSTREAM_PARTITION", view.topic_partition.partition.to_string())
+            .env("MILLSTREAM_ID", view.id.to_string())
+            .env("MILLSTREAM_TIME_MS", view.id.ms.to_string())
+            .env("MILLSTREAM_ATTEMPT", view.attempt.unwrap_or(1).to_string())
+            .env("MILLSTREAM_HEADERS", json::headers(&envelope.headers)?);
+        // Ours are not those of the message before, of a command that runs this one.
+        command.env_remove("MILLSTREAM_KEY").env_remove("MILLSTREAM_KEY_BASE64");
+        match &envelope.key {
+            None => {}
+            Some(key) if key.contains(&0) => drop(command.env("MILLSTREAM_KEY_BASE64", BASE64.encode(key))),
+            Some(key) => drop(command.env("MILLSTREAM_KEY", OsStr::from_bytes(key))),
+        }
+        Ok(())
+    }
+}
+
+/// A command that does not read all of it has its reasons.
+async fn feed(stdin: Option<ChildStdin>, payload: Bytes) -> io::Result<()> {
+    let Some(mut stdin) = stdin else { return Ok(()) };
+    match stdin.write_all(&payload).await {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn ended(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with exit code {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended in an unknown way".to_owned(),
+    }
+}
+
+/// A command and what it has started: killed when it is dropped.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(pid) = self.0 {
+            // If it is gone already, there is nothing to do.
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use millstream::{MessageId, TopicPartition};
+
+    use super::*;
+
+    fn view(envelope: Envelope) -> View {
+        let topic_partition = TopicPartition::new("orders".parse().expect("a name"), 3);
+        View { topic_partition, id: MessageId::new(7, 1), attempt: Some(2), body: Body::Message(envelope) }
+    }
+
+    async fn ran(command: &str, envelope: Envelope) -> Result<(), String> {
+        let group = "billing".parse().expect("a name");
+        let exec = Exec { command: command.into(), group, timeout: Some(Duration::from_secs(2)) };
+        exec.run(&view(envelope)).await.map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn a_command_has_the_message() {
+        let envelope = Envelope::new(&b"pay\0load"[..]).with_key("k;'\" $x").with_header("a", "1");
+        let says = r#"
+            test "$MILLSTREAM_TOPIC/$MILLSTREAM_PARTITION $MILLSTREAM_GROUP" = "orders/3 billing" || exit 2
+            test "$MILLSTREAM_ID $MILLSTREAM_TIME_MS $MILLSTREAM_ATTEMPT" = "7-1 7 2" || exit 3
+            test "$MILLSTREAM_KEY" = "k;'\" \$x" || exit 4
+            test "$MILLSTREAM_HEADERS" = '{"a":"1"}' || exit 5
+            test "$(od -An -c | tr -d ' ')" = 'pay\0load' || exit 6
+        "#;
+        assert_eq!(ran(says, envelope).await, Ok(()));
+        let binary = Envelope::new("").with_key(&b"a\0b"[..]);
+        let says = r#"test "${MILLSTREAM_KEY-none} $MILLSTREAM_KEY_BASE64" = "none YQBi""#;
+        assert_eq!(ran(says, binary).await, Ok(()));
+    }
+
+    #[tokio::test]
+    async fn how_it_ended_is_told() {
+        let large = Envelope::new(vec![b'x'; 1 << 20]);
+        assert_eq!(ran("exit 0", large.clone()).await, Ok(()), "it need not read what it is given");
+        assert_eq!(ran("exit 3", large).await, Err("the command ended with exit code 3".into()));
+        assert_eq!(
+            ran("kill -9 $$", Envelope::new("")).await,
+            Err("the command was killed by signal 9".into())
+        );
+        assert_eq!(
+            ran("no-such-command 2> /dev/null", Envelope::new("")).await,
+            Err("the command ended with exit code 127".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn one_that_takes_too_long_is_killed_with_all_that_it_has_started() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("pid");
+        let command = format!("sleep 300 & echo $! > {}; wait", file.display());
+        let began = Instant::now();
+        assert_eq!(ran(&command, Envelope::new("")).await, Err("the command took longer than 2 s".into()));
+        assert!(began.elapsed() < Duration::from_secs(60));
+        let pid: i32 = std::fs::read_to_string(&file).expect("it was started").trim().parse().expect("a pid");
+        let pid = Pid::from_raw(pid).expect("a pid");
+        let patience = Instant::now() + Duration::from_secs(10);
+        while is_running(pid) {
+            assert!(Instant::now() < patience, "it goes on");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// One that is dead and that nobody has asked for is not running.
+    fn is_running(pid: Pid) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    }
+}

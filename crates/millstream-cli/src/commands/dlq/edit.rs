@@ -1,0 +1,87 @@
+//! What is changed of letters before they are replayed: by options, or in an editor.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use millstream::admin::Edit;
+use millstream::layers::core::wire;
+use millstream::{DeadLetter, Limits};
+
+use crate::commands::message::content::header;
+
+/// What is changed of them
+#[derive(Args, Clone, Debug)]
+pub(super) struct EditArgs {
+    /// Another payload
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["payload_file", "edit"])]
+    set_payload: Option<String>,
+    /// A file that is the payload
+    #[arg(long, value_name = "FILE", conflicts_with = "edit")]
+    payload_file: Option<PathBuf>,
+    /// Another key
+    #[arg(long, value_name = "KEY", conflicts_with = "remove_key")]
+    set_key: Option<String>,
+    /// No key
+    #[arg(long)]
+    remove_key: bool,
+    /// A header with this value, in place of those it has of that name; several may be given
+    #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
+    set_header: Vec<(String, Bytes)>,
+    /// A header that goes; several may be given
+    #[arg(long, value_name = "NAME")]
+    remove_header: Vec<String>,
+    /// Changes the payload of one letter in $VISUAL or $EDITOR
+    #[arg(long)]
+    pub(super) edit: bool,
+}
+
+impl EditArgs {
+    /// What the options say.
+    pub(super) fn edit(&self) -> Result<Edit> {
+        let payload = match (&self.set_payload, &self.payload_file) {
+            (Some(text), _) => Some(Bytes::from(text.clone())),
+            (None, Some(path)) => {
+                let read = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+                Some(read.into())
+            }
+            (None, None) => None,
+        };
+        let key = match (&self.set_key, self.remove_key) {
+            (Some(key), _) => Some(Some(Bytes::from(key.clone()))),
+            (None, true) => Some(None),
+            (None, false) => None,
+        };
+        let (set_headers, remove_headers) = (self.set_header.clone(), self.remove_header.clone());
+        Ok(Edit { payload, key, set_headers, remove_headers })
+    }
+}
+
+/// The payload of a letter as somebody leaves it in an editor.
+///
+/// # Errors
+/// If there is no editor, it fails, or nothing was changed.
+pub(super) fn by_hand(letter: &DeadLetter) -> Result<Bytes> {
+    let envelope = wire::decode_body(&letter.body, &Limits::default());
+    let before = envelope.map(|it| it.payload).unwrap_or_default();
+    let file = tempfile::Builder::new().prefix("letter-").tempfile().context("no temporary file")?;
+    fs::write(file.path(), &before)?;
+    let editor = ["VISUAL", "EDITOR"].iter().find_map(|name| std::env::var(name).ok());
+    let editor = editor.filter(|it| !it.trim().is_empty()).unwrap_or_else(|| "vi".to_owned());
+    // As others do it: it may be a command with options.
+    let mut words = editor.split_whitespace();
+    let program = words.next().unwrap_or("vi");
+    let ended = Command::new(program).args(words).arg(file.path()).status();
+    let ended = ended.with_context(|| format!("cannot start the editor {editor:?}"))?;
+    if !ended.success() {
+        bail!("the editor ended with {ended}: nothing was replayed");
+    }
+    let after = fs::read(file.path())?;
+    if after == before {
+        bail!("nothing was changed: nothing was replayed");
+    }
+    Ok(after.into())
+}

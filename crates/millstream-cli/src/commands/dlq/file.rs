@@ -1,0 +1,193 @@
+//! `millstream dlq export` and `import`: letters as lines of JSON, byte for byte.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use millstream::DeadLetter;
+use millstream::admin::{Imported, from_line, to_line};
+use serde::Serialize;
+
+use super::select::{Wanted, open};
+use crate::commands::DryRun;
+use crate::commands::group::Of;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::human;
+
+/// How many letters are read or put at once.
+const PAGE: usize = 200;
+
+/// Writes dead letters as lines of JSON, which `import` reads; they stay
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq export orders billing > letters.jsonl
+  millstream dlq export orders billing --reason undecodable --output letters.jsonl")]
+pub(super) struct Export {
+    #[command(flatten)]
+    of: Of,
+    #[command(flatten)]
+    wanted: Wanted,
+    /// The most letters, oldest first
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+    /// The file to write. Default: stdout
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// Puts exported letters back among the dead letters
+///
+/// Each gets a new id. A letter that is still there is passed over, and so is one that was put back in the last 7 days: the
+/// same file twice is as good as once.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq import orders billing letters.jsonl
+  millstream dlq export orders billing | jq -c 'select(.attempts > 3)' | millstream dlq import orders billing -")]
+pub(super) struct Import {
+    #[command(flatten)]
+    of: Of,
+    /// The file to read; `-` for stdin
+    file: PathBuf,
+    /// Puts back also what was put back before
+    #[arg(long)]
+    again: bool,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Debug, Serialize)]
+struct Exported {
+    exported: u64,
+    file: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Put {
+    /// How many were put back; in a dry run, how many lines there are.
+    put: u64,
+    passed_over: u64,
+    dry_run: bool,
+}
+
+impl Export {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let filter = self.wanted.filter(cx).await?;
+        let queue = open(cx, &self.of, &filter).await?;
+        let mut walk = queue.walk(&filter, self.limit).await?;
+        let mut file = match &self.output {
+            Some(path) => {
+                let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+                Some((path, BufWriter::new(file)))
+            }
+            None => None,
+        };
+        let mut exported = 0;
+        while !walk.is_done() {
+            let mut lines = String::new();
+            for letter in walk.run_once(PAGE).await? {
+                lines += &to_line(&letter)?;
+                lines.push('\n');
+                exported += 1;
+            }
+            match &mut file {
+                Some((path, file)) => {
+                    let written = file.write_all(lines.as_bytes());
+                    written.with_context(|| format!("cannot write {}", path.display()))?;
+                }
+                None => cx.output.write(&lines)?,
+            }
+        }
+        if let Some((path, file)) = file {
+            let file = file.into_inner().map_err(io::IntoInnerError::into_error);
+            let written = file.and_then(|file| file.sync_all());
+            written.with_context(|| format!("cannot write {}", path.display()))?;
+            let exported = Exported { exported, file: path.display().to_string() };
+            cx.output.show(&exported, |it| {
+                format!("{} in {}", human::of(it.exported, "letter", "letters"), it.file)
+            })?;
+        } else {
+            cx.output.note(&human::of(exported, "letter", "letters"));
+        }
+        Ok(Exit::Done)
+    }
+}
+
+impl Import {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let queue = open(cx, &self.of, &millstream::admin::DeadLetterFilter::default()).await?;
+        let name = self.file.display().to_string();
+        let mut reader: Box<dyn BufRead> = if self.file == Path::new("-") {
+            Box::new(BufReader::new(io::stdin()))
+        } else {
+            let file = File::open(&self.file).with_context(|| format!("cannot read {name}"))?;
+            Box::new(BufReader::new(file))
+        };
+        let (mut number, mut put) = (0, Put { put: 0, passed_over: 0, dry_run: self.dry.dry_run });
+        let mut failed = Ok(());
+        loop {
+            // What was put before a bad line stays: the same file again does the rest.
+            let (letters, problem) = page(&mut *reader, &mut number, &name);
+            let end = letters.is_empty();
+            if self.dry.dry_run {
+                put.put += letters.len() as u64;
+            } else {
+                match queue.import(&letters, self.again).await {
+                    Ok(Imported { put: more, passed_over }) => {
+                        put.put += more;
+                        put.passed_over += passed_over;
+                    }
+                    Err(error) => {
+                        failed =
+                            Err(anyhow::Error::from(error).context(format!("{name}, up to line {number}")));
+                        break;
+                    }
+                }
+            }
+            if let Some(problem) = problem {
+                failed = Err(problem);
+                break;
+            }
+            if end {
+                break;
+            }
+        }
+        cx.output.show(&put, |put| {
+            let letters = human::of(put.put, "letter", "letters");
+            match put.dry_run {
+                true => format!("{letters} would be put back, but for those that are there"),
+                false => format!("{letters} put back, {} passed over", human::count(put.passed_over)),
+            }
+        })?;
+        failed.map(|()| Exit::Done)
+    }
+}
+
+/// The letters of the next lines, and what was wrong with the line behind them.
+fn page(reader: &mut dyn BufRead, number: &mut u64, name: &str) -> (Vec<DeadLetter>, Option<anyhow::Error>) {
+    let mut letters = Vec::new();
+    while letters.len() < PAGE {
+        let mut line = String::new();
+        match reader.read_line(&mut line) {
+            Ok(0) => break,
+            Ok(_) => *number += 1,
+            Err(error) => {
+                let error = anyhow::Error::from(error).context(format!("cannot read {name}"));
+                return (letters, Some(error));
+            }
+        }
+        if line.trim().is_empty() {
+            continue;
+        }
+        match from_line(&line) {
+            Ok(letter) => letters.push(letter),
+            Err(error) => {
+                let error = anyhow::Error::from(error).context(format!("{name}, line {number}"));
+                return (letters, Some(error));
+            }
+        }
+    }
+    (letters, None)
+}

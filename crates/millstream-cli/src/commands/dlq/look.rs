@@ -1,0 +1,243 @@
+//! `millstream dlq list`, `show` and `count`.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use millstream::admin::{Cursor, DeadLetterFilter, DeadLetterQuery};
+use millstream::{DeadLetter, Limits, MessageId, Partition};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use super::select::{Wanted, open};
+use crate::commands::group::Of;
+use crate::commands::message::{Body, json, plain};
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::{human, output};
+
+/// Dead letters with what they failed with, oldest first
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq list orders billing --limit 20
+  millstream dlq list orders billing --reason rejected --from '1h ago' --newest-first
+  millstream dlq list orders billing --json | jq -r '.letters[].id'")]
+pub(super) struct List {
+    #[command(flatten)]
+    of: Of,
+    #[command(flatten)]
+    wanted: Wanted,
+    /// The most letters
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    limit: u32,
+    /// The newest first
+    #[arg(long)]
+    newest_first: bool,
+    /// Where the page before ended, as it said
+    #[arg(long, value_name = "CURSOR")]
+    after: Option<Cursor>,
+}
+
+/// One dead letter: its story, headers and payload
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq show orders billing 1700000000000-0
+  millstream dlq show orders billing 1700000000000-0 --json | jq .payload")]
+pub(super) struct Show {
+    #[command(flatten)]
+    of: Of,
+    /// The id of the letter
+    id: MessageId,
+    /// Its partition, if letters of several have the id. Default: looked for in all
+    #[arg(long, value_name = "N")]
+    partition: Option<u32>,
+}
+
+/// How many dead letters there are
+///
+/// Without options that is one request, however many there are. With a filter, or with --reasons, all are read.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq count orders billing
+  millstream dlq count orders billing --reasons
+  millstream dlq count orders billing --error timeout --from '1h ago'")]
+pub(super) struct Count {
+    #[command(flatten)]
+    of: Of,
+    #[command(flatten)]
+    wanted: Wanted,
+    /// Also how many there are of which reason and partition
+    #[arg(long)]
+    reasons: bool,
+}
+
+/// A dead letter, for programs.
+pub(super) struct Shown<'a>(pub(super) &'a DeadLetter);
+
+impl Serialize for Shown<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let DeadLetter { id, reason, attempts, error, origin, topic_partition, group, history, body } =
+            self.0;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("id", &id.to_string())?;
+        map.serialize_entry("topic", topic_partition.topic.as_str())?;
+        map.serialize_entry("partition", &topic_partition.partition.0)?;
+        map.serialize_entry("group", group.as_str())?;
+        map.serialize_entry("died_ms", &id.ms)?;
+        map.serialize_entry("reason", reason.as_str())?;
+        map.serialize_entry("attempts", attempts)?;
+        map.serialize_entry("error", error)?;
+        map.serialize_entry("origin", &origin.to_string())?;
+        let failures: Vec<_> = history
+            .failures()
+            .iter()
+            .map(|it| serde_json::json!({"at_ms": it.at, "attempt": it.attempt, "error": it.error}))
+            .collect();
+        map.serialize_entry("history", &failures)?;
+        Body::of(body).entries(&mut map)?;
+        map.end()
+    }
+}
+
+/// A table of letters.
+pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> String {
+    let row = |it: &DeadLetter| {
+        let envelope = it.envelope(&Limits::default());
+        let key = envelope.as_ref().ok().and_then(|it| it.key.clone());
+        [
+            it.id.to_string(),
+            it.topic_partition.partition.to_string(),
+            human::time(it.id.ms),
+            plain::line(it.reason.as_str().as_bytes()),
+            it.attempts.to_string(),
+            plain::cut(&plain::line(it.error.as_bytes())),
+            human::or_none(key, |key| plain::cut(&plain::line(&key))),
+            envelope.map_or_else(|why| why.to_string(), |it| plain::short(&it.payload)),
+        ]
+    };
+    let titles = ["id", ">partition", "died", "reason", ">attempts", "error", "key", "payload"];
+    output::table(&titles, letters.into_iter().map(row))
+}
+
+#[derive(Serialize)]
+struct Page<'a> {
+    letters: Vec<Shown<'a>>,
+    looked_at: u64,
+    next: Option<String>,
+}
+
+impl List {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let filter = self.wanted.filter(cx).await?;
+        let queue = open(cx, &self.of, &filter).await?;
+        let mut query = DeadLetterQuery {
+            filter,
+            newest_first: self.newest_first,
+            limit: self.limit as usize,
+            after: self.after,
+            ..DeadLetterQuery::default()
+        };
+        // A page of the library is bounded in bytes and looks; what was asked for here is bounded by its limit alone.
+        let (mut letters, mut looked_at) = (Vec::new(), 0);
+        loop {
+            let page = queue.page(&query).await?;
+            (query.after, looked_at) = (page.next, looked_at + page.looked_at);
+            letters.extend(page.letters);
+            query.limit = self.limit as usize - letters.len();
+            if query.limit == 0 || query.after.is_none() {
+                break;
+            }
+        }
+        let next = query.after.map(|next| next.to_string());
+        let page = Page { letters: letters.iter().map(Shown).collect(), looked_at, next };
+        cx.output.show(&page, |page| table(page.letters.iter().map(|Shown(letter)| *letter)))?;
+        if let Some(next) = page.next.filter(|_| !cx.output.is_json()) {
+            cx.output.note(&format!("there is more: --after {next}"));
+        }
+        Ok(Exit::Done)
+    }
+}
+
+impl Show {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let partitions = self.partition.map(|partition| vec![Partition(partition)]);
+        let filter = DeadLetterFilter { partitions, ids: Some(vec![self.id]), ..DeadLetterFilter::default() };
+        let queue = open(cx, &self.of, &filter).await?;
+        let found = queue.survey(&filter, None, 2).await?.sample;
+        match &found[..] {
+            [] => bail!("there is no dead letter {} of group {}", self.id, self.of.group),
+            [letter] => cx.output.show(&Shown(letter), |Shown(letter)| story(letter))?,
+            [..] => bail!("letters of several partitions have the id {}: --partition says which", self.id),
+        }
+        Ok(Exit::Done)
+    }
+}
+
+/// All that is known of a letter, for people.
+fn story(letter: &DeadLetter) -> String {
+    let mut pairs = vec![
+        ("letter", letter.id.to_string()),
+        ("topic", letter.topic_partition.topic.to_string()),
+        ("partition", letter.topic_partition.partition.to_string()),
+        ("group", letter.group.to_string()),
+        ("died", human::time(letter.id.ms)),
+        ("reason", plain::line(letter.reason.as_str().as_bytes())),
+        ("attempts", letter.attempts.to_string()),
+        ("error", plain::line(letter.error.as_bytes())),
+        ("origin", format!("{}, sent {}", letter.origin, human::time(letter.origin.ms))),
+    ];
+    for failed in letter.history.failures() {
+        let error = plain::line(failed.error.as_bytes());
+        pairs.push(("failed", format!("{} attempt {}: {error}", human::time(failed.at), failed.attempt)));
+    }
+    match Body::of(&letter.body) {
+        Body::Message(envelope) => {
+            pairs.push(("key", human::or_none(envelope.key.as_ref(), |key| plain::line(key))));
+            for (name, value) in envelope.headers.iter() {
+                pairs.push(("header", format!("{}={}", plain::line(name.as_bytes()), plain::line(value))));
+            }
+            format!("{}\n{}", output::list(pairs), plain::text(&envelope.payload))
+        }
+        Body::Malformed(why, fields) => {
+            pairs.push(("malformed", why));
+            format!("{}\n{}", output::list(pairs), json::fields(&fields))
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Counted {
+    count: u64,
+    /// `null` if they were not asked for.
+    reasons: Option<BTreeMap<String, u64>>,
+    partitions: Option<BTreeMap<u32, u64>>,
+}
+
+impl Count {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let filter = self.wanted.filter(cx).await?;
+        let queue = open(cx, &self.of, &filter).await?;
+        let counted = if filter.is_empty() && !self.reasons {
+            Counted { count: queue.count().await?, reasons: None, partitions: None }
+        } else {
+            let survey = queue.survey(&filter, None, 0).await?;
+            let partitions = survey.partitions.into_iter().map(|(partition, count)| (partition.0, count));
+            Counted {
+                count: survey.matched,
+                reasons: Some(survey.reasons),
+                partitions: Some(partitions.collect()),
+            }
+        };
+        cx.output.show(&counted, |counted| {
+            let mut lines = human::of(counted.count, "dead letter", "dead letters");
+            for (reason, count) in counted.reasons.iter().flatten() {
+                lines += &format!("\n  {}: {}", plain::line(reason.as_bytes()), human::count(*count));
+            }
+            for (partition, count) in counted.partitions.iter().flatten().filter(|_| self.reasons) {
+                lines += &format!("\n  partition {partition}: {}", human::count(*count));
+            }
+            lines
+        })?;
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,53 @@
+//! `millstream dlq`: what a group has given up.
+
+mod edit;
+mod file;
+mod look;
+mod purge;
+mod replay;
+mod select;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use crate::context::Context;
+use crate::exit::Exit;
+
+/// Dead letters: list, show, count, export, import, replay, purge
+///
+/// What a group has given up stays in its dead letters until somebody replays or purges it. All this can be done while
+/// consumers run, and by several people at once: each letter is replayed once.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq list orders billing --reason exhausted
+  millstream dlq replay orders billing --error timeout --rate 50
+  millstream dlq export orders billing > letters.jsonl")]
+pub(crate) struct Dlq {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    List(look::List),
+    Show(look::Show),
+    Count(look::Count),
+    Export(file::Export),
+    Import(file::Import),
+    Replay(replay::Replay),
+    Purge(purge::Purge),
+}
+
+impl Dlq {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        match self.what {
+            What::List(it) => it.run(cx).await,
+            What::Show(it) => it.run(cx).await,
+            What::Count(it) => it.run(cx).await,
+            What::Export(it) => it.run(cx).await,
+            What::Import(it) => it.run(cx).await,
+            What::Replay(it) => it.run(cx).await,
+            What::Purge(it) => it.run(cx).await,
+        }
+    }
+}

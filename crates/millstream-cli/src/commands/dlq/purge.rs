@@ -1,0 +1,63 @@
+//! `millstream dlq purge`.
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde::Serialize;
+
+use super::look::{Shown, table};
+use super::select::Chosen;
+use crate::commands::DryRun;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::human;
+
+/// Deletes dead letters for good
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq purge orders billing 1700000000000-0
+  millstream dlq purge orders billing --until '30d ago' --dry-run
+  millstream dlq purge orders billing --all --yes")]
+pub(super) struct Purge {
+    #[command(flatten)]
+    chosen: Chosen,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Serialize)]
+struct Purged<'a> {
+    /// How many; in a dry run, how many would be.
+    purged: u64,
+    /// Of a dry run: the first of them.
+    sample: Vec<Shown<'a>>,
+    dry_run: bool,
+}
+
+impl Purge {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let (queue, filter) = self.chosen.open(cx).await?;
+        let limit = self.chosen.limit;
+        let (survey, missing) = self.chosen.survey(&queue, &filter).await?;
+        let letters = human::of(survey.matched, "dead letter", "dead letters");
+        if self.dry.dry_run {
+            let sample = survey.sample.iter().map(Shown).collect();
+            let purged = Purged { purged: survey.matched, sample, dry_run: true };
+            cx.output.show(&purged, |_| format!("{letters} would be deleted\n{}", table(&survey.sample)))?;
+            return Ok(Exit::Done);
+        }
+        if survey.matched > 0 {
+            let group = &self.chosen.of.group;
+            cx.confirm(&format!("Delete {letters} of {group} for good?"))?;
+        }
+        let purged = queue.purge_where(&filter, limit).await?;
+        cx.output.show(&Purged { purged, sample: Vec::new(), dry_run: false }, |it| {
+            format!("{} deleted", human::of(it.purged, "dead letter", "dead letters"))
+        })?;
+        missing.check()?;
+        if purged < survey.matched {
+            let left = human::of(survey.matched - purged, "letter", "letters");
+            bail!("{left} were passed over: gone by now, or somebody is replaying them");
+        }
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,180 @@
+//! `millstream dlq replay`.
+
+use anyhow::{Result, bail};
+use clap::Args;
+use millstream::admin::{Edit, Replay as Settings, ReplayTo, Replayed, Replayer};
+use millstream::{Partition, TopicName};
+use serde::Serialize;
+
+use super::edit::{EditArgs, by_hand};
+use super::look::{Shown, table};
+use super::select::Chosen;
+use crate::commands::DryRun;
+use crate::context::{self, Context};
+use crate::exit::{self, Exit, Usage};
+use crate::human;
+
+/// Sends dead letters back to their group, or elsewhere
+///
+/// Back to the group (and to no other) they go as first attempts, each once, however many replay them. With --to-topic they
+/// become new messages there, for all its groups, with headers that say where they come from; whoever dies in the middle of
+/// that leaves letters that can be replayed again after 30 s, and may then be there twice.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq replay orders billing 1700000000000-0
+  millstream dlq replay orders billing --error timeout --rate 50 --dry-run
+  millstream dlq replay orders billing --all --to-topic orders-repair --set-header mended=yes
+  millstream dlq replay orders billing 1700000000000-0 --edit")]
+pub(super) struct Replay {
+    #[command(flatten)]
+    chosen: Chosen,
+    /// Sends them to this topic, for all its groups
+    #[arg(long, value_name = "TOPIC")]
+    to_topic: Option<TopicName>,
+    /// To this partition of it. Default: by the key
+    #[arg(long, value_name = "N", requires = "to_topic")]
+    to_partition: Option<u32>,
+    #[command(flatten)]
+    edit: EditArgs,
+    /// So many a second at most
+    #[arg(long, value_name = "N", value_parser = rate)]
+    rate: Option<f64>,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Debug, Serialize)]
+struct Refused {
+    partition: u32,
+    id: String,
+    why: String,
+}
+
+#[derive(Serialize)]
+struct Outcome<'a> {
+    /// How many; in a dry run, how many would be, if all can be sent.
+    replayed: u64,
+    /// Those that were gone, or in somebody else's hands.
+    passed_over: u64,
+    /// Those that stay, since they cannot be sent so.
+    refused: u64,
+    /// The first of these.
+    refusals: Vec<Refused>,
+    /// Of a dry run: the first of those that would be replayed.
+    sample: Vec<Shown<'a>>,
+    dry_run: bool,
+}
+
+impl Outcome<'_> {
+    fn of(replayed: &Replayed) -> Self {
+        let refusals = replayed.refusals.iter().map(|it| Refused {
+            partition: it.topic_partition.partition.0,
+            id: it.id.to_string(),
+            why: it.why.clone(),
+        });
+        Self {
+            replayed: replayed.replayed,
+            passed_over: replayed.passed_over,
+            refused: replayed.refused,
+            refusals: refusals.collect(),
+            sample: Vec::new(),
+            dry_run: false,
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("{} replayed", human::of(self.replayed, "dead letter", "dead letters"));
+        if self.passed_over > 0 {
+            text += &format!(", {} passed over: gone, or in other hands", human::count(self.passed_over));
+        }
+        for Refused { partition, id, why } in &self.refusals {
+            text += &format!("\n{id} of partition {partition} stays: {why}");
+        }
+        text
+    }
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("a rate is more than 0".to_owned()) }
+}
+
+impl Replay {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let (queue, filter) = self.chosen.open(cx).await?;
+        let (survey, missing) = self.chosen.survey(&queue, &filter).await?;
+        let letters = human::of(survey.matched, "dead letter", "dead letters");
+        let to = match &self.to_topic {
+            None => format!("group {}", self.chosen.of.group),
+            Some(topic) => format!("topic {topic}"),
+        };
+        if self.dry.dry_run {
+            let mut outcome = Outcome::of(&Replayed { replayed: survey.matched, ..Replayed::default() });
+            (outcome.dry_run, outcome.sample) = (true, survey.sample.iter().map(Shown).collect());
+            cx.output.show(&outcome, |_| {
+                format!("{letters} would be replayed to {to}\n{}", table(&survey.sample))
+            })?;
+            return Ok(Exit::Done);
+        }
+        let edit = self.changes(&survey.sample, survey.matched)?;
+        if survey.matched > 0 && !self.chosen.is_named() {
+            cx.confirm(&format!("Replay {letters} to {to}?"))?;
+        }
+        let settings = Settings {
+            to: match self.to_topic {
+                None => ReplayTo::Group,
+                Some(topic) => ReplayTo::Topic { topic, partition: self.to_partition.map(Partition) },
+            },
+            edit,
+            rate: self.rate,
+            limit: self.chosen.limit,
+            ..Settings::default()
+        };
+        let mut replayer = queue.replayer(&filter, settings).await?;
+        let ended = steps(&mut replayer).await;
+        let outcome = Outcome::of(replayer.replayed());
+        cx.output.show(&outcome, Outcome::text)?;
+        if !ended? {
+            return Err(exit::Interrupted.into());
+        }
+        missing.check()?;
+        if outcome.refused > 0 {
+            bail!("{} cannot be sent so, and stay", human::of(outcome.refused, "letter", "letters"));
+        }
+        if self.chosen.is_named() && outcome.passed_over > 0 {
+            bail!("{} passed over: gone, or in other hands", human::count(outcome.passed_over));
+        }
+        Ok(Exit::Done)
+    }
+
+    /// What is changed, by options and by hand.
+    fn changes(&self, letters: &[millstream::DeadLetter], matched: u64) -> Result<Edit> {
+        let mut edit = self.edit.edit()?;
+        if self.edit.edit {
+            match letters {
+                [letter] if matched == 1 => edit.payload = Some(by_hand(letter)?),
+                _ => return Err(Usage(format!("--edit is for one letter, and these are {matched}")).into()),
+            }
+        }
+        Ok(edit)
+    }
+}
+
+/// All steps; `false` if somebody interrupted them. Between two steps: none is left half done.
+async fn steps(replayer: &mut Replayer) -> Result<bool> {
+    let stopped = context::stopped();
+    tokio::pin!(stopped);
+    while !replayer.is_done() {
+        replayer.run_once().await?;
+        let pause = if replayer.is_done() { std::time::Duration::ZERO } else { replayer.wait() };
+        tokio::select! {
+            biased;
+            stopped = &mut stopped => {
+                stopped?;
+                return Ok(replayer.is_done());
+            }
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,175 @@
+//! Options that say which dead letters are meant.
+
+use anyhow::{Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use millstream::admin::{DeadLetterFilter, DeadLetterQueue, Filter, Survey};
+use millstream::{MessageId, Partition, Reason};
+
+use crate::commands::group::Of;
+use crate::context::Context;
+use crate::exit::Usage;
+use crate::parse::{self, When};
+
+/// How many are shown of those that something would be done to.
+const SAMPLE: usize = 10;
+
+/// Which letters: everything that is given must fit
+#[derive(Args, Clone, Debug, Default)]
+pub(super) struct Wanted {
+    /// Letters of these partitions. Default: of all
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    partition: Vec<u32>,
+    /// Letters that died for this reason: exhausted, rejected, undecodable, malformed, crashed, orphan
+    #[arg(long)]
+    reason: Option<String>,
+    /// Letters with this text in the error of the last attempt
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
+    /// Letters with this key
+    #[arg(long)]
+    key: Option<String>,
+    /// Letters with this header, or with this value of it
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    header: Option<String>,
+    /// Letters with this text in their payload
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Letters that died at this time or later: `2026-01-31T12:00:00Z`, `2h ago`
+    #[arg(long, value_name = "WHEN", value_parser = parse::when)]
+    from: Option<When>,
+    /// Letters that died before this time
+    #[arg(long, value_name = "WHEN", value_parser = parse::when)]
+    until: Option<When>,
+    /// Letters after at least so many attempts
+    #[arg(long, value_name = "N")]
+    min_attempts: Option<u32>,
+    /// Letters after at most so many attempts
+    #[arg(long, value_name = "N")]
+    max_attempts: Option<u32>,
+    /// The letter of the message with this id in the log
+    #[arg(long, value_name = "ID")]
+    origin: Option<MessageId>,
+}
+
+impl Wanted {
+    /// What the library is asked for.
+    pub(super) async fn filter(&self, cx: &Context) -> Result<DeadLetterFilter> {
+        let now = if self.from.is_some() || self.until.is_some() { cx.now_ms().await? } else { 0 };
+        let text = |text: &Option<String>| text.clone().map(Bytes::from);
+        let header = self.header.as_ref().map(|header| match header.split_once('=') {
+            Some((name, value)) => (name.to_owned(), Some(Bytes::from(value.to_owned()))),
+            None => (header.clone(), None),
+        });
+        Ok(DeadLetterFilter {
+            partitions: (!self.partition.is_empty())
+                .then(|| self.partition.iter().copied().map(Partition).collect()),
+            ids: None,
+            origin: self.origin,
+            reason: self.reason.as_deref().map(Reason::parse),
+            error: self.error.clone(),
+            min_attempts: self.min_attempts,
+            max_attempts: self.max_attempts,
+            died_from: self.from.map(|when| when.at(now)),
+            died_before: self.until.map(|when| when.at(now)),
+            message: Filter { id: None, key: text(&self.key), header, payload: text(&self.filter) },
+        })
+    }
+}
+
+/// Which letters something is done to
+#[derive(Args, Clone, Debug)]
+pub(super) struct Chosen {
+    #[command(flatten)]
+    pub(super) of: Of,
+    /// The ids of letters
+    #[arg(value_name = "ID")]
+    ids: Vec<MessageId>,
+    #[command(flatten)]
+    wanted: Wanted,
+    /// All letters that are there now
+    #[arg(long, conflicts_with = "ids")]
+    all: bool,
+    /// The most letters, oldest first
+    #[arg(long, value_name = "N")]
+    pub(super) limit: Option<u64>,
+}
+
+impl Chosen {
+    /// The letters, and which of them are meant.
+    ///
+    /// # Errors
+    /// [`Usage`] if nothing says which.
+    pub(super) async fn open(&self, cx: &Context) -> Result<(DeadLetterQueue, DeadLetterFilter)> {
+        let mut filter = self.wanted.filter(cx).await?;
+        if !self.ids.is_empty() {
+            filter.ids = Some(self.ids.clone());
+        }
+        if filter.is_empty() && !self.all {
+            let message = "which letters? Ids, a filter (--reason, --error, --key, …) or --all says it";
+            return Err(Usage(message.into()).into());
+        }
+        Ok((open(cx, &self.of, &filter).await?, filter))
+    }
+
+    /// Whether letters were named by their ids.
+    pub(super) fn is_named(&self) -> bool {
+        !self.ids.is_empty()
+    }
+
+    /// What is meant, counted; with the first letters, or all that were named.
+    ///
+    /// # Errors
+    /// [`Usage`] if letters of several partitions have one of the ids.
+    pub(super) async fn survey(
+        &self,
+        queue: &DeadLetterQueue,
+        filter: &DeadLetterFilter,
+    ) -> Result<(Survey, Missing)> {
+        let named = self.ids.len().saturating_mul(queue.topic().partitions as usize);
+        let survey = queue.survey(filter, self.limit, named.max(SAMPLE)).await?;
+        let mut missing = Missing(Vec::new());
+        for id in &self.ids {
+            let letters = survey.sample.iter().filter(|letter| letter.id == *id);
+            match letters.count() {
+                // With a limit, those behind it are not asked for.
+                0 if self.limit.is_none() => missing.0.push(*id),
+                0 | 1 => {}
+                _ => {
+                    let message =
+                        format!("letters of several partitions have the id {id}: --partition says which");
+                    return Err(Usage(message).into());
+                }
+            }
+        }
+        Ok((survey, missing))
+    }
+}
+
+/// Letters that were named and are not there.
+#[derive(Debug)]
+pub(super) struct Missing(Vec<MessageId>);
+
+impl Missing {
+    /// Fails if there are any, in the end: the others are dealt with all the same.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let ids: Vec<_> = self.0.iter().map(ToString::to_string).collect();
+        bail!("not there: {}", ids.join(", "));
+    }
+}
+
+/// The dead letters of a group that is there.
+pub(super) async fn open(cx: &Context, of: &Of, filter: &DeadLetterFilter) -> Result<DeadLetterQueue> {
+    of.known(cx).await?;
+    let letters = cx.admin().dead_letters(&of.topic, &of.group).await?;
+    let has = letters.topic().partitions;
+    if let Some(none) = filter.partitions.iter().flatten().find(|partition| partition.0 >= has) {
+        return Err(
+            Usage(format!("there is no partition {none} of topic {}, which has {has}", of.topic)).into()
+        );
+    }
+    Ok(letters)
+}

@@ -1,0 +1,78 @@
+//! `millstream doctor`: how the server does.
+
+use anyhow::Result;
+use clap::Args;
+use millstream::admin::{Level, Report};
+use serde::Serialize;
+
+use super::message::plain;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::output::{Output, Tone};
+
+/// Looks at the server: version, persistence, memory, rights, clock, …, the worst first
+///
+/// Exit code 3 if something goes wrong, or will; with --strict also if something may.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream doctor
+  millstream doctor --strict --json | jq '.reports[] | select(.level != \"ok\")'")]
+pub(crate) struct Doctor {
+    /// Counts warnings as well
+    #[arg(long)]
+    strict: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct View {
+    sound: bool,
+    reports: Vec<ReportView>,
+}
+
+#[derive(Debug, Serialize)]
+struct ReportView {
+    /// `ok`, `warn` or `error`.
+    level: String,
+    subject: String,
+    found: String,
+    /// Empty if nothing is to be done.
+    advice: String,
+}
+
+impl View {
+    fn text(&self, output: Output) -> String {
+        let width = self.reports.iter().map(|report| report.subject.len()).max().unwrap_or(0);
+        let mut text = String::new();
+        for ReportView { level, subject, found, advice } in &self.reports {
+            let tone = match level.as_str() {
+                "ok" => Tone::Good,
+                "warn" => Tone::Doubtful,
+                _ => Tone::Bad,
+            };
+            let level = output.paint(tone, &format!("{level:5}"));
+            let found = plain::text(found.as_bytes());
+            text += &format!("{level}  {subject:width$}  {found}\n");
+            if !advice.is_empty() {
+                text += &format!("{:7}{:width$}  {advice}\n", "", "");
+            }
+        }
+        text
+    }
+}
+
+impl Doctor {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        let reports = cx.admin().doctor().await?;
+        let allowed = if self.strict { Level::Ok } else { Level::Warn };
+        let sound = reports.iter().all(|report| report.level <= allowed);
+        let view = |Report { level, subject, found, advice }| ReportView {
+            level: level.to_string(),
+            subject,
+            found,
+            advice,
+        };
+        let view = View { sound, reports: reports.into_iter().map(view).collect() };
+        cx.output.show(&view, |view| view.text(cx.output))?;
+        Ok(if sound { Exit::Done } else { Exit::Wrong })
+    }
+}

@@ -1,0 +1,161 @@
+//! `group create` and `group delete`.
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use millstream::admin::InUse;
+use serde::Serialize;
+
+use super::Of;
+use crate::commands::DryRun;
+use crate::commands::view::GroupView;
+use crate::context::{Context, to_the_end};
+use crate::exit::Exit;
+use crate::human;
+use crate::parse::{self, Position};
+
+/// Creates a group on all partitions of a topic
+///
+/// A consumer does that by itself when it starts. Before that, a group that is there keeps what it has not read.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream group create orders billing
+  millstream group create orders audit --from '2h ago'")]
+pub(super) struct Create {
+    #[command(flatten)]
+    of: Of,
+    /// Where it begins: `earliest`, `latest`, an id, a time (`2026-01-31T12:00:00Z`) or `2h ago`
+    #[arg(long, value_name = "POSITION", value_parser = parse::position, default_value = "earliest")]
+    from: Position,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Debug, Serialize)]
+struct Created {
+    topic: String,
+    group: String,
+    /// Whether the topic did not know it before.
+    new: bool,
+    /// Where it was created now, or would be.
+    partitions: Vec<u32>,
+    dry_run: bool,
+}
+
+impl Create {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let Of { topic, group } = &self.of;
+        let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
+        let (new, partitions) = if dry_run {
+            let spec = admin.topic(topic).await?;
+            let new = !admin.groups(topic).await?.contains(group);
+            let stats = cx.mq.backend().catalog.stats(&spec, group).await?;
+            let missing = stats.iter().filter(|it| it.position.is_none()).map(|it| it.partition.0);
+            (new, missing.collect::<Vec<_>>())
+        } else {
+            let start = self.from.start(cx.now_ms().await?);
+            let created = admin.create_group(topic, group, start).await?;
+            (created.new, created.partitions.iter().map(|partition| partition.0).collect())
+        };
+        let view = Created { topic: topic.to_string(), group: group.to_string(), new, partitions, dry_run };
+        if dry_run {
+            cx.output.note("dry run: nothing was done");
+        }
+        cx.output.show(&view, |view| {
+            let Created { topic, group, partitions, .. } = view;
+            let would = if dry_run { "would be" } else { "is" };
+            match (view.new, partitions.len() as u64) {
+                (_, 0) => format!("group {group} of topic {topic} was there already"),
+                (true, some) => {
+                    format!(
+                        "group {group} of topic {topic} {would} created on {}",
+                        human::of(some, "partition", "partitions")
+                    )
+                }
+                (false, some) => format!(
+                    "group {group} of topic {topic} was there, and missing on {}, where it {would} created",
+                    human::of(some, "partition", "partitions")
+                ),
+            }
+        })?;
+        Ok(Exit::Done)
+    }
+}
+
+/// Deletes a group with everything that is kept for it
+///
+/// What is pending and parked, its dead letters, members and leases. What only it kept in the log is dropped by the next
+/// trim. It is refused while somebody lives in it.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream group delete orders billing --dry-run
+  millstream group delete orders billing --yes")]
+pub(super) struct Delete {
+    #[command(flatten)]
+    of: Of,
+    /// Also if somebody lives in it
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Debug, Serialize)]
+struct Deleted {
+    topic: String,
+    deleted: bool,
+    dry_run: bool,
+    /// Somebody lives in it: it is refused unless it is forced.
+    in_use: bool,
+    /// What goes with it, or went.
+    #[serde(flatten)]
+    group: GroupView,
+}
+
+impl Deleted {
+    fn text(&self) -> String {
+        let GroupView { group, pending, retrying, dead, .. } = &self.group;
+        format!(
+            "group {group} of topic {} with {} pending, {} parked for a retry, {}",
+            self.topic,
+            human::count(*pending),
+            human::count(*retrying),
+            human::of(*dead, "dead letter", "dead letters"),
+        )
+    }
+}
+
+impl Delete {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let Of { topic, group } = &self.of;
+        let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
+        self.of.known(cx).await?;
+        let stats = admin.stats(topic).await?;
+        let gone = || format!("group {group} of topic {topic} was deleted just now");
+        let stats = stats.groups.iter().find(|it| it.group == *group).with_context(gone)?;
+        let in_use = stats.members + stats.owned > 0;
+        let mut view = Deleted {
+            topic: topic.to_string(),
+            deleted: false,
+            dry_run,
+            in_use,
+            group: GroupView::of(stats),
+        };
+        if dry_run {
+            let refused = if in_use && !self.force { "it is in use, and needs --force. " } else { "" };
+            cx.output.note(&format!("dry run: nothing was done. {refused}What would be deleted:"));
+        } else {
+            if !cx.output.is_json() {
+                cx.output.note(&view.text());
+            }
+            cx.confirm(&format!("Delete group {group} of topic {topic}, for ever?"))?;
+            let in_use = if self.force { InUse::Force } else { InUse::Refuse };
+            to_the_end(admin.delete_group(topic, group, in_use)).await?;
+            view.deleted = true;
+        }
+        cx.output.show(&view, |view| match view.deleted {
+            true => format!("group {group} of topic {topic} is deleted"),
+            false => view.text(),
+        })?;
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,156 @@
+//! `group pins` and `group expire`: who keeps entries from being dropped, and does not read.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use millstream::TopicName;
+use millstream::admin::ExpiredGroup;
+use serde::Serialize;
+
+use crate::commands::DryRun;
+use crate::commands::view::ms;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::{human, output, parse};
+
+/// Which group keeps most from being dropped, of every partition
+///
+/// `entries` are those that stay for this group alone, counted up to 10,000; `idle` is how long ago it asked for entries last.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream group pins orders
+  millstream group pins orders --json | jq 'map(.bytes) | add'")]
+pub(super) struct Pins {
+    /// The topic
+    topic: TopicName,
+}
+
+/// Entries of a partition are counted up to so many.
+const LIMIT: u64 = 10_000;
+
+#[derive(Debug, Serialize)]
+struct PinView {
+    partition: u32,
+    group: String,
+    /// The oldest id that has to stay for it.
+    watermark: String,
+    entries: u64,
+    bytes: u64,
+    /// `null` if it never asked.
+    idle_ms: Option<u64>,
+}
+
+impl PinView {
+    fn row(&self) -> [String; 6] {
+        [
+            self.partition.to_string(),
+            self.group.clone(),
+            self.watermark.clone(),
+            human::at_least(Some(self.entries).filter(|entries| *entries < LIMIT), self.entries),
+            human::bytes(self.bytes),
+            self.idle_ms
+                .map_or_else(|| "never read".to_owned(), |ms| human::duration(Duration::from_millis(ms))),
+        ]
+    }
+}
+
+impl Pins {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let pins = cx.admin().pins(&self.topic).await?;
+        let pins: Vec<_> = pins
+            .iter()
+            .map(|pin| PinView {
+                partition: pin.partition.0,
+                group: pin.group.to_string(),
+                watermark: pin.watermark.to_string(),
+                entries: pin.entries,
+                bytes: pin.bytes,
+                idle_ms: pin.idle.map(ms),
+            })
+            .collect();
+        cx.output.show(&pins, |pins| {
+            let titles = [">partition", "group", "oldest", ">entries", ">bytes", ">idle"];
+            output::table(&titles, pins.iter().map(PinView::row))
+        })?;
+        Ok(Exit::Done)
+    }
+}
+
+/// Deletes the groups that keep entries, in which nobody lives and which nobody has read with for long
+///
+/// A group that has never read is not among them, since nobody knows for how long that has been so: `group delete` it.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream group expire orders --idle 30d --dry-run
+  millstream group expire orders --idle 30d --yes")]
+pub(super) struct Expire {
+    /// The topic
+    topic: TopicName,
+    /// For how long nobody has read: `30d`
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    idle: Duration,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Debug, Serialize)]
+struct View {
+    topic: String,
+    dry_run: bool,
+    groups: Vec<ExpiredView>,
+}
+
+#[derive(Debug, Serialize)]
+struct ExpiredView {
+    group: String,
+    idle_ms: u64,
+    entries: u64,
+    bytes: u64,
+}
+
+impl View {
+    fn of(topic: &TopicName, dry_run: bool, groups: &[ExpiredGroup]) -> Self {
+        let groups = groups.iter().map(|it| ExpiredView {
+            group: it.group.to_string(),
+            idle_ms: ms(it.idle),
+            entries: it.entries,
+            bytes: it.bytes,
+        });
+        Self { topic: topic.to_string(), dry_run, groups: groups.collect() }
+    }
+
+    fn text(&self) -> String {
+        let row = |it: &ExpiredView| {
+            let idle = human::duration(Duration::from_millis(it.idle_ms));
+            [it.group.clone(), idle, human::count(it.entries), human::bytes(it.bytes)]
+        };
+        output::table(&["group", ">idle", ">entries", ">bytes"], self.groups.iter().map(row))
+    }
+}
+
+impl Expire {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let (admin, topic) = (cx.admin(), &self.topic);
+        let found = admin.expire_groups(topic, self.idle, true).await?;
+        let mut view = View::of(topic, self.dry.dry_run, &found);
+        if self.dry.dry_run {
+            cx.output.note("dry run: nothing was done. What would be deleted:");
+        } else if !found.is_empty() {
+            if !cx.output.is_json() {
+                cx.output.note(&view.text());
+            }
+            let groups = human::of(found.len() as u64, "group", "groups");
+            cx.confirm(&format!(
+                "Delete {groups} of topic {topic} with all that is kept for them, for ever?"
+            ))?;
+            view = View::of(topic, false, &admin.expire_groups(topic, self.idle, false).await?);
+        }
+        cx.output.show(&view, |view| match (view.dry_run, view.groups.len() as u64) {
+            (_, 0) => "no group has expired".to_owned(),
+            (true, _) => view.text(),
+            (false, some) => format!("{} deleted", human::of(some, "group", "groups")),
+        })?;
+        Ok(Exit::Done)
+    }
+}

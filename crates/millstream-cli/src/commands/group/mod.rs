@@ -1,0 +1,74 @@
+//! `millstream group`: consumer groups as a whole.
+
+mod change;
+mod idle;
+mod look;
+mod pause;
+mod reset;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use millstream::{GroupName, TopicName};
+
+use crate::context::Context;
+use crate::exit::Exit;
+
+/// Consumer groups: list, look, create, move, pause, delete
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream group list orders
+  millstream group describe orders billing
+  millstream group reset orders billing --to '2h ago'")]
+pub(crate) struct Group {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    List(look::List),
+    Describe(look::Describe),
+    Create(change::Create),
+    Reset(reset::Reset),
+    Pause(pause::Pause),
+    Resume(pause::Resume),
+    Delete(change::Delete),
+    Pins(idle::Pins),
+    Expire(idle::Expire),
+}
+
+/// Which group of which topic.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Of {
+    /// The topic
+    pub(crate) topic: TopicName,
+    /// The group
+    pub(crate) group: GroupName,
+}
+
+impl Group {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        match self.what {
+            What::List(it) => it.run(cx).await,
+            What::Describe(it) => it.run(cx).await,
+            What::Create(it) => it.run(cx).await,
+            What::Reset(it) => it.run(cx).await,
+            What::Pause(it) => it.run(cx).await,
+            What::Resume(it) => it.run(cx).await,
+            What::Delete(it) => it.run(cx).await,
+            What::Pins(it) => it.run(cx).await,
+            What::Expire(it) => it.run(cx).await,
+        }
+    }
+}
+
+impl Of {
+    /// Fails if there is no such topic, or no such group of it.
+    pub(crate) async fn known(&self, cx: &Context) -> Result<()> {
+        let Self { topic, group } = self;
+        if cx.admin().groups(topic).await?.contains(group) {
+            return Ok(());
+        }
+        bail!("group {group} of topic {topic} does not exist");
+    }
+}

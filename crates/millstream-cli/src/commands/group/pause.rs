@@ -1,0 +1,81 @@
+//! `group pause` and `group resume`.
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+
+use super::Of;
+use crate::commands::DryRun;
+use crate::context::Context;
+use crate::exit::Exit;
+
+/// Pauses a group as a whole, over all its consumers, until it is resumed
+///
+/// They hear of it with their next heartbeat at the latest. They read nothing and start no further handler; those that run
+/// end, and are settled. What was read stays in hand, partitions stay where they are, retries wait.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream group pause orders billing")]
+pub(super) struct Pause {
+    #[command(flatten)]
+    of: Of,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// Ends the pause of a group
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream group resume orders billing")]
+pub(super) struct Resume {
+    #[command(flatten)]
+    of: Of,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Debug, Serialize)]
+struct View {
+    topic: String,
+    group: String,
+    paused: bool,
+    /// Whether it was, or would be, otherwise before.
+    changed: bool,
+    dry_run: bool,
+}
+
+impl Pause {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        set(cx, &self.of, true, self.dry.dry_run).await
+    }
+}
+
+impl Resume {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        set(cx, &self.of, false, self.dry.dry_run).await
+    }
+}
+
+async fn set(cx: &Context, of: &Of, paused: bool, dry_run: bool) -> Result<Exit> {
+    let (admin, Of { topic, group }) = (cx.admin(), of);
+    of.known(cx).await?;
+    let changed = if dry_run {
+        cx.output.note("dry run: nothing was done");
+        admin.group_state(topic, group).await?.paused.is_some() != paused
+    } else if paused {
+        admin.pause_group(topic, group).await?
+    } else {
+        admin.resume_group(topic, group).await?
+    };
+    let view = View { topic: topic.to_string(), group: group.to_string(), paused, changed, dry_run };
+    cx.output.show(&view, |_| {
+        let state = if paused { "paused" } else { "not paused" };
+        let how = match (changed, dry_run) {
+            (false, _) => "is already",
+            (true, true) => "would be",
+            (true, false) => "is",
+        };
+        format!("group {group} of topic {topic} {how} {state}")
+    })?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,123 @@
+//! Options that say what a message is, and when it is due.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use clap::Args;
+use millstream::Envelope;
+use millstream::delay::Due;
+
+use crate::exit::Usage;
+use crate::parse::{self, When};
+
+/// When something is due
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct DueArgs {
+    /// Due so long from now, by the server's clock: `30s`, `2h`
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, conflicts_with = "at")]
+    pub(crate) delay: Option<Duration>,
+    /// Due at this time, by the server's clock: `2026-01-31T12:00:00Z`, or `in 5m`
+    #[arg(long, value_name = "WHEN", value_parser = parse::when)]
+    pub(crate) at: Option<When>,
+}
+
+impl DueArgs {
+    /// When it is due, if that was said.
+    pub(crate) fn due(&self) -> Option<Due> {
+        self.delay.map(Due::In).or_else(|| self.at.map(due_at))
+    }
+}
+
+/// What is past is due at once.
+pub(crate) fn due_at(when: When) -> Due {
+    match when {
+        When::At(at) => Due::At(at),
+        When::In(delay) => Due::In(delay),
+        When::Ago(_) => Due::NOW,
+    }
+}
+
+/// What a message is
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ContentArgs {
+    /// The payload
+    #[arg(long, value_name = "TEXT", conflicts_with = "file")]
+    payload: Option<String>,
+    /// A file that is the payload; `-` for stdin
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// The key
+    #[arg(long)]
+    key: Option<String>,
+    /// A header; several may be given
+    #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
+    header: Vec<(String, Bytes)>,
+}
+
+impl ContentArgs {
+    /// The message.
+    ///
+    /// # Errors
+    /// [`Usage`] without a payload; a file that cannot be read.
+    pub(crate) fn envelope(&self) -> Result<Envelope> {
+        let payload = match (&self.payload, &self.file) {
+            (Some(text), _) => text.clone().into(),
+            (None, Some(path)) => whole(path)?,
+            (None, None) => {
+                return Err(Usage("what is the payload? --payload or --file says it".into()).into());
+            }
+        };
+        let mut envelope = Envelope::new(payload);
+        envelope.key = self.key.clone().map(Bytes::from);
+        for (name, value) in &self.header {
+            envelope.headers.append(name.clone(), value.clone());
+        }
+        envelope.check(&millstream::Limits::default())?;
+        Ok(envelope)
+    }
+}
+
+/// All of a file that may be a payload, and no more: what is larger is found to be too large.
+fn whole(path: &Path) -> Result<Bytes> {
+    let mut bytes = Vec::new();
+    let most = millstream::Limits::default().payload as u64 + 1;
+    let read = if path == Path::new("-") {
+        io::stdin().lock().take(most).read_to_end(&mut bytes)
+    } else {
+        fs::File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes))
+    };
+    read.with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(bytes.into())
+}
+
+/// `name=value`.
+pub(crate) fn header(text: &str) -> Result<(String, Bytes), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned().into())),
+        _ => Err(format!("{text:?} is no header: name=value is")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_has_a_name() {
+        assert_eq!(header("a=b=c"), Ok(("a".into(), "b=c".into())));
+        assert_eq!(header("a="), Ok(("a".into(), Bytes::new())));
+        for wrong in ["", "a", "=b"] {
+            assert!(header(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_past_is_due_at_once() {
+        assert_eq!(due_at(When::Ago(Duration::from_secs(5))), Due::NOW);
+        assert_eq!(due_at(When::At(7)), Due::At(7));
+    }
+}

@@ -1,0 +1,185 @@
+//! How messages are printed: as a table for people, as JSON for programs, as bytes, or by a template.
+
+use std::io::{IsTerminal, Write, stdout};
+
+use anyhow::Result;
+use clap::Args;
+
+use super::template::{self, Template};
+use super::{Body, View, json, plain};
+use crate::context::Context;
+use crate::human;
+use crate::output::Closed;
+
+/// How messages are printed
+#[derive(Args, Clone, Debug)]
+pub(crate) struct FormatArgs {
+    /// `table`, `json` (a line each), `payload` (the bytes, a line each), or a template as `'%p %k %s\n'`. Default:
+    /// `table`, and with --json `json`
+    ///
+    /// In a template stand: %s payload, %S its length, %k key, %K its length, %h headers, %t topic, %p partition, %o id,
+    /// %T time in milliseconds, %a attempt, %% a percent sign; \n, \r, \t, \0, \\ and \xNN.
+    ///
+    /// What stands in messages cannot tell a terminal anything: such characters are shown as \x1b. Into a pipe or file
+    /// `payload` and templates write the bytes as they are.
+    #[arg(long, value_name = "FORMAT", value_parser = parse)]
+    format: Option<Format>,
+}
+
+/// How messages are printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Table,
+    Json,
+    Payload,
+    Template(Template),
+}
+
+fn parse(text: &str) -> Result<Format, String> {
+    match text {
+        "table" => Ok(Format::Table),
+        "json" => Ok(Format::Json),
+        "payload" => Ok(Format::Payload),
+        template if template.contains('%') => {
+            Template::parse(template).map(Format::Template).map_err(|error| error.to_string())
+        }
+        _ => Err(format!(
+            "table, json, payload and templates as '%k %s\\n' are; in a template: {}",
+            template::HELP
+        )),
+    }
+}
+
+impl FormatArgs {
+    /// What prints, as it is asked for.
+    pub(crate) fn printer(&self, cx: &Context) -> Printer {
+        let format = match &self.format {
+            Some(format) => format.clone(),
+            None if cx.output.is_json() => Format::Json,
+            None => Format::Table,
+        };
+        let is_terminal = stdout().is_terminal();
+        Printer { format, is_terminal, titled: !is_terminal }
+    }
+}
+
+/// Prints messages.
+#[derive(Debug)]
+pub(crate) struct Printer {
+    format: Format,
+    is_terminal: bool,
+    /// Whether titles stand over the columns already, or shall not.
+    titled: bool,
+}
+
+impl Printer {
+    /// Prints some, and does not end before they have left this process.
+    ///
+    /// # Errors
+    /// If they cannot be written; [`Closed`] if nobody reads.
+    pub(crate) fn print<'a>(&mut self, views: impl IntoIterator<Item = &'a View>) -> Result<()> {
+        let mut out = Vec::new();
+        for view in views {
+            self.write(view, &mut out)?;
+        }
+        if out.is_empty() {
+            return Ok(());
+        }
+        let mut stdout = stdout().lock();
+        match stdout.write_all(&out).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Err(Closed.into()),
+            other => Ok(other?),
+        }
+    }
+
+    fn write(&mut self, view: &View, out: &mut Vec<u8>) -> Result<()> {
+        match &self.format {
+            Format::Json => {
+                let line = serde_json::to_string(view)?;
+                out.extend_from_slice(plain::json(&line).as_bytes());
+                out.push(b'\n');
+            }
+            Format::Payload => {
+                match &view.body {
+                    Body::Message(it) if self.is_terminal => {
+                        out.extend_from_slice(plain::text(&it.payload).as_bytes());
+                    }
+                    Body::Message(it) => out.extend_from_slice(&it.payload),
+                    Body::Malformed(_, fields) => out.extend_from_slice(json::fields(fields).as_bytes()),
+                }
+                out.push(b'\n');
+            }
+            Format::Template(template) => out.extend(template.fill(view, self.is_terminal)),
+            Format::Table => {
+                if !std::mem::replace(&mut self.titled, true) {
+                    out.extend_from_slice(TITLES.as_bytes());
+                }
+                out.extend_from_slice(row(view).as_bytes());
+            }
+        }
+        Ok(())
+    }
+}
+
+const TITLES: &str = "time                      part  id                    key           payload\n";
+
+/// One line. Widths are fixed, since what comes later is not known.
+fn row(view: &View) -> String {
+    let (key, payload) = match &view.body {
+        Body::Message(envelope) => {
+            let key = envelope.key.as_ref().map_or_else(|| "-".to_owned(), |key| plain::line(key));
+            let mut payload = plain::short(&envelope.payload);
+            if !envelope.headers.is_empty() {
+                payload = format!("[{}] {payload}", plain::cut(&template::headers(&envelope.headers)));
+            }
+            (key, payload)
+        }
+        Body::Malformed(why, fields) => {
+            ("-".to_owned(), format!("no message: {why}: {}", plain::cut(&json::fields(fields))))
+        }
+    };
+    let again =
+        view.attempt.filter(|attempt| *attempt > 1).map_or_else(String::new, |it| format!("(attempt {it}) "));
+    let (time, partition, id) =
+        (human::time(view.id.ms), view.topic_partition.partition.0, view.id.to_string());
+    let line = format!("{time:<24}  {partition:>4}  {id:<20}  {key:<12}  {again}{payload}");
+    format!("{}\n", line.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream::{Envelope, MessageId, TopicPartition};
+
+    use super::*;
+
+    fn view(body: Body) -> View {
+        let topic_partition = TopicPartition::new("orders".parse().expect("a name"), 3);
+        View { topic_partition, id: MessageId::new(1_700_000_000_000, 1), attempt: None, body }
+    }
+
+    #[test]
+    fn a_row_is_one_line_whatever_stands_in_it() {
+        let nasty = Envelope::new("a\n\x1b[2J").with_key("k\r").with_header("h\x07", "\u{202e}");
+        let row = row(&view(Body::Message(nasty)));
+        let expected = "2023-11-14T22:13:20.000Z     3  1700000000000-1       k\\r           [h\\x07=\\u{202e}] a\\n\\x1b[2J\n";
+        assert_eq!(row, expected);
+        let none = Body::Malformed("no payload field".into(), vec![("a\x1b".into(), "\u{9b}".into())]);
+        let none = super::row(&view(none));
+        assert!(!none.trim_end().contains(plain::is_control), "{none}");
+    }
+
+    #[test]
+    fn a_long_payload_is_cut_and_says_so() {
+        let row = row(&view(Body::Message(Envelope::new("é".repeat(plain::SHOWN + 10)))));
+        assert!(row.ends_with("é… (20 B more)\n"), "{row}");
+    }
+
+    #[test]
+    fn formats_are_named_or_templates() {
+        assert_eq!(parse("json"), Ok(Format::Json));
+        assert!(matches!(parse("%k"), Ok(Format::Template(_))));
+        for wrong in ["jsn", "", "%q"] {
+            assert!(parse(wrong).expect_err(wrong).contains("%k"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Lines of JSON become messages.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use millstream::{Envelope, MessageId};
+use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+/// A message as a line of JSON says it, and how it is to be sent.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) envelope: Envelope,
+    pub(crate) partition: Option<u32>,
+    /// As they stand there: how such text is read is the command's business.
+    pub(crate) delay: Option<String>,
+    pub(crate) at: Option<String>,
+    /// Under which id it waits.
+    pub(crate) id: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    key: Option<String>,
+    key_base64: Option<String>,
+    #[serde(default)]
+    headers: Pairs,
+    #[serde(default, deserialize_with = "there")]
+    payload: Option<Box<RawValue>>,
+    payload_base64: Option<String>,
+    partition: Option<u32>,
+    delay: Option<String>,
+    #[serde(alias = "due")]
+    at: Option<String>,
+    id: Option<String>,
+    // What else is shown of a message, and cannot be sent.
+    #[serde(rename = "topic")]
+    _topic: Option<IgnoredAny>,
+    #[serde(rename = "time_ms")]
+    _time: Option<IgnoredAny>,
+    #[serde(rename = "due_ms")]
+    _due: Option<IgnoredAny>,
+    #[serde(rename = "attempt")]
+    _attempt: Option<IgnoredAny>,
+}
+
+/// Reads a line.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn read(line: &[u8]) -> Result<Read, String> {
+    let line: Line = serde_json::from_slice(line).map_err(|error| told(&error))?;
+    let key = match (line.key, line.key_base64) {
+        (Some(_), Some(_)) => return Err("both key and key_base64".into()),
+        (Some(key), None) => Some(key.into()),
+        (None, Some(key)) => Some(bytes("key_base64", &key)?),
+        (None, None) => None,
+    };
+    let payload = match (line.payload, line.payload_base64) {
+        (Some(_), Some(_)) => return Err("both payload and payload_base64".into()),
+        (Some(json), None) => payload(&json)?,
+        (None, Some(payload)) => bytes("payload_base64", &payload)?,
+        (None, None) => return Err("neither payload nor payload_base64".into()),
+    };
+    let mut envelope = Envelope { key, payload, ..Envelope::default() };
+    for (name, value) in line.headers.0 {
+        envelope.headers.append(name, value);
+    }
+    let id = line.id.filter(|id| {
+        // That of an entry, as it is shown, says nothing of the message that is sent. One that is sent for later has its
+        // own.
+        line.delay.is_some() || line.at.is_some() || id.parse::<MessageId>().is_err()
+    });
+    Ok(Read { envelope, partition: line.partition, delay: line.delay, at: line.at, id })
+}
+
+/// A string is its text; anything else is its JSON, as it stands there.
+fn payload(json: &RawValue) -> Result<Bytes, String> {
+    if json.get().starts_with('"') {
+        let text: String = serde_json::from_str(json.get()).map_err(|error| format!("payload: {error}"))?;
+        return Ok(text.into());
+    }
+    Ok(json.get().to_owned().into())
+}
+
+/// The value of a field of a JSON object, as text: of a string or a number.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn field(object: &[u8], name: &str) -> Result<String, String> {
+    let fields: HashMap<String, &RawValue> = serde_json::from_slice(object)
+        .map_err(|error| format!("no JSON object to take {name:?} from: {}", told(&error)))?;
+    let value = fields.get(name).ok_or_else(|| format!("no field {name:?}"))?.get();
+    match value.as_bytes().first() {
+        Some(b'"') => serde_json::from_str(value).map_err(|error| format!("field {name:?}: {error}")),
+        Some(b'-' | b'0'..=b'9') => Ok(value.to_owned()),
+        _ => Err(format!("field {name:?} is neither a string nor a number")),
+    }
+}
+
+/// Where it stands in the line; that it is line 1 of what was parsed says nothing.
+fn told(error: &serde_json::Error) -> String {
+    error.to_string().replace("at line 1 column", "at column")
+}
+
+fn bytes(name: &str, base64: &str) -> Result<Bytes, String> {
+    BASE64.decode(base64).map(Bytes::from).map_err(|error| format!("{name}: {error}"))
+}
+
+/// `null` is a value here, and no absence.
+fn there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
+    Box::<RawValue>::deserialize(deserializer).map(Some)
+}
+
+/// Headers as `write.rs` writes them.
+#[derive(Default)]
+struct Pairs(Vec<(String, Bytes)>);
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Each;
+        impl<'de> Visitor<'de> for Each {
+            type Value = Pairs;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("headers: an object, or a list of pairs")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((name, values)) = map.next_entry::<String, Values>()? {
+                    pairs.extend(values.0.into_iter().map(|value| (name.clone(), value)));
+                }
+                Ok(Pairs(pairs))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Pairs, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((name, Value(value))) = list.next_element::<(String, Value)>()? {
+                    pairs.push((name, value));
+                }
+                Ok(Pairs(pairs))
+            }
+
+            fn visit_unit<E>(self) -> Result<Pairs, E> {
+                Ok(Pairs::default())
+            }
+        }
+        deserializer.deserialize_any(Each)
+    }
+}
+
+/// The value of a header, or several.
+struct Values(Vec<Bytes>);
+
+impl<'de> Deserialize<'de> for Values {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(
+            untagged,
+            expecting = "the value of a header is a string, {\"base64\": …}, or a list of these"
+        )]
+        enum Either {
+            One(Value),
+            Many(Vec<Value>),
+        }
+        Ok(Self(match Either::deserialize(deserializer)? {
+            Either::One(Value(value)) => vec![value],
+            Either::Many(values) => values.into_iter().map(|Value(value)| value).collect(),
+        }))
+    }
+}
+
+/// What `write.rs` writes of it.
+struct Value(Bytes);
+
+impl<'de> Deserialize<'de> for Value {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Encoded {
+            base64: String,
+        }
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "the value of a header is a string or {\"base64\": …}")]
+        enum Either {
+            Text(String),
+            Bytes(Encoded),
+        }
+        match Either::deserialize(deserializer)? {
+            Either::Text(text) => Ok(Self(text.into())),
+            Either::Bytes(Encoded { base64 }) => {
+                bytes("a header", &base64).map(Self).map_err(D::Error::custom)
+            }
+        }
+    }
+}

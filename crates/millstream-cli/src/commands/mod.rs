@@ -1,0 +1,117 @@
+//! The commands: a module each, a line each in the list, a line each where they are run.
+
+mod completions;
+mod consume;
+mod delayed;
+mod dlq;
+mod doctor;
+mod group;
+mod ids;
+mod lag;
+mod man;
+mod markdown;
+mod memory;
+pub(crate) mod message;
+mod owners;
+mod pending;
+mod produce;
+mod queue;
+mod recurring;
+mod schedule;
+mod tail;
+#[cfg(feature = "top")]
+mod top;
+mod topic;
+mod verify;
+mod view;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use crate::bench::Bench;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::global::Global;
+use crate::output::Output;
+
+/// All commands.
+// There is one of it, once.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Topic(topic::Topic),
+    Group(group::Group),
+    Lag(lag::Lag),
+    Owners(owners::Owners),
+    Pending(pending::Pending),
+    Memory(memory::Memory),
+    Dlq(dlq::Dlq),
+    Verify(verify::Verify),
+    Doctor(doctor::Doctor),
+    Produce(produce::Produce),
+    Tail(tail::Tail),
+    Consume(consume::Consume),
+    Delayed(delayed::Delayed),
+    Schedule(schedule::Schedule),
+    Queue(queue::Queue),
+    #[cfg(feature = "top")]
+    Top(top::Top),
+    Bench(Bench),
+    Completions(completions::Completions),
+    Man(man::Man),
+    #[command(hide = true)]
+    Markdown(markdown::Markdown),
+}
+
+impl Command {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// Whatever goes wrong.
+    pub(crate) async fn run(self, global: &Global) -> Result<Exit> {
+        // Boxed: the largest of them would be the size of all.
+        match self {
+            Self::Topic(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Group(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Produce(it) => Box::pin(it.run(global)).await,
+            Self::Consume(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Tail(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Delayed(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Schedule(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Queue(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            #[cfg(feature = "top")]
+            Self::Top(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Lag(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Owners(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Pending(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Memory(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Dlq(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Verify(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Doctor(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Bench(it) => Box::pin(it.run()).await.map(|()| Exit::Done),
+            Self::Completions(it) => it.run(Output::new(global.json)),
+            Self::Man(it) => it.run(Output::new(global.json)),
+            Self::Markdown(it) => it.run(Output::new(global.json)),
+        }
+    }
+
+    /// What is wrong with the arguments that cannot be said of a single one.
+    ///
+    /// # Errors
+    /// What is wrong, for whoever typed it.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Bench(it) => it.check(),
+            Self::Pending(it) => it.check(),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// For every command that changes something.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct DryRun {
+    /// Only shows what would be done
+    #[arg(long, short = 'n')]
+    pub(crate) dry_run: bool,
+}

@@ -1,0 +1,131 @@
+//! `millstream owners`: who has which partition, and who should.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use millstream::admin::{OwnedPartition, Owners as Found, Standing};
+use serde::Serialize;
+
+use super::group::Of;
+use super::view::ms;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::{human, output};
+
+/// Who has each partition of a topic for a group, and who should
+///
+/// `settled`: who has it should. `moving`: it is about to change hands. `waiting`: nobody has it, and somebody should.
+/// `unassigned`: somebody has it, and there is no assignment. `idle`: nobody has it, and nobody should.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream owners orders billing
+  millstream owners orders billing --json | jq '.partitions[] | select(.standing != \"settled\")'")]
+pub(crate) struct Owners {
+    #[command(flatten)]
+    of: Of,
+}
+
+#[derive(Debug, Serialize)]
+struct View {
+    topic: String,
+    group: String,
+    members: Vec<MemberView>,
+    partitions: Vec<PartitionView>,
+}
+
+/// Somebody who lives in the group, or has a partition.
+#[derive(Debug, Serialize)]
+struct MemberView {
+    member: String,
+    partitions: Vec<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct PartitionView {
+    partition: u32,
+    owner: Option<String>,
+    epoch: Option<u64>,
+    /// When the lease ends unless it is renewed.
+    expires_in_ms: Option<u64>,
+    ttl_ms: Option<u64>,
+    assigned: Option<String>,
+    standing: &'static str,
+    /// The owner before never gave it back.
+    abandoned: bool,
+}
+
+impl PartitionView {
+    fn of(owned: &OwnedPartition) -> Self {
+        let holder = owned.ownership.holder.as_ref();
+        Self {
+            partition: owned.ownership.partition.0,
+            owner: holder.map(|it| it.owner.clone()),
+            epoch: holder.map(|it| it.epoch),
+            expires_in_ms: holder.map(|it| ms(it.expires_in)),
+            ttl_ms: owned.ownership.ttl.map(ms),
+            assigned: owned.assigned.as_ref().map(ToString::to_string),
+            standing: standing(owned.standing),
+            abandoned: owned.ownership.abandoned,
+        }
+    }
+
+    fn row(&self) -> [String; 6] {
+        let left = |ms| human::duration(Duration::from_millis(ms));
+        [
+            self.partition.to_string(),
+            self.owner.clone().unwrap_or_else(|| "-".to_owned()),
+            human::or_none(self.epoch, |epoch| epoch.to_string()),
+            human::or_none(self.expires_in_ms, left),
+            self.assigned.clone().unwrap_or_else(|| "-".to_owned()),
+            format!("{}{}", self.standing, if self.abandoned { ", abandoned before" } else { "" }),
+        ]
+    }
+}
+
+fn standing(of: Standing) -> &'static str {
+    match of {
+        Standing::Settled => "settled",
+        Standing::Moving => "moving",
+        Standing::Waiting => "waiting",
+        Standing::Unassigned => "unassigned",
+        Standing::Idle => "idle",
+    }
+}
+
+impl View {
+    fn of(of: &Of, found: &Found) -> Self {
+        let member = |(member, partitions): (String, Vec<millstream::Partition>)| MemberView {
+            member,
+            partitions: partitions.iter().map(|partition| partition.0).collect(),
+        };
+        Self {
+            topic: of.topic.to_string(),
+            group: of.group.to_string(),
+            members: found.by_owner().into_iter().map(member).collect(),
+            partitions: found.partitions.iter().map(PartitionView::of).collect(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let members = self.members.iter().map(|it| {
+            let partitions: Vec<_> = it.partitions.iter().map(u32::to_string).collect();
+            [it.member.clone(), human::count(partitions.len() as u64), partitions.join(" ")]
+        });
+        let members = match self.members.is_empty() {
+            true => "nobody lives in the group".to_owned(),
+            false => output::table(&["member", ">has", "partitions"], members),
+        };
+        let titles = [">partition", "owner", ">epoch", ">ends in", "should be", "standing"];
+        format!("{members}\n\n{}", output::table(&titles, self.partitions.iter().map(PartitionView::row)))
+    }
+}
+
+impl Owners {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        self.of.known(cx).await?;
+        let found = cx.admin().owners(&self.of.topic, &self.of.group).await?;
+        cx.output.show(&View::of(&self.of, &found), View::text)?;
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,158 @@
+//! `millstream pending`: what was handed out and is not settled.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use millstream::admin::{Cursor, PendingEntry, PendingOrder, PendingQuery};
+use millstream::layers::core::log::Source;
+use serde::Serialize;
+
+use super::group::Of;
+use super::view::ms;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::{human, output, parse};
+
+/// What a group was handed and has not settled, over all partitions
+///
+/// By id it comes in pages: `next` is where the next one begins. By idle time or deliveries all that is pending is looked
+/// through, and the first --limit are shown.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream pending orders billing
+  millstream pending orders billing --sort idle --idle 5m --limit 20
+  millstream pending orders billing --after 1700000000000-0.3 --json")]
+pub(crate) struct Pending {
+    #[command(flatten)]
+    of: Of,
+    /// In which order
+    #[arg(long, value_enum, default_value_t = Sort::Id)]
+    sort: Sort,
+    /// The most entries
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    limit: u32,
+    /// Where the page before ended, as it said: only by id
+    #[arg(long, value_name = "CURSOR")]
+    after: Option<Cursor>,
+    /// Only what nobody has touched for so long: not by id
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    idle: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sort {
+    /// Oldest first
+    Id,
+    /// What was not touched for longest first
+    Idle,
+    /// What was handed out most often first
+    Deliveries,
+}
+
+#[derive(Debug, Serialize)]
+struct View {
+    topic: String,
+    group: String,
+    entries: Vec<Entry>,
+    /// Where the next page begins.
+    next: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    partition: u32,
+    /// `log` or `retry`.
+    source: &'static str,
+    id: String,
+    consumer: String,
+    idle_ms: u64,
+    deliveries: u64,
+    /// What was noted of it: the attempt that comes next, in its place.
+    attempt: Option<u32>,
+    due_in_ms: Option<u64>,
+    suspicions: u32,
+    error: Option<String>,
+}
+
+impl Entry {
+    fn of(entry: &PendingEntry) -> Self {
+        let pending = &entry.pending;
+        let note = pending.note.as_ref();
+        Self {
+            partition: entry.topic_partition.partition.0,
+            source: match entry.source {
+                Source::Log => "log",
+                Source::Retry => "retry",
+            },
+            id: pending.id.to_string(),
+            consumer: pending.consumer.clone(),
+            idle_ms: ms(pending.idle),
+            deliveries: pending.deliveries,
+            attempt: note.map(|note| note.attempt).filter(|attempt| *attempt > 0),
+            due_in_ms: note.map(|note| ms(note.left())),
+            suspicions: note.map_or(0, |note| note.suspicions),
+            error: note.map(|note| note.error.clone()).filter(|error| !error.is_empty()),
+        }
+    }
+
+    fn row(&self) -> [String; 7] {
+        let mut noted = Vec::new();
+        if let Some(attempt) = self.attempt {
+            let due = human::duration(Duration::from_millis(self.due_in_ms.unwrap_or(0)));
+            noted.push(format!("attempt {attempt} in {due}"));
+        }
+        if self.suspicions > 0 {
+            noted.push(format!("suspected {}", human::of(self.suspicions.into(), "time", "times")));
+        }
+        noted.extend(self.error.clone());
+        [
+            self.id.clone(),
+            self.partition.to_string(),
+            self.source.to_owned(),
+            self.consumer.clone(),
+            human::duration(Duration::from_millis(self.idle_ms)),
+            human::count(self.deliveries),
+            noted.join("; "),
+        ]
+    }
+}
+
+impl Pending {
+    /// What cannot be said of a single option.
+    pub(super) fn check(&self) -> Result<(), String> {
+        match (self.sort, self.after, self.idle) {
+            (Sort::Idle | Sort::Deliveries, Some(_), _) => {
+                Err("--after goes with --sort id alone".to_owned())
+            }
+            (Sort::Id, _, Some(_)) => Err("--idle goes with --sort idle or deliveries".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        let order = match self.sort {
+            Sort::Id => PendingOrder::Id,
+            Sort::Idle => PendingOrder::Idle,
+            Sort::Deliveries => PendingOrder::Deliveries,
+        };
+        let idle = self.idle.unwrap_or_default();
+        let query = PendingQuery { order, limit: self.limit as usize, after: self.after, idle };
+        self.of.known(cx).await?;
+        let page = cx.admin().pending(&self.of.topic, &self.of.group, &query).await?;
+        let view = View {
+            topic: self.of.topic.to_string(),
+            group: self.of.group.to_string(),
+            entries: page.entries.iter().map(Entry::of).collect(),
+            next: page.next.map(|next| next.to_string()),
+        };
+        cx.output.show(&view, |view| {
+            let titles = ["id", ">partition", "source", "consumer", ">idle", ">deliveries", "noted"];
+            output::table(&titles, view.entries.iter().map(Entry::row))
+        })?;
+        if let Some(next) = view.next.filter(|_| !cx.output.is_json()) {
+            cx.output.note(&format!("there is more: --after {next}"));
+        }
+        Ok(Exit::Done)
+    }
+}

@@ -1,0 +1,326 @@
+//! `millstream produce`: messages from a file or a pipe into a topic.
+
+mod input;
+mod parse;
+mod progress;
+mod send;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use clap::{Args, ValueEnum};
+use millstream::{ErrorKind, Producer, Topic, TopicName, TopicSpec};
+use serde::Serialize;
+
+use super::DryRun;
+use super::message::content::{self, DueArgs};
+use crate::context::{self, Context};
+use crate::exit::{Exit, Interrupted, Usage};
+use crate::global::Global;
+use crate::human;
+use crate::output::Output;
+use crate::parse as options;
+use input::Input;
+use parse::Parser;
+use progress::Progress;
+use send::{Ended, Sender};
+
+/// How long it is waited for an answer after a signal.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Sends messages: lines, JSON or bytes, from a file or stdin
+///
+/// Each line is a message (--format lines, the default); or JSON that says key, headers and when it is due (json); or
+/// everything is one message (raw).
+///
+/// A line of JSON: `{"payload": …, "key": "…", "headers": {"name": "value"}, "partition": 0, "delay": "10s", "at":
+/// "2026-01-31T12:00:00Z", "id": "…"}`. Only the payload must be there: a string is its text, anything else its JSON as it
+/// stands. Bytes: `payload_base64`, `key_base64`, and `{"base64": "…"}` as the value of a header. What `tail --format json`
+/// prints can be sent again. What a line says goes before options.
+///
+/// A line that cannot be sent is named on stderr, the others are sent, and it ends with exit code 1 (--skip-bad: with 0).
+/// Messages go in the order of lines, and no more is read than can be sent. If the server cannot take them any more, it
+/// stops, and says with which line to go on.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream produce orders --key-field customer < orders.ndjson
+  echo 'hello' | millstream produce orders --key eu --header source=shell
+  millstream tail orders --from earliest --format json | millstream produce copies --format json --create
+  millstream produce reminders --format raw --delay 2h --id trial-ends:42 reminder.json")]
+pub(crate) struct Produce {
+    /// The topic
+    topic: TopicName,
+    /// What is to be sent; `-` for stdin, which is the default
+    file: Option<PathBuf>,
+    /// What a message is: a line of text, a line of JSON, or all of the input
+    #[arg(long, value_enum, default_value_t, hide_possible_values = true, value_name = "lines|json|raw")]
+    format: Format,
+    /// The key of every message
+    #[arg(long, conflicts_with = "key_field")]
+    key: Option<String>,
+    /// The key is in this field of the payload, which is a JSON object
+    #[arg(long, value_name = "NAME")]
+    key_field: Option<String>,
+    /// A header of every message; several may be given
+    #[arg(long, value_name = "NAME=VALUE", value_parser = content::header)]
+    header: Vec<(String, Bytes)>,
+    /// The partition of every message. Default: by key
+    #[arg(long, value_name = "N")]
+    partition: Option<u32>,
+    /// Passes over the partitions that lines of JSON name, as for a copy into a topic that has others
+    #[arg(long)]
+    ignore_partition: bool,
+    #[command(flatten)]
+    due: DueArgs,
+    /// Under which id a message waits that is sent for later. While one waits under it, another one is not sent
+    #[arg(long)]
+    id: Option<String>,
+    /// Takes the place of what waits under the same id
+    #[arg(long)]
+    replace: bool,
+    /// At most so many messages in a time: `100/s`, `6000/m`
+    #[arg(long, value_parser = rate, value_name = "N/s")]
+    rate: Option<f64>,
+    /// Ends after so many messages
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Creates the topic if it is not there
+    #[arg(long)]
+    create: bool,
+    /// With how many partitions it is created
+    #[arg(long, requires = "create", default_value_t = 1, value_name = "N")]
+    partitions: u32,
+    /// Lines that cannot be sent are no failure
+    #[arg(long)]
+    skip_bad: bool,
+    /// How long a message may take, while the server is away or the topic is full
+    #[arg(long, value_parser = options::duration, default_value = "30s", value_name = "TIME")]
+    timeout: Duration,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Format {
+    #[default]
+    Lines,
+    Json,
+    Raw,
+}
+
+/// What was done.
+#[derive(Debug, Default, Serialize)]
+struct Summary {
+    topic: String,
+    /// Messages in the log.
+    sent: u64,
+    /// Messages that wait for their time.
+    scheduled: u64,
+    /// Messages that were not sent, since one waits under their id.
+    kept: u64,
+    /// Lines that could not be sent.
+    bad: u64,
+    /// Bytes of payloads that were sent.
+    bytes: u64,
+    elapsed_ms: u64,
+    dry_run: bool,
+}
+
+impl Produce {
+    pub(crate) async fn run(self, global: &Global) -> Result<Exit> {
+        if self.timeout.is_zero() {
+            return Err(Usage("--timeout 0s leaves no time to send anything".into()).into());
+        }
+        let (source, len) = self.source()?;
+        let (output, producer) = if self.dry.dry_run {
+            (Output::new(global.json), None)
+        } else {
+            let cx = Context::open(global).await?;
+            (cx.output, Some(self.producer(&cx).await?))
+        };
+        let progress = Progress::new(output, len);
+        let mut input = Input::new(source, self.format == Format::Raw);
+        let mut sender = Sender::new(&self, producer);
+        let ended = self.pump(&mut input, &mut sender, &progress).await;
+        progress.finish();
+        let summary = sender.finish();
+        output.show(&summary, Summary::text)?;
+        match ended? {
+            Ended::Interrupted(why) => {
+                output.note(&why);
+                Err(Interrupted.into())
+            }
+            Ended::Stopped(why) => bail!("{why}"),
+            Ended::Whole if summary.bad > 0 && !self.skip_bad => {
+                bail!("{} could not be sent", human::of(summary.bad, "line", "lines"))
+            }
+            Ended::Whole => Ok(Exit::Done),
+        }
+    }
+
+    /// Reads, parses and sends, portion by portion.
+    async fn pump(&self, input: &mut Input, sender: &mut Sender<'_>, progress: &Progress) -> Result<Ended> {
+        let parser = Parser::new(self);
+        let stopped = context::stopped();
+        tokio::pin!(stopped);
+        let mut next = 1;
+        loop {
+            let left = self.count.map_or(u64::MAX, |count| count - sender.taken().min(count));
+            if left == 0 {
+                return Ok(Ended::Whole);
+            }
+            let portion = tokio::select! {
+                biased;
+                stopped = &mut stopped => {
+                    stopped?;
+                    return Ok(Ended::Interrupted(format!("stopped before line {next}")));
+                }
+                portion = input.next() => portion,
+            };
+            let Some(portion) = portion else { return Ok(Ended::Whole) };
+            let mut messages = Vec::new();
+            for line in portion.context("cannot read")? {
+                if messages.len() as u64 == left {
+                    break;
+                }
+                next = line.number + 1;
+                progress.read(line.read);
+                let parsed = match line.bytes {
+                    Some(bytes) => parser.parse(line.number, bytes),
+                    None => Err("it is longer than any message may be".to_owned()),
+                };
+                match parsed {
+                    Ok(message) => messages.extend(message),
+                    Err(why) => sender.bad(line.number, &why, progress),
+                }
+            }
+            for piece in messages.chunks(sender.piece()) {
+                let first = piece.first().map_or(next, |message| message.line);
+                tokio::select! {
+                    biased;
+                    stopped = &mut stopped => {
+                        stopped?;
+                        return Ok(Ended::Interrupted(format!("stopped before line {first}")));
+                    }
+                    () = sender.pace() => {}
+                }
+                let after = piece.last().map_or(next, |message| message.line + 1);
+                let sending = sender.send(piece, progress);
+                tokio::pin!(sending);
+                let (ended, is_stopped) = tokio::select! {
+                    biased;
+                    ended = &mut sending => (Ok(ended), false),
+                    stopped = &mut stopped => {
+                        stopped?;
+                        // What is under way gets its answer, if there is somebody to give it.
+                        (tokio::time::timeout(PATIENCE, sending).await, true)
+                    }
+                };
+                match ended {
+                    Ok(Some(why)) => return Ok(Ended::Stopped(why)),
+                    Ok(None) if is_stopped => {
+                        return Ok(Ended::Interrupted(format!("stopped before line {after}")));
+                    }
+                    Ok(None) => {}
+                    Err(_) => {
+                        let why = format!("stopped; lines {first} to {} may be stored, or not", after - 1);
+                        return Ok(Ended::Interrupted(why));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Where it comes from, and how much it is if that is known.
+    fn source(&self) -> Result<(Box<dyn Read + Send>, Option<u64>)> {
+        match self.file.as_deref().filter(|path| *path != Path::new("-")) {
+            None => Ok((Box::new(io::stdin()), None)),
+            Some(path) => {
+                let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+                let len = file.metadata().ok().filter(std::fs::Metadata::is_file).map(|about| about.len());
+                Ok((Box::new(file), len))
+            }
+        }
+    }
+
+    async fn producer(&self, cx: &Context) -> Result<Producer<Bytes>> {
+        let spec = match cx.admin().topic(&self.topic).await {
+            Err(error) if error.kind() == ErrorKind::NotFound && self.create => {
+                cx.admin().create_topic(&TopicSpec::new(self.topic.clone(), self.partitions)?).await?
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                bail!("topic {} does not exist; --create creates it", self.topic)
+            }
+            other => other?,
+        };
+        let topic =
+            Topic::raw("").named(self.topic.as_str()).partitions(spec.partitions).retention(spec.retention);
+        let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
+        Ok(cx.mq.producer(topic).delivery_timeout(self.timeout).await?)
+    }
+}
+
+impl Summary {
+    fn text(&self) -> String {
+        let verb = if self.dry_run { "would send" } else { "sent" };
+        let mut text = format!(
+            "{verb} {} ({}) to {} in {}",
+            human::of(self.sent + self.scheduled, "message", "messages"),
+            human::bytes(self.bytes),
+            self.topic,
+            human::duration(Duration::from_millis(self.elapsed_ms)),
+        );
+        if self.scheduled > 0 {
+            text += &format!(", {} of them for later", human::count(self.scheduled));
+        }
+        if self.kept > 0 {
+            text += &format!("; {} not sent, since one waits under the same id", human::count(self.kept));
+        }
+        if self.bad > 0 {
+            text += &format!("; {} could not be sent", human::of(self.bad, "line", "lines"));
+        }
+        text
+    }
+}
+
+/// `100/s`, `6000/m`, `10/h`; per second without a unit.
+fn rate(text: &str) -> Result<f64, String> {
+    let (number, unit) = text.split_once('/').unwrap_or((text, "s"));
+    let seconds = match unit {
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3_600.0,
+        _ => f64::NAN,
+    };
+    match number.parse::<u32>() {
+        Ok(number) if number > 0 && seconds > 0.0 => Ok(f64::from(number) / seconds),
+        _ => Err(format!("{text:?} is no rate: 100/s, 6000/m and 10/h are")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_has_a_unit() {
+        assert_eq!(rate("100/s"), Ok(100.0));
+        assert_eq!(rate("100"), Ok(100.0));
+        assert_eq!(rate("6000/m"), Ok(100.0));
+        for wrong in ["", "0/s", "-1/s", "1/", "1/d", "x/s", "1.5/s"] {
+            assert!(rate(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_summary_says_what_was_not_sent() {
+        let summary = Summary { topic: "orders".into(), sent: 2, kept: 1, bad: 3, ..Summary::default() };
+        let text = "sent 2 messages (0 B) to orders in 0 ms; 1 not sent, since one waits under the same id; \
+                    3 lines could not be sent";
+        assert_eq!(summary.text(), text);
+    }
+}

@@ -1,0 +1,168 @@
+//! A line of input becomes a message, or says what is wrong with it.
+
+use bytes::Bytes;
+use millstream::delay::{Due, ScheduleId};
+use millstream::{Envelope, Limits};
+
+use super::{Format, Produce};
+use crate::commands::message::{content, json};
+use crate::parse;
+
+/// A message that is ready to be sent.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    /// Of the line that it was.
+    pub(super) line: u64,
+    pub(super) envelope: Envelope,
+    pub(super) partition: Option<u32>,
+    /// If it is sent for later.
+    pub(super) due: Option<Due>,
+    /// Under which id it waits.
+    pub(super) id: Option<String>,
+}
+
+/// What options say of every message.
+#[derive(Debug)]
+pub(super) struct Parser {
+    format: Format,
+    key: Option<Bytes>,
+    key_field: Option<String>,
+    headers: Vec<(String, Bytes)>,
+    partition: Option<u32>,
+    ignore_partition: bool,
+    due: Option<Due>,
+    id: Option<String>,
+}
+
+impl Parser {
+    pub(super) fn new(options: &Produce) -> Self {
+        Self {
+            format: options.format,
+            key: options.key.clone().map(Bytes::from),
+            key_field: options.key_field.clone(),
+            headers: options.header.clone(),
+            partition: options.partition,
+            ignore_partition: options.ignore_partition,
+            due: options.due.due(),
+            id: options.id.clone(),
+        }
+    }
+
+    /// The message of a line; `None` for one that is blank where lines are JSON.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn parse(&self, number: u64, line: Bytes) -> Result<Option<Outgoing>, String> {
+        let mut message = match self.format {
+            Format::Lines | Format::Raw => {
+                Outgoing { line: number, envelope: Envelope::new(line), partition: None, due: None, id: None }
+            }
+            Format::Json if line.trim_ascii().is_empty() => return Ok(None),
+            Format::Json => {
+                let read = json::read(&line)?;
+                let due = match (read.delay, read.at) {
+                    (Some(_), Some(_)) => return Err("both delay and at".into()),
+                    (Some(delay), None) => Some(Due::In(parse::duration(&delay)?)),
+                    (None, Some(at)) => Some(content::due_at(parse::when(&at)?)),
+                    (None, None) => None,
+                };
+                let partition = read.partition.filter(|_| !self.ignore_partition);
+                Outgoing { line: number, envelope: read.envelope, partition, due, id: read.id }
+            }
+        };
+        self.complete(&mut message)?;
+        Ok(Some(message))
+    }
+
+    /// What the line does not say, options do.
+    fn complete(&self, message: &mut Outgoing) -> Result<(), String> {
+        if message.envelope.key.is_none() {
+            message.envelope.key = match &self.key_field {
+                Some(name) => Some(json::field(&message.envelope.payload, name)?.into()),
+                None => self.key.clone(),
+            };
+        }
+        for (name, value) in &self.headers {
+            message.envelope.headers.append(name.clone(), value.clone());
+        }
+        message.partition = message.partition.or(self.partition);
+        message.due = message.due.or(self.due);
+        message.id = message.id.take().or_else(|| self.id.clone());
+        if let Some(id) = &message.id {
+            if message.due.is_none() {
+                return Err(format!(
+                    "id {id:?}, and no delay or at: only what is sent for later has an id of its own"
+                ));
+            }
+            ScheduleId::new(id).map_err(|error| error.to_string())?;
+        }
+        message.envelope.check(&Limits::default()).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Only {
+        #[command(flatten)]
+        produce: Produce,
+    }
+
+    fn parser(options: &str) -> Parser {
+        let words = ["produce", "orders"].into_iter().chain(options.split_whitespace());
+        Parser::new(&Only::try_parse_from(words).expect(options).produce)
+    }
+
+    fn parsed(options: &str, line: &'static str) -> Result<Option<Outgoing>, String> {
+        parser(options).parse(7, line.into())
+    }
+
+    #[test]
+    fn what_a_line_says_goes_before_options() {
+        let options = "--format json --key k --header a=1 --partition 2 --delay 1s --id x";
+        let own = r#"{"payload":1,"key":"own","headers":{"b":"2"},"partition":0,"delay":"2s","id":"mine"}"#;
+        let own = parsed(options, own).expect("a message").expect("one");
+        assert_eq!(own.envelope.key.as_deref(), Some(&b"own"[..]));
+        assert_eq!((own.partition, own.due), (Some(0), Some(Due::In(Duration::from_secs(2)))));
+        assert_eq!((own.id.as_deref(), own.envelope.headers.len(), own.line), (Some("mine"), 2, 7));
+        let bare = parsed(options, r#"{"payload":"p"}"#).expect("a message").expect("one");
+        assert_eq!(bare.envelope, Envelope::new("p").with_key("k").with_header("a", "1"));
+        assert_eq!((bare.partition, bare.due), (Some(2), Some(Due::In(Duration::from_secs(1)))));
+        assert_eq!(bare.id.as_deref(), Some("x"));
+    }
+
+    #[test]
+    fn a_line_of_text_is_its_bytes() {
+        let it = parsed("", "{\"a\": 1}\r").expect("a message").expect("one");
+        assert_eq!(it.envelope, Envelope::new("{\"a\": 1}\r"));
+        assert!(parsed("", "").expect("a message").is_some(), "an empty line is an empty message");
+        assert!(parsed("--format json", " \t").expect("nothing").is_none());
+        let keyed = parsed("--key-field a", "{\"a\": 1}").expect("a message").expect("one");
+        assert_eq!(keyed.envelope.key.as_deref(), Some(&b"1"[..]));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let cases = [
+            ("--key-field a", "no json", "no JSON object"),
+            ("--key-field a", "{}", "no field \"a\""),
+            ("--format json", "{\"payload\":1,\"delay\":\"soon\"}", "\"soon\" is not a time"),
+            ("--format json", "{\"payload\":1,\"at\":\"soon\"}", "\"soon\" is not a point in time"),
+            ("--format json", "{\"payload\":1,\"at\":\"in 1s\",\"delay\":\"1s\"}", "both delay and at"),
+            ("--format json", "{\"payload\":1,\"id\":\"x\"}", "only what is sent for later"),
+            ("--format json", "{\"payload\":1,\"id\":\"\",\"delay\":\"1s\"}", "schedule id is empty"),
+        ];
+        for (options, line, says) in cases {
+            let error = parsed(options, line).expect_err(line);
+            assert!(error.contains(says), "{line}: {error}");
+        }
+        let large = parser("").parse(1, vec![b'x'; (1 << 20) + 1].into()).expect_err("too large");
+        assert_eq!(large, "bytes of payload: 1048577, at most 1048576");
+    }
+}

@@ -1,0 +1,157 @@
+//! Sending what was parsed, piece by piece: each is answered before the next one goes, so the order of lines stays, and
+//! no more is held than two portions.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use millstream::delay::{Due, Placed};
+use millstream::{DelayedRecord, Error, ErrorKind, Producer, Record};
+use tokio::time::Instant;
+
+use super::parse::Outgoing;
+use super::progress::Progress;
+use super::{Produce, Summary};
+
+/// The most messages of a piece: what a producer sends in one request.
+const PIECE: usize = 500;
+
+/// How many pieces a second there are at a rate that is fixed, so that messages do not come in heaps.
+const PIECES: f64 = 20.0;
+
+/// How sending ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// With the end of what was to be sent.
+    Whole,
+    /// By an error of the server; with what is said of it.
+    Stopped(String),
+    /// By a signal; with what is said of it.
+    Interrupted(String),
+}
+
+/// Sends, and counts.
+pub(super) struct Sender<'a> {
+    options: &'a Produce,
+    /// `None` if nothing is to be sent.
+    producer: Option<Producer<Bytes>>,
+    summary: Summary,
+    began: Instant,
+}
+
+impl<'a> Sender<'a> {
+    pub(super) fn new(options: &'a Produce, producer: Option<Producer<Bytes>>) -> Self {
+        let summary =
+            Summary { topic: options.topic.to_string(), dry_run: producer.is_none(), ..Summary::default() };
+        Self { options, producer, summary, began: Instant::now() }
+    }
+
+    /// How many messages were taken by the server.
+    pub(super) fn taken(&self) -> u64 {
+        self.summary.sent + self.summary.scheduled + self.summary.kept
+    }
+
+    /// How many messages go at once.
+    pub(super) fn piece(&self) -> usize {
+        let of_rate = |rate: f64| (rate / PIECES).ceil().clamp(1.0, PIECE as f64) as usize;
+        self.options.rate.filter(|_| self.producer.is_some()).map_or(PIECE, of_rate)
+    }
+
+    /// Waits until the next ones may go.
+    pub(super) async fn pace(&self) {
+        if let Some(rate) = self.options.rate.filter(|_| self.producer.is_some()) {
+            let due = self.began + Duration::from_secs_f64(self.taken() as f64 / rate);
+            tokio::time::sleep_until(due).await;
+        }
+    }
+
+    /// A line that cannot be sent.
+    pub(super) fn bad(&mut self, line: u64, why: &str, progress: &Progress) {
+        self.summary.bad += 1;
+        progress.note(&format!("line {line}: {why}"));
+    }
+
+    /// Sends a piece. Gives back why nothing more can be sent, if that is so.
+    pub(super) async fn send(&mut self, piece: &[Outgoing], progress: &Progress) -> Option<String> {
+        let outcomes = match &self.producer {
+            Some(producer) => send(producer, piece, self.options.replace).await,
+            None => piece.iter().map(|it| Ok(it.due.map(|_| Placed::New))).collect(),
+        };
+        let mut failed: Option<(u64, Error)> = None;
+        let mut unclear = 0;
+        for (message, outcome) in piece.iter().zip(outcomes) {
+            let bytes = message.envelope.payload.len() as u64;
+            // What is stored though a line before it is not will be stored twice when that line is sent again.
+            unclear += u64::from(match &outcome {
+                Ok(_) => failed.is_some(),
+                Err(error) => error.kind() == ErrorKind::Unconfirmed,
+            });
+            match outcome {
+                Ok(Some(Placed::Kept)) => self.summary.kept += 1,
+                Ok(placed) => {
+                    self.summary.bytes += bytes;
+                    match placed {
+                        None => self.summary.sent += 1,
+                        Some(_) => self.summary.scheduled += 1,
+                    }
+                }
+                Err(error) if is_of_message(error.kind()) => {
+                    self.bad(message.line, &error.to_string(), progress);
+                }
+                Err(error) => drop(failed.get_or_insert((message.line, error))),
+            }
+        }
+        progress.sent(self.taken());
+        failed.map(|(line, error)| {
+            let unclear = match unclear {
+                0 => String::new(),
+                some => format!("; {some} of them may be stored"),
+            };
+            format!("line {line}: {error}. It was the first that was not sent: go on with it{unclear}")
+        })
+    }
+
+    /// What was done. Every message that was sent has its answer, unless nobody waited for it.
+    pub(super) fn finish(mut self) -> Summary {
+        self.summary.elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.summary
+    }
+}
+
+/// Whether it is the message that is wrong, so that others can be sent.
+fn is_of_message(kind: ErrorKind) -> bool {
+    use ErrorKind::{Encode, Exists, InvalidConfig, InvalidName, TooLarge};
+    matches!(kind, Encode | Exists | InvalidConfig | InvalidName | TooLarge)
+}
+
+/// One outcome per message in their order; how it was placed, of those for later.
+async fn send(
+    producer: &Producer<Bytes>,
+    piece: &[Outgoing],
+    replace: bool,
+) -> Vec<Result<Option<Placed>, Error>> {
+    let now = piece.iter().filter(|it| it.due.is_none()).map(record);
+    let later = piece.iter().filter_map(|it| it.due.map(|due| (it, due))).map(|(it, due)| {
+        let record = match due {
+            Due::In(delay) => record(it).delay(delay),
+            Due::At(ms) => record(it).at(std::time::UNIX_EPOCH + Duration::from_millis(ms)),
+        };
+        let record = it.id.iter().fold(record, DelayedRecord::id);
+        if replace { record.replace() } else { record }
+    });
+    let (now, later) = tokio::join!(producer.send_all(now), producer.send_all_delayed(later));
+    let (mut now, mut later) = (now.into_iter(), later.into_iter());
+    let unanswered = || Err(Error::new(ErrorKind::Protocol, "the producer gave no result"));
+    let outcome = |it: &Outgoing| match it.due {
+        None => now.next().map_or_else(unanswered, |sent| sent.map(|_| None)),
+        Some(_) => later.next().map_or_else(unanswered, |sent| sent.map(|sent| Some(sent.placed))),
+    };
+    piece.iter().map(outcome).collect()
+}
+
+fn record(message: &Outgoing) -> Record<'_, Bytes> {
+    let envelope = &message.envelope;
+    let record = Record::new(&envelope.payload);
+    let record = envelope.key.iter().fold(record, Record::key);
+    let record = message.partition.iter().fold(record, |record, partition| record.partition(*partition));
+    envelope.headers.iter().fold(record, |record, (name, value)| record.header(name, value))
+}

@@ -1,0 +1,213 @@
+//! `millstream queue dead`: tasks that were given up.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use millstream::delay::DeadTask;
+use millstream::layers::core::QueueName;
+use millstream::{Limits, MessageId};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use crate::commands::message::{Body, plain};
+use crate::commands::{DryRun, recurring};
+use crate::context::Context;
+use crate::exit::{Exit, Usage};
+use crate::{human, output};
+
+/// How many are looked at in one request.
+const PAGE: usize = 100;
+
+/// Tasks that were given up: list, replay, purge
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream queue dead list mails
+  millstream queue dead replay mails welcome-42")]
+pub(super) struct Dead {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Dead tasks with what they failed with, oldest first
+    #[command(after_help = "Examples:
+  millstream queue dead list mails --limit 20
+  millstream queue dead list mails --json | jq -r '.[].task'")]
+    List {
+        /// The delay queue
+        queue: QueueName,
+        /// The most tasks
+        #[arg(long, default_value_t = 100, value_name = "N")]
+        limit: usize,
+    },
+    /// Schedules dead tasks anew: due now, as first attempts
+    #[command(after_help = "Examples:
+  millstream queue dead replay mails welcome-42 welcome-43
+  millstream queue dead replay mails --all --yes")]
+    Replay(Chosen),
+    /// Deletes dead tasks for good
+    #[command(after_help = "Examples:
+  millstream queue dead purge mails welcome-42
+  millstream queue dead purge mails --all --yes")]
+    Purge(Chosen),
+}
+
+/// Which
+#[derive(Args, Debug)]
+struct Chosen {
+    /// The delay queue
+    queue: QueueName,
+    /// The ids of tasks
+    #[arg(value_name = "TASK", required_unless_present = "all", conflicts_with = "all")]
+    tasks: Vec<String>,
+    /// All that are dead now
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// A dead task, for programs.
+struct Shown<'a>(&'a DeadTask);
+
+impl Serialize for Shown<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let DeadTask { id, shard, task, reason, attempts, error, history, body } = self.0;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("task", task.as_str())?;
+        map.serialize_entry("id", &id.to_string())?;
+        map.serialize_entry("shard", &shard.shard)?;
+        map.serialize_entry("died_ms", &id.ms)?;
+        map.serialize_entry("reason", reason.as_str())?;
+        map.serialize_entry("attempts", attempts)?;
+        map.serialize_entry("error", error)?;
+        let failures: Vec<_> = history
+            .failures()
+            .iter()
+            .map(|it| serde_json::json!({"at_ms": it.at, "attempt": it.attempt, "error": it.error}))
+            .collect();
+        map.serialize_entry("history", &failures)?;
+        Body::of(body).entries(&mut map)?;
+        map.end()
+    }
+}
+
+/// What was done.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    /// How many; in a dry run, how many would be.
+    count: u64,
+    /// Those of the named ones that are not dead, or could not be replayed.
+    missing: Vec<String>,
+    dry_run: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Deed {
+    Replay,
+    Purge,
+}
+
+impl Dead {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        match self.what {
+            What::List { queue, limit } => list(cx, &queue, limit).await,
+            What::Replay(chosen) => chosen.each(cx, Deed::Replay).await,
+            What::Purge(chosen) => chosen.each(cx, Deed::Purge).await,
+        }
+    }
+}
+
+async fn list(cx: &Context, queue: &QueueName, limit: usize) -> Result<Exit> {
+    let dead = recurring::queue(cx, queue).await?.dead();
+    let tasks = dead.list(limit).await?;
+    let total = dead.count().await?;
+    let shown: Vec<_> = tasks.iter().map(Shown).collect();
+    cx.output.show(&shown, |shown| {
+        let row = |Shown(it): &Shown<'_>| {
+            let payload = it
+                .envelope(&Limits::default())
+                .map_or_else(|why| why.to_string(), |it| plain::short(&it.payload));
+            let (task, error) =
+                (plain::line(it.task.as_str().as_bytes()), plain::cut(&plain::line(it.error.as_bytes())));
+            [task, human::time(it.id.ms), it.reason.to_string(), it.attempts.to_string(), error, payload]
+        };
+        output::table(&["task", "died", "reason", ">attempts", "error", "payload"], shown.iter().map(row))
+    })?;
+    if (tasks.len() as u64) < total {
+        let (some, all) = (human::count(tasks.len() as u64), human::count(total));
+        cx.output.note(&format!("{some} of {all}; --limit shows more"));
+    }
+    Ok(Exit::Done)
+}
+
+impl Chosen {
+    async fn each(&self, cx: &Context, deed: Deed) -> Result<Exit> {
+        let queue = recurring::queue(cx, &self.queue).await?;
+        let dead = queue.dead();
+        let (found, missing) = if self.all { (Vec::new(), BTreeSet::new()) } else { self.find(cx).await? };
+        let count = if self.all { dead.count().await? } else { found.len() as u64 };
+        let what = human::of(count, "dead task", "dead tasks");
+        if !self.dry.dry_run && count > 0 {
+            match deed {
+                Deed::Purge => cx.confirm(&format!("Delete {what} of {} for good?", self.queue))?,
+                Deed::Replay if self.all => cx.confirm(&format!("Replay {what} of {}?", self.queue))?,
+                Deed::Replay => {}
+            }
+        }
+        let done = match (self.dry.dry_run, self.all, deed) {
+            (true, ..) => count,
+            (false, true, Deed::Replay) => dead.replay_all().await?,
+            (false, true, Deed::Purge) => dead.purge_all().await?,
+            (false, false, Deed::Replay) => dead.replay(&found).await?,
+            (false, false, Deed::Purge) => dead.purge(&found).await?,
+        };
+        let missing: Vec<_> = missing.into_iter().collect();
+        let outcome = Outcome { count: done, missing, dry_run: self.dry.dry_run };
+        let verb = match deed {
+            Deed::Replay => "replayed",
+            Deed::Purge => "deleted",
+        };
+        cx.output.show(&outcome, |it| {
+            let verb = if it.dry_run { format!("would be {verb}") } else { verb.to_owned() };
+            format!("{} {verb}", human::of(it.count, "dead task", "dead tasks"))
+        })?;
+        for task in &outcome.missing {
+            cx.output.note(&format!("{}: it is not dead", plain::line(task.as_bytes())));
+        }
+        if !self.all && done < count {
+            let left = human::of(count - done, "task", "tasks");
+            bail!("{left} could not be {verb}: gone by now, or one with the same id waits or is worked on");
+        }
+        if !outcome.missing.is_empty() {
+            bail!("{} of {} are not dead", outcome.missing.len(), self.tasks.len());
+        }
+        Ok(Exit::Done)
+    }
+
+    /// The dead tasks that are named, and the names that none has. Bodies of others are not kept.
+    async fn find(&self, cx: &Context) -> Result<(Vec<DeadTask>, BTreeSet<String>)> {
+        let mut missing: BTreeSet<String> = self.tasks.iter().cloned().collect();
+        if missing.contains("") {
+            return Err(Usage("a task has an id that is not empty".into()).into());
+        }
+        let mut found = Vec::new();
+        let tasks = &cx.mq.backend().tasks;
+        for shard in tasks.queue(&self.queue).await?.iter() {
+            let mut after = MessageId::ZERO;
+            loop {
+                let page = tasks.dead_tasks(&shard, after, PAGE).await?;
+                let Some(last) = page.last() else { break };
+                after = last.id;
+                found
+                    .extend(page.into_iter().filter(|it| self.tasks.iter().any(|id| id == it.task.as_str())));
+            }
+        }
+        for task in &found {
+            missing.remove(task.task.as_str());
+        }
+        Ok((found, missing))
+    }
+}

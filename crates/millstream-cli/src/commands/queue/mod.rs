@@ -1,0 +1,282 @@
+//! `millstream queue`: delay queues and their tasks.
+
+mod dead;
+
+use anyhow::Result;
+use bytes::Bytes;
+use clap::{Args, Subcommand};
+use futures_util::future::try_join_all;
+use millstream::delay::{DelayQueue, Due, Placed, ScheduleTask, TaskCounts, WaitingTask};
+use millstream::layers::core::QueueName;
+use serde::Serialize;
+
+use super::DryRun;
+use super::delayed::Waits;
+use super::ids::{self, Words};
+use super::message::content::{ContentArgs, DueArgs};
+use super::message::{Body, plain};
+use super::recurring;
+use crate::context::Context;
+use crate::exit::{Exit, Usage};
+use crate::{human, output};
+
+/// Delay queues and their tasks: list, add, cancel, reschedule, and those that were given up
+///
+/// A task waits until it is due, then a worker claims it; one that fails comes back, and at last is dead. What recurs is
+/// under `millstream schedule`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream queue list
+  millstream queue tasks mails
+  millstream queue dead replay mails --all")]
+pub(crate) struct Queue {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// All delay queues, and how they stand
+    #[command(after_help = "Examples:
+  millstream queue list
+  millstream queue list --json | jq -r '.[] | select(.dead > 0).queue'")]
+    List,
+    /// How a queue stands: how many tasks wait, are overdue, worked on and dead
+    #[command(after_help = "Examples:
+  millstream queue counts mails")]
+    Counts {
+        /// The delay queue
+        queue: QueueName,
+    },
+    /// Tasks that wait, that which is due first in front
+    #[command(after_help = "Examples:
+  millstream queue tasks mails --limit 20
+  millstream queue tasks mails --json | jq -r '.tasks[].id'")]
+    Tasks {
+        /// The delay queue
+        queue: QueueName,
+        /// The most tasks
+        #[arg(long, default_value_t = 100, value_name = "N")]
+        limit: usize,
+    },
+    /// Schedules a task
+    #[command(after_help = "Examples:
+  millstream queue add mails --payload '\"welcome\"' --delay 1h --id welcome-42
+  millstream queue add mails --file mail.json --at 2026-01-31T12:00:00Z")]
+    Add(Add),
+    /// Takes tasks out that still wait
+    #[command(after_help = "Examples:
+  millstream queue cancel mails welcome-42 --yes")]
+    Cancel(Named),
+    /// Gives tasks that still wait another due time
+    #[command(after_help = "Examples:
+  millstream queue reschedule mails welcome-42 --delay 2h")]
+    Reschedule {
+        #[command(flatten)]
+        some: Named,
+        #[command(flatten)]
+        due: DueArgs,
+    },
+    /// Lets tasks that still wait be due now
+    #[command(after_help = "Examples:
+  millstream queue now mails welcome-42")]
+    Now(Named),
+    Dead(dead::Dead),
+}
+
+/// Some of the tasks
+#[derive(Args, Debug)]
+struct Named {
+    /// The delay queue
+    queue: QueueName,
+    /// The ids of tasks
+    #[arg(required = true, value_name = "ID")]
+    ids: Vec<String>,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Args, Debug)]
+struct Add {
+    /// The delay queue
+    queue: QueueName,
+    #[command(flatten)]
+    content: ContentArgs,
+    #[command(flatten)]
+    due: DueArgs,
+    /// Its id. While a task waits or is worked on under it, another one is not scheduled. Default: a random one
+    #[arg(long)]
+    id: Option<String>,
+    /// Takes the place of the task that waits under this id
+    #[arg(long, requires = "id")]
+    replace: bool,
+}
+
+/// How a queue stands.
+#[derive(Debug, Serialize)]
+struct Counts {
+    queue: String,
+    shards: u32,
+    waiting: u64,
+    /// Of those that wait, how many are due.
+    overdue: u64,
+    claimed: u64,
+    /// Of those that are worked on, how many whose worker was not heard of in time.
+    expired: u64,
+    dead: u64,
+}
+
+/// Tasks that wait.
+#[derive(Debug, Serialize)]
+struct Tasks {
+    queue: String,
+    total: u64,
+    overdue: u64,
+    tasks: Vec<Waits>,
+}
+
+/// What was scheduled.
+#[derive(Debug, Serialize)]
+struct Added {
+    id: String,
+    /// `new`, `replaced` or `kept`.
+    outcome: &'static str,
+}
+
+impl Queue {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        match self.what {
+            What::List => list(cx).await,
+            What::Counts { queue } => {
+                let counts = Counts::of(&recurring::queue(cx, &queue).await?).await?;
+                cx.output.show(&counts, |it| {
+                    let pairs = [("waiting", it.waiting), ("overdue", it.overdue), ("claimed", it.claimed)];
+                    let more = [("expired", it.expired), ("dead", it.dead), ("shards", u64::from(it.shards))];
+                    output::list(pairs.into_iter().chain(more).map(|(name, it)| (name, human::count(it))))
+                })?;
+                Ok(Exit::Done)
+            }
+            What::Tasks { queue, limit } => tasks(cx, &queue, limit).await,
+            What::Add(add) => add.run(cx).await,
+            What::Cancel(some) => {
+                let queue = recurring::queue(cx, &some.queue).await?;
+                if !some.dry.dry_run {
+                    let what = human::of(some.ids.len() as u64, "task", "tasks");
+                    cx.confirm(&format!("Cancel {what} of {}?", some.queue))?;
+                }
+                some.each(cx, &queue, "cancelled", async |id| Ok(queue.cancel(id).await?)).await
+            }
+            What::Reschedule { some, due } => {
+                let due = due
+                    .due()
+                    .ok_or_else(|| Usage("when are they to be due? --delay or --at says it".into()))?;
+                let queue = recurring::queue(cx, &some.queue).await?;
+                some.each(cx, &queue, "rescheduled", async |id| Ok(queue.reschedule(id, due).await?)).await
+            }
+            What::Now(some) => {
+                let queue = recurring::queue(cx, &some.queue).await?;
+                some.each(cx, &queue, "due now", async |id| Ok(queue.run_now(id).await?)).await
+            }
+            What::Dead(dead) => dead.run(cx).await,
+        }
+    }
+}
+
+impl Named {
+    async fn each(
+        &self,
+        cx: &Context,
+        queue: &DelayQueue<Bytes>,
+        done: &'static str,
+        act: impl AsyncFn(&str) -> Result<bool>,
+    ) -> Result<Exit> {
+        let words = Words { done, missing: "it does not wait (any more)" };
+        let is_there = async |id: &str| Ok(queue.get(id).await?.is_some());
+        ids::each(cx, self.dry, words, &self.ids, is_there, act).await
+    }
+}
+
+impl Counts {
+    async fn of(queue: &DelayQueue<Bytes>) -> Result<Self> {
+        let TaskCounts { waiting, claimed, expired, dead } = queue.count().await?;
+        let (name, shards) = (queue.name().to_string(), queue.shards());
+        let (overdue, waiting) = (waiting.overdue, waiting.total);
+        Ok(Self { queue: name, shards, waiting, overdue, claimed, expired, dead })
+    }
+}
+
+async fn list(cx: &Context) -> Result<Exit> {
+    let names = cx.mq.backend().tasks.queues().await?;
+    let counts = names.iter().map(async |name| Counts::of(&recurring::queue(cx, name).await?).await);
+    let counts = try_join_all(counts).await?;
+    cx.output.show(&counts, |counts| {
+        let titles = ["queue", ">shards", ">waiting", ">overdue", ">claimed", ">expired", ">dead"];
+        let rows = counts.iter().map(|it| {
+            let numbers = [u64::from(it.shards), it.waiting, it.overdue, it.claimed, it.expired, it.dead];
+            std::iter::once(it.queue.clone()).chain(numbers.map(human::count))
+        });
+        output::table(&titles, rows)
+    })?;
+    Ok(Exit::Done)
+}
+
+async fn tasks(cx: &Context, name: &QueueName, limit: usize) -> Result<Exit> {
+    let queue = recurring::queue(cx, name).await?;
+    let waiting = queue.count().await?.waiting;
+    let (mut tasks, mut last) = (Vec::new(), None);
+    while tasks.len() < limit {
+        let page = queue.list(last.as_ref(), limit - tasks.len()).await?;
+        tasks.extend(page.iter().map(waits));
+        let Some(end) = page.into_iter().next_back() else { break };
+        last = Some(end);
+    }
+    let tasks = Tasks { queue: name.to_string(), total: waiting.total, overdue: waiting.overdue, tasks };
+    let now = cx.now_ms().await?;
+    cx.output.show(&tasks, |it| {
+        output::table(&["id", "due", ">in", "key", "payload"], it.tasks.iter().map(|task| task.row(now)))
+    })?;
+    if (tasks.tasks.len() as u64) < tasks.total {
+        let (shown, total) = (human::count(tasks.tasks.len() as u64), human::count(tasks.total));
+        cx.output.note(&format!("{shown} of {total}; --limit shows more"));
+    }
+    Ok(Exit::Done)
+}
+
+fn waits(task: &WaitingTask<Bytes>) -> Waits {
+    let body = match task.envelope() {
+        Ok(envelope) => Body::Message(envelope),
+        Err(why) => Body::Malformed(why.to_string(), Vec::new()),
+    };
+    Waits { id: task.id.to_string(), due: recurring::millis(task.due), partition: None, body }
+}
+
+impl Add {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        let envelope = self.content.envelope()?;
+        let queue = recurring::queue(cx, &self.queue).await?;
+        let task = queue.schedule(&envelope.payload);
+        let task = match self.due.due() {
+            None => task,
+            Some(Due::In(delay)) => task.delay(delay),
+            Some(Due::At(ms)) => task.at(std::time::UNIX_EPOCH + std::time::Duration::from_millis(ms)),
+        };
+        let task = self.id.into_iter().fold(task, ScheduleTask::id);
+        let task = if self.replace { task.replace() } else { task };
+        let task = envelope.key.iter().fold(task, ScheduleTask::key);
+        let task = envelope.headers.iter().fold(task, |task, (name, value)| task.header(name, value)).await?;
+        let outcome = match task.placed {
+            Placed::New => "new",
+            Placed::Replaced => "replaced",
+            Placed::Kept => "kept",
+        };
+        let added = Added { id: task.id.to_string(), outcome };
+        cx.output.show(&added, |it| {
+            let id = plain::line(it.id.as_bytes());
+            match task.placed {
+                Placed::Kept => format!("{id}: not scheduled, since one waits or is worked on under this id"),
+                Placed::New | Placed::Replaced => format!("{id}: scheduled"),
+            }
+        })?;
+        Ok(Exit::Done)
+    }
+}

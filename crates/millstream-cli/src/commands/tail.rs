@@ -1,0 +1,283 @@
+//! `millstream tail`: what stands in a topic, and what comes, without being a group of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use bytes::Bytes;
+use clap::Args;
+use millstream::admin::{Browse, Filter, Message, Range, Tail as Follower};
+use millstream::{Limits, MessageId, Partition, TopicName, TopicPartition, TopicSpec};
+
+use super::message::View;
+use super::message::format::{FormatArgs, Printer};
+use crate::context::{self, Context};
+use crate::exit::{Exit, Usage};
+use crate::parse::{self, Position};
+
+/// How many entries are looked at in one request.
+const PAGE: usize = 200;
+
+/// How often it is looked for new messages.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// The longest pause after an error.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How many messages are shown if nobody says so.
+const LAST: usize = 10;
+
+/// Shows messages, and with -f what comes; groups do not notice
+///
+/// The last 10 messages of the topic, or what is asked for, in the order of their ids over all partitions. With -f it goes
+/// on with what comes, until it is stopped. Nothing is taken, and nobody has to be in a group: to be handled, messages
+/// are consumed.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream tail orders -f
+  millstream tail orders --from '2h ago' --key eu --format json | jq .payload
+  millstream tail orders --from 1700000000000-0 --limit 1 --format payload
+  millstream tail orders --from earliest --header source=shell --format '%p %o %k %s\\n'")]
+pub(crate) struct Tail {
+    /// The topic
+    topic: TopicName,
+    /// Where to begin: `earliest`, `latest`, an id (`1700000000000-0`), or a time (`2026-01-31T12:00:00Z`, `2h ago`)
+    #[arg(long, value_parser = parse::position, value_name = "POSITION", conflicts_with = "last")]
+    from: Option<Position>,
+    /// Begins so many messages before the end. Default: 10
+    #[arg(long, short = 'n', value_name = "N")]
+    last: Option<usize>,
+    /// Goes on with what comes
+    #[arg(long, short)]
+    follow: bool,
+    /// Of these partitions. Default: of all
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    partition: Vec<u32>,
+    /// Ends after so many messages
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    #[command(flatten)]
+    wanted: Wanted,
+    #[command(flatten)]
+    format: FormatArgs,
+}
+
+/// Which messages are shown
+#[derive(Args, Debug)]
+struct Wanted {
+    /// Messages with this key
+    #[arg(long)]
+    key: Option<String>,
+    /// Messages with this header, or with this value of it; several must all be there
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    header: Vec<String>,
+    /// Messages with this text in their payload
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+}
+
+impl Wanted {
+    /// What must all fit.
+    fn filters(&self) -> Vec<Filter> {
+        let part = |text: &String| Some(Bytes::from(text.clone()));
+        let mut filters: Vec<_> = self
+            .header
+            .iter()
+            .map(|header| match header.split_once('=') {
+                Some((name, value)) => (name.to_owned(), Some(Bytes::from(value.to_owned()))),
+                None => (header.clone(), None),
+            })
+            .map(|header| Filter { header: Some(header), ..Filter::default() })
+            .collect();
+        let (key, payload) = (self.key.as_ref().and_then(part), self.filter.as_ref().and_then(part));
+        if key.is_some() || payload.is_some() {
+            filters.push(Filter { key, payload, ..Filter::default() });
+        }
+        filters
+    }
+}
+
+impl Tail {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        let stopped = context::stopped();
+        tokio::pin!(stopped);
+        // Whatever it waits for: between two requests nothing is held that would be lost.
+        tokio::select! {
+            biased;
+            stopped = &mut stopped => stopped?,
+            shown = self.show(cx) => shown?,
+        }
+        Ok(Exit::Done)
+    }
+
+    async fn show(&self, cx: &Context) -> Result<()> {
+        let spec = cx.admin().topic(&self.topic).await?;
+        let shower = &mut Shower {
+            filters: self.wanted.filters(),
+            printer: self.format.printer(cx),
+            left: self.limit.unwrap_or(usize::MAX),
+            seen: BTreeMap::new(),
+        };
+        let partitions = self.partitions(&spec)?;
+        let browse = Browse { partitions: partitions.clone(), limit: PAGE, ..Browse::default() };
+        // Made before anything is read, so that nothing falls between what was there and what comes.
+        let now = cx.now_ms().await?;
+        let after = self.from.map(|from| above(from, now));
+        let mut follower = cx.admin().tail(&self.topic, after.flatten()).await?;
+        if let Some(partitions) = partitions {
+            follower = follower.only(partitions);
+        }
+        match after {
+            None => self.last(cx, browse, shower, &follower).await?,
+            Some(None) => {}
+            Some(Some(after)) => {
+                // Up to what is the end by now: otherwise it would never end while others send.
+                let end = cx.admin().tail(&self.topic, None).await?;
+                let newest = spec.iter().map(|partition| end.position(&partition)).max();
+                let before = newest.unwrap_or(MessageId::ZERO).next();
+                self.onwards(cx, Browse { range: Range { after, before, ..Range::ALL }, ..browse }, shower)
+                    .await?;
+                let seen = std::mem::take(&mut shower.seen);
+                follower = seen.into_iter().fold(follower, |it, (partition, id)| it.behind(partition, id));
+            }
+        }
+        if self.follow {
+            self.follow(cx, follower, shower).await?;
+        }
+        Ok(())
+    }
+
+    fn partitions(&self, spec: &TopicSpec) -> Result<Option<Vec<Partition>>> {
+        if let Some(none) = self.partition.iter().find(|number| **number >= spec.partitions) {
+            let why = format!("partition {none} of topic {}, which has {}", spec.name, spec.partitions);
+            return Err(Usage(why).into());
+        }
+        let some = self.partition.iter().copied().map(Partition).collect();
+        Ok(Some(some).filter(|some: &Vec<_>| !some.is_empty()))
+    }
+
+    /// The last ones that are wanted: read backwards, shown forwards.
+    async fn last(&self, cx: &Context, browse: Browse, shower: &mut Shower, from: &Follower) -> Result<()> {
+        let wanted = self.last.unwrap_or(LAST).min(shower.left);
+        let range = Range { newest_first: true, ..Range::ALL };
+        let mut browse = Browse { range, limit: PAGE.min(wanted.saturating_add(1)), ..browse };
+        let mut found = Vec::new();
+        while found.len() < wanted {
+            let page = cx.admin().messages(&self.topic, &browse).await?;
+            // What has come since is shown when it is followed.
+            let there =
+                page.messages.into_iter().filter(|it| from.position(&it.topic_partition) >= it.stored.id);
+            found.extend(there.filter(|it| shower.is_wanted(it)).take(wanted - found.len()));
+            browse.after = page.next;
+            browse.limit = PAGE;
+            if page.next.is_none() {
+                break;
+            }
+        }
+        found.reverse();
+        shower.show(&found)
+    }
+
+    async fn onwards(&self, cx: &Context, mut browse: Browse, shower: &mut Shower) -> Result<()> {
+        while shower.left > 0 {
+            let page = cx.admin().messages(&self.topic, &browse).await?;
+            shower.show(&page.messages)?;
+            browse.after = page.next;
+            if page.next.is_none() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn follow(&self, cx: &Context, mut follower: Follower, shower: &mut Shower) -> Result<()> {
+        let mut trouble = Duration::ZERO;
+        while shower.left > 0 {
+            match follower.run_once(PAGE).await {
+                Ok(came) => {
+                    trouble = Duration::ZERO;
+                    shower.show(&came)?;
+                    if came.is_empty() {
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                }
+                Err(error) if error.is_transient() => {
+                    if trouble.is_zero() {
+                        cx.output.note(&format!("{error}; it is tried again"));
+                    }
+                    trouble = (trouble * 2).clamp(PAUSE, LONGEST_PAUSE);
+                    tokio::time::sleep(trouble).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Shows what is wanted, and knows how far it has looked.
+struct Shower {
+    filters: Vec<Filter>,
+    printer: Printer,
+    left: usize,
+    seen: BTreeMap<TopicPartition, MessageId>,
+}
+
+impl Shower {
+    fn is_wanted(&self, message: &Message) -> bool {
+        self.filters.iter().all(|filter| filter.fits(message, &Limits::default()))
+    }
+
+    fn show(&mut self, messages: &[Message]) -> Result<()> {
+        for message in messages {
+            self.seen.insert(message.topic_partition.clone(), message.stored.id);
+        }
+        let views: Vec<_> =
+            messages.iter().filter(|it| self.is_wanted(it)).take(self.left).map(View::of).collect();
+        self.left -= views.len();
+        self.printer.print(&views)
+    }
+}
+
+/// Above which id it begins, if it is `now` at present; `None` for the end.
+fn above(position: Position, now: u64) -> Option<MessageId> {
+    match position {
+        Position::Earliest => Some(MessageId::ZERO),
+        Position::Latest => None,
+        Position::Id(id) => Some(id.previous()),
+        Position::When(when) => Some(MessageId::new(when.at(now), 0).previous()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_begins_with_what_is_named() {
+        let at = |text| above(parse::position(text).expect(text), 7_000);
+        assert_eq!(
+            at("1s ago"),
+            Some(MessageId::new(5_999, u64::MAX)),
+            "with the first one of that millisecond"
+        );
+        assert_eq!(at("2h ago"), Some(MessageId::ZERO));
+        assert_eq!(at("7-3"), Some(MessageId::new(7, 2)));
+        assert_eq!((at("earliest"), at("latest")), (Some(MessageId::ZERO), None));
+    }
+
+    #[test]
+    fn everything_that_is_asked_for_must_be_there() {
+        let wanted = Wanted {
+            key: Some("k".into()),
+            header: vec!["a=1=2".into(), "b".into()],
+            filter: Some("x".into()),
+        };
+        let filters = wanted.filters();
+        let headers: Vec<_> = filters.iter().filter_map(|filter| filter.header.clone()).collect();
+        assert_eq!(headers, [("a".to_owned(), Some(Bytes::from("1=2"))), ("b".to_owned(), None)]);
+        assert_eq!(filters[2].key.as_deref(), Some(&b"k"[..]));
+        assert_eq!(filters[2].payload.as_deref(), Some(&b"x"[..]));
+        assert!(Wanted { key: None, header: Vec::new(), filter: None }.filters().is_empty());
+    }
+}

@@ -1,0 +1,138 @@
+//! `millstream top`: topics, groups, consumers and errors on one screen, as they change.
+//!
+//! `sampler` asks in rounds, `model` makes of rounds what is known, `state` is what is looked at and what keys do to it,
+//! `view` draws both, and `screen` is the loop between them and a terminal.
+
+mod model;
+mod plain;
+mod round;
+mod rows;
+mod sampler;
+mod screen;
+mod state;
+mod text;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use tokio::sync::{mpsc, watch};
+
+use crate::context::{self, Context};
+use crate::exit::{Exit, Usage};
+use crate::told::Hold;
+use crate::{output, parse};
+use model::Model;
+use round::Focus;
+use sampler::Sampler;
+use screen::Screen;
+
+/// The shortest time between two rounds.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// Everything at a glance, as it changes: rates, lag, who consumes, what went wrong
+///
+/// Arrows or j and k move, Enter inspects (a topic, then the messages of a group), Esc goes back, s sorts, / filters, Space
+/// freezes, p pauses a group or lets it go on, ? explains, q quits. It slows down where the server is slow to answer.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream top
+  millstream top --interval 5s
+  millstream top --once --json | jq '.topics[] | select(.groups[].dead > 0) | .topic'")]
+pub(crate) struct Top {
+    /// The time from one look to the next, at least 100ms
+    #[arg(long, value_parser = parse::duration, value_name = "TIME", default_value = "1s")]
+    interval: Duration,
+    /// Prints how everything stands and ends; needs no terminal. It looks twice, an interval apart, for the rates
+    #[arg(long)]
+    once: bool,
+}
+
+impl Top {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        if self.interval < SHORTEST {
+            return Err(Usage(format!(
+                "the interval is {:?}, at least {SHORTEST:?} are needed",
+                self.interval
+            ))
+            .into());
+        }
+        let sampler = Sampler::new(cx.mq.clone(), self.interval);
+        if self.once {
+            return once(sampler, self.interval, cx).await;
+        }
+        if cx.output.is_json() {
+            return Err(Usage("--json needs --once: a screen is for people".to_owned()).into());
+        }
+        if !io::stdout().is_terminal() {
+            return Err(
+                Usage("stdout is not a terminal: --once prints how everything stands".to_owned()).into()
+            );
+        }
+        screen(sampler, self.interval).await
+    }
+}
+
+/// Looks twice, and prints what came of it.
+async fn once(mut sampler: Sampler, interval: Duration, cx: &Context) -> Result<Exit> {
+    let mut model = Model::default();
+    whole(&mut sampler, &mut model).await?;
+    tokio::time::sleep(interval).await;
+    whole(&mut sampler, &mut model).await?;
+    for seen in &model.problems {
+        cx.output.note(&text::clean(&format!("could not {}: {}", seen.problem.doing, seen.problem.error)));
+    }
+    cx.output.show(&plain::Everything::of(&model), |_| plain::text(&model))?;
+    Ok(Exit::Done)
+}
+
+/// As many rounds as it takes to ask for every topic.
+async fn whole(sampler: &mut Sampler, model: &mut Model) -> Result<()> {
+    let mut asked = std::collections::BTreeSet::new();
+    loop {
+        let round = sampler.run_once(&Focus::default()).await;
+        if let Some(problem) = round.problems.iter().find(|problem| problem.transient) {
+            bail!("could not {}: {}", problem.doing, problem.error);
+        }
+        let names = round.names.clone().unwrap_or_default();
+        let before = asked.len();
+        asked.extend(round.topics.iter().map(|topic| topic.stats.topic.name.clone()));
+        model.take(round);
+        // One that cannot be asked must not keep us here.
+        if asked.len() == before || names.iter().all(|name| asked.contains(name)) {
+            return Ok(());
+        }
+    }
+}
+
+async fn screen(sampler: Sampler, interval: Duration) -> Result<Exit> {
+    let (focus, focused) = watch::channel(Focus::default());
+    let (order, orders) = mpsc::channel(4);
+    let (send, rounds) = mpsc::channel(4);
+    let stopped = context::stopped();
+    tokio::pin!(stopped);
+    // What is told of the background waits until the terminal is as it was.
+    let hold = Hold::back();
+    let terminal = screen::Raw::take()?;
+    let keys = screen::keys();
+    let colours = output::colours(&io::stdout());
+    let asking = tokio::spawn(sampler.run(focused, orders, send));
+    let ended = async {
+        let mut screen = Screen::new(screen::stdout()?, keys, rounds, (focus, order), interval, colours);
+        tokio::select! {
+            biased;
+            stopped = &mut stopped => stopped,
+            ended = screen.run() => ended,
+        }
+    };
+    let ended = ended.await;
+    asking.abort();
+    drop(terminal);
+    drop(hold);
+    ended.map(|()| Exit::Done)
+}

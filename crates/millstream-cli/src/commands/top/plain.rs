@@ -1,0 +1,83 @@
+//! How everything stands without a screen: a table for people, JSON for programs.
+
+use serde::Serialize;
+
+use super::model::{GroupView, Model, TopicView};
+use super::rows::{self, Sort};
+use super::view;
+
+/// All topics.
+#[derive(Debug, Serialize)]
+pub(crate) struct Everything {
+    topics: Vec<Topic>,
+}
+
+#[derive(Debug, Serialize)]
+struct Topic {
+    topic: String,
+    partitions: u32,
+    entries: u64,
+    produced_per_second: Option<f64>,
+    delayed: u64,
+    overdue: u64,
+    groups: Vec<Group>,
+}
+
+#[derive(Debug, Serialize)]
+struct Group {
+    group: String,
+    consumed_per_second: Option<f64>,
+    lag: Option<u64>,
+    lag_at_least: u64,
+    oldest_ms: Option<u64>,
+    pending: u64,
+    retrying: u64,
+    dead: u64,
+    paused: bool,
+    members: usize,
+    owned: usize,
+}
+
+impl Everything {
+    pub(crate) fn of(model: &Model) -> Self {
+        Self { topics: model.topics().map(|topic| Topic::of(&topic)).collect() }
+    }
+}
+
+impl Topic {
+    fn of(topic: &TopicView<'_>) -> Self {
+        Self {
+            topic: topic.topic.name.to_string(),
+            partitions: topic.topic.partitions,
+            entries: topic.entries,
+            produced_per_second: topic.produced,
+            delayed: topic.delayed,
+            overdue: topic.overdue,
+            groups: topic.groups.iter().map(Group::of).collect(),
+        }
+    }
+}
+
+impl Group {
+    fn of(group: &GroupView<'_>) -> Self {
+        let totals = group.totals;
+        Self {
+            group: group.group.to_string(),
+            consumed_per_second: group.consumed,
+            lag: totals.lag,
+            lag_at_least: totals.lag_at_least,
+            oldest_ms: totals.oldest.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+            pending: totals.pending,
+            retrying: totals.retrying,
+            dead: totals.dead,
+            paused: group.paused,
+            members: group.members,
+            owned: group.owned,
+        }
+    }
+}
+
+/// The table of the first page, all of it.
+pub(crate) fn text(model: &Model) -> String {
+    view::table(&rows::lines(model, Sort::Name, false, ""))
+}

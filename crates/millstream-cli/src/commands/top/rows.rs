@@ -1,0 +1,124 @@
+//! The lines of the first page: topics in the order that is chosen, each with its groups.
+
+use std::cmp::{Ordering, Reverse};
+
+use millstream::{GroupName, TopicName};
+
+use super::model::{GroupView, Model, TopicView};
+
+/// By what topics are sorted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sort {
+    #[default]
+    Name,
+    Produced,
+    Consumed,
+    Lag,
+    Oldest,
+    Pending,
+    Dead,
+    Entries,
+}
+
+impl Sort {
+    const ALL: [Self; 8] = [
+        Self::Name,
+        Self::Produced,
+        Self::Consumed,
+        Self::Lag,
+        Self::Oldest,
+        Self::Pending,
+        Self::Dead,
+        Self::Entries,
+    ];
+
+    /// The one behind it; behind the last comes the first.
+    pub(crate) fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
+        Self::ALL[(at + 1) % Self::ALL.len()]
+    }
+
+    /// As people call it.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Produced => "in/s",
+            Self::Consumed => "out/s",
+            Self::Lag => "lag",
+            Self::Oldest => "oldest",
+            Self::Pending => "pending",
+            Self::Dead => "dead",
+            Self::Entries => "entries",
+        }
+    }
+
+    /// The most comes first; of what is equal, by name.
+    fn compare(self, a: &TopicView<'_>, b: &TopicView<'_>) -> Ordering {
+        fn most<T: Ord + Default>(topic: &TopicView<'_>, of: impl Fn(&GroupView<'_>) -> T) -> T {
+            topic.groups.iter().map(of).max().unwrap_or_default()
+        }
+        // Rates are compared in thousandths, since numbers with a point have no order.
+        let rate = |it: Option<f64>| it.map(|rate| (rate * 1e3) as u64);
+        let by = |topic: &TopicView<'_>| match self {
+            Self::Name => None,
+            Self::Produced => rate(topic.produced),
+            Self::Consumed => most(topic, |group| rate(group.consumed)),
+            Self::Lag => Some(most(topic, |group| group.totals.lag_at_least)),
+            Self::Oldest => most(topic, |group| group.totals.oldest.map(|age| age.as_millis() as u64)),
+            Self::Pending => Some(most(topic, |group| group.totals.pending)),
+            Self::Dead => Some(topic.groups.iter().map(|group| group.totals.dead).sum()),
+            Self::Entries => Some(topic.entries),
+        };
+        (Reverse(by(a)), &a.topic.name).cmp(&(Reverse(by(b)), &b.topic.name))
+    }
+}
+
+/// What a line is of: a topic, or one of its groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) topic: TopicName,
+    pub(crate) group: Option<GroupName>,
+}
+
+/// A line.
+#[derive(Clone, Debug)]
+pub(crate) enum Line<'a> {
+    Topic(TopicView<'a>),
+    /// A group, and whether it is the last one of its topic.
+    Group {
+        topic: &'a TopicName,
+        group: GroupView<'a>,
+        last: bool,
+    },
+}
+
+impl Line<'_> {
+    pub(crate) fn place(&self) -> Place {
+        match self {
+            Self::Topic(topic) => Place { topic: topic.topic.name.clone(), group: None },
+            Self::Group { topic, group, .. } => {
+                Place { topic: (*topic).clone(), group: Some(group.group.clone()) }
+            }
+        }
+    }
+}
+
+/// All lines whose topic has `filter` in its name, or in that of a group; `reversed` is the least first.
+pub(crate) fn lines<'a>(model: &'a Model, sort: Sort, reversed: bool, filter: &str) -> Vec<Line<'a>> {
+    let filter = filter.to_lowercase();
+    let has = |name: &str| name.to_lowercase().contains(&filter);
+    let fits = |topic: &TopicView<'_>| {
+        has(topic.topic.name.as_str()) || topic.groups.iter().any(|group| has(group.group.as_str()))
+    };
+    let mut topics: Vec<TopicView<'a>> = model.topics().filter(fits).collect();
+    topics.sort_by(|a, b| if reversed { sort.compare(b, a) } else { sort.compare(a, b) });
+    let mut lines = Vec::new();
+    for topic in topics {
+        let (name, groups) = (&topic.topic.name, topic.groups.clone());
+        lines.push(Line::Topic(topic));
+        let count = groups.len();
+        let line = |(at, group)| Line::Group { topic: name, group, last: at + 1 == count };
+        lines.extend(groups.into_iter().enumerate().map(line));
+    }
+    lines
+}

@@ -1,0 +1,319 @@
+//! Asks the server how everything stands, in rounds of a bounded size: whoever looks must not be a load.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millstream::admin::{PendingQuery, Range};
+use millstream::{
+    DeadLetter, Error, ErrorKind, GroupName, Millstream, Partition, PartitionStats, Result, TopicName,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+
+use super::round::{Detail, Focus, Order, Problem, Round, TopicSample};
+
+/// A round begins no further topic once it has sent about so many commands; the next round goes on with it.
+const COMMANDS: u64 = 2_000;
+
+/// Partitions whose dead letters are read in a round, and how many of each.
+const LETTER_LISTS: usize = 16;
+const LETTERS: usize = 10;
+
+/// What is shown of a group: so much is pending, so many are dead.
+const SHOWN: usize = 100;
+
+/// Partitions with dead letters that are asked for these.
+const SHOWN_LISTS: usize = 64;
+
+/// How often the server is asked about itself.
+const SERVER: Duration = Duration::from_secs(10);
+
+/// After a round, the server is left alone for so many times as long as the round took.
+const REST: u32 = 9;
+const LONGEST_REST: Duration = Duration::from_secs(60);
+
+/// Asks in rounds.
+pub(crate) struct Sampler {
+    mq: Millstream,
+    started: Instant,
+    interval: Duration,
+    /// What a topic cost when it was asked last.
+    costs: BTreeMap<TopicName, u64>,
+    /// The topic that the last round ended with, if it had no room for all of them.
+    last: Option<TopicName>,
+    /// How many dead letters each partition had when they were read last.
+    dead: BTreeMap<(TopicName, GroupName, Partition), u64>,
+    /// When the server was asked about itself.
+    server: Option<Instant>,
+}
+
+impl Sampler {
+    pub(crate) fn new(mq: Millstream, interval: Duration) -> Self {
+        let (costs, dead) = (BTreeMap::new(), BTreeMap::new());
+        Self { mq, started: Instant::now(), interval, costs, last: None, dead, server: None }
+    }
+
+    /// Asks in a loop until nobody listens any more. Who looks at something else is told of that at once.
+    ///
+    /// What is to be done is done between two rounds, and the next one follows at once.
+    pub(crate) async fn run(
+        mut self,
+        mut focus: watch::Receiver<Focus>,
+        mut orders: mpsc::Receiver<Order>,
+        rounds: mpsc::Sender<Round>,
+    ) {
+        loop {
+            let now = focus.borrow_and_update().clone();
+            let round = self.run_once(&now).await;
+            let next = Instant::now() + rest(self.interval, round.took);
+            if rounds.send(round).await.is_err() {
+                return;
+            }
+            loop {
+                tokio::select! {
+                    biased;
+                    changed = focus.changed() => {
+                        let now = focus.borrow_and_update().clone();
+                        if changed.is_err() || rounds.send(self.look(&now).await).await.is_err() {
+                            return;
+                        }
+                    }
+                    Some(order) = orders.recv() => {
+                        if let Err(problem) = self.obey(&order).await {
+                            let problems = vec![problem];
+                            let round = Round { at: self.started.elapsed(), problems, ..Round::default() };
+                            if rounds.send(round).await.is_err() {
+                                return;
+                            }
+                        }
+                        break;
+                    }
+                    () = sleep_until(next) => break,
+                }
+            }
+        }
+    }
+
+    /// One round. What cannot be asked is told in it.
+    pub(crate) async fn run_once(&mut self, focus: &Focus) -> Round {
+        let began = Instant::now();
+        let mut round = Round::default();
+        if let Err(problem) = self.ask(focus, &mut round).await {
+            round.problems.push(problem);
+        }
+        (round.at, round.took) = (self.started.elapsed(), began.elapsed());
+        round
+    }
+
+    async fn obey(&self, Order { topic, group, pause }: &Order) -> Result<(), Problem> {
+        let admin = self.mq.admin();
+        let done = if *pause {
+            admin.pause_group(topic, group).await
+        } else {
+            admin.resume_group(topic, group).await
+        };
+        let doing = format!("{} {group}", if *pause { "pause" } else { "resume" });
+        // Whoever was first has done the same.
+        done.map(drop).map_err(|error| Problem {
+            doing,
+            error: error.to_string(),
+            transient: error.is_transient(),
+        })
+    }
+
+    /// Only what is looked at.
+    async fn look(&self, focus: &Focus) -> Round {
+        let (began, mut round) = (Instant::now(), Round::default());
+        match self.detail(focus).await {
+            Ok(detail) => round.detail = detail,
+            Err(problem) => round.problems.push(problem),
+        }
+        (round.at, round.took) = (self.started.elapsed(), began.elapsed());
+        round
+    }
+
+    /// Ends with the first thing that the server does not answer: it would not answer the rest either.
+    async fn ask(&mut self, focus: &Focus, round: &mut Round) -> Result<(), Problem> {
+        let names = self.mq.admin().topics().await.map_err(|error| problem("topics", &error))?;
+        self.costs.retain(|name, _| names.binary_search(name).is_ok());
+        self.dead.retain(|(name, ..), _| names.binary_search(name).is_ok());
+        let first = focus.group.as_ref().map(|(topic, _)| topic);
+        let order = order(&names, first, self.last.take().as_ref());
+        round.names = Some(names);
+        round.detail = self.detail(focus).await?;
+        let mut sent = 0;
+        for name in order {
+            // It has its place in every round, and takes nobody else's.
+            let focused = focus.group.as_ref().is_some_and(|(topic, _)| *topic == name);
+            let cost = self.costs.get(&name).copied().unwrap_or(0);
+            if !focused && sent > 0 && sent + cost > COMMANDS {
+                break;
+            }
+            match self.topic(&name).await {
+                Ok(sample) => {
+                    let cost = cost_of(&sample);
+                    sent += if focused { 0 } else { cost };
+                    self.costs.insert(name.clone(), cost);
+                    round.topics.push(sample);
+                }
+                // Deleted since the list was made.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) if error.is_transient() => return Err(problem(&format!("topic {name}"), &error)),
+                Err(error) => round.problems.push(problem(&format!("topic {name}"), &error)),
+            }
+            if !focused {
+                self.last = Some(name);
+            }
+        }
+        self.letters(round).await?;
+        if self.server.is_none_or(|at| at.elapsed() >= SERVER) {
+            let server = self.mq.backend().inspect.server().await;
+            round.server = Some(server.map_err(|error| problem("the server", &error))?);
+            self.server = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    async fn topic(&self, name: &TopicName) -> Result<TopicSample> {
+        let stats = self.mq.admin().stats(name).await?;
+        let logs = match stats.groups.first() {
+            Some(group) => group.partitions.clone(),
+            // Nobody reads it: of a group that is not there, the logs are told all the same.
+            None => self.mq.backend().catalog.stats(&stats.topic, &GroupName::new("top")?).await?,
+        };
+        Ok(TopicSample { at: self.started.elapsed(), stats, logs })
+    }
+
+    /// The newest dead letters of partitions that have more of them than before.
+    async fn letters(&mut self, round: &mut Round) -> Result<(), Problem> {
+        let mut lists = 0;
+        for sample in &round.topics {
+            for group in &sample.stats.groups {
+                for partition in &group.partitions {
+                    let name = sample.stats.topic.name.clone();
+                    let key = (name, group.group.clone(), partition.partition);
+                    let known = self.dead.get(&key).copied().unwrap_or(0);
+                    if partition.dead > known {
+                        if lists == LETTER_LISTS {
+                            continue;
+                        }
+                        lists += 1;
+                        let most =
+                            usize::try_from(partition.dead - known).map_or(LETTERS, |new| new.min(LETTERS));
+                        match self.newest(sample, &group.group, partition, most).await {
+                            Ok(letters) => round.letters.extend(letters),
+                            Err(problem) if problem.transient => return Err(problem),
+                            Err(problem) => round.problems.push(problem),
+                        }
+                    }
+                    self.dead.insert(key, partition.dead);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn newest(
+        &self,
+        sample: &TopicSample,
+        group: &GroupName,
+        partition: &PartitionStats,
+        most: usize,
+    ) -> Result<Vec<DeadLetter>, Problem> {
+        let number = usize::try_from(partition.partition.0).unwrap_or(usize::MAX);
+        let Some(tp) = sample.stats.topic.iter().nth(number) else { return Ok(Vec::new()) };
+        let newest = Range { newest_first: true, ..Range::ALL };
+        let page = self.mq.backend().dead_letters.list(&tp, group, newest, most).await;
+        Ok(page.map_err(|error| problem("dead letters", &error))?.items)
+    }
+
+    /// What is asked of the group that is looked at.
+    async fn detail(&self, focus: &Focus) -> Result<Option<Detail>, Problem> {
+        let Some((topic, group)) = &focus.group else { return Ok(None) };
+        match self.detail_of(topic, group, focus.messages).await {
+            Ok(detail) => Ok(Some(detail)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(problem(&format!("group {group}"), &error)),
+        }
+    }
+
+    async fn detail_of(&self, topic: &TopicName, group: &GroupName, messages: bool) -> Result<Detail> {
+        let admin = self.mq.admin();
+        let owners = admin.owners(topic, group).await?;
+        let messages = if messages {
+            let query = PendingQuery { limit: SHOWN, ..PendingQuery::default() };
+            let pending = admin.pending(topic, group, &query).await?;
+            Some((pending, self.dead_letters(topic, group).await?))
+        } else {
+            None
+        };
+        Ok(Detail { topic: topic.clone(), group: group.clone(), owners, messages })
+    }
+
+    /// The newest of all partitions.
+    async fn dead_letters(&self, topic: &TopicName, group: &GroupName) -> Result<Vec<DeadLetter>> {
+        let spec = self.mq.admin().topic(topic).await?;
+        let newest = Range { newest_first: true, ..Range::ALL };
+        let mut letters = Vec::new();
+        let has = |partition| self.dead.get(&(topic.clone(), group.clone(), partition)) != Some(&0);
+        for tp in spec.iter().filter(|tp| has(tp.partition)).take(SHOWN_LISTS) {
+            letters.extend(self.mq.backend().dead_letters.list(&tp, group, newest, SHOWN).await?.items);
+        }
+        letters.sort_by(|a, b| b.id.cmp(&a.id).then_with(|| a.topic_partition.cmp(&b.topic_partition)));
+        letters.truncate(SHOWN);
+        Ok(letters)
+    }
+}
+
+fn problem(of: &str, error: &Error) -> Problem {
+    Problem { doing: format!("ask for {of}"), error: error.to_string(), transient: error.is_transient() }
+}
+
+/// How long to wait after a round.
+fn rest(interval: Duration, took: Duration) -> Duration {
+    interval.saturating_sub(took).max((took * REST).min(LONGEST_REST))
+}
+
+/// In which order topics are asked: the one that is looked at, then those behind the last one of the round before.
+fn order(names: &[TopicName], first: Option<&TopicName>, last: Option<&TopicName>) -> Vec<TopicName> {
+    let begin = last.map_or(0, |last| names.partition_point(|name| name <= last));
+    let around = names[begin..].iter().chain(&names[..begin]);
+    let focused = first.filter(|name| names.binary_search(name).is_ok());
+    focused.into_iter().chain(around.filter(|name| Some(*name) != focused)).cloned().collect()
+}
+
+/// About how many commands a topic takes: see `docs/guides/admin.md`.
+fn cost_of(sample: &TopicSample) -> u64 {
+    let (partitions, groups) = (sample.logs.len() as u64, sample.stats.groups.len() as u64);
+    3 + partitions + groups.max(1) * (4 + 8 * partitions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[&str]) -> Vec<TopicName> {
+        names.iter().map(|name| name.parse().expect("a name")).collect()
+    }
+
+    #[test]
+    fn every_topic_has_its_turn_and_the_one_that_is_looked_at_is_always_first() {
+        let all = names(&["a", "b", "c", "d"]);
+        assert_eq!(order(&all, None, None), all);
+        assert_eq!(order(&all, None, Some(&all[1])), names(&["c", "d", "a", "b"]));
+        assert_eq!(order(&all, Some(&all[0]), Some(&all[1])), names(&["a", "c", "d", "b"]));
+        // One that was deleted meanwhile.
+        let gone = names(&["bb"]);
+        assert_eq!(order(&all, Some(&gone[0]), Some(&gone[0])), names(&["c", "d", "a", "b"]));
+        assert_eq!(order(&[], Some(&gone[0]), Some(&gone[0])), []);
+    }
+
+    #[test]
+    fn the_server_rests_nine_tenths_of_the_time() {
+        let ms = Duration::from_millis;
+        assert_eq!(rest(ms(1_000), ms(20)), ms(980));
+        assert_eq!(rest(ms(1_000), ms(100)), ms(900));
+        assert_eq!(rest(ms(1_000), ms(500)), ms(4_500));
+        assert_eq!(rest(ms(1_000), Duration::from_secs(30)), LONGEST_REST);
+    }
+}

@@ -1,0 +1,261 @@
+//! What is shown, and what a key makes of it. Pure: a key and what is known lead to a new state and perhaps an effect.
+
+use millstream::{GroupName, TopicName};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use super::model::Model;
+use super::round::{Focus, Order};
+use super::rows::{self, Line, Place, Sort};
+
+/// How far a page goes.
+const PAGE: usize = 10;
+
+/// What is looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Page {
+    /// All topics.
+    #[default]
+    Topics,
+    /// A topic: its groups, and the partitions of one of them.
+    Topic { topic: TopicName, group: Option<GroupName> },
+    /// A group: what is pending, and its dead letters.
+    Group { topic: TopicName, group: GroupName },
+}
+
+/// What is to be done beside showing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    Nothing,
+    Quit,
+    /// Do this, which was confirmed.
+    Order(Order),
+    /// Draw everything anew: something else has written on the screen.
+    Redraw,
+}
+
+/// What the eyes are on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) page: Page,
+    /// The line of the first page. A place and not a number: lines change their order.
+    pub(crate) at: Option<Place>,
+    /// Which of the two lists of the other pages has the cursor, and where it is in each.
+    pub(crate) second: bool,
+    pub(crate) rows: [usize; 2],
+    pub(crate) sort: Sort,
+    pub(crate) reversed: bool,
+    pub(crate) filter: String,
+    /// Whether keys are letters of the filter.
+    pub(crate) typing: bool,
+    pub(crate) frozen: bool,
+    pub(crate) help: bool,
+    /// What is to be confirmed.
+    pub(crate) asked: Option<Order>,
+}
+
+impl State {
+    /// What a key does.
+    pub(crate) fn press(&mut self, key: KeyEvent, model: &Model) -> Effect {
+        if key.kind == KeyEventKind::Release {
+            return Effect::Nothing;
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return match key.code {
+                KeyCode::Char('c') => Effect::Quit,
+                KeyCode::Char('l') => Effect::Redraw,
+                _ => Effect::Nothing,
+            };
+        }
+        if let Some(order) = self.asked.take() {
+            return if matches!(key.code, KeyCode::Char('y' | 'Y')) {
+                Effect::Order(order)
+            } else {
+                Effect::Nothing
+            };
+        }
+        if self.typing {
+            self.type_filter(key.code);
+            return Effect::Nothing;
+        }
+        if self.help {
+            self.help = false;
+            return if key.code == KeyCode::Char('q') { Effect::Quit } else { Effect::Nothing };
+        }
+        match key.code {
+            KeyCode::Char('q') => return Effect::Quit,
+            KeyCode::Char('?') => self.help = true,
+            KeyCode::Char(' ') => self.frozen = !self.frozen,
+            KeyCode::Up | KeyCode::Char('k') => self.go(model, |at, _| at.saturating_sub(1)),
+            KeyCode::Down | KeyCode::Char('j') => self.go(model, |at, _| at + 1),
+            KeyCode::PageUp => self.go(model, |at, _| at.saturating_sub(PAGE)),
+            KeyCode::PageDown => self.go(model, |at, _| at + PAGE),
+            KeyCode::Home | KeyCode::Char('g') => self.go(model, |_, _| 0),
+            KeyCode::End | KeyCode::Char('G') => self.go(model, |_, last| last),
+            KeyCode::Tab | KeyCode::BackTab if self.page != Page::Topics => self.second = !self.second,
+            KeyCode::Enter | KeyCode::Right | KeyCode::Char('l') => self.enter(model),
+            KeyCode::Esc | KeyCode::Backspace | KeyCode::Left | KeyCode::Char('h') => self.leave(model),
+            KeyCode::Char('s') if self.page == Page::Topics => self.sort = self.sort.next(),
+            KeyCode::Char('S') if self.page == Page::Topics => self.reversed = !self.reversed,
+            KeyCode::Char('p') => self.asked = self.pause_or_resume(model),
+            KeyCode::Char('/') if self.page == Page::Topics => self.typing = true,
+            _ => {}
+        }
+        Effect::Nothing
+    }
+
+    /// What `p` would do to the group with the cursor. On a topic's line it is no group's: nothing.
+    fn pause_or_resume(&self, model: &Model) -> Option<Order> {
+        let (topic, group) = match &self.page {
+            Page::Topics => {
+                let lines = self.lines(model);
+                let place = lines.get(self.line(&lines)).map(Line::place)?;
+                (place.topic, place.group?)
+            }
+            Page::Topic { topic, group } => group_of(model, topic, group.as_ref())?,
+            Page::Group { topic, group } => (topic.clone(), group.clone()),
+        };
+        let groups = model.topic(&topic)?.groups;
+        let pause = !groups.iter().find(|it| *it.group == group)?.paused;
+        Some(Order { topic, group, pause })
+    }
+
+    /// What has to be asked for what is looked at.
+    pub(crate) fn focus(&self, model: &Model) -> Focus {
+        match &self.page {
+            Page::Topics => {
+                let lines = self.lines(model);
+                let place = lines.get(self.line(&lines)).map(Line::place);
+                Focus {
+                    group: place.and_then(|it| group_of(model, &it.topic, it.group.as_ref())),
+                    messages: false,
+                }
+            }
+            Page::Topic { topic, group } => {
+                Focus { group: group_of(model, topic, group.as_ref()), messages: false }
+            }
+            Page::Group { topic, group } => {
+                Focus { group: Some((topic.clone(), group.clone())), messages: true }
+            }
+        }
+    }
+
+    /// The lines of the first page.
+    pub(crate) fn lines<'a>(&self, model: &'a Model) -> Vec<Line<'a>> {
+        rows::lines(model, self.sort, self.reversed, &self.filter)
+    }
+
+    /// Which of them has the cursor; the line of its topic if its own is not there any more.
+    pub(crate) fn line(&self, lines: &[Line<'_>]) -> usize {
+        let Some(at) = &self.at else { return 0 };
+        let same = lines.iter().position(|line| line.place() == *at);
+        same.or_else(|| lines.iter().position(|line| line.place().topic == at.topic)).unwrap_or(0)
+    }
+
+    /// Where the cursor is in the list that has it.
+    pub(crate) fn row(&self) -> usize {
+        self.rows[usize::from(self.second)]
+    }
+
+    fn type_filter(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Char(c) => self.filter.push(c),
+            KeyCode::Backspace => drop(self.filter.pop()),
+            KeyCode::Enter => self.typing = false,
+            KeyCode::Esc => (self.typing, self.filter) = (false, String::new()),
+            _ => {}
+        }
+    }
+
+    /// Moves the cursor: `to` is given where it is and the last row.
+    fn go(&mut self, model: &Model, to: impl Fn(usize, usize) -> usize) {
+        if self.page == Page::Topics {
+            let lines = self.lines(model);
+            let last = lines.len().saturating_sub(1);
+            self.at = lines.get(to(self.line(&lines), last).min(last)).map(Line::place);
+            return;
+        }
+        let last = self.length(model).saturating_sub(1);
+        let row = to(self.row().min(last), last).min(last);
+        self.rows[usize::from(self.second)] = row;
+        if let (Page::Topic { topic, group }, false) = (&mut self.page, self.second) {
+            let groups = model.topic(topic).map(|it| it.groups).unwrap_or_default();
+            *group = groups.get(row).map(|it| it.group.clone());
+            self.rows[1] = 0;
+        }
+    }
+
+    /// How many rows the list has that has the cursor.
+    fn length(&self, model: &Model) -> usize {
+        match &self.page {
+            Page::Topics => self.lines(model).len(),
+            Page::Topic { topic, .. } => {
+                model.topic(topic).map_or(0, |it| if self.second { it.logs.len() } else { it.groups.len() })
+            }
+            Page::Group { topic, group } => {
+                let messages = model.detail_of(topic, group).and_then(|it| it.messages.as_ref());
+                messages.map_or(
+                    0,
+                    |(pending, letters)| {
+                        if self.second { letters.len() } else { pending.entries.len() }
+                    },
+                )
+            }
+        }
+    }
+
+    fn enter(&mut self, model: &Model) {
+        let next = match &self.page {
+            Page::Topics => {
+                let lines = self.lines(model);
+                let Some(place) = lines.get(self.line(&lines)).map(Line::place) else { return };
+                self.at = Some(place.clone());
+                Page::Topic {
+                    group: group_of(model, &place.topic, place.group.as_ref()).map(|it| it.1),
+                    topic: place.topic,
+                }
+            }
+            Page::Topic { topic, group } => match group_of(model, topic, group.as_ref()) {
+                Some((topic, group)) => Page::Group { topic, group },
+                None => return,
+            },
+            Page::Group { .. } => return,
+        };
+        (self.page, self.second, self.rows) = (next, false, [0, 0]);
+        self.stand_on_group(model);
+    }
+
+    fn leave(&mut self, model: &Model) {
+        let next = match &self.page {
+            // On the first page there is nothing to leave but the filter.
+            Page::Topics => {
+                self.filter.clear();
+                return;
+            }
+            Page::Topic { topic, .. } => {
+                if self.at.as_ref().is_none_or(|at| at.topic != *topic) {
+                    self.at = Some(Place { topic: topic.clone(), group: None });
+                }
+                Page::Topics
+            }
+            Page::Group { topic, group } => Page::Topic { topic: topic.clone(), group: Some(group.clone()) },
+        };
+        (self.page, self.second, self.rows) = (next, false, [0, 0]);
+        self.stand_on_group(model);
+    }
+
+    /// Puts the cursor on the group that a topic's page shows: a row is a number, and groups come and go.
+    pub(crate) fn stand_on_group(&mut self, model: &Model) {
+        if let Page::Topic { topic, group } = &self.page {
+            let groups = model.topic(topic).map(|it| it.groups).unwrap_or_default();
+            let at = group.as_ref().and_then(|name| groups.iter().position(|it| it.group == name));
+            self.rows[0] = at.unwrap_or(0);
+        }
+    }
+}
+
+/// The group if it is there, else the first one of its topic.
+fn group_of(model: &Model, topic: &TopicName, group: Option<&GroupName>) -> Option<(TopicName, GroupName)> {
+    let groups = model.topic(topic)?.groups;
+    let found = groups.iter().find(|it| Some(it.group) == group).or(groups.first())?;
+    Some((topic.clone(), found.group.clone()))
+}

@@ -1,0 +1,160 @@
+//! How it looks.
+
+use std::time::Duration;
+
+use millstream::admin::Server;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{KeyCode, KeyEvent};
+use ratatui::style::Color;
+
+use super::*;
+use crate::commands::top::model::Model;
+use crate::commands::top::plain;
+use crate::commands::top::state::State;
+use crate::commands::top::view::{Shown, Theme};
+
+fn drawn(model: &Model, state: &State, (width, height): (u16, u16), colours: bool) -> Terminal<TestBackend> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a screen");
+    let (now, patience, theme) = (Duration::from_secs(2), Duration::from_secs(5), Theme { colours });
+    terminal.draw(|frame| Shown { model, state, now, patience, theme }.draw(frame)).expect("drawn");
+    terminal
+}
+
+/// The lines, without what is empty at their ends.
+fn text(model: &Model, state: &State, size: (u16, u16)) -> Vec<String> {
+    let terminal = drawn(model, state, size, true);
+    let buffer = terminal.backend().buffer();
+    let line = |y| (0..size.0).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned();
+    (0..size.1).map(line).collect()
+}
+
+/// Two topics, one of them with two groups, one of which lags, and where something is dead.
+fn known() -> Model {
+    let mut model = Model::default();
+    for seconds in [0, 2] {
+        let fast = |n| partition(n, 1_000 + 2_500 * seconds, 3);
+        let mut slow =
+            vec![partition(0, 1_000 + 2_500 * seconds, 40_000), partition(1, 1_000 + 2_500 * seconds, 7)];
+        (slow[0].lag, slow[0].lag_at_least) = (None, 20_000);
+        slow[0].oldest = Some(Duration::from_secs(200));
+        (slow[1].pending, slow[1].retrying, slow[1].dead) = (12, 4, 2);
+        let mut archive = standing("archive", slow);
+        archive.owned = 1;
+        let flights = sample(seconds, "flights", vec![archive, standing("radar", vec![fast(0), fast(1)])]);
+        model.take(round(seconds, vec![flights, sample(seconds, "idle", vec![])]));
+    }
+    let mut more = round(2, vec![]);
+    more.names = Some(vec![name("flights"), name("idle")]);
+    more.letters = vec![letter("flights", 1, 1_700_000_000_000, "no gate\x1b[31m at \u{202e}ZRH")];
+    let mut server = Server::default();
+    (server.kind, server.version) = ("redis".into(), Some("7.0.15".into()));
+    more.server = Some(server);
+    model.take(more);
+    model
+}
+
+#[test]
+fn the_first_page_has_everything_in_columns() {
+    let lines = text(&known(), &State::default(), (120, 30));
+    same(&lines, include_str!("topics.txt"));
+}
+
+#[test]
+fn a_topic_has_its_groups_and_partitions() {
+    let (model, mut state) = (known(), State::default());
+    state.press(KeyEvent::from(KeyCode::Enter), &model);
+    same(&text(&model, &state, (120, 24)), include_str!("topic.txt"));
+}
+
+/// Compares a picture line by line; `MILLSTREAM_DRAW=1` prints what came instead.
+#[track_caller]
+fn same(lines: &[String], expected: &str) {
+    if std::env::var_os("MILLSTREAM_DRAW").is_some() {
+        println!("{}", lines.join("\n"));
+        return;
+    }
+    for (number, (line, expected)) in lines.iter().zip(expected.lines()).enumerate() {
+        assert_eq!(line, expected, "line {number}");
+    }
+    assert_eq!(lines.len(), expected.lines().count());
+}
+
+#[test]
+fn what_comes_from_outside_is_shown_and_not_obeyed() {
+    let lines = text(&known(), &State::default(), (120, 36));
+    let error = lines.iter().find(|line| line.contains("no gate")).expect("the dead letter");
+    assert!(
+        error.contains("flights / billing p1  exhausted after 3 attempts: no gate·[31m at ·ZRH"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_told_and_what_was_known_is_still_there() {
+    let mut model = known();
+    let at = Duration::from_secs(9);
+    model.take(Round { at, problems: vec![problem("connection refused", true)], ..Round::default() });
+    let lines = text(&model, &State::default(), (120, 36));
+    assert!(lines[0].ends_with("NO ANSWER FOR 0.0s"), "{}", lines[0]);
+    let has = |text: &str| lines.iter().any(|line| line.contains(text));
+    assert!(has("flights") && has("ask for topics: connection refused"), "{lines:#?}");
+    let nothing = text(&Model::default(), &State::default(), (80, 24));
+    assert!(nothing[0].ends_with("asking …") && nothing.iter().any(|line| line.contains("No answer yet")));
+}
+
+#[test]
+fn a_frozen_screen_says_so_and_the_help_is_over_everything() {
+    let state = State { frozen: true, help: true, ..State::default() };
+    let lines = text(&known(), &state, (120, 36));
+    assert!(lines[0].ends_with("FROZEN"), "{}", lines[0]);
+    assert!(lines.iter().any(|line| line.contains("freeze, and go on")), "{lines:#?}");
+}
+
+#[test]
+fn the_most_important_columns_are_left_where_it_is_narrow() {
+    let has = |size: (u16, u16), title: &str| text(&known(), &State::default(), size)[3].contains(title);
+    for title in ["TOPIC", "LAG", "DEAD", "IN/S", "OUT/S", "PENDING", "OLDEST", "ENTRIES"] {
+        assert!(has((80, 24), title), "{title} of 80 columns");
+    }
+    assert!(has((40, 10), "LAG") && has((40, 10), "DEAD") && !has((40, 10), "OWNED"));
+}
+
+#[test]
+fn no_screen_is_too_small() {
+    let (model, nothing) = (known(), Model::default());
+    let keys = [KeyCode::Char('j'), KeyCode::Enter, KeyCode::Tab, KeyCode::Enter, KeyCode::Char('?')];
+    for width in (0..60).chain([80, 119, 120, 300]) {
+        for height in (0..20).chain([24, 36, 100]) {
+            let mut state = State::default();
+            for key in keys {
+                drawn(&model, &state, (width, height), true);
+                drawn(&nothing, &state, (width, height), false);
+                state.press(KeyEvent::from(key), &model);
+            }
+        }
+    }
+}
+
+#[test]
+fn without_colours_there_are_none() {
+    let colours = |colours| {
+        let terminal = drawn(&known(), &State { help: true, ..State::default() }, (120, 36), colours);
+        let cells = terminal.backend().buffer().content();
+        cells.iter().any(|cell| cell.fg != Color::Reset || cell.bg != Color::Reset)
+    };
+    assert!(colours(true) && !colours(false));
+}
+
+#[test]
+fn without_a_screen_it_is_a_table_or_json() {
+    let table = plain::text(&known());
+    let lines: Vec<&str> = table.lines().collect();
+    assert!(lines[0].starts_with("TOPIC / GROUP") && lines[0].ends_with("OWNED"), "{table}");
+    assert!(lines[2].starts_with(" ├ archive") && lines[2].contains(">= 20,007"), "{table}");
+    let json = serde_json::to_value(plain::Everything::of(&known())).expect("JSON");
+    let group = &json["topics"][0]["groups"][0];
+    assert_eq!((&group["lag"], &group["lag_at_least"]), (&serde_json::Value::Null, &20_007.into()));
+    assert_eq!((&group["oldest_ms"], &group["dead"]), (&200_000.into(), &2.into()));
+    assert_eq!(json["topics"][0]["produced_per_second"], 5_000.0);
+}

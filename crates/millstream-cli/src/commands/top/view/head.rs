@@ -1,0 +1,136 @@
+//! The two lines at the top: the server, and the sums over all topics.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::text::{Line, Span};
+
+use super::Shown;
+use super::theme::Look;
+use crate::commands::top::text;
+use crate::human;
+
+const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// How long a curve is, if there is room.
+const CURVE: usize = 16;
+
+/// A shorter one says nothing.
+const SHORTEST_CURVE: usize = 6;
+
+/// Sums over all groups.
+#[derive(Default)]
+struct Sums {
+    lag: Option<u64>,
+    lag_at_least: u64,
+    pending: u64,
+    retrying: u64,
+    delayed: u64,
+    dead: u64,
+}
+
+impl Shown<'_> {
+    pub(super) fn head(self, frame: &mut Frame<'_>, area: Rect) {
+        let [first, second] = Layout::vertical([Constraint::Length(1); 2]).areas(area);
+        let name = Span::styled(" millstream top ", self.theme.style(Look::Title));
+        let state = self.state_of_things();
+        let width = u16::try_from(state.width()).unwrap_or(u16::MAX);
+        let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(width)]).areas(first);
+        let server = Span::styled(self.server(), self.theme.style(Look::Faint));
+        frame.render_widget(Line::from_iter([name, server]), left);
+        frame.render_widget(state, right);
+        frame.render_widget(self.sums(usize::from(second.width)), second);
+    }
+
+    /// What is to be known before anything else: that this is not what is.
+    fn state_of_things(&self) -> Line<'static> {
+        let since = self.model.answered.map(|at| self.now.saturating_sub(at));
+        let late = since.is_some_and(|since| since > self.patience);
+        let (text, look) = match since {
+            _ if self.state.frozen => (" FROZEN ".to_owned(), Look::Doubtful),
+            None if self.model.failing => (" NO ANSWER YET ".to_owned(), Look::Bad),
+            None => (" asking … ".to_owned(), Look::Faint),
+            Some(since) if late || self.model.failing => {
+                (format!(" NO ANSWER FOR {} ", text::age(since)), Look::Bad)
+            }
+            Some(_) => (format!(" asked in {} ms ", self.model.took.as_millis()), Look::Faint),
+        };
+        Line::styled(text, self.theme.style(look))
+    }
+
+    fn server(&self) -> String {
+        let Some(server) = &self.model.server else { return String::new() };
+        let mut parts =
+            vec![text::clean(&format!("{} {}", server.kind, server.version.as_deref().unwrap_or("")))];
+        parts.extend(server.uptime.map(|it| format!("up {}", text::age(it))));
+        parts.extend(server.used_memory.map(human::bytes));
+        parts.extend(server.clients.map(|(now, _)| human::of(now, "connection", "connections")));
+        parts.extend(server.latency.map(|it| format!("{:.2} ms away", it.as_secs_f64() * 1e3)));
+        parts.join(" · ")
+    }
+
+    fn sums(&self, width: usize) -> Line<'static> {
+        let mut sums = Sums { lag: Some(0), ..Sums::default() };
+        for topic in self.model.topics() {
+            sums.delayed += topic.delayed;
+            for group in topic.groups {
+                let totals = group.totals;
+                sums.lag = sums.lag.zip(totals.lag).map(|(a, b)| a + b);
+                sums.lag_at_least += totals.lag_at_least;
+                (sums.pending, sums.dead) = (sums.pending + totals.pending, sums.dead + totals.dead);
+                sums.retrying += totals.retrying;
+            }
+        }
+        let known = self.model.curve.len() > 1;
+        let last = self.model.curve.back().copied().filter(|_| known);
+        let worry = |count, look| if count > 0 { look } else { Look::Plain };
+        let rate = |of: fn(&(f64, f64)) -> f64| format!("{:>7}", text::rate(last.as_ref().map(of), 7));
+        let (came, went): (Side, Side) = (|it| it.0, |it| it.1);
+        let said = [
+            ("in/s", rate(came), Look::Good, Some(came)),
+            ("out/s", rate(went), Look::Good, Some(went)),
+            ("lag", text::lag(sums.lag, sums.lag_at_least, 12), Look::Plain, None),
+            ("pending", text::count(sums.pending, 9), Look::Plain, None),
+            ("retrying", text::count(sums.retrying, 7), worry(sums.retrying, Look::Doubtful), None),
+            ("delayed", text::count(sums.delayed, 7), Look::Plain, None),
+            ("dead", text::count(sums.dead, 7), worry(sums.dead, Look::Bad), None),
+        ];
+        let taken: usize = said.iter().map(|(name, value, ..)| name.len() + value.len() + 3).sum();
+        let room = (width.saturating_sub(taken) / 2).saturating_sub(1).min(CURVE);
+        let spans = said.into_iter().flat_map(|(name, value, look, curved)| {
+            let curved = curved.filter(|_| room >= SHORTEST_CURVE);
+            let curve = curved.map(|of| format!("{} ", curve(self.model.curve.iter().skip(1).map(of), room)));
+            [
+                Span::styled(format!(" {name} "), self.theme.style(Look::Faint)),
+                Span::styled(format!("{value} "), self.theme.style(look)),
+                Span::styled(curve.unwrap_or_default(), self.theme.style(look)),
+            ]
+        });
+        Line::from_iter(spans)
+    }
+}
+
+/// One of the two rates of a look.
+type Side = fn(&(f64, f64)) -> f64;
+
+/// The last values as a curve: the largest of them is its height.
+fn curve(values: impl DoubleEndedIterator<Item = f64>, width: usize) -> String {
+    let mut last: Vec<f64> = values.rev().take(width).collect();
+    last.reverse();
+    let most = last.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let step = |value: f64| STEPS[((value / most * 7.0).round() as usize).min(7)];
+    let drawn: String = last.into_iter().map(step).collect();
+    format!("{drawn:>width$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_is_as_high_as_its_largest_value() {
+        assert_eq!(curve([0.0, 50.0, 100.0].into_iter(), 5), "  ▁▅█");
+        assert_eq!(curve([9.0, 1.0, 1.0].into_iter(), 2), "██");
+        assert_eq!(curve([0.0, 0.0].into_iter(), 2), "▁▁");
+        assert_eq!(curve(std::iter::empty(), 2), "  ");
+    }
+}

@@ -1,0 +1,112 @@
+//! What is known and what is looked at, drawn. Nothing here decides, asks or remembers.
+
+mod grid;
+mod group;
+mod head;
+mod help;
+mod theme;
+mod topic;
+mod topics;
+
+use std::time::Duration;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::text::{Line, Span};
+
+use super::model::Model;
+use super::state::{Page, State};
+use theme::Look;
+
+pub(crate) use theme::Theme;
+pub(crate) use topics::table;
+
+/// What is drawn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) state: &'a State,
+    /// The time, from the beginning of the screen.
+    pub(crate) now: Duration,
+    /// How long there may be no answer before that is said.
+    pub(crate) patience: Duration,
+    pub(crate) theme: Theme,
+}
+
+impl Shown<'_> {
+    /// Draws it, on however small a screen.
+    pub(crate) fn draw(self, frame: &mut Frame<'_>) {
+        let all = Layout::vertical([Constraint::Length(2), Constraint::Fill(1), Constraint::Length(1)]);
+        let [head, body, foot] = all.areas(frame.area());
+        self.head(frame, head);
+        match &self.state.page {
+            Page::Topics => self.topics(frame, body),
+            Page::Topic { topic, group } => self.topic(frame, body, topic, group.as_ref()),
+            Page::Group { topic, group } => self.group(frame, body, topic, group),
+        }
+        self.foot(frame, foot);
+        if self.state.help {
+            self.help(frame, body);
+        }
+    }
+
+    /// The keys, what is to be confirmed, or what is being typed.
+    fn foot(self, frame: &mut Frame<'_>, area: Rect) {
+        if let Some(order) = &self.state.asked {
+            let what = if order.pause { "Pause" } else { "Resume" };
+            let asks = format!(" {what} {} of {}, for all its consumers? ", order.group, order.topic);
+            let spans = [
+                Span::styled(asks, self.theme.style(Look::Doubtful)),
+                Span::styled(" y ", self.theme.style(Look::Cursor)),
+                Span::raw(" yes, anything else no"),
+            ];
+            frame.render_widget(Line::from_iter(spans), area);
+            return;
+        }
+        if self.state.typing {
+            let spans = [
+                Span::styled(" filter: ", self.theme.style(Look::Title)),
+                Span::raw(super::text::clean(&self.state.filter)),
+                Span::styled("█", self.theme.style(Look::Faint)),
+                Span::styled("   Enter keeps it, Esc clears it", self.theme.style(Look::Faint)),
+            ];
+            frame.render_widget(Line::from_iter(spans), area);
+            return;
+        }
+        let keys: &[(&str, &str)] = match self.state.page {
+            Page::Topics => &[
+                ("q", "quit"),
+                ("?", "help"),
+                ("Enter", "inspect"),
+                ("s", "sort"),
+                ("/", "filter"),
+                ("Space", "freeze"),
+                ("p", "pause"),
+            ],
+            Page::Topic { .. } => &[
+                ("Esc", "back"),
+                ("?", "help"),
+                ("Enter", "messages"),
+                ("Tab", "other list"),
+                ("Space", "freeze"),
+                ("q", "quit"),
+            ],
+            Page::Group { .. } => {
+                &[("Esc", "back"), ("?", "help"), ("Tab", "other list"), ("Space", "freeze"), ("q", "quit")]
+            }
+        };
+        let spans = keys.iter().flat_map(|(key, does)| {
+            let key = Span::styled(format!(" {key} "), self.theme.style(Look::Cursor));
+            [key, Span::raw(format!(" {does}  "))]
+        });
+        frame.render_widget(Line::from_iter(spans), area);
+    }
+
+    /// The title of a list.
+    fn title<'a>(self, name: impl Into<String>, rest: impl Into<String>) -> Line<'a> {
+        let (name, rest) = (name.into(), rest.into());
+        let name = Span::styled(format!("─ {name} "), self.theme.style(Look::Title));
+        let rest = if rest.is_empty() { rest } else { format!("· {rest} ") };
+        Line::from_iter([name, Span::styled(rest, self.theme.style(Look::Faint))])
+    }
+}

@@ -1,0 +1,213 @@
+//! The first page: all topics with their groups, who consumes, and what went wrong.
+
+use std::time::Duration;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Borders, Paragraph};
+
+use super::Shown;
+use super::grid::{Column, Field, Grid, Kind, number};
+use super::theme::Look;
+use crate::commands::top::model::{GroupView, TopicView};
+use crate::commands::top::rows::{self, Place};
+use crate::commands::top::text;
+use crate::{human, output};
+
+const COLUMNS: [Column; 12] = [
+    Column::rest("TOPIC / GROUP", 14, 0),
+    Column::number("PARTS", 5, 10),
+    Column::number("ENTRIES", 10, 7),
+    Column::number("IN/S", 8, 3),
+    Column::number("OUT/S", 8, 4),
+    Column::number("LAG", 10, 1),
+    Column::number("OLDEST", 6, 6),
+    Column::number("PENDING", 8, 5),
+    Column::number("RETRYING", 8, 8),
+    Column::number("DELAYED", 8, 9),
+    Column::number("DEAD", 7, 2),
+    Column::number("OWNED", 7, 11),
+];
+
+/// The room that lists below the topics get, if there is so much.
+const CONSUMERS: u16 = 6;
+const ERRORS: u16 = 6;
+const TOPICS: u16 = 6;
+
+impl Shown<'_> {
+    pub(super) fn topics(self, frame: &mut Frame<'_>, area: Rect) {
+        let errors = if area.height >= TOPICS + ERRORS { ERRORS } else { 0 };
+        let consumers = if area.height >= TOPICS + ERRORS + CONSUMERS { CONSUMERS } else { 0 };
+        let all = [Constraint::Fill(1), Constraint::Length(consumers), Constraint::Length(errors)];
+        let [topics, consumers, errors] = Layout::vertical(all).areas(area);
+
+        let lines = self.state.lines(self.model);
+        let at = self.state.line(&lines);
+        let row = |line: usize| match &lines[line] {
+            rows::Line::Topic(topic) => of_topic(topic, self.stale(topic.at)),
+            rows::Line::Group { group, last, .. } => of_group(group, *last),
+        };
+        let grid = Grid {
+            title: self.title("Topics", self.about_topics()),
+            columns: &COLUMNS,
+            row: &row,
+            rows: lines.len(),
+            cursor: Some((at, true)),
+            empty: self.why_empty(),
+        };
+        grid.draw(frame, topics, self.theme);
+        if consumers.height > 0 {
+            self.consumers(frame, consumers, lines.get(at).map(rows::Line::place).as_ref());
+        }
+        if errors.height > 0 {
+            self.errors(frame, errors);
+        }
+    }
+
+    fn why_empty(&self) -> &'static str {
+        match self.model.answered {
+            None => "No answer yet",
+            Some(_) if !self.state.filter.is_empty() => "No topic of that name",
+            Some(_) => "There is no topic here",
+        }
+    }
+
+    fn about_topics(&self) -> String {
+        let asked = self.model.topics().count();
+        let mut parts = vec![match self.model.known {
+            known if known == asked => human::count(known as u64),
+            known => format!("{} of {} asked so far", human::count(asked as u64), human::count(known as u64)),
+        }];
+        let least = if self.state.reversed { ", reversed" } else { "" };
+        parts.push(format!("by {}{least}", self.state.sort.as_str()));
+        if !self.state.filter.is_empty() {
+            parts.push(format!("with {:?}", text::clean(&self.state.filter)));
+        }
+        parts.join(" · ")
+    }
+
+    /// Whether what is shown is older than it should be, beside the rest.
+    fn stale(&self, at: Duration) -> bool {
+        self.model.answered.is_some_and(|last| last.saturating_sub(at) > self.patience)
+    }
+
+    /// Who is in the group with the cursor.
+    fn consumers(&self, frame: &mut Frame<'_>, area: Rect, place: Option<&Place>) {
+        let groups = place.and_then(|it| self.model.topic(&it.topic)).map(|it| it.groups).unwrap_or_default();
+        let wanted = place.and_then(|it| it.group.as_ref());
+        let group = groups.iter().find(|it| Some(it.group) == wanted).or(groups.first()).map(|it| it.group);
+        let found = place.zip(group).map(|(place, group)| (&place.topic, group));
+        self.members(frame, area, found);
+    }
+
+    /// What could not be asked, and the newest dead letters.
+    fn errors(&self, frame: &mut Frame<'_>, area: Rect) {
+        let block = Block::new()
+            .borders(Borders::TOP)
+            .border_style(self.theme.style(Look::Faint))
+            .title(self.title("Errors", "newest dead letters, and what could not be asked"));
+        let style = |look| self.theme.style(look);
+        let problems = self.model.problems.iter().map(|seen| {
+            let since = self.now.saturating_sub(seen.last);
+            let times =
+                if seen.times > 1 { format!(" ({} times)", human::count(seen.times)) } else { String::new() };
+            Line::from_iter([
+                Span::styled(format!(" {:>14}", format!("{} ago", text::age(since))), style(Look::Faint)),
+                Span::styled(format!("  {}", text::clean(&seen.problem.doing)), style(Look::Bad)),
+                Span::raw(format!(": {}{times}", text::clean(&seen.problem.error))),
+            ])
+        });
+        let letters = self.model.letters.iter().map(|letter| {
+            let of = &letter.topic_partition;
+            Line::from_iter([
+                Span::styled(format!(" {}", text::moment(letter.id.ms)), style(Look::Faint)),
+                Span::styled(
+                    format!("  {} / {} p{}", of.topic, letter.group, of.partition.0),
+                    style(Look::Name),
+                ),
+                Span::styled(format!("  {}", text::clean(letter.reason.as_str())), style(Look::Doubtful)),
+                Span::raw(format!(" after {}: ", human::of(letter.attempts.into(), "attempt", "attempts"))),
+                Span::raw(text::clean(&letter.error)),
+            ])
+        });
+        // What is failing now comes first: without answers there are no dead letters either.
+        let mut lines: Vec<Line<'_>> =
+            problems.take(if self.model.failing { 2 } else { 1 }).chain(letters).collect();
+        if lines.is_empty() {
+            lines.push(Line::styled(" None", style(Look::Faint)));
+        }
+        frame.render_widget(Paragraph::new(lines).block(block), area);
+    }
+}
+
+/// The same lines as text, for where there is no screen.
+pub(crate) fn table(lines: &[rows::Line<'_>]) -> String {
+    let titles = COLUMNS.map(|column| match column.kind {
+        Kind::Number => format!(">{}", column.title),
+        Kind::Text | Kind::Rest => column.title.to_owned(),
+    });
+    let rows = lines.iter().map(|line| match line {
+        rows::Line::Topic(topic) => of_topic(topic, false),
+        rows::Line::Group { group, last, .. } => of_group(group, *last),
+    });
+    let rows = rows.map(|row| row.into_iter().map(|(text, _)| text).collect::<Vec<_>>());
+    output::table(&titles.each_ref().map(String::as_str), rows)
+}
+
+fn of_topic(topic: &TopicView<'_>, stale: bool) -> Vec<Field> {
+    let none = || (String::new(), Look::Plain);
+    let look = if stale { Look::Faint } else { Look::Name };
+    vec![
+        (topic.topic.name.to_string(), look),
+        number(topic.topic.partitions.to_string(), Look::Plain),
+        number(text::count(topic.entries, 10), Look::Plain),
+        number(text::rate(topic.produced, 8), Look::Good),
+        none(),
+        none(),
+        none(),
+        none(),
+        none(),
+        number(text::count(topic.delayed, 8), if topic.overdue > 0 { Look::Doubtful } else { Look::Plain }),
+        none(),
+        none(),
+    ]
+}
+
+fn of_group(group: &GroupView<'_>, last: bool) -> Vec<Field> {
+    let none = || (String::new(), Look::Plain);
+    let [consumed, lag, oldest, pending, retrying, dead, owned] = standing(group);
+    let branch = if last { "└" } else { "├" };
+    let (name, look) = named(group);
+    let name = (format!(" {branch} {name}"), look);
+    vec![name, none(), none(), none(), consumed, lag, oldest, pending, retrying, none(), dead, owned]
+}
+
+/// The name of a group, and whether it is paused.
+pub(super) fn named(group: &GroupView<'_>) -> Field {
+    if group.paused {
+        (format!("{} (paused)", group.group), Look::Doubtful)
+    } else {
+        (group.group.to_string(), Look::Plain)
+    }
+}
+
+/// How a group stands: out/s, lag, oldest, pending, retrying, dead, owned.
+pub(super) fn standing(group: &GroupView<'_>) -> [Field; 7] {
+    let (totals, partitions) = (group.totals, group.partitions.len());
+    let idle = group.members == 0 && group.owned == 0;
+    let waits = totals.lag_at_least > 0 || totals.pending > 0;
+    let owned = if group.owned < partitions && (waits || !idle) { Look::Doubtful } else { Look::Plain };
+    [
+        number(text::rate(group.consumed, 8), Look::Good),
+        number(
+            text::lag(totals.lag, totals.lag_at_least, 10),
+            if idle { Look::Doubtful } else { Look::Plain },
+        ),
+        number(text::age_or_none(totals.oldest), Look::Plain),
+        number(text::count(totals.pending, 8), Look::Plain),
+        number(text::count(totals.retrying, 8), Look::Doubtful),
+        number(text::count(totals.dead, 7), Look::Bad),
+        number(format!("{}/{partitions}", group.owned), owned),
+    ]
+}

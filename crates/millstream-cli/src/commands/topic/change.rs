@@ -1,0 +1,184 @@
+//! `topic create`, `topic alter` and `topic expand`.
+
+use anyhow::{Result, bail};
+use clap::{ArgGroup, Args};
+use millstream::{ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
+use serde::Serialize;
+
+use crate::commands::DryRun;
+use crate::commands::view::TopicView;
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::{human, output, parse};
+
+/// Creates a topic
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream topic create orders --partitions 8
+  millstream topic create events --partitions 4 --retention age:7d --max-length 1000000 --if-missing")]
+pub(super) struct Create {
+    /// Its name: 1 to 128 of A-Z a-z 0-9 . _ -
+    topic: TopicName,
+    /// How many partitions: so many consumers of a group can work at once
+    #[arg(long, short, value_name = "N", default_value_t = 1)]
+    partitions: u32,
+    /// When entries leave the log: `consumed` when every group has settled them, `consumed-after:7d` when they are older as
+    /// well; `age:7d` and `length:1000000` whether they were read or not; `keep` never
+    #[arg(long, value_name = "RETENTION", value_parser = parse::retention, default_value = "consumed")]
+    retention: Retention,
+    /// How many entries the log of a partition should have at most: producers hold back beyond that. Default: no bound
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    max_length: Option<u64>,
+    /// It is no error if it is there already; it stays as it is then
+    #[arg(long)]
+    if_missing: bool,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// What a topic is, or would be.
+#[derive(Debug, Serialize)]
+struct Changed {
+    #[serde(flatten)]
+    topic: TopicView,
+    /// Whether anything is, or would be, different from before.
+    changed: bool,
+    dry_run: bool,
+}
+
+impl Changed {
+    fn show(self, cx: &Context) -> Result<Exit> {
+        cx.output.show(&self, |it| output::list(it.topic.list()))?;
+        Ok(Exit::Done)
+    }
+}
+
+impl Create {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
+        let spec = TopicSpec::new(self.topic.clone(), self.partitions)?
+            .with_retention(self.retention)
+            .with_max_length(self.max_length);
+        spec.check()?;
+        match admin.topic(&self.topic).await {
+            Ok(stored) if self.if_missing => {
+                cx.output.note(&format!("topic {} is there already: nothing was done", self.topic));
+                return Changed { topic: TopicView::of(&stored), changed: false, dry_run }.show(cx);
+            }
+            Ok(_) => {
+                bail!("topic {} is there already; `topic alter` and `topic expand` change it", self.topic)
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+        if dry_run {
+            cx.output.note("dry run: nothing was done");
+            return Changed { topic: TopicView::of(&spec), changed: true, dry_run }.show(cx);
+        }
+        let stored = admin.create_topic(&spec).await?;
+        if stored != spec {
+            // The first settings win, and somebody was faster.
+            cx.output.note(&format!("topic {} was created at the same time by somebody else", self.topic));
+        }
+        Changed { topic: TopicView::of(&stored), changed: true, dry_run }.show(cx)
+    }
+}
+
+/// Changes retention or bound of a topic
+///
+/// Consumers and producers that run go by it within a minute.
+#[derive(Args, Debug)]
+#[command(group = ArgGroup::new("change").args(["retention", "max_length", "no_max_length"]).required(true).multiple(true))]
+#[command(after_help = "Examples:
+  millstream topic alter orders --retention consumed-after:7d
+  millstream topic alter orders --no-max-length --dry-run")]
+pub(super) struct Alter {
+    /// The topic
+    topic: TopicName,
+    /// When entries leave the log; see `topic create`
+    #[arg(long, value_name = "RETENTION", value_parser = parse::retention)]
+    retention: Option<Retention>,
+    /// How many entries the log of a partition should have at most
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "no_max_length")]
+    max_length: Option<u64>,
+    /// No bound any more
+    #[arg(long)]
+    no_max_length: bool,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+impl Alter {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
+        let mut change = TopicChange::new();
+        change.retention = self.retention;
+        change.max_length = if self.no_max_length { Some(None) } else { self.max_length.map(Some) };
+        let before = admin.topic(&self.topic).await?;
+        let after = change.of(before.clone())?;
+        let changed = before != after;
+        if dry_run || !changed {
+            cx.output.note(if dry_run {
+                "dry run: nothing was done"
+            } else {
+                "it is so already: nothing was done"
+            });
+            return Changed { topic: TopicView::of(&after), changed, dry_run }.show(cx);
+        }
+        if after.retention != before.retention && after.retention != Retention::Keep {
+            let (old, new) = (human::retention(before.retention), human::retention(after.retention));
+            let loses = if after.retention.is_lossy() { ", read or not" } else { "" };
+            cx.confirm(&format!(
+                "Retention of {} from {old} to {new}: drop what it does not keep{loses}?",
+                self.topic
+            ))?;
+        }
+        let stored = admin.alter_topic(&self.topic, &change).await?;
+        Changed { topic: TopicView::of(&stored), changed, dry_run }.show(cx)
+    }
+}
+
+/// Gives a topic more partitions; it never gets fewer again
+///
+/// Keys may go to other partitions from then on, and their later messages can be handled before their earlier ones: let the
+/// groups catch up first if that matters.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream topic expand orders 16
+  millstream topic expand orders 16 --yes")]
+pub(super) struct Expand {
+    /// The topic
+    topic: TopicName,
+    /// How many partitions it has then
+    partitions: u32,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+impl Expand {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
+        let before = admin.topic(&self.topic).await?;
+        if self.partitions < before.partitions {
+            bail!("topic {} has {} partitions and cannot have fewer", self.topic, before.partitions);
+        }
+        let after = TopicSpec::new(self.topic.clone(), self.partitions)?
+            .with_retention(before.retention)
+            .with_max_length(before.max_length);
+        let changed = after != before;
+        if dry_run || !changed {
+            cx.output.note(if dry_run {
+                "dry run: nothing was done"
+            } else {
+                "it has as many: nothing was done"
+            });
+            return Changed { topic: TopicView::of(&after), changed, dry_run }.show(cx);
+        }
+        cx.confirm(&format!(
+            "Expand topic {} from {} to {} partitions, for ever?",
+            self.topic, before.partitions, self.partitions
+        ))?;
+        let stored = admin.expand_topic(&self.topic, self.partitions).await?;
+        Changed { topic: TopicView::of(&stored), changed, dry_run }.show(cx)
+    }
+}

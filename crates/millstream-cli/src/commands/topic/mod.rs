@@ -1,0 +1,45 @@
+//! `millstream topic`: topics as a whole.
+
+mod change;
+mod delete;
+mod look;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+use crate::context::Context;
+use crate::exit::Exit;
+
+/// Topics: list, look, create, change, delete
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream topic list
+  millstream topic create orders --partitions 8 --retention consumed-after:7d
+  millstream topic describe orders")]
+pub(crate) struct Topic {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    List(look::List),
+    Describe(look::Describe),
+    Create(change::Create),
+    Alter(change::Alter),
+    Expand(change::Expand),
+    Delete(delete::Delete),
+}
+
+impl Topic {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        match self.what {
+            What::List(it) => it.run(cx).await,
+            What::Describe(it) => it.run(cx).await,
+            What::Create(it) => it.run(cx).await,
+            What::Alter(it) => it.run(cx).await,
+            What::Expand(it) => it.run(cx).await,
+            What::Delete(it) => it.run(cx).await,
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Topics and groups as several commands show them.
+
+use std::time::Duration;
+
+use millstream::admin::{GroupStats, Totals};
+use millstream::{Retention, TopicSpec};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{human, output};
+
+/// Milliseconds, as JSON has times.
+pub(super) fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A topic as it is stored.
+#[derive(Debug, Serialize)]
+pub(super) struct TopicView {
+    pub(super) topic: String,
+    pub(super) partitions: u32,
+    /// `{"rule": "age", "ms": 1000}`.
+    pub(super) retention: Value,
+    pub(super) max_length: Option<u64>,
+    #[serde(skip)]
+    typed: String,
+}
+
+impl TopicView {
+    pub(super) fn of(spec: &TopicSpec) -> Self {
+        Self {
+            topic: spec.name.to_string(),
+            partitions: spec.partitions,
+            retention: retention(spec.retention),
+            max_length: spec.max_length,
+            typed: human::retention(spec.retention),
+        }
+    }
+
+    /// Its settings, for people.
+    pub(super) fn list(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("topic", self.topic.clone()),
+            ("partitions", human::count(self.partitions.into())),
+            ("retention", self.typed.clone()),
+            ("max length", self.bound()),
+        ]
+    }
+
+    /// The same as a row.
+    pub(super) fn row(&self) -> [String; 4] {
+        [self.topic.clone(), human::count(self.partitions.into()), self.typed.clone(), self.bound()]
+    }
+
+    fn bound(&self) -> String {
+        human::or_none(self.max_length, |entries| format!("{} entries", human::count(entries)))
+    }
+}
+
+fn retention(of: Retention) -> Value {
+    match of {
+        Retention::ConsumedAfter(time) => json!({ "rule": "consumed-after", "ms": ms(time) }),
+        Retention::Age(time) => json!({ "rule": "age", "ms": ms(time) }),
+        Retention::Length(entries) => json!({ "rule": "length", "entries": entries }),
+        other => json!({ "rule": other.to_string() }),
+    }
+}
+
+/// How a group stands with a topic. A lag that is not known is `null`.
+#[derive(Debug, Serialize)]
+pub(super) struct GroupView {
+    pub(super) group: String,
+    /// Since when it is paused, in milliseconds since 1970.
+    pub(super) paused_at_ms: Option<u64>,
+    pub(super) members: usize,
+    pub(super) owned_partitions: usize,
+    pub(super) lag: Option<u64>,
+    pub(super) lag_at_least: u64,
+    pub(super) oldest_ms: Option<u64>,
+    pub(super) pending: u64,
+    pub(super) retrying: u64,
+    pub(super) dead: u64,
+}
+
+impl GroupView {
+    pub(super) fn of(stats: &GroupStats) -> Self {
+        let Totals { lag, lag_at_least, oldest, pending, retrying, dead, .. } = stats.totals;
+        Self {
+            group: stats.group.to_string(),
+            paused_at_ms: stats.paused,
+            members: stats.members,
+            owned_partitions: stats.owned,
+            lag,
+            lag_at_least,
+            oldest_ms: oldest.map(ms),
+            pending,
+            retrying,
+            dead,
+        }
+    }
+
+    pub(super) const TITLES: [&str; 8] =
+        ["group", ">members", ">owned", ">lag", ">oldest", ">pending", ">retrying", ">dead"];
+
+    pub(super) fn row(&self) -> [String; 8] {
+        let paused = if self.paused_at_ms.is_some() { ", paused" } else { "" };
+        [
+            format!("{}{paused}", self.group),
+            human::count(self.members as u64),
+            human::count(self.owned_partitions as u64),
+            human::at_least(self.lag, self.lag_at_least),
+            human::or_none(self.oldest_ms, |ms| human::duration(Duration::from_millis(ms))),
+            human::count(self.pending),
+            human::count(self.retrying),
+            human::count(self.dead),
+        ]
+    }
+
+    /// A table of groups.
+    pub(super) fn table(groups: &[Self]) -> String {
+        output::table(&Self::TITLES, groups.iter().map(Self::row))
+    }
+}

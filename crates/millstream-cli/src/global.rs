@@ -1,0 +1,120 @@
+//! Global options, and what stands in for them: the environment, a file, defaults.
+
+use std::path::{Path, PathBuf};
+use std::{env, fmt, fs, io};
+
+use anyhow::{Context as _, Result, anyhow};
+use clap::Args;
+use millstream::{Builder, Millstream};
+use serde::Deserialize;
+
+/// Where the queue is if nobody says so.
+const URL: &str = "redis://127.0.0.1:6379";
+
+/// Options of every command.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Global {
+    /// Where the queue is: `redis://[user:password@]host[:port][/db]` or `redis+unix:///path`. A password is better kept
+    /// in the environment or the file: everybody sees the arguments of a process. Default: `redis://127.0.0.1:6379`
+    #[arg(long, short, global = true, value_name = "URL", env = "MILLSTREAM_URL", hide_env_values = true)]
+    url: Option<String>,
+    /// The prefix of all keys, as the programs that use the queue have it. Default: none
+    #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_NAMESPACE")]
+    namespace: Option<String>,
+    /// A file of settings (TOML): `url` and `namespace`
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG")]
+    config: Option<PathBuf>,
+    /// Prints JSON, for programs
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Takes every question for answered with yes
+    #[arg(long, short, global = true)]
+    pub(crate) yes: bool,
+}
+
+/// What a file may set.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    url: Option<String>,
+    namespace: Option<String>,
+}
+
+impl Global {
+    /// What connects, before it does: for commands that set more.
+    ///
+    /// # Errors
+    /// A file of settings that was named and is not there, or that cannot be used.
+    pub(crate) fn builder(&self) -> Result<Builder> {
+        let settings = self.settings()?;
+        let url = self.url.clone().or(settings.url).unwrap_or_else(|| URL.to_owned());
+        let builder = Millstream::at(url);
+        Ok(match self.namespace.clone().or(settings.namespace) {
+            Some(namespace) => builder.namespace(namespace),
+            None => builder,
+        })
+    }
+
+    fn settings(&self) -> Result<Settings> {
+        let named = self.config.clone().filter(|path| !path.as_os_str().is_empty());
+        let must = named.is_some();
+        let Some(path) = named.or_else(default_path) else { return Ok(Settings::default()) };
+        match fs::read_to_string(&path) {
+            Ok(text) => read(&text, &path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !must => Ok(Settings::default()),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+        }
+    }
+}
+
+fn default_path() -> Option<PathBuf> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")))?;
+    Some(folder.join("millstream").join("config.toml"))
+}
+
+/// The parser's own report shows the line, and that may have a password: only what is wrong is told, and where.
+fn read(text: &str, path: &Path) -> Result<Settings> {
+    toml::from_str(text).map_err(|error| {
+        let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+        anyhow!("{}:{line}: {}", path.display(), error.message())
+    })
+}
+
+/// Without the URL: it may hold a password.
+impl fmt::Debug for Global {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Global").field("namespace", &self.namespace).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wrong(text: &str) -> String {
+        read(text, Path::new("f.toml")).expect_err(text).to_string()
+    }
+
+    #[test]
+    fn a_file_sets_what_it_names() {
+        let read =
+            read("# ours\nurl = \"redis://a\"\nnamespace = \"shop\"\n", Path::new("f")).expect("settings");
+        assert_eq!(read, Settings { url: Some("redis://a".into()), namespace: Some("shop".into()) });
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_told_with_its_line_and_without_a_password() {
+        let unknown = wrong("namespace = \"shop\"\nulr = \"redis://u:hunter2@h\"");
+        assert!(unknown.starts_with("f.toml:2: unknown field `ulr`"), "{unknown}");
+        for text in [
+            "url = \"redis://u:hunter2@h\" x",
+            "url = [\"redis://u:hunter2@h\"]",
+            "url = redis://u:hunter2@h",
+        ] {
+            let said = wrong(text);
+            assert!(said.starts_with("f.toml:1: ") && !said.contains("hunter2"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Numbers, times and sizes as people read them. JSON has them raw.
+
+use std::time::Duration;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use millstream::Retention;
+
+/// `1,234,567`.
+pub(crate) fn count(number: u64) -> String {
+    grouped(&number.to_string())
+}
+
+/// Digits in groups of three, behind a sign if there is one.
+pub(crate) fn grouped(digits: &str) -> String {
+    let (sign, digits) = digits.strip_prefix('-').map_or(("", digits), |digits| ("-", digits));
+    let mut text = sign.to_owned();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A number that may not be known, or only that it is no less: `7`, `>= 10,000`, `unknown`.
+pub(crate) fn at_least(known: Option<u64>, at_least: u64) -> String {
+    match known {
+        Some(number) => count(number),
+        None if at_least > 0 => format!(">= {}", count(at_least)),
+        None => "unknown".to_owned(),
+    }
+}
+
+/// `512 B`, `1.5 KiB`, `3.0 GiB`.
+pub(crate) fn bytes(number: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if number < 1_024 {
+        return format!("{number} B");
+    }
+    let mut value = number as f64 / 1_024.0;
+    let mut unit = 0;
+    // From there on it would be shown as 1024.0.
+    while value >= 1_023.95 && unit + 1 < UNITS.len() {
+        value /= 1_024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// The two largest units that there are: `350 ms`, `12.5 s`, `3 min 20 s`, `2 d 5 h`.
+pub(crate) fn duration(time: Duration) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
+    let seconds = time.as_secs();
+    if time.as_millis() < 1_000 {
+        return format!("{} ms", time.as_millis());
+    }
+    if seconds < 60 {
+        let tenths = time.subsec_millis() / 100;
+        return if tenths == 0 { format!("{seconds} s") } else { format!("{seconds}.{tenths} s") };
+    }
+    let largest = UNITS.iter().position(|(unit, _)| seconds >= *unit).unwrap_or(UNITS.len() - 1);
+    let (unit, name) = UNITS[largest];
+    let (next, next_name) = UNITS[(largest + 1).min(UNITS.len() - 1)];
+    match seconds % unit / next {
+        0 => format!("{} {name}", count(seconds / unit)),
+        rest => format!("{} {name} {rest} {next_name}", count(seconds / unit)),
+    }
+}
+
+/// Milliseconds since 1970 as `2026-01-31T12:00:00.000Z`.
+pub(crate) fn time(ms: u64) -> String {
+    let time = i64::try_from(ms).ok().and_then(DateTime::<Utc>::from_timestamp_millis);
+    time.map_or_else(|| format!("{ms} ms"), |time| time.to_rfc3339_opts(SecondsFormat::Millis, true))
+}
+
+/// A retention as it can be typed: `age:7d`.
+pub(crate) fn retention(of: Retention) -> String {
+    match of {
+        Retention::ConsumedAfter(time) => format!("consumed-after:{}", exact(time)),
+        Retention::Age(time) => format!("age:{}", exact(time)),
+        other => other.to_string(),
+    }
+}
+
+/// In the largest unit that says it exactly: `90m`.
+fn exact(time: Duration) -> String {
+    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
+    let unit = UNITS.iter().find(|(unit, _)| ms.is_multiple_of(*unit));
+    unit.map_or_else(|| format!("{ms}ms"), |(unit, name)| format!("{}{name}", ms / unit))
+}
+
+/// `1 topic`, `2 topics`.
+pub(crate) fn of(number: u64, one: &str, many: &str) -> String {
+    format!("{} {}", count(number), if number == 1 { one } else { many })
+}
+
+/// What may not be there.
+pub(crate) fn or_none<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_separators() {
+        assert_eq!([0, 999, 1_000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!(at_least(Some(0), 0), "0");
+        assert_eq!(at_least(None, 20_000), ">= 20,000");
+        assert_eq!(at_least(None, 0), "unknown");
+        assert_eq!(
+            (of(1, "topic", "topics"), of(0, "topic", "topics")),
+            ("1 topic".into(), "0 topics".into())
+        );
+    }
+
+    #[test]
+    fn sizes_name_their_unit() {
+        let sizes = [0, 1_023, 1_024, 1_536, 1_048_575, 1 << 20, 3 << 30, u64::MAX];
+        let texts = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 MiB", "3.0 GiB", "16.0 EiB"];
+        assert_eq!(sizes.map(bytes), texts);
+    }
+
+    #[test]
+    fn times_have_two_units_at_most() {
+        let cases = [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (1_000, "1 s"),
+            (12_540, "12.5 s"),
+            (59_999, "59.9 s"),
+            (60_000, "1 min"),
+            (200_000, "3 min 20 s"),
+            (3_600_000, "1 h"),
+            (7_500_000, "2 h 5 min"),
+            (190_800_000, "2 d 5 h"),
+            (86_400_000 * 1_500, "1,500 d"),
+        ];
+        for (ms, text) in cases {
+            assert_eq!(duration(Duration::from_millis(ms)), text);
+        }
+    }
+
+    #[test]
+    fn instants_are_rfc_3339() {
+        assert_eq!(time(1_700_000_000_123), "2023-11-14T22:13:20.123Z");
+        assert_eq!(time(u64::MAX), format!("{} ms", u64::MAX));
+    }
+
+    #[test]
+    fn a_retention_reads_as_it_is_typed() {
+        for text in ["consumed", "keep", "length:5", "age:7d", "consumed-after:90m", "age:25h", "age:1500ms"]
+        {
+            assert_eq!(crate::parse::retention(text).map(retention).as_deref(), Ok(text));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What comes out: data on stdout, as tables for people or as JSON for programs; words on stderr.
+
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::Result;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::commands::message::plain;
+
+/// Where data goes, and words.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    json: bool,
+    colours: bool,
+}
+
+/// Whoever read stdout has closed it. It ends a command quietly.
+#[derive(Debug)]
+pub(crate) struct Closed;
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("stdout is closed")
+    }
+}
+
+impl std::error::Error for Closed {}
+
+/// What a word means, where there are colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    Good,
+    Doubtful,
+    Bad,
+}
+
+impl Output {
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json, colours: !json && colours(&io::stdout()) }
+    }
+
+    /// Whether JSON is asked for.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// Prints a value: as one line of JSON, or as the text that is made of it. What goes on calls it once per record.
+    ///
+    /// # Errors
+    /// If it cannot be written; [`Closed`] if nobody reads.
+    pub(crate) fn show<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
+        if self.json {
+            return self.write(&(serde_json::to_string(value)? + "\n"));
+        }
+        let mut text = text(value);
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        self.write(&text)
+    }
+
+    /// Writes to stdout as it is: text that is the data itself.
+    ///
+    /// # Errors
+    /// As [`show`](Self::show).
+    pub(crate) fn write(&self, text: &str) -> Result<()> {
+        let mut stdout = io::stdout().lock();
+        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Closed.into()),
+            other => Ok(other?),
+        }
+    }
+
+    /// Tells people something about the data or the work: one line on stderr, also with `--json`.
+    pub(crate) fn note(&self, text: &str) {
+        // Whoever closed stderr does not want to know.
+        let _ = writeln!(io::stderr(), "{text}");
+    }
+
+    /// A word in its colour, if there are colours. In a table it would count as longer than it is seen.
+    pub(crate) fn paint(&self, tone: Tone, word: &str) -> String {
+        if !self.colours {
+            return word.to_owned();
+        }
+        let code = match tone {
+            Tone::Good => 32,
+            Tone::Doubtful => 33,
+            Tone::Bad => 31,
+        };
+        format!("\x1b[{code}m{word}\x1b[0m")
+    }
+}
+
+/// Whether something is for the eyes of people who want colours.
+pub(crate) fn colours(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// A table without lines; nothing in its cells tells a terminal anything. A title that begins with `>` is of a column of numbers, which stand to the right.
+pub(crate) fn table<R, C>(titles: &[&str], rows: impl IntoIterator<Item = R>) -> String
+where
+    R: IntoIterator<Item = C>,
+    C: Into<String>,
+{
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(titles.iter().map(|title| title.trim_start_matches('>')));
+    for row in rows {
+        table.add_row(row.into_iter().map(|cell| plain::text(Into::<String>::into(cell).as_bytes())));
+    }
+    for (column, title) in table.column_iter_mut().zip(titles) {
+        column.set_padding((0, 2));
+        if title.starts_with('>') {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let text = table.to_string();
+    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+    lines.join("\n")
+}
+
+/// Names with their values, a line each.
+pub(crate) fn list<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
+    let pairs: Vec<_> = pairs.into_iter().collect();
+    let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let lines: Vec<_> = pairs
+        .iter()
+        .map(|(name, value)| format!("{name:width$}  {}", plain::text(value.as_bytes())))
+        .collect();
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_words_to_the_left_and_numbers_to_the_right() {
+        let text = table(&["topic", ">entries"], [["orders", "1,234"], ["a-longer-one", "5"]]);
+        assert_eq!(text, "topic         entries\norders          1,234\na-longer-one        5");
+        assert_eq!(table(&["topic", ">entries"], Vec::<Vec<String>>::new()), "topic  entries");
+    }
+
+    #[test]
+    fn a_list_stands_in_two_columns() {
+        assert_eq!(
+            list([("topic", "orders".into()), ("partitions", "8".into())]),
+            "topic       orders\npartitions  8"
+        );
+    }
+
+    #[test]
+    fn json_and_pipes_have_no_colours() {
+        let painted = Output { json: false, colours: true }.paint(Tone::Bad, "error");
+        assert_eq!(painted, "\x1b[31merror\x1b[0m");
+        assert_eq!(Output::new(true).paint(Tone::Bad, "error"), "error");
+    }
+}

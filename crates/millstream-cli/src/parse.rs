@@ -1,0 +1,192 @@
+//! How values of options are read.
+
+use std::time::Duration;
+
+use chrono::DateTime;
+use millstream::{MessageId, Retention, Start};
+
+/// A time that lasts: `500ms`, `30s`, `5m`, `2h`, `7d`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is not a time: 500ms, 30s, 5m, 2h and 7d are");
+    let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let number: u64 = text[..at].parse().map_err(|_| wrong())?;
+    let unit: u64 = match &text[at..] {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" | "min" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(wrong()),
+    };
+    number.checked_mul(unit).map(Duration::from_millis).ok_or_else(wrong)
+}
+
+/// A point in time, as people name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Milliseconds since 1970.
+    At(u64),
+    /// So long before now.
+    Ago(Duration),
+    /// So long after now.
+    In(Duration),
+}
+
+impl When {
+    /// In milliseconds since 1970, if it is `now` at present.
+    pub(crate) fn at(self, now: u64) -> u64 {
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        match self {
+            Self::At(at) => at,
+            Self::Ago(time) => now.saturating_sub(ms(time)),
+            Self::In(time) => now.saturating_add(ms(time)),
+        }
+    }
+}
+
+/// `2026-01-31T12:00:00Z`, `2h ago` or `in 5m`.
+pub(crate) fn when(text: &str) -> Result<When, String> {
+    if let Some(time) = text.strip_suffix("ago") {
+        return duration(time.trim_end()).map(When::Ago);
+    }
+    if let Some(time) = text.strip_prefix("in ") {
+        return duration(time.trim_start()).map(When::In);
+    }
+    let wrong =
+        || format!("{text:?} is not a point in time: 2026-01-31T12:00:00Z, \"2h ago\" and \"in 5m\" are");
+    let at = DateTime::parse_from_rfc3339(text).map_err(|_| wrong())?;
+    u64::try_from(at.timestamp_millis()).map(When::At).map_err(|_| wrong())
+}
+
+/// Where a group begins or goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Position {
+    Earliest,
+    Latest,
+    /// With this entry, or the first one behind it.
+    Id(MessageId),
+    /// With the first entry that was appended then or later.
+    When(When),
+}
+
+impl Position {
+    /// As the library says it, if it is `now` at present.
+    pub(crate) fn start(self, now: u64) -> Start {
+        match self {
+            Self::Earliest => Start::Earliest,
+            Self::Latest => Start::Latest,
+            Self::Id(id) => Start::After(id.previous()),
+            Self::When(when) => Start::At(when.at(now)),
+        }
+    }
+}
+
+/// `earliest`, `latest`, an id, or a point in time.
+pub(crate) fn position(text: &str) -> Result<Position, String> {
+    match text {
+        "earliest" | "beginning" => return Ok(Position::Earliest),
+        "latest" | "end" => return Ok(Position::Latest),
+        _ => {}
+    }
+    if let Ok(id) = text.parse() {
+        return Ok(Position::Id(id));
+    }
+    when(text).map(Position::When).map_err(|_| {
+        format!("{text:?} is no position: earliest, latest, 1700000000000-0, 2026-01-31T12:00:00Z and \"2h ago\" are")
+    })
+}
+
+/// `consumed`, `consumed-after:7d`, `age:7d`, `length:1000000` or `keep`.
+pub(crate) fn retention(text: &str) -> Result<Retention, String> {
+    let wrong = || {
+        format!("{text:?} is no retention: consumed, consumed-after:7d, age:7d, length:1000000 and keep are")
+    };
+    let some = |time: Duration| if time.is_zero() { Err(wrong()) } else { Ok(time) };
+    match text.split_once(':') {
+        None if text == "consumed" => Ok(Retention::Consumed),
+        None if text == "keep" => Ok(Retention::Keep),
+        Some(("consumed-after", time)) => duration(time).and_then(some).map(Retention::ConsumedAfter),
+        Some(("age", time)) => duration(time).and_then(some).map(Retention::Age),
+        Some(("length", entries)) => match entries.parse() {
+            Ok(entries) if entries > 0 => Ok(Retention::Length(entries)),
+            _ => Err(wrong()),
+        },
+        _ => Err(wrong()),
+    }
+}
+
+/// How often something is looked at again, in seconds.
+pub(crate) fn interval(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no interval: 0.1 to 86400 seconds are");
+    let seconds: f64 = text.strip_suffix('s').unwrap_or(text).parse().map_err(|_| wrong())?;
+    (0.1..=86_400.0).contains(&seconds).then(|| Duration::from_secs_f64(seconds)).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duration_has_a_unit() {
+        let seconds =
+            ["1500ms", "30s", "5m", "5min", "2h", "7d"].map(|text| duration(text).expect(text).as_secs_f64());
+        assert_eq!(seconds, [1.5, 30.0, 300.0, 300.0, 7_200.0, 604_800.0]);
+        for wrong in
+            ["", "5", "s", "-5s", "1.5h", "5 s", "5y", "99999999999999999999s", "18446744073709551615d"]
+        {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_point_in_time_is_absolute_or_from_now() {
+        assert_eq!(when("2023-11-14T22:13:20Z"), Ok(When::At(1_700_000_000_000)));
+        assert_eq!(when("2023-11-14T23:13:20.5+01:00"), Ok(When::At(1_700_000_000_500)));
+        assert_eq!(when("2h ago").map(|when| when.at(7_200_001)), Ok(1));
+        assert_eq!(when("2h ago").map(|when| when.at(5)), Ok(0));
+        assert_eq!(when("in 5m").map(|when| when.at(1)), Ok(300_001));
+        for wrong in ["", "yesterday", "2023-11-14", "ago", "-1h ago", "1960-01-01T00:00:00Z", "in", "in 5"] {
+            assert!(when(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_position_is_an_end_an_entry_or_a_time() {
+        let at = |text| position(text).map(|position| position.start(10_000));
+        assert_eq!(at("earliest"), Ok(Start::Earliest));
+        assert_eq!(at("latest"), Ok(Start::Latest));
+        assert_eq!(
+            [at("beginning"), at("end")],
+            [Ok(Start::Earliest), Ok(Start::Latest)],
+            "as other tools say"
+        );
+        assert_eq!(at("7-3"), Ok(Start::After(MessageId::new(7, 2))), "with this entry");
+        assert_eq!(at("1s ago"), Ok(Start::At(9_000)));
+        assert_eq!(at("1970-01-01T00:00:05Z"), Ok(Start::At(5_000)));
+        for wrong in ["", "first", "7", "7-", "1s"] {
+            assert!(position(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_retention_that_keeps_nothing_is_none() {
+        let day = Duration::from_secs(86_400);
+        assert_eq!(retention("consumed"), Ok(Retention::Consumed));
+        assert_eq!(retention("keep"), Ok(Retention::Keep));
+        assert_eq!(retention("consumed-after:7d"), Ok(Retention::ConsumedAfter(7 * day)));
+        assert_eq!(retention("age:24h"), Ok(Retention::Age(day)));
+        assert_eq!(retention("length:5"), Ok(Retention::Length(5)));
+        for wrong in ["", "all", "keep:1", "age", "age:0s", "age:7", "length:0", "length:-1", "consumed:1d"] {
+            assert!(retention(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_interval_is_neither_nothing_nor_for_ever() {
+        assert_eq!(
+            (interval("2"), interval("0.5s")),
+            (Ok(Duration::from_secs(2)), Ok(Duration::from_millis(500)))
+        );
+        assert!(["0", "-1", "NaN", "inf", "1e9", "x"].into_iter().all(|wrong| interval(wrong).is_err()));
+    }
+}

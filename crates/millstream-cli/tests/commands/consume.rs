@@ -1,0 +1,153 @@
+//! `millstream consume`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+
+use millstream::{Millstream, Topic};
+use rustix::process::Signal;
+
+use crate::cli::Cli;
+use crate::feed::{Running, eventually, lines, topic};
+
+/// A topic with messages 0 to `count`, each its own key.
+async fn numbers(mq: &Millstream, count: u32) {
+    let producer = topic(mq, "numbers", 2).await;
+    for n in 0..count {
+        let payload = bytes::Bytes::from(n.to_string());
+        producer.send(&payload).key(n.to_string()).header("n", n.to_string()).await.expect("sent");
+    }
+}
+
+/// How many the group has not settled: unread, in hand, or waiting for a retry.
+async fn left(mq: &Millstream) -> u64 {
+    let stats = mq.stats(&Topic::raw("numbers"), "g").await.expect("stats");
+    stats.iter().map(|it| it.lag.expect("known") + it.pending + it.retrying).sum()
+}
+
+fn sorted(text: &str) -> Vec<u64> {
+    let mut numbers: Vec<u64> = text.lines().map(|line| line.parse().expect("a number")).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+fn args<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&["consume", "numbers", "--group", "g"], more].concat()
+}
+
+#[tokio::test]
+async fn what_is_printed_is_done_and_nothing_else() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 20).await;
+    let first = cli.ok(&args(&["--limit", "7", "--format", "payload"])[..]);
+    assert_eq!(first.lines().count(), 7);
+    assert_eq!(left(&mq).await, 13, "what was read ahead is not done");
+    let rest = cli.run(&args(&["--until-empty", "--format", "payload"])[..]);
+    assert_eq!((rest.code, rest.stderr.as_str()), (0, "13 messages done\n"), "{rest:?}");
+    assert_eq!(sorted(&format!("{first}{}", rest.stdout)), (0..20).collect::<Vec<_>>(), "each once");
+    assert_eq!(left(&mq).await, 0);
+    let other = cli.ok(["consume", "numbers", "-g", "other", "--until-empty", "--from", "latest", "--json"]);
+    assert_eq!(other, "", "a group that begins at the end");
+    let json = lines(&cli.ok("consume numbers -g third --limit 1 --json"));
+    assert_eq!((&json[0]["attempt"], &json[0]["key"]), (&1.into(), &json[0]["payload"]));
+    assert!(cli.fails(1, "consume nothing -g g").contains("topic nothing does not exist"));
+}
+
+#[tokio::test]
+async fn what_could_not_be_printed_is_not_done() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 5).await;
+    let mut command = cli.command(&args(&["--format", "payload"]));
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it runs");
+    drop(child.stdout.take());
+    assert_eq!(child.wait().expect("it ends").code(), Some(0), "whoever reads has enough");
+    assert_eq!(left(&mq).await, 5);
+    let all = lines(&cli.ok(&args(&["--until-empty", "--json"])[..]));
+    assert_eq!(all.len(), 5);
+    assert!(all.iter().all(|line| line["attempt"] == 1), "no attempt was used up: {all:?}");
+}
+
+#[tokio::test]
+async fn a_command_decides_what_is_done() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 6).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let seen = folder.path().join("seen");
+    // 3 fails always, 4 once.
+    let command = format!(
+        r#"read -r n; echo "$n $MILLSTREAM_KEY $MILLSTREAM_ATTEMPT $MILLSTREAM_HEADERS $MILLSTREAM_GROUP" >> {}
+           test "$n" != 3 && test "$n$MILLSTREAM_ATTEMPT" != 41"#,
+        seen.display(),
+    );
+    let more = ["--exec", &command, "--max-attempts", "2", "--until-empty", "--concurrency", "3"];
+    let ran = cli.run(&args(&more)[..]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, ""), "{ran:?}");
+    assert!(ran.stderr.contains(": attempt 1: the command ended with exit code 1"), "{ran:?}");
+    assert!(ran.stderr.ends_with("5 messages done, 2 failed attempts, 1 dead letters\n"), "{ran:?}");
+    let mut lines: Vec<String> = read(&seen).lines().map(str::to_owned).collect();
+    lines.sort();
+    let line = |n: u32, attempt: u32| format!("{n} {n} {attempt} {{\"n\":\"{n}\"}} g");
+    let expected =
+        [(0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (5, 1)].map(|(n, it)| line(n, it));
+    assert_eq!(lines, expected);
+    let dead = mq
+        .dead_letters(&Topic::raw("numbers"), "g")
+        .await
+        .expect("the group")
+        .list(10)
+        .await
+        .expect("a page");
+    assert_eq!(dead.len(), 1);
+    assert_eq!((dead[0].attempts, dead[0].error.as_str()), (2, "the command ended with exit code 1"));
+}
+
+#[tokio::test]
+async fn a_signal_lets_a_command_end_and_the_second_one_does_not() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 2).await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let [began, go, ended] = ["began", "go", "ended"].map(|name| folder.path().join(name));
+    let command = format!(
+        "echo x >> {}; while ! test -e {}; do sleep 0.02; done; echo x >> {}",
+        began.display(),
+        go.display(),
+        ended.display(),
+    );
+    let mut consume = Running::new(&cli, &args(&["--exec", &command]));
+    eventually("it has begun", async || read(&began).lines().count() == 1).await;
+    consume.signal(Signal::INT);
+    fs::write(&go, "").expect("written");
+    assert_eq!(consume.ended(), Some(0));
+    assert_eq!(
+        (read(&began).lines().count(), read(&ended).lines().count()),
+        (1, 1),
+        "it ended, and no other began"
+    );
+    assert_eq!(left(&mq).await, 1, "it is done");
+
+    fs::remove_file(&go).expect("removed");
+    let mut consume = Running::new(&cli, &args(&["--exec", &command]));
+    eventually("the next one has begun", async || read(&began).lines().count() == 2).await;
+    consume.signal(Signal::TERM);
+    // Its partitions are given back only when the command ends, or at the second signal; the first one has to be heard.
+    eventually("it was told", async || {
+        consume.signal(Signal::INT);
+        !Path::new(&format!("/proc/{}", consume.child.id())).exists() || is_zombie(consume.child.id())
+    })
+    .await;
+    assert_eq!(consume.ended(), Some(0));
+    assert_eq!((read(&ended).lines().count(), left(&mq).await), (1, 1), "it was cut short, and is not done");
+}
+
+fn is_zombie(pid: u32) -> bool {
+    read(Path::new(&format!("/proc/{pid}/stat"))).contains(") Z ")
+}
+
+/// What stands in a file, if it is there.
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}

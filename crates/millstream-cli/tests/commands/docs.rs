@@ -1,0 +1,79 @@
+//! `millstream completions`, `man`, and the reference: what is made from the command itself.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::{env, fs};
+
+use crate::cli::{Ran, bare};
+
+#[track_caller]
+fn printed(args: &[&str]) -> String {
+    let ran = Ran::of(&mut bare(args));
+    assert_eq!(ran.code, 0, "{args:?}: {ran:?}");
+    ran.stdout
+}
+
+#[test]
+fn every_shell_completes_every_command() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = printed(&["completions", shell]);
+        for word in ["pending", "describe", "retention", "completions"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    assert_eq!(Ran::of(&mut bare(&["completions", "csh"])).code, 2);
+}
+
+#[test]
+fn bash_understands_its_script() {
+    let script = printed(&["completions", "bash"]);
+    let line = "COMP_WORDS=(millstream topic cr); COMP_CWORD=2; _millstream millstream cr topic; echo ${COMPREPLY[@]}";
+    let output = Command::new("bash")
+        .args(["--norc", "-c", &format!("{script}\n{line}")])
+        .stdin(Stdio::null())
+        .output()
+        .expect("bash runs");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "create", "{output:?}");
+}
+
+#[test]
+fn every_command_has_a_manual_page() {
+    let page = printed(&["man"]);
+    assert!(page.contains(".TH millstream 1") && page.contains("MILLSTREAM_URL"), "{page}");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("man1");
+    printed(&["man", path.to_str().expect("UTF-8")]);
+    let pages: BTreeSet<_> = fs::read_dir(&path)
+        .expect("a folder")
+        .map(|it| it.expect("a file").file_name().into_string().expect("UTF-8"))
+        .collect();
+    for page in ["millstream.1", "millstream-lag.1", "millstream-topic-create.1", "millstream-group-reset.1"]
+    {
+        assert!(pages.contains(page), "{page}: {pages:?}");
+    }
+    let create = fs::read_to_string(path.join("millstream-topic-create.1")).expect("a page");
+    assert!(create.contains("millstream topic create orders"), "its example: {create}");
+    assert!(!pages.contains("millstream-markdown.1"), "what is hidden has none");
+}
+
+/// With all features, as it is published.
+#[cfg(feature = "top")]
+#[test]
+fn the_reference_is_what_the_command_says() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cli.md");
+    let written = fs::read_to_string(&path).unwrap_or_default();
+    let made = printed(&["markdown"]);
+    let differs = written.lines().zip(made.lines()).position(|(one, other)| one != other);
+    assert!(
+        written == made,
+        "docs/cli.md is not what the command says of itself (from line {} on): \
+         cargo run -q -p millstream-cli -- markdown > docs/cli.md",
+        differs.unwrap_or(written.lines().count().min(made.lines().count())) + 1
+    );
+    for word in
+        ["## millstream topic create", "`--retention <RETENTION>`", "MILLSTREAM_NAMESPACE", "Examples:"]
+    {
+        assert!(made.contains(word), "{word}");
+    }
+}

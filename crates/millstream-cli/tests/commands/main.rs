@@ -1,0 +1,29 @@
+//! Every command, as people and programs call it, on a real server: a module each.
+
+mod cli;
+mod consume;
+mod delayed;
+mod dlq;
+mod docs;
+mod feed;
+mod globals;
+mod group;
+mod help;
+mod inspect;
+mod lag;
+#[cfg(feature = "top")]
+mod picture;
+mod produce;
+mod pty;
+mod queue;
+mod schedule;
+mod seed;
+// The same file as other tests use: one home for how a server is started, watched and stopped.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../../../integration-tests/src/server.rs"]
+mod server;
+mod sound;
+mod tail;
+#[cfg(feature = "top")]
+mod top;
+mod topic;

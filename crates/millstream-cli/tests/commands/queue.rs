@@ -1,0 +1,117 @@
+//! `millstream queue`.
+
+use std::time::Duration;
+
+use millstream::Never;
+use millstream::delay::{DelayQueue, Task};
+use serde_json::json;
+
+use crate::cli::Cli;
+use crate::feed::eventually;
+
+async fn mails(cli: &Cli) -> DelayQueue<String> {
+    DelayQueue::new("mails").shards(2).open(cli.mq().await.backend()).await.expect("a queue")
+}
+
+/// Lets tasks die that are due.
+async fn die(mails: &DelayQueue<String>, count: u64) {
+    let before = mails.dead().count().await.expect("a count");
+    let worker = mails.worker().retry(Never);
+    let handler =
+        |task: Task<String>| async move { Err::<(), String>(format!("no {}\x1b[31m", task.payload)) };
+    let worker = worker.start(handler).await.expect("a worker");
+    eventually("they are dead", async || mails.dead().count().await.expect("a count") == before + count)
+        .await;
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn tasks_are_added_listed_moved_and_cancelled() {
+    let cli = Cli::new();
+    assert!(cli.fails(1, "queue counts mails").contains("delay queue mails does not exist"));
+    let mails = mails(&cli).await;
+    let add = |id: &str, delay: &str| {
+        let words = [
+            "queue",
+            "add",
+            "mails",
+            "--payload",
+            "\"hi\"",
+            "--id",
+            id,
+            "--delay",
+            delay,
+            "--key",
+            "k",
+            "--json",
+        ];
+        let text = cli.ok(words);
+        serde_json::from_str::<serde_json::Value>(&text).expect("JSON")
+    };
+    assert_eq!(add("a", "1h"), json!({"id": "a", "outcome": "new"}));
+    assert_eq!(add("b", "2h")["outcome"], "new");
+    assert_eq!(add("a", "3h")["outcome"], "kept");
+    let counts = json!({"queue": "mails", "shards": 2, "waiting": 2, "overdue": 0, "claimed": 0, "expired": 0, "dead": 0});
+    assert_eq!((cli.json("queue counts mails"), cli.json("queue list")), (counts.clone(), json!([counts])));
+    assert!(cli.ok("queue counts mails").starts_with("waiting  2\n"));
+
+    let tasks = cli.json("queue tasks mails");
+    assert_eq!((&tasks["total"], &tasks["tasks"][0]["id"]), (&json!(2), &json!("a")));
+    assert_eq!((&tasks["tasks"][0]["key"], &tasks["tasks"][0]["payload"]), (&json!("k"), &json!("\"hi\"")));
+    assert_eq!(mails.get("a").await.expect("asked").expect("it waits").payload().expect("a payload"), "hi");
+
+    cli.ok("queue reschedule mails a --delay 5h");
+    assert_eq!(cli.json("queue tasks mails")["tasks"][1]["id"], "a");
+    cli.ok("queue now mails a");
+    assert_eq!(cli.json("queue counts mails")["overdue"], 1);
+    assert!(cli.fails(2, "queue cancel mails b").contains("--yes"));
+    assert_eq!(
+        cli.json_with(1, "queue cancel mails b x --yes"),
+        json!({"done": ["b"], "missing": ["x"], "dry_run": false})
+    );
+    assert_eq!(cli.json("queue tasks mails --limit 1")["tasks"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test]
+async fn dead_tasks_are_listed_replayed_and_purged() {
+    let cli = Cli::new();
+    let mails = mails(&cli).await;
+    for id in ["a", "b", "c"] {
+        mails.schedule(&format!("mail {id}")).id(id).await.expect("scheduled");
+    }
+    die(&mails, 3).await;
+    let list = cli.json("queue dead list mails");
+    let mut tasks: Vec<_> = list.as_array().expect("a list").clone();
+    tasks.sort_by_key(|it| it["task"].to_string());
+    let first = &tasks[0];
+    assert_eq!(
+        (&first["task"], &first["reason"], &first["attempts"]),
+        (&json!("a"), &json!("exhausted"), &json!(1))
+    );
+    assert_eq!((&first["error"], &first["payload"]), (&json!("no mail a\x1b[31m"), &json!("\"mail a\"")));
+    assert_eq!(first["history"][0]["attempt"], 1);
+    let text = cli.ok("queue dead list mails");
+    assert!(text.contains("no mail a\\x1b[31m") && !text.contains('\x1b'), "{text}");
+
+    let dry = cli.json("queue dead replay mails --all --dry-run");
+    assert_eq!(dry, json!({"count": 3, "missing": [], "dry_run": true}));
+    let ran = cli.run("queue dead replay mails a x");
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, "1 dead task replayed\n"), "{ran:?}");
+    assert!(ran.stderr.starts_with("x: it is not dead\n"), "{ran:?}");
+    let waits = mails.get("a").await.expect("asked").expect("it waits again");
+    assert_eq!(waits.payload().expect("a payload"), "mail a");
+    assert!(waits.due <= std::time::SystemTime::now() + Duration::from_secs(60), "now");
+
+    for refused in
+        ["queue dead replay mails --all", "queue dead purge mails b", "queue dead purge mails --all"]
+    {
+        assert!(cli.fails(2, refused).contains("--yes"), "{refused}");
+    }
+    assert_eq!(mails.dead().count().await.expect("a count"), 2);
+    assert_eq!(cli.json("queue dead purge mails b --yes")["count"], 1);
+    assert_eq!(cli.json("queue dead list mails")[0]["task"], "c");
+    assert_eq!(cli.json("queue dead replay mails --all --yes")["count"], 1);
+    die(&mails, 2).await;
+    assert_eq!(cli.json("queue dead purge mails --all --yes")["count"], 2);
+    assert_eq!(cli.json("queue counts mails")["dead"], 0);
+}

@@ -1,0 +1,117 @@
+//! `millstream doctor` and `verify`: exit code 3 if something is wrong.
+
+use std::time::Duration;
+
+use millstream::Namespace;
+use millstream::delay::DelayQueue;
+use millstream::layers::core::TopicPartition;
+use millstream::layers::core::keys::Keys;
+use millstream::layers::core::schedule::Shard;
+use serde_json::{Value, json};
+
+use crate::cli::Cli;
+use crate::seed;
+use crate::server::Server;
+
+fn keys(cli: &Cli) -> Keys {
+    Keys::within(&Namespace::new(&cli.namespace).expect("a name"))
+}
+
+#[tokio::test]
+async fn the_doctor_tells_the_worst_first() {
+    let cli = Cli::at(Server::builder().appendonly(true).arg("--maxmemory", "1gb").start().url());
+    assert_eq!(cli.run("doctor").code, 1, "its server is gone already");
+
+    let server = Server::builder().appendonly(true).arg("--maxmemory", "1gb").start();
+    let sound = Cli::at(server.url()).json("doctor --strict");
+    assert_eq!(sound["sound"], true, "{sound}");
+    let reports = sound["reports"].as_array().expect("a list");
+    assert!(
+        reports.iter().all(|it| it["level"] == "ok") && reports.iter().any(|it| it["subject"] == "version")
+    );
+
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    let wrong = cli.json_with(3, "doctor");
+    assert_eq!((&wrong["sound"], &wrong["reports"][0]["level"]), (&json!(false), &json!("error")), "{wrong}");
+    assert_eq!(wrong["reports"][0]["subject"], "appendonly");
+    let text = cli.run("doctor");
+    assert_eq!(text.code, 3);
+    assert!(text.stdout.starts_with("error  appendonly"), "{text:?}");
+    assert!(!text.stdout.contains('\u{1b}'), "a pipe has no colours");
+
+    server.cli(&["CONFIG", "SET", "appendonly", "yes"]);
+    assert_eq!(cli.json("doctor")["sound"], true, "a warning is not an error");
+    assert_eq!(cli.json_with(3, "doctor --strict")["reports"][0]["subject"], "memory");
+}
+
+#[tokio::test]
+async fn what_verify_finds_is_repaired_if_it_is_asked() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    let mq = cli.mq().await;
+    seed::orders(&mq, 10).await;
+    seed::handled(&mq, 10, &[]).await;
+    let sound = cli.json("verify orders");
+    assert_eq!((&sound["sound"], &sound["findings"]), (&json!(true), &json!([])));
+    assert!(sound["looked_at"].as_u64() > Some(0), "{sound}");
+
+    // A group is lost on one partition, and stands beyond the end on the other.
+    let log = |partition| {
+        keys(&cli).log(&TopicPartition::new("orders".parse().expect("a name"), partition)).to_string()
+    };
+    server.cli(&["XGROUP", "DESTROY", &log(0), "billing"]);
+    server.cli(&["XGROUP", "SETID", &log(1), "billing", "99999999999999-0"]);
+    let faults = |of: &Value| {
+        let findings = of["findings"].as_array().expect("a list");
+        let mut faults: Vec<_> = findings
+            .iter()
+            .map(|it| (it["fault"].as_str().unwrap_or("?"), it["repaired"].as_str().unwrap_or("?")))
+            .collect();
+        faults.sort_unstable();
+        faults.into_iter().map(|(fault, repaired)| format!("{fault} {repaired}")).collect::<Vec<_>>()
+    };
+    let planted = ["group_missing not_asked", "position_ahead not_asked"];
+    let found = cli.json_with(3, "verify orders");
+    assert_eq!((faults(&found), &found["sound"]), (planted.map(str::to_owned).to_vec(), &json!(false)));
+    assert_eq!(faults(&cli.json_with(3, "verify orders --repair --dry-run")), planted);
+    assert!(cli.fails(2, "verify orders --repair").contains("say --yes"));
+    assert_eq!(faults(&cli.json_with(3, "verify orders")), planted, "nothing was done");
+    let cut = cli.json_with(3, "verify orders --limit 1");
+    assert_eq!((&cut["cut"], &cut["sound"]), (&json!(true), &json!(false)));
+    let text = cli.run("verify orders");
+    assert!(text.code == 3 && text.stdout.contains("position_ahead  orders/1 of billing"), "{text:?}");
+    assert!(text.stdout.contains(": not sound"), "{text:?}");
+
+    let repaired = cli.json("verify orders --repair --yes");
+    assert_eq!(faults(&repaired), ["group_missing yes", "position_ahead yes"]);
+    assert_eq!(cli.json("verify orders")["findings"], json!([]));
+}
+
+#[tokio::test]
+async fn a_delay_queue_is_verified_too() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    let mq = cli.mq().await;
+    let mails = DelayQueue::<String>::new("mails").open(mq.backend()).await.expect("a queue");
+    mails.schedule(&"hello".to_owned()).id("a").delay(Duration::from_secs(3_600)).await.expect("scheduled");
+    assert_eq!(cli.json("verify --queue mails")["sound"], true);
+    let place = Shard::new("mails".parse().expect("a name"), 0).into();
+    server.cli(&["ZREM", &keys(&cli).delay(&place).to_string(), "a"]);
+    let found = cli.json_with(3, "verify --queue mails");
+    assert_eq!(
+        (&found["queue"], &found["findings"][0]["fault"]),
+        (&json!("mails"), &json!("body_stranded")),
+        "{found}"
+    );
+    assert_eq!(cli.json("verify --queue mails --repair --yes")["sound"], true);
+}
+
+#[test]
+fn what_is_not_there_cannot_be_verified() {
+    let cli = Cli::new();
+    assert_eq!(cli.fails(1, "verify nope"), "error: topic nope does not exist\n");
+    assert!(cli.fails(1, "verify --queue nope").contains("nope"));
+    assert_eq!(cli.run("verify").code, 2);
+    assert_eq!(cli.run("verify a --queue b").code, 2);
+}
