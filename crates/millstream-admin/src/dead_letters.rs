@@ -78,6 +78,8 @@ pub struct Survey {
     pub partitions: BTreeMap<Partition, u64>,
     /// The first of those that fit.
     pub sample: Vec<DeadLetter>,
+    /// Up to where it looked. As [`DeadLetterFilter::up_to`] it keeps what dies later out of what is done afterwards.
+    pub ends: BTreeMap<Partition, MessageId>,
 }
 
 /// What came of putting letters back.
@@ -183,8 +185,12 @@ impl DeadLetterQueue {
         limit: Option<u64>,
         sample: usize,
     ) -> Result<Survey> {
-        let mut walk = self.walk(filter, limit).await?;
-        let mut survey = Survey::default();
+        let ends = self.ends(filter).await?;
+        let of = self.lanes(filter).into_iter().map(|tp| tp.partition).zip(ends.iter().copied()).collect();
+        let route =
+            Route { newest_first: false, after: None, ends: Some(ends), limit: limit.unwrap_or(u64::MAX) };
+        let mut walk = self.walk_by(filter, route);
+        let mut survey = Survey { ends: of, ..Survey::default() };
         while !walk.is_done() {
             for letter in walk.run_once(PORTION).await? {
                 survey.matched += 1;

@@ -94,7 +94,7 @@ impl Sampler {
     /// A sampler over a backend.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for an interval below 100 ms.
+    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) for an interval below 100 ms.
     pub fn new(backend: Backend, observer: Arc<MetricsObserver>, config: SamplerConfig) -> Result<Self> {
         config.check()?;
         let (answered, pins, last) = (Mutex::default(), Mutex::default(), Mutex::default());

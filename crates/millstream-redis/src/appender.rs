@@ -85,6 +85,9 @@ impl StreamAppender {
         for (at, begun) in asking.enumerate() {
             begun.failed = Some(if opened && at >= heard {
                 Error::new(ErrorKind::Unavailable, format!("not sent: {error}"))
+            } else if opened {
+                // Whatever went wrong, it may be stored.
+                Error::new(ErrorKind::Unconfirmed, error.to_string())
             } else {
                 error.duplicate()
             });

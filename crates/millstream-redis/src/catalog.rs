@@ -246,7 +246,9 @@ impl Catalog for RedisBackend {
         let position = position(start)?;
         let new = self.register(&topic.name, group, Mode::Create).await?;
         let all: Vec<TopicPartition> = topic.iter().collect();
-        Ok(GroupCreated { new, partitions: self.create_on(&all, group, &position).await? })
+        let partitions = self.create_on(&all, group, &position).await?;
+        self.undo_if_deleted(&all, group).await?;
+        Ok(GroupCreated { new, partitions })
     }
 
     async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>> {

@@ -79,7 +79,12 @@ impl Pipe {
                 self.written += written;
                 return Ok(false);
             }
+            let cut = self.written > 0;
             (self.sent, self.written) = (self.sent + 1, 0);
+            if cut {
+                // It took a while: the time for the answer begins now.
+                return Ok(false);
+            }
         }
         let Some(oldest) = self.requests.front() else { return Ok(false) };
         if !self.scanning {

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::dead_letters::MAX_HOLD;
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Observer;
 use millstream_core::{Backend, Error, ErrorKind, GroupName, Topic};
@@ -53,6 +54,9 @@ impl Default for DeadLetterConfig {
 
 impl DeadLetterConfig {
     fn check(&self, problems: &mut Problems) {
+        problems.require(self.hold <= MAX_HOLD, || {
+            format!("hold is {:?}, at most {MAX_HOLD:?} are allowed", self.hold)
+        });
         problems.require(self.hold >= Duration::from_secs(1), || {
             format!("hold is {:?}, at least 1s is needed to renew it in time", self.hold)
         });

@@ -1,5 +1,7 @@
 //! Which dead letters are meant.
 
+use std::collections::BTreeMap;
+
 use millstream_core::inspect::Range;
 use millstream_core::{DeadLetter, Limits, MessageId, Partition, Reason};
 
@@ -26,6 +28,8 @@ pub struct DeadLetterFilter {
     pub died_from: Option<u64>,
     /// Died before this time.
     pub died_before: Option<u64>,
+    /// Not behind these ids of their partitions, and of no other partition: what a [`Survey`](crate::Survey) has seen.
+    pub up_to: Option<BTreeMap<Partition, MessageId>>,
     /// Key, header and payload; its [`id`](Filter::id) is that of the dead letter. What cannot be read does not fit one
     /// that asks for any of the three.
     pub message: Filter,
@@ -44,6 +48,10 @@ impl DeadLetterFilter {
         let partition = letter.topic_partition.partition;
         let attempts = self.min_attempts.unwrap_or(0)..=self.max_attempts.unwrap_or(u32::MAX);
         self.partitions.as_ref().is_none_or(|some| some.contains(&partition))
+            && self
+                .up_to
+                .as_ref()
+                .is_none_or(|ends| ends.get(&partition).is_some_and(|end| letter.id <= *end))
             && self.ids.as_ref().is_none_or(|some| some.contains(&letter.id))
             && self.message.id.is_none_or(|id| id == letter.id)
             && self.origin.is_none_or(|id| id == letter.origin)

@@ -68,6 +68,14 @@ impl Grave {
         Self { backend, letters, topic, group }
     }
 
+    /// Another letter, with the number of one that was there before.
+    pub(crate) async fn die(&self, number: u32) {
+        let letter = letter(number, &self.topic, &self.group);
+        let role = &self.backend.dead_letters;
+        let put = role.put(&letter.topic_partition, &self.group, std::slice::from_ref(&letter), true).await;
+        assert!(put.expect("put")[0].is_some());
+    }
+
     /// Claims letters for somebody.
     pub(crate) async fn claim(&self, letters: &[DeadLetter], by: &str, hold: Duration) {
         for letter in letters {
@@ -263,4 +271,24 @@ async fn what_was_left_or_claimed_is_listed_like_all() {
     role.settle(&all[0].topic_partition, &grave.group, Some("me"), &leave).await.expect("left");
     assert_eq!(grave.letters.list(10).await.expect("listed").len(), 3);
     assert_eq!(grave.letters.replay_all().await.expect("replayed"), 2, "not what somebody has");
+}
+
+/// Who was asked about three letters has said nothing of the thousand that died since.
+#[tokio::test(start_paused = true)]
+async fn what_dies_after_a_survey_is_not_meant() {
+    let grave = Grave::new(9).await;
+    let survey = grave.letters.survey(&rejected(), None, 1).await.expect("a survey");
+    assert_eq!(survey.matched, 3);
+    for number in [0, 3, 6, 30, 31, 32] {
+        grave.die(number).await;
+    }
+    let filter = DeadLetterFilter { up_to: Some(survey.ends), ..rejected() };
+    assert_eq!(grave.letters.purge_where(&filter, None).await.expect("purged"), 3);
+    assert_eq!(grave.count().await, 12);
+    // Nothing was there, so nothing is meant.
+    let empty = Grave::new(0).await;
+    let survey = empty.letters.survey(&rejected(), None, 1).await.expect("a survey");
+    empty.die(0).await;
+    let filter = DeadLetterFilter { up_to: Some(survey.ends), ..rejected() };
+    assert_eq!(empty.letters.purge_where(&filter, None).await.expect("purged"), 0);
 }

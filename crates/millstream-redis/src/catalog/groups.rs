@@ -131,17 +131,26 @@ impl RedisBackend {
         let [on_log, on_retry_log] = reply::tuple(Value::Array(self.inner.pool.send(&pipe).await?))?;
         let missing = created(on_log, &log)?;
         created(on_retry_log, &retry_log)?;
-        // Somebody may have begun to delete it meanwhile, and have been here already.
+        self.undo_if_deleted(std::slice::from_ref(topic_partition), group).await?;
+        Ok(missing)
+    }
+
+    /// Somebody may have begun to delete a group while it was created, and have been everywhere already: then it goes.
+    pub(super) async fn undo_if_deleted(&self, on: &[TopicPartition], group: &GroupName) -> Result<()> {
+        let keys = &self.inner.keys;
+        let Some(TopicPartition { topic, .. }) = on.first() else { return Ok(()) };
         let state = keys.group_state(topic, group);
         let mut pipe = Pipeline::new();
         pipe.cmd("HMGET").arg(state.as_str()).arg(&["deleting", "deleted"]);
         if self.inner.one(&state, &pipe).await? == Value::Array(vec![Value::Nil, Value::Nil]) {
-            return Ok(missing);
+            return Ok(());
         }
-        let mut pipe = Pipeline::with_capacity(2);
-        pipe.cmd("XGROUP").arg("DESTROY").arg(log.as_str()).arg(group.as_str());
-        pipe.cmd("UNLINK").arg(retry_log.as_str());
-        self.inner.pool.send(&pipe).await?;
+        for tp in on {
+            let mut pipe = Pipeline::with_capacity(2);
+            pipe.cmd("XGROUP").arg("DESTROY").arg(keys.log(tp).as_str()).arg(group.as_str());
+            pipe.cmd("UNLINK").arg(keys.retry_log(tp, group).as_str());
+            self.inner.pool.send(&pipe).await?;
+        }
         Err(gone(topic, group))
     }
 }

@@ -112,19 +112,39 @@ impl Desk {
             self.swept = Some(Instant::now());
         }
         let topic = self.backend.catalog.topic(&self.topic).await?;
+        // A partition that cannot be asked keeps no other one waiting.
+        let mut failed = None;
         for topic_partition in topic.iter() {
-            let mut more = true;
-            while more && !self.stop.is_cancelled() {
-                let after = self.seen.get(&topic_partition).copied().unwrap_or(MessageId::ZERO);
-                let range = Range { after, ..Range::ALL };
-                let role = &self.backend.dead_letters;
-                let page = role.list(&topic_partition, &self.group, range, PAGE).await?;
-                more = page.more;
-                let Some(last) = page.items.last().map(|letter| letter.id) else { break };
-                self.work(&topic_partition, page.items, codec, handler).await?;
-                if !self.stop.is_cancelled() {
-                    self.seen.insert(topic_partition.clone(), last);
-                }
+            if let Err(error) = self.partition(&topic_partition, codec, handler).await {
+                failed.get_or_insert(error);
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn partition<T, F, Fut>(
+        &mut self,
+        topic_partition: &TopicPartition,
+        codec: &'static dyn Codec<T>,
+        handler: &F,
+    ) -> Result<()>
+    where
+        T: Send + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        let mut more = true;
+        while more && !self.stop.is_cancelled() {
+            let after = self.seen.get(topic_partition).copied().unwrap_or(MessageId::ZERO);
+            let range = Range { after, ..Range::ALL };
+            let role = &self.backend.dead_letters;
+            let page = role.list(topic_partition, &self.group, range, PAGE).await?;
+            more = page.more;
+            let Some(last) = page.items.last().map(|letter| letter.id) else { break };
+            self.work(topic_partition, page.items, codec, handler).await?;
+            if !self.stop.is_cancelled() {
+                self.seen.insert(topic_partition.clone(), last);
             }
         }
         Ok(())

@@ -59,6 +59,13 @@ impl Bounded {
         let Some(bound) = self.bound.get() else { return self.log.append(batch).await };
         let full = match self.full(batch, deadline).await {
             Ok(full) => full,
+            // Each is told for itself what it meets.
+            Err(error) if error.kind() == ErrorKind::WrongType => return self.measured(batch).await,
+            // That was a question: nothing was sent.
+            Err(error) if error.kind() == ErrorKind::Unconfirmed => {
+                let error = Error::new(ErrorKind::Unavailable, format!("not sent: {error}"));
+                return batch.iter().map(|_| Err(error.duplicate())).collect();
+            }
             Err(error) => return batch.iter().map(|_| Err(error.duplicate())).collect(),
         };
         if full.is_empty() {

@@ -1,5 +1,6 @@
 //! What a batcher carries, and where it brings it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -59,22 +60,22 @@ pub(super) trait Sink<C: Cargo>: Send {
     fn stored(&self, topic: &TopicName, messages: usize, observer: &dyn Observer);
 }
 
-/// One request after the other.
-struct InTurn<D>(Option<BoxFuture<'static, Vec<Result<D>>>>);
+/// One request after the other, the oldest first.
+struct InTurn<D>(VecDeque<BoxFuture<'static, Vec<Result<D>>>>);
 
 impl<D> InTurn<D> {
     fn begin(&mut self, request: BoxFuture<'static, Vec<Result<D>>>) {
-        self.0 = Some(request);
+        self.0.push_back(request);
     }
 
     fn is_busy(&self) -> bool {
-        self.0.is_some()
+        !self.0.is_empty()
     }
 
     async fn finish(&mut self) -> Vec<Result<D>> {
-        let Some(request) = &mut self.0 else { return Vec::new() };
+        let Some(request) = self.0.front_mut() else { return Vec::new() };
         let results = request.await;
-        self.0 = None;
+        self.0.pop_front();
         results
     }
 }
@@ -83,6 +84,9 @@ impl<D> InTurn<D> {
 pub(super) struct ToLog {
     /// Where partitions have no bound, if the log has something better than one request after the other.
     appender: Option<Box<dyn Appender>>,
+    /// What was begun there and is not told of. A topic can be given a bound, or lose it, at any time: what is under way
+    /// decides where the next one goes, so that none goes beside another.
+    appending: usize,
     bounded: Arc<Bounded>,
     in_turn: InTurn<MessageId>,
 }
@@ -90,7 +94,8 @@ pub(super) struct ToLog {
 impl ToLog {
     pub(super) fn new(log: Arc<dyn Log>, bound: Bound, on_full: OnFull) -> Self {
         let appender = log.appender();
-        Self { appender, bounded: Arc::new(Bounded::new(log, bound, on_full)), in_turn: InTurn(None) }
+        let bounded = Arc::new(Bounded::new(log, bound, on_full));
+        Self { appender, appending: 0, bounded, in_turn: InTurn(VecDeque::new()) }
     }
 }
 
@@ -105,8 +110,12 @@ impl Sink<Append> for ToLog {
     }
 
     fn begin(&mut self, batch: Arc<Vec<Append>>, deadline: Instant) {
+        let direct = !self.in_turn.is_busy() && (self.appending > 0 || !self.bounded.is_bound());
         match &mut self.appender {
-            Some(appender) if !self.bounded.is_bound() => appender.begin(batch),
+            Some(appender) if direct => {
+                appender.begin(batch);
+                self.appending += 1;
+            }
             _ => {
                 let bounded = self.bounded.clone();
                 self.in_turn.begin(Box::pin(async move { bounded.append(&batch, deadline).await }));
@@ -116,7 +125,11 @@ impl Sink<Append> for ToLog {
 
     async fn finish(&mut self) -> Vec<Result<MessageId>> {
         match &mut self.appender {
-            Some(appender) if !self.in_turn.is_busy() => appender.finish().await,
+            Some(appender) if self.appending > 0 => {
+                let results = appender.finish().await;
+                self.appending -= 1;
+                results
+            }
             _ => self.in_turn.finish().await,
         }
     }
@@ -134,7 +147,7 @@ pub(super) struct ToSchedule {
 
 impl ToSchedule {
     pub(super) fn new(schedule: Arc<dyn Schedule>) -> Self {
-        Self { schedule, in_turn: InTurn(None) }
+        Self { schedule, in_turn: InTurn(VecDeque::new()) }
     }
 }
 

@@ -19,6 +19,9 @@ pub enum OnFull {
     Reject,
 }
 
+/// The longest time that can be waited for: a year.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3_600);
+
 /// How a producer works.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -31,7 +34,9 @@ pub struct ProducerConfig {
     /// Bytes of messages that may wait or be under way. When it is full, sends wait. Default: 32 MiB.
     pub buffer_memory: usize,
     /// How long a send may take altogether, waiting for room and for a server that is away included, before
-    /// it fails. Default: 30 s.
+    /// it fails. Default: 30 s; at most a year. Messages of one request share the time of the first of them. A request that
+    /// the server refused while it was coming or going fails earlier if a later one was stored meanwhile: sent again, it
+    /// would come after it.
     pub delivery_timeout: Duration,
     /// What is done with messages to a partition that is full. Default: [`OnFull::Wait`]. Topics have no bound unless they
     /// are given one.
@@ -75,6 +80,9 @@ impl ProducerConfig {
             format!("refresh is {refresh:?}, at least 100ms are needed")
         });
         problems.require(!self.delivery_timeout.is_zero(), || "delivery_timeout is zero".into());
+        problems.require(self.delivery_timeout <= LONGEST, || {
+            format!("delivery_timeout is {:?}, at most {LONGEST:?} are allowed", self.delivery_timeout)
+        });
         problems.require(self.linger < self.delivery_timeout, || {
             format!("linger ({:?}) is not below delivery_timeout ({:?})", self.linger, self.delivery_timeout)
         });

@@ -142,7 +142,12 @@ impl<C: Cargo> Sender<C> {
             let nothing = self.under_way[at].messages.is_empty();
             answers.push_back(if nothing { Vec::new() } else { self.sink.finish().await });
         }
-        let overtaken = answers.iter().any(|results| !results.is_empty() && !is_away(results));
+        // Stored, or who knows.
+        let stored = |result: &Result<C::Done>| match result {
+            Ok(_) => true,
+            Err(error) => error.kind() == ErrorKind::Unconfirmed,
+        };
+        let overtaken = answers.iter().flatten().any(stored);
         let late = self.under_way.front().is_some_and(|batch| Instant::now() + pause >= batch.deadline);
         if overtaken {
             return answers.into_iter().for_each(|results| self.tell(results));

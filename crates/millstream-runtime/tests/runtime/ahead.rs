@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use millstream_core::{ErrorKind, MessageId};
+use millstream_core::{ErrorKind, MessageId, TopicChange};
 use millstream_runtime::{Producer, Record};
 use tokio::time::Instant;
 
-use crate::support::{Bench, MS, NUMBERS, bench};
+use crate::support::{Bench, MS, NUMBERS, bench, partition};
 
 /// Requests of ten messages, each of which takes 10 ms.
 async fn ahead() -> (Bench, Producer<u64>) {
@@ -62,6 +62,25 @@ async fn what_was_overtaken_has_failed_and_is_not_sent_again() {
     assert!(sent[..10].iter().all(|sent| *sent == Err(ErrorKind::Unavailable)), "{sent:?}");
     assert!(in_order(&sent[10..]), "{sent:?}");
     assert_eq!(*bench.log.appends.lock().expect("lock"), [10; 4]);
+}
+
+/// From then on somebody looks for room first, and one request goes at a time.
+#[tokio::test(start_paused = true)]
+async fn a_bound_that_comes_while_requests_are_under_way_loses_and_turns_round_nothing() {
+    for refusals in [0, 2, 6, 12] {
+        let (bench, _) = ahead().await;
+        let producer = bench.producing(NUMBERS).max_batch(10).refresh(MS(100)).await.expect("a producer");
+        refuse(&bench, &vec![ErrorKind::Unavailable; refusals]);
+        let alter = async {
+            tokio::time::sleep(MS(30)).await;
+            let change = TopicChange::default().max_length(Some(1_000));
+            bench.backend.catalog.alter_topic(&partition().topic, &change).await.expect("altered");
+        };
+        let (sent, ()) = tokio::join!(send(&producer, 300), alter);
+        assert!(in_order(&sent), "{refusals} refusals: {sent:?}");
+        let stored = bench.backend.log.lengths(&[partition()]).await.expect("a length");
+        assert_eq!(stored, [300], "{refusals} refusals");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,11 +45,18 @@ async fn all_members_hold_at_once_and_go_on_at_once() {
         // Both wait for changes by now.
         sleep(TTL).await;
         pause(&bench, true).await;
-        sleep(MS(100)).await;
+        let both = |state| {
+            let (one, two) = (&one, &two);
+            // Each hears of it within a fraction of a second.
+            eventually(
+                move || [one, two].iter().all(|it| it.health().state == state),
+                move || format!("{state:?}"),
+            )
+        };
+        both(ConsumerState::Paused).await;
         for consumer in [&one, &two] {
             let health = consumer.health();
             assert!(health.topics[0].group_paused && health.is_ready() && health.is_live());
-            assert_eq!(health.state, ConsumerState::Paused);
             consumer.resume();
         }
         produce(&bench, 10).await;
@@ -61,7 +68,7 @@ async fn all_members_hold_at_once_and_go_on_at_once() {
         pause(&bench, false).await;
         until(&seen, 20).await;
         assert!(resumed.elapsed() < MS(500), "{:?}", resumed.elapsed());
-        assert_eq!(one.health().state, ConsumerState::Running);
+        both(ConsumerState::Running).await;
         one.shutdown().await;
         two.shutdown().await;
     }

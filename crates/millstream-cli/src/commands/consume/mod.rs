@@ -18,7 +18,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 use super::message::View;
 use super::message::format::FormatArgs;
 use crate::context::{self, Context};
-use crate::exit::Exit;
+use crate::exit::{Exit, Interrupted};
 use crate::human;
 use crate::parse::{self, Position};
 use exec::Exec;
@@ -31,6 +31,9 @@ const PREFETCH: usize = 512;
 
 /// How long commands that run may go on after the first signal. The second one ends them.
 const UNTIL_THE_SECOND_SIGNAL: Duration = Duration::from_secs(24 * 3_600);
+
+/// How long the server may take in the end to be told what was done.
+const TO_TELL: Duration = Duration::from_secs(30);
 
 /// Handles messages as a member of a group: prints them, or runs a command for each
 ///
@@ -165,7 +168,7 @@ impl Consume {
             }
         };
         match ended {
-            Ended::Done => Ok(puller.shutdown().await),
+            Ended::Done => shut_down(puller).await,
             Ended::Failed(error, unprinted) => {
                 // What was not printed stays pending while this ends, and the next owner gets it first.
                 puller.shutdown_within(Duration::ZERO).await;
@@ -239,7 +242,7 @@ impl Consume {
                 while running.join_next().await.is_some() {}
             }
         }
-        let report = puller.shutdown().await;
+        let report = shut_down(puller).await?;
         match ended {
             Ended::Done => Ok(report),
             Ended::Failed(error, _) => Err(error),
@@ -253,6 +256,21 @@ impl Consume {
             Ok(stats) => Ok(stats.iter().all(|it| it.lag == Some(0) && it.pending == 0 && it.retrying == 0)),
             Err(error) if error.is_transient() => Ok(false),
             other => other.map(|_| false).context("is anything left"),
+        }
+    }
+}
+
+/// Tells the server what was done, as long as that may take, or until a signal that comes now.
+async fn shut_down(puller: Puller<Bytes>) -> Result<Report> {
+    tokio::select! {
+        biased;
+        report = puller.shutdown() => Ok(report),
+        stopped = context::stopped() => {
+            stopped?;
+            Err(Interrupted.into())
+        }
+        () = tokio::time::sleep(TO_TELL) => {
+            bail!("the server could not be told within {TO_TELL:?} what was done: it comes again")
         }
     }
 }

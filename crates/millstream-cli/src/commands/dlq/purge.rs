@@ -35,7 +35,7 @@ struct Purged<'a> {
 
 impl Purge {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let (queue, filter) = self.chosen.open(cx).await?;
+        let (queue, mut filter) = self.chosen.open(cx).await?;
         let limit = self.chosen.limit;
         let (survey, missing) = self.chosen.survey(&queue, &filter).await?;
         let letters = human::of(survey.matched, "dead letter", "dead letters");
@@ -43,8 +43,11 @@ impl Purge {
             let sample = survey.sample.iter().map(Shown).collect();
             let purged = Purged { purged: survey.matched, sample, dry_run: true };
             cx.output.show(&purged, |_| format!("{letters} would be deleted\n{}", table(&survey.sample)))?;
+            missing.check()?;
             return Ok(Exit::Done);
         }
+        // What is asked about is what is done: not what dies while somebody reads the question.
+        filter.up_to = Some(survey.ends.clone());
         if survey.matched > 0 {
             let group = &self.chosen.of.group;
             cx.confirm(&format!("Delete {letters} of {group} for good?"))?;

@@ -1,5 +1,7 @@
 //! `millstream dlq replay`.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, bail};
 use clap::Args;
 use millstream::admin::{Edit, Replay as Settings, ReplayTo, Replayed, Replayer};
@@ -94,6 +96,10 @@ impl Outcome<'_> {
     }
 }
 
+/// For how long errors that may pass are tried again: less than a claim holds.
+const PATIENCE: Duration = Duration::from_secs(20);
+const AGAIN: Duration = Duration::from_millis(250);
+
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
     if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("a rate is more than 0".to_owned()) }
@@ -101,7 +107,7 @@ fn rate(text: &str) -> Result<f64, String> {
 
 impl Replay {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let (queue, filter) = self.chosen.open(cx).await?;
+        let (queue, mut filter) = self.chosen.open(cx).await?;
         let (survey, missing) = self.chosen.survey(&queue, &filter).await?;
         let letters = human::of(survey.matched, "dead letter", "dead letters");
         let to = match &self.to_topic {
@@ -114,8 +120,11 @@ impl Replay {
             cx.output.show(&outcome, |_| {
                 format!("{letters} would be replayed to {to}\n{}", table(&survey.sample))
             })?;
+            missing.check()?;
             return Ok(Exit::Done);
         }
+        // What is asked about is what is done: not what dies while somebody reads the question, or edits.
+        filter.up_to = Some(survey.ends.clone());
         let edit = self.changes(&survey.sample, survey.matched)?;
         if survey.matched > 0 && !self.chosen.is_named() {
             cx.confirm(&format!("Replay {letters} to {to}?"))?;
@@ -131,7 +140,7 @@ impl Replay {
             ..Settings::default()
         };
         let mut replayer = queue.replayer(&filter, settings).await?;
-        let ended = steps(&mut replayer).await;
+        let ended = steps(cx, &mut replayer).await;
         let outcome = Outcome::of(replayer.replayed());
         cx.output.show(&outcome, Outcome::text)?;
         if !ended? {
@@ -161,12 +170,30 @@ impl Replay {
 }
 
 /// All steps; `false` if somebody interrupted them. Between two steps: none is left half done.
-async fn steps(replayer: &mut Replayer) -> Result<bool> {
+async fn steps(cx: &Context, replayer: &mut Replayer) -> Result<bool> {
     let stopped = context::stopped();
     tokio::pin!(stopped);
+    // From now on a signal is noticed, and not the end.
+    tokio::select! {
+        biased;
+        stopped = &mut stopped => {
+            stopped?;
+            return Ok(false);
+        }
+        () = std::future::ready(()) => {}
+    }
+    let since = Instant::now();
     while !replayer.is_done() {
-        replayer.run_once().await?;
-        let pause = if replayer.is_done() { std::time::Duration::ZERO } else { replayer.wait() };
+        match replayer.run_once().await {
+            // What was sent and not deleted is deleted by the next step, if that comes before its claim ends.
+            Err(error) if error.is_transient() && since.elapsed() < PATIENCE => {
+                cx.output.note(&format!("{error}; it is tried again"));
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+            other => other?,
+        }
+        let pause = if replayer.is_done() { Duration::ZERO } else { replayer.wait() };
         tokio::select! {
             biased;
             stopped = &mut stopped => {

@@ -73,6 +73,7 @@ impl Wanted {
             died_from: self.from.map(|when| when.at(now)),
             died_before: self.until.map(|when| when.at(now)),
             message: Filter { id: None, key: text(&self.key), header, payload: text(&self.filter) },
+            up_to: None,
         })
     }
 }

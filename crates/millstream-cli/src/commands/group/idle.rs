@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use millstream::TopicName;
-use millstream::admin::ExpiredGroup;
+use millstream::admin::{ExpiredGroup, InUse};
 use serde::Serialize;
 
 use crate::commands::DryRun;
@@ -144,7 +144,14 @@ impl Expire {
             cx.confirm(&format!(
                 "Delete {groups} of topic {topic} with all that is kept for them, for ever?"
             ))?;
-            view = View::of(topic, false, &admin.expire_groups(topic, self.idle, false).await?);
+            // Of those that were named, the ones for which it is still so.
+            let still = admin.expire_groups(topic, self.idle, true).await?;
+            let named = |it: &ExpiredGroup| found.iter().any(|known| known.group == it.group);
+            let expired: Vec<_> = still.into_iter().filter(named).collect();
+            for it in &expired {
+                admin.delete_group(topic, &it.group, InUse::Refuse).await?;
+            }
+            view = View::of(topic, false, &expired);
         }
         cx.output.show(&view, |view| match (view.dry_run, view.groups.len() as u64) {
             (_, 0) => "no group has expired".to_owned(),

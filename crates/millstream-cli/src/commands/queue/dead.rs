@@ -159,6 +159,8 @@ impl Chosen {
         }
         let done = match (self.dry.dry_run, self.all, deed) {
             (true, ..) => count,
+            // Nobody was asked about what came since.
+            (false, true, _) if count == 0 => 0,
             (false, true, Deed::Replay) => dead.replay_all().await?,
             (false, true, Deed::Purge) => dead.purge_all().await?,
             (false, false, Deed::Replay) => dead.replay(&found).await?,
