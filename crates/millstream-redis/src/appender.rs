@@ -3,17 +3,19 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::log::{Append, Appender};
+use millstream_core::policy::Exponential;
 use millstream_core::topic::TopicPartition;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::backend::Inner;
-use crate::connection::no_answer;
+use crate::connection::{DEMOTED, no_answer};
 use crate::pipe::Pipe;
 use crate::request::Request;
 
@@ -24,6 +26,12 @@ pub(crate) struct StreamAppender {
     begun: VecDeque<Begun>,
     /// Since when nothing has gone out or come in, although something is under way.
     quiet: Instant,
+    /// When the connection was opened.
+    opened: Instant,
+    /// The server takes no writes any more: the address may lead to another one by now.
+    demoted: bool,
+    /// How often in a row no connection could be opened.
+    refused: u32,
 }
 
 enum Link {
@@ -40,20 +48,36 @@ struct Begun {
 
 impl StreamAppender {
     pub(crate) fn new(inner: Arc<Inner>) -> Self {
-        Self { inner, link: Link::Closed, begun: VecDeque::new(), quiet: Instant::now() }
+        let now = Instant::now();
+        Self {
+            inner,
+            link: Link::Closed,
+            begun: VecDeque::new(),
+            quiet: now,
+            opened: now,
+            demoted: false,
+            refused: 0,
+        }
     }
 
     /// Takes a step: opens the connection, or sends and receives. Whether the oldest batch is answered.
     async fn advance(&mut self) -> Result<bool> {
         match &mut self.link {
             Link::Closed => {
-                let dial = self.inner.dial.clone();
-                self.link =
-                    Link::Opening(Box::pin(async move { dial.socket("producer").await.map(Pipe::new) }));
+                let (dial, pause) = (self.inner.dial.clone(), self.pause());
+                self.link = Link::Opening(Box::pin(async move {
+                    sleep(pause).await;
+                    dial.socket("producer").await.map(Pipe::new)
+                }));
                 Ok(false)
             }
             Link::Opening(opening) => {
-                let mut pipe = opening.await?;
+                let opened = opening.await;
+                // Of a server that is away its user knows, and pauses.
+                let refused = opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::Unavailable);
+                self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
+                let mut pipe = opened?;
+                self.opened = Instant::now();
                 for begun in self.begun.iter().filter(|begun| !begun.batch.is_empty()) {
                     pipe.put(request(&self.inner, &begun.batch));
                 }
@@ -63,7 +87,7 @@ impl StreamAppender {
             }
             Link::Open(pipe) => {
                 let limit = self.inner.dial.response_timeout;
-                match timeout_at(self.quiet + limit, pipe.advance()).await {
+                match timeout(limit.saturating_sub(self.quiet.elapsed()), pipe.advance()).await {
                     Ok(answered) => {
                         self.quiet = Instant::now();
                         answered
@@ -74,10 +98,26 @@ impl StreamAppender {
         }
     }
 
+    /// How long to wait before the next attempt: whoever sends again at once shall not make a storm of them.
+    fn pause(&self) -> Duration {
+        match self.refused {
+            0 => Duration::ZERO,
+            times => Exponential::from(Duration::from_millis(20))
+                .up_to(Duration::from_secs(1))
+                .equal_jitter()
+                .delay(times, fastrand::u64(..)),
+        }
+    }
+
     /// The connection is of no use any more: tells apart what the server cannot have heard of.
     fn fail(&mut self, error: &Error) {
         let heard = match std::mem::replace(&mut self.link, Link::Closed) {
-            Link::Open(pipe) => pipe.begun(),
+            Link::Open(pipe) => {
+                let heard = pipe.begun();
+                // Else what the system still holds could be stored long after it was told to be unconfirmed.
+                pipe.abort();
+                heard
+            }
             Link::Closed | Link::Opening(_) => 0,
         };
         let opened = heard > 0 || error.kind() == ErrorKind::Unconfirmed;
@@ -100,7 +140,10 @@ impl StreamAppender {
         let mut replies = pipe.replies();
         let results = batch.iter().map(|append| {
             let id = replies.next().and_then(|mut reply| reply.id());
-            id.map_err(|error| during(error, append))
+            id.map_err(|error| {
+                self.demoted |= error.kind() == ErrorKind::Unavailable;
+                during(error, append)
+            })
         });
         let results = results.collect();
         pipe.next();
@@ -120,9 +163,10 @@ impl Appender for StreamAppender {
             Error::new(ErrorKind::Unavailable, format!("not sent, an earlier append failed: {error}"))
         });
         if let (Link::Open(pipe), None, false) = (&mut self.link, &failed, batch.is_empty()) {
-            // Gone since the last answer: nothing is lost yet.
-            if self.begun.is_empty() && pipe.is_over() {
-                self.link = Link::Closed;
+            // Gone since the last answer, or of no use any more: nothing is lost yet.
+            let over = || pipe.is_over() || (self.demoted && self.opened.elapsed() >= DEMOTED);
+            if self.begun.is_empty() && over() {
+                (self.link, self.demoted) = (Link::Closed, false);
             } else {
                 pipe.put(request(&self.inner, &batch));
             }

@@ -9,6 +9,10 @@ use redis::{ConnectionInfo, IntoConnectionInfo};
 
 use crate::durability::Durability;
 
+/// Between these every limit of time must be: the longest is far above any sensible one, and nothing overflows with it.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_secs(24 * 3_600);
+
 /// How to reach the server.
 ///
 /// ```
@@ -28,7 +32,8 @@ pub struct RedisConfig {
     /// How long opening a connection may take, with its log-in. Default: 5 s.
     pub connect_timeout: Duration,
     /// How long an answer may take, waiting for messages not included. Default: 5 s. Longer where the server
-    /// is far away or runs long commands of others; shorter where a fail-over must be noticed sooner.
+    /// is far away or runs long commands of others; shorter where a fail-over must be noticed sooner. At least 1 ms and
+    /// at most a day, as `connect_timeout`.
     pub response_timeout: Duration,
     /// How many connections serve catalog, statistics and dead letters, at most. Default: 4.
     pub pool_size: usize,
@@ -136,8 +141,8 @@ impl RedisConfig {
         for (name, timeout) in
             [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)]
         {
-            problems.require(timeout >= Duration::from_millis(1), || {
-                format!("{name} is {timeout:?}, at least 1 ms is needed")
+            problems.require((SHORTEST..=LONGEST).contains(&timeout), || {
+                format!("{name} is {timeout:?}, {SHORTEST:?} to {LONGEST:?} are allowed")
             });
         }
         problems.require(self.pool_size >= 1, || "pool_size is 0, at least 1 is needed".into());
@@ -207,5 +212,7 @@ mod tests {
         let error = config.validate().expect_err("four problems");
         assert_eq!(error.kind(), ErrorKind::InvalidConfig);
         assert_eq!(error.problems().len(), 4, "{error}");
+        let for_ever = RedisConfig::new("redis://host").with_response_timeout(Duration::MAX);
+        assert!(for_ever.validate().is_err(), "sums would overflow");
     }
 }

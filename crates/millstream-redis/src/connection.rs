@@ -78,7 +78,7 @@ impl Dial {
                 Ok::<(), std::convert::Infallible>(())
             });
         let connection = self.open(&self.shared, &config, role).await?;
-        Ok(Live { connection, gone, generation: 0 })
+        Ok(Live { connection, gone, opened: Instant::now(), generation: 0 })
     }
 
     async fn open(
@@ -125,6 +125,7 @@ struct Live {
     connection: MultiplexedConnection,
     /// Set when the connection was cut or did not answer in time: the next request opens another.
     gone: Arc<AtomicBool>,
+    opened: Instant,
     /// Which one of its line it is.
     generation: u64,
 }
@@ -223,13 +224,25 @@ impl State {
 
     async fn send_on(&self, mut live: Live, pipe: &Pipeline) -> Result<Vec<Value>> {
         let answer = live.connection.send_packed_commands(pipe, 0, pipe.len()).await;
-        if let Err(error) = &answer
-            && (error.is_io_error() || error.is_unrecoverable_error())
-        {
+        let gone = match &answer {
+            Ok(values) => is_demoted(values) && live.opened.elapsed() >= DEMOTED,
+            Err(error) => error.is_io_error() || error.is_unrecoverable_error(),
+        };
+        if gone {
             live.gone.store(true, Ordering::Release);
         }
         complete(answer, pipe)
     }
+}
+
+/// How old a connection to a server that takes no writes becomes at least: one that stays so is not to be dialled for
+/// every request.
+pub(crate) const DEMOTED: Duration = Duration::from_secs(1);
+
+/// Whether the server has become a replica: after a fail-over the address may lead to another one, if asked again, while
+/// the connection would lead here for ever.
+fn is_demoted(values: &[Value]) -> bool {
+    values.iter().any(|value| matches!(value, Value::ServerError(error) if error.code() == "READONLY"))
 }
 
 /// A shared connection that lives on a thread of its own, with every request on it: neither the connection nor a lock
@@ -281,7 +294,7 @@ impl Line for Pooled {
             other => Error::new(ErrorKind::Unavailable, format!("the server cannot be reached: {other}")),
         })?;
         let answer = connection.send_packed_commands(pipe, 0, pipe.len()).await;
-        if answer.is_err() {
+        if answer.as_ref().map_or(true, |values| is_demoted(values)) {
             // What it still gets to hear would be of no use to the next one.
             drop(deadpool_redis::Connection::take(connection));
         }

@@ -54,6 +54,11 @@ impl Pipe {
         self.requests.push_back(request);
     }
 
+    /// Ends the connection at once, with what is on its way.
+    pub(crate) fn abort(self) {
+        self.stream.abort();
+    }
+
     /// How many requests that are not answered the server may have heard of.
     pub(crate) fn begun(&self) -> usize {
         self.sent + usize::from(self.written > 0)

@@ -77,6 +77,14 @@ impl Stream {
         }
     }
 
+    /// Ends it at once: what it holds and the server has not got shall not arrive later.
+    pub(crate) fn abort(self) {
+        if let Self::Tcp(stream) = self {
+            // At worst it ends as any other.
+            let _ = stream.set_zero_linger();
+        }
+    }
+
     /// Whether the other side has hung up, or said something, although it was not asked.
     pub(crate) fn is_over(&self) -> bool {
         let socket = match self {

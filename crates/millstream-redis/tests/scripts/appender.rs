@@ -181,3 +181,47 @@ async fn a_server_that_says_nothing_is_given_up_in_time() {
     assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
     bench.cmd("CLIENT UNPAUSE").await;
 }
+
+/// After a fail-over the address leads to another server, while the connection would lead to the old one for ever.
+#[tokio::test]
+async fn a_server_that_became_a_replica_is_left() {
+    let mut bench = Bench::private(&[]).await;
+    let mut appender = appender(&bench);
+    appender.begin(batch(&bench.tp, 0..1));
+    assert!(finish(&mut appender).await[0].is_ok());
+    let first = client(&mut bench).await;
+    bench.cmd("REPLICAOF 127.0.0.1 1").await;
+    // Not at once: a replica that stays one is not to be dialled for every request.
+    let started = Instant::now();
+    while client(&mut bench).await == first {
+        appender.begin(batch(&bench.tp, 1..2));
+        assert_eq!(finish(&mut appender).await, [Err(ErrorKind::Unavailable)]);
+        let alike = bench.backend.append(&batch(&bench.tp, 1..2)).await;
+        assert!(alike[0].as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable));
+        assert!(started.elapsed() < LONG, "the connection is kept");
+    }
+    assert!(started.elapsed() >= Duration::from_millis(900), "{:?}", started.elapsed());
+    bench.cmd("REPLICAOF NO ONE").await;
+    appender.begin(batch(&bench.tp, 1..2));
+    assert!(finish(&mut appender).await[0].is_ok());
+    assert_eq!(stored(&mut bench).await, numbers(2));
+}
+
+/// What is refused for good and is sent again at once must not become a storm of connections.
+#[tokio::test]
+async fn refused_credentials_are_tried_now_and_then() {
+    let server = Server::start(&["--requirepass", "first"]);
+    let config = RedisConfig::new(server.url().replace("redis://", "redis://:first@"));
+    let mut bench = Bench::at(config, Some(server)).await;
+    let mut appender = appender(&bench);
+    bench.cmd("CONFIG SET requirepass second").await;
+    let started = Instant::now();
+    let mut attempts = 0;
+    while started.elapsed() < Duration::from_millis(500) {
+        appender.begin(batch(&bench.tp, 0..1));
+        let results = finish(&mut appender).await;
+        assert!(matches!(results[..], [Err(ErrorKind::Denied)]), "{results:?}");
+        attempts += 1;
+    }
+    assert!((2..20).contains(&attempts), "{attempts} attempts in half a second");
+}

@@ -7,6 +7,7 @@ mod cargo;
 mod config;
 mod delayed;
 mod growth;
+mod patience;
 mod record;
 mod sender;
 

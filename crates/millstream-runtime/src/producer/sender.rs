@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::TopicName;
-use millstream_core::error::{ErrorKind, Result};
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::policy::Exponential;
 use tokio::sync::{mpsc, oneshot};
@@ -18,6 +18,7 @@ use super::ProducerConfig;
 use super::batch::{Batch, Reply, UnderWay};
 use super::batcher::Command;
 use super::cargo::{Cargo, Sink};
+use super::patience::Patience;
 
 pub(super) struct Sender<C: Cargo> {
     sink: Box<dyn Sink<C>>,
@@ -28,12 +29,15 @@ pub(super) struct Sender<C: Cargo> {
     closed: bool,
     max_batch: usize,
     linger: Duration,
+    patience: Patience,
     /// What comes next.
     next: Batch<C>,
     /// What the sink has begun, the oldest first.
     under_way: VecDeque<UnderWay<C>>,
     /// How often in a row the server was away.
     failures: u32,
+    /// What it said the last time.
+    away: Option<Error>,
     closing: Vec<oneshot::Sender<()>>,
 }
 
@@ -53,9 +57,11 @@ impl<C: Cargo> Sender<C> {
             closed: false,
             max_batch: config.max_batch,
             linger: config.linger,
+            patience: Patience::default(),
             next: Batch::default(),
             under_way: VecDeque::new(),
             failures: 0,
+            away: None,
             closing: Vec::new(),
         }
     }
@@ -82,8 +88,14 @@ impl<C: Cargo> Sender<C> {
                 self.take_what_is_there();
             }
             let batch = std::mem::take(&mut self.next).close();
-            batch.send(&mut *self.sink);
+            let expired = self.expired(&batch);
+            if expired.is_none() {
+                batch.send(&mut *self.sink);
+            }
             self.under_way.push_back(batch);
+            if let Some(results) = expired {
+                self.tell(results);
+            }
         } else {
             self.wait().await;
         }
@@ -109,6 +121,8 @@ impl<C: Cargo> Sender<C> {
     async fn wait(&mut self) {
         let due = self.due().filter(|_| !self.is_due());
         let more = !self.is_full() && !self.closed;
+        let many = self.under_way.iter().map(|batch| batch.messages.len()).sum::<usize>() >= MANY;
+        let mut watch = self.patience.begin(many);
         let results = tokio::select! {
             biased;
             results = self.sink.finish(), if !self.under_way.is_empty() => Some(results),
@@ -121,7 +135,9 @@ impl<C: Cargo> Sender<C> {
                 None
             }
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => None,
+            () = watch.keep() => None,
         };
+        self.patience.end(&watch);
         if let Some(results) = results {
             self.answer(results).await;
         }
@@ -132,9 +148,10 @@ impl<C: Cargo> Sender<C> {
         let pauses =
             Exponential::from(Duration::from_millis(20)).up_to(Duration::from_secs(1)).equal_jitter();
         if !is_away(&results) {
-            self.failures = 0;
+            (self.failures, self.away) = (0, None);
             return self.tell(results);
         }
+        self.away = results.iter().find_map(|result| result.as_ref().err()).map(Error::duplicate);
         self.failures = self.failures.saturating_add(1);
         let pause = pauses.delay(self.failures, fastrand::u64(..));
         let mut answers = VecDeque::from([results]);
@@ -148,18 +165,28 @@ impl<C: Cargo> Sender<C> {
             Err(error) => error.kind() == ErrorKind::Unconfirmed,
         };
         let overtaken = answers.iter().flatten().any(stored);
-        let late = self.under_way.front().is_some_and(|batch| Instant::now() + pause >= batch.deadline);
         if overtaken {
             return answers.into_iter().for_each(|results| self.tell(results));
         }
-        if late && let Some(results) = answers.pop_front() {
+        let again = Instant::now() + pause;
+        while self.under_way.front().is_some_and(|batch| again >= batch.deadline)
+            && let Some(results) = answers.pop_front()
+        {
             self.tell(results);
-        } else {
-            sleep(pause).await;
         }
+        sleep(pause).await;
         for batch in &self.under_way {
             batch.send(&mut *self.sink);
         }
+    }
+
+    /// What is answered to a batch whose time is over before it could be tried: with a server that is away for long, one
+    /// attempt for each of those that wait would take for ever.
+    fn expired(&self, batch: &UnderWay<C>) -> Option<Vec<Result<C::Done>>> {
+        let away = self.away.as_ref().filter(|_| self.under_way.is_empty())?;
+        let over = !batch.messages.is_empty() && Instant::now() >= batch.deadline;
+        let error = || Error::new(away.kind(), format!("not sent within its time, the last attempt: {away}"));
+        over.then(|| batch.messages.iter().map(|_| Err(error())).collect())
     }
 
     fn tell(&mut self, results: Vec<Result<C::Done>>) {
@@ -202,6 +229,9 @@ impl<C: Cargo> Sender<C> {
         }
     }
 }
+
+/// From so many messages on that wait for an answer, it pays to be awake when it comes.
+const MANY: usize = 16;
 
 /// Whether the server would take none of it now: nothing was done.
 fn is_away<D>(results: &[Result<D>]) -> bool {

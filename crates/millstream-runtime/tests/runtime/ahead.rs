@@ -118,3 +118,35 @@ async fn closing_and_flushing_wait_for_all_that_is_under_way() {
     }
     assert_eq!(producer.send(&1).await.expect_err("closed").kind(), ErrorKind::Closed);
 }
+
+/// A server that is away for long is asked now and then, not once for each message that waits.
+#[tokio::test(start_paused = true)]
+async fn what_waited_too_long_has_failed_without_an_attempt_of_its_own() {
+    let bench = bench();
+    *bench.log.ahead.lock().expect("lock") = true;
+    let producing = bench.producing(NUMBERS).max_batch(1).delivery_timeout(Duration::from_secs(2));
+    let producer = producing.await.expect("a producer");
+    refuse(&bench, &[ErrorKind::Unavailable; 10_000]);
+    let started = Instant::now();
+    let sent = send(&producer, 1_000).await;
+    assert!(sent.iter().all(|sent| *sent == Err(ErrorKind::Unavailable)), "{sent:?}");
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    let attempts = bench.log.appends.lock().expect("lock").len();
+    assert!((4..40).contains(&attempts), "{attempts} attempts in two seconds");
+    bench.log.append_failures.lock().expect("lock").clear();
+    assert!(in_order(&send(&producer, 10).await), "it is back");
+}
+
+/// That was a question: nothing was sent, so nobody needs to fear that it is stored twice.
+#[tokio::test(start_paused = true)]
+async fn a_question_for_room_that_got_no_answer_leaves_nothing_unconfirmed() {
+    let bench = bench();
+    *bench.log.ahead.lock().expect("lock") = true;
+    let topic = || NUMBERS.max_length(100);
+    let producer = bench.producing(topic()).delivery_timeout(MS(500)).await.expect("a producer");
+    bench.log.length_failures.lock().expect("lock").extend([ErrorKind::Unconfirmed; 2]);
+    assert!(in_order(&send(&producer, 5).await), "asked again");
+    let producer = bench.producing(topic()).delivery_timeout(MS(500)).await.expect("a producer");
+    bench.log.length_failures.lock().expect("lock").extend([ErrorKind::Unconfirmed; 1_000]);
+    assert_eq!(send(&producer, 1).await, [Err(ErrorKind::Unavailable)]);
+}

@@ -40,6 +40,7 @@ pub struct Scripted {
     /// Settles are applied and then fail: a lost reply.
     pub lose_settle_replies: Mutex<usize>,
     pub largest_fetch: Mutex<usize>,
+    pub length_failures: Mutex<VecDeque<ErrorKind>>,
 }
 
 /// A handle on it for the backend.
@@ -112,7 +113,10 @@ impl Log for Shared {
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
-        self.inner.lengths(partitions).await
+        match failure(&self.length_failures) {
+            Some(error) => Err(error),
+            None => self.inner.lengths(partitions).await,
+        }
     }
 }
 
@@ -226,6 +230,7 @@ pub fn bench() -> Bench {
         dead_letters_fail: Mutex::default(),
         lose_settle_replies: Mutex::default(),
         largest_fetch: Mutex::default(),
+        length_failures: Mutex::default(),
     });
     backend.log = Arc::new(Shared(log.clone()));
     Bench { memory, backend, log, told: Told::default() }
