@@ -1,32 +1,46 @@
 -- create_topic: stores a topic's settings unless it has some.
 -- KEYS[1] meta HASH the topic's settings
--- KEYS[2] deleted STRING there while it is remembered that the topic was deleted
--- ARGV[1] mode 'create', or 'restore': then not one that was deleted
+-- KEYS[2] deleted STRING when the topic was deleted, in milliseconds, while that is remembered
+-- ARGV[1] mode 'create', or 'restore': then not one that was deleted, nor in the place of one
 -- ARGV[2] partitions how many
 -- ARGV[3] format of keys and fields
 -- ARGV[4] retention when entries leave the log
 -- ARGV[5] max_length of a partition's log, or 0 for no bound
--- returns {partitionCount, format, retention, maxLength or nil, nil}; or the error NOTOPIC while it is being deleted,
---   DELETED where it is to be restored and is being deleted or was
+-- ARGV[6] reborn which topic is to be restored: its 'reborn', or 0
+-- returns {partitionCount, format, retention, maxLength or nil, nil, reborn or nil}; or the error NOTOPIC while it is
+--   being deleted, DELETED where it is to be restored and is being deleted or was, or is another one by now
 local meta, deleted = KEYS[1], KEYS[2]
-local mode, partitions, format, retention, max_length = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local mode, partitions, format, retention, max_length, reborn = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
-local deleting = redis.call('HEXISTS', meta, 'deleting') == 1
-if mode == 'restore' and redis.call('HEXISTS', meta, 'partitionCount') == 0 then
-  if deleting or redis.call('EXISTS', deleted) == 1 then
+local known = redis.call('HMGET', meta, 'partitionCount', 'deleting', 'reborn')
+local when = redis.call('GET', deleted)
+if mode == 'restore' then
+  if not known[1] and (known[2] or when) then
     return redis.error_reply('DELETED the topic was deleted')
+  elseif known[1] and (tonumber(known[3] or '0') or 0) > tonumber(reborn) then
+    return redis.error_reply('DELETED the topic was deleted and created again')
   end
 end
-if deleting then
+if known[2] then
   return redis.error_reply('NOTOPIC the topic is being deleted')
 end
-if redis.call('HSETNX', meta, 'partitionCount', partitions) == 1 then
+-- A topic that is there needs no write: those who consume it start on a server that is full, too.
+if not known[1] then
+  redis.call('HSETNX', meta, 'partitionCount', partitions)
   redis.call('HSETNX', meta, 'format', format)
   redis.call('HSETNX', meta, 'retention', retention)
   if max_length ~= '0' then
     redis.call('HSETNX', meta, 'maxLength', max_length)
   end
+  if when then
+    -- Who still works on the one before is to see that this is another one, whatever the clock says.
+    local time = redis.call('TIME')
+    local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+    redis.call('HSET', meta, 'reborn', string.format('%.0f', math.max(now_ms, (tonumber(when) or 0) + 1)))
+  end
 end
 -- Last: whoever is refused has changed nothing.
-redis.call('DEL', deleted)
-return redis.call('HMGET', meta, 'partitionCount', 'format', 'retention', 'maxLength', 'deleting')
+if when then
+  redis.call('DEL', deleted)
+end
+return redis.call('HMGET', meta, 'partitionCount', 'format', 'retention', 'maxLength', 'deleting', 'reborn')

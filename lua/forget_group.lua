@@ -1,19 +1,37 @@
--- forget_group: marks a group as being deleted, or remembers for a while that it was.
+-- forget_group: marks a group as being deleted, or remembers for a while that it was; takes away its members last.
 -- KEYS[1] groups SET the names of the topic's groups
--- KEYS[2] state HASH 'paused', 'deleting', 'deleted' of the group, each with a time in milliseconds
+-- KEYS[2] state HASH 'paused', 'deleting', 'deleted' of the group, each with a time in milliseconds; 'deletion'
 -- KEYS[3] changes STREAM the newest change of its members alone
--- ARGV[1] stage 'begin'; 'end', or 'never' at the end if it turned out that there was no such group
--- ARGV[2] group its name
--- ARGV[3] remember_ms for how long it is remembered
--- returns 1 if the group was registered, or a deletion of it had begun, else 0
-local groups, state, changes = KEYS[1], KEYS[2], KEYS[3]
-local stage, group, remember_ms = ARGV[1], ARGV[2], ARGV[3]
+-- KEYS[4] members ZSET ids by when their heartbeat runs out, in milliseconds
+-- KEYS[5] member HASH what each member said of itself
+-- KEYS[6] assignment HASH partitions by id
+-- KEYS[7] meta HASH the topic's settings
+-- ARGV[1] stage 'begin'; 'end', or 'never' at the end if it turned out that there was no such group; 'topic' where it
+--   goes with the topic
+-- ARGV[2] deletion a name for it that nobody else has; then the one that the beginning has answered, or the topic's
+-- ARGV[3] group its name
+-- ARGV[4] remember_ms for how long it is remembered
+-- returns at the beginning {deletion, known}: which one is under way, if one was already, and 1 if the group was
+--   registered or its deletion had begun, else 0; then {deletion, 0} of what was under way, or {nil, 0}
+local groups, state, changes, members, member, assignment, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local stage, deletion, group, remember_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
+if stage == 'topic' then
+  local of_topic = redis.call('HGET', meta, 'deletion')
+  if of_topic == deletion then
+    redis.call('UNLINK', members, member, assignment, changes, state)
+  end
+  return { of_topic, 0 }
+end
 local registered = redis.call('SMISMEMBER', groups, group)[1]
-local known = redis.call('HMGET', state, 'deleting', 'deleted')
+local known = redis.call('HMGET', state, 'deleting', 'deleted', 'deletion')
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 redis.call('XLEN', changes)
+if stage ~= 'begin' and known[3] ~= deletion then
+  -- Somebody else has ended this deletion, and the group may have been created since: that one is not to be touched.
+  return { known[3], 0 }
+end
 -- A write that is never refused comes first: then the others pass too when the server is out of memory.
 redis.call('HDEL', state, '')
 if stage == 'begin' then
@@ -22,13 +40,14 @@ if stage == 'begin' then
     redis.call('DEL', state)
     redis.call('HSET', state, 'deleted', known[2])
   end
-  redis.call('HSET', state, 'deleting', now_ms)
+  redis.call('HSET', state, 'deleting', now_ms, 'deletion', known[3] or deletion)
   if redis.call('EXISTS', changes) == 1 then
     -- Who lives and waits for changes is woken, and hears of it.
     redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'deleting', now_ms)
   end
-  return (registered == 1 or known[1]) and 1 or 0
+  return { known[3] or deletion, (registered == 1 or known[1]) and 1 or 0 }
 end
+redis.call('UNLINK', members, member, assignment, changes)
 redis.call('SREM', groups, group)
 local remembered = stage == 'end' and now_ms or known[2]
 redis.call('DEL', state)
@@ -36,4 +55,4 @@ if remembered then
   redis.call('HSET', state, 'deleted', remembered)
   redis.call('PEXPIRE', state, remember_ms)
 end
-return registered
+return { known[3], 0 }

@@ -1,22 +1,38 @@
--- forget_topic: marks a topic as being deleted: from then on it is not there for anybody else.
+-- forget_topic: marks a topic as being deleted: from then on it is not there for anybody else. Takes the mark off last.
 -- KEYS[1] meta HASH the topic's settings
--- KEYS[2] deleted STRING there while it is remembered that the topic was deleted
--- ARGV[1] remember_ms for how long that is
--- returns how many partitions it has or had, or nil if there is no such topic
-local meta, deleted = KEYS[1], KEYS[2]
-local remember_ms = ARGV[1]
+-- KEYS[2] deleted STRING when the topic was deleted, in milliseconds, while that is remembered
+-- KEYS[3] partitions SET the keys of the topic's logs
+-- KEYS[4] groups SET the names of the topic's groups
+-- ARGV[1] stage 'begin' or 'end'
+-- ARGV[2] deletion a name for it that nobody else has; at the end the one that the beginning has answered
+-- ARGV[3] remember_ms for how long it is remembered
+-- returns at the beginning {deletion, partitions or nil}: which one is under way, if one was already, and how many
+--   partitions the topic has or had, if there is one; at the end {deletion, nil} of what was under way, or {nil, nil}
+local meta, deleted, partitions, groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local stage, deletion, remember_ms = ARGV[1], ARGV[2], ARGV[3]
 
-local known = redis.call('HMGET', meta, 'partitionCount', 'deleting')
-if not known[1] and not known[2] then
-  return nil
+local known = redis.call('HMGET', meta, 'partitionCount', 'deleting', 'deletion', 'reborn')
+if stage == 'end' then
+  -- Somebody else may have ended this deletion, and the topic been created since: that one is not to be touched.
+  if known[3] == deletion then
+    redis.call('UNLINK', partitions, groups, meta)
+  end
+  return { known[3], false }
 end
+local time = redis.call('TIME')
+local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 -- A write that is never refused comes first: then the others pass too when the server is out of memory.
 redis.call('HDEL', meta, '')
-local time = redis.call('TIME')
-local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
-redis.call('SET', deleted, now_ms, 'PX', remember_ms)
-if known[1] then
-  redis.call('HSET', meta, 'deleting', known[1])
-  redis.call('HDEL', meta, 'partitionCount')
+local count = known[1] or known[2]
+if count == '0' then
+  -- Marked by a deletion that found no settings.
+  count = false
+elseif count then
+  -- A topic that is created in its place is to be younger, whatever the clock says.
+  local when = math.max(now_ms, tonumber(known[4] or '0') or 0)
+  redis.call('SET', deleted, string.format('%.0f', when), 'PX', remember_ms)
 end
-return known[1] or known[2]
+-- Also one without settings is marked: somebody may create it before what is left of it is away.
+redis.call('HSET', meta, 'deleting', count or '0', 'deletion', known[3] or deletion)
+redis.call('HDEL', meta, 'partitionCount')
+return { known[3] or deletion, count }

@@ -10,15 +10,19 @@
 -- ARGV[3] ttl_ms how long it counts as alive
 -- ARGV[4] wishes 'max pins': a number or '-', ranges like '0-3,7' or '-'
 -- ARGV[5] joining '1' to take the id over from whoever has it
+-- ARGV[6] reborn which topic of that name it works on: its 'reborn' or 0; '' for whichever is there
 -- returns {version, revision, members, partitions, next_ms, ranges or nil, 1 if the group is paused or 0}, or the error
---   FENCED, NOTOPIC, or DELETED if the group was deleted
+--   FENCED, NOTOPIC, or DELETED if the group was deleted, or the topic, also if it was created again
 local members, member, assignment, changes, meta, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local id, incarnation, ttl_ms, wishes, joining = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local id, incarnation, ttl_ms, wishes, joining, reborn = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local MAX_DROPPED = 1000
 
-local partitions = redis.call('HGET', meta, 'partitionCount')
+local topic = redis.call('HMGET', meta, 'partitionCount', 'reborn')
+local partitions = topic[1]
 if not partitions then
   return redis.error_reply('NOTOPIC the topic is not there')
+elseif reborn ~= '' and (tonumber(topic[2] or '0') or 0) > tonumber(reborn) then
+  return redis.error_reply('DELETED the topic was deleted and created again')
 end
 local of_group = redis.call('HMGET', state, 'deleting', 'deleted', 'paused')
 if of_group[1] or of_group[2] then

@@ -182,7 +182,7 @@ script!(
     /// Says that a member lives, and tells it what it should own.
     HEARTBEAT, "heartbeat",
     ["members", "member", "assignment", "changes", "meta", "state"],
-    ["id", "incarnation", "ttl_ms", "wishes", "joining"]
+    ["id", "incarnation", "ttl_ms", "wishes", "joining", "reborn"]
 );
 script!(
     /// Takes a member out of its group.
@@ -212,7 +212,7 @@ script!(
     /// Stores a topic's settings unless it has some.
     CREATE_TOPIC, "create_topic",
     ["meta", "deleted"],
-    ["mode", "partitions", "format", "retention", "max_length"]
+    ["mode", "partitions", "format", "retention", "max_length", "reborn"]
 );
 script!(
     /// Changes settings of a topic.
@@ -220,15 +220,19 @@ script!(
 );
 script!(
     /// Marks a topic as being deleted.
-    FORGET_TOPIC, "forget_topic", ["meta", "deleted"], ["remember_ms"]
+    FORGET_TOPIC, "forget_topic",
+    ["meta", "deleted", "partitions", "groups"],
+    ["stage", "deletion", "remember_ms"]
 );
 script!(
     /// Registers a group of a topic.
-    CREATE_GROUP, "create_group", ["groups", "state"], ["mode", "group"]
+    CREATE_GROUP, "create_group", ["groups", "state"], ["mode", "group", "start"]
 );
 script!(
     /// Marks a group as being deleted, or remembers that it was.
-    FORGET_GROUP, "forget_group", ["groups", "state", "changes"], ["stage", "group", "remember_ms"]
+    FORGET_GROUP, "forget_group",
+    ["groups", "state", "changes", "members", "member", "assignment", "meta"],
+    ["stage", "deletion", "group", "remember_ms"]
 );
 script!(
     /// Pauses a group as a whole, or lets it go on.

@@ -22,21 +22,17 @@ local all = redis.pcall('XPENDING', stream, group)
 if all.err and not string.find(all.err, 'NOGROUP', 1, true) then
   return all
 end
-local time = redis.call('TIME')
+local time, note = redis.call('TIME'), source .. ':' .. id
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 -- Writes that are never refused come first: then all pass out of memory. With the reads they meet foreign types.
 redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
 redis.call('XDEL', dlq, '0-0')
-local note = source .. ':' .. id
 local rows, entries = redis.pcall('XPENDING', stream, group, id, id, 1), redis.pcall('XRANGE', stream, id, id)
 local pending, entry = not rows.err and rows[1], not entries.err and entries[1] and entries[1][2]
 -- Ids are compared as text: Lua's numbers would lose their last digits.
 local function below(a, b)
-  if #a ~= #b then
-    return #a < #b
-  end
-  return a < b
+  return #a < #b or #a == #b and a < b
 end
 local function before(a, b)
   local a_ms, a_seq = string.match(a, '^(%d+)%-(%d+)$')
@@ -58,17 +54,24 @@ local function delivered()
     end
   end
 end
+-- The body that begins there; one field if it is too large to be copied value by value.
+local function body_of(fields, from)
+  local body = {}
+  for at = from, #fields do
+    body[#body + 1] = fields[at]
+  end
+  return #body > MAX_VALUES and { 'packed', cmsgpack.pack(body) } or body
+end
 
 local due, kept = redis.call('ZSCORE', retry_due, id), redis.call('HEXISTS', retry_items, id) == 1
 if fault == 'retry_lost' and due and not kept then
-  local body = entry
-  if body and #body > MAX_VALUES then
-    body = { 'packed', cmsgpack.pack(body) }
-  end
-  if body then
+  local body = entry and body_of(entry, 1)
+  if body and pending then
+    -- It will be settled where it is.
+    redis.call('ZREM', retry_due, id)
+  elseif body then
     -- As `retry` writes it: attempt, error, history, body.
-    local item = { '2', '', '', unpack(body) }
-    redis.call('HSET', retry_items, id, cmsgpack.pack(item))
+    redis.call('HSET', retry_items, id, cmsgpack.pack({ '2', '', '', unpack(body) }))
   else
     redis.call('XADD', dlq, '*', 'reason', 'orphan', 'attempts', '0', 'error', '', 'origin', id,
       'topic', topic, 'partition', partition, 'group', group, 'history', '')
@@ -83,26 +86,24 @@ elseif fault == 'retry_stranded' and kept and not due then
   end
   return 1
 elseif fault == 'pending_and_parked' and pending then
-  local fields = entry
-  local origin = fields and (source == 'log' and id or fields[3] == 'origin' and fields[4])
+  local origin = entry and (source == 'log' and id or entry[3] == 'origin' and entry[4])
   local dropped = origin and redis.call('ZREM', retry_due, origin) or 0
-  if dropped == 1 then
-    redis.call('HDEL', retry_items, origin)
-  end
+  redis.call('HDEL', retry_items, dropped == 1 and origin or '')
   return dropped
 elseif fault == 'ghost' and pending and not entry then
-  redis.call('XACK', stream, group, id)
   redis.call('HDEL', held, note)
-  return 1
+  return redis.call('XACK', stream, group, id)
 elseif fault == 'note_stray' and not pending then
   return redis.call('HDEL', held, note)
 elseif fault == 'retry_leaked' and source == 'retry' and not pending then
-  local position, fields = delivered(), entry
-  if not position or not fields or before(position, id) or #fields > MAX_VALUES + 8 then
-    return 0
+  local position, again = delivered(), entry and { unpack(entry, 1, 8) }
+  if position and again and not before(position, id) then
+    for _, value in ipairs(body_of(entry, 9)) do
+      again[#again + 1] = value
+    end
+    redis.call('XADD', stream, '*', unpack(again))
+    return redis.call('XDEL', stream, id)
   end
-  redis.call('XADD', stream, '*', unpack(fields))
-  return redis.call('XDEL', stream, id)
 elseif fault == 'consumer_stray' and id ~= owner and not all.err and redis.call('EXISTS', lease) == 0 then
   local ids = {}
   for at, row in ipairs(redis.call('XPENDING', stream, group, 'IDLE', IDLE_MS, '-', '+', 100, id)) do

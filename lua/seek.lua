@@ -4,7 +4,7 @@
 -- KEYS[3] held HASH notes of pending entries by source and id
 -- ARGV[1] token of the lease
 -- ARGV[2] group that reads
--- ARGV[3] position above which reading goes on: an id, '0' or '$'
+-- ARGV[3] position above which reading goes on: an id, '0' or '$'; one beyond the end of the log is its end
 -- ARGV[4] word that differs with every call
 -- returns 1, or the errors FENCED or NOGROUP
 local fence, log, held = KEYS[1], KEYS[2], KEYS[3]
@@ -14,12 +14,36 @@ local MAX_VALUES = 2000
 if redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')
 end
+-- Ids are compared as text: Lua's numbers would lose their last digits.
+local function below(a, b)
+  return #a < #b or #a == #b and a < b
+end
+local function before(a, b)
+  local a_ms, a_seq = string.match(a, '^(%d+)%-(%d+)$')
+  local b_ms, b_seq = string.match(b, '^(%d+)%-(%d+)$')
+  return below(a_ms, b_ms) or a_ms == b_ms and below(a_seq, b_seq)
+end
+local function flat(list)
+  local of = {}
+  for at = 1, #list, 2 do
+    of[list[at]] = list[at + 1]
+  end
+  return of
+end
 -- Read first: a key of a foreign type, or a group that is not there, is found before anything was changed.
 local notes, gone = redis.call('HKEYS', held), {}
 redis.call('XPENDING', log, group)
 -- DESTROY is never refused: then the others pass too when the server is out of memory.
 redis.call('XGROUP', 'DESTROY', log, group)
-redis.call('XGROUP', 'CREATE', log, group, position)
+redis.call('XGROUP', 'CREATE', log, group, '$')
+for _, list in ipairs(position ~= '$' and redis.call('XINFO', 'GROUPS', log) or {}) do
+  local info = flat(list)
+  -- Never beyond the end: what comes would be skipped.
+  if info.name == group and (position == '0' or before(position, info['last-delivered-id'])) then
+    redis.call('XGROUP', 'DESTROY', log, group)
+    redis.call('XGROUP', 'CREATE', log, group, position)
+  end
+end
 for _, note in ipairs(notes) do
   if string.sub(note, 1, 4) == 'log:' then
     gone[#gone + 1] = note

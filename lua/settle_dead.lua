@@ -1,8 +1,9 @@
--- settle_dead: replays, purges or leaves dead letters, unless somebody else has claimed them; each at most once.
+-- settle_dead: replays, purges or leaves dead letters, unless somebody else has or had them; each at most once.
 -- KEYS[1] dlq STREAM the group's dead letters
 -- KEYS[2] retry_log STREAM the group's redeliveries
 -- KEYS[3] dead_claims HASH 'until hold by' by id, in milliseconds; by is '-' for what was left for later
--- ARGV[1] by whose claims do not stand in the way, or '' for nobody's
+-- ARGV[1] by who has claimed them: what somebody else has claimed or left for later is passed over; or '' for who
+--   claims nothing: what anybody has claimed is passed over, and what was left is not
 -- ARGV[2] letters... id, word, and how many values follow, at most 100: 'replay', with the names and values of another
 -- body or none; 'purge'; 'leave', with for how many milliseconds it is left for later
 -- returns {done, ids}: those to which it was done; it stops when bodies come to 1 MiB, those behind the first `done`
@@ -52,7 +53,8 @@ for _ = 1, #ARGV do
   local ends, hold, whose = string.match(known and redis.call('HGET', dead_claims, id) or '', CLAIM)
   -- After the clock went back a claim would hold for longer than it ever asked.
   local holds = ends and tonumber(ends) > now and tonumber(ends) <= now + tonumber(hold) + GRACE_MS
-  if not holds or whose == by or whose == '-' then
+  -- Whoever comes in the name of a claim and finds the letter left has lost it to somebody who has decided otherwise.
+  if not holds or whose == by or whose == '-' and by == '' then
     if word == 'replay' then
       applied = replay(id, first, count)
     elseif word == 'purge' then

@@ -1,20 +1,30 @@
 //! The handle: everything starts here.
 
 use std::fmt;
+use std::sync::Arc;
 
-use millstream_core::{Backend, Error, ErrorKind, TopicName};
+use millstream_core::event::Ignore;
+use millstream_core::{Backend, Error, ErrorKind, Observer, TopicName};
 
 /// What an operator can ask and do. Cloning is cheap.
 #[derive(Clone)]
 pub struct Admin {
     pub(crate) backend: Backend,
+    pub(crate) observer: Arc<dyn Observer>,
 }
 
 impl Admin {
     /// Over a backend.
     #[must_use]
     pub fn new(backend: Backend) -> Self {
-        Self { backend }
+        Self { backend, observer: Arc::new(Ignore) }
+    }
+
+    /// The same; `observer` is told what is done with dead letters
+    /// ([`Event::DeadLetters`](millstream_core::Event::DeadLetters)).
+    #[must_use]
+    pub fn with_observer(self, observer: impl Observer + 'static) -> Self {
+        Self { observer: Arc::new(observer), ..self }
     }
 }
 

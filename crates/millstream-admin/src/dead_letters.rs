@@ -5,12 +5,14 @@ mod filter;
 mod lines;
 mod pace;
 mod replay;
+mod teller;
 mod walk;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use millstream_core::dead_letters::Deed;
+use millstream_core::event::LetterWork;
 use millstream_core::inspect::{MAX_PAGE_BYTES, Range};
 use millstream_core::{
     Backend, DeadLetter, Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicName,
@@ -27,6 +29,7 @@ pub use walk::DeadLetterWalk;
 
 use crate::Admin;
 use crate::cursor::Cursor;
+use teller::Teller;
 use walk::Route;
 
 /// The most letters that are settled or put at once.
@@ -97,6 +100,7 @@ pub struct DeadLetterQueue {
     backend: Backend,
     topic: TopicSpec,
     group: GroupName,
+    teller: Teller,
 }
 
 impl Admin {
@@ -106,7 +110,8 @@ impl Admin {
     /// [`ErrorKind::NotFound`] for a topic that is not there; transient ones.
     pub async fn dead_letters(&self, topic: &TopicName, group: &GroupName) -> Result<DeadLetterQueue> {
         let topic = self.backend.catalog.topic(topic).await?;
-        Ok(DeadLetterQueue { backend: self.backend.clone(), topic, group: group.clone() })
+        let teller = Teller::new(&self.observer, group);
+        Ok(DeadLetterQueue { backend: self.backend.clone(), topic, group: group.clone(), teller })
     }
 }
 
@@ -221,7 +226,9 @@ impl DeadLetterQueue {
     /// Those of [`DeadLetters::settle`](millstream_core::DeadLetters::settle).
     pub async fn replay(&self, letter: &DeadLetter) -> Result<bool> {
         let role = &self.backend.dead_letters;
-        Ok(role.replay(&letter.topic_partition, &self.group, &[letter.id]).await? == 1)
+        let done = role.replay(&letter.topic_partition, &self.group, &[letter.id]).await?;
+        self.teller.of(&letter.topic_partition, LetterWork::Replay, done, 1);
+        Ok(done == 1)
     }
 
     /// Moves every dead letter that is there now back to its group. Gives back how many.
@@ -254,7 +261,7 @@ impl DeadLetterQueue {
     /// there; as [`list`](Self::list).
     pub async fn replayer(&self, filter: &DeadLetterFilter, replay: Replay) -> Result<Replayer> {
         let walk = self.walk(filter, replay.limit).await?;
-        Replayer::new(self.backend.clone(), self.group.clone(), replay, walk).await
+        Replayer::new(self.backend.clone(), self.group.clone(), replay, walk, self.teller.clone()).await
     }
 
     /// Deletes one dead letter for good. False if it was not there any more, or somebody else has claimed it.
@@ -263,7 +270,9 @@ impl DeadLetterQueue {
     /// As [`replay`](Self::replay).
     pub async fn purge(&self, letter: &DeadLetter) -> Result<bool> {
         let role = &self.backend.dead_letters;
-        Ok(role.purge(&letter.topic_partition, &self.group, &[letter.id]).await? == 1)
+        let done = role.purge(&letter.topic_partition, &self.group, &[letter.id]).await?;
+        self.teller.of(&letter.topic_partition, LetterWork::Purge, done, 1);
+        Ok(done == 1)
     }
 
     /// Deletes those that fit and are there now, for good, up to `limit`. Gives back how many; those that somebody has
@@ -281,7 +290,9 @@ impl DeadLetterQueue {
             }
             for (topic_partition, deeds) in partitions {
                 let role = &self.backend.dead_letters;
-                purged += role.settle(&topic_partition, &self.group, None, &deeds).await?.len() as u64;
+                let done = role.settle(&topic_partition, &self.group, None, &deeds).await?.len();
+                self.teller.of(&topic_partition, LetterWork::Purge, done, deeds.len());
+                purged += done as u64;
             }
         }
         Ok(purged)
@@ -299,10 +310,28 @@ impl DeadLetterQueue {
         {
             if last > MessageId::ZERO {
                 let role = &self.backend.dead_letters;
-                purged += role.purge_through(&topic_partition, &self.group, last).await? as u64;
+                let done = role.purge_through(&topic_partition, &self.group, last).await?;
+                self.teller.of(&topic_partition, LetterWork::Purge, done, done);
+                purged += done as u64;
             }
         }
         Ok(purged)
+    }
+
+    /// The next letters of a walk as lines ([`to_line`]), at most so many; they stay where they are.
+    ///
+    /// # Errors
+    /// Those of [`DeadLetterWalk::run_once`].
+    pub async fn export(&self, walk: &mut DeadLetterWalk, most: usize) -> Result<Vec<String>> {
+        let (mut lines, mut partitions) = (Vec::new(), BTreeMap::new());
+        for letter in walk.run_once(most).await? {
+            lines.push(to_line(&letter)?);
+            *partitions.entry(letter.topic_partition).or_default() += 1;
+        }
+        for (topic_partition, count) in partitions {
+            self.teller.of(&topic_partition, LetterWork::Export, count, count);
+        }
+        Ok(lines)
     }
 
     /// Puts letters back that were taken out with [`to_line`], each under a new id. One that is still there is passed
@@ -314,21 +343,30 @@ impl DeadLetterQueue {
     /// have: none is put back. Those of [`DeadLetters::put`](millstream_core::DeadLetters::put); what was put back stays.
     pub async fn import(&self, letters: &[DeadLetter], again: bool) -> Result<Imported> {
         let mut partitions: BTreeMap<&TopicPartition, Vec<DeadLetter>> = BTreeMap::new();
+        self.check(letters)?;
         for letter in letters {
-            self.check(letter)?;
             partitions.entry(&letter.topic_partition).or_default().push(letter.clone());
         }
         let mut imported = Imported::default();
         for (topic_partition, letters) in partitions {
             let put = self.backend.dead_letters.put(topic_partition, &self.group, &letters, again).await?;
-            let passed_over = put.iter().filter(|id| id.is_none()).count() as u64;
-            imported.put += put.len() as u64 - passed_over;
-            imported.passed_over += passed_over;
+            let done = put.iter().flatten().count();
+            self.teller.of(topic_partition, LetterWork::Import, done, put.len());
+            imported.put += done as u64;
+            imported.passed_over += (put.len() - done) as u64;
         }
         Ok(imported)
     }
 
-    fn check(&self, letter: &DeadLetter) -> Result<()> {
+    /// Whether letters can be [put back](Self::import) here, whatever is here already.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for a letter of another topic or group, or of a partition that the topic does not have.
+    pub fn check(&self, letters: &[DeadLetter]) -> Result<()> {
+        letters.iter().try_for_each(|letter| self.fits(letter))
+    }
+
+    fn fits(&self, letter: &DeadLetter) -> Result<()> {
         let TopicPartition { topic, partition } = &letter.topic_partition;
         let bad = |what: String| {
             let message = format!("dead letter {} is of {what}", letter.id);

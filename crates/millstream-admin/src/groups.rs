@@ -46,11 +46,13 @@ impl Admin {
     }
 
     /// Deletes a group with everything that is kept for it: what is pending and parked, its dead letters, members and
-    /// leases. What only it kept in the log is dropped by the next trim.
+    /// leases. What only it kept in the log is dropped by the next trim. Also one that is on a log and not in the topic's
+    /// list, which others may have made: who reads there without us, nobody knows.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic or group that is not there; [`ErrorKind::Exists`] if somebody works in it,
-    /// unless it is forced: who, is said, and nothing was done. Transient ones, after which it can be asked again.
+    /// unless it is forced: who, is said, and nothing was done. [`ErrorKind::WrongType`] if that cannot be found out, unless
+    /// it is forced. Transient ones, after which it can be asked again.
     pub async fn delete_group(&self, topic: &TopicName, group: &GroupName, in_use: InUse) -> Result<()> {
         let spec = self.backend.catalog.topic(topic).await?;
         if in_use == InUse::Refuse {

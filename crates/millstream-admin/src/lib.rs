@@ -33,7 +33,7 @@ pub use messages::{Browse, Filter, Message, Messages};
 pub use owners::{OwnedPartition, Owners, Standing};
 pub use pending::{PendingEntry, PendingOrder, PendingPage, PendingQuery};
 pub use reset::SeekPreview;
-pub use stats::{GroupStats, TopicStats, Totals};
+pub use stats::{GroupStats, TopicStats, TopicSurvey, Totals};
 pub use tail::Tail;
 pub use topics::InUse;
 pub use verify::{Repaired, Verdict, Verified, VerifyOptions, advice};

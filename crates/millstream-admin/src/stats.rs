@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use millstream_core::catalog::PartitionStats;
-use millstream_core::{GroupName, Result, TopicName, TopicSpec};
+use millstream_core::schedule::Waiting;
+use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName, TopicSpec};
 
 use crate::Admin;
 
@@ -73,32 +74,95 @@ pub struct TopicStats {
     pub groups: Vec<GroupStats>,
 }
 
+/// How a topic stands, as far as that can be found out.
+#[derive(Debug)]
+pub struct TopicSurvey {
+    /// The topic as it is stored.
+    pub topic: TopicSpec,
+    /// Messages that were sent for later and wait; or why that cannot be told.
+    pub delayed: Result<Waiting>,
+    /// Each group, by name; or why it cannot be told how that one stands.
+    pub groups: Vec<(GroupName, Result<GroupStats>)>,
+}
+
 impl Admin {
-    /// How a topic stands with all of its groups.
+    /// How a topic stands with all of its groups. One of which that cannot be told fails it;
+    /// [`survey`](Self::survey) tells of the others.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that is not there; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that is not there; [`ErrorKind::WrongType`] that names the key; transient ones.
     pub async fn stats(&self, topic: &TopicName) -> Result<TopicStats> {
-        let spec = self.backend.catalog.topic(topic).await?;
-        let (mut delayed, mut overdue) = (0, 0);
-        for tp in spec.iter() {
-            let waiting = self.backend.schedule.waiting(&tp.into()).await?;
-            (delayed, overdue) = (delayed + waiting.total, overdue + waiting.overdue);
-        }
-        let mut groups = Vec::new();
-        for group in self.backend.catalog.groups(topic).await? {
-            groups.push(self.group_stats(&spec, group).await?);
-        }
-        Ok(TopicStats { topic: spec, delayed, overdue, groups })
+        let survey = self.survey(topic).await?;
+        let delayed = survey.delayed?;
+        let groups = survey.groups.into_iter().map(|(_, stats)| stats).collect::<Result<_>>()?;
+        Ok(TopicStats { topic: survey.topic, delayed: delayed.total, overdue: delayed.overdue, groups })
     }
 
-    async fn group_stats(&self, spec: &TopicSpec, group: GroupName) -> Result<GroupStats> {
-        let partitions = self.backend.catalog.stats(spec, &group).await?;
-        let members = self.backend.members.roster(&spec.name, &group).await?.members.len();
-        let owners = self.backend.inspect.owners(spec, &group).await?;
+    /// How a topic stands with all of its groups, as far as that can be found out: what is wrong with one keeps nothing
+    /// of the others from being told.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic that is not there; what keeps its settings or the list of its groups from being
+    /// read; transient ones.
+    pub async fn survey(&self, topic: &TopicName) -> Result<TopicSurvey> {
+        let spec = self.backend.catalog.topic(topic).await?;
+        let delayed = lasting(self.delayed(&spec).await)?;
+        let mut groups = Vec::new();
+        for group in self.backend.catalog.groups(topic).await? {
+            let stats = lasting(self.stats_of(&spec, &group).await)?;
+            groups.push((group, stats));
+        }
+        Ok(TopicSurvey { topic: spec, delayed, groups })
+    }
+
+    /// How one group of a topic stands; also one that is on a log and not in the topic's list.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a topic or group that is not there; [`ErrorKind::WrongType`] that names the key;
+    /// transient ones.
+    pub async fn group_stats(&self, topic: &TopicName, group: &GroupName) -> Result<GroupStats> {
+        let spec = self.backend.catalog.topic(topic).await?;
+        let listed = self.backend.catalog.groups(topic).await?.contains(group);
+        let stats = self.stats_of(&spec, group).await?;
+        if listed || stats.partitions.iter().any(|partition| partition.position.is_some()) {
+            return Ok(stats);
+        }
+        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist")))
+    }
+
+    /// How many messages of a topic were sent for later and wait.
+    ///
+    /// # Errors
+    /// As [`group_stats`](Self::group_stats).
+    pub async fn waiting(&self, topic: &TopicName) -> Result<Waiting> {
+        self.delayed(&self.backend.catalog.topic(topic).await?).await
+    }
+
+    async fn delayed(&self, spec: &TopicSpec) -> Result<Waiting> {
+        let mut sum = Waiting::default();
+        for tp in spec.iter() {
+            let waiting = self.backend.schedule.waiting(&tp.into()).await?;
+            (sum.total, sum.overdue) = (sum.total + waiting.total, sum.overdue + waiting.overdue);
+        }
+        Ok(sum)
+    }
+
+    async fn stats_of(&self, spec: &TopicSpec, group: &GroupName) -> Result<GroupStats> {
+        let partitions = self.backend.catalog.stats(spec, group).await?;
+        let members = self.backend.members.roster(&spec.name, group).await?.members.len();
+        let owners = self.backend.inspect.owners(spec, group).await?;
         let owned = owners.iter().filter(|owner| owner.holder.is_some()).count();
-        let paused = self.backend.catalog.group_state(&spec.name, &group).await?.paused;
-        Ok(GroupStats { totals: Totals::of(&partitions), group, partitions, paused, members, owned })
+        let paused = self.backend.catalog.group_state(&spec.name, group).await?.paused;
+        let (group, totals) = (group.clone(), Totals::of(&partitions));
+        Ok(GroupStats { totals, group, partitions, paused, members, owned })
+    }
+}
+
+/// An error that passes ends the whole; another one belongs to what was asked for.
+fn lasting<T>(asked: Result<T>) -> Result<Result<T>> {
+    match asked {
+        Err(error) if error.is_transient() => Err(error),
+        other => Ok(other),
     }
 }
 

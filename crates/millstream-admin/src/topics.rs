@@ -68,15 +68,20 @@ impl Admin {
     /// Deletes a topic with everything that is kept for it: nothing is left behind, and nobody else's keys are touched.
     /// Stop its producers first: nobody knows of them, and one that goes on brings the log back.
     ///
+    /// Forced, it also goes if its settings make no sense, or if nobody can say who consumes it. All that stands under one
+    /// of its names goes, whatever it holds; only where the settings, the list of partitions or of groups, or a log is of a
+    /// foreign type, nothing can be done before that key is renamed.
+    ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Exists`] if somebody consumes it, unless it is forced: who, is said, and
-    /// nothing was done. Transient ones, after which it can be asked again.
+    /// nothing was done. [`ErrorKind::Protocol`] and [`ErrorKind::WrongType`] if that cannot be found out, unless it is
+    /// forced. [`ErrorKind::Unsupported`] if a newer version made it. Transient ones, after which it can be asked again.
     pub async fn delete_topic(&self, name: &TopicName, in_use: InUse) -> Result<()> {
         if in_use == InUse::Refuse {
             let spec = match self.backend.catalog.topic(name).await {
                 // Stopped half-way before: the rest is still to be done.
                 Err(error) if error.kind() == ErrorKind::NotFound => None,
-                other => Some(other?),
+                other => Some(other.map_err(unknown)?),
             };
             if let Some(spec) = spec {
                 for group in self.backend.catalog.groups(name).await? {
@@ -93,7 +98,7 @@ impl Admin {
 
     /// Fails if somebody lives in a group, or has a partition of it.
     pub(crate) async fn refuse_in_use(&self, spec: &TopicSpec, group: &GroupName) -> Result<()> {
-        let users = self.users(spec, group).await?;
+        let users = self.users(spec, group).await.map_err(unknown)?;
         if users.is_empty() {
             return Ok(());
         }
@@ -112,5 +117,15 @@ impl Admin {
         users.sort_unstable();
         users.dedup();
         Ok(users)
+    }
+}
+
+/// Why it is not known who uses something.
+fn unknown(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::WrongType | ErrorKind::Protocol => {
+            error.during("it cannot be found out who uses it, so it has to be forced")
+        }
+        _ => error,
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use millstream_core::audit::{Check, Fault, Finding, Remedy, Scope};
 use millstream_core::schedule::Shard;
-use millstream_core::{ErrorKind, QueueName, Result, TopicName};
+use millstream_core::{Error, ErrorKind, QueueName, Result, TopicName};
 
 use crate::Admin;
 
@@ -13,7 +13,7 @@ use crate::Admin;
 pub struct VerifyOptions {
     /// Whether what can be repaired is repaired at once. Default: no.
     pub repair: bool,
-    /// The most findings that are kept: it ends behind them. Default: 10,000.
+    /// The most findings: at the next one it ends, and leaves that as it is. Default: 10,000.
     pub limit: usize,
 }
 
@@ -32,6 +32,8 @@ pub enum Repaired {
     Yes,
     /// It was not so any more.
     Gone,
+    /// It could not be put right, or is so again: it is still wrong.
+    Still,
     /// A person has to decide.
     Person,
 }
@@ -66,10 +68,12 @@ impl Verified {
 }
 
 impl Admin {
-    /// Checks a topic: its settings, every partition, every group on it. In bounded requests, while everything runs.
+    /// Checks a topic: its settings, every partition, every group on it. In bounded requests, while everything runs. Where
+    /// something is repaired it looks again, and tells what is still wrong.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic of which nothing is there; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic of which nothing is there; [`ErrorKind::Unsupported`] for one that a newer
+    /// version made; transient ones.
     pub async fn verify(&self, topic: &TopicName, options: VerifyOptions) -> Result<Verified> {
         let mut pass = Pass::new(self, options);
         pass.scope(&Scope::Topic(topic.clone())).await?;
@@ -82,8 +86,18 @@ impl Admin {
             }
             spec = self.backend.catalog.topic(topic).await;
         }
-        let Ok(spec) = spec else { return Ok(pass.verified) };
-        let groups = self.backend.catalog.groups(topic).await?;
+        let spec = match spec {
+            Ok(spec) => spec,
+            // What there is of it was looked at, and found to be wrong.
+            Err(error) if error.kind() == ErrorKind::NotFound || pass.tells(&error) => {
+                return Ok(pass.verified);
+            }
+            Err(error) => return Err(error),
+        };
+        let groups = match self.backend.catalog.groups(topic).await {
+            Err(error) if pass.tells(&error) => Vec::new(),
+            other => other?,
+        };
         for tp in spec.iter() {
             pass.scope(&Scope::Partition(tp.clone())).await?;
             for group in &groups {
@@ -93,8 +107,7 @@ impl Admin {
                 break;
             }
         }
-        pass.second_look().await?;
-        Ok(pass.verified)
+        pass.end().await
     }
 
     /// Checks every shard of a delay queue.
@@ -106,11 +119,16 @@ impl Admin {
         let mut pass = Pass::new(self, options);
         for shard in 0..spec.shards {
             pass.scope(&Scope::Shard(Shard::new(queue.clone(), shard))).await?;
+            if pass.verified.cut {
+                break;
+            }
         }
-        pass.second_look().await?;
-        Ok(pass.verified)
+        pass.end().await
     }
 }
+
+/// How often it is looked again at most: a repair may lay something else open.
+const LOOKS: usize = 3;
 
 /// One verification on its way.
 struct Pass<'a> {
@@ -120,19 +138,50 @@ struct Pass<'a> {
     known: BTreeSet<(Fault, Scope, String)>,
     /// What is to be looked at once more, at the end: somebody may just be about it.
     suspects: Vec<(Scope, Check, Finding)>,
+    /// Where something was repaired.
+    touched: BTreeSet<Scope>,
+    /// Whether it looks again.
+    again: bool,
 }
 
 impl<'a> Pass<'a> {
     fn new(admin: &'a Admin, options: VerifyOptions) -> Self {
         let (verified, known) = (Verified::default(), BTreeSet::new());
-        Self { admin, options, verified, known, suspects: Vec::new() }
+        Self { admin, options, verified, known, suspects: Vec::new(), touched: BTreeSet::new(), again: false }
+    }
+
+    /// Whether what keeps something from being looked at is among the findings.
+    fn tells(&self, error: &Error) -> bool {
+        let fault = match error.kind() {
+            ErrorKind::WrongType => Fault::WrongType,
+            ErrorKind::Protocol | ErrorKind::Unsupported => Fault::SettingsDamaged,
+            _ => return false,
+        };
+        self.verified.cut || self.known.iter().any(|(known, ..)| *known == fault)
+    }
+
+    /// What is behind the last scope.
+    async fn end(mut self) -> Result<Verified> {
+        self.second_look().await?;
+        // Once more at where something was repaired: what is there again was not put right, what is new is dealt with as
+        // before. The last look repairs nothing, so that everything was seen after it was repaired.
+        let looked_at = self.verified.looked_at;
+        self.again = true;
+        for look in 1..=LOOKS {
+            self.options.repair &= look < LOOKS;
+            for scope in std::mem::take(&mut self.touched) {
+                self.scope(&scope).await?;
+            }
+            self.second_look().await?;
+        }
+        Ok(Verified { looked_at, ..self.verified })
     }
 
     async fn scope(&mut self, scope: &Scope) -> Result<()> {
         for check in scope.checks() {
             match self.check(scope, *check).await {
                 // The check of types tells of it; no other can be made there.
-                Err(error) if error.kind() == ErrorKind::WrongType => {}
+                Err(error) if self.tells(&error) => {}
                 other => other?,
             }
             if self.verified.cut {
@@ -164,17 +213,36 @@ impl<'a> Pass<'a> {
     async fn found(&mut self, finding: Finding) -> Result<()> {
         // A walk may come to the same item twice.
         if !self.known.insert((finding.fault, finding.scope.clone(), finding.id.clone())) {
+            if self.again {
+                self.still(&finding);
+            }
+            return Ok(());
+        }
+        if self.verified.verdicts.len() >= self.options.limit {
+            self.verified.cut = true;
             return Ok(());
         }
         let repaired = match finding.fault.remedy() {
             Remedy::Person => Repaired::Person,
             _ if !self.options.repair => Repaired::NotAsked,
-            _ if self.admin.backend.audit.repair(&finding).await? => Repaired::Yes,
-            _ => Repaired::Gone,
+            _ => {
+                self.touched.insert(finding.scope.clone());
+                let done = self.admin.backend.audit.repair(&finding).await?;
+                if done { Repaired::Yes } else { Repaired::Gone }
+            }
         };
         self.verified.verdicts.push(Verdict { finding, repaired });
-        self.verified.cut = self.verified.verdicts.len() >= self.options.limit;
         Ok(())
+    }
+
+    /// What was taken for right is seen again.
+    fn still(&mut self, seen: &Finding) {
+        let same = |it: &Finding| (it.fault, &it.scope, &it.id) == (seen.fault, &seen.scope, &seen.id);
+        for verdict in self.verified.verdicts.iter_mut().filter(|it| same(&it.finding)) {
+            if matches!(verdict.repaired, Repaired::Yes | Repaired::Gone) {
+                verdict.repaired = Repaired::Still;
+            }
+        }
     }
 
     /// What is seen again was no change that was under way. Each place is looked at once.
@@ -182,7 +250,10 @@ impl<'a> Pass<'a> {
         let suspects = std::mem::take(&mut self.suspects);
         for run in suspects.chunk_by(|a, b| (&a.0, a.1) == (&b.0, b.1)) {
             let Some((scope, check, _)) = run.first() else { continue };
-            let again = self.admin.backend.audit.audit(scope, *check, None).await?.findings;
+            let again = match self.admin.backend.audit.audit(scope, *check, None).await {
+                Err(error) if self.tells(&error) => continue,
+                other => other?.findings,
+            };
             for (_, _, finding) in run {
                 let same = |it: &&Finding| (it.fault, &it.id) == (finding.fault, &finding.id);
                 if let Some(confirmed) = again.iter().find(same) {

@@ -1,9 +1,11 @@
 //! How a command ends: its exit code, and what is said of an error.
 
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Error, Result};
+use millstream::ErrorKind;
 
 use crate::commands::message::plain;
 use crate::output::Closed;
@@ -41,6 +43,26 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
+/// A topic, group or queue that is not there: those who typed its name are told of names that are like it.
+pub(crate) fn not_found(why: String) -> Error {
+    millstream::Error::new(ErrorKind::NotFound, why).into()
+}
+
+/// What can be done about an error, if its kind says that.
+fn advice(error: &Error) -> Option<&'static str> {
+    let error = error.chain().find_map(|it| it.downcast_ref::<millstream::Error>())?;
+    let is_new = error.to_string().starts_with("connect to ");
+    match error.kind() {
+        ErrorKind::Unavailable if is_new => Some("--url or MILLSTREAM_URL says where it is"),
+        ErrorKind::Denied if is_new => {
+            Some("redis://user:password@host in MILLSTREAM_URL, or in the file of --config")
+        }
+        ErrorKind::Denied => Some("`millstream doctor` names every command that this user lacks"),
+        ErrorKind::WrongType => Some("`millstream verify` names every key that somebody else uses"),
+        _ => None,
+    }
+}
+
 /// The exit code; an error is told on stderr first.
 pub(crate) fn code(ended: Result<Exit>) -> ExitCode {
     let error = match ended {
@@ -50,11 +72,11 @@ pub(crate) fn code(ended: Result<Exit>) -> ExitCode {
     };
     let code = code_of(&error);
     if code != 0 {
-        // As lines of clap begin. Whoever closed stderr does not want to know.
-        let _ = std::io::Write::write_fmt(
-            &mut std::io::stderr(),
-            format_args!("error: {}\n", plain::text(format!("{error:#}").as_bytes())),
-        );
+        // As lines of clap begin.
+        let text = plain::text(format!("{error:#}").as_bytes());
+        let advice = advice(&error).map(|advice| format!("; {advice}")).unwrap_or_default();
+        // Whoever closed stderr does not want to know.
+        let _ = writeln!(std::io::stderr(), "error: {text}{advice}");
     }
     ExitCode::from(code)
 }
@@ -77,6 +99,18 @@ mod tests {
     use anyhow::{Context, anyhow};
 
     use super::*;
+
+    #[test]
+    fn what_can_be_done_is_told_once_and_only_where_it_helps() {
+        let of = |kind, text: &str| advice(&Error::new(millstream::Error::new(kind, text)).context("around"));
+        assert!(
+            of(ErrorKind::Denied, "connect to redis://h: no").is_some_and(|it| it.contains("MILLSTREAM_URL"))
+        );
+        assert!(of(ErrorKind::Denied, "append").is_some_and(|it| it.contains("doctor")));
+        assert!(of(ErrorKind::WrongType, "read").is_some_and(|it| it.contains("verify")));
+        assert_eq!(of(ErrorKind::Unavailable, "append"), None, "it is known where it is");
+        assert_eq!(advice(&anyhow!("no server")), None);
+    }
 
     #[test]
     fn an_error_has_the_code_of_its_kind_also_with_words_around_it() {

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::{env, fmt, fs, io};
 
-use anyhow::{Context as _, Result, anyhow};
-use clap::Args;
+use anyhow::{Context as _, Result, anyhow, bail};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args};
 use millstream::{Builder, Millstream};
 use serde::Deserialize;
 
@@ -19,12 +21,15 @@ pub(crate) struct Global {
     /// in the environment or the file: everybody sees the arguments of a process. Default: `redis://127.0.0.1:6379`
     #[arg(long, short, global = true, value_name = "URL", env = "MILLSTREAM_URL", hide_env_values = true)]
     url: Option<String>,
-    /// The prefix of all keys, as the programs that use the queue have it. Default: none
+    /// The prefix of all keys, as the programs that use the queue have it. Default, and if it is empty: none
     #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_NAMESPACE")]
     namespace: Option<String>,
     /// A file of settings (TOML): `url` and `namespace`
-    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG")]
+    #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = path())]
     config: Option<PathBuf>,
+    /// Whether the URL stands on the command line.
+    #[arg(skip)]
+    pub(crate) is_url_typed: bool,
     /// Prints JSON, for programs
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -41,18 +46,42 @@ struct Settings {
     namespace: Option<String>,
 }
 
+/// Also an empty one, which is none.
+fn path() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().map(PathBuf::from)
+}
+
 impl Global {
+    /// Looks where values come from. A variable that is empty is one that is not set, as it is where files of settings
+    /// name all variables; an empty option is an empty value.
+    pub(crate) fn settle(&mut self, matches: &ArgMatches) {
+        let is_from = |id, source| matches.value_source(id) == Some(source);
+        let drops = |id, value: &mut Option<String>| {
+            if is_from(id, ValueSource::EnvVariable) {
+                value.take_if(|it| it.is_empty());
+            }
+        };
+        drops("url", &mut self.url);
+        drops("namespace", &mut self.namespace);
+        self.is_url_typed = is_from("url", ValueSource::CommandLine);
+    }
+
     /// What connects, before it does: for commands that set more.
     ///
     /// # Errors
-    /// A file of settings that was named and is not there, or that cannot be used.
+    /// A file of settings that was named and is not there, or that cannot be used; a URL that is none.
     pub(crate) fn builder(&self) -> Result<Builder> {
         let settings = self.settings()?;
         let url = self.url.clone().or(settings.url).unwrap_or_else(|| URL.to_owned());
+        // None of it is shown: it may have a password.
+        if !url.contains("://") {
+            bail!("the URL of the queue has no scheme: redis://host:port is one");
+        }
         let builder = Millstream::at(url);
         Ok(match self.namespace.clone().or(settings.namespace) {
-            Some(namespace) => builder.namespace(namespace),
-            None => builder,
+            // An empty one says that there is none, whatever the file says.
+            Some(namespace) if !namespace.is_empty() => builder.namespace(namespace),
+            _ => builder,
         })
     }
 

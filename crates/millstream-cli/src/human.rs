@@ -84,7 +84,7 @@ pub(crate) fn retention(of: Retention) -> String {
 }
 
 /// In the largest unit that says it exactly: `90m`.
-fn exact(time: Duration) -> String {
+pub(crate) fn exact(time: Duration) -> String {
     let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
     let unit = UNITS.iter().find(|(unit, _)| ms.is_multiple_of(*unit));
@@ -94,6 +94,15 @@ fn exact(time: Duration) -> String {
 /// `1 topic`, `2 topics`.
 pub(crate) fn of(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
+}
+
+/// The name of a member. Of the part that makes it unique, as much as tells it from others.
+pub(crate) fn member(name: &str) -> String {
+    let is_unique = |part: &str| part.len() == 32 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match name.rsplit_once('-').filter(|(_, part)| is_unique(part)) {
+        Some((label, unique)) => format!("{label}-{}", &unique[..8]),
+        None => name.to_owned(),
+    }
 }
 
 /// What may not be there.
@@ -115,6 +124,15 @@ mod tests {
             (of(1, "topic", "topics"), of(0, "topic", "topics")),
             ("1 topic".into(), "0 topics".into())
         );
+    }
+
+    #[test]
+    fn a_member_is_told_in_short() {
+        let name = "host-1-0123456789abcdef0123456789abcdef";
+        assert_eq!(member(name), "host-1-01234567");
+        for short in ["mine", "a-b", "host-0123456789abcdef0123456789abcdeX"] {
+            assert_eq!(member(short), short);
+        }
     }
 
     #[test]

@@ -7,19 +7,22 @@ mod context;
 mod exit;
 mod global;
 mod human;
+mod near;
 mod output;
 mod parse;
 mod told;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 use tracing_subscriber::EnvFilter;
 
 use commands::Command;
 use exit::Exit;
 use global::Global;
+use near::Typed;
 
 /// The tool of Millstream, a message queue on Redis Streams.
 #[derive(Debug, Parser)]
@@ -43,15 +46,31 @@ $XDG_CONFIG_HOME/millstream/config.toml or ~/.config/millstream/config.toml), de
 Output: data on stdout, what is said of it on stderr. With --json one JSON value a command, or one a line from commands
 that go on. Colours only on a terminal, and without NO_COLOR. RUST_LOG chooses what is told of the background.
 
-Exit codes: 0 done; 1 failed; 2 wrong usage, also a confirmation that is missing; 3 looked, and found something wrong
-(doctor, verify); 130 interrupted.";
+Exit codes: 0 done; 1 failed, also if there is no server, no right, or nothing of that name; 2 wrong usage, also a
+confirmation that is missing; 3 looked, and found something wrong (doctor, verify); 130 interrupted before its end. What
+goes on until it is stopped ends with 0 then.";
 
 /// What is told unless `RUST_LOG` says otherwise. That a server without persistence can lose messages is no news here.
 const TOLD: &str = "warn,millstream_redis::durability=error";
 
+/// `millstream help topic list` is `millstream topic list --help`.
+fn asked(mut args: Vec<OsString>) -> Vec<OsString> {
+    if args.get(1).is_some_and(|word| word == "help") {
+        args.remove(1);
+        args.push("--help".into());
+    }
+    args
+}
+
 fn main() -> ExitCode {
+    // For those who change the commands: it is none of them.
+    if std::env::args_os().skip(1).eq(["markdown"]) {
+        return exit::code(commands::markdown::run(output::Output::new(false)));
+    }
     // It ends the process itself: with 0 after --help, with 2 on wrong usage.
-    let cli = Cli::parse();
+    let matches = Cli::command().get_matches_from(asked(std::env::args_os().collect()));
+    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    cli.global.settle(&matches);
     if let Err(wrong) = cli.command.check() {
         Cli::command().error(clap::error::ErrorKind::ValueValidation, wrong).exit();
     }
@@ -59,10 +78,15 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(TOLD));
     let colours = output::colours(&std::io::stderr());
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(|| told::Told).init();
-    exit::code(run(cli))
+    exit::code(run(cli, &Typed::of(&matches)))
 }
 
-fn run(cli: Cli) -> Result<Exit> {
+fn run(Cli { global, command }: Cli, typed: &Typed) -> Result<Exit> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(cli.command.run(&cli.global))
+    runtime.block_on(async {
+        match command.run(&global).await {
+            Err(error) => Err(near::explain(error, typed, &global).await),
+            ended => ended,
+        }
+    })
 }

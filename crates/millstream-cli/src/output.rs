@@ -46,13 +46,14 @@ impl Output {
         self.json
     }
 
-    /// Prints a value: as one line of JSON, or as the text that is made of it. What goes on calls it once per record.
+    /// Prints a value: as one line of JSON, which tells a terminal nothing, or as the text that is made of it, which has to
+    /// see to that itself. What goes on calls it once per record.
     ///
     /// # Errors
     /// If it cannot be written; [`Closed`] if nobody reads.
     pub(crate) fn show<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
         if self.json {
-            return self.write(&(serde_json::to_string(value)? + "\n"));
+            return self.write(&(plain::json(&serde_json::to_string(value)?).into_owned() + "\n"));
         }
         let mut text = text(value);
         if !text.is_empty() && !text.ends_with('\n') {
@@ -73,10 +74,11 @@ impl Output {
         }
     }
 
-    /// Tells people something about the data or the work: one line on stderr, also with `--json`.
+    /// Tells people something about the data or the work on stderr, also with `--json`; nothing of it tells a terminal
+    /// anything.
     pub(crate) fn note(&self, text: &str) {
         // Whoever closed stderr does not want to know.
-        let _ = writeln!(io::stderr(), "{text}");
+        let _ = writeln!(io::stderr(), "{}", plain::text(text.as_bytes()));
     }
 
     /// A word in its colour, if there are colours. In a table it would count as longer than it is seen.

@@ -1,24 +1,39 @@
 //! How values of options are read.
 
+use std::fmt;
 use std::time::Duration;
 
-use chrono::DateTime;
+use chrono::{DateTime, NaiveDate, NaiveTime};
 use millstream::{MessageId, Retention, Start};
 
-/// A time that lasts: `500ms`, `30s`, `5m`, `2h`, `7d`.
+use crate::human;
+
+/// A time that lasts: `500ms`, `30s`, `5m`, `2h`, `7d`, `1h30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a time: 500ms, 30s, 5m, 2h and 7d are");
-    let at = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-    let number: u64 = text[..at].parse().map_err(|_| wrong())?;
-    let unit: u64 = match &text[at..] {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" | "min" => 60_000,
-        "h" => 3_600_000,
-        "d" => 86_400_000,
-        _ => return Err(wrong()),
-    };
-    number.checked_mul(unit).map(Duration::from_millis).ok_or_else(wrong)
+    let wrong = || format!("{text:?} is not a time: 500ms, 30s, 5m, 2h, 7d and 1h30m are");
+    let (mut rest, mut sum, mut last) = (text, 0_u64, u64::MAX);
+    loop {
+        let at = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+        let number: u64 = rest[..at].parse().map_err(|_| wrong())?;
+        let end = rest[at..].find(|c: char| c.is_ascii_digit()).map_or(rest.len(), |more| at + more);
+        let unit: u64 = match &rest[at..end] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" | "min" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            _ => return Err(wrong()),
+        };
+        // From the large to the small, each once: `30m1h` is a slip.
+        if unit >= last {
+            return Err(wrong());
+        }
+        sum = number.checked_mul(unit).and_then(|it| sum.checked_add(it)).ok_or_else(wrong)?;
+        (rest, last) = (&rest[end..], unit);
+        if rest.is_empty() {
+            return Ok(Duration::from_millis(sum));
+        }
+    }
 }
 
 /// A point in time, as people name it.
@@ -44,18 +59,35 @@ impl When {
     }
 }
 
-/// `2026-01-31T12:00:00Z`, `2h ago` or `in 5m`.
+/// The least number that is a time in milliseconds since 1970: one in seconds is below it for 3,000 years.
+const LEAST_MS: u64 = 100_000_000_000;
+
+/// `2026-01-31T12:00:00Z`, `2026-01-31` (its beginning in UTC), `2h ago`, `in 5m`, `now`, or milliseconds since 1970 as
+/// messages are shown with.
 pub(crate) fn when(text: &str) -> Result<When, String> {
+    if text == "now" {
+        return Ok(When::In(Duration::ZERO));
+    }
     if let Some(time) = text.strip_suffix("ago") {
         return duration(time.trim_end()).map(When::Ago);
     }
     if let Some(time) = text.strip_prefix("in ") {
         return duration(time.trim_start()).map(When::In);
     }
-    let wrong =
-        || format!("{text:?} is not a point in time: 2026-01-31T12:00:00Z, \"2h ago\" and \"in 5m\" are");
-    let at = DateTime::parse_from_rfc3339(text).map_err(|_| wrong())?;
-    u64::try_from(at.timestamp_millis()).map(When::At).map_err(|_| wrong())
+    let wrong = || {
+        format!(
+            "{text:?} is not a point in time: 2026-01-31T12:00:00Z, 2026-01-31, \"2h ago\", \"in 5m\", now and \
+             1700000000000 (milliseconds since 1970) are"
+        )
+    };
+    if text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return text.parse().ok().filter(|ms| *ms >= LEAST_MS).map(When::At).ok_or_else(wrong);
+    }
+    let at = match NaiveDate::parse_from_str(text, "%Y-%m-%d") {
+        Ok(day) => day.and_time(NaiveTime::MIN).and_utc().timestamp_millis(),
+        Err(_) => DateTime::parse_from_rfc3339(text).map_err(|_| wrong())?.timestamp_millis(),
+    };
+    u64::try_from(at).map(When::At).map_err(|_| wrong())
 }
 
 /// Where a group begins or goes on.
@@ -67,6 +99,21 @@ pub(crate) enum Position {
     Id(MessageId),
     /// With the first entry that was appended then or later.
     When(When),
+}
+
+/// As it can be typed.
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Earliest => f.write_str("earliest"),
+            Self::Latest => f.write_str("latest"),
+            Self::Id(id) => id.fmt(f),
+            Self::When(When::At(ms)) => f.write_str(&human::time(*ms)),
+            Self::When(When::Ago(time)) => write!(f, "{} ago", human::duration(*time)),
+            Self::When(When::In(Duration::ZERO)) => f.write_str("now"),
+            Self::When(When::In(time)) => write!(f, "in {}", human::duration(*time)),
+        }
+    }
 }
 
 impl Position {
@@ -92,7 +139,8 @@ pub(crate) fn position(text: &str) -> Result<Position, String> {
         return Ok(Position::Id(id));
     }
     when(text).map(Position::When).map_err(|_| {
-        format!("{text:?} is no position: earliest, latest, 1700000000000-0, 2026-01-31T12:00:00Z and \"2h ago\" are")
+        format!("{text:?} is no position: earliest, latest, 1700000000000-0, 2026-01-31T12:00:00Z, 2026-01-31, \"2h ago\", now and \
+             1700000000000 are")
     })
 }
 
@@ -128,12 +176,24 @@ mod tests {
 
     #[test]
     fn a_duration_has_a_unit() {
-        let seconds =
-            ["1500ms", "30s", "5m", "5min", "2h", "7d"].map(|text| duration(text).expect(text).as_secs_f64());
-        assert_eq!(seconds, [1.5, 30.0, 300.0, 300.0, 7_200.0, 604_800.0]);
-        for wrong in
-            ["", "5", "s", "-5s", "1.5h", "5 s", "5y", "99999999999999999999s", "18446744073709551615d"]
-        {
+        let seconds = ["1500ms", "30s", "5m", "5min", "2h", "7d", "1h30m", "1d2h3m4s5ms"]
+            .map(|text| duration(text).expect(text).as_secs_f64());
+        assert_eq!(seconds, [1.5, 30.0, 300.0, 300.0, 7_200.0, 604_800.0, 5_400.0, 93_784.005]);
+        for wrong in [
+            "",
+            "5",
+            "s",
+            "-5s",
+            "1.5h",
+            "5 s",
+            "5y",
+            "30m1h",
+            "1h1h",
+            "1h5",
+            "5m5min",
+            "99999999999999999999s",
+            "18446744073709551615d",
+        ] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
     }
@@ -145,7 +205,21 @@ mod tests {
         assert_eq!(when("2h ago").map(|when| when.at(7_200_001)), Ok(1));
         assert_eq!(when("2h ago").map(|when| when.at(5)), Ok(0));
         assert_eq!(when("in 5m").map(|when| when.at(1)), Ok(300_001));
-        for wrong in ["", "yesterday", "2023-11-14", "ago", "-1h ago", "1960-01-01T00:00:00Z", "in", "in 5"] {
+        assert_eq!(when("2023-11-14"), Ok(When::At(1_699_920_000_000)), "its beginning");
+        assert_eq!(when("1700000000123"), Ok(When::At(1_700_000_000_123)), "as messages show it");
+        assert_eq!(when("1h30m ago").map(|when| when.at(5_400_007)), Ok(7));
+        assert_eq!(when("now").map(|when| when.at(7)), Ok(7));
+        for wrong in [
+            "",
+            "yesterday",
+            "2023-13-14",
+            "1700000000",
+            "ago",
+            "-1h ago",
+            "1960-01-01T00:00:00Z",
+            "in",
+            "in 5",
+        ] {
             assert!(when(wrong).is_err(), "{wrong}");
         }
     }

@@ -240,6 +240,33 @@ fn a_failure_is_1_and_says_what_failed() {
     assert!(text.contains("there is no no-such-redis-server") && text.contains("--url"), "{text}");
 }
 
+/// It would load whatever server programs use.
+#[test]
+fn only_a_url_that_was_typed_is_measured_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("config.toml");
+    std::fs::write(&file, "url = \"redis://127.0.0.1:1\"\n").expect("a file");
+    let mut command = Command::new(MILLSTREAM);
+    command.args(["bench", "produce", "--messages", "10", "--runs", "1", "--json"]);
+    let output =
+        command.env("MILLSTREAM_URL", "redis://127.0.0.1:1").env("MILLSTREAM_CONFIG", &file).output();
+    let output = output.expect("it runs");
+    assert!(output.status.success(), "{output:?}");
+    let object: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&object["private"], &object["url"]), (&true.into(), &Value::Null));
+
+    for args in ["--url redis://127.0.0.1:1 bench produce", "bench --url redis://127.0.0.1:1 produce"] {
+        let output = millstream(&format!("{args} --messages 10 --runs 1"));
+        assert_eq!(output.status.code(), Some(1), "{args}: {output:?}");
+    }
+    for args in ["bench --help", "bench produce --help"] {
+        let text = String::from_utf8(millstream(args).stdout).expect("text");
+        let url = text.split("--url <URL>").nth(1).unwrap_or_default();
+        assert!(url.split("\n  -").next().is_some_and(|it| it.contains("private redis-server")), "{text}");
+        assert!(!text.contains("redis://127.0.0.1:6379") && !text.contains("env: MILLSTREAM_URL"), "{text}");
+    }
+}
+
 #[test]
 fn help_has_an_example() {
     for args in ["bench --help", "bench -h"] {

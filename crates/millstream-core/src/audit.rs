@@ -34,7 +34,7 @@ impl Scope {
     #[must_use]
     pub const fn checks(&self) -> &'static [Check] {
         match self {
-            Self::Topic(_) => &[Check::Catalog],
+            Self::Topic(_) => &[Check::Types, Check::Catalog],
             Self::Partition(_) => &[Check::Types, Check::Groups, Check::Waiting, Check::Bodies],
             Self::Group(..) => &[
                 Check::Types,
@@ -135,6 +135,8 @@ pub enum Fault {
     TopicUnlisted,
     /// A topic is listed and has no settings.
     TopicWithoutSettings,
+    /// What is stored of a topic, or of a group as a whole, makes no sense.
+    SettingsDamaged,
     /// A partition is not in the topic's list.
     PartitionUnlisted,
     /// The list has more partitions than the topic: an expansion that was not finished.
@@ -151,6 +153,8 @@ pub enum Fault {
     PositionAhead,
     /// A lease that never ends, or whose token is not the fence's.
     LeaseBroken,
+    /// The epoch or ttl of a fence makes no sense: nobody can own the partition.
+    FenceDamaged,
     /// The body of a retry is gone.
     RetryLost,
     /// A retry has a body and no due time: it would wait for ever.
@@ -193,6 +197,7 @@ impl Fault {
         match self {
             Self::TopicUnlisted => "topic_unlisted",
             Self::TopicWithoutSettings => "topic_without_settings",
+            Self::SettingsDamaged => "settings_damaged",
             Self::PartitionUnlisted => "partition_unlisted",
             Self::PartitionsUnfinished => "partitions_unfinished",
             Self::DeletionUnfinished => "deletion_unfinished",
@@ -201,6 +206,7 @@ impl Fault {
             Self::GroupMissing => "group_missing",
             Self::PositionAhead => "position_ahead",
             Self::LeaseBroken => "lease_broken",
+            Self::FenceDamaged => "fence_damaged",
             Self::RetryLost => "retry_lost",
             Self::RetryStranded => "retry_stranded",
             Self::PendingAndParked => "pending_and_parked",
@@ -219,9 +225,12 @@ impl Fault {
     #[must_use]
     pub const fn remedy(self) -> Remedy {
         match self {
-            Self::PartitionsUnfinished | Self::DeletionUnfinished | Self::WrongType | Self::GroupUnlisted => {
-                Remedy::Person
-            }
+            Self::SettingsDamaged
+            | Self::FenceDamaged
+            | Self::PartitionsUnfinished
+            | Self::DeletionUnfinished
+            | Self::WrongType
+            | Self::GroupUnlisted => Remedy::Person,
             Self::GroupMissing
             | Self::LeaseBroken
             | Self::RetryLost
@@ -270,8 +279,15 @@ impl Fault {
             Self::PartitionsUnfinished => "expand the topic again to that number",
             Self::DeletionUnfinished => "its deletion was stopped half-way: delete it again",
             Self::WrongType => "somebody else uses this key: rename theirs, or choose a namespace",
+            Self::SettingsDamaged => {
+                "put the field right, or delete the topic by force; a pause that is none ends when the group is resumed"
+            }
+            Self::FenceDamaged => {
+                "nobody can own the partition: while nobody runs, set epoch to the time in milliseconds, and ttl to 0"
+            }
             Self::GroupUnlisted => {
-                "it keeps what it has not read from being trimmed: destroy it if nobody reads there"
+                "it keeps what it has not read from being trimmed: delete the group if nobody reads there, or \
+                 destroy it with XGROUP if its name is none of ours"
             }
             Self::GroupMissing => "the group is created there, with the oldest entry",
             Self::PositionAhead => "the group is set back to the oldest entry: some may be handled again",
@@ -350,8 +366,8 @@ pub trait Audit: Send + Sync {
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
     async fn audit(&self, scope: &Scope, check: Check, after: Option<&str>) -> Result<Audited>;
 
-    /// Puts one thing right, if it is still so; `false`, and nothing is done, if it is not, or a person
-    /// [has to decide](Remedy::Person). No message is lost by it; some may be handled twice. Needs no lease.
+    /// Puts one thing right, if it is still so; `false`, and nothing is done, if it is not, a person
+    /// [has to decide](Remedy::Person), or it cannot be done now: a look tells. No message is lost by it; some may be handled twice. Needs no lease.
     ///
     /// # Errors
     /// As [`audit`](Self::audit).

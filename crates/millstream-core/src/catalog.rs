@@ -22,9 +22,11 @@ pub enum Start {
     Earliest,
     /// With what is appended from now on.
     Latest,
-    /// With the first entry above this id.
+    /// With the first entry above this id. One that is beyond the end of the log is its end: nothing that comes is
+    /// skipped.
     After(MessageId),
-    /// With the first entry that was appended at this time or later: milliseconds since 1970 by the server's clock.
+    /// With the first entry that was appended at this time or later: milliseconds since 1970 by the server's clock. A
+    /// time after the last entry is the end of the log, as above.
     At(u64),
 }
 
@@ -54,10 +56,10 @@ impl GroupState {
 /// The answer to [`Catalog::create_group`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupCreated {
-    /// Whether the topic did not know the group before.
+    /// Whether the topic did not know the group before; also for those who come while it is being created.
     pub new: bool,
     /// The partitions on which it was created now. If the group is not new, it had been lost there
-    /// (or the topic has grown).
+    /// (or the topic has grown), and starts there with the oldest entry.
     pub partitions: Vec<Partition>,
 }
 
@@ -123,7 +125,7 @@ pub struct Pin {
     pub partition: Partition,
     /// Which group has settled the least.
     pub group: GroupName,
-    /// The oldest id that has to stay for it.
+    /// The oldest entry that has to stay for it.
     pub watermark: MessageId,
     /// How long ago it asked for entries last, by the server's clock, whoever asked; `None` if nobody ever did, or the
     /// server does not say.
@@ -131,18 +133,20 @@ pub struct Pin {
     /// Entries that stay for this group alone: every other group has settled them. If that is not the whole log, they are
     /// counted up to [`LIMIT`](Self::LIMIT).
     pub entries: u64,
+    /// Whether there are no more than these.
+    pub exact: bool,
     /// About how many bytes of the server's memory these take.
     pub bytes: u64,
 }
 
 impl Pin {
-    /// Up to so many entries are counted one by one.
+    /// Up to so many entries are counted one by one; where the whole log stays, its length is known.
     pub const LIMIT: u64 = 10_000;
 
     /// What `group` keeps in a partition.
     #[must_use]
     pub const fn new(partition: Partition, group: GroupName, watermark: MessageId) -> Self {
-        Self { partition, group, watermark, idle: None, entries: 0, bytes: 0 }
+        Self { partition, group, watermark, idle: None, entries: 0, exact: true, bytes: 0 }
     }
 }
 
@@ -150,7 +154,8 @@ impl Pin {
 #[async_trait]
 pub trait Catalog: Send + Sync {
     /// Registers a topic unless it is there, and gives back the topic as it is stored: the first number of
-    /// partitions and the first retention win. That it was deleted before is forgotten.
+    /// partitions and the first retention win. If it is remembered that it was deleted, that is forgotten, and the new one
+    /// says so in [`reborn`](TopicSpec::reborn): who still works on the one before is not to take it for the same.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the stored format is newer than
@@ -165,8 +170,8 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if it is being deleted, or was within the time that is
-    /// [remembered](REMEMBERED) and was not created since: nothing is created. Those of
-    /// [`create_topic`](Self::create_topic).
+    /// [remembered](REMEMBERED): nothing is created. Also if it was created again since: then it is not the topic that the
+    /// caller knows, by its [`reborn`](TopicSpec::reborn). Those of [`create_topic`](Self::create_topic).
     async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
 
     /// Gives a topic more partitions, and every group of it a place on the new ones, with their oldest entry.
@@ -212,12 +217,13 @@ pub trait Catalog: Send + Sync {
     /// whether there was such a topic.
     ///
     /// It is not asked whether anybody works on it. Consumers lose their leases, and then hear that the topic was
-    /// deleted: that is [remembered](REMEMBERED), so that they end and do not [restore](Self::restore_topic) it. A
-    /// producer that goes on brings the log back: stop it first. To get rid of that, create the topic again and delete
-    /// it again.
+    /// deleted: that is [remembered](REMEMBERED), so that they end and do not [restore](Self::restore_topic) it; also if
+    /// it is created again before they ask. A producer brings logs back until it asks for the topic the next time, and is
+    /// refused from then on: stop it first. To get rid of what it brought, create the topic again and delete it again.
     ///
     /// Stopped half-way, the topic is not there for anybody, and a part of what it had is left; the same call again does
-    /// the rest.
+    /// the rest. Of several who delete it at the same time, each ends the same deletion: who is slow and finds that
+    /// another one has ended it stops, and leaves a topic alone that was created since.
     ///
     /// # Errors
     /// Transient ones; those of [`create_topic`](Self::create_topic).
@@ -231,6 +237,10 @@ pub trait Catalog: Send + Sync {
 
     /// Registers a group and creates it on every partition where it is missing. That it was deleted before is forgotten.
     ///
+    /// Where it starts is for a new group alone to say. On a partition that lost a known one it starts with the oldest
+    /// entry: what it had settled there nobody knows, and nothing unsettled is to be skipped. Of several who create a new
+    /// one at the same time, the first one says where it starts.
+    ///
     /// # Errors
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) while it is being deleted. Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated>;
@@ -241,7 +251,8 @@ pub trait Catalog: Send + Sync {
     /// It is not asked whether anybody works in it. Its consumers lose their leases first, and with their next heartbeat
     /// hear that it was deleted: that is [remembered](REMEMBERED), so that they end and do not
     /// [restore](Self::restore_group) it. Stopped half-way, the group is marked as being deleted, with a part of what it
-    /// had; the same call again does the rest.
+    /// had; the same call again does the rest. Of several who delete it at the same time, each ends the same deletion, as
+    /// [of a topic](Self::delete_topic).
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) without such a topic. Transient ones.

@@ -166,8 +166,8 @@ pub enum Deed {
     ReplayAs(Fields),
     /// It is deleted for good.
     Purge,
-    /// It stays, and nobody has it any more. For so long it is not claimed again, unless by those who claim what was
-    /// [left, too](Claim::left_too); at most [`MAX_HOLD`].
+    /// It stays, and who has claimed it has it no more; nobody else can leave it. For so long it is not claimed again,
+    /// unless by those who claim what was [left, too](Claim::left_too); at most [`MAX_HOLD`].
     Leave(Duration),
 }
 
@@ -233,8 +233,12 @@ pub trait DeadLetters: Send + Sync {
         claim: &Claim,
     ) -> Result<Vec<MessageId>>;
 
-    /// Does something to dead letters, and tells to which. Each is done once, however many do it at the same time; those
-    /// that are gone, and those that somebody other than `by` has claimed, are passed over.
+    /// Does something to dead letters, and tells to which. Each is done once, however many do it at the same time.
+    ///
+    /// Passed over are those that are gone, and those that somebody other than `by` has claimed. With `by`, which is for
+    /// who has claimed them, also those that somebody has [left](Deed::Leave) for later: whoever finds that was too slow,
+    /// and somebody else has decided since. A claim that ran out counts as long as nobody else has come. Without `by`,
+    /// what was left is replayed and purged as if nothing was said of it: who names a letter without a claim means it.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`]. What was done stays done. [`ErrorKind::TooLarge`] for a body with too

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::dead_letters::Reason;
 use crate::error::Error;
-use crate::health::{HealthCheck, WorkerCheck};
+use crate::health::{HealthCheck, LoopsCheck, WorkerCheck};
 use crate::id::MessageId;
 use crate::log::{Settled, Source};
 use crate::name::{GroupName, MemberId, QueueName, TopicName};
@@ -105,6 +105,36 @@ impl Cause {
     }
 }
 
+/// What is done with dead letters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LetterWork {
+    /// They go back to their group, or to a topic.
+    Replay,
+    /// They are deleted for good.
+    Purge,
+    /// They are read out as lines, and stay.
+    Export,
+    /// They are put back from such lines.
+    Import,
+}
+
+impl LetterWork {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Replay, Self::Purge, Self::Export, Self::Import];
+
+    /// The word for it, in metrics and traces.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Replay => "replay",
+            Self::Purge => "purge",
+            Self::Export => "export",
+            Self::Import => "import",
+        }
+    }
+}
+
 /// Something that happened. Counts are of one batch, so that an observer is called per batch, not per message.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -138,6 +168,13 @@ pub enum Event<'a> {
         queue: &'a QueueName,
         /// Can say how it is, until it has ended and after that. It may be kept.
         health: &'a Arc<dyn WorkerCheck>,
+    },
+    /// Loops have started that belong to no consumer and no worker.
+    LoopsStarted {
+        /// For which group, if it is for one.
+        group: Option<&'a GroupName>,
+        /// Can say how they are, until they have ended and after that. It may be kept.
+        loops: &'a Arc<dyn LoopsCheck>,
     },
     /// Messages could not be appended or scheduled, or it is not known whether they were.
     ProduceFailed {
@@ -396,6 +433,21 @@ pub enum Event<'a> {
         unread: u64,
         /// How many were handed out and not settled.
         pending: u64,
+    },
+    /// Something was done with dead letters: by an operator, or by a consumer of dead letters.
+    DeadLetters {
+        /// From which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// What was to be done.
+        work: LetterWork,
+        /// With how many it was done.
+        done: usize,
+        /// How many were passed over: gone meanwhile, claimed by somebody else, or put back before.
+        passed_over: usize,
+        /// How many stay, since they cannot be sent so.
+        refused: usize,
     },
     /// The group was gone from a partition and has been created again.
     GroupRestored {

@@ -32,6 +32,20 @@ impl fmt::Debug for dyn WorkerCheck {
     }
 }
 
+/// Can say at any time how loops are that belong to no consumer and no worker: of a producer, of a consumer of dead letters,
+/// of a promoter that owns nothing. Told to observers when they start
+/// ([`Event::LoopsStarted`](crate::Event::LoopsStarted)).
+pub trait LoopsCheck: Send + Sync {
+    /// How they are now; none once they have ended. It asks nobody, and takes microseconds.
+    fn loops(&self) -> Vec<LoopHealth>;
+}
+
+impl fmt::Debug for dyn LoopsCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LoopsCheck")
+    }
+}
+
 /// What a consumer is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -118,7 +132,8 @@ pub struct Failure {
 #[non_exhaustive]
 pub struct LoopHealth {
     /// What it does: `heartbeat`, `renew`, `acquire`, `assign` and `watch` for a topic; `fetch`, `settle`, and kinds of
-    /// upkeep like `promote` and `trim` for a partition.
+    /// upkeep like `promote` and `trim` for a partition. Outside of consumers: `refresh`, `promote`, and
+    /// `consume dead letters`.
     pub operation: &'static str,
     /// Of which topic.
     pub topic: TopicName,

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use crate::error::Result;
 use crate::id::MessageId;
 use crate::name::{GroupName, MemberId, TopicName};
-use crate::topic::Partition;
+use crate::topic::{Partition, TopicSpec};
 
 /// One instance of a consumer, as its group knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,19 +32,29 @@ pub struct Member {
     pub max_partitions: Option<u32>,
     /// Partitions that it wants in any case while it lives: a set, read back in the order of numbers.
     pub pinned: Vec<Partition>,
+    /// Which of the topics of that name it works on, by its [`TopicSpec::reborn`](crate::TopicSpec::reborn); `None` for
+    /// whichever is there. Nobody else is told.
+    pub reborn: Option<u64>,
 }
 
 impl Member {
     /// A member without wishes.
     #[must_use]
     pub fn new(id: MemberId, incarnation: impl Into<String>, ttl: Duration) -> Self {
-        Self { id, incarnation: incarnation.into(), ttl, max_partitions: None, pinned: Vec::new() }
+        let (max_partitions, pinned) = (None, Vec::new());
+        Self { id, incarnation: incarnation.into(), ttl, max_partitions, pinned, reborn: None }
     }
 
     /// The same member, with at most this many partitions.
     #[must_use]
     pub fn at_most(self, partitions: u32) -> Self {
         Self { max_partitions: Some(partitions), ..self }
+    }
+
+    /// The same member, of this topic and none that is created in its place.
+    #[must_use]
+    pub fn of(self, topic: &TopicSpec) -> Self {
+        Self { reborn: Some(topic.reborn), ..self }
     }
 
     /// The same member, with these partitions in any case.
@@ -131,7 +141,8 @@ pub trait Members: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if another incarnation has taken the id: this one must stop.
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic is not there;
-    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was: this one must stop;
+    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was, or if the topic was and
+    /// another one was created in its place since: this one must stop, and has not joined that one;
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
     async fn heartbeat(
         &self,

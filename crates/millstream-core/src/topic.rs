@@ -154,6 +154,11 @@ pub struct TopicSpec {
     /// How many entries the log of a partition should have at most: producers hold back beyond that. `None` for no
     /// bound.
     pub max_length: Option<u64>,
+    /// Which of the topics it is that had this name one after the other: when it was created in the place of one that had
+    /// been deleted on purpose, in milliseconds since 1970 by the server's clock. It only grows. 0 for the first one, as
+    /// far as is [remembered](crate::catalog::REMEMBERED), and for one that was lost with the data and restored. The
+    /// backend says; who creates a topic is not asked.
+    pub reborn: u64,
 }
 
 impl TopicSpec {
@@ -167,7 +172,7 @@ impl TopicSpec {
             format!("topic {name} has {partitions} partitions, 1 to {MAX_PARTITIONS} are allowed")
         });
         problems.finish()?;
-        Ok(Self { name, partitions, retention: Retention::default(), max_length: None })
+        Ok(Self { name, partitions, retention: Retention::default(), max_length: None, reborn: 0 })
     }
 
     /// The same topic with another retention.
@@ -180,6 +185,12 @@ impl TopicSpec {
     #[must_use]
     pub fn with_max_length(self, max_length: impl Into<Option<u64>>) -> Self {
         Self { max_length: max_length.into(), ..self }
+    }
+
+    /// The same topic as another one of that name, as a backend reads it.
+    #[must_use]
+    pub fn with_reborn(self, reborn: u64) -> Self {
+        Self { reborn, ..self }
     }
 
     /// Whether the settings make sense.

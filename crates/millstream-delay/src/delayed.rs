@@ -18,7 +18,7 @@ use crate::fire::Firings;
 use crate::panics::{Careful, caught};
 use crate::promoter::{LONGEST_BREATH, PromoterConfig};
 use crate::sleep::Sleep;
-use crate::trouble::Trouble;
+use crate::watched::Watched;
 
 /// How often it is asked whether the topic has more partitions by now.
 const REFRESH: Duration = Duration::from_secs(60);
@@ -36,6 +36,7 @@ pub struct DelayedPromoter {
     firings: Firings,
     expected: Expected,
     sleep: Sleep,
+    loops: Watched,
 }
 
 /// What one partition's loop hears of messages that come before all others.
@@ -57,7 +58,8 @@ impl DelayedPromoter {
         config.check()?;
         let (backend, sleep) = (backend.clone(), Sleep::beside(backend));
         let (observer, firings, expected) = (Arc::new(Ignore), Firings::default(), Expected::default());
-        Ok(Self { backend, topic, config, observer, firings, expected, sleep })
+        let loops = Watched::new(topic.name.clone());
+        Ok(Self { backend, topic, config, observer, firings, expected, sleep, loops })
     }
 
     /// Is told of what it moves.
@@ -84,7 +86,8 @@ impl DelayedPromoter {
     async fn all(self: Arc<Self>) {
         let mut partitions: Vec<_> = self.topic.iter().collect();
         let mut loops = JoinSet::new();
-        let trouble = Trouble::new("refresh", None);
+        let trouble = self.loops.begin("refresh", None);
+        self.loops.tell(&*self.observer);
         let mut running = 0;
         loop {
             for topic_partition in partitions.drain(..).skip(running) {
@@ -104,7 +107,7 @@ impl DelayedPromoter {
     }
 
     async fn partition(self: Arc<Self>, topic_partition: TopicPartition) {
-        let trouble = Trouble::new("promote", Some(topic_partition.clone().into()));
+        let trouble = self.loops.begin("promote", Some(topic_partition.clone().into()));
         let mut ear = Ear::default();
         loop {
             let pause = match caught(self.round(&topic_partition, &mut ear)).await {

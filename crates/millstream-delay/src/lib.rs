@@ -25,6 +25,7 @@ mod heart;
 mod panics;
 mod sleep;
 mod trouble;
+mod watched;
 
 pub use dead::DeadTasks;
 pub use delayed::DelayedPromoter;

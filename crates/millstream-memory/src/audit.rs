@@ -89,6 +89,11 @@ impl Audit for MemoryBackend {
                 let partition = state.partition(tp);
                 let body = partition.log.get(origin).cloned();
                 let of_group = partition.group(group);
+                let pending = of_group.cursor.as_ref().is_some_and(|it| it.pending.contains_key(&origin));
+                if pending && body.is_some() {
+                    // It will be settled where it is.
+                    return Ok(of_group.parked.take_lost(origin));
+                }
                 if let Some(body) = body {
                     let (error, history) = (String::new(), History::default());
                     return Ok(of_group.parked.mend(origin, Item { attempt: 2, error, history, body }));

@@ -11,7 +11,7 @@ use millstream_core::{
 
 use crate::MemoryBackend;
 use crate::clock::Now;
-use crate::state;
+use crate::state::{self, DeletedTopic};
 use crate::stream::{Cursor, Stream};
 
 #[async_trait]
@@ -19,18 +19,27 @@ impl Catalog for MemoryBackend {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
         spec.check()?;
         let mut state = self.lock();
-        state.deleted_topics.remove(&spec.name);
-        Ok(state.topics.entry(spec.name.clone()).or_insert_with(|| spec.clone()).clone())
+        let now = self.now();
+        let deleted = state.deleted_topics.remove(&spec.name).filter(|deleted| deleted.until > now);
+        let reborn = deleted.map_or(0, |deleted| now.millis().max(deleted.at + 1));
+        let create = || spec.clone().with_reborn(reborn);
+        Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
     }
 
     async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
         spec.check()?;
         let mut state = self.lock();
-        let deleted = state.deleted_topics.get(&spec.name).is_some_and(|until| *until > self.now());
-        if deleted && !state.topics.contains_key(&spec.name) {
+        let deleted = state.deleted_topics.get(&spec.name).is_some_and(|deleted| deleted.until > self.now());
+        let gone = match state.topics.get(&spec.name) {
+            None => deleted,
+            // Another one in the place of the one that the caller knows.
+            Some(stored) => stored.reborn > spec.reborn,
+        };
+        if gone {
             return Err(Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)));
         }
-        Ok(state.topics.entry(spec.name.clone()).or_insert_with(|| spec.clone()).clone())
+        let create = || spec.clone().with_reborn(0);
+        Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
     }
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
@@ -45,7 +54,8 @@ impl Catalog for MemoryBackend {
         }
         let grown = TopicSpec::new(name.clone(), partitions)?
             .with_retention(topic.retention)
-            .with_max_length(topic.max_length);
+            .with_max_length(topic.max_length)
+            .with_reborn(topic.reborn);
         state.topics.insert(name.clone(), grown.clone());
         let groups = state.topic_groups.get(name).cloned().unwrap_or_default();
         for tp in grown.iter().skip(topic.partitions as usize) {
@@ -80,12 +90,12 @@ impl Catalog for MemoryBackend {
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
         let mut state = self.lock();
-        let known = state.topics.contains_key(name);
-        if known {
-            state.forget_topic(name);
-            state.deleted_topics.insert(name.clone(), self.now().plus(REMEMBERED));
-        }
-        Ok(known)
+        let Some(reborn) = state.topics.get(name).map(|topic| topic.reborn) else { return Ok(false) };
+        state.forget_topic(name);
+        let now = self.now();
+        let deleted = DeletedTopic { at: now.millis().max(reborn), until: now.plus(REMEMBERED) };
+        state.deleted_topics.insert(name.clone(), deleted);
+        Ok(true)
     }
 
     async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
@@ -112,7 +122,8 @@ impl Catalog for MemoryBackend {
         let mut created = GroupCreated { new, partitions: Vec::new() };
         for tp in topic.iter() {
             let partition = state.partition(&tp);
-            let delivered = partition.log.before(start)?;
+            // What it had settled where it was lost, nobody knows.
+            let delivered = if new { partition.log.beginning(start)? } else { MessageId::ZERO };
             if create(partition, group, delivered) {
                 created.partitions.push(tp.partition);
             }
@@ -226,12 +237,14 @@ fn pin(number: Partition, partition: &state::Partition, now: Now) -> Option<Pin>
     }
     let end = marks.get(1).map_or(log.last().next(), |(watermark, ..)| *watermark);
     let limit = usize::try_from(Pin::LIMIT).unwrap_or(usize::MAX);
-    let stay = log.above(watermark.previous()).take_while(|(id, _)| *id < end).take(limit);
-    let mut pin = Pin::new(number, name.clone(), watermark);
-    for (_, fields) in stay {
+    let mut stay = log.above(watermark.previous()).take_while(|(id, _)| *id < end);
+    let oldest = log.above(watermark.previous()).next().map_or(watermark, |(id, _)| *id);
+    let mut pin = Pin::new(number, name.clone(), oldest);
+    for (_, fields) in stay.by_ref().take(limit) {
         pin.entries += 1;
         pin.bytes += fields.iter().map(|(name, value)| count(name.len() + value.len())).sum::<u64>();
     }
+    pin.exact = stay.next().is_none();
     pin.idle = cursor.last_heard().map(|last| now.since(last));
     Some(pin)
 }

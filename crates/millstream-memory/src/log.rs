@@ -86,7 +86,7 @@ impl Log for MemoryBackend {
         let mut state = self.lock();
         let restart = state.restart();
         let (partition, name) = state.owned(lease)?;
-        let delivered = partition.log.before(start)?;
+        let delivered = partition.log.beginning(start)?;
         let Some(group) = partition.groups.get_mut(name).filter(|group| group.cursor.is_some()) else {
             return Err(missing(name, &lease.resource));
         };

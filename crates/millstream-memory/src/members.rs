@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
-use millstream_core::{Error, ErrorKind, GroupName, MemberId, MessageId, Partition, Result, TopicName};
+use millstream_core::{
+    Error, ErrorKind, GroupName, MemberId, MessageId, Partition, Result, TopicName, TopicSpec,
+};
 use tokio::sync::Notify;
 
 use crate::MemoryBackend;
@@ -42,7 +44,11 @@ impl Members for MemoryBackend {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
-        let partitions = state.topic(topic)?.partitions;
+        let TopicSpec { partitions, reborn, .. } = *state.topic(topic)?;
+        if member.reborn.is_some_and(|known| known < reborn) {
+            let why = format!("topic {topic} was deleted, and created again since");
+            return Err(Error::new(ErrorKind::Deleted, why));
+        }
         state.not_deleted(topic, group, now)?;
         let paused = state.paused_groups.contains_key(&(topic.clone(), group.clone()));
         let pulse = state.membership(topic, group).heartbeat(member, joining, partitions, now);
@@ -119,6 +125,8 @@ impl Membership {
         now: Now,
     ) -> std::result::Result<Pulse, &'static str> {
         let mut member = member.clone();
+        // That was for us alone.
+        member.reborn = None;
         in_order(&mut member.pinned);
         let known = self.members.get(&member.id);
         if !joining && known.is_some_and(|(known, _)| known.incarnation != member.incarnation) {

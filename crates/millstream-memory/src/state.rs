@@ -26,8 +26,8 @@ use crate::timetable::Timetable;
 pub(crate) struct State {
     pub(crate) topics: BTreeMap<TopicName, TopicSpec>,
     pub(crate) topic_groups: BTreeMap<TopicName, BTreeSet<GroupName>>,
-    /// Until when it is remembered that a topic was deleted.
-    pub(crate) deleted_topics: BTreeMap<TopicName, Now>,
+    /// The topics of which it is remembered that they were deleted.
+    pub(crate) deleted_topics: BTreeMap<TopicName, DeletedTopic>,
     /// The same for groups.
     pub(crate) deleted_groups: BTreeMap<(TopicName, GroupName), Now>,
     /// The groups that are paused as a whole, and since when, in milliseconds since 1970.
@@ -41,6 +41,15 @@ pub(crate) struct State {
     restarts: u64,
     /// Counts the claims of tasks.
     pub(crate) tokens: u64,
+}
+
+/// That a topic was deleted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeletedTopic {
+    /// When, in milliseconds since 1970.
+    pub(crate) at: u64,
+    /// How long it is remembered.
+    pub(crate) until: Now,
 }
 
 /// One partition of one topic. It comes into being with the first that asks, as a key does.

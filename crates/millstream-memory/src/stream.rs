@@ -47,6 +47,11 @@ impl Stream {
         self.entries.len()
     }
 
+    /// The id above which a group reads that is put there: never beyond the end, or it would skip what comes.
+    pub(crate) fn beginning(&self, start: Start) -> Result<MessageId> {
+        Ok(self.before(start)?.min(self.last))
+    }
+
     /// The id above which whoever starts there reads.
     pub(crate) fn before(&self, start: Start) -> Result<MessageId> {
         match start {

@@ -1,9 +1,12 @@
-//! The consumers and workers of this process, as they say themselves how they are: gauges and probes.
+//! The consumers, workers and other loops of this process, as they say themselves how they are: gauges and probes.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millstream_core::health::{ConsumerState, Health, HealthCheck, WorkerCheck, WorkerHealth};
+use millstream_core::GroupName;
+use millstream_core::health::{
+    ConsumerState, Health, HealthCheck, LoopHealth, LoopsCheck, WorkerCheck, WorkerHealth,
+};
 
 use crate::gauges::{Gauges, Values};
 use crate::registry::Registry;
@@ -14,7 +17,12 @@ use crate::table;
 pub(crate) struct Checks {
     consumers: Mutex<Vec<Arc<dyn HealthCheck>>>,
     workers: Mutex<Vec<Arc<dyn WorkerCheck>>>,
+    /// Loops of anything else.
+    loops: Mutex<Vec<OtherLoops>>,
 }
+
+/// Loops of one thing, and the group that they are for.
+type OtherLoops = (Option<GroupName>, Arc<dyn LoopsCheck>);
 
 impl Checks {
     /// A consumer has started.
@@ -34,6 +42,26 @@ impl Checks {
         let mut running = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|check| !worker_is_over(&check.health()));
         running.push(check);
+    }
+
+    /// Loops have started that belong to neither.
+    pub(crate) fn add_loops(&self, group: Option<GroupName>, check: Arc<dyn LoopsCheck>) {
+        let mut running = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        running.retain(|(_, check)| !check.loops().is_empty());
+        running.push((group, check));
+    }
+
+    /// How each of these is.
+    pub(crate) fn loops(&self) -> Vec<(Option<GroupName>, LoopHealth)> {
+        let mut running = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = Vec::with_capacity(running.len());
+        running.retain(|(group, check)| {
+            let loops = check.loops();
+            let runs = !loops.is_empty();
+            all.extend(loops.into_iter().map(|each| (group.clone(), each)));
+            runs
+        });
+        all
     }
 
     /// How each consumer is.
@@ -67,6 +95,9 @@ impl Checks {
         // One scope for all: what has the same labels is said together.
         let mut values = Values::default();
         self.healths().iter().for_each(|health| of_consumer(&mut values, health));
+        for (group, each) in self.loops() {
+            of_loop(&mut values, &each, group.as_ref().map_or("", GroupName::as_str), "");
+        }
         gauges.say(registry, "consumers", values);
         let mut values = Values::default();
         self.workers().iter().for_each(|health| of_worker(&mut values, health));
@@ -110,15 +141,17 @@ fn of_consumer(values: &mut Values, health: &Health) {
         values.least(table::CONSUMER_READY, &labels, truth(health.is_ready()));
         values.least(table::CONSUMER_LIVE, &labels, truth(health.is_live()));
     }
-    for each in &health.loops {
-        let partition = each.partition.map(|partition| partition.0.to_string()).unwrap_or_default();
-        let topic = each.topic.as_str();
-        let labels = [each.operation, topic, &partition, group, consumer];
-        values.most(table::LOOP_LAST_PROGRESS, &labels, each.last_progress.as_secs_f64());
-        let labels = [each.operation, topic, group, consumer];
-        values.add(table::LOOPS_FAILING, &labels, truth(each.failing.is_some()));
-        values.add(table::LOOPS_STALLED, &labels, truth(each.stalled));
-    }
+    health.loops.iter().for_each(|each| of_loop(values, each, group, consumer));
+}
+
+fn of_loop(values: &mut Values, each: &LoopHealth, group: &str, consumer: &str) {
+    let partition = each.partition.map(|partition| partition.0.to_string()).unwrap_or_default();
+    let topic = each.topic.as_str();
+    let labels = [each.operation, topic, &partition, group, consumer];
+    values.most(table::LOOP_LAST_PROGRESS, &labels, each.last_progress.as_secs_f64());
+    let labels = [each.operation, topic, group, consumer];
+    values.add(table::LOOPS_FAILING, &labels, truth(each.failing.is_some()));
+    values.add(table::LOOPS_STALLED, &labels, truth(each.stalled));
 }
 
 fn of_worker(values: &mut Values, health: &WorkerHealth) {

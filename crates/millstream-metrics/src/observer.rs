@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use metrics::Counter;
 use millstream_core::event::{Cause, Event, Handled, Observer};
-use millstream_core::health::{Health, WorkerHealth};
+use millstream_core::health::{Health, LoopHealth, WorkerHealth};
 use millstream_core::log::{Settled, Source};
 use millstream_core::schedule::{Place, Shard};
 use millstream_core::{Backend, Error, GroupName, MessageId, Reason, Result, TopicName, TopicPartition};
@@ -70,7 +70,14 @@ impl MetricsObserver {
         self.checks.workers()
     }
 
-    /// Sets the gauges of these consumers and workers to how they are now. Whoever renders calls it just before.
+    /// How the loops are of producers, promoters and consumers of dead letters that told this observer of them, until they
+    /// end.
+    #[must_use]
+    pub fn loops(&self) -> Vec<LoopHealth> {
+        self.checks.loops().into_iter().map(|(_, each)| each).collect()
+    }
+
+    /// Sets the gauges of these consumers, workers and loops to how they are now. Whoever renders calls it just before.
     ///
     /// What has ended is not a number from then on. A recorder that can forget what nobody sets any more should: that of
     /// [`Metrics`](crate::Metrics) does so after five minutes.
@@ -270,6 +277,16 @@ impl Observer for MetricsObserver {
                     partition.lost.increment(unread + pending);
                 });
             }
+            Event::DeadLetters { topic_partition: tp, group, work, done, passed_over, refused } => {
+                let partition = tp.partition.0.to_string();
+                for (result, letters) in [("done", done), ("passed_over", passed_over), ("refused", refused)]
+                {
+                    if letters > 0 {
+                        let labels = [tp.topic.as_str(), &partition, group.as_str(), work.as_str(), result];
+                        self.rarely(&table::LETTERS, &labels, letters);
+                    }
+                }
+            }
             Event::Fired { place, messages, missed, .. } => self.fired(place, messages, missed),
             Event::Rebalanced { topic, group, .. } => {
                 series.group(registry, topic, group, |group| group.rebalances.increment(1));
@@ -299,6 +316,7 @@ impl Observer for MetricsObserver {
             Event::Recovered { operation, .. } => self.rarely(&table::RECOVERIES, &[operation], 1),
             Event::ConsumerStarted { health, .. } => self.checks.add(health.clone()),
             Event::WorkerStarted { health, .. } => self.checks.add_worker(health.clone()),
+            Event::LoopsStarted { group, loops } => self.checks.add_loops(group.cloned(), loops.clone()),
             _ => self.ownership(event),
         }
     }

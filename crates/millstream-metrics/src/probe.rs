@@ -20,7 +20,7 @@ pub struct Report {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Check {
-    /// What: `backend`, `consumers`, a consumer by its name in the group, or a worker of a delay queue.
+    /// What: `backend`, `consumers`, a consumer by its name in the group, a worker of a delay queue, or `other loops`.
     pub name: String,
     /// Whether it is as it should be.
     pub ok: bool,
@@ -45,18 +45,24 @@ impl Report {
     }
 }
 
-/// Whether the process should go on: no consumer or worker has ended by itself, and none of their loops hangs.
+/// Whether the process should go on: no consumer or worker has ended by itself, and no loop hangs, of theirs or of others.
 #[must_use]
-pub fn live(consumers: &[Health], workers: &[WorkerHealth]) -> Report {
+pub fn live(consumers: &[Health], workers: &[WorkerHealth], loops: &[LoopHealth]) -> Report {
     let consumers = consumers.iter().map(|health| consumer(health, health.is_live()));
     let workers = workers.iter().map(|health| worker(health, health.is_live()));
-    Report::of(consumers.chain(workers).collect())
+    Report::of(consumers.chain(workers).chain(others(loops)).collect())
 }
 
 /// Whether the process takes part: the backend answers, `wanted` consumers have started, all of them have joined their
-/// groups, all workers have heard from the server, and no loop of either hangs.
+/// groups, all workers have heard from the server, and no loop hangs.
 #[must_use]
-pub fn ready(backend: &Backend, consumers: &[Health], workers: &[WorkerHealth], wanted: usize) -> Report {
+pub fn ready(
+    backend: &Backend,
+    consumers: &[Health],
+    workers: &[WorkerHealth],
+    loops: &[LoopHealth],
+    wanted: usize,
+) -> Report {
     let (state, problems) = match backend {
         Backend::Reached => ("reached", Vec::new()),
         Backend::Failed(why) => ("failed", vec![why.clone()]),
@@ -70,14 +76,28 @@ pub fn ready(backend: &Backend, consumers: &[Health], workers: &[WorkerHealth], 
     }
     checks.extend(consumers.iter().map(|health| consumer(health, health.is_ready() && health.is_live())));
     checks.extend(workers.iter().map(|health| worker(health, health.is_ready() && health.is_live())));
+    checks.extend(others(loops));
     Report::of(checks)
 }
 
-fn consumer(health: &Health, ok: bool) -> Check {
-    let place = |each: &LoopHealth| match each.partition {
+fn place(each: &LoopHealth) -> String {
+    match each.partition {
         Some(partition) => format!("{} of {}/{}", each.operation, each.topic, partition.0),
         None => format!("{} of {}", each.operation, each.topic),
-    };
+    }
+}
+
+/// Loops of producers, promoters and the like: one check for all, if there are any.
+fn others(loops: &[LoopHealth]) -> Option<Check> {
+    let stalled =
+        loops.iter().filter(|each| each.stalled).map(|each| hangs(&place(each), each.last_progress));
+    let failing = loops.iter().filter_map(|each| each.failing.as_ref().map(|it| fails(&place(each), it)));
+    let problems = stalled.chain(failing).collect();
+    let (ok, state) = (loops.iter().all(|each| !each.stalled), format!("{} run", loops.len()));
+    (!loops.is_empty()).then(|| Check { name: "other loops".into(), ok, state, problems })
+}
+
+fn consumer(health: &Health, ok: bool) -> Check {
     let stalled = health.stalled().map(|each| hangs(&place(each), each.last_progress));
     let failing = health.failing().map(|(each, failure)| fails(&place(each), failure));
     let mut problems: Vec<_> = stalled.chain(failing).collect();
@@ -148,8 +168,8 @@ mod tests {
             states.into_iter().chain([(Ended, false, false), (Fenced, false, false)])
         {
             let healths = [of(Running), of(state)];
-            assert_eq!(live(&healths, &[]).ok, is_live, "{state:?}");
-            assert_eq!(ready(&Backend::Reached, &healths, &[], 2).ok, is_ready, "{state:?}");
+            assert_eq!(live(&healths, &[], &[]).ok, is_live, "{state:?}");
+            assert_eq!(ready(&Backend::Reached, &healths, &[], &[], 2).ok, is_ready, "{state:?}");
         }
     }
 
@@ -158,8 +178,8 @@ mod tests {
         let mut health = of(ConsumerState::Running);
         health.loops[1].stalled = true;
         health.loops[1].last_progress = Duration::from_secs(75);
-        let report = live(&[health.clone()], &[]);
-        assert!(!report.ok && !ready(&Backend::Reached, &[health], &[], 0).ok);
+        let report = live(&[health.clone()], &[], &[]);
+        assert!(!report.ok && !ready(&Backend::Reached, &[health], &[], &[], 0).ok);
         assert_eq!(report.checks[0].problems, ["fetch of orders/3 hangs: its last round ended 75 s ago"]);
     }
 
@@ -167,18 +187,21 @@ mod tests {
     fn a_server_that_is_away_ends_readiness_alone() {
         let mut health = of(ConsumerState::Running);
         health.loops[0].failing = Some(Failure { lasts: Duration::from_secs(2), error: "refused".into() });
-        assert!(ready(&Backend::Reached, &[health.clone()], &[], 1).ok, "it may pass by itself");
+        assert!(ready(&Backend::Reached, &[health.clone()], &[], &[], 1).ok, "it may pass by itself");
         health.connected = false;
         let away = Backend::Failed("refused".into());
-        assert!(live(&[health.clone()], &[]).ok && !ready(&Backend::Reached, &[health.clone()], &[], 1).ok);
-        let report = ready(&away, &[health], &[], 1);
+        assert!(
+            live(&[health.clone()], &[], &[]).ok
+                && !ready(&Backend::Reached, &[health.clone()], &[], &[], 1).ok
+        );
+        let report = ready(&away, &[health], &[], &[], 1);
         assert!(!report.ok && report.checks[0].problems == ["refused"]);
     }
 
     #[test]
     fn who_waits_for_consumers_is_not_ready_without_them() {
-        assert!(ready(&Backend::Reached, &[], &[], 0).ok && live(&[], &[]).ok);
-        let report = ready(&Backend::Reached, &[of(ConsumerState::Running)], &[], 2);
+        assert!(ready(&Backend::Reached, &[], &[], &[], 0).ok && live(&[], &[], &[]).ok);
+        let report = ready(&Backend::Reached, &[of(ConsumerState::Running)], &[], &[], 2);
         assert!(!report.ok && report.checks.iter().any(|check| check.state == "1 started"));
     }
 
@@ -188,7 +211,7 @@ mod tests {
             WorkerHealth::new("mails".parse().expect("name"), "w-1".into(), ConsumerState::Joining);
         let probes = |health: &WorkerHealth| {
             let all = [health.clone()];
-            (live(&[], &all).ok, ready(&Backend::Reached, &[], &all, 0).ok)
+            (live(&[], &all, &[]).ok, ready(&Backend::Reached, &[], &all, &[], 0).ok)
         };
         assert_eq!(probes(&health), (true, false), "the server has not answered yet");
         health.state = ConsumerState::Running;
@@ -200,8 +223,25 @@ mod tests {
         (claim.stalled, claim.last_progress) = (true, Duration::from_secs(70));
         health.loops.push(claim);
         assert_eq!(probes(&health), (false, false));
-        let report = live(&[], &[health]);
+        let report = live(&[], &[health], &[]);
         assert_eq!(report.checks[0].name, "worker w-1 of queue mails");
         assert_eq!(report.checks[0].problems, ["claim of mails/2 hangs: its last round ended 70 s ago"]);
+    }
+    #[test]
+    fn a_loop_of_nobody_counts_when_it_hangs() {
+        let mut refresh = LoopHealth::new("refresh", "orders".parse().expect("name"), None);
+        refresh.failing = Some(Failure { lasts: Duration::from_secs(3), error: "refused".into() });
+        let probes = |each: &LoopHealth| {
+            let loops = [each.clone()];
+            (live(&[], &[], &loops), ready(&Backend::Reached, &[], &[], &loops, 0))
+        };
+        let (live, ready) = probes(&refresh);
+        assert!(live.ok && ready.ok, "it is tried again");
+        assert_eq!((&*live.checks[0].name, &*live.checks[0].state), ("other loops", "1 run"));
+        assert_eq!(live.checks[0].problems, ["refresh of orders has been failing for 3 s: refused"]);
+        (refresh.stalled, refresh.last_progress) = (true, Duration::from_secs(70));
+        let (live, ready) = probes(&refresh);
+        assert!(!live.ok && !ready.ok);
+        assert_eq!(live.checks[0].problems[0], "refresh of orders hangs: its last round ended 70 s ago");
     }
 }

@@ -72,7 +72,7 @@ impl SamplerConfig {
 
 /// Asks the server, once per interval, how topics, groups and delay queues stand.
 ///
-/// A round costs one request, for a topic of `p` partitions `2p + 2` more and for each of its groups one of the roster and
+/// A round costs three requests, for a topic of `p` partitions `2p + 2` more and for each of its groups one of the roster and
 /// those of [`Catalog::stats`](millstream_core::Catalog::stats); for a delay queue one and one per shard. Once a minute
 /// [`Catalog::pins`](millstream_core::Catalog::pins) is asked. At most eight are under way at once, and one round does not
 /// begin before the last has ended.

@@ -55,6 +55,9 @@ table! {
         "Pending messages whose bodies somebody deleted: they can never be handled.";
     LOST = Counter Events "millstream_lost_total" GROUP,
         "Messages that retention dropped before the group had settled them: it never gets them. Told by the consumer that trims, for every group.";
+    LETTERS = Counter Events "millstream_dead_letters_handled_total"
+        &["topic", "partition", "group", "operation", "result"],
+        "Dead letters that this process was to replay, purge, export or import, by what came of it: `done`, `passed_over` (gone, claimed or put back before), `refused`.";
     CRASHED = Counter Events "millstream_crashed_total" GROUP,
         "Messages given up because processes died over them.";
 
@@ -139,7 +142,7 @@ table! {
         "0 if a consumer has ended by itself or one of its loops hangs, else 1.";
     LOOP_LAST_PROGRESS = Gauge Health "millstream_loop_last_progress_seconds"
         &["operation", "topic", "partition", "group", "consumer"],
-        "How long ago a loop came round last, well or not. A loop that has nothing to do does not come round.";
+        "How long ago a loop came round last, well or not. A loop that has nothing to do does not come round. Loops of producers, promoters and consumers of dead letters have an empty consumer.";
     LOOPS_FAILING = Gauge Health "millstream_loops_failing" &["operation", "topic", "group", "consumer"],
         "Loops that meet errors and try again.";
     LOOPS_STALLED = Gauge Health "millstream_loops_stalled" &["operation", "topic", "group", "consumer"],

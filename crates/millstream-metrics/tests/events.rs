@@ -4,7 +4,7 @@ mod support;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use millstream_core::event::{Cause, Handled, Ignore};
+use millstream_core::event::{Cause, Handled, Ignore, LetterWork};
 use millstream_core::log::{Settled, Source};
 use millstream_core::schedule::{Place, ScheduleId, Shard};
 use millstream_core::{Error, ErrorKind, Event, MessageId, Observer};
@@ -101,6 +101,14 @@ fn everything(metrics: &Metrics) {
         Event::DelayedPromoted { topic_partition, messages: 3, orphans: 0, late: None },
         Event::Trimmed { topic_partition, messages: 9 },
         Event::Lost { topic_partition, group, unread: 4, pending: 3 },
+        Event::DeadLetters {
+            topic_partition,
+            group,
+            work: LetterWork::Replay,
+            done: 5,
+            passed_over: 2,
+            refused: 1,
+        },
         Event::Fired { place: &at_topic, id: &schedule, messages: 2, missed: 1 },
         Event::Fired { place: &at_queue, id: &schedule, messages: 3, missed: 0 },
         Event::Claimed { shard: &shard, tasks: 5, again: 2, crashed: 1 },
@@ -122,6 +130,10 @@ fn every_event_is_counted_as_often_as_it_says() {
     let text = metrics.render();
     let in_group = "{topic=\"t\",partition=\"0\",group=\"g\"}";
     let shard = "{queue=\"q\",shard=\"1\"}";
+    let replayed = |result: &str| {
+        let labels = "topic=\"t\",partition=\"0\",group=\"g\",operation=\"replay\"";
+        format!("dead_letters_handled_total{{{labels},result=\"{result}\"}}")
+    };
     for (series, count) in [
         ("produced_total{topic=\"t\"}".to_owned(), 3.0),
         ("scheduled_total{topic=\"t\"}".into(), 4.0),
@@ -137,6 +149,9 @@ fn every_event_is_counted_as_often_as_it_says() {
         (format!("ghosts_total{in_group}"), 2.0),
         (format!("lost_total{in_group}"), 7.0),
         (format!("late_acks_total{in_group}"), 2.0),
+        (replayed("done"), 5.0),
+        (replayed("passed_over"), 2.0),
+        (replayed("refused"), 1.0),
         ("rebalances_total{topic=\"t\",group=\"g\"}".into(), 1.0),
         ("members_fenced_total{topic=\"t\",group=\"g\"}".into(), 1.0),
         ("promoted_total{topic=\"t\",partition=\"0\"}".into(), 7.0),

@@ -144,6 +144,11 @@ async fn lag_is_told_per_group_and_for_all() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     backend.catalog.delete_group(&spec.name, &group).await.expect("deleted");
+    // An answer serves whoever asks within a second.
+    while status(address, "/lag/orders/billing").await != 404 {
+        assert!(tokio::time::Instant::now() < deadline, "it is gone");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     for (path, expected) in [
         ("/lag/orders/billing", 404),
         ("/lag/orders/nobody", 404),

@@ -21,6 +21,7 @@ use crate::error::unexpected;
 use crate::inspect::is_no_group;
 use crate::scheduling::{claims, states, word};
 use crate::{note, reply, script};
+use catalog::is_number;
 
 /// How many calls a repair makes at most that goes on as long as there is something.
 const MAX_CALLS: usize = 10_000;
@@ -242,13 +243,22 @@ impl RedisBackend {
         pipe.cmd("HGET").arg(fence.as_str()).arg("token");
         pipe.cmd("GET").arg(lease.as_str());
         pipe.cmd("PTTL").arg(lease.as_str());
-        pipe.cmd("HGET").arg(fence.as_str()).arg("token");
-        let [before, held, left, token] = reply::tuple(Value::Array(self.ask(&pipe).await?))?;
-        if before != token {
+        pipe.cmd("HMGET").arg(fence.as_str()).arg(&["token", "epoch", "ttl"]);
+        let [before, held, left, after] = reply::tuple(Value::Array(self.ask(&pipe).await?))?;
+        let [token, epoch, ttl] = reply::tuple(after)?;
+        if reply::ok(before)? != token {
             return Ok(Audited { looked_at: 1, ..Audited::default() });
         }
         let (held, token) = (reply::maybe_bytes(held)?, reply::maybe_bytes(token)?);
         let mut page = Audited { looked_at: 1, ..Audited::default() };
+        for (what, value) in [("epoch", epoch), ("ttl", ttl)] {
+            if let Some(value) = reply::maybe_bytes(value)?
+                && !is_number(&value)
+            {
+                let detail = format!("{what} is {:?}", String::from_utf8_lossy(&value));
+                page.findings.push(Finding::new(Fault::FenceDamaged, scope, fence.as_str(), detail));
+            }
+        }
         let why = match (&held, reply::int(left)?) {
             (None, _) => return Ok(page),
             (Some(_), -1) => "never ends",

@@ -1,6 +1,7 @@
 //! The catalog role: plain commands, in an order that leaves nothing half visible.
 
 mod deleting;
+mod ends;
 mod groups;
 mod lag;
 mod look;
@@ -32,6 +33,22 @@ impl Inner {
     pub(crate) async fn one(&self, key: &Key, pipe: &Pipeline) -> Result<Value> {
         let answer = self.pool.send(pipe).await?.pop().unwrap_or_default();
         reply::ok(answer).map_err(|error| error.during(format_args!("catalog {key}")))
+    }
+
+    /// Adds to a set what is not in it. What is there is not written again: those who only start are not refused then,
+    /// whatever the server takes.
+    async fn add(&self, key: &Key, members: &[&str]) -> Result<()> {
+        let mut pipe = Pipeline::new();
+        pipe.cmd("SMISMEMBER").arg(key.as_str()).arg(members);
+        let known = reply::array(self.one(key, &pipe).await?)?;
+        let new = members.iter().zip(known).filter(|(_, known)| *known != Value::Int(1));
+        let new: Vec<&str> = new.map(|(member, _)| *member).collect();
+        if !new.is_empty() {
+            let mut pipe = Pipeline::new();
+            pipe.cmd("SADD").arg(key.as_str()).arg(&new);
+            self.one(key, &pipe).await?;
+        }
+        Ok(())
     }
 
     /// The names in a set, sorted. What is no name was put there by somebody else and is passed over.
@@ -81,9 +98,13 @@ fn create_command(pipe: &mut Pipeline, stream: &Key, group: &GroupName, position
     pipe.cmd("XGROUP").arg("CREATE").arg(stream.as_str()).arg(group.as_str()).arg(position).arg("MKSTREAM");
 }
 
+fn is_error(answer: &Value, code: &str) -> bool {
+    matches!(answer, Value::ServerError(error) if error.code() == code)
+}
+
 /// Whether a group was created now, or was there.
-fn created(answer: Value, stream: &Key) -> Result<bool> {
-    if matches!(&answer, Value::ServerError(error) if error.code() == "BUSYGROUP") {
+fn created((answer, there): (Value, bool), stream: &Key) -> Result<bool> {
+    if is_error(&answer, "BUSYGROUP") || there && is_error(&answer, "OOM") {
         return Ok(false);
     }
     reply::ok(answer).map(|_| true).map_err(|error| error.during(format_args!("create a group on {stream}")))
@@ -96,10 +117,7 @@ impl RedisBackend {
         let all: Vec<TopicPartition> = stored.iter().collect();
         self.register_logs(&stored.name, &all).await?;
         // Last, so that a topic that is listed is whole.
-        let registry = keys.topics();
-        let mut pipe = Pipeline::new();
-        pipe.cmd("SADD").arg(registry.as_str()).arg(stored.name.as_str());
-        self.inner.one(&registry, &pipe).await?;
+        self.inner.add(&keys.topics(), &[stored.name.as_str()]).await?;
         Ok(stored.clone())
     }
 
@@ -107,12 +125,9 @@ impl RedisBackend {
         let keys = &self.inner.keys;
         let partitions = keys.topic_partitions(topic);
         for chunk in all.chunks(CHUNK) {
-            let mut pipe = Pipeline::new();
-            pipe.cmd("SADD").arg(partitions.as_str());
-            for tp in chunk {
-                pipe.arg(keys.log(tp).as_str());
-            }
-            self.inner.one(&partitions, &pipe).await?;
+            let logs: Vec<Key> = chunk.iter().map(|tp| keys.log(tp)).collect();
+            let logs: Vec<&str> = logs.iter().map(Key::as_str).collect();
+            self.inner.add(&partitions, &logs).await?;
         }
         Ok(())
     }
@@ -130,20 +145,38 @@ impl RedisBackend {
             let streams: Vec<[Key; 2]> =
                 chunk.iter().map(|tp| [keys.log(tp), keys.retry_log(tp, group)]).collect();
             let mut pipe = Pipeline::with_capacity(2 * chunk.len());
-            for [log, retry_log] in &streams {
+            let positions = self.positions(chunk, position).await?;
+            for ([log, retry_log], position) in streams.iter().zip(&positions) {
                 create_command(&mut pipe, log, group, position);
                 // Nothing in the retry log is for anybody else: it is read from its beginning.
                 create_command(&mut pipe, retry_log, group, "0");
             }
-            let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
+            let answers = self.inner.pool.send(&pipe).await?;
+            // A server that is out of memory refuses before it looks whether there is anything to create.
+            let there = match answers.iter().any(|answer| is_error(answer, "OOM")) {
+                true => self.have(&streams, group).await?,
+                false => vec![false; answers.len()],
+            };
+            let mut answers = answers.into_iter().zip(there);
+            let mut created = |stream| answers.next().map_or(Ok(false), |answer| created(answer, stream));
             for (tp, [log, retry_log]) in chunk.iter().zip(&streams) {
-                if created(answers.next().unwrap_or_default(), log)? {
+                if created(log)? {
                     missing.push(tp.partition);
                 }
-                created(answers.next().unwrap_or_default(), retry_log)?;
+                created(retry_log)?;
             }
         }
         Ok(missing)
+    }
+
+    /// Whether a group is on each of these streams.
+    async fn have(&self, streams: &[[Key; 2]], group: &GroupName) -> Result<Vec<bool>> {
+        let mut pipe = Pipeline::with_capacity(2 * streams.len());
+        for stream in streams.as_flattened() {
+            pipe.cmd("XINFO").arg("GROUPS").arg(stream.as_str());
+        }
+        let groups = self.inner.pool.send(&pipe).await?.into_iter();
+        groups.map(|groups| Ok(reply::group(groups, group.as_str())?.is_some())).collect()
     }
 }
 
@@ -244,11 +277,15 @@ impl Catalog for RedisBackend {
 
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
         let position = position(start)?;
-        let new = self.register(&topic.name, group, Mode::Create).await?;
+        let starts = self.register(&topic.name, group, Mode::Create, &position).await?;
         let all: Vec<TopicPartition> = topic.iter().collect();
-        let partitions = self.create_on(&all, group, &position).await?;
+        // What it had settled where it was lost, nobody knows: rather once more than not at all.
+        let partitions = self.create_on(&all, group, starts.as_deref().unwrap_or("0")).await?;
         self.undo_if_deleted(&all, group).await?;
-        Ok(GroupCreated { new, partitions })
+        if starts.is_some() {
+            self.is_everywhere(&topic.name, group).await?;
+        }
+        Ok(GroupCreated { new: starts.is_some(), partitions })
     }
 
     async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>> {

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use crate::config::RedisConfig;
 use crate::error::{Phase, translate, unexpected};
+use crate::foreign;
 use crate::keeper::Keeper;
 use crate::socket::Socket;
 
@@ -320,8 +321,9 @@ pub(crate) fn no_answer(limit: Duration) -> Error {
 }
 
 pub(crate) fn complete(answer: redis::RedisResult<Vec<Value>>, pipe: &Pipeline) -> Result<Vec<Value>> {
-    let values = answer.map_err(|error| translate(&error, Phase::Sent))?;
+    let mut values = answer.map_err(|error| translate(&error, Phase::Sent))?;
     if values.len() == pipe.len() {
+        foreign::name_keys(&mut values, pipe);
         Ok(values)
     } else {
         Err(unexpected(format_args!("{} replies to {} commands", values.len(), pipe.len())))

@@ -25,6 +25,11 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
         ErrorKind::Unavailable if phase == Phase::Connecting => "the server cannot be reached",
         ErrorKind::Unavailable => "the server cannot serve now",
         ErrorKind::Unconfirmed => "no answer came, the request may or may not have been done",
+        // Its own words are about the command that was to ask.
+        ErrorKind::Denied if error.code() == Some("NOAUTH") => {
+            return Error::new(kind, "the server asks for a password, and none was given");
+        }
+        ErrorKind::Denied if error.code() == Some("NOPERM") => "the server does not let this user do that",
         ErrorKind::Denied => "the server refuses these credentials",
         ErrorKind::Unsupported => "the server lacks something that is needed",
         ErrorKind::InvalidConfig => "the connection settings cannot be used",

@@ -8,6 +8,7 @@ mod durability;
 mod connection;
 mod cursor;
 mod error;
+mod foreign;
 mod keeper;
 mod reply;
 mod request;

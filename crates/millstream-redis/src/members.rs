@@ -44,12 +44,17 @@ impl Members for RedisBackend {
         let call = script.call([members, said, assignment, changes, meta, state]);
         let call = call.args([member.id.as_str(), incarnation(member)?]).arg(ttl).arg(wishes);
         let call = call.arg(u8::from(joining));
+        let call = call.arg(member.reborn.map(|reborn| reborn.to_string()).unwrap_or_default());
         let answer = script::run_one(&self.inner.leases, call).await.map_err(|error| match error.kind() {
             ErrorKind::Fenced => {
                 let what = format!("another instance of {group} on {topic} has the member id {}", member.id);
                 Error::new(ErrorKind::Fenced, what)
             }
             ErrorKind::NotFound => Error::new(ErrorKind::NotFound, format!("topic {topic} does not exist")),
+            ErrorKind::Deleted if error.to_string().contains("created again") => {
+                let what = format!("topic {topic} was deleted, and created again since");
+                Error::new(ErrorKind::Deleted, what)
+            }
             ErrorKind::Deleted => gone(topic, group),
             _ => error.during(format_args!("heartbeat of {} in {group} on {topic}", member.id)),
         })?;

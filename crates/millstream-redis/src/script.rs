@@ -1,12 +1,13 @@
 //! Scripts: called by hash, in pipelines, and loaded again when the server has forgotten them.
 
-use millstream_core::error::Result;
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_lua as lua;
 use redis::{Cmd, Pipeline, ServerErrorKind, ToRedisArgs, Value};
 
 use crate::connection::Line;
 use crate::error::answered;
+use crate::foreign;
 
 /// A script with its hash.
 pub(crate) struct Loaded {
@@ -118,11 +119,24 @@ pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Ve
             values[i] = value;
         }
     }
-    let results = values.into_iter().zip(&calls).map(|(value, call)| match value {
-        Value::ServerError(error) => Err(answered(error).during(call.name())),
-        value => Ok(value),
-    });
-    Ok(results.collect())
+    let mut results = Vec::with_capacity(calls.len());
+    for (value, call) in values.into_iter().zip(&calls) {
+        let Value::ServerError(error) = value else {
+            results.push(Ok(value));
+            continue;
+        };
+        let error = answered(error);
+        // Which of its keys it is, the server does not say.
+        let named = match error.kind() {
+            ErrorKind::WrongType => foreign::in_script(line, &call.script.source, &call.keys).await,
+            _ => None,
+        };
+        results.push(Err(match named {
+            Some(named) => named.during(format_args!("script {}", call.script.contract.name)),
+            None => error.during(call.name()),
+        }));
+    }
+    Ok(results)
 }
 
 /// Makes one call.

@@ -13,6 +13,8 @@ mod connect;
 mod dead_letters;
 #[path = "scripts/deleting.rs"]
 mod deleting;
+#[path = "scripts/deleting_twice.rs"]
+mod deleting_twice;
 #[path = "scripts/durability.rs"]
 mod durability;
 #[path = "scripts/lag.rs"]

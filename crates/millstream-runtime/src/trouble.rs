@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millstream_core::TopicName;
 use millstream_core::error::Error;
 use millstream_core::event::{Event, Observer};
+use millstream_core::health::{Failure, LoopHealth, LoopsCheck};
 use millstream_core::policy::Exponential;
 use millstream_core::topic::TopicPartition;
+use millstream_core::{GroupName, TopicName};
 use tokio::time::Instant;
 
 /// How much longer than it should a loop may take for one round: no request and no work between two takes so long,
@@ -75,6 +76,34 @@ impl Loops {
     pub(crate) fn marks(&self) -> Vec<Mark> {
         let marks: Vec<_> = lock(&self.0).marks.values().cloned().collect();
         marks.iter().map(|mark| lock(mark).clone()).collect()
+    }
+
+    /// Tells an observer of them. What is told of a consumer's loops is its health: this is for others.
+    pub(crate) fn tell(&self, group: Option<&GroupName>, observer: &dyn Observer) {
+        let loops: Arc<dyn LoopsCheck> = Arc::new(self.clone());
+        observer.observe(&Event::LoopsStarted { group, loops: &loops });
+    }
+}
+
+impl LoopsCheck for Loops {
+    fn loops(&self) -> Vec<LoopHealth> {
+        let now = Instant::now();
+        self.marks().into_iter().map(|mark| mark.health(now)).collect()
+    }
+}
+
+impl Mark {
+    /// How the loop is.
+    pub(crate) fn health(self, now: Instant) -> LoopHealth {
+        let (topic, partition) = match self.place {
+            Place::Topic(topic) => (topic, None),
+            Place::Partition(TopicPartition { topic, partition }) => (topic, Some(partition)),
+        };
+        let mut health = LoopHealth::new(self.operation, topic, partition);
+        health.last_progress = now - self.last;
+        health.failing = self.failing.map(|(since, error)| Failure { lasts: now - since, error });
+        health.stalled = self.due.is_some_and(|due| due <= now);
+        health
     }
 }
 

@@ -185,7 +185,7 @@ impl Millstream {
     /// ```
     #[must_use]
     pub fn admin(&self) -> Admin {
-        Admin::new(self.backend.clone())
+        Admin::new(self.backend.clone()).with_observer(self.observer.clone())
     }
 
     /// The roles beneath, for what has no comfort here.

@@ -1,6 +1,8 @@
 //! The operator's requests on Redis: who may only read can make them, the doctor names what is wrong, and none of them
 //! holds the server up, however much is there.
 
+mod dead_letters;
+
 use std::time::{Duration, Instant};
 
 use integration_tests::server::Server;
@@ -127,30 +129,63 @@ fn slow(server: &Server) -> Vec<(u64, String)> {
     slow
 }
 
-/// No request took longer than 5 ms inside the server, and none walked through its keys. Somebody else may have had the
-/// processor in the meantime: so of three passes one has to be without any, and all are told.
+const PASSES: usize = 3;
+/// What no request may take inside the server, in microseconds.
+const MOST_US: u64 = 5_000;
+
+/// Nothing took longer than 5 ms inside the server, as its slow log has it. That is time by the clock, so somebody else may
+/// have had the processor meanwhile: the kernel says for how long the server waited for one. What a pass took too long has
+/// to be explained by that, in two of three passes; and one has to be without, since whatever is always slow is slow there.
+async fn clean_passes(
+    server: &Server,
+    what: &str,
+    mut pass: impl AsyncFnMut(usize) -> Vec<(&'static str, Duration)>,
+) {
+    server.cli(&["CONFIG", "SET", "slowlog-log-slower-than", "1000"]);
+    server.cli(&["CONFIG", "SET", "slowlog-max-len", "1000"]);
+    let (mut clean, mut sound) = (0, 0);
+    for number in 0..PASSES {
+        server.cli(&["SLOWLOG", "RESET"]);
+        let before = waited_us(server);
+        let times = pass(number).await;
+        let waited = before.zip(waited_us(server)).map(|(before, after)| after - before);
+        let slow = slow(server);
+        let excess: u64 = slow.iter().map(|(micros, _)| micros.saturating_sub(MOST_US)).sum();
+        clean += usize::from(excess == 0);
+        // Where the kernel does not say, nobody can tell.
+        sound += usize::from(waited.is_none_or(|waited| excess <= waited));
+        println!("{what}, pass {number}: {times:?}");
+        println!(
+            "{} took longer than 1 ms in the server, in µs: {:?}",
+            slow.len(),
+            &slow[..slow.len().min(10)]
+        );
+        println!("{excess} µs beyond 5 ms, and it waited for a processor for {waited:?} µs");
+    }
+    println!("{clean} of {PASSES} passes without anything that took 5 ms, {sound} sound ones");
+    assert!(clean > 0, "slow in every pass");
+    assert!(sound * 2 > PASSES, "slow without anybody else in {} of {PASSES} passes", PASSES - sound);
+}
+
+/// For how many microseconds the server's main thread has waited for a processor.
+fn waited_us(server: &Server) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{}/schedstat", server.pid())).ok()?;
+    let nanos = text.split_whitespace().nth(1)?.parse::<u64>().ok()?;
+    Some(nanos / 1_000)
+}
+
+/// None of them walked through the server's keys, or wrote.
 async fn holds_nobody_up(count: usize, pending: usize) {
     let server = Server::start();
     let mq = Millstream::connect(&server.url()).await.expect("connected");
     let (topic, group) = fill(&server, &mq, count, pending).await;
-    server.cli(&["CONFIG", "SET", "slowlog-log-slower-than", "1000"]);
-    server.cli(&["CONFIG", "SET", "slowlog-max-len", "1000"]);
     server.cli(&["CONFIG", "RESETSTAT"]);
-    let mut clean = 0;
-    for pass in 0..3 {
-        server.cli(&["SLOWLOG", "RESET"]);
-        let times = everything(&mq, &topic, &group).await;
-        let slow = slow(&server);
-        clean += usize::from(slow.first().is_none_or(|(micros, _)| *micros < 5_000));
-        println!("{count} messages, {pending} pending, pass {pass}: {times:?}");
-        println!("longer than 1 ms in the server, in µs: {:?}", &slow[..slow.len().min(10)]);
-    }
+    let what = format!("{count} messages, {pending} pending");
+    clean_passes(&server, &what, async |_| everything(&mq, &topic, &group).await).await;
     let stats = server.cli(&["INFO", "commandstats"]);
     for command in ["keys", "scan", "xadd", "xreadgroup", "xack", "xdel", "hset", "zadd"] {
         assert!(!stats.contains(&format!("cmdstat_{command}:")), "{command} was used:\n{stats}");
     }
-    println!("{clean} of 3 passes without anything that took 5 ms");
-    assert!(clean > 0, "slow in every pass");
 }
 
 #[tokio::test]

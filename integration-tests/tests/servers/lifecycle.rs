@@ -8,13 +8,31 @@ use integration_tests::server::Server;
 use millstream::admin::InUse;
 use millstream::{
     Concurrency, Consumer, ConsumerState, Delivery, ErrorKind, GroupName, Millstream, Record, Sharing, Topic,
-    TopicName,
+    TopicName, TopicSpec,
 };
 
 const NUMBERS: Topic<u64> = Topic::new("numbers").partitions(4);
 
 fn names() -> (TopicName, GroupName) {
     ("numbers".parse().expect("a name"), "g".parse().expect("a name"))
+}
+
+/// Somebody has to take away what fills a server: those who read, also after a restart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_full_is_drained_by_who_starts() {
+    for sharing in [Sharing::Exclusive, Sharing::Shared] {
+        let stage = Stage::new().await;
+        stage.start(sharing).await.shutdown().await;
+        stage.send(2_000).await;
+        stage.server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+        let consumer = stage.start(sharing).await;
+        stage.until("all were handled", || stage.handled() == 2_000).await;
+        consumer.shutdown().await;
+        let stats = stage.mq.stats(&NUMBERS, "g").await.expect("stats");
+        assert!(stats.iter().all(|one| one.lag == Some(0) && one.pending == 0), "{sharing:?}: {stats:?}");
+        assert_eq!(stats.iter().map(|one| one.length).sum::<u64>(), 0, "{sharing:?}: what is settled stays");
+        assert_eq!(stage.server.cli(&["CONFIG", "GET", "maxmemory"]), "maxmemory\n1");
+    }
 }
 
 struct Stage {
@@ -111,6 +129,45 @@ async fn a_topic_that_is_deleted_by_force_stays_deleted() {
         let consumer = stage.start(sharing).await;
         stage.until("all handled", || stage.handled() == 110).await;
         consumer.shutdown().await;
+    }
+}
+
+#[tokio::test]
+async fn a_topic_that_is_created_again_at_once_is_another_one() {
+    for sharing in [Sharing::Exclusive, Sharing::Shared] {
+        let stage = Stage::new().await;
+        let refresh = Duration::from_millis(200);
+        let producer = stage.mq.producer(NUMBERS).refresh(refresh).await.expect("a producer");
+        let consumers = vec![stage.start(sharing).await, stage.start(sharing).await];
+        stage.send(100).await;
+        stage.until("all handled", || stage.handled() == 100).await;
+        let (topic, _) = names();
+        let catalog = &stage.mq.backend().catalog;
+        stage.mq.admin().delete_topic(&topic, InUse::Force).await.expect("deleted");
+        let created = catalog.create_topic(&TopicSpec::new(topic.clone(), 1).expect("a topic")).await;
+        for consumer in consumers {
+            let ended = tokio::time::timeout(Duration::from_secs(30), consumer.ended());
+            ended.await.expect("it ends by itself");
+            assert_eq!(consumer.cause().expect("a cause").kind(), ErrorKind::Deleted);
+            consumer.shutdown().await;
+        }
+        assert_eq!(catalog.topic(&topic).await.expect("the new one"), created.expect("created"));
+        assert_eq!(catalog.groups(&topic).await.expect("groups"), []);
+        stage.until("the producer sees it", || producer.partitions() == 1).await;
+        producer.send(&1).await.expect("sent");
+        let consumer = stage.start(sharing).await;
+        stage.until("it is handled", || stage.handled() == 101).await;
+        // And without another one.
+        stage.mq.admin().delete_topic(&topic, InUse::Force).await.expect("deleted");
+        tokio::time::timeout(Duration::from_secs(30), consumer.ended()).await.expect("it ends by itself");
+        consumer.shutdown().await;
+        let started = Instant::now();
+        while producer.send(&2).await.is_ok() {
+            assert!(started.elapsed() < Duration::from_secs(30), "a producer is never refused");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(producer.send(&2).await.expect_err("deleted").kind(), ErrorKind::Deleted);
+        assert_eq!(catalog.topics().await.expect("topics"), []);
     }
 }
 

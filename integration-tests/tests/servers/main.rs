@@ -4,6 +4,7 @@
 
 mod admin;
 mod block_key;
+mod broken_keys;
 mod control;
 mod delay_clock;
 mod delay_cost;

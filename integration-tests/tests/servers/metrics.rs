@@ -1,7 +1,13 @@
 //! Figures that are scraped over HTTP agree with what a scripted run did, on both backends: counts exactly, lag exactly at
 //! rest. And probes follow what happens to a real server.
 
+mod figures;
+mod hands;
+mod letters;
 mod loss;
+mod owners;
+mod queues;
+mod sampled;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +19,7 @@ use integration_tests::scrape::{Scrape, get};
 use integration_tests::server::{Server as Redis, shared_url};
 use millstream::metrics::{Metrics, MetricsConfig, SamplerConfig, Server, ServerConfig};
 use millstream::{Consumer, Delivery, Fixed, Millstream, Outcome, Topic, TopicPartition};
+use millstream_core::keys::Keys;
 use millstream_core::log::Append;
 use millstream_core::{Envelope, wire};
 
@@ -32,6 +39,7 @@ struct Scene {
     mq: Millstream,
     metrics: Metrics,
     server: Server,
+    keys: Keys,
 }
 
 impl Scene {
@@ -41,12 +49,13 @@ impl Scene {
 
     async fn with(url: &str, config: &MetricsConfig) -> Self {
         let namespace = format!("metrics-{}", uuid::Uuid::new_v4().simple());
+        let keys = Keys::within(&namespace.parse().expect("a namespace"));
         let metrics = Metrics::with(config).expect("metrics");
         let mq = Millstream::at(url).namespace(namespace).metrics(&metrics).await.expect("connected");
         let sampler = SamplerConfig::default().interval(Duration::from_millis(100));
         let config = ServerConfig::default().address(([127, 0, 0, 1], 0)).sampler(sampler);
         let server = metrics.serve(mq.backend(), config).await.expect("served");
-        Self { mq, metrics, server }
+        Self { mq, metrics, server, keys }
     }
 
     async fn scrape(&self) -> Scrape {
@@ -398,6 +407,8 @@ async fn what_dashboard_and_alerts_ask_for_is_exported_by_a_run() {
         producer.send(&number).await.expect("sent");
     }
     producer.send(&9).delay(Duration::from_millis(300)).await.expect("sent for later");
+    let letters = scene.mq.dead_letters(&ORDERS, "billing").await.expect("letters");
+    eventually(async || letters.purge_all().await.expect("purged") == 1, "one is dead, and purged").await;
     let wanted = asked_for();
     assert!(wanted.len() > 40, "{wanted:?}");
     let missing = |scrape: &Scrape| -> Vec<String> {

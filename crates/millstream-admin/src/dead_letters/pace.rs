@@ -6,6 +6,8 @@ use tokio::time::Instant;
 
 /// Between two steps: smaller ones would be a request for each message.
 const SLICE: Duration = Duration::from_millis(100);
+/// The longest time between two messages: with less than one a day nobody waits for the end.
+pub(super) const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 /// How much of what was missed is made up for.
 const BURST: Duration = Duration::from_secs(1);
 
@@ -21,7 +23,7 @@ pub(super) struct Pace {
 impl Pace {
     pub(super) fn new(per_second: Option<f64>) -> Self {
         let interval =
-            per_second.map(|rate| Duration::try_from_secs_f64(rate.recip()).unwrap_or(Duration::MAX));
+            per_second.map(|rate| Duration::try_from_secs_f64(rate.recip()).unwrap_or(LONGEST).min(LONGEST));
         Self { interval: interval.unwrap_or_default(), next: None }
     }
 
@@ -82,6 +84,17 @@ mod tests {
         let now = Instant::now();
         free.spend(1_000, now);
         assert_eq!((free.room(now), free.wait(now)), (usize::MAX, Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_slowest_rate_is_one_a_day() {
+        let start = Instant::now();
+        for rate in [f64::MIN_POSITIVE, 1e-300, 5e-324, 1e-9] {
+            let mut pace = Pace::new(Some(rate));
+            assert_eq!(pace.room(start), 1);
+            pace.spend(1, start);
+            assert_eq!((pace.room(start), pace.wait(start)), (0, LONGEST), "{rate}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::dead_letters::{Claim, Deed};
+use millstream_core::event::LetterWork;
 use millstream_core::log::Append;
 use millstream_core::partitioner::{ByKey, Partitioner};
 use millstream_core::wire::{self, Fields};
@@ -16,7 +17,8 @@ use millstream_core::{
 use tokio::time::Instant;
 
 use super::edit::Edit;
-use super::pace::Pace;
+use super::pace::{LONGEST, Pace};
+use super::teller::{Came, Teller};
 use super::walk::DeadLetterWalk;
 
 /// Header of what was replayed to a topic: the dead letter that it was, as `topic/partition/group/id`. The same for every
@@ -89,7 +91,9 @@ impl Replay {
     fn check(&self) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidConfig, message));
         match self.rate {
-            Some(rate) if !rate.is_finite() || rate <= 0.0 => bad(format!("a rate of {rate} a second")),
+            Some(rate) if !rate.is_finite() || rate.recip() > LONGEST.as_secs_f64() || rate <= 0.0 => {
+                bad(format!("a rate of {rate} a second: at least one a day"))
+            }
             _ if self.hold < Duration::from_secs(1) => {
                 bad(format!("a hold of {:?}: at least 1 s", self.hold))
             }
@@ -141,6 +145,7 @@ pub struct Replayer {
     /// Sent to a topic, and not deleted so far.
     sent: Vec<(TopicPartition, MessageId)>,
     replayed: Replayed,
+    teller: Teller,
 }
 
 impl Replayer {
@@ -149,6 +154,7 @@ impl Replayer {
         group: GroupName,
         replay: Replay,
         walk: DeadLetterWalk,
+        teller: Teller,
     ) -> Result<Self> {
         replay.check()?;
         let target = match &replay.to {
@@ -174,6 +180,7 @@ impl Replayer {
             batch: Vec::new(),
             sent: Vec::new(),
             replayed: Replayed::default(),
+            teller,
         })
     }
 
@@ -252,9 +259,12 @@ impl Replayer {
             }
         }
         let role = &self.backend.dead_letters;
-        let done = role.settle(topic_partition, &self.group, Some(&self.by), &deeds).await?;
-        self.replayed.replayed += done.len() as u64;
-        self.replayed.passed_over += (deeds.len() - done.len()) as u64;
+        // Without a claim: what was left for later is meant as well.
+        let done = role.settle(topic_partition, &self.group, None, &deeds).await?;
+        let came = Came { done: done.len(), passed_over: deeds.len() - done.len(), refused: refused.len() };
+        self.replayed.replayed += came.done as u64;
+        self.replayed.passed_over += came.passed_over as u64;
+        self.teller.tell(topic_partition, LetterWork::Replay, came);
         refused.into_iter().for_each(|(letter, why)| self.replayed.refuse(letter, why));
         self.finished(letters);
         Ok(())
@@ -290,7 +300,9 @@ impl Replayer {
                 }
             }
         }
-        self.replayed.passed_over += (letters.len() - claimed.len()) as u64;
+        let passed_over = letters.len() - claimed.len();
+        self.replayed.passed_over += passed_over as u64;
+        let mut came = Came { done: 0, passed_over, refused: free.len() };
         let gone: Vec<_> = letters.iter().filter(|letter| !mine.contains(&letter.id)).cloned().collect();
         self.finished(&gone);
         let mut failed = None;
@@ -298,6 +310,7 @@ impl Replayer {
             match result {
                 Ok(_) => {
                     self.replayed.replayed += 1;
+                    came.done += 1;
                     self.sent.push((topic_partition.clone(), id));
                     self.batch.retain(|letter| (&letter.topic_partition, letter.id) != (topic_partition, id));
                 }
@@ -307,6 +320,7 @@ impl Replayer {
                 }
             }
         }
+        self.teller.tell(topic_partition, LetterWork::Replay, came);
         let freed: Vec<_> = free.into_iter().map(|id| (id, Deed::Leave(Duration::ZERO))).collect();
         let deleted = self.delete_sent().await;
         if !freed.is_empty() {

@@ -19,6 +19,8 @@ pub(super) struct About {
     pub(super) server: String,
     /// Whether it was started for this.
     pub(super) private: bool,
+    /// Where it is, if it was not: without a password.
+    pub(super) url: Option<String>,
     /// How it writes its append-only file; not known of a server of others.
     pub(super) aof: Option<&'static str>,
     pub(super) millstream: &'static str,
@@ -42,6 +44,7 @@ impl About {
             date: DateTime::<Utc>::from(SystemTime::now()).to_rfc3339_opts(SecondsFormat::Secs, true),
             server: stage.probe.version().await?,
             private: general.url.is_none(),
+            url: general.url.as_deref().map(without_password),
             aof: general.url.is_none().then_some(general.aof.name()),
             millstream: env!("CARGO_PKG_VERSION"),
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
@@ -63,11 +66,19 @@ impl About {
         };
         let cpu = self.cpu.as_ref().map(|cpu| format!(" ({cpu})")).unwrap_or_default();
         let day = self.date.split('T').next().unwrap_or_default();
+        let place = self.url.as_ref().map(|url| format!(" at {url}")).unwrap_or_default();
         format!(
-            "{day}, {}{aof}, millstream {}, {} CPUs{cpu}, {}, payloads of {} bytes, medians of {} runs",
+            "{day}, {}{place}{aof}, millstream {}, {} CPUs{cpu}, {}, payloads of {} bytes, medians of {} runs",
             self.server, self.millstream, self.cpus, self.system, self.payload_bytes, self.runs
         )
     }
+}
+
+/// `redis://user:password@host` as `redis://host`. What is behind the host may have a password as well.
+fn without_password(url: &str) -> String {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}://{}", host.split('?').next().unwrap_or_default())
 }
 
 /// The first model that the list of CPUs names.
@@ -87,6 +98,17 @@ fn system() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_is_told_without_what_is_secret() {
+        for (url, told) in [
+            ("redis://h:1/2", "redis://h:1/2"),
+            ("rediss://u:p@x@h:1", "rediss://h:1"),
+            ("redis+unix:///s?pass=x", "redis+unix:///s"),
+        ] {
+            assert_eq!(without_password(url), told);
+        }
+    }
 
     #[test]
     fn the_model_is_what_stands_behind_its_name() {

@@ -30,11 +30,15 @@ use session::{Plan, Session, unless_stopped};
 const RUNS: u32 = 5;
 
 impl Bench {
-    /// Measures, and prints what came of it.
+    /// Measures, and prints what came of it. It loads a server, so only one that was typed counts: that of the environment
+    /// may well be in production.
     ///
     /// # Errors
     /// If there is no server, or anything fails on it; and on a signal. What was started and stored is cleaned up first.
-    pub(crate) async fn run(self) -> Result<()> {
+    pub(crate) async fn run(mut self, is_url_typed: bool) -> Result<()> {
+        if let Some(general) = self.what.general_mut() {
+            general.url = general.url.take().or(self.url).filter(|_| is_url_typed);
+        }
         match self.what {
             What::Victim(victim) => ours::victim(&victim).await,
             What::Suite(suite) => suite::run(suite).await,

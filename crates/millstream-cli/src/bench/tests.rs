@@ -10,7 +10,7 @@ use crate::{Cli, Command};
 async fn run(args: &str, url: &str) -> anyhow::Result<()> {
     let cli = Cli::try_parse_from(args.split_whitespace().chain(["--runs", "1", "--url", url]))?;
     let Command::Bench(bench) = cli.command else { panic!("{args} is not a bench") };
-    bench.run().await
+    bench.run(true).await
 }
 
 #[tokio::test]

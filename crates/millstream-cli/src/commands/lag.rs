@@ -1,34 +1,39 @@
 //! `millstream lag`: how far groups are behind.
 
+use std::cmp::Reverse;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
+use millstream::layers::core::schedule::Waiting;
 use millstream::{Error, ErrorKind, GroupName, TopicName};
 use serde::Serialize;
 
+use super::told::Failed;
 use super::view::GroupView;
 use crate::context::{Context, stopped};
-use crate::exit::Exit;
+use crate::exit::{Exit, not_found};
 use crate::{human, output, parse};
 
 /// How far groups are behind: of a topic, or of all
 ///
-/// A lag that would take too long to find out is shown as `>= 10,000`, or as `unknown`; in JSON it is `null` beside
-/// `lag_at_least`.
+/// `backlog` is all that a group has to do, now or later: `lag` (never handed out), `pending` (handed out and not settled),
+/// `retrying`, and what is delayed and due; the largest stands first. `oldest` is the age of what is unread or pending, and
+/// not of what waits for a retry. A lag that would take too long to find out is shown as `>= 10,000`, or as `unknown`; in
+/// JSON it is `null` beside `lag_at_least`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream lag
   millstream lag orders --group billing --watch=5
-  millstream lag --json | jq '.groups[] | select(.lag == null or .lag > 1000)'")]
+  millstream lag --json | jq '.groups[] | select(.backlog > 1000)'")]
 pub(crate) struct Lag {
     /// The topic. Default: all topics
     topic: Option<TopicName>,
     /// Only this group
     #[arg(long, short)]
     group: Option<GroupName>,
-    /// Again and again, until it is stopped. Default: every 2 seconds
+    /// Again and again, until it is stopped. Default: every 2 seconds; another time needs the equals sign, `--watch=5`
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
           value_parser = parse::interval)]
     watch: Option<Duration>,
@@ -40,6 +45,8 @@ struct View {
     /// Milliseconds since 1970.
     at_ms: u64,
     groups: Vec<Row>,
+    /// What could not be looked at.
+    errors: Vec<Failed>,
 }
 
 #[derive(Debug, Serialize)]
@@ -60,8 +67,9 @@ impl View {
 impl Lag {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let Some(every) = self.watch else {
-            cx.output.show(&self.look(cx).await?, View::text)?;
-            return Ok(Exit::Done);
+            let view = self.look(cx).await?;
+            cx.output.show(&view, View::text)?;
+            return Failed::end(cx, &view.errors);
         };
         let redraws = !cx.output.is_json() && std::io::stdout().is_terminal();
         let watch = async {
@@ -96,7 +104,14 @@ impl Lag {
                 human::duration(every),
                 view.text()
             )
-        })
+        })?;
+        Failed::note(cx, &view.errors);
+        Ok(())
+    }
+
+    /// Whether what was taken for a topic may be the time of --watch.
+    fn is_interval(&self, topic: &TopicName) -> bool {
+        self.watch.is_some() && parse::interval(topic.as_str()).is_ok()
     }
 
     async fn look(&self, cx: &Context) -> Result<View> {
@@ -105,23 +120,47 @@ impl Lag {
             Some(topic) => vec![topic.clone()],
             None => admin.topics().await?,
         };
-        let mut groups = Vec::new();
+        let (mut groups, mut errors) = (Vec::new(), Vec::new());
         for topic in topics {
-            let stats = match admin.stats(&topic).await {
+            let survey = match admin.survey(&topic).await {
                 // One of all that was deleted in between, or not to the end.
                 Err(error) if error.kind() == ErrorKind::NotFound && self.topic.is_none() => continue,
+                Err(error) if error.kind() == ErrorKind::NotFound && self.is_interval(&topic) => {
+                    let why = format!("topic {topic} does not exist; for a time say --watch={topic}");
+                    return Err(not_found(why));
+                }
+                // What is wrong with one keeps nothing of the others from being told.
+                Err(error) if self.topic.is_none() && !error.is_transient() => {
+                    errors.push(Failed::topic(&topic, &error));
+                    continue;
+                }
                 other => other?,
             };
-            let wanted =
-                stats.groups.iter().filter(|it| self.group.as_ref().is_none_or(|group| it.group == *group));
-            groups.extend(wanted.map(|it| Row { topic: topic.to_string(), group: GroupView::of(it) }));
-        }
-        match (&self.group, &self.topic) {
-            (Some(group), Some(topic)) if groups.is_empty() => {
-                bail!("group {group} of topic {topic} does not exist")
+            let overdue = survey.delayed.unwrap_or_else(|error| {
+                errors.push(Failed::topic(&topic, &error));
+                Waiting::default()
+            });
+            for (group, stats) in survey.groups {
+                match stats {
+                    _ if self.group.as_ref().is_some_and(|wanted| group != *wanted) => {}
+                    Ok(stats) => {
+                        let group = GroupView::of(&stats, overdue.overdue);
+                        groups.push(Row { topic: topic.to_string(), group });
+                    }
+                    Err(error) => errors.push(Failed::group(&group, &error).of(&topic)),
+                }
             }
-            (Some(group), None) if groups.is_empty() => bail!("group {group} does not exist in any topic"),
-            _ => Ok(View { at_ms: crate::context::local_ms()?, groups }),
+        }
+        // Whoever has most to do comes first.
+        groups.sort_by_key(|it| Reverse(it.group.backlog));
+        match (&self.group, &self.topic) {
+            (Some(group), Some(topic)) if groups.is_empty() && errors.is_empty() => {
+                Err(not_found(format!("group {group} of topic {topic} does not exist")))
+            }
+            (Some(group), None) if groups.is_empty() && errors.is_empty() => {
+                Err(not_found(format!("group {group} does not exist in any topic")))
+            }
+            _ => Ok(View { at_ms: crate::context::local_ms()?, groups, errors }),
         }
     }
 }

@@ -1,17 +1,12 @@
-//! `millstream markdown`: the reference of all commands, which is `docs/cli.md`. Hidden: it is for who changes them.
+//! `millstream markdown`: the reference of all commands, which is `docs/cli.md`. For those who change them: it is no command
+//! that help, completions or suggestions know.
 
 use anyhow::Result;
-use clap::{Arg, Args, Command, CommandFactory};
+use clap::{Arg, Command, CommandFactory};
 
 use crate::Cli;
 use crate::exit::Exit;
 use crate::output::Output;
-
-/// Prints the reference of all commands: `docs/cli.md` of the repository
-#[derive(Args, Debug)]
-#[command(after_help = "Examples:
-  millstream markdown > docs/cli.md")]
-pub(crate) struct Markdown {}
 
 const HEAD: &str = "# The command line
 
@@ -19,11 +14,13 @@ Made from the command itself: `cargo run -q -p millstream-cli -- markdown > docs
 the guides, above all in [looking after a queue](guides/admin.md).
 ";
 
-impl Markdown {
-    pub(crate) fn run(self, output: Output) -> Result<Exit> {
-        output.write(&reference())?;
-        Ok(Exit::Done)
-    }
+/// Prints the reference.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn run(output: Output) -> Result<Exit> {
+    output.write(&reference())?;
+    Ok(Exit::Done)
 }
 
 fn reference() -> String {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Args;
-use millstream::TopicName;
 use millstream::admin::{Memory as Measured, Size};
+use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
 use super::view::ms;
@@ -18,18 +18,20 @@ use crate::{human, output, parse};
 /// So many of the largest partitions are shown to people.
 const SHOWN: usize = 10;
 
-/// What a topic takes of the server's memory, by structure, group and partition
+/// What topics take of the server's memory: one by structure, group and partition; several in sum, and a line each
 ///
 /// Bytes are estimated from samples, by the server. With --over it looks twice, and says when the server is full if it goes on
-/// as it did in between.
+/// as it did in between. As JSON every topic has all of it.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
-  millstream memory orders
+  millstream memory
+  millstream memory orders payments
   millstream memory orders --over 1m
-  millstream memory orders --json | jq .bytes")]
+  millstream memory --json | jq '.topics[] | {topic, bytes}'")]
 pub(crate) struct Memory {
-    /// The topic
-    topic: TopicName,
+    /// The topics. Default: all
+    #[arg(value_name = "TOPIC")]
+    topics: Vec<TopicName>,
     /// Looks again after so long, and says when the server is full
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     over: Option<Duration>,
@@ -37,16 +39,25 @@ pub(crate) struct Memory {
 
 #[derive(Debug, Serialize)]
 struct View {
-    topic: String,
+    /// Of all these topics.
     bytes: u64,
-    structures: Vec<Line>,
-    groups: Vec<Line>,
-    partitions: Vec<Line>,
+    topics: Vec<TopicView>,
     /// What the server has in use, for everything.
     server_used_bytes: Option<u64>,
     /// `null` for no limit.
     server_max_bytes: Option<u64>,
     growth: Option<Growth>,
+}
+
+#[derive(Debug, Serialize)]
+struct TopicView {
+    topic: String,
+    bytes: u64,
+    /// What it grew between two looks, if there were two.
+    growth_bytes: Option<i64>,
+    structures: Vec<Line>,
+    groups: Vec<Line>,
+    partitions: Vec<Line>,
 }
 
 #[derive(Debug, Serialize)]
@@ -71,10 +82,32 @@ enum Of {
 #[derive(Debug, Serialize)]
 struct Growth {
     over_ms: u64,
-    topic_bytes: i64,
+    topics_bytes: i64,
     server_bytes: Option<i64>,
     /// `null` if it did not grow, or has no limit.
     full_in_ms: Option<u64>,
+}
+
+/// What was measured of each topic, and when.
+struct Look {
+    at: Instant,
+    topics: Vec<(TopicName, Measured)>,
+    /// Of the server alone.
+    server: Measured,
+}
+
+impl Look {
+    fn bytes(&self) -> u64 {
+        self.topics.iter().map(|(_, it)| it.bytes()).sum()
+    }
+
+    fn of(&self, topic: &TopicName) -> Option<&Measured> {
+        self.topics.iter().find(|(name, _)| name == topic).map(|(_, it)| it)
+    }
+}
+
+fn grown(before: u64, after: u64) -> i64 {
+    after as i64 - before as i64
 }
 
 impl Line {
@@ -102,17 +135,18 @@ fn lines<K>(sizes: &BTreeMap<K, Size>, of: impl Fn(&K) -> Of) -> Vec<Line> {
 }
 
 impl Growth {
-    fn between(earlier: &Measured, later: &Measured, over: Duration) -> Self {
-        let grown = |before: u64, after: u64| after as i64 - before as i64;
+    fn between(earlier: &Look, later: &Look) -> Self {
+        let over = later.at.duration_since(earlier.at);
+        let (before, after) = (&earlier.server, &later.server);
         Self {
             over_ms: ms(over),
-            topic_bytes: grown(earlier.bytes(), later.bytes()),
-            server_bytes: earlier.used.zip(later.used).map(|(before, after)| grown(before, after)),
-            full_in_ms: later.full_in(earlier, over).map(ms),
+            topics_bytes: grown(earlier.bytes(), later.bytes()),
+            server_bytes: before.used.zip(after.used).map(|(before, after)| grown(before, after)),
+            full_in_ms: after.full_in(before, over).map(ms),
         }
     }
 
-    fn text(&self, max: Option<u64>) -> String {
+    fn text(&self, what: &str, max: Option<u64>) -> String {
         let over = human::duration(Duration::from_millis(self.over_ms));
         let by = |bytes: i64| {
             let word = if bytes < 0 { "shrank" } else { "grew" };
@@ -124,69 +158,129 @@ impl Growth {
             (None, Some(_)) => "not getting full".to_owned(),
         };
         let server = self.server_bytes.map_or_else(|| "is not known".to_owned(), by);
-        format!("in {over} the topic {}, the server {server}: {full}", by(self.topic_bytes))
+        format!("in {over} {what} {}, the server {server}: {full}", by(self.topics_bytes))
+    }
+}
+
+impl TopicView {
+    fn of((topic, memory): &(TopicName, Measured), before: Option<&Measured>) -> Self {
+        Self {
+            topic: topic.to_string(),
+            bytes: memory.bytes(),
+            growth_bytes: before.map(|before| grown(before.bytes(), memory.bytes())),
+            structures: lines(&memory.structures, |it| Of::Structure(it.as_str())),
+            groups: lines(&memory.groups, |it| Of::Group(it.to_string())),
+            partitions: lines(&memory.partitions, |it| Of::Partition(it.0)),
+        }
+    }
+
+    fn items(&self) -> u64 {
+        self.structures.iter().map(|line| line.items).sum()
+    }
+
+    fn tables(&self) -> String {
+        let mut largest: Vec<&Line> = self.partitions.iter().collect();
+        largest.sort_by_key(|line| Reverse(line.bytes));
+        largest.truncate(SHOWN);
+        let title = if largest.len() < self.partitions.len() { "largest partitions" } else { "partition" };
+        let tables = [
+            ("structure", self.structures.iter().collect::<Vec<_>>()),
+            ("group", self.groups.iter().collect()),
+            (title, largest),
+        ];
+        let tables = tables.iter().filter(|(_, lines)| !lines.is_empty());
+        tables.map(|(title, lines)| Line::table(title, lines)).collect::<Vec<_>>().join("\n\n")
     }
 }
 
 impl View {
-    fn of(topic: &TopicName, memory: &Measured, growth: Option<Growth>) -> Self {
+    fn of(look: &Look, before: Option<&Look>) -> Self {
+        let topic = |of: &(TopicName, Measured)| TopicView::of(of, before.and_then(|it| it.of(&of.0)));
         Self {
-            topic: topic.to_string(),
-            bytes: memory.bytes(),
-            structures: lines(&memory.structures, |it| Of::Structure(it.as_str())),
-            groups: lines(&memory.groups, |it| Of::Group(it.to_string())),
-            partitions: lines(&memory.partitions, |it| Of::Partition(it.0)),
-            server_used_bytes: memory.used,
-            server_max_bytes: memory.max,
-            growth,
+            bytes: look.bytes(),
+            topics: look.topics.iter().map(topic).collect(),
+            server_used_bytes: look.server.used,
+            server_max_bytes: look.server.max,
+            growth: before.map(|before| Growth::between(before, look)),
         }
     }
 
     fn text(&self) -> String {
         let used = self.server_used_bytes.map_or_else(|| "unknown".to_owned(), human::bytes);
         let max = self.server_max_bytes.map_or_else(|| "no limit".to_owned(), human::bytes);
-        let mut head = vec![
-            ("topic", self.topic.clone()),
-            ("takes", format!("about {}", human::bytes(self.bytes))),
-            ("server", format!("{used} in use, {max}")),
-        ];
+        let (name, what, tables) = match &self.topics[..] {
+            [only] => (("topic", only.topic.clone()), "the topic", only.tables()),
+            several => (("topics", human::count(several.len() as u64)), "they", self.table()),
+        };
+        let takes = ("takes", format!("about {}", human::bytes(self.bytes)));
+        let mut head = vec![name, takes, ("server", format!("{used} in use, {max}"))];
         if let Some(growth) = &self.growth {
-            head.push(("growth", growth.text(self.server_max_bytes)));
+            head.push(("growth", growth.text(what, self.server_max_bytes)));
         }
-        let mut largest: Vec<&Line> = self.partitions.iter().collect();
-        largest.sort_by_key(|line| Reverse(line.bytes));
-        largest.truncate(SHOWN);
-        let title = if largest.len() < self.partitions.len() { "largest partitions" } else { "partition" };
-        let mut parts = vec![output::list(head)];
-        for (title, lines) in [
-            ("structure", self.structures.iter().collect::<Vec<_>>()),
-            ("group", self.groups.iter().collect()),
-            (title, largest),
-        ] {
-            if !lines.is_empty() {
-                parts.push(Line::table(title, &lines));
-            }
-        }
-        parts.join("\n\n")
+        format!("{}\n\n{tables}", output::list(head))
+    }
+
+    /// A line for each topic, the largest first, and their sum.
+    fn table(&self) -> String {
+        let grew = |bytes: Option<i64>| {
+            human::or_none(bytes, |bytes| {
+                let sign = if bytes < 0 { "-" } else { "+" };
+                format!("{sign}{}", human::bytes(bytes.unsigned_abs()))
+            })
+        };
+        let row = |name: &str, items, bytes, growth| {
+            let mut row = vec![name.to_owned(), human::count(items), human::bytes(bytes)];
+            row.extend(self.growth.as_ref().map(|_| grew(growth)));
+            row
+        };
+        let mut topics: Vec<_> = self.topics.iter().collect();
+        topics.sort_by_key(|it| Reverse(it.bytes));
+        let mut rows: Vec<_> =
+            topics.iter().map(|it| row(&it.topic, it.items(), it.bytes, it.growth_bytes)).collect();
+        let items = topics.iter().map(|it| it.items()).sum();
+        rows.push(row("all", items, self.bytes, self.growth.as_ref().map(|it| it.topics_bytes)));
+        let titles = ["topic", ">items", ">bytes", ">growth"];
+        output::table(&titles[..rows[0].len()], rows)
     }
 }
 
 impl Memory {
-    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
-        let (admin, topic) = (cx.admin(), &self.topic);
-        let first = admin.memory(topic).await?;
+    pub(crate) async fn run(mut self, cx: &Context) -> Result<Exit> {
+        // Named twice, it is counted once.
+        self.topics.sort_unstable();
+        self.topics.dedup();
+        let first = self.look(cx).await?;
         let view = match self.over {
-            None => View::of(topic, &first, None),
+            None => View::of(&first, None),
             Some(over) => {
-                let since = Instant::now();
                 cx.output.note(&format!("looking again in {}", human::duration(over)));
                 tokio::time::sleep(over).await;
-                let second = admin.memory(topic).await?;
-                let growth = Growth::between(&first, &second, since.elapsed());
-                View::of(topic, &second, Some(growth))
+                View::of(&self.look(cx).await?, Some(&first))
             }
         };
         cx.output.show(&view, View::text)?;
         Ok(Exit::Done)
+    }
+
+    async fn look(&self, cx: &Context) -> Result<Look> {
+        let admin = cx.admin();
+        let names = if self.topics.is_empty() { admin.topics().await? } else { self.topics.clone() };
+        let at = Instant::now();
+        let mut topics = Vec::new();
+        for name in names {
+            match admin.memory(&name).await {
+                // One of all that was deleted in between, or not to the end.
+                Err(error) if error.kind() == ErrorKind::NotFound && self.topics.is_empty() => {}
+                measured => topics.push((name, measured?)),
+            }
+        }
+        let (used, max) = match topics.last() {
+            Some((_, last)) => (last.used, last.max),
+            None => {
+                let server = admin.server().await?;
+                (server.used_memory, server.max_memory.filter(|max| *max > 0))
+            }
+        };
+        Ok(Look { at, topics, server: Measured { used, max, ..Measured::default() } })
     }
 }

@@ -1,15 +1,17 @@
 //! The commands: a module each, a line each in the list, a line each where they are run.
 
+mod complaint;
 mod completions;
 mod consume;
 mod delayed;
 mod dlq;
 mod doctor;
+mod exec;
 mod group;
 mod ids;
 mod lag;
 mod man;
-mod markdown;
+pub(crate) mod markdown;
 mod memory;
 pub(crate) mod message;
 mod owners;
@@ -17,8 +19,10 @@ mod pending;
 mod produce;
 mod queue;
 mod recurring;
+mod retries;
 mod schedule;
 mod tail;
+mod told;
 #[cfg(feature = "top")]
 mod top;
 mod topic;
@@ -44,6 +48,7 @@ pub(crate) enum Command {
     Lag(lag::Lag),
     Owners(owners::Owners),
     Pending(pending::Pending),
+    Retries(retries::Retries),
     Memory(memory::Memory),
     Dlq(dlq::Dlq),
     Verify(verify::Verify),
@@ -59,8 +64,6 @@ pub(crate) enum Command {
     Bench(Bench),
     Completions(completions::Completions),
     Man(man::Man),
-    #[command(hide = true)]
-    Markdown(markdown::Markdown),
 }
 
 impl Command {
@@ -84,14 +87,14 @@ impl Command {
             Self::Lag(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Owners(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Pending(it) => Box::pin(it.run(&Context::open(global).await?)).await,
+            Self::Retries(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Memory(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Dlq(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Verify(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Doctor(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Bench(it) => Box::pin(it.run()).await.map(|()| Exit::Done),
+            Self::Bench(it) => Box::pin(it.run(global.is_url_typed)).await.map(|()| Exit::Done),
             Self::Completions(it) => it.run(Output::new(global.json)),
             Self::Man(it) => it.run(Output::new(global.json)),
-            Self::Markdown(it) => it.run(Output::new(global.json)),
         }
     }
 

@@ -74,10 +74,10 @@ impl PartitionView {
         let left = |ms| human::duration(Duration::from_millis(ms));
         [
             self.partition.to_string(),
-            self.owner.clone().unwrap_or_else(|| "-".to_owned()),
+            human::or_none(self.owner.as_deref(), human::member),
             human::or_none(self.epoch, |epoch| epoch.to_string()),
             human::or_none(self.expires_in_ms, left),
-            self.assigned.clone().unwrap_or_else(|| "-".to_owned()),
+            human::or_none(self.assigned.as_deref(), human::member),
             format!("{}{}", self.standing, if self.abandoned { ", abandoned before" } else { "" }),
         ]
     }
@@ -110,7 +110,7 @@ impl View {
     fn text(&self) -> String {
         let members = self.members.iter().map(|it| {
             let partitions: Vec<_> = it.partitions.iter().map(u32::to_string).collect();
-            [it.member.clone(), human::count(partitions.len() as u64), partitions.join(" ")]
+            [human::member(&it.member), human::count(partitions.len() as u64), partitions.join(" ")]
         });
         let members = match self.members.is_empty() {
             true => "nobody lives in the group".to_owned(),

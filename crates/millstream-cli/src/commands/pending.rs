@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use millstream::admin::{Cursor, PendingEntry, PendingOrder, PendingQuery};
+use millstream::admin::{Cursor, OwnedPartition, PendingEntry, PendingOrder, PendingQuery};
 use millstream::layers::core::log::Source;
 use serde::Serialize;
 
@@ -13,6 +13,9 @@ use super::view::ms;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output, parse};
+
+/// The name under which all owners of a partition read: what is theirs is the owner's of today.
+const OWNER: &str = "owner";
 
 /// What a group was handed and has not settled, over all partitions
 ///
@@ -65,7 +68,9 @@ struct Entry {
     /// `log` or `retry`.
     source: &'static str,
     id: String,
-    consumer: String,
+    /// Who has it: the member that owns the partition, or the one that was handed it in shared mode. `null` if nobody owns
+    /// the partition now.
+    consumer: Option<String>,
     idle_ms: u64,
     deliveries: u64,
     /// What was noted of it: the attempt that comes next, in its place.
@@ -76,7 +81,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn of(entry: &PendingEntry) -> Self {
+    fn of(entry: &PendingEntry, owned: &[OwnedPartition]) -> Self {
         let pending = &entry.pending;
         let note = pending.note.as_ref();
         Self {
@@ -86,7 +91,14 @@ impl Entry {
                 Source::Retry => "retry",
             },
             id: pending.id.to_string(),
-            consumer: pending.consumer.clone(),
+            consumer: match pending.consumer.as_str() {
+                OWNER => owned
+                    .iter()
+                    .find(|it| it.ownership.partition == entry.topic_partition.partition)
+                    .and_then(|it| it.ownership.holder.as_ref())
+                    .map(|holder| holder.owner.clone()),
+                other => Some(other.to_owned()),
+            },
             idle_ms: ms(pending.idle),
             deliveries: pending.deliveries,
             attempt: note.map(|note| note.attempt).filter(|attempt| *attempt > 0),
@@ -110,7 +122,7 @@ impl Entry {
             self.id.clone(),
             self.partition.to_string(),
             self.source.to_owned(),
-            self.consumer.clone(),
+            human::or_none(self.consumer.as_deref(), human::member),
             human::duration(Duration::from_millis(self.idle_ms)),
             human::count(self.deliveries),
             noted.join("; "),
@@ -140,10 +152,11 @@ impl Pending {
         let query = PendingQuery { order, limit: self.limit as usize, after: self.after, idle };
         self.of.known(cx).await?;
         let page = cx.admin().pending(&self.of.topic, &self.of.group, &query).await?;
+        let owned = cx.admin().owners(&self.of.topic, &self.of.group).await?.partitions;
         let view = View {
             topic: self.of.topic.to_string(),
             group: self.of.group.to_string(),
-            entries: page.entries.iter().map(Entry::of).collect(),
+            entries: page.entries.iter().map(|it| Entry::of(it, &owned)).collect(),
             next: page.next.map(|next| next.to_string()),
         };
         cx.output.show(&view, |view| {

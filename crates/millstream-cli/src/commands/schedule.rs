@@ -11,10 +11,10 @@ use super::DryRun;
 use super::ids::{self, Words};
 use super::message::content::ContentArgs;
 use super::message::plain;
-use super::recurring::{Home, millis};
+use super::recurring::{Home, Shown, millis};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
-use crate::{human, output, parse};
+use crate::{output, parse};
 
 /// What recurs: messages that are sent again and again, by cron or at a fixed rate
 ///
@@ -147,6 +147,7 @@ struct Entry {
     id: String,
     /// `orders/3`: a partition of a topic, or a shard of a queue.
     place: String,
+    /// As it is stored.
     rule: String,
     paused: bool,
     next_ms: Option<u64>,
@@ -276,15 +277,16 @@ impl Add {
             times_ms: rule.between(from, u64::MAX).take(5).collect(),
             dry_run: self.dry.dry_run,
         };
+        let shown = Shown::of(&added.rule);
         cx.output.show(&added, |added| {
             let outcome = added.outcome.unwrap_or("would be added, or changed");
             let paused = if added.paused { "\nbut it is paused" } else { "" };
             let times: Vec<_> =
-                added.times_ms.iter().map(|time| format!("\n  {}", human::time(*time))).collect();
+                added.times_ms.iter().map(|time| format!("\n  {}", shown.time(*time))).collect();
             format!(
-                "{}: {outcome}; by `{}` it is due at{}{}",
+                "{}: {outcome}; {} it is due at{}{}",
                 plain::line(added.id.as_bytes()),
-                added.rule,
+                shown.text,
                 times.concat(),
                 paused
             )
@@ -308,12 +310,12 @@ async fn list(cx: &Context, of: &Of) -> Result<Exit> {
         .collect();
     cx.output.show(&entries, |entries| {
         let row = |entry: &Entry| {
+            let shown = Shown::of(&entry.rule);
             let next = match (entry.paused, entry.next_ms) {
                 (true, _) => "paused".to_owned(),
-                (false, next) => next.map_or_else(|| "over".to_owned(), human::time),
+                (false, next) => next.map_or_else(|| "over".to_owned(), |next| shown.time(next)),
             };
-            let rule = plain::line(entry.rule.as_bytes());
-            [plain::line(entry.id.as_bytes()), entry.place.clone(), next, rule]
+            [plain::line(entry.id.as_bytes()), entry.place.clone(), next, shown.text]
         };
         output::table(&["id", "place", "next", "rule"], entries.iter().map(row))
     })?;
@@ -326,26 +328,28 @@ async fn next(cx: &Context, of: &Of, ids: &[String], count: usize) -> Result<Exi
         bail!("{id:?} does not recur in {}", of.name);
     }
     let wanted = |entry: &&RecurringEntry| ids.is_empty() || ids.iter().any(|id| entry.id.as_str() == id);
-    let mut all = Vec::new();
+    let (mut all, mut shown) = (Vec::new(), Vec::new());
     for entry in entries.iter().filter(wanted) {
         let rule: Rule = entry.rule.parse()?;
         let from = entry.next.map(millis);
         let times_ms = from.map_or_else(Vec::new, |from| rule.between(from, u64::MAX).take(count).collect());
+        shown.push(Shown::of(&entry.rule));
         all.push(Times { id: entry.id.to_string(), paused: entry.paused, times_ms });
     }
     cx.output.show(&all, |all| {
-        let rows = all.iter().flat_map(|it| {
+        let rows = all.iter().zip(&shown).flat_map(|(it, shown)| {
             let id = plain::line(it.id.as_bytes());
             let none = if it.paused { "paused" } else { "over" };
             let times: Vec<_> = match &it.times_ms[..] {
-                [] => vec![none.to_owned()],
-                times => times.iter().copied().map(human::time).collect(),
+                [] => vec![(u64::MAX, none.to_owned())],
+                times => times.iter().map(|time| (*time, shown.time(*time))).collect(),
             };
-            times.into_iter().map(move |time| [time, id.clone()])
+            times.into_iter().map(move |(at, time)| (at, [time, id.clone()]))
         });
         let mut rows: Vec<_> = rows.collect();
+        // Times in several zones have no order as text.
         rows.sort();
-        output::table(&["time", "id"], rows)
+        output::table(&["time", "id"], rows.into_iter().map(|(_, row)| row))
     })?;
     Ok(Exit::Done)
 }

@@ -12,7 +12,7 @@ use millstream::{Limits, MessageId, Partition, TopicName, TopicPartition, TopicS
 use super::message::View;
 use super::message::format::{FormatArgs, Printer};
 use crate::context::{self, Context};
-use crate::exit::{Exit, Usage};
+use crate::exit::{Exit, Interrupted, Usage};
 use crate::parse::{self, Position};
 
 /// How many entries are looked at in one request.
@@ -105,9 +105,10 @@ impl Tail {
         tokio::select! {
             biased;
             stopped = &mut stopped => stopped?,
-            shown = self.show(cx) => shown?,
+            shown = self.show(cx) => return shown.map(|()| Exit::Done),
         }
-        Ok(Exit::Done)
+        // Without an end of its own, being stopped is how it ends.
+        if self.follow && self.limit.is_none() { Ok(Exit::Done) } else { Err(Interrupted.into()) }
     }
 
     async fn show(&self, cx: &Context) -> Result<()> {

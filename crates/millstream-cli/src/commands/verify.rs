@@ -1,54 +1,120 @@
 //! `millstream verify`: is every message in exactly one place?
 
-use anyhow::Result;
-use clap::{ArgGroup, Args};
-use millstream::TopicName;
+use std::fmt;
+
+use anyhow::{Result, bail};
+use clap::Args;
 use millstream::admin::{Fault, Repaired, Verdict, Verified, VerifyOptions, advice};
 use millstream::layers::core::QueueName;
+use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
 use super::DryRun;
 use super::message::plain;
 use crate::context::Context;
 use crate::exit::Exit;
-use crate::human;
 use crate::output::{Output, Tone};
+use crate::{human, output};
 
-/// Checks a topic or a delay queue: is every message in exactly one place?
+/// Checks topics and delay queues: is every message in exactly one place?
 ///
 /// It looks at what is pending, parked, noted and scheduled, while everything runs; what is unread is not read. Exit code 3 if
 /// something is wrong that was not put right. No message is lost by a repair; some may be handled twice.
 #[derive(Args, Debug)]
-#[command(group = ArgGroup::new("what").args(["topic", "queue"]).required(true))]
 #[command(after_help = "Examples:
-  millstream verify orders
+  millstream verify
+  millstream verify orders payments --queue mails
   millstream verify orders --repair --yes
   millstream verify --queue mails --json | jq '.findings[].fault'")]
 pub(crate) struct Verify {
-    /// The topic
-    topic: Option<TopicName>,
-    /// A delay queue instead
-    #[arg(long, value_name = "QUEUE")]
-    queue: Option<QueueName>,
+    /// The topics. Default: all topics and all delay queues
+    #[arg(value_name = "TOPIC")]
+    topics: Vec<TopicName>,
+    /// A delay queue; several may be given
+    #[arg(long = "queue", value_name = "QUEUE")]
+    queues: Vec<QueueName>,
     /// Puts right what can be
     #[arg(long)]
     repair: bool,
-    /// Ends behind so many findings
+    /// The most findings over all of them: at the next one it ends, and leaves that as it is
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     limit: u32,
     #[command(flatten)]
     dry: DryRun,
 }
 
+/// What is checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Subject {
+    Topic(TopicName),
+    Queue(QueueName),
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Topic(topic) => write!(f, "topic {topic}"),
+            Self::Queue(queue) => write!(f, "delay queue {queue}"),
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct View {
-    topic: Option<String>,
-    queue: Option<String>,
     sound: bool,
     looked_at: u64,
     /// It ended before everything was looked at.
     cut: bool,
+    checked: Vec<Checked>,
     findings: Vec<FindingView>,
+}
+
+/// One of those that were checked.
+#[derive(Debug, Serialize)]
+struct Checked {
+    topic: Option<String>,
+    queue: Option<String>,
+    sound: bool,
+    looked_at: u64,
+    findings: u64,
+    /// Why it could not be checked.
+    error: Option<String>,
+}
+
+impl Checked {
+    fn of(subject: &Subject, verified: &Verified) -> Self {
+        let (topic, queue) = match subject {
+            Subject::Topic(topic) => (Some(topic.to_string()), None),
+            Subject::Queue(queue) => (None, Some(queue.to_string())),
+        };
+        Self {
+            topic,
+            queue,
+            sound: verified.is_sound(),
+            looked_at: verified.looked_at,
+            findings: verified.verdicts.len() as u64,
+            error: None,
+        }
+    }
+
+    fn failed(subject: &Subject, error: &millstream::Error) -> Self {
+        let error = Some(error.to_string());
+        Self { sound: false, error, ..Self::of(subject, &Verified::default()) }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let (kind, name) = match (&self.topic, &self.queue) {
+            (Some(topic), _) => ("topic", topic.as_str()),
+            (None, queue) => ("queue", queue.as_deref().unwrap_or_default()),
+        };
+        let how = match (&self.error, self.sound) {
+            (Some(_), _) => "not checked",
+            (None, true) => "sound",
+            (None, false) => "not sound",
+        };
+        let numbers = [self.findings, self.looked_at].map(human::count);
+        [kind.to_owned(), name.to_owned()].into_iter().chain(numbers).chain([how.to_owned()]).collect()
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -59,7 +125,7 @@ struct FindingView {
     /// Of what: an id, a name, a key.
     id: String,
     detail: String,
-    /// `not_asked`, `yes`, `gone` (it was not so any more) or `person` (has to decide).
+    /// `not_asked`, `yes`, `gone` (it was not so any more), `still` (it is wrong all the same) or `person` (has to decide).
     repaired: &'static str,
     advice: &'static str,
     #[serde(skip)]
@@ -77,6 +143,7 @@ impl FindingView {
                 Repaired::NotAsked => "not_asked",
                 Repaired::Yes => "yes",
                 Repaired::Gone => "gone",
+                Repaired::Still => "still",
                 Repaired::Person => "person",
             },
             advice: finding.fault.advice(),
@@ -89,6 +156,7 @@ impl FindingView {
             "yes" => (Tone::Good, "repaired"),
             "gone" => (Tone::Good, "gone"),
             "person" => (Tone::Bad, "by hand"),
+            "still" => (Tone::Bad, "still"),
             _ => (Tone::Bad, "wrong"),
         };
         let word = output.paint(tone, &format!("{word:8}"));
@@ -109,6 +177,10 @@ impl View {
             text.extend(faults.into_iter().map(|fault| advice(fault) + "\n"));
             text.push('\n');
         }
+        if self.checked.len() > 1 {
+            text += &self.table();
+            text += "\n\n";
+        }
         let found = human::of(self.findings.len() as u64, "finding", "findings");
         text += &format!("{found} in {}: ", human::of(self.looked_at, "item", "items"));
         text += match (self.sound, self.cut) {
@@ -118,34 +190,96 @@ impl View {
         };
         text
     }
+
+    fn table(&self) -> String {
+        let mut rows: Vec<_> = self.checked.iter().map(Checked::row).collect();
+        let sum = [self.findings.len() as u64, self.looked_at].map(human::count);
+        rows.push(["all".to_owned(), String::new()].into_iter().chain(sum).chain([String::new()]).collect());
+        output::table(&["", "name", ">findings", ">items", ""], rows)
+    }
 }
 
 impl Verify {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let repair = self.repair && !self.dry.dry_run;
-        let options = VerifyOptions { repair, limit: self.limit as usize };
-        let (admin, topic, queue) = (cx.admin(), &self.topic, &self.queue);
-        let name =
-            || topic.as_ref().map(ToString::to_string).or_else(|| queue.as_ref().map(ToString::to_string));
-        if repair {
-            cx.confirm(&format!("Repair what is found in {}?", name().unwrap_or_default()))?;
-        } else if self.repair {
+        let subjects = self.subjects(cx).await?;
+        if self.repair && self.dry.dry_run {
             cx.output.note("dry run: nothing is repaired");
+        } else if repair && !subjects.is_empty() {
+            cx.confirm(&format!("Repair what is found in {}?", listed(&subjects)))?;
         }
-        let verified = match (topic, queue) {
-            (Some(topic), _) => admin.verify(topic, options).await?,
-            (None, Some(queue)) => admin.verify_queue(queue, options).await?,
-            (None, None) => Verified::default(),
-        };
-        let view = View {
-            topic: topic.as_ref().map(ToString::to_string),
-            queue: queue.as_ref().map(ToString::to_string),
-            sound: verified.is_sound(),
-            looked_at: verified.looked_at,
-            cut: verified.cut,
-            findings: verified.verdicts.into_iter().map(FindingView::of).collect(),
-        };
+        let named = self.names_some();
+        let mut view =
+            View { sound: true, looked_at: 0, cut: false, checked: Vec::new(), findings: Vec::new() };
+        let mut failed = Vec::new();
+        for subject in &subjects {
+            let limit = (self.limit as usize).saturating_sub(view.findings.len());
+            match verify(cx, subject, VerifyOptions { repair, limit }).await {
+                // One of all that was deleted in between.
+                Err(error) if error.kind() == ErrorKind::NotFound && !named => {}
+                Err(error) => {
+                    view.checked.push(Checked::failed(subject, &error));
+                    failed.push((subject, error));
+                }
+                Ok(verified) => {
+                    view.checked.push(Checked::of(subject, &verified));
+                    view.looked_at += verified.looked_at;
+                    view.cut = verified.cut;
+                    view.findings.extend(verified.verdicts.into_iter().map(FindingView::of));
+                }
+            }
+            if view.cut {
+                break;
+            }
+        }
+        view.sound = !view.cut && view.checked.iter().all(|it| it.sound);
+        // What cannot be checked keeps nothing of what can from being told.
+        if failed.len() == 1 && view.checked.len() == 1 {
+            let Some((_, error)) = failed.pop() else { return Ok(Exit::Wrong) };
+            return Err(error.into());
+        }
         cx.output.show(&view, |view| view.text(cx.output))?;
+        for (subject, error) in &failed {
+            cx.output.note(&format!("{subject}: {error}"));
+        }
+        if !failed.is_empty() {
+            bail!("{} of {} could not be checked", failed.len(), view.checked.len());
+        }
         Ok(if view.sound { Exit::Done } else { Exit::Wrong })
+    }
+
+    fn names_some(&self) -> bool {
+        !self.topics.is_empty() || !self.queues.is_empty()
+    }
+
+    /// What was named, each once; or all that there is.
+    async fn subjects(&self, cx: &Context) -> Result<Vec<Subject>> {
+        let (mut topics, mut queues) = if self.names_some() {
+            (self.topics.clone(), self.queues.clone())
+        } else {
+            (cx.admin().topics().await?, cx.mq.backend().tasks.queues().await?)
+        };
+        topics.sort_unstable();
+        topics.dedup();
+        queues.sort_unstable();
+        queues.dedup();
+        Ok(topics.into_iter().map(Subject::Topic).chain(queues.into_iter().map(Subject::Queue)).collect())
+    }
+}
+
+async fn verify(cx: &Context, subject: &Subject, options: VerifyOptions) -> millstream::Result<Verified> {
+    match subject {
+        Subject::Topic(topic) => cx.admin().verify(topic, options).await,
+        Subject::Queue(queue) => cx.admin().verify_queue(queue, options).await,
+    }
+}
+
+/// The first ones by name, and how many more.
+fn listed(subjects: &[Subject]) -> String {
+    const NAMED: usize = 5;
+    let names: Vec<_> = subjects.iter().take(NAMED).map(ToString::to_string).collect();
+    match subjects.len().saturating_sub(NAMED) {
+        0 => names.join(", "),
+        more => format!("{} and {} more", names.join(", "), human::count(more as u64)),
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream::admin::{GroupStats, Totals};
-use millstream::{Retention, TopicSpec};
+use millstream::{PartitionStats, Retention, TopicSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -66,6 +66,13 @@ fn retention(of: Retention) -> Value {
     }
 }
 
+/// What a group has to do in these partitions, as far as that is certain, as `millstream_backlog` counts it: where the group
+/// is missing, its next consumer brings it back, and begins with the oldest entry.
+pub(super) fn backlog(partitions: &[PartitionStats]) -> u64 {
+    let lag = |it: &PartitionStats| if it.position.is_none() { it.length } else { it.lag_at_least };
+    partitions.iter().map(|it| lag(it) + it.pending + it.retrying).sum()
+}
+
 /// How a group stands with a topic. A lag that is not known is `null`.
 #[derive(Debug, Serialize)]
 pub(super) struct GroupView {
@@ -74,6 +81,8 @@ pub(super) struct GroupView {
     pub(super) paused_at_ms: Option<u64>,
     pub(super) members: usize,
     pub(super) owned_partitions: usize,
+    /// All that is to be done, now or later, as far as that is certain: lag, pending, retrying, and what is delayed and due.
+    pub(super) backlog: u64,
     pub(super) lag: Option<u64>,
     pub(super) lag_at_least: u64,
     pub(super) oldest_ms: Option<u64>,
@@ -83,13 +92,15 @@ pub(super) struct GroupView {
 }
 
 impl GroupView {
-    pub(super) fn of(stats: &GroupStats) -> Self {
+    /// With how many messages of the topic are delayed and due.
+    pub(super) fn of(stats: &GroupStats, overdue: u64) -> Self {
         let Totals { lag, lag_at_least, oldest, pending, retrying, dead, .. } = stats.totals;
         Self {
             group: stats.group.to_string(),
             paused_at_ms: stats.paused,
             members: stats.members,
             owned_partitions: stats.owned,
+            backlog: backlog(&stats.partitions) + overdue,
             lag,
             lag_at_least,
             oldest_ms: oldest.map(ms),
@@ -99,15 +110,16 @@ impl GroupView {
         }
     }
 
-    pub(super) const TITLES: [&str; 8] =
-        ["group", ">members", ">owned", ">lag", ">oldest", ">pending", ">retrying", ">dead"];
+    pub(super) const TITLES: [&str; 9] =
+        ["group", ">members", ">owned", ">backlog", ">lag", ">oldest", ">pending", ">retrying", ">dead"];
 
-    pub(super) fn row(&self) -> [String; 8] {
+    pub(super) fn row(&self) -> [String; 9] {
         let paused = if self.paused_at_ms.is_some() { ", paused" } else { "" };
         [
             format!("{}{paused}", self.group),
             human::count(self.members as u64),
             human::count(self.owned_partitions as u64),
+            human::count(self.backlog),
             human::at_least(self.lag, self.lag_at_least),
             human::or_none(self.oldest_ms, |ms| human::duration(Duration::from_millis(ms))),
             human::count(self.pending),

@@ -1,6 +1,7 @@
 //! `millstream consume`.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -105,6 +106,60 @@ async fn a_command_decides_what_is_done() {
 }
 
 #[tokio::test]
+async fn what_a_command_says_on_stderr_is_passed_on_and_is_the_reason() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 1).await;
+    let command = "echo first >&2; echo 'timeout: no gate' >&2; exit 7";
+    let times = ["--max-attempts", "2", "--retry-delay", "1ms", "--max-retry-delay", "1ms", "--until-empty"];
+    let ran = cli.run(&args(&[&["--exec", command][..], &times].concat())[..]);
+    assert_eq!(ran.code, 0, "{ran:?}");
+    assert!(ran.stderr.starts_with("created group g of numbers at earliest\n"), "{ran:?}");
+    assert_eq!(ran.stderr.matches("first\ntimeout: no gate\n").count(), 2, "{ran:?}");
+    let dead = cli.json("dlq list numbers g --error timeout");
+    assert!(dead.to_string().contains("the command ended with exit code 7: timeout: no gate"), "{dead}");
+}
+
+#[tokio::test]
+async fn who_waits_for_a_paused_group_says_so() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 1).await;
+    cli.ok("group create numbers g");
+    cli.ok("group pause numbers g");
+    let more = args(&["--until-empty", "--format", "payload", "--member-id", "desk-1"]);
+    let mut command = cli.command(&more);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let mut said = String::new();
+    let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
+    stderr.read_line(&mut said).expect("text");
+    assert!(said.starts_with("group g is paused since 20"), "{said}");
+    assert!(said.ends_with(": waiting until `millstream group resume numbers g`\n"), "{said}");
+    let members = cli.json("owners numbers g")["members"].to_string();
+    assert!(members.contains("\"desk-1\""), "{members}");
+    cli.ok("group resume numbers g");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"0\n"[..]));
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).expect("text");
+    assert!(rest.ends_with("1 message done\n"), "{rest}");
+}
+
+#[tokio::test]
+async fn a_member_is_told_by_its_machine_and_process() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 1).await;
+    let mut consume = Running::new(&cli, &args(&["--format", "payload"]));
+    consume.line();
+    let owners = cli.ok("owners numbers g");
+    let name = owners.lines().nth(1).and_then(|line| line.split(' ').next()).expect("a member");
+    assert!(name.contains(&format!("-{}-", consume.child.id())) && name.len() < 80, "{owners}");
+    consume.signal(Signal::INT);
+    assert_eq!(consume.ended(), Some(0));
+}
+
+#[tokio::test]
 async fn a_signal_lets_a_command_end_and_the_second_one_does_not() {
     let cli = Cli::new();
     let mq = cli.mq().await;
@@ -136,15 +191,45 @@ async fn a_signal_lets_a_command_end_and_the_second_one_does_not() {
     // Its partitions are given back only when the command ends, or at the second signal; the first one has to be heard.
     eventually("it was told", async || {
         consume.signal(Signal::INT);
-        !Path::new(&format!("/proc/{}", consume.child.id())).exists() || is_zombie(consume.child.id())
+        consume.is_over()
     })
     .await;
     assert_eq!(consume.ended(), Some(0));
     assert_eq!((read(&ended).lines().count(), left(&mq).await), (1, 1), "it was cut short, and is not done");
 }
 
-fn is_zombie(pid: u32) -> bool {
-    read(Path::new(&format!("/proc/{pid}/stat"))).contains(") Z ")
+#[tokio::test]
+async fn stopped_before_its_end_it_says_so_and_gives_back_what_it_had() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    numbers(&mq, 3).await;
+    let mut consume = Running::new(&cli, &args(&["--limit", "5", "--format", "payload"]));
+    for _ in 0..3 {
+        consume.line();
+    }
+    consume.signal(Signal::INT);
+    assert_eq!(consume.ended(), Some(130));
+    assert_eq!(left(&mq).await, 0, "what was printed is done");
+
+    let producer = topic(&mq, "numbers", 2).await;
+    producer.send(&bytes::Bytes::from("3")).await.expect("sent");
+    let folder = tempfile::tempdir().expect("a folder");
+    let began = folder.path().join("began");
+    let command = format!("echo x >> {}; sleep 300", began.display());
+    let mut consume = Running::new(&cli, &args(&["--exec", &command, "--until-empty"]));
+    eventually("it has begun", async || read(&began).lines().count() == 1).await;
+    eventually("it was told", async || {
+        consume.signal(Signal::INT);
+        consume.is_over()
+    })
+    .await;
+    assert_eq!(consume.ended(), Some(130));
+    let other = lines(&cli.ok(&args(&["--until-empty", "--json"])[..]));
+    assert_eq!(
+        (&other[0]["payload"], &other[0]["attempt"]),
+        (&"3".into(), &1.into()),
+        "no attempt was used up"
+    );
 }
 
 /// What stands in a file, if it is there.

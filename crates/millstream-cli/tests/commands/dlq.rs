@@ -234,6 +234,13 @@ async fn letters_go_out_and_come_back_once() {
     let path = folder.path().join("letters.jsonl");
     let file = path.to_str().expect("text");
     assert_eq!(cli.json(["dlq", "export", "orders", "billing", "--output", file])["exported"], 5);
+    let refused = cli.fails(1, ["dlq", "export", "orders", "billing", "--output", file]);
+    assert!(refused.contains("is there already: --force writes over it"), "{refused}");
+    assert_eq!(std::fs::read_to_string(&path).expect("read").lines().count(), 5, "and stays as it was");
+    let fewer = ["dlq", "export", "orders", "billing", "--limit", "1", "--output", file, "--force"];
+    assert_eq!(cli.json(fewer)["exported"], 1);
+    assert_eq!(std::fs::read_to_string(&path).expect("read").lines().count(), 1);
+    cli.ok(["dlq", "export", "orders", "billing", "--output", file, "--force"]);
     let lines = cli.ok("dlq export orders billing");
     assert_eq!((lines.lines().count(), lines.as_str()), (5, &*std::fs::read_to_string(&path).expect("read")));
     assert_eq!(cli.json("dlq purge orders billing --all --yes")["purged"], 5);
@@ -254,9 +261,15 @@ async fn letters_go_out_and_come_back_once() {
     let bad = cli.run(["dlq", "import", "orders", "billing", file, "--again"]);
     assert!(bad.code == 1 && bad.stderr.contains("line 2"), "{bad:?}");
     assert_eq!(cli.json("dlq count orders billing")["count"], 6, "what stood before it was put");
-    let other = lines.replace("\"billing\"", "\"shipping\"");
-    std::fs::write(&path, other).expect("written");
-    assert!(cli.run(["dlq", "import", "orders", "billing", file]).stderr.contains("group shipping"));
+    for (one, other) in [("\"billing\"", "\"shipping\""), ("\"orders\"", "\"none\"")] {
+        std::fs::write(&path, lines.replace(one, other)).expect("written");
+        for dry in [&["-n"][..], &[]] {
+            let ran = cli.run(&[&["dlq", "import", "orders", "billing", file], dry].concat()[..]);
+            assert!(ran.code == 1 && ran.stderr.contains(&other.replace('"', "")), "{ran:?}");
+        }
+    }
+    assert!(cli.fails(1, ["dlq", "import", "orders", "shipping", file, "-n"]).contains("group shipping"));
+    assert!(cli.fails(1, ["dlq", "import", "none", "billing", file, "-n"]).contains("topic none"));
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ fn printed(args: &[&str]) -> String {
 fn every_shell_completes_every_command() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = printed(&["completions", shell]);
-        for word in ["pending", "describe", "retention", "completions"] {
+        for word in ["pending", "describe", "retention", "completions", "until-empty"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
     }
@@ -48,7 +48,7 @@ fn every_command_has_a_manual_page() {
         .expect("a folder")
         .map(|it| it.expect("a file").file_name().into_string().expect("UTF-8"))
         .collect();
-    for page in ["millstream.1", "millstream-lag.1", "millstream-topic-create.1", "millstream-group-reset.1"]
+    for page in ["millstream.1", "millstream-lag.1", "millstream-topic-create.1", "millstream-dlq-consume.1"]
     {
         assert!(pages.contains(page), "{page}: {pages:?}");
     }

@@ -76,6 +76,12 @@ impl Running {
         kill_process(pid, signal).expect("it runs");
     }
 
+    /// Whether it has ended, and nobody has asked for its exit code.
+    pub(crate) fn is_over(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        stat.is_ok_and(|stat| stat.contains(") Z "))
+    }
+
     /// Its exit code, when it has ended.
     pub(crate) fn ended(&mut self) -> Option<i32> {
         let began = Instant::now();

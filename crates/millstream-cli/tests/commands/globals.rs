@@ -47,6 +47,29 @@ async fn a_file_stands_in_for_the_environment_and_that_for_options() {
     assert_eq!(option.stdout, HERE, "an option goes before the environment");
 }
 
+#[tokio::test]
+async fn a_variable_that_is_empty_is_not_set_and_an_empty_option_is() {
+    let here = place().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("c.toml");
+    fs::write(&path, format!("url = {:?}\nnamespace = {:?}\n", here.url, here.namespace)).expect("a file");
+    let path = path.to_str().expect("UTF-8");
+    let args = ["--config", path, "topic", "list", "--json"];
+    let empty = Ran::of(bare(&args).env("MILLSTREAM_NAMESPACE", "").env("MILLSTREAM_URL", ""));
+    assert_eq!((empty.code, empty.stdout.as_str()), (0, HERE), "{empty:?}");
+    let none = Ran::of(&mut bare(&[&args[..], &["--namespace", ""]].concat()));
+    assert_eq!(none.code, 0, "{none:?}");
+    assert_ne!(none.stdout, HERE, "it goes before the file");
+    let folder = folder.path().join("millstream");
+    fs::create_dir(&folder).expect("a folder");
+    let list = Ran::of(
+        here.command(&["topic", "list", "--json"])
+            .env("MILLSTREAM_CONFIG", "")
+            .env("XDG_CONFIG_HOME", "/none"),
+    );
+    assert_eq!((list.code, list.stdout.as_str()), (0, HERE), "{list:?}");
+}
+
 #[test]
 fn a_bad_file_is_an_error_and_tells_no_password() {
     let ran = said(&["topic", "list"], "namespace = \"a\"\nulr = \"redis://u:hunter2@h\"");

@@ -39,7 +39,8 @@ async fn groups_are_created_listed_and_described() {
     assert_eq!((of("dead"), of("owner")), (vec![json!(0), json!(1)], vec![Value::Null, Value::Null]));
     let text = cli.ok("group describe orders billing");
     assert!(
-        text.lines().any(|line| line.split_whitespace().take(4).eq(["group", "members", "owned", "lag"])),
+        text.lines()
+            .any(|line| line.split_whitespace().take(5).eq(["group", "members", "owned", "backlog", "lag"])),
         "{text}"
     );
 }

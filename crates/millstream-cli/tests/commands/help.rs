@@ -1,6 +1,6 @@
 //! What the command says of itself.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use crate::cli::{Ran, bare};
 
@@ -13,7 +13,14 @@ fn beneath(help: &str) -> Vec<String> {
     names.map(|line| line.split_whitespace().next().expect("a name").to_owned()).collect()
 }
 
-fn walk(path: &[String], seen: &mut BTreeSet<String>) {
+/// Every command by its path, with its help.
+pub(crate) fn commands() -> BTreeMap<String, String> {
+    let mut seen = BTreeMap::new();
+    walk(&[], &mut seen);
+    seen
+}
+
+fn walk(path: &[String], seen: &mut BTreeMap<String, String>) {
     let mut args: Vec<&str> = path.iter().map(String::as_str).collect();
     args.push("--help");
     let ran = Ran::of(&mut bare(&args));
@@ -23,19 +30,28 @@ fn walk(path: &[String], seen: &mut BTreeSet<String>) {
     let examples = ran.stdout.lines().skip_while(|line| !["Example:", "Examples:"].contains(line));
     let calls = examples.filter(|line| format!("{} ", line.trim()).starts_with(&format!("{call} "))).count();
     assert!(calls > 0, "`{call}` needs an `after_help` with an example of it:\n{}", ran.stdout);
-    seen.insert(path.join(" "));
     for name in beneath(&ran.stdout) {
         walk(&[path, &[name]].concat(), seen);
     }
+    seen.insert(path.join(" "), ran.stdout);
 }
 
 #[test]
 fn every_command_has_an_example_of_itself() {
-    let mut seen = BTreeSet::new();
-    walk(&[], &mut seen);
-    for command in ["", "topic", "topic list", "bench", "bench produce"] {
-        assert!(seen.contains(command), "{command} was not found: {seen:?}");
+    let seen = commands();
+    for command in ["", "topic", "topic list", "bench", "bench produce", "dlq consume"] {
+        assert!(seen.contains_key(command), "{command} was not found: {:?}", seen.keys());
     }
+}
+
+#[test]
+fn help_is_a_command_too_and_what_is_for_others_is_not_told() {
+    let help = |args: &[&str]| Ran::of(&mut bare(args));
+    assert_eq!(help(&["help", "topic", "list"]).stdout, help(&["topic", "list", "--help"]).stdout);
+    assert_eq!(help(&["help"]).stdout, help(&["--help"]).stdout);
+    let near = help(&["markdwn"]);
+    assert!(near.code == 2 && !near.stderr.contains("markdown"), "{near:?}");
+    assert!(!help(&["completions", "fish"]).stdout.contains("-a \"markdown\""));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use futures_util::future::{Either, select};
 use serde_json::{Value, json};
 
 use crate::cli::Cli;
+use crate::feed::topic;
 use crate::seed::{self, ORDERS};
 use crate::server::Server;
 
@@ -26,7 +27,7 @@ async fn owners_are_told_with_their_partitions() {
         text.contains(&format!(
             "{}    2  0 1
 ",
-            till.name
+            &till.name[..till.name.len() - 24]
         )),
         "{text}"
     );
@@ -43,6 +44,9 @@ async fn what_is_pending_comes_in_pages_and_by_what_matters() {
     let mq = cli.mq().await;
     seed::orders(&mq, 7).await;
     let till = seed::holding(&mq, 7).await;
+    let lag = cli.json("lag orders");
+    let held = (&lag["groups"][0]["lag"], &lag["groups"][0]["backlog"]);
+    assert_eq!(held, (&json!(0), &json!(7)), "what is in hand is still to be done");
     let mut ids = Vec::new();
     let mut after = None;
     loop {
@@ -53,6 +57,7 @@ async fn what_is_pending_comes_in_pages_and_by_what_matters() {
         assert!(entries.len() <= 3, "{page}");
         for entry in entries {
             assert_eq!((&entry["source"], &entry["deliveries"]), (&json!("log"), &json!(1)), "{entry}");
+            assert_eq!(entry["consumer"], till.name, "who owns the partition");
             assert!(entry["idle_ms"].is_u64() && entry["partition"].as_u64() < Some(2), "{entry}");
             ids.push(entry["id"].as_str().expect("an id").to_owned());
         }
@@ -85,7 +90,8 @@ async fn memory_is_told_by_structure_group_and_partition() {
     let mq = cli.mq().await;
     seed::orders(&mq, 200).await;
     seed::handled(&mq, 200, &[1, 3, 5]).await;
-    let told = cli.json("memory orders");
+    let all = cli.json("memory orders");
+    let told = &all["topics"][0];
     let of = |list: &str, name: &str, is: Value| {
         let found = told[list].as_array().expect("a list").iter().find(|it| it[name] == is);
         found.unwrap_or_else(|| panic!("no {name} {is}: {told}")).clone()
@@ -100,9 +106,40 @@ async fn memory_is_told_by_structure_group_and_partition() {
     let sum: u64 =
         told["structures"].as_array().expect("a list").iter().filter_map(|it| it["bytes"].as_u64()).sum();
     assert_eq!(told["bytes"].as_u64(), Some(sum));
-    assert!(told["server_used_bytes"].as_u64() > Some(sum) && told["growth"].is_null(), "{told}");
+    assert_eq!((&told["topic"], &all["bytes"]), (&json!("orders"), &told["bytes"]));
+    assert!(all["server_used_bytes"].as_u64() > Some(sum) && all["growth"].is_null(), "{all}");
     assert!(cli.ok("memory orders").contains("takes   about "));
     assert_eq!(cli.fails(1, "memory nope"), "error: topic nope does not exist\n");
+}
+
+#[tokio::test]
+async fn memory_of_several_topics_is_told_in_sum() {
+    let cli = Cli::new();
+    let empty = cli.json("memory");
+    assert_eq!((&empty["bytes"], &empty["topics"]), (&json!(0), &json!([])));
+    assert!(empty["server_used_bytes"].as_u64() > Some(0), "{empty}");
+    let mq = cli.mq().await;
+    seed::orders(&mq, 200).await;
+    for name in ["small", "other"] {
+        topic(&mq, name, 1).await.send(&"x".into()).await.expect("sent");
+    }
+    let all = cli.json("memory");
+    let names = |of: &Value| -> Vec<String> {
+        let topics = of["topics"].as_array().expect("a list").iter();
+        topics.map(|it| it["topic"].as_str().expect("a name").to_owned()).collect()
+    };
+    assert_eq!(names(&all), ["orders", "other", "small"]);
+    let sum: u64 =
+        all["topics"].as_array().expect("a list").iter().filter_map(|it| it["bytes"].as_u64()).sum();
+    assert!(sum > 0 && all["bytes"].as_u64() == Some(sum), "{all}");
+    assert_eq!(names(&cli.json("memory small orders small")), ["orders", "small"], "each once");
+    let text = cli.ok("memory small orders");
+    let mut table = text.lines().skip_while(|line| !line.starts_with("topic "));
+    assert!(table.next().is_some_and(|titles| !titles.contains("growth")), "{text}");
+    let begins: Vec<_> = table.filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(begins, ["orders", "small", "all"], "{text}");
+    assert!(cli.ok("memory --over 1ms").contains("growth"));
+    assert_eq!(cli.fails(1, "memory orders nope"), "error: topic nope does not exist\n");
 }
 
 #[tokio::test]
@@ -121,7 +158,8 @@ async fn a_second_look_says_when_the_server_is_full() {
     let Either::Left((output, _)) = select(looks, fill).await;
     let told: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
     let growth = &told["growth"];
-    assert!(growth["over_ms"].as_u64() >= Some(500) && growth["topic_bytes"].as_i64() > Some(0), "{told}");
+    assert!(growth["over_ms"].as_u64() >= Some(500) && growth["topics_bytes"].as_i64() > Some(0), "{told}");
+    assert_eq!(told["topics"][0]["growth_bytes"], growth["topics_bytes"]);
     assert_eq!(told["server_max_bytes"], 512 << 20);
     let left = (512 << 20) - told["server_used_bytes"].as_u64().expect("bytes");
     let expected = growth["over_ms"].as_f64().expect("ms") * left as f64

@@ -21,16 +21,25 @@ async fn every_group_of_every_topic_is_told() {
     let told = cli.json("lag");
     let of =
         |row: usize| ["topic", "group", "lag", "lag_at_least"].map(|name| told["groups"][row][name].clone());
-    assert_eq!(of(0), [json!("mails"), json!("billing"), json!(0), json!(0)]);
-    assert_eq!(of(1), [json!("orders"), json!("billing"), json!(1_200), json!(1_200)]);
+    assert_eq!(
+        of(0),
+        [json!("orders"), json!("billing"), json!(1_200), json!(1_200)],
+        "most to do comes first"
+    );
+    assert_eq!(of(1), [json!("mails"), json!("billing"), json!(0), json!(0)]);
     assert!(
-        told["at_ms"].as_u64() > Some(1_600_000_000_000) && told["groups"][1]["oldest_ms"].is_u64(),
+        told["at_ms"].as_u64() > Some(1_600_000_000_000) && told["groups"][0]["oldest_ms"].is_u64(),
         "{told}"
     );
     assert_eq!(cli.json("lag orders --group billing")["groups"].as_array().map(Vec::len), Some(1));
     assert!(cli.ok("lag orders").lines().nth(1).expect("a row").contains(" 1,200 "));
 
     assert_eq!(cli.fails(1, "lag nope"), "error: topic nope does not exist\n");
+    assert_eq!(
+        cli.fails(1, "lag --watch 1"),
+        "error: topic 1 does not exist; for a time say --watch=1\n",
+        "it was meant otherwise"
+    );
     assert_eq!(cli.fails(1, "lag orders -g nope"), "error: group nope of topic orders does not exist\n");
     assert_eq!(cli.fails(1, "lag -g nope"), "error: group nope does not exist in any topic\n");
 }
@@ -76,9 +85,9 @@ async fn watching_draws_on_a_terminal() {
     cli.ok("topic create orders --partitions 2");
     cli.ok("group create orders billing");
     let mut terminal = Pty::run(&cli.command(&["lag", "--watch=0.1"]), (120, 10));
-    terminal.until_line("orders billing 0 0 0");
+    terminal.until_line("orders billing 0 0 0 0");
     seed::orders(&mq, 7).await;
-    terminal.until_line("orders billing 0 0 7");
+    terminal.until_line("orders billing 0 0 7 7");
     let rows = terminal.until("one table", |screen| Some(screen.contents().matches("billing").count()));
     assert_eq!(rows, 1, "what was there before is gone");
     terminal.press("\u{3}");

@@ -11,11 +11,14 @@ mod group;
 mod help;
 mod inspect;
 mod lag;
+mod letters;
+mod partial;
 #[cfg(feature = "top")]
 mod picture;
 mod produce;
 mod pty;
 mod queue;
+mod retries;
 mod schedule;
 mod seed;
 // The same file as other tests use: one home for how a server is started, watched and stopped.
@@ -23,7 +26,9 @@ mod seed;
 #[path = "../../../../integration-tests/src/server.rs"]
 mod server;
 mod sound;
+mod table;
 mod tail;
 #[cfg(feature = "top")]
 mod top;
 mod topic;
+mod trouble;

@@ -74,8 +74,8 @@ async fn bad_lines_are_named_and_the_others_are_sent() {
     sent.sort();
     assert_eq!(sent, ["1", "3"]);
     for says in [
-        "line 2: expected ident",
-        "line 3: partition 7 of a topic with 2",
+        "line 2: not JSON: expected ident",
+        "line 3: partition 7 of a topic with 2, or --ignore-partition",
         "line 4: bytes of payload: 1048577",
     ] {
         assert!(ran.stderr.contains(says), "{says}: {}", ran.stderr);
@@ -85,6 +85,48 @@ async fn bad_lines_are_named_and_the_others_are_sent() {
     assert_eq!(skipped.code, Some(0), "{skipped:?}");
     assert!(skipped.stderr.contains("line 2: "), "it is told all the same: {}", skipped.stderr);
     assert_eq!(payloads(&mq, "orders").await.len(), 4);
+}
+
+#[tokio::test]
+async fn what_is_shown_can_be_sent_to_a_topic_with_fewer_partitions() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    topic(&mq, "orders", 4).await;
+    fed(&cli, &["produce", "orders"], "a\nb\nc\nd\n");
+    let shown = cli.ok("tail orders --from earliest --format json");
+    let copy = ["produce", "copies", "--format", "json", "--create", "--ignore-partition"];
+    fed(&cli, &copy, &shown);
+    let mut copied = payloads(&mq, "copies").await;
+    copied.sort();
+    assert_eq!(copied, ["a", "b", "c", "d"]);
+}
+
+#[tokio::test]
+async fn a_key_that_is_missing_is_a_failure_or_none_and_is_told_ten_times() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    topic(&mq, "orders", 1).await;
+    let lines = "{\"a\":{\"b\":null}}\n".repeat(30) + "{\"a\":{\"b\":\"k\"}}\n";
+    let args = ["produce", "orders", "--key-field", "a.b"];
+    let ran = feed(&cli, &args, lines.as_bytes());
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert_eq!(ran.stderr.matches(": field \"a.b\" is null\n").count(), 10, "{}", ran.stderr);
+    assert!(ran.stderr.ends_with("\nand 20 more\nerror: 30 lines could not be sent\n"), "{}", ran.stderr);
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert!(said.starts_with("sent 1 message ") && !said.contains("30"), "{said}");
+    fed(&cli, &[&args[..], &["--missing-key", "none"]].concat(), &lines);
+    let keys: Vec<_> = stored(&mq, "orders").await.into_iter().map(|(_, it)| it.key).collect();
+    assert_eq!(keys.iter().filter(|key| key.is_some()).count(), 2);
+    assert_eq!(keys.len(), 32);
+}
+
+#[test]
+fn what_is_too_far_away_is_refused() {
+    let cli = Cli::new();
+    for due in ["--delay=36600d", "--at=9999-01-01T00:00:00Z", "--at=in 36600d"] {
+        let said = cli.fails(2, ["produce", "orders", "--create", due]);
+        assert!(said.contains("more than 100 years from now"), "{said}");
+    }
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::cli::Cli;
 use crate::feed::eventually;
+use crate::pty::Pty;
 
 async fn mails(cli: &Cli) -> DelayQueue<String> {
     DelayQueue::new("mails").shards(2).open(cli.mq().await.backend()).await.expect("a queue")
@@ -23,6 +24,24 @@ async fn die(mails: &DelayQueue<String>, count: u64) {
     eventually("they are dead", async || mails.dead().count().await.expect("a count") == before + count)
         .await;
     worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_queue_is_created_once() {
+    let cli = Cli::new();
+    let missing = cli.fails(1, "queue add mails --payload x");
+    assert!(missing.contains("`millstream queue create` creates it"), "{missing}");
+    let created =
+        |new: bool, dry: bool| json!({"queue": "mails", "shards": 4, "created": new, "dry_run": dry});
+    assert_eq!(cli.json("queue create mails --shards 4 --dry-run"), created(true, true));
+    assert_eq!(cli.json("queue list"), json!([]));
+    assert_eq!(cli.json("queue create mails --shards 4"), created(true, false));
+    assert_eq!(cli.json("queue create mails --shards 4"), created(false, false));
+    assert!(cli.fails(1, "queue create mails --shards 5").contains("is there with 4 shards"));
+    assert!(cli.fails(2, "queue create more --shards 0").contains("--shards"));
+    cli.ok("queue add mails --payload x --id a");
+    cli.ok("schedule add mails sweep --queue --every 10m --payload x");
+    assert_eq!(cli.json("queue counts mails")["shards"], 4);
 }
 
 #[tokio::test]
@@ -48,7 +67,12 @@ async fn tasks_are_added_listed_moved_and_cancelled() {
         let text = cli.ok(words);
         serde_json::from_str::<serde_json::Value>(&text).expect("JSON")
     };
-    assert_eq!(add("a", "1h"), json!({"id": "a", "outcome": "new"}));
+    let dry = cli.json("queue add mails --payload x --id a --delay 1h --dry-run");
+    assert_eq!(dry, json!({"id": "a", "outcome": "new", "dry_run": true}));
+    assert_eq!(cli.json("queue counts mails")["waiting"], 0);
+    assert_eq!(add("a", "1h"), json!({"id": "a", "outcome": "new", "dry_run": false}));
+    assert_eq!(cli.json("queue add mails --payload x --id a --dry-run")["outcome"], "kept");
+    assert_eq!(cli.json("queue add mails --payload x --id a --replace -n")["outcome"], "replaced");
     assert_eq!(add("b", "2h")["outcome"], "new");
     assert_eq!(add("a", "3h")["outcome"], "kept");
     let counts = json!({"queue": "mails", "shards": 2, "waiting": 2, "overdue": 0, "claimed": 0, "expired": 0, "dead": 0});
@@ -114,4 +138,36 @@ async fn dead_tasks_are_listed_replayed_and_purged() {
     die(&mails, 2).await;
     assert_eq!(cli.json("queue dead purge mails --all --yes")["count"], 2);
     assert_eq!(cli.json("queue counts mails")["dead"], 0);
+}
+
+#[tokio::test]
+async fn what_dies_while_somebody_reads_the_question_is_left() {
+    for deed in ["purge", "replay"] {
+        let cli = Cli::new();
+        let mails = mails(&cli).await;
+        for number in 0..8 {
+            mails
+                .schedule(&format!("mail {number}"))
+                .id(format!("before-{number}"))
+                .await
+                .expect("scheduled");
+        }
+        die(&mails, 8).await;
+        let mut terminal = Pty::run(&cli.command(&["queue", "dead", deed, "mails", "--all"]), (100, 20));
+        terminal.until_text("8 dead tasks of mails");
+        // On both shards.
+        for number in 0..8 {
+            mails.schedule(&format!("mail {number}")).id(format!("after-{number}")).await.expect("scheduled");
+        }
+        die(&mails, 8).await;
+        terminal.press("y\r");
+        let (code, screen) = terminal.end();
+        assert_eq!(code, 0, "{screen}");
+        assert!(screen.contains("8 dead tasks "), "{screen}");
+        let list = cli.json("queue dead list mails");
+        let left = list.as_array().expect("a list");
+        let came_later =
+            |it: &serde_json::Value| it["task"].as_str().is_some_and(|it| it.starts_with("after-"));
+        assert!(left.len() == 8 && left.iter().all(came_later), "{deed}: {list}");
+    }
 }

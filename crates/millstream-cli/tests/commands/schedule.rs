@@ -46,6 +46,9 @@ async fn what_recurs_in_a_topic_is_added_listed_and_told_in_advance() {
     assert_eq!((&list[0]["id"], &list[0]["paused"]), (&json!("daily"), &json!(false)));
     assert_eq!(list[0]["rule"], "cron Europe/Zurich once 0 9 * * *");
     assert_eq!(list[0]["next_ms"], dry["times_ms"][0]);
+    let table = cli.ok("schedule list reports");
+    assert!(table.contains("cron 0 9 * * * in Europe/Zurich") && table.contains("T09:00:00+0"), "{table}");
+    assert!(cli.ok("schedule next reports").lines().skip(1).all(|line| line.contains("T09:00:00+0")));
     let next = cli.json("schedule next reports daily --count 5");
     assert_eq!(next, json!([{"id": "daily", "paused": false, "times_ms": dry["times_ms"]}]));
     assert!(cli.fails(1, "schedule next reports weekly").contains("\"weekly\" does not recur in reports"));
@@ -106,6 +109,7 @@ async fn a_delay_queue_has_recurring_tasks() {
     let entry = mails.recurring_list().await.expect("a list").pop().expect("it is there");
     assert_eq!(entry.id.as_str(), "sweep");
     assert!(entry.rule.starts_with("every 600000 anchor "), "{}", entry.rule);
+    assert!(cli.ok("schedule list mails --queue").trim_end().ends_with(" every 10m"));
     cli.ok("schedule run mails sweep --queue");
     let task = mails.list(None, 10).await.expect("a page").pop().expect("it waits");
     assert_eq!(task.payload().expect("a payload"), "x");

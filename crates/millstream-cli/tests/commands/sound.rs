@@ -10,6 +10,7 @@ use millstream::layers::core::schedule::Shard;
 use serde_json::{Value, json};
 
 use crate::cli::Cli;
+use crate::feed::topic;
 use crate::seed;
 use crate::server::Server;
 
@@ -79,6 +80,8 @@ async fn what_verify_finds_is_repaired_if_it_is_asked() {
     assert_eq!(faults(&cli.json_with(3, "verify orders")), planted, "nothing was done");
     let cut = cli.json_with(3, "verify orders --limit 1");
     assert_eq!((&cut["cut"], &cut["sound"]), (&json!(true), &json!(false)));
+    assert_eq!(cut["findings"].as_array().map(Vec::len), Some(1), "no more than the limit");
+    assert_eq!(cli.json_with(3, "verify orders --limit 2")["cut"], false, "these are all that there are");
     let text = cli.run("verify orders");
     assert!(text.code == 3 && text.stdout.contains("position_ahead  orders/1 of billing"), "{text:?}");
     assert!(text.stdout.contains(": not sound"), "{text:?}");
@@ -100,7 +103,7 @@ async fn a_delay_queue_is_verified_too() {
     server.cli(&["ZREM", &keys(&cli).delay(&place).to_string(), "a"]);
     let found = cli.json_with(3, "verify --queue mails");
     assert_eq!(
-        (&found["queue"], &found["findings"][0]["fault"]),
+        (&found["checked"][0]["queue"], &found["findings"][0]["fault"]),
         (&json!("mails"), &json!("body_stranded")),
         "{found}"
     );
@@ -112,6 +115,52 @@ fn what_is_not_there_cannot_be_verified() {
     let cli = Cli::new();
     assert_eq!(cli.fails(1, "verify nope"), "error: topic nope does not exist\n");
     assert!(cli.fails(1, "verify --queue nope").contains("nope"));
-    assert_eq!(cli.run("verify").code, 2);
-    assert_eq!(cli.run("verify a --queue b").code, 2);
+    assert_eq!(cli.json("verify")["checked"], json!([]), "there is nothing");
+}
+
+#[tokio::test]
+async fn several_are_verified_at_once_and_all_of_them_by_default() {
+    let server = Server::start();
+    let cli = Cli::at(server.url());
+    let mq = cli.mq().await;
+    seed::orders(&mq, 4).await;
+    seed::handled(&mq, 4, &[]).await;
+    topic(&mq, "payments", 2).await;
+    DelayQueue::<String>::new("mails").open(mq.backend()).await.expect("a queue");
+    let names = |of: &Value| -> Vec<String> {
+        let name = |it: &Value| it["topic"].as_str().or(it["queue"].as_str()).expect("a name").to_owned();
+        of["checked"].as_array().expect("a list").iter().map(name).collect()
+    };
+    let all = cli.json("verify");
+    assert_eq!(names(&all), ["orders", "payments", "mails"]);
+    assert_eq!(names(&cli.json("verify payments orders payments")), ["orders", "payments"]);
+    assert_eq!(names(&cli.json("verify payments --queue mails")), ["payments", "mails"]);
+    let looked = |of: &Value| of["looked_at"].as_u64().expect("a count");
+    let sum: u64 = all["checked"].as_array().expect("a list").iter().map(looked).sum();
+    assert_eq!(looked(&all), sum);
+
+    let log = keys(&cli).log(&TopicPartition::new("orders".parse().expect("a name"), 0)).to_string();
+    server.cli(&["XGROUP", "DESTROY", &log, "billing"]);
+    let found = cli.json_with(3, "verify");
+    let sound: Vec<_> = found["checked"].as_array().expect("a list").iter().map(|it| &it["sound"]).collect();
+    assert_eq!((sound, &found["sound"]), (vec![&json!(false), &json!(true), &json!(true)], &json!(false)));
+    let text = cli.run("verify");
+    let has = |words: [&str; 3]| text.stdout.lines().any(|line| line.split_whitespace().take(3).eq(words));
+    assert!(text.code == 3 && has(["topic", "orders", "1"]) && has(["topic", "payments", "0"]), "{text:?}");
+    assert!(text.stdout.lines().any(|line| line.starts_with("all  ")), "{text:?}");
+    assert!(cli.fails(2, "verify --repair").contains("--yes"), "all of it is asked for at once");
+    assert_eq!(cli.json("verify --repair --yes")["sound"], true);
+
+    // One that cannot be checked is told, and keeps nothing of the others from being told.
+    let ran = cli.run("verify nope orders");
+    assert!(ran.code == 1 && ran.stdout.contains("not checked") && ran.stdout.contains("sound"), "{ran:?}");
+    assert!(
+        ran.stderr.contains("topic nope: ") && ran.stderr.contains("1 of 2 could not be checked"),
+        "{ran:?}"
+    );
+
+    // Where the settings should be is something of somebody else.
+    server.cli(&["SET", &keys(&cli).topic_meta(&"payments".parse().expect("a name")).to_string(), "x"]);
+    let ran = cli.run("verify payments");
+    assert!(ran.code == 3 && ran.stdout.contains("wrong_type  payments  "), "never sound: {ran:?}");
 }

@@ -35,6 +35,11 @@ async fn it_begins_where_it_is_told_and_shows_what_is_wanted() {
     assert_eq!(shown("-n 100"), (0..20).collect::<Vec<_>>());
     assert_eq!(shown("--from earliest --limit 4"), [0, 1, 2, 3]);
     assert_eq!(shown("--from latest"), [0_u64; 0]);
+    let fifth = lines(&cli.ok("tail orders --json --from earliest"))[5]["time_ms"].clone();
+    assert_eq!(shown(&format!("--from {fifth} --limit 1")), [5], "as it is shown");
+    assert_eq!(shown("--from 2020-01-01 --limit 1"), [0]);
+    assert_eq!(shown("--from now"), [0_u64; 0]);
+    assert_eq!(numbers(&cli.ok(["tail", "orders", "--json", "--from", "1h30m ago", "--limit", "1"])), [0]);
     assert_eq!(shown("--from earliest --partition 1,3 --limit 4"), [1, 3, 5, 7]);
     assert_eq!(shown("--from earliest --key k1 --header mod=2"), [7]);
     assert_eq!(shown("-n 2 --header mod=2 --header mod"), [12, 17]);
@@ -119,6 +124,10 @@ async fn it_goes_on_with_what_comes_until_it_is_stopped() {
         running.signal(Signal::INT);
         assert_eq!(running.ended(), Some(0));
     }
+    let mut limited = Running::new(&cli, &["tail", "orders", "-f", "--limit", "100"]);
+    limited.line();
+    limited.signal(Signal::INT);
+    assert_eq!(limited.ended(), Some(130), "that was not its end");
     assert_eq!(
         mq.admin().groups(&"orders".parse().expect("a name")).await.expect("groups").len(),
         0,

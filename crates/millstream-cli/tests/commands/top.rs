@@ -58,9 +58,9 @@ async fn a_running_queue_is_shown_inspected_and_left() {
 
     // Partitions, entries, nothing per second, delayed; then the groups: out, lag, oldest, pending, retrying, dead, owned.
     pty.until_line("orders 2 40 0 5");
-    pty.until_line("└ billing 0 0 - 0 0 3 2/2");
-    let audit = pty.until_line("├ audit 0 40");
-    assert_eq!(audit.split_whitespace().collect::<Vec<_>>()[5..], ["0", "0", "0", "0/2"], "{audit}");
+    pty.until_line("└ billing 0 0 0 - 0 0 3 2/2");
+    let audit = pty.until_line("├ audit 0 40 40");
+    assert_eq!(audit.split_whitespace().collect::<Vec<_>>()[6..], ["0", "0", "0", "0/2"], "{audit}");
     pty.until_text("no such·[31m till");
 
     // What comes while it is shown.
@@ -149,11 +149,11 @@ async fn a_terminal_may_be_small_and_change_its_size() {
     let cli = Cli::new();
     running(&cli.mq().await).await.shutdown().await;
     let mut pty = Pty::run(&top(&cli, &[]), (80, 24));
-    pty.until_line("└ billing 0 0 - 0 3");
+    pty.until_line("└ billing 0 0 0 - 0 3");
     for size in [(40, 10), (1, 1), (200, 50), (20, 4), (84, 24)] {
         pty.resize(size);
     }
-    pty.until_line("└ billing 0 0 - 0 3");
+    pty.until_line("└ billing 0 0 0 - 0 3");
     pty.press("/bill\r");
     pty.until_text("with \"bill\"");
     pty.resize((40, 10));
@@ -226,7 +226,7 @@ async fn without_a_terminal_it_prints_once_or_says_why_not() {
     let lines: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines[0][..3], ["TOPIC", "/", "GROUP"]);
     assert_eq!(lines[1], ["orders", "2", "40", "0", "5"]);
-    assert_eq!(lines[3], ["└", "billing", "0", "0", "-", "0", "0", "3", "0/2"]);
+    assert_eq!(lines[3], ["└", "billing", "0", "0", "0", "-", "0", "0", "3", "0/2"]);
     let all = cli.json("top --once --interval 100ms");
     let orders = &all["topics"][0];
     assert_eq!(
@@ -236,7 +236,33 @@ async fn without_a_terminal_it_prints_once_or_says_why_not() {
     assert_eq!(orders["produced_per_second"], 0.0);
     let audit = &orders["groups"][0];
     assert_eq!(
-        (&audit["lag"], &audit["owned"], audit["oldest_ms"].is_null()),
-        (&40.into(), &0.into(), false)
+        (&audit["lag"], &audit["backlog"], &audit["owned"], audit["oldest_ms"].is_null()),
+        (&40.into(), &40.into(), &0.into(), false)
     );
+}
+
+#[test]
+fn whoever_may_ask_nothing_has_not_looked() {
+    let server = Server::builder().start();
+    let cli = Cli::at(server.url());
+    cli.ok("topic create orders");
+    cli.ok("group create orders billing");
+    server.cli(&[
+        "ACL",
+        "SETUSER",
+        "reader",
+        "on",
+        ">pw",
+        "~*",
+        "+@all",
+        "-zcard",
+        "-xlen",
+        "-xinfo",
+        "-xpending",
+    ]);
+    let url = server.url().replace("redis://", "redis://reader:pw@");
+    let mut command = cli.command(&["top", "--once", "--interval", "100ms"]);
+    let refused = Ran::of(command.env("MILLSTREAM_URL", url));
+    assert_eq!((refused.code, refused.stdout.as_str()), (1, ""), "{refused:?}");
+    assert!(refused.stderr.contains("error: could not ask"), "{refused:?}");
 }

@@ -13,7 +13,8 @@ use crate::probe::{self, Backend, Report};
 
 /// Whether the process should go on. Redis is not asked: a restart would not bring it back.
 pub(super) async fn livez(State(app): State<Arc<App>>) -> Response {
-    answer(probe::live(&app.observer.checks.healths(), &app.observer.checks.workers()))
+    let observer = &app.observer;
+    answer(probe::live(&observer.consumers(), &observer.workers(), &observer.loops()))
 }
 
 /// Whether the process takes part: Redis answers, every consumer has joined its group, and every worker works.
@@ -23,8 +24,9 @@ pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
         Ok(Err(error)) => Backend::Failed(error.to_string()),
         Err(_) => Backend::Failed(format!("no answer within {:?}", app.config.patience)),
     };
-    let checks = &app.observer.checks;
-    answer(probe::ready(&reached, &checks.healths(), &checks.workers(), app.config.consumers))
+    let observer = &app.observer;
+    let (consumers, workers, loops) = (observer.consumers(), observer.workers(), observer.loops());
+    answer(probe::ready(&reached, &consumers, &workers, &loops, app.config.consumers))
 }
 
 fn answer(report: Report) -> Response {

@@ -28,7 +28,7 @@ impl RedisBackend {
             ]
         };
         let expected = match scope {
-            Scope::Topic(_) => Vec::new(),
+            Scope::Topic(topic) => self.topic_keys(topic).await?,
             Scope::Partition(tp) => {
                 let mut all = place_keys(&tp.clone().into(), "stream");
                 all.push((keys.log(tp), "stream"));
@@ -40,6 +40,10 @@ impl RedisBackend {
                 all.push((keys.task_states(shard), "hash"));
                 all.push((keys.watcher(shard), "hash"));
                 all.push((keys.dead_tasks(shard), "stream"));
+                if shard.shard == 0 {
+                    all.push((keys.queues(), "set"));
+                    all.push((keys.queue_meta(&shard.queue), "hash"));
+                }
                 all
             }
             Scope::Group(tp, group) => vec![
@@ -54,19 +58,49 @@ impl RedisBackend {
                 (keys.held(tp, group), "hash"),
             ],
         };
-        let mut pipe = Pipeline::with_capacity(expected.len());
-        for (key, _) in &expected {
-            pipe.cmd("TYPE").arg(key.as_str());
-        }
         let mut page = Audited { looked_at: expected.len() as u64, ..Audited::default() };
-        for (answer, (key, expected)) in self.ask(&pipe).await?.into_iter().zip(expected) {
-            let found = reply::text(answer)?;
-            if found != "none" && found != expected {
-                let detail = format!("is a {found}, not a {expected}");
-                page.findings.push(Finding::new(Fault::WrongType, scope, key.as_str(), detail));
+        for expected in expected.chunks(CHUNK) {
+            let mut pipe = Pipeline::with_capacity(expected.len());
+            for (key, _) in expected {
+                pipe.cmd("TYPE").arg(key.as_str());
+            }
+            for (answer, (key, expected)) in self.ask(&pipe).await?.into_iter().zip(expected) {
+                let found = reply::text(answer)?;
+                if found != "none" && found != *expected {
+                    let detail = format!("is a {found}, not a {expected}");
+                    page.findings.push(Finding::new(Fault::WrongType, scope, key.as_str(), detail));
+                }
             }
         }
         Ok(page)
+    }
+
+    /// What a topic has as a whole, and each of its groups, with the types.
+    async fn topic_keys(&self, topic: &TopicName) -> Result<Vec<(Key, &'static str)>> {
+        let keys = &self.inner.keys;
+        let mut all = vec![
+            (keys.topics(), "set"),
+            (keys.topic_meta(topic), "hash"),
+            (keys.topic_partitions(topic), "set"),
+            (keys.topic_groups(topic), "set"),
+            (keys.topic_deleted(topic), "string"),
+        ];
+        for group in self.groups_if_any(topic).await? {
+            all.push((keys.members(topic, &group), "zset"));
+            all.push((keys.member(topic, &group), "hash"));
+            all.push((keys.assignment(topic, &group), "hash"));
+            all.push((keys.changes(topic, &group), "stream"));
+            all.push((keys.group_state(topic, &group), "hash"));
+        }
+        Ok(all)
+    }
+
+    /// The groups of a topic; none where something else stands in the place of their list, which the types tell.
+    async fn groups_if_any(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
+        match self.groups(topic).await {
+            Err(error) if error.kind() == ErrorKind::WrongType => Ok(Vec::new()),
+            other => other,
+        }
     }
 
     pub(super) async fn groups_of(&self, scope: &Scope, tp: &TopicPartition) -> Result<Audited> {
@@ -135,6 +169,11 @@ impl RedisBackend {
                 }
                 return Ok(page);
             }
+            Err(error) if matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Unsupported) => {
+                self.check_format(topic).await?;
+                found(Fault::SettingsDamaged, keys.topic_meta(topic).as_str(), error.to_string());
+                return Ok(page);
+            }
             Err(error) => return Err(error),
         };
         if !listed {
@@ -150,10 +189,8 @@ impl RedisBackend {
             let detail = format!("{card} are listed, {} should be", spec.partitions);
             found(Fault::PartitionsUnfinished, topic.as_str(), detail);
         }
-        for group in self.groups_being_deleted(topic).await? {
-            found(Fault::DeletionUnfinished, group.as_str(), format!("group {group}"));
-        }
         page.looked_at += logs.len() as u64;
+        self.states_of_groups(scope, topic, &mut page).await?;
         Ok(page)
     }
 
@@ -163,20 +200,35 @@ impl RedisBackend {
         Ok(reply::int(self.ask(&pipe).await?.pop().unwrap_or_default())? == 1)
     }
 
-    async fn groups_being_deleted(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
-        let mut deleting = Vec::new();
-        for chunk in self.groups(topic).await?.chunks(CHUNK) {
+    async fn states_of_groups(&self, scope: &Scope, topic: &TopicName, page: &mut Audited) -> Result<()> {
+        for chunk in self.groups_if_any(topic).await?.chunks(CHUNK) {
+            let states: Vec<Key> =
+                chunk.iter().map(|group| self.inner.keys.group_state(topic, group)).collect();
             let mut pipe = Pipeline::with_capacity(chunk.len());
-            for group in chunk {
-                pipe.cmd("HEXISTS").arg(self.inner.keys.group_state(topic, group).as_str()).arg("deleting");
+            for state in &states {
+                pipe.cmd("HMGET").arg(state.as_str()).arg(&["deleting", "paused"]);
             }
-            for (group, answer) in chunk.iter().zip(self.ask(&pipe).await?) {
-                if reply::int(answer)? == 1 {
-                    deleting.push(group.clone());
+            for ((group, state), answer) in chunk.iter().zip(&states).zip(self.ask(&pipe).await?) {
+                let [deleting, paused] = match reply::tuple(answer) {
+                    // The check of types tells of it.
+                    Err(error) if error.kind() == ErrorKind::WrongType => continue,
+                    other => other?,
+                };
+                let mut found = |fault, id: &str, detail: String| {
+                    page.findings.push(Finding::new(fault, scope, id, detail));
+                };
+                if deleting != Value::Nil {
+                    found(Fault::DeletionUnfinished, group.as_str(), format!("group {group}"));
+                }
+                if let Some(paused) = reply::maybe_bytes(paused)?
+                    && !is_number(&paused)
+                {
+                    let since = String::from_utf8_lossy(&paused);
+                    found(Fault::SettingsDamaged, state.as_str(), format!("paused since {since:?}"));
                 }
             }
         }
-        Ok(deleting)
+        Ok(())
     }
 
     pub(super) async fn repair_topic(&self, topic: &TopicName, fault: Fault) -> Result<bool> {
@@ -198,6 +250,10 @@ impl RedisBackend {
             // What it kept for how long is not known: so nothing is dropped.
             let spec = TopicSpec::new(topic.clone(), partitions)?.with_retention(Retention::Keep);
             match self.restore_topic(&spec).await {
+                // Created again since we looked.
+                Err(error) if error.kind() == ErrorKind::Deleted && self.topic(topic).await.is_ok() => {
+                    return Ok(false);
+                }
                 // Somebody does not want it any more, and the list does not know.
                 Err(error) if error.kind() == ErrorKind::Deleted => {}
                 other => return other.map(|_| true),
@@ -207,4 +263,10 @@ impl RedisBackend {
         pipe.cmd("SREM").arg(keys.topics().as_str()).arg(topic.as_str());
         Ok(reply::int(self.ask(&pipe).await?.pop().unwrap_or_default())? == 1)
     }
+}
+
+/// Whether it is a whole number that Lua counts exactly.
+pub(super) fn is_number(text: &[u8]) -> bool {
+    let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<u64>().ok());
+    number.is_some_and(|number| number <= 1 << 53)
 }

@@ -45,16 +45,6 @@ fn lease_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 2] {
     [keys.lease(tp, group), keys.fence(tp, group)]
 }
 
-/// All that a group has for the whole topic.
-fn members_keys(keys: &Keys, topic: &TopicName, group: &GroupName) -> [Key; 4] {
-    [
-        keys.members(topic, group),
-        keys.member(topic, group),
-        keys.assignment(topic, group),
-        keys.changes(topic, group),
-    ]
-}
-
 /// All that a partition has for all groups, the log last.
 fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 6] {
     let place = Place::from(tp.clone());
@@ -68,41 +58,83 @@ fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 6] {
     ]
 }
 
+/// Which deletion of several of one name. It is written down where it begins, and asked for before each step: who was slow
+/// takes nothing from what was created in the place of what he deletes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Deletion(pub(super) String);
+
+impl Deletion {
+    pub(super) fn new() -> Self {
+        Self(format!("{:032x}", fastrand::u128(..)))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The one that is written down, if one is.
+    pub(super) fn read(value: Value) -> Result<Option<Self>> {
+        if value == Value::Nil { Ok(None) } else { reply::text(value).map(|name| Some(Self(name))) }
+    }
+}
+
 impl RedisBackend {
     pub(super) async fn take_topic(&self, name: &TopicName) -> Result<bool> {
-        let keys = &self.inner.keys;
-        let of_topic = [keys.topic_partitions(name), keys.topic_groups(name), keys.topic_meta(name)];
-        // Looks at the format: what a newer version keeps is not known here.
-        match self.stored_topic(name).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            other => drop(other?),
-        }
-        let known = self.forget_settings(name).await?;
+        // Whatever else is stored of it, which may make no sense: there is a way out.
+        self.check_format(name).await?;
+        let (deletion, known) = self.forget_settings(name).await?;
+        let mark = self.inner.keys.topic_meta(name);
         // Of an expansion that was not finished, or of a topic that lost its settings, the list alone tells.
         let partitions = self.listed_partitions(name, known.unwrap_or(0)).await?;
-        let groups =
-            if partitions > 0 { self.take_partitions(name, partitions).await? } else { BTreeSet::new() };
+        let groups = match partitions {
+            0 => BTreeSet::new(),
+            _ => match self.take_partitions(name, partitions, &deletion).await? {
+                Some(groups) => groups,
+                // Somebody else has ended this deletion.
+                None => return Ok(true),
+            },
+        };
+        if !self.is_under_way(&mark, &deletion).await? {
+            return Ok(known.is_some() || partitions > 0);
+        }
         // Off the list before the settings go: with them the rest can be found again, whatever stops this.
-        let registry = keys.topics();
+        let registry = self.inner.keys.topics();
         let mut pipe = Pipeline::new();
         pipe.cmd("SREM").arg(registry.as_str()).arg(name.as_str());
         let listed = reply::int(self.inner.one(&registry, &pipe).await?)? == 1;
-        let members: Vec<_> = groups.iter().flat_map(|group| members_keys(keys, name, group)).collect();
-        let states: Vec<_> = groups.iter().map(|group| keys.group_state(name, group)).collect();
-        let mut pipe = Pipeline::new();
-        unlink(&mut pipe, &members);
-        unlink(&mut pipe, &states);
-        unlink(&mut pipe, &of_topic);
-        self.all_done(&pipe, name).await?;
+        self.forget_groups(name, &groups, Stage::Topic, &deletion).await?;
+        if !self.end_deletion(name, &deletion).await?
+            && let Ok(created) = self.stored_topic(name).await
+        {
+            // Ended by somebody else right before, and created since: the list is in another slot.
+            self.list(&created).await?;
+        }
         Ok(known.is_some() || listed)
     }
 
-    /// Takes away all that is in the slots of a topic's partitions, and gives back the groups that were there.
-    async fn take_partitions(&self, name: &TopicName, partitions: u32) -> Result<BTreeSet<GroupName>> {
+    /// Whether a deletion is still what the mark says. Once somebody else has ended it, what is there may be new.
+    async fn is_under_way(&self, mark: &Key, deletion: &Deletion) -> Result<bool> {
+        let mut pipe = Pipeline::new();
+        pipe.cmd("HGET").arg(mark.as_str()).arg("deletion");
+        Ok(Deletion::read(self.inner.one(mark, &pipe).await?)?.as_ref() == Some(deletion))
+    }
+
+    /// Takes away all that is in the slots of a topic's partitions, and gives back the groups that were there; `None` if
+    /// somebody else has ended this deletion.
+    async fn take_partitions(
+        &self,
+        name: &TopicName,
+        partitions: u32,
+        deletion: &Deletion,
+    ) -> Result<Option<BTreeSet<GroupName>>> {
         let keys = &self.inner.keys;
+        let mark = keys.topic_meta(name);
         let topic = TopicSpec::new(name.clone(), partitions)?;
         let all: Vec<TopicPartition> = topic.iter().collect();
         let groups = self.all_groups(name, &all).await?;
+        if !self.is_under_way(&mark, deletion).await? {
+            return Ok(None);
+        }
         self.wake_members(name, &groups).await?;
         // The leases before all else: then nobody who works there can say any more that something is done.
         for chunk in all.chunks(CHUNK) {
@@ -110,6 +142,9 @@ impl RedisBackend {
             for tp in chunk {
                 let leases = groups.iter().flat_map(|group| lease_keys(keys, tp, group));
                 unlink(&mut pipe, &leases.collect::<Vec<_>>());
+            }
+            if !self.is_under_way(&mark, deletion).await? {
+                return Ok(None);
             }
             self.all_done(&pipe, name).await?;
         }
@@ -119,9 +154,12 @@ impl RedisBackend {
                 let of_groups = groups.iter().flat_map(|group| group_keys(keys, tp, group));
                 unlink(&mut pipe, &of_groups.chain(partition_keys(keys, tp)).collect::<Vec<_>>());
             }
+            if !self.is_under_way(&mark, deletion).await? {
+                return Ok(None);
+            }
             self.all_done(&pipe, name).await?;
         }
-        Ok(groups)
+        Ok(Some(groups))
     }
 
     /// How many partitions there are, with those that an expansion that was not finished has made.
@@ -190,25 +228,36 @@ impl RedisBackend {
         let spec = self.stored_topic(topic).await?;
         let partitions = self.listed_partitions(topic, spec.partitions).await?;
         let all: Vec<TopicPartition> = TopicSpec::new(topic.clone(), partitions)?.iter().collect();
-        let mut known = self.forget_group(topic, group, Stage::Begin).await?;
+        let (deletion, mut known) = self.begin_to_forget(topic, group).await?;
+        let mark = keys.group_state(topic, group);
         // The leases before all else: then nobody who works there can say any more that something is done.
         for chunk in all.chunks(CHUNK) {
             let mut pipe = Pipeline::with_capacity(chunk.len());
             for tp in chunk {
                 unlink(&mut pipe, &lease_keys(keys, tp, group));
             }
+            if !self.is_under_way(&mark, &deletion).await? {
+                // Somebody else has ended this deletion, or deleted the topic.
+                return Ok(known);
+            }
             self.all_done(&pipe, topic).await?;
         }
         for chunk in all.chunks(CHUNK) {
             for (tp, look) in chunk.iter().zip(self.look_at(chunk).await?) {
                 if look.group(group.as_str()).is_some_and(|group| group.pending > PENDING) {
-                    self.forget_pending(&keys.log(tp), group).await?;
+                    known = true;
+                    if !self.forget_pending(&keys.log(tp), group, &mark, &deletion).await? {
+                        return Ok(known);
+                    }
                 }
             }
             let mut pipe = Pipeline::with_capacity(2 * chunk.len());
             for tp in chunk {
                 pipe.cmd("XGROUP").arg("DESTROY").arg(keys.log(tp).as_str()).arg(group.as_str());
                 unlink(&mut pipe, &group_keys(keys, tp, group));
+            }
+            if !self.is_under_way(&mark, &deletion).await? {
+                return Ok(known);
             }
             let answers = self.inner.pool.send(&pipe).await?;
             for (at, answer) in answers.into_iter().enumerate() {
@@ -218,22 +267,32 @@ impl RedisBackend {
                 known |= at % 2 == 0 && gone == 1;
             }
         }
-        let mut pipe = Pipeline::new();
-        unlink(&mut pipe, &members_keys(keys, topic, group));
-        self.all_done(&pipe, topic).await?;
         let stage = if known { Stage::End } else { Stage::Never };
-        self.forget_group(topic, group, stage).await?;
+        self.forget_groups(topic, [group], stage, &deletion).await?;
         Ok(known)
     }
 
-    /// Takes everything off a group's pending list, in parts.
-    async fn forget_pending(&self, log: &Key, group: &GroupName) -> Result<()> {
+    /// Takes everything off a group's pending list, in parts. `false` if somebody else has ended this deletion.
+    async fn forget_pending(
+        &self,
+        log: &Key,
+        group: &GroupName,
+        mark: &Key,
+        deletion: &Deletion,
+    ) -> Result<bool> {
         loop {
             let mut pipe = Pipeline::new();
             pipe.cmd("XPENDING").arg(log.as_str()).arg(group.as_str()).arg("-").arg("+").arg(PAGE);
-            let page = reply::deliveries(self.inner.one(log, &pipe).await?)?;
+            let page = match self.inner.one(log, &pipe).await {
+                // Somebody else who deletes it was here.
+                Err(error) if error.kind() == ErrorKind::GroupMissing => return Ok(true),
+                page => reply::deliveries(page?)?,
+            };
             if page.is_empty() {
-                return Ok(());
+                return Ok(true);
+            }
+            if !self.is_under_way(mark, deletion).await? {
+                return Ok(false);
             }
             let mut pipe = Pipeline::new();
             pipe.cmd("XACK").arg(log.as_str()).arg(group.as_str());

@@ -7,10 +7,12 @@ use millstream_core::name::{GroupName, TopicName};
 use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
-use super::{Mode, create_command, created};
+use super::Mode;
+use super::deleting::Deletion;
 use crate::backend::RedisBackend;
 use crate::connection::Line;
 use crate::error::unexpected;
+use crate::script::Call;
 use crate::{reply, script};
 
 /// How far the deletion of a group has come.
@@ -20,6 +22,8 @@ pub(super) enum Stage {
     End,
     /// At the end it turned out that there was no such group.
     Never,
+    /// It goes with its topic.
+    Topic,
 }
 
 /// What is answered of a group that was deleted.
@@ -28,12 +32,19 @@ pub(crate) fn gone(topic: &TopicName, group: &GroupName) -> Error {
 }
 
 impl RedisBackend {
-    /// True if the group was not registered before.
-    pub(super) async fn register(&self, topic: &TopicName, group: &GroupName, mode: Mode) -> Result<bool> {
+    /// Registers a group unless it is. Gives back where it starts on partitions that it was never on; `None` if there are
+    /// none: as far as is known it was on all of them.
+    pub(super) async fn register(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        mode: Mode,
+        start: &str,
+    ) -> Result<Option<String>> {
         let keys = &self.inner.keys;
         let (groups, state) = (keys.topic_groups(topic), keys.group_state(topic, group));
         let call = self.inner.scripts.create_group.call([&groups, &state]);
-        let call = call.args([mode.as_str(), group.as_str()]);
+        let call = call.args([mode.as_str(), group.as_str(), start]);
         let answer = script::run_one(&self.inner.pool, call).await.map_err(|error| match error.kind() {
             ErrorKind::Deleted if mode == Mode::Create => {
                 let why = format!(
@@ -44,26 +55,68 @@ impl RedisBackend {
             ErrorKind::Deleted => gone(topic, group),
             _ => error.during(format_args!("register group {group} of {topic}")),
         })?;
-        Ok(reply::int(answer)? == 1)
+        let [_new, starts] = reply::tuple(answer)?;
+        if starts == Value::Nil { Ok(None) } else { reply::text(starts).map(Some) }
     }
 
-    /// Marks a group as being deleted or deleted. True if there is one, as far as that is written down.
-    pub(super) async fn forget_group(
+    /// A group is on all partitions: what is missing from now on was lost.
+    pub(super) async fn is_everywhere(&self, topic: &TopicName, group: &GroupName) -> Result<()> {
+        let key = self.inner.keys.group_state(topic, group);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("HDEL").arg(key.as_str()).arg("starts");
+        self.inner.one(&key, &pipe).await.map(drop)
+    }
+
+    /// Marks a group as being deleted. Gives back which deletion is under way, and whether there is a group as far as that
+    /// is written down.
+    pub(super) async fn begin_to_forget(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+    ) -> Result<(Deletion, bool)> {
+        let call = self.forgetting(topic, group, Stage::Begin, &Deletion::new());
+        let [deletion, known] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;
+        Ok((Deletion(reply::text(deletion)?), reply::int(known)? == 1))
+    }
+
+    /// Takes away what groups have for the whole topic, and the mark with it, if the deletion is still the same.
+    pub(super) async fn forget_groups<'a>(
+        &self,
+        topic: &TopicName,
+        groups: impl IntoIterator<Item = &'a GroupName>,
+        stage: Stage,
+        deletion: &Deletion,
+    ) -> Result<()> {
+        let calls: Vec<_> =
+            groups.into_iter().map(|group| self.forgetting(topic, group, stage, deletion)).collect();
+        if calls.is_empty() {
+            return Ok(());
+        }
+        script::run(&self.inner.pool, calls).await?.into_iter().try_for_each(|answer| answer.map(drop))
+    }
+
+    fn forgetting(
         &self,
         topic: &TopicName,
         group: &GroupName,
         stage: Stage,
-    ) -> Result<bool> {
+        deletion: &Deletion,
+    ) -> Call<'_> {
         let keys = &self.inner.keys;
-        let (groups, state) = (keys.topic_groups(topic), keys.group_state(topic, group));
-        let call = self.inner.scripts.forget_group.call([&groups, &state, &keys.changes(topic, group)]);
+        let (groups, state, changes) =
+            (keys.topic_groups(topic), keys.group_state(topic, group), keys.changes(topic, group));
+        let (members, member, assignment) =
+            (keys.members(topic, group), keys.member(topic, group), keys.assignment(topic, group));
+        let meta = keys.topic_meta(topic);
+        let script = &self.inner.scripts.forget_group;
+        let call = script.call([&groups, &state, &changes, &members, &member, &assignment, &meta]);
         let word = match stage {
             Stage::Begin => "begin",
             Stage::End => "end",
             Stage::Never => "never",
+            Stage::Topic => "topic",
         };
-        let call = call.args([word, group.as_str()]).arg(millis());
-        Ok(reply::int(script::run_one(&self.inner.pool, call).await?)? == 1)
+        call.args([word, deletion.as_str(), group.as_str()]).arg(millis())
     }
 
     pub(super) async fn store_paused(
@@ -111,11 +164,11 @@ impl RedisBackend {
     ) -> Result<bool> {
         let keys = &self.inner.keys;
         let topic = &topic_partition.topic;
-        let (log, retry_log) = (keys.log(topic_partition), keys.retry_log(topic_partition, group));
+        let log = keys.log(topic_partition);
         // A group of a topic that was deleted would bring a part of it back.
         self.stored_topic(topic).await?;
         // Whatever lost the group may have lost the set as well.
-        self.register(topic, group, Mode::Restore).await?;
+        self.register(topic, group, Mode::Restore, "").await?;
         let mut pipe = Pipeline::new();
         pipe.cmd("XINFO").arg("STREAM").arg(log.as_str());
         let info = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
@@ -125,14 +178,10 @@ impl RedisBackend {
         // fail-over lost its end. What is in it, or comes with a smaller id, may never have been read.
         let after = if newest >= after { after } else { MessageId::ZERO };
 
-        let mut pipe = Pipeline::with_capacity(2);
-        create_command(&mut pipe, &log, group, &after.to_string());
-        create_command(&mut pipe, &retry_log, group, "0");
-        let [on_log, on_retry_log] = reply::tuple(Value::Array(self.inner.pool.send(&pipe).await?))?;
-        let missing = created(on_log, &log)?;
-        created(on_retry_log, &retry_log)?;
-        self.undo_if_deleted(std::slice::from_ref(topic_partition), group).await?;
-        Ok(missing)
+        let on = std::slice::from_ref(topic_partition);
+        let missing = self.create_on(on, group, &after.to_string()).await?;
+        self.undo_if_deleted(on, group).await?;
+        Ok(!missing.is_empty())
     }
 
     /// Somebody may have begun to delete a group while it was created, and have been everywhere already: then it goes.
@@ -142,10 +191,11 @@ impl RedisBackend {
         let state = keys.group_state(topic, group);
         let mut pipe = Pipeline::new();
         pipe.cmd("HMGET").arg(state.as_str()).arg(&["deleting", "deleted"]);
-        if self.inner.one(&state, &pipe).await? == Value::Array(vec![Value::Nil, Value::Nil]) {
-            return Ok(());
-        }
-        for tp in on {
+        for (at, tp) in on.iter().enumerate() {
+            // Asked each time: as soon as somebody has created it again, it is that one's.
+            if self.inner.one(&state, &pipe).await? == Value::Array(vec![Value::Nil, Value::Nil]) {
+                return if at == 0 { Ok(()) } else { Err(gone(topic, group)) };
+            }
             let mut pipe = Pipeline::with_capacity(2);
             pipe.cmd("XGROUP").arg("DESTROY").arg(keys.log(tp).as_str()).arg(group.as_str());
             pipe.cmd("UNLINK").arg(keys.retry_log(tp, group).as_str());
@@ -161,7 +211,7 @@ pub(super) fn millis() -> u64 {
 }
 
 /// The largest id a stream ever had; zero if there is none.
-fn newest_id(info: Value) -> Result<MessageId> {
+pub(super) fn newest_id(info: Value) -> Result<MessageId> {
     if reply::is_missing_key(&info) {
         return Ok(MessageId::ZERO);
     }

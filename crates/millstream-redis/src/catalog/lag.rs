@@ -3,7 +3,7 @@
 //! A server keeps a count of what a group has read, and it goes wrong on some: a read behind deleted or trimmed entries
 //! counts one where it passed many. `docs/protocol.md` has the table of what was found on which server. Where it was right
 //! once, and nothing happened since that could make it wrong, it is right (`memory.rs`). What is too long to be counted in
-//! one call is counted on in the next.
+//! one call is counted on in the next. What was trimmed while it was counted is looked at once more.
 
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
@@ -60,6 +60,8 @@ pub(super) fn at_once(look: &Look, group: &GroupLook, trust: Trust) -> Option<u6
     }
 }
 
+/// How often it is counted anew in one call, where somebody trims meanwhile: a consumer does so once a second.
+const AGAIN: usize = 3;
 /// How many marks a tally gets for what is counted in one call.
 const MARKS_PER_CALL: u64 = 5;
 
@@ -133,6 +135,11 @@ impl Side {
         self.head.is_none().then_some(self.tally)
     }
 
+    /// What this call has counted.
+    fn spent(&self) -> u64 {
+        self.walk.counted + self.head.as_ref().map_or(0, |head| head.counted)
+    }
+
     /// Whether it took, or takes, more than one call.
     fn is_long(&self) -> bool {
         self.tally.total() > self.budget || !self.walk.is_complete()
@@ -156,8 +163,12 @@ impl Count {
 
     /// One side is enough.
     fn is_over(&mut self) -> bool {
-        let done = self.passed.complete().or(self.unread.complete()).is_some();
-        done || (self.passed.is_over() && self.unread.is_over())
+        self.is_complete() || (self.passed.is_over() && self.unread.is_over())
+    }
+
+    /// Whether it was counted to an end.
+    fn is_complete(&self) -> bool {
+        self.passed.complete().or(self.unread.complete()).is_some()
     }
 
     /// The lag at the moment of the first look, if the log was still the same by the second, as far as it matters.
@@ -173,15 +184,54 @@ impl Count {
     }
 }
 
+/// A count that came to an end while the log was trimmed.
+struct Disturbed {
+    /// Which of the partitions.
+    at: usize,
+    /// How it stands by now.
+    now: Look,
+    /// What is left of the budget.
+    left: u64,
+}
+
 impl RedisBackend {
-    /// The lag of one group on each of these partitions, as they were looked at; nothing where it is not there.
+    /// The lag of one group on each of these partitions, as they were looked at; nothing where it is not there. Where that
+    /// could not be told since somebody trimmed meanwhile, it is looked at once more, as long as the budget lasts.
     pub(super) async fn lags(
         &self,
         partitions: &[TopicPartition],
-        looks: &[Look],
+        looks: &mut [Look],
         group: &str,
         trust: Trust,
     ) -> Result<Vec<Option<Lag>>> {
+        let whole = vec![self.inner.config.lag_budget; partitions.len()];
+        let (mut lags, mut disturbed) = self.count_lags(partitions, looks, &whole, group, trust).await?;
+        for _ in 0..AGAIN {
+            if disturbed.is_empty() {
+                break;
+            }
+            let of: Vec<_> = disturbed.iter().map(|it| partitions[it.at].clone()).collect();
+            let left: Vec<_> = disturbed.iter().map(|it| it.left).collect();
+            let nows: Vec<_> = disturbed.iter().map(|it| it.now.clone()).collect();
+            let (found, still) = self.count_lags(&of, &nows, &left, group, trust).await?;
+            for ((it, lag), now) in disturbed.iter().zip(found).zip(nows) {
+                (lags[it.at], looks[it.at]) = (lag, now);
+            }
+            let at = |it: Disturbed| Disturbed { at: disturbed[it.at].at, ..it };
+            disturbed = still.into_iter().map(at).collect();
+        }
+        Ok(lags)
+    }
+
+    /// The same, once; and where somebody else was at it, so that it may be tried again. Each has a budget.
+    async fn count_lags(
+        &self,
+        partitions: &[TopicPartition],
+        looks: &[Look],
+        budgets: &[u64],
+        group: &str,
+        trust: Trust,
+    ) -> Result<(Vec<Option<Lag>>, Vec<Disturbed>)> {
         let counted = &self.inner.counted;
         let mut lags = Vec::with_capacity(looks.len());
         let mut open = Vec::new();
@@ -206,7 +256,7 @@ impl RedisBackend {
             }
         }
         if open.is_empty() {
-            return Ok(lags);
+            return Ok((lags, Vec::new()));
         }
         let logs: Vec<Key> = open.iter().map(|(_, log, ..)| log.clone()).collect();
         let bytes = self.inner.bytes_of(&logs).await?;
@@ -214,7 +264,7 @@ impl RedisBackend {
         for ((at, log, stands, remembered), bytes) in open.iter_mut().zip(bytes) {
             let (look, position) = (&looks[*at], stands.position);
             let bottom = look.first.map_or(MessageId::ZERO, MessageId::previous);
-            let of = Of { log, bytes, look, budget: self.inner.config.lag_budget / 2 };
+            let of = Of { log, bytes, look, budget: budgets[*at] / 2 };
             let side = |before, start, end| Side::new(&of, before, start, end);
             // What is appended from now on does not count.
             let last = look.last.unwrap_or(position);
@@ -232,11 +282,16 @@ impl RedisBackend {
 
         let again: Vec<_> = counts.iter().map(|count| partitions[count.at].clone()).collect();
         let nows = self.look_and_ask_who(&again).await?;
+        let mut disturbed = Vec::new();
         for ((count, now), (at, log, stands, mut remembered)) in counts.into_iter().zip(nows).zip(open) {
             let look = &looks[at];
             let same_server = now.server == look.server;
             let exact = count.exact(look, stands, &now).filter(|_| same_server);
             lags[at] = Some(exact.map_or(Lag::AtLeast(count.unread.tally.total().max(1)), Lag::Exact));
+            let left = budgets[at].saturating_sub(count.passed.spent() + count.unread.spent());
+            if exact.is_none() && count.is_complete() && same_server && left > 1 {
+                disturbed.push(Disturbed { at, now, left });
+            }
             remembered.proof = exact.and_then(|exact| Proof::of(look, stands, exact));
             // Short ones are counted anew as quickly.
             let keep = remembered.proof.is_none() && count.passed.is_long() && count.unread.is_long();
@@ -246,7 +301,7 @@ impl RedisBackend {
             }
             counted.keep(&log, group, remembered);
         }
-        Ok(lags)
+        Ok((lags, disturbed))
     }
 }
 

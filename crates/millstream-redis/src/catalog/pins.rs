@@ -48,7 +48,10 @@ impl RedisBackend {
             for ((((_, look, pin), walk), bytes), consumers) in
                 found.iter_mut().zip(walks).zip(bytes).zip(consumers)
             {
-                pin.entries = if whole(look, pin) { look.length } else { walk.counted };
+                (pin.entries, pin.exact) = match whole(look, pin) {
+                    true => (look.length, true),
+                    false => (walk.counted, walk.is_complete()),
+                };
                 pin.bytes = bytes.checked_div(look.length).unwrap_or(0).saturating_mul(pin.entries);
                 pin.idle = idle(consumers)?;
             }
@@ -63,11 +66,13 @@ impl RedisBackend {
 fn pin(tp: &TopicPartition, look: &Look) -> Option<Pin> {
     let names = look.groups.iter().filter_map(|group| {
         let name = GroupName::new(std::str::from_utf8(&group.name).ok()?).ok()?;
-        Some((group.watermark(), name))
+        Some((group.watermark(), name, group.oldest()))
     });
-    let (watermark, group) = names.min()?;
+    let (watermark, group, oldest) = names.min()?;
     look.last.filter(|last| watermark <= *last)?;
-    Some(Pin::new(tp.partition, group, watermark))
+    // What was deleted while it was pending is none.
+    let oldest = oldest.unwrap_or(watermark).max(look.first.unwrap_or(watermark));
+    Some(Pin::new(tp.partition, group, oldest))
 }
 
 /// Whether every entry stays for this group alone.

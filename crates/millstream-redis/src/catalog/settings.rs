@@ -6,12 +6,13 @@ use millstream_core::name::TopicName;
 use millstream_core::topic::{MAX_PARTITIONS, Retention, TopicChange, TopicSpec};
 use redis::{Pipeline, Value};
 
+use super::deleting::Deletion;
 use super::{Mode, groups};
 use crate::backend::RedisBackend;
 use crate::{reply, script};
 
 /// The fields of a topic's meta hash.
-const META: [&str; 5] = ["partitionCount", "format", "retention", "maxLength", "deleting"];
+const META: [&str; 6] = ["partitionCount", "format", "retention", "maxLength", "deleting", "reborn"];
 
 impl RedisBackend {
     /// Stores settings unless there are some, and gives back what is stored.
@@ -22,7 +23,7 @@ impl RedisBackend {
         // All in one script, so that nobody reads half of it.
         let call = self.inner.scripts.create_topic.call([&meta, &deleted]);
         let call = call.arg(mode.as_str()).arg(spec.partitions).arg(FORMAT);
-        let call = call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0));
+        let call = call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0)).arg(spec.reborn);
         let answer = script::run_one(&self.inner.pool, call).await;
         let stored = answer.map_err(|error| match error.kind() {
             ErrorKind::Deleted => Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)),
@@ -31,16 +32,32 @@ impl RedisBackend {
         read(&spec.name, stored)
     }
 
-    /// Marks a topic as being deleted, and gives back how many partitions it has, or had when that began.
-    pub(super) async fn forget_settings(&self, name: &TopicName) -> Result<Option<u32>> {
-        let keys = &self.inner.keys;
-        let call = self.inner.scripts.forget_topic.call([&keys.topic_meta(name), &keys.topic_deleted(name)]);
-        let partitions = script::run_one(&self.inner.pool, call.arg(groups::millis())).await?;
+    /// Marks a topic as being deleted. Gives back which deletion is under way, and how many partitions the topic has, or
+    /// had when that began, if it is there.
+    pub(super) async fn forget_settings(&self, name: &TopicName) -> Result<(Deletion, Option<u32>)> {
+        let [deletion, partitions] = self.forget_topic(name, "begin", &Deletion::new()).await?;
+        let deletion = Deletion(reply::text(deletion)?);
         if partitions == Value::Nil {
-            return Ok(None);
+            return Ok((deletion, None));
         }
-        let partitions = u32::try_from(reply::count(partitions)?).unwrap_or(u32::MAX);
-        Ok(Some(partitions.min(MAX_PARTITIONS)))
+        // What makes no sense is no number: then the list of partitions says how many there are.
+        let partitions = u32::try_from(number(partitions).unwrap_or(0)).unwrap_or(u32::MAX);
+        Ok((deletion, Some(partitions.min(MAX_PARTITIONS))))
+    }
+
+    /// Takes away the settings of a topic, and the mark with them, if it is still this deletion's. Else `false`.
+    pub(super) async fn end_deletion(&self, name: &TopicName, deletion: &Deletion) -> Result<bool> {
+        let [under_way, _] = self.forget_topic(name, "end", deletion).await?;
+        Ok(Deletion::read(under_way)?.as_ref() == Some(deletion))
+    }
+
+    async fn forget_topic(&self, name: &TopicName, stage: &str, deletion: &Deletion) -> Result<[Value; 2]> {
+        let keys = &self.inner.keys;
+        let (meta, deleted) = (keys.topic_meta(name), keys.topic_deleted(name));
+        let of_topic = [keys.topic_partitions(name), keys.topic_groups(name)];
+        let call = self.inner.scripts.forget_topic.call([&meta, &deleted, &of_topic[0], &of_topic[1]]);
+        let call = call.args([stage, deletion.as_str()]).arg(groups::millis());
+        reply::tuple(script::run_one(&self.inner.pool, call).await?)
     }
 
     pub(super) async fn stored_topic(&self, name: &TopicName) -> Result<TopicSpec> {
@@ -48,6 +65,14 @@ impl RedisBackend {
         let mut pipe = Pipeline::new();
         pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
         read(name, self.inner.one(&meta, &pipe).await?)
+    }
+
+    /// Fails for a topic of a newer format: what is kept of it is not known here.
+    pub(crate) async fn check_format(&self, name: &TopicName) -> Result<()> {
+        let meta = self.inner.keys.topic_meta(name);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("HGET").arg(meta.as_str()).arg("format");
+        check_format(name, number(self.inner.one(&meta, &pipe).await?).unwrap_or(0))
     }
 
     pub(super) async fn store_change(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
@@ -63,22 +88,17 @@ impl RedisBackend {
 }
 
 fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
-    let [partitions, format, retention, max_length, deleting] = reply::tuple(meta)?;
+    let [partitions, format, retention, max_length, deleting, reborn] = reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
     if nothing || deleting != Value::Nil {
         return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")));
     }
     let damaged =
         |what: &str| Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense"));
-    let number = |value: Value, what: &str| -> Result<u64> {
-        reply::text(value).ok().and_then(|text| text.parse().ok()).ok_or_else(|| damaged(what))
-    };
+    let number = |value: Value, what: &str| number(value).ok_or_else(|| damaged(what));
     // The format comes first: a newer one may give every other field another meaning.
     let format = number(format, "format")?;
-    if format > u64::from(FORMAT) {
-        let message = format!("topic {name} has format {format}, this version knows {FORMAT}");
-        return Err(Error::new(ErrorKind::Unsupported, message));
-    }
+    check_format(name, format)?;
     let partitions = u32::try_from(number(partitions, "partitionCount")?).unwrap_or(u32::MAX);
     let retention = reply::text(retention).map_err(|_| damaged("retention"))?;
     let retention =
@@ -87,6 +107,19 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
         Value::Nil => None,
         stored => Some(number(stored, "maxLength")?).filter(|entries| *entries > 0),
     };
+    let reborn = if reborn == Value::Nil { 0 } else { number(reborn, "reborn")? };
     let spec = TopicSpec::new(name.clone(), partitions).map_err(|_| damaged("partitionCount"))?;
-    Ok(spec.with_retention(retention).with_max_length(max_length))
+    Ok(spec.with_retention(retention).with_max_length(max_length).with_reborn(reborn))
+}
+
+fn check_format(name: &TopicName, format: u64) -> Result<()> {
+    if format <= u64::from(FORMAT) {
+        return Ok(());
+    }
+    let message = format!("topic {name} has format {format}, this version knows {FORMAT}");
+    Err(Error::new(ErrorKind::Unsupported, message))
+}
+
+fn number(value: Value) -> Option<u64> {
+    reply::text(value).ok()?.parse().ok()
 }

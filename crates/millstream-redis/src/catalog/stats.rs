@@ -28,8 +28,8 @@ impl RedisBackend {
         let mut stats = Vec::with_capacity(all.len());
         for chunk in all.chunks(CHUNK) {
             let (trust, beside) = self.beside(chunk, group).await?;
-            let looks = self.look_and_ask_who(chunk).await?;
-            let lags = self.lags(chunk, &looks, group.as_str(), trust).await?;
+            let mut looks = self.look_and_ask_who(chunk).await?;
+            let lags = self.lags(chunk, &mut looks, group.as_str(), trust).await?;
             for (((tp, look), lag), beside) in chunk.iter().zip(&looks).zip(lags).zip(beside) {
                 let one = partition_stats(tp, group, look, lag, beside);
                 stats.push(one.map_err(|error| error.during(format_args!("stats of {tp} for {group}")))?);

@@ -4,7 +4,7 @@ use millstream_core::catalog::{Catalog, Start};
 use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
 use millstream_core::log::{Append, Log};
-use millstream_core::topic::TopicPartition;
+use millstream_core::topic::{TopicPartition, TopicSpec};
 use tokio::task::JoinSet;
 
 use crate::server::{Bench, fetch, grant, ids, message};
@@ -131,7 +131,132 @@ async fn a_group_starts_at_a_time() {
         let mut reader = bench.backend.reader(&lease).await.expect("a reader");
         assert_eq!(ids(&fetch(&mut reader, 10).await), appended[4 - unread..], "{ms}");
         let stats = bench.backend.stats(&bench.spec, &group).await.expect("stats");
-        let position = if unread == 0 { MessageId::new(9, u64::MAX) } else { appended[3] };
-        assert_eq!((stats[0].position, stats[0].pending), (Some(position), unread as u64), "{ms}");
+        // Never beyond the end, or it would skip what comes.
+        assert_eq!((stats[0].position, stats[0].pending), (Some(appended[3]), unread as u64), "{ms}");
+    }
+}
+
+/// Who comes while somebody else creates it: the marks are those of one that was stopped in the middle of it.
+#[tokio::test]
+async fn a_group_that_is_being_created_is_new_and_starts_where_the_first_one_said() {
+    let mut bench = Bench::new().await;
+    let name = bench.spec.name.clone();
+    let grown = bench.backend.expand(&name, 3).await.expect("grown");
+    let tp = |n: u32| TopicPartition::new(name.clone(), n);
+    let group: millstream_core::GroupName = "late".parse().expect("name");
+    let (first, groups) = (bench.keys.log(&tp(0)), bench.keys.topic_groups(&name));
+    let state = bench.keys.group_state(&name, &group);
+    let append = |n| Append { topic_partition: tp(n), fields: message("x") };
+    for sent in bench.backend.append(&[append(0), append(1), append(2)]).await {
+        sent.expect("appended");
+    }
+    bench.cmd(&format!("SADD {groups} late")).await;
+    bench.cmd(&format!("HSET {state} starts $")).await;
+    bench.cmd(&format!("XGROUP CREATE {first} late $")).await;
+    let created = bench.backend.create_group(&grown, &group, Start::Earliest).await.expect("created");
+    assert!(created.new, "it is nobody's loss");
+    assert_eq!(created.partitions, [tp(1).partition, tp(2).partition]);
+    for n in 0..3 {
+        let lease = grant(&bench.backend, &tp(n), &group, "n").await;
+        let mut reader = bench.backend.reader(&lease).await.expect("a reader");
+        assert!(fetch(&mut reader, 10).await.entries.is_empty(), "partition {n}");
+    }
+    assert_eq!(bench.int(&format!("EXISTS {state}")).await, 0, "it is everywhere by now");
+    // What is missing from now on was lost.
+    let second = bench.keys.log(&tp(1));
+    bench.cmd(&format!("XGROUP DESTROY {second} late")).await;
+    let created = bench.backend.create_group(&grown, &group, Start::Latest).await.expect("created");
+    assert_eq!((created.new, created.partitions), (false, vec![tp(1).partition]));
+    let position = bench.backend.stats(&grown, &group).await.expect("stats")[1].position;
+    assert_eq!(position, Some(MessageId::ZERO));
+}
+
+#[tokio::test]
+async fn of_several_who_create_a_group_at_once_nobody_takes_it_for_lost() {
+    let mut bench = Bench::new().await;
+    let topic = bench.backend.expand(&bench.spec.name, 8).await.expect("grown");
+    for round in 0..40 {
+        let group: millstream_core::GroupName = format!("g{round}").parse().expect("name");
+        let mut starters = JoinSet::new();
+        for _ in 0..4 {
+            let config = millstream_redis::RedisConfig::new(bench.url.clone());
+            let config = config.with_namespace(bench.namespace.clone());
+            let (topic, group) = (topic.clone(), group.clone());
+            starters.spawn(async move {
+                let backend = millstream_redis::RedisBackend::connect(config).await.expect("connected");
+                backend.create_group(&topic, &group, Start::Latest).await.expect("created")
+            });
+        }
+        while let Some(created) = starters.join_next().await {
+            let created = created.expect("no panic");
+            assert!(created.new || created.partitions.is_empty(), "round {round}: {created:?}");
+        }
+        let state = bench.keys.group_state(&topic.name, &group);
+        assert_eq!(bench.int(&format!("EXISTS {state}")).await, 0, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_there_needs_no_write() {
+    let mut bench = Bench::private(&[]).await;
+    let (spec, group) = (bench.spec.clone(), bench.group.clone());
+    let unknown = TopicSpec::new("unknown".parse().expect("name"), 1).expect("a topic");
+    bench.cmd("CONFIG SET maxmemory 1").await;
+    assert_eq!(bench.backend.create_topic(&spec).await.expect("there"), spec);
+    let created = bench.backend.create_group(&spec, &group, Start::Earliest).await.expect("there");
+    assert!(!created.new && created.partitions.is_empty(), "{created:?}");
+    let refused = bench.backend.create_topic(&unknown).await.expect_err("no memory");
+    assert_eq!(refused.kind(), ErrorKind::Backpressure);
+    // What is not there cannot be created.
+    let log = bench.log();
+    bench.cmd(&format!("XGROUP DESTROY {log} {group}")).await;
+    let refused = bench.backend.create_group(&spec, &group, Start::Earliest).await.expect_err("no memory");
+    assert_eq!(refused.kind(), ErrorKind::Backpressure);
+    bench.cmd("CONFIG SET maxmemory 0").await;
+    bench.backend.create_group(&spec, &group, Start::Earliest).await.expect("created");
+
+    bench.cmd("REPLICAOF 127.0.0.1 1").await;
+    assert_eq!(bench.backend.create_topic(&spec).await.expect("there"), spec);
+    for refused in [
+        bench.backend.create_topic(&unknown).await.map(drop),
+        bench.backend.create_group(&spec, &group, Start::Earliest).await.map(drop),
+    ] {
+        assert_eq!(refused.expect_err("read only").kind(), ErrorKind::Unavailable);
+    }
+}
+
+#[tokio::test]
+async fn what_keeps_entries_is_counted_up_to_a_limit_or_exactly() {
+    let mut bench = Bench::new().await;
+    let log = bench.log();
+    bench.cmd(&format!("XGROUP CREATE {log} other 0")).await;
+    let mut pipe = redis::pipe();
+    (0..12_000).for_each(|_| {
+        pipe.cmd("XADD").arg(log.as_str()).arg("*").arg("f").arg("v").ignore();
+    });
+    pipe.exec_async(&mut bench.raw).await.expect("appended");
+    let first: Vec<(String, redis::Value)> = redis::cmd("XRANGE")
+        .arg(log.as_str())
+        .arg("-")
+        .arg("+")
+        .arg("COUNT")
+        .arg(2)
+        .query_async(&mut bench.raw)
+        .await
+        .expect("two entries");
+    let entry = |n: usize| first[n].0.parse::<MessageId>().expect("an id");
+    bench.cmd(&format!("XREADGROUP GROUP other o COUNT 12000 NOACK STREAMS {log} >")).await;
+    for (read, oldest, entries, exact) in
+        [(0, 0, 12_000, true), (1, 1, 10_000, false), (2_500, 0, 9_499, true)]
+    {
+        bench.cmd(&format!("XREADGROUP GROUP billing b COUNT {} NOACK STREAMS {log} >", read.max(1))).await;
+        if read == 0 {
+            bench.cmd(&format!("XGROUP SETID {log} billing 0")).await;
+        }
+        let pin = bench.backend.pins(&bench.spec).await.expect("pins").remove(0);
+        assert_eq!((pin.group.as_str(), pin.entries, pin.exact), ("billing", entries, exact));
+        if read < 2 {
+            assert_eq!(pin.watermark, entry(oldest), "an entry");
+        }
     }
 }

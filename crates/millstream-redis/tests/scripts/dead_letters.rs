@@ -74,6 +74,7 @@ async fn claims_and_imports_are_forgotten_by_themselves() {
     bench.backend.settle(&tp, &group, Some("a"), &leave).await.expect("left");
     assert!(bench.int(&format!("PTTL {claims}")).await > 110_000);
     bench.backend.settle(&tp, &group, Some("a"), &ids.map_to(Deed::Purge)).await.expect("purged");
+    assert_eq!(bench.backend.purge(&tp, &group, &ids).await.expect("purged"), 1, "what was left is nobody's");
     assert_eq!(bench.int(&format!("EXISTS {claims}")).await, 0, "nothing is left of what is settled");
 }
 

@@ -225,6 +225,33 @@ async fn a_group_that_was_caught_up_once_needs_no_counting() {
     assert!(stats.lag.is_none_or(|lag| lag == 501), "{stats:?}");
 }
 
+/// Once in each call somebody reads on and trims, so that what was counted is gone.
+#[tokio::test]
+async fn a_count_that_a_trim_disturbs_is_made_again() {
+    let mut bench = Bench::new().await;
+    long(&mut bench, 6_000, 2_500, 2).await;
+    let (log, silent) = (bench.log(), bench.silent().await);
+    let (spec, group) = (bench.spec.clone(), bench.group.clone());
+    let (mut last, mut position) = (6_000_u64, 2_500_u64);
+    for call in 0..60 {
+        let step = async {
+            tokio::time::sleep(Duration::from_micros(fastrand::u64(0..6_000))).await;
+            let mut pipe = redis::pipe();
+            pipe.cmd("XREADGROUP").arg(&["GROUP", "billing", "owner", "COUNT", "2600", "NOACK", "STREAMS"]);
+            pipe.arg(log.as_str()).arg(">").ignore();
+            pipe.cmd("XTRIM").arg(log.as_str()).arg("MINID").arg(format!("{}-0", position + 100)).ignore();
+            (last + 1..=last + 2_600).for_each(|n| {
+                pipe.cmd("XADD").arg(log.as_str()).arg(format!("{n}-0")).arg("f").arg("v").ignore();
+            });
+            pipe.exec_async(&mut bench.raw).await.expect("read and trimmed");
+        };
+        let (stats, ()) = tokio::join!(silent.stats(&spec, &group), step);
+        (last, position) = (last + 2_600, position + 2_600);
+        let stats = stats.expect("stats").remove(0);
+        assert!(stats.lag.is_some_and(|lag| (900..=3_500).contains(&lag)), "call {call}: {stats:?}");
+    }
+}
+
 /// Whatever happens between two looks, in whatever order: what is said is right, or nothing is.
 #[tokio::test]
 async fn it_is_never_wrong() {

@@ -88,7 +88,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
-    /// Where a group that does not exist yet starts reading. Default: [`Start::Earliest`].
+    /// Where a group that does not exist yet starts reading. Default: [`Start::Earliest`]. One that is known and was
+    /// lost on a partition starts there with the oldest entry, whatever is said here.
     pub fn start_from(mut self, start: Start) -> Self {
         self.config.start = start;
         self
@@ -323,10 +324,8 @@ async fn join(context: &Context, topic: &TopicSpec) -> Result<()> {
     }
     for partition in created.partitions {
         let topic_partition = TopicPartition { topic: topic.name.clone(), partition };
-        let after = match start {
-            Start::After(id) => id,
-            _ => MessageId::ZERO,
-        };
+        // What it had settled there nobody knows: it starts with the oldest entry, wherever new groups start.
+        let after = MessageId::ZERO;
         tracing::warn!(%topic_partition, %group, "the group was gone and has been created again");
         context.observer.observe(&Event::GroupRestored { topic_partition: &topic_partition, group, after });
     }

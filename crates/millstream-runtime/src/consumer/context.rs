@@ -111,6 +111,17 @@ impl Context {
         self.stop.cancel();
     }
 
+    /// Gives handlers up that did not end within `patience`.
+    pub(super) fn give_up(&self, patience: Duration) {
+        if self.shutdown_timeout().is_zero() {
+            // It was asked for: no time was to be given.
+            tracing::debug!("handlers that run are given up");
+        } else {
+            tracing::warn!(?patience, "handlers did not end in time and are given up");
+        }
+        self.kill.cancel();
+    }
+
     /// Why it ended by itself, if it did.
     pub(super) fn cause(&self) -> Option<&Error> {
         self.cause.get()

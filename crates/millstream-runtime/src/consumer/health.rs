@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::health::{ConsumerState, Failure, Health, HealthCheck, LoopHealth, TopicHealth};
+use millstream_core::health::{ConsumerState, Health, HealthCheck, LoopHealth, TopicHealth};
 use millstream_core::{ErrorKind, TopicName, TopicPartition};
 use tokio::time::Instant;
 
 use super::context::Context;
-use crate::trouble::{Mark, Place};
 
 /// Can say how a consumer is, also when it has ended.
 struct Checkup(Arc<Context>);
@@ -57,7 +56,7 @@ pub(super) fn of(context: &Context) -> Health {
     } else {
         ConsumerState::Running
     };
-    let loops: Vec<_> = marks.into_iter().map(|mark| loop_of(mark, now)).collect();
+    let loops: Vec<_> = marks.into_iter().map(|mark| mark.health(now)).collect();
     let cut_off = |each: &LoopHealth| {
         let lasts = each.failing.as_ref().map_or(Duration::ZERO, |failing| failing.lasts);
         each.operation == "heartbeat" && lasts > context.config.lease_ttl
@@ -69,17 +68,5 @@ pub(super) fn of(context: &Context) -> Health {
     health.running_handlers = context.board.running();
     health.connected = !loops.iter().any(cut_off);
     health.loops = loops;
-    health
-}
-
-fn loop_of(mark: Mark, now: Instant) -> LoopHealth {
-    let (topic, partition) = match mark.place {
-        Place::Topic(topic) => (topic, None),
-        Place::Partition(TopicPartition { topic, partition }) => (topic, Some(partition)),
-    };
-    let mut health = LoopHealth::new(mark.operation, topic, partition);
-    health.last_progress = now - mark.last;
-    health.failing = mark.failing.map(|(since, error)| Failure { lasts: now - since, error });
-    health.stalled = mark.due.is_some_and(|due| due <= now);
     health
 }

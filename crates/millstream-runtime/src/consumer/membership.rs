@@ -74,7 +74,9 @@ impl Membership {
         // Who shares partitions keeps none of them: there is nothing to wait for.
         let returns = config.member_id.is_some() && config.sharing == Sharing::Exclusive;
         let ttl = if returns { config.rejoin_timeout } else { config.lease_ttl };
-        let mut member = Member::new(context.member.clone(), context.incarnation.clone(), ttl);
+        let member = Member::new(context.member.clone(), context.incarnation.clone(), ttl);
+        // Of this topic: what is created in its place may have other partitions, and is not ours to grow.
+        let mut member = member.of(&context.topic);
         member.max_partitions = config.max_partitions;
         member.pinned.clone_from(&config.pinned);
         Self {

@@ -88,8 +88,7 @@ impl Ownership {
         let since = self.stopping.unwrap_or_else(Instant::now);
         let patience = self.context.shutdown_timeout().saturating_sub(since.elapsed());
         if timeout(patience, self.drain()).await.is_err() {
-            tracing::warn!(?patience, "handlers did not end in time and are given up");
-            self.context.kill.cancel();
+            self.context.give_up(patience);
             if timeout(KILL_TIMEOUT, self.drain()).await.is_err() {
                 tracing::error!("a handler blocks its thread and cannot be given up: left behind");
             }

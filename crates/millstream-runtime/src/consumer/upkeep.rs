@@ -1,6 +1,7 @@
 //! The upkeep loops of one partition: run what is due, when it is due or triggered.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -8,19 +9,30 @@ use millstream_core::Upkeep;
 use millstream_core::error::ErrorKind;
 use millstream_core::upkeep::Trigger;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::context::Subscription;
 use super::guard::Guard;
 use crate::trouble::Trouble;
 
+/// How long is waited for the last run before a partition is given back. What is not done then is for who comes.
+const AT_THE_END: Duration = Duration::from_secs(1);
+
 /// One bell per upkeep: rung when its trigger happens. A ring while it works is not lost.
-pub(super) struct Bells(Vec<(Trigger, Notify)>);
+pub(super) struct Bells(Vec<Bell>);
+
+struct Bell {
+    trigger: Trigger,
+    rung: Notify,
+    /// Rung since its upkeep ran last.
+    due: AtomicBool,
+}
 
 impl Bells {
     pub(super) fn new(upkeep: &[Arc<dyn Upkeep>]) -> Self {
-        Self(upkeep.iter().map(|upkeep| (upkeep.trigger(), Notify::new())).collect())
+        let bell = |trigger| Bell { trigger, rung: Notify::new(), due: AtomicBool::new(false) };
+        Self(upkeep.iter().map(|upkeep| bell(upkeep.trigger())).collect())
     }
 
     pub(super) fn parked(&self) {
@@ -32,18 +44,22 @@ impl Bells {
     }
 
     fn ring(&self, whose: impl Fn(&Trigger) -> bool) {
-        self.0.iter().filter(|(trigger, _)| whose(trigger)).for_each(|(_, bell)| bell.notify_one());
+        for bell in self.0.iter().filter(|bell| whose(&bell.trigger)) {
+            bell.due.store(true, Ordering::Release);
+            bell.rung.notify_one();
+        }
     }
 }
 
 /// Runs all upkeep of one partition until `done` or until the lease is lost.
 pub(super) async fn run(context: &Subscription, guard: &Guard, bells: &Bells, done: &CancellationToken) {
-    let loops = context.upkeep.iter().zip(&bells.0).map(|(upkeep, (trigger, bell))| async move {
+    let loops = context.upkeep.iter().zip(&bells.0).map(|(upkeep, bell)| async move {
         let Ok((topic_partition, _)) = guard.lease().partition() else { return };
         let trouble = context.trouble_in(upkeep.name(), topic_partition);
         let mut keeper = Keeper { context, guard, upkeep: &**upkeep, trouble };
         loop {
             let started = Instant::now();
+            bell.due.store(false, Ordering::Release);
             let Some(after) = keeper.run_once().await else { return };
             let at_latest = async {
                 let Some(after) = after else { return std::future::pending().await };
@@ -56,9 +72,9 @@ pub(super) async fn run(context: &Subscription, guard: &Guard, bells: &Bells, do
             tokio::select! {
                 biased;
                 () = at_latest => {}
-                () = bell.notified() => {
-                    if let Trigger::Settled { at_most_every } = trigger {
-                        sleep_until(started + *at_most_every).await;
+                () = bell.rung.notified() => {
+                    if let Trigger::Settled { at_most_every } = bell.trigger {
+                        sleep_until(started + at_most_every).await;
                     }
                 }
             }
@@ -69,6 +85,37 @@ pub(super) async fn run(context: &Subscription, guard: &Guard, bells: &Bells, do
         () = done.cancelled() => {}
         () = guard.lost().cancelled() => {}
         _ = join_all(loops) => {}
+    }
+}
+
+/// What was settled since the last run is seen to before a partition is given back: nobody else may come by for long.
+/// Nobody else works on the partition meanwhile.
+pub(super) async fn finish(context: &Arc<Subscription>, guard: &Arc<Guard>, bells: &Bells) {
+    let settled = |bell: &Bell| matches!(bell.trigger, Trigger::Settled { .. });
+    let due = |bell: &Bell| settled(bell) && bell.due.swap(false, Ordering::AcqRel);
+    let due = context.upkeep.iter().zip(&bells.0).filter(|(_, bell)| due(bell));
+    let due: Vec<_> = due.map(|(upkeep, _)| upkeep.clone()).collect();
+    if due.is_empty() {
+        return;
+    }
+    let (of, with) = (context.clone(), guard.clone());
+    // Never broken off: what it has dropped is to be told. Once the lease is given back, the next step is refused.
+    let last_runs = tokio::spawn(async move {
+        let Ok((topic_partition, _)) = with.lease().partition() else { return };
+        for upkeep in due {
+            let trouble = of.trouble_in(upkeep.name(), topic_partition);
+            Keeper { context: &of, guard: &with, upkeep: &*upkeep, trouble }.run_once().await;
+        }
+    });
+    tokio::select! {
+        biased;
+        () = context.kill.cancelled() => {}
+        () = guard.lost().cancelled() => {}
+        ended = timeout(AT_THE_END, last_runs) => {
+            if let Ok(Err(error)) = ended {
+                tracing::error!(%error, "upkeep ended abnormally");
+            }
+        }
     }
 }
 

@@ -42,10 +42,12 @@ pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
     }
     let mut in_flight = context.in_flight();
     let (entry, mut seeks) = context.board.works_on(topic_partition, guard.lease().epoch, in_flight.clone());
+    let mut bells;
     loop {
         let session = Arc::new(guard.session());
+        bells = Arc::new(Bells::new(&context.upkeep));
         let seek = {
-            let work = work(&context, &session, &in_flight);
+            let work = work(&context, &session, &in_flight, &bells);
             tokio::pin!(work);
             let seek = tokio::select! {
                 biased;
@@ -73,6 +75,10 @@ pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
     if guard.lost().is_cancelled() {
         return;
     }
+    upkeep::finish(&context, &guard, &bells).await;
+    if guard.lost().is_cancelled() {
+        return tell(&context, &guard, Change::LeaseLost);
+    }
     let lease = guard.lease();
     // What was suspected and not tried is suspected by the next owner, too.
     let suspected = lease.abandoned && !in_flight.is_cleared();
@@ -89,8 +95,12 @@ pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
 /// ```
 ///
 /// Handlers run on a task of their own, so that one that blocks does not keep the rest from working.
-async fn work(context: &Arc<Subscription>, guard: &Arc<Guard>, in_flight: &Arc<InFlight>) {
-    let bells = Arc::new(Bells::new(&context.upkeep));
+async fn work(
+    context: &Arc<Subscription>,
+    guard: &Arc<Guard>,
+    in_flight: &Arc<InFlight>,
+    bells: &Arc<Bells>,
+) {
     let clock = Arc::new(Clock::default());
     let (entries, to_dispatch) = mpsc::unbounded_channel();
     let (settlements, to_settle) = mpsc::unbounded_channel();
@@ -133,7 +143,7 @@ async fn work(context: &Arc<Subscription>, guard: &Arc<Guard>, in_flight: &Arc<I
         settled.cancel();
     };
     let clock = clock.run(context, guard);
-    tokio::join!(clock, fetcher.run(), settle, upkeep::run(context, guard, &bells, &settled));
+    tokio::join!(clock, fetcher.run(), settle, upkeep::run(context, guard, bells, &settled));
     if guard.lost().is_cancelled() {
         tell(context, guard, Change::LeaseLost);
     }
@@ -143,7 +153,11 @@ async fn work(context: &Arc<Subscription>, guard: &Arc<Guard>, in_flight: &Arc<I
         Ok(Ok(())) => {}
         // Handlers' own panics are caught: this one is ours.
         Ok(Err(error)) => tracing::error!(%error, "the dispatch loop ended abnormally"),
-        Err(_) => tracing::warn!("a handler did not end after its lease was lost and is given up"),
+        Err(_) if guard.lost().is_cancelled() => {
+            tracing::warn!("a handler did not end after its lease was lost and is given up");
+        }
+        // Told already, by who gave them up.
+        Err(_) => tracing::debug!("a handler is given up"),
     }
 }
 

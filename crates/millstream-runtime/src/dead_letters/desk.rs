@@ -4,13 +4,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt, stream};
 use millstream_core::dead_letters::{Claim, Deed};
 use millstream_core::error::Result;
-use millstream_core::event::Observer;
+use millstream_core::event::{Event, Observer};
 use millstream_core::inspect::Range;
 use millstream_core::{
     Backend, BoxError, Codec, DeadLetter, GroupName, Limits, MessageId, TopicName, TopicPartition,
@@ -82,7 +83,9 @@ impl Desk {
         Fut: Future + Send + 'static,
         Fut::Output: IntoDeadLetterOutcome,
     {
-        let mut trouble = Loops::default().begin("consume dead letters", Place::Topic(self.topic.clone()));
+        let loops = Loops::default();
+        let mut trouble = loops.begin("consume dead letters", Place::Topic(self.topic.clone()));
+        loops.tell(Some(&self.group), &*self.observer);
         while !self.stop.is_cancelled() {
             let pause = match self.run_once(codec, &handler).await {
                 Ok(()) => {
@@ -112,12 +115,17 @@ impl Desk {
             self.swept = Some(Instant::now());
         }
         let topic = self.backend.catalog.topic(&self.topic).await?;
+        let begun = self.counts.begun.load(Ordering::Relaxed);
         // A partition that cannot be asked keeps no other one waiting.
         let mut failed = None;
         for topic_partition in topic.iter() {
             if let Err(error) = self.partition(&topic_partition, codec, handler).await {
                 failed.get_or_insert(error);
             }
+        }
+        let is_whole = failed.is_none() && !self.stop.is_cancelled();
+        if is_whole && self.counts.begun.load(Ordering::Relaxed) == begun {
+            Counts::add(&self.counts.idle);
         }
         failed.map_or(Ok(()), Err)
     }
@@ -173,6 +181,7 @@ impl Desk {
             let ours = hand.since().elapsed() < self.config.hold * 2 / 3 && hand.ids().contains(&letter.id);
             if ours && !self.stop.is_cancelled() {
                 let id = letter.id;
+                Counts::add(&self.counts.begun);
                 let outcome = self.ask(letter, codec, handler).await;
                 self.settle(topic_partition, id, &outcome).await;
                 hand.ids().remove(&id);
@@ -256,6 +265,16 @@ impl Desk {
                         DeadLetterOutcome::Leave | DeadLetterOutcome::LeaveFor(_) => &self.counts.left,
                     };
                     Counts::add(counter);
+                    if let Some(work) = outcome.work() {
+                        self.observer.observe(&Event::DeadLetters {
+                            topic_partition,
+                            group: &self.group,
+                            work,
+                            done: done.len(),
+                            passed_over: 1 - done.len().min(1),
+                            refused: 0,
+                        });
+                    }
                     if let Some(mut trouble) = trouble {
                         trouble.over(&*self.observer);
                     }

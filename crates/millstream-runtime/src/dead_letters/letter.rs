@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use millstream_core::event::LetterWork;
 use millstream_core::wire;
 use millstream_core::{BoxError, Codec, DeadLetter, Envelope, Limits};
 
@@ -86,6 +87,8 @@ pub struct DeadLetterReport {
     pub failed: u64,
     /// Letters whose handler ended when somebody else had them: what it said came too late.
     pub lost: u64,
+    /// How often it looked at all partitions, and there was no letter for it to handle.
+    pub idle: u64,
 }
 
 /// The same, while it is being counted.
@@ -96,6 +99,9 @@ pub(super) struct Counts {
     pub(super) left: AtomicU64,
     pub(super) failed: AtomicU64,
     pub(super) lost: AtomicU64,
+    pub(super) idle: AtomicU64,
+    /// Letters that were given to the handler.
+    pub(super) begun: AtomicU64,
 }
 
 impl Counts {
@@ -111,6 +117,7 @@ impl Counts {
             left: read(&self.left),
             failed: read(&self.failed),
             lost: read(&self.lost),
+            idle: read(&self.idle),
         }
     }
 }
@@ -125,6 +132,15 @@ impl DeadLetterOutcome {
             Self::ReplayAs(envelope) => Deed::ReplayAs(wire::encode(envelope)),
             Self::Leave => Deed::Leave(leave_for),
             Self::LeaveFor(time) => Deed::Leave(*time),
+        }
+    }
+
+    /// What observers are told of it; nothing of what stays as it is.
+    pub(super) fn work(&self) -> Option<LetterWork> {
+        match self {
+            Self::Delete => Some(LetterWork::Purge),
+            Self::Replay | Self::ReplayAs(_) => Some(LetterWork::Replay),
+            Self::Leave | Self::LeaveFor(_) => None,
         }
     }
 }

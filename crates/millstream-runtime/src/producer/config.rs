@@ -43,7 +43,8 @@ pub struct ProducerConfig {
     pub on_full: OnFull,
     /// How large a message may be.
     pub limits: Limits,
-    /// How often it is asked whether the topic has more partitions by now; `None` means never. Default: 60 s.
+    /// How often it is asked whether the topic has more partitions by now, and whether it is there: one that was lost with
+    /// the data is restored, and to one that was deleted nothing is sent any more. `None` means never. Default: 60 s.
     pub refresh: Option<Duration>,
     /// Chooses the partition of messages that do not name one. Default: [`ByKey`].
     pub partitioner: Arc<dyn Partitioner>,

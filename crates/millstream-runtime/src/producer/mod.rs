@@ -65,7 +65,9 @@ impl<T> Producer<T> {
     /// # Errors
     /// Of the awaited future: [`ErrorKind::Encode`], [`ErrorKind::TooLarge`], [`ErrorKind::InvalidConfig`] for a
     /// partition that is not there, [`ErrorKind::Backpressure`], [`ErrorKind::Unavailable`],
-    /// [`ErrorKind::Unconfirmed`], [`ErrorKind::WrongType`], [`ErrorKind::Denied`], [`ErrorKind::Closed`].
+    /// [`ErrorKind::Unconfirmed`], [`ErrorKind::WrongType`], [`ErrorKind::Denied`], [`ErrorKind::Closed`];
+    /// [`ErrorKind::Deleted`] once this producer [knows](ProducerConfig::refresh) that its topic was deleted, until it is
+    /// created again.
     pub fn send<'a>(&'a self, value: &'a T) -> Send<'a, T> {
         Send { producer: self, record: Record::new(value) }
     }
@@ -177,13 +179,13 @@ impl<T> Producer<T> {
     /// The message, and its partition: the one it names, or that of its key, or else of `without_key`.
     fn encoded(&self, record: Record<'_, T>, without_key: Option<&[u8]>) -> Result<(TopicPartition, Fields)> {
         let inner = &*self.inner;
+        let count = inner.partitions.open(&inner.topic)?;
         let mut envelope = record.envelope;
         envelope.payload = inner.codec.encode(record.value).map_err(|source| {
             Error::new(ErrorKind::Encode, format!("cannot encode as {}: {source}", inner.codec.name()))
                 .with_source(source)
         })?;
         envelope.check(&inner.config.limits)?;
-        let count = inner.partitions.count();
         let partition = record.partition.unwrap_or_else(|| {
             inner.config.partitioner.partition(envelope.key.as_deref().or(without_key), count)
         });
@@ -262,8 +264,12 @@ impl<T> ProducerBuilder<T> {
         self
     }
 
-    /// How often it is asked whether the topic has more partitions by now, or another bound; `None` means never.
-    /// Default: 60 s.
+    /// How often it is asked whether the topic has more partitions by now, or another bound, or was deleted; `None` means
+    /// never. Default: 60 s.
+    ///
+    /// Once it is known that the topic was deleted, sends fail with [`ErrorKind::Deleted`], and go on when there is a topic
+    /// of that name again. What was sent before that was known has brought its log back. A topic that was lost with the data
+    /// is restored.
     ///
     /// From then on messages are spread over all of them, and a key may go elsewhere than before: its later messages
     /// can then be handled before its earlier ones. Producers notice at different times.
@@ -297,8 +303,8 @@ impl<T> ProducerBuilder<T> {
         let partitions = Partitions::new(count);
         let bound = Bound::new(stored.max_length);
         let growth = self.config.refresh.map(|every| {
-            let (name, bound) = (stored.name.clone(), bound.clone());
-            let growth = Growth::new(self.backend.catalog, name, partitions.clone(), bound);
+            let (known, bound) = (stored.clone(), bound.clone());
+            let growth = Growth::new(self.backend.catalog, known, partitions.clone(), bound);
             AbortOnDropHandle::new(tokio::spawn(growth.run(every, self.observer.clone())))
         });
         let (config, name) = (&self.config, &stored.name);
@@ -321,7 +327,7 @@ impl<T> ProducerBuilder<T> {
 
 /// The stored topic wins over the constant; somebody should know that they differ.
 pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
-    if asked != stored {
+    if asked.clone().with_reborn(stored.reborn) != *stored {
         tracing::warn!(
             topic = %stored.name,
             asked_partitions = asked.partitions,

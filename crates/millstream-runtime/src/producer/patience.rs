@@ -47,7 +47,7 @@ impl Watch {
             self.looks -= 1;
             yield_now().await;
         }
-        pending().await
+        pending::<()>().await;
     }
 }
 

@@ -9,7 +9,7 @@ use millstream_core::catalog::Start;
 use millstream_core::log::Append;
 use millstream_core::policy::{Fixed, Never};
 use millstream_core::{ErrorKind, Outcome, Reason, Topic};
-use millstream_runtime::Delivery;
+use millstream_runtime::{Concurrency, Delivery, Sharing};
 
 #[tokio::test(start_paused = true)]
 async fn messages_are_handled_once_in_order_and_leave_nothing_behind() {
@@ -303,4 +303,34 @@ async fn the_span_that_a_message_was_sent_in_is_told_on_every_attempt() {
     traces.sort();
     let sent = Some((traced.to_owned(), "a=1".to_owned()));
     assert_eq!(traces, [(1, 1, sent.clone()), (1, 2, sent), (2, 1, None), (3, 1, None)]);
+}
+
+/// Nobody else may come by for long, and new groups would get what was handled.
+#[tokio::test(start_paused = true)]
+async fn what_was_settled_last_is_dropped_before_a_partition_is_given_back() {
+    for sharing in [Sharing::Exclusive, Sharing::Shared] {
+        let bench = bench();
+        let mut builder = bench.consumer(NUMBERS, "g").sharing(sharing);
+        if sharing == Sharing::Shared {
+            builder = builder.concurrency(Concurrency::Unordered(2));
+        }
+        let consumer = builder.start(|_: Delivery<u64>| async {}).await.expect("started");
+        let topic = bench.backend.catalog.topic(&partition().topic).await.expect("a topic");
+        let stats = async || {
+            let group = "g".parse().expect("name");
+            bench.backend.catalog.stats(&topic, &group).await.expect("stats").remove(0)
+        };
+        bench.told.wait_for("Assigned").await;
+        // It trims when it begins, and then not for a while.
+        tokio::time::sleep(MS(10)).await;
+        let started = tokio::time::Instant::now();
+        produce(&bench, 10).await;
+        while stats().await.lag != Some(0) || stats().await.pending > 0 {
+            tokio::time::sleep(MS(1)).await;
+        }
+        assert!(started.elapsed() < MS(200), "no sooner than anybody trims");
+        assert_eq!(stats().await.length, 10, "{sharing:?}: trimmed already");
+        consumer.shutdown().await;
+        assert_eq!(stats().await.length, 0, "{sharing:?}: what is settled stays");
+    }
 }

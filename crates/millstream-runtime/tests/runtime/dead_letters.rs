@@ -195,6 +195,18 @@ async fn what_comes_is_handled_at_the_next_look() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_look_without_a_letter_to_handle_is_told() {
+    let grave = Grave::new(3).await;
+    let seen = Seen::default();
+    let consumer = seeing(grave.consumer(), &seen, DeadLetterOutcome::Leave).await;
+    seen.until(3).await;
+    assert_eq!(consumer.report().idle, 0, "it had something to do");
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(consumer.report().idle, 1, "what is left is not to be handled");
+    consumer.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_two_consumers_have_one_letter_however_long_it_takes() {
     let grave = Grave::new(100).await;
     let seen = Seen::default();

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::support::*;
-use millstream_core::{ErrorKind, GroupName, TopicName};
+use millstream_core::catalog::REMEMBERED;
+use millstream_core::{ErrorKind, GroupName, TopicName, TopicSpec};
 use millstream_runtime::{
     Concurrency, Consumer, ConsumerBuilder, ConsumerEvent, ConsumerState, Delivery, Sharing,
 };
@@ -148,4 +149,85 @@ async fn a_topic_that_is_made_anew_is_consumed() {
     sleep(Duration::from_secs(60)).await;
     assert!(consumer.cause().is_none());
     consumer.shutdown().await;
+}
+
+/// With more partitions than the constant says.
+async fn wide(bench: &Bench) -> TopicSpec {
+    let spec = TopicSpec::new(topic(), 4).expect("a topic");
+    bench.backend.catalog.create_topic(&spec).await.expect("created")
+}
+
+/// Whoever worked on the one before is told so, however soon another one has its name, and does not make that one grow.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_has_no_part_in_a_topic_that_is_created_in_the_place_of_its_own() {
+    for mode in MODES {
+        let bench = bench();
+        wide(&bench).await;
+        produce(&bench, 10).await;
+        let (consumer, seen) = start(&bench, mode).await;
+        until(&seen, 10).await;
+        let catalog = &bench.backend.catalog;
+        assert!(catalog.delete_topic(&topic()).await.expect("deleted"));
+        let fewer = TopicSpec::new(topic(), 1).expect("a topic");
+        let created = catalog.create_topic(&fewer).await.expect("created");
+        ends(&bench, consumer, "numbers").await;
+        assert_eq!(catalog.topic(&topic()).await.expect("the new one"), created);
+        assert!(catalog.groups(&topic()).await.expect("groups").is_empty());
+        let roster = bench.backend.members.roster(&topic(), &group()).await.expect("a roster");
+        assert!(roster.members.is_empty(), "{roster:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_producer_is_refused_when_its_topic_was_deleted_until_there_is_another() {
+    let bench = bench();
+    let catalog = &bench.backend.catalog;
+    wide(&bench).await;
+    let producer = bench.producing(NUMBERS).refresh(Duration::from_secs(1)).await.expect("a producer");
+    producer.send(&1).await.expect("sent");
+    assert_eq!(producer.partitions(), 4);
+    assert!(catalog.delete_topic(&topic()).await.expect("deleted"));
+    // For longer than anybody else remembers it.
+    for wait in [Duration::from_secs(2), REMEMBERED, REMEMBERED] {
+        sleep(wait).await;
+        let refused = producer.send(&2).await.expect_err("deleted");
+        assert_eq!(refused.kind(), ErrorKind::Deleted, "{refused}");
+        let delayed = producer.send(&3).delay(MS(1)).await.expect_err("deleted");
+        assert_eq!(delayed.kind(), ErrorKind::Deleted, "{delayed}");
+        assert_eq!(catalog.topic(&topic()).await.expect_err("deleted").kind(), ErrorKind::NotFound);
+    }
+    catalog.create_topic(&TopicSpec::new(topic(), 1).expect("a topic")).await.expect("created");
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(producer.send(&4).await.expect("sent").partition.0, 0);
+    assert_eq!(producer.partitions(), 1);
+}
+
+/// It was deleted and created again between two looks of the producer.
+#[tokio::test(start_paused = true)]
+async fn a_producer_sends_to_the_partitions_of_the_topic_that_is_there() {
+    let bench = bench();
+    let catalog = &bench.backend.catalog;
+    wide(&bench).await;
+    let producer = bench.producing(NUMBERS).refresh(Duration::from_secs(1)).await.expect("a producer");
+    assert_eq!(producer.partitions(), 4);
+    catalog.delete_topic(&topic()).await.expect("deleted");
+    catalog.create_topic(&TopicSpec::new(topic(), 1).expect("a topic")).await.expect("created");
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(producer.partitions(), 1);
+    producer.send(&1).await.expect("sent");
+}
+
+/// The server lost everything: nobody has deleted it, and nobody consumes it who would restore it.
+#[tokio::test(start_paused = true)]
+async fn a_producer_restores_a_topic_that_was_lost() {
+    let bench = bench();
+    let empty = bench.memory.operator().snapshot();
+    wide(&bench).await;
+    let producer = bench.producing(NUMBERS).refresh(Duration::from_secs(1)).await.expect("a producer");
+    let catalog = &bench.backend.catalog;
+    let spec = catalog.topic(&topic()).await.expect("a topic");
+    bench.memory.operator().restore(&empty);
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(catalog.topic(&topic()).await.expect("restored"), spec);
+    producer.send(&1).await.expect("sent");
 }

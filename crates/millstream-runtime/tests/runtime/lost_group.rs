@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::*;
 use millstream_core::policy::Fixed;
 use millstream_core::{ErrorKind, Outcome, Start};
-use millstream_runtime::{ConsumerBuilder, Delivery, RetryOrder};
+use millstream_runtime::{Concurrency, ConsumerBuilder, Delivery, RetryOrder, Sharing};
 use tokio::sync::Semaphore;
 
 /// Handles ten messages whose fourth fails the first time it is handled, after the group was destroyed. All that is
@@ -117,4 +117,36 @@ async fn what_was_stale_because_the_group_was_new_is_handled_again() {
     consumer.shutdown().await;
     let calls = seen.lock().expect("lock").clone();
     assert_eq!(calls_of(&calls, 3), [1, 1], "{calls:?}");
+}
+
+/// Nobody ran when it was destroyed, so nobody knows what it had settled.
+#[tokio::test(start_paused = true)]
+async fn a_known_group_starts_with_the_oldest_entry_wherever_new_ones_start() {
+    let bench = bench();
+    for shared in [false, true] {
+        let group = if shared { "shared" } else { "exclusive" };
+        let seen = Seen::default();
+        let start = async || {
+            let seen = seen.clone();
+            let mut builder = bench.consumer(NUMBERS, group).start_from(Start::Latest);
+            if shared {
+                builder = builder.sharing(Sharing::Shared).concurrency(Concurrency::Unordered(2));
+            }
+            let handler = move |delivery: Delivery<u64>| {
+                note(&seen, &delivery);
+                async {}
+            };
+            builder.start(handler).await.expect("started")
+        };
+        start().await.shutdown().await;
+        let told = bench.told.lines("GroupRestored");
+        produce(&bench, 10).await;
+        assert!(bench.memory.operator().destroy_group(&partition(), &group.parse().expect("name")));
+        let consumer = start().await;
+        until(&seen, 10).await;
+        consumer.shutdown().await;
+        let restored: Vec<_> =
+            bench.told.all().into_iter().filter(|line| line.contains("GroupRestored")).skip(told).collect();
+        assert!(restored.len() == 1 && restored[0].contains("MessageId { ms: 0, seq: 0 }"), "{restored:?}");
+    }
 }

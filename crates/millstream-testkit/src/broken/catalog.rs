@@ -18,7 +18,11 @@ impl Catalog for Broken {
         for group in haunted.into_iter().flatten() {
             self.inner.catalog.create_group(&stored, &group, Start::Earliest).await?;
         }
-        Ok(if self.is(Sabotage::LastTopicWins) { spec.clone() } else { stored })
+        Ok(match self.sabotage {
+            Sabotage::LastTopicWins => spec.clone().with_reborn(stored.reborn),
+            Sabotage::RebornUntold => stored.with_reborn(0),
+            _ => stored,
+        })
     }
 
     async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
@@ -37,6 +41,7 @@ impl Catalog for Broken {
             Err(error) if error.kind() == ErrorKind::NotFound && self.is(Sabotage::UnknownTopicInvented) => {
                 TopicSpec::new(name.clone(), 1)
             }
+            Ok(stored) if self.is(Sabotage::RebornUntold) => Ok(stored.with_reborn(0)),
             other => other,
         }
     }
@@ -172,6 +177,10 @@ impl Catalog for Broken {
         let start = match self.sabotage {
             Sabotage::StartAlwaysLatest => Start::Latest,
             Sabotage::StartAlwaysEarliest => Start::Earliest,
+            Sabotage::BeyondTheEndIsTheBeginning => match topic.iter().next() {
+                Some(tp) => self.not_beyond(&tp, start).await?,
+                None => start,
+            },
             _ => start,
         };
         let mut created = self.inner.catalog.create_group(topic, group, start).await?;

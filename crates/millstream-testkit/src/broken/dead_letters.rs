@@ -100,6 +100,11 @@ impl DeadLetters for Broken {
                 inner.claim(topic_partition, group, &ids, &claim).await?;
                 return inner.settle(topic_partition, group, Some(&claim.by), &deeds).await;
             }
+            Sabotage::LeftIsAnybodys if by.is_some() => {
+                let mut settled = inner.settle(topic_partition, group, by, &deeds).await?;
+                settled.extend(inner.settle(topic_partition, group, None, &deeds).await?);
+                return Ok(settled);
+            }
             Sabotage::EditForgotten => {
                 for (_, deed) in &mut deeds {
                     if let Deed::ReplayAs(_) = deed {

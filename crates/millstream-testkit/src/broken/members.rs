@@ -40,6 +40,7 @@ impl Members for Broken {
             }
             Sabotage::JoiningIgnored => joining = false,
             Sabotage::OldIncarnationAccepted => joining = true,
+            Sabotage::RebornUnchecked => told.reborn = None,
             Sabotage::DroppedForGood | Sabotage::AwayMemberPrunes if first.0 == *member => {
                 self.look_for(topic, group, member).await?;
             }

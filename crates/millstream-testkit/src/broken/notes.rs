@@ -48,6 +48,7 @@ impl Broken {
         match (self.sabotage, start) {
             (Sabotage::SeekForgotten, _) => return Ok(()),
             (Sabotage::SeekIgnoresTime, Start::At(_)) => to = Start::Earliest,
+            (Sabotage::BeyondTheEndIsTheBeginning, start) => to = self.not_beyond(tp, start).await?,
             (Sabotage::SeekLeavesPending, _) => self.leave_pending(&lease).await?,
             (Sabotage::SeekDropsRetries, _) => {
                 self.memo().without_retries.insert((tp.clone(), group.clone()));
@@ -60,6 +61,13 @@ impl Broken {
             }
             other => other,
         }
+    }
+
+    /// A start, or the beginning where nothing of the log is above it.
+    pub(super) async fn not_beyond(&self, tp: &TopicPartition, start: Start) -> Result<Start> {
+        let placed = matches!(start, Start::After(_) | Start::At(_));
+        let beyond = placed && self.inner.catalog.count(tp, start, None, 1).await? == 0;
+        Ok(if beyond { Start::Earliest } else { start })
     }
 
     /// Keeps what is pending, to be handed out once more.

@@ -131,6 +131,8 @@ sabotages! {
     FenceIgnoredOnSeek,
     /// Every time is the beginning.
     SeekIgnoresTime,
+    /// A place beyond the end of a log is its beginning.
+    BeyondTheEndIsTheBeginning,
     /// What was pending before a seek is handed out after it.
     SeekLeavesPending,
     /// A seek takes what comes back to the group along.
@@ -237,6 +239,8 @@ sabotages! {
     LeftForgotten,
     /// What was left for later is claimed by nobody, whatever he says.
     LeftForGood,
+    /// What was left for later is settled by whoever comes, also who lost it before.
+    LeftIsAnybodys,
     /// Who has not claimed a letter can leave it for later.
     LeaveUnchecked,
     /// A letter is replayed as it was, whatever it is to be.
@@ -309,6 +313,10 @@ sabotages! {
     RestoreUndeletes,
     /// What was deleted is restored never again, whoever has created it since.
     DeletedForEver,
+    /// A topic that is created again is taken for the one before.
+    RebornUntold,
+    /// Who worked on a topic that was deleted goes on with the next of its name.
+    RebornUnchecked,
     /// A topic that was lost is said to be restored.
     RestoreForgotten,
     /// A restored group is always said to have been missing.

@@ -28,6 +28,7 @@ suite!("catalog":
     a_group_can_start_with_what_comes_next,
     a_group_can_start_above_an_id,
     a_group_can_start_at_a_time,
+    a_group_that_starts_beyond_the_end_reads_what_comes,
     creating_a_group_tells_whether_it_is_new,
     creating_a_group_again_leaves_it_where_it_is,
     a_group_grows_with_its_topic,
@@ -143,6 +144,25 @@ async fn a_group_can_start_at_a_time(h: Harness) -> Verdict {
     Ok(())
 }
 
+async fn a_group_that_starts_beyond_the_end_reads_what_comes(h: Harness) -> Verdict {
+    let far: [fn(&[MessageId]) -> Start; 4] = [
+        |_| Start::At(u64::MAX),
+        |ids| Start::At(ids[2].ms + 3_600_000),
+        |_| Start::After(MessageId::MAX),
+        |ids| Start::After(ids[2].next()),
+    ];
+    for start in far {
+        equal!(read_from(&h, start).await?, [3, 4], "entries read from beyond the end");
+    }
+    let (topic, group) = (h.topic(1).await?, GroupName::new("group")?);
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    h.backend.catalog.create_group(&topic, &group, Start::At(u64::MAX)).await?;
+    let appended = h.append_n(&tp, 2).await?;
+    let mut owner = h.own(&tp, &group, LONG).await?;
+    equal!(ids(&owner.take(2).await?), appended, "entries of a log that was empty");
+    Ok(())
+}
+
 async fn creating_a_group_tells_whether_it_is_new(h: Harness) -> Verdict {
     let topic = h.topic(2).await?;
     for group in ["first", "second"] {
@@ -181,9 +201,14 @@ async fn a_group_grows_with_its_topic(h: Harness) -> Verdict {
     let group = GroupName::new("group")?;
     let smaller = TopicSpec::new(topic.name.clone(), 2)?;
     h.backend.catalog.create_group(&smaller, &group, Start::Earliest).await?;
-    let grown = h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+    // Also where it was lost: what it has not settled is not to be skipped, wherever new groups start.
+    let tp = TopicPartition::new(topic.name.clone(), 3);
+    let appended = h.append_n(&tp, 2).await?;
+    let grown = h.backend.catalog.create_group(&topic, &group, Start::Latest).await?;
     ensure!(!grown.new, "a group of a topic that has grown is said to be new");
     equal!(grown.partitions, [Partition(2), Partition(3)], "where it was created");
+    let mut owner = h.own(&tp, &group, LONG).await?;
+    equal!(ids(&owner.take(2).await?), appended, "what it reads where it was missing");
     Ok(())
 }
 

@@ -10,7 +10,8 @@ const SHORT: Topic<u64> = Topic::new("short").partitions(1).retention(Retention:
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_lost_and_who_keeps_what_are_counted() {
-    let scene = Scene::at(&shared_url()).await;
+    let redis = Redis::start();
+    let scene = Scene::at(&redis.url()).await;
     let backend = scene.mq.backend();
     let short = backend.catalog.create_topic(&SHORT.spec().expect("a topic")).await.expect("created");
     let kept = backend.catalog.create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
@@ -21,8 +22,14 @@ async fn what_is_lost_and_who_keeps_what_are_counted() {
             .await
             .expect("created");
     }
+    let handled = Arc::new(AtomicU64::new(0));
+    let count = handled.clone();
+    let count = move |_: Delivery<u64>| {
+        count.fetch_add(1, Ordering::Relaxed);
+        async {}
+    };
     let consumers = [
-        scene.mq.consumer(SHORT, "billing").start(async |_: Delivery<u64>| {}).await.expect("started"),
+        scene.mq.consumer(SHORT, "billing").start(count).await.expect("started"),
         scene.mq.consumer(ORDERS, "billing").start(async |_: Delivery<u64>| {}).await.expect("started"),
     ];
     let (to_short, to_kept) =
@@ -30,6 +37,11 @@ async fn what_is_lost_and_who_keeps_what_are_counted() {
     for number in 0..200 {
         to_short.send(&number).await.expect("sent");
         to_kept.send(&number).partition(1).await.expect("sent");
+        if number % 40 == 39 {
+            // Who reads shall not be overtaken by what is dropped.
+            let all = async || handled.load(Ordering::Relaxed) == number + 1;
+            eventually(all, "it is handled").await;
+        }
     }
     let lost = |scrape: &Scrape, group: &str| {
         scrape.sum("millstream_lost_total", &[("topic", "short"), ("group", group)]).unwrap_or_default()
@@ -47,11 +59,16 @@ async fn what_is_lost_and_who_keeps_what_are_counted() {
         metrics.serve(backend, ServerConfig::default().address(([127, 0, 0, 1], 0))).await.expect("served");
     let pinned = async |group: &str| {
         let answer = get(again.address(), "/metrics").await.expect("an answer");
-        Scrape::parse(&answer.body).sum("millstream_pinned_entries", &[("topic", "orders"), ("group", group)])
+        let scrape = Scrape::parse(&answer.body);
+        ["millstream_pinned_entries", "millstream_pinned_bytes"]
+            .map(|name| scrape.sum(name, &[("topic", "orders"), ("group", group)]).unwrap_or_default())
     };
-    eventually(async || pinned("audit").await == Some(200.0), "the group that nobody reads for is told")
-        .await;
-    assert_eq!(pinned("billing").await, Some(0.0));
+    eventually(async || pinned("audit").await[0] == 200.0, "the group that nobody reads for is told").await;
+    assert_eq!(pinned("billing").await, [0.0, 0.0]);
+    let log = scene.keys.log(&TopicPartition::new("orders".parse().expect("name"), 1));
+    let takes = redis.cli(&["MEMORY", "USAGE", log.as_str(), "SAMPLES", "0"]);
+    let (bytes, takes) = (pinned("audit").await[1], takes.parse::<f64>().expect("bytes"));
+    assert!(bytes > takes / 2.0 && bytes < takes * 2.0, "{bytes}, and the log takes {takes}");
     again.shutdown().await;
     for consumer in consumers {
         consumer.shutdown().await;

@@ -15,10 +15,15 @@ const LEAST_PAYLOAD: u32 = 8;
 
 /// Measures throughput, latency, CPU and traffic of Millstream.
 ///
-/// Without --url a private redis-server is started for it and is gone afterwards.
+/// Unless --url stands on the command line a private redis-server is started for it and is gone afterwards, whatever
+/// `MILLSTREAM_URL` or a file of settings says.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Bench {
+    /// A server to measure on. Default: a private redis-server
+    // In front of the global one, which has another default. It comes with each of the commands.
+    #[arg(long, global = true, value_name = "URL")]
+    pub(super) url: Option<String>,
     #[command(subcommand)]
     pub(super) what: What,
 }
@@ -61,8 +66,9 @@ pub(super) enum What {
 #[derive(Args, Clone, Debug)]
 pub(super) struct General {
     /// A server to measure on. It should be idle: what others ask of it is counted as ours. All keys begin with
-    /// `millstream-bench-…:` and are deleted afterwards. Default: a private redis-server.
-    #[arg(long, env = "MILLSTREAM_URL", hide_env_values = true)]
+    /// `millstream-bench-…:` and are deleted afterwards. Default: a private redis-server, whatever `MILLSTREAM_URL` or a
+    /// file of settings says.
+    #[arg(long)]
     pub(super) url: Option<String>,
     /// How the private server writes its append-only file.
     #[arg(long, value_enum, default_value_t = Aof::No, conflicts_with = "url")]
@@ -114,6 +120,24 @@ impl Aof {
             Self::Everysec => "everysec",
             Self::Always => "always",
         }
+    }
+}
+
+impl What {
+    /// Where it is measured; `None` of what is told that otherwise.
+    pub(super) fn general_mut(&mut self) -> Option<&mut General> {
+        Some(match self {
+            Self::Suite(it) => &mut it.general,
+            Self::Produce(it) => &mut it.common.general,
+            Self::Consume(it) => &mut it.common.general,
+            Self::E2e(it) => &mut it.common.general,
+            Self::Delay(it) => &mut it.common.general,
+            Self::Retry(it) => &mut it.common.general,
+            Self::Takeover(it) => &mut it.common.general,
+            Self::Idle(it) => &mut it.common.general,
+            Self::Memory(it) => &mut it.common.general,
+            Self::Victim(_) => return None,
+        })
     }
 }
 

@@ -4,15 +4,16 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use millstream::DeadLetter;
-use millstream::admin::{Imported, from_line, to_line};
+use millstream::admin::{Imported, from_line};
 use serde::Serialize;
 
 use super::select::{Wanted, open};
 use crate::commands::DryRun;
 use crate::commands::group::Of;
+use crate::commands::message::plain;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
@@ -33,9 +34,12 @@ pub(super) struct Export {
     /// The most letters, oldest first
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
-    /// The file to write. Default: stdout
+    /// The file to write, which must not be there. Default: stdout
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Also over a file that is there
+    #[arg(long, requires = "output")]
+    force: bool,
 }
 
 /// Puts exported letters back among the dead letters
@@ -79,16 +83,28 @@ impl Export {
         let mut walk = queue.walk(&filter, self.limit).await?;
         let mut file = match &self.output {
             Some(path) => {
-                let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-                Some((path, BufWriter::new(file)))
+                let mut options = File::options();
+                options.write(true);
+                let file = match self.force {
+                    true => options.create(true).truncate(true).open(path),
+                    false => options.create_new(true).open(path),
+                };
+                if file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
+                    bail!("{} is there already: --force writes over it", path.display());
+                }
+                Some((
+                    path,
+                    BufWriter::new(file.with_context(|| format!("cannot write {}", path.display()))?),
+                ))
             }
             None => None,
         };
         let mut exported = 0;
         while !walk.is_done() {
             let mut lines = String::new();
-            for letter in walk.run_once(PAGE).await? {
-                lines += &to_line(&letter)?;
+            for line in queue.export(&mut walk, PAGE).await? {
+                // The same letter for whoever reads it, and nothing for a terminal.
+                lines += &plain::json(&line);
                 lines.push('\n');
                 exported += 1;
             }
@@ -132,6 +148,11 @@ impl Import {
             let (letters, problem) = page(&mut *reader, &mut number, &name);
             let end = letters.is_empty();
             if self.dry.dry_run {
+                // As far as an import would come with them.
+                if let Err(error) = queue.check(&letters) {
+                    failed = Err(anyhow::Error::from(error).context(format!("{name}, up to line {number}")));
+                    break;
+                }
                 put.put += letters.len() as u64;
             } else {
                 match queue.import(&letters, self.again).await {

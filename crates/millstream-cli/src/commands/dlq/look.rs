@@ -119,6 +119,28 @@ pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> St
     output::table(&titles, letters.into_iter().map(row))
 }
 
+/// The titles of [`line`]s.
+pub(super) const TITLES: &str =
+    "died                      part  id                    reason       attempts  then    error; payload\n";
+
+/// A letter as it comes, in one line, with what becomes of it. Widths are fixed, since what comes later is not known.
+pub(super) fn line(letter: &DeadLetter, then: &str) -> String {
+    let payload = match Body::of(&letter.body) {
+        Body::Message(envelope) => plain::short(&envelope.payload),
+        Body::Malformed(why, fields) => {
+            format!("no message: {}: {}", plain::line(why.as_bytes()), plain::cut(&json::fields(&fields)))
+        }
+    };
+    let (died, partition, id) =
+        (human::time(letter.id.ms), letter.topic_partition.partition.0, letter.id.to_string());
+    let reason = plain::line(letter.reason.as_str().as_bytes());
+    let error = plain::cut(&plain::line(letter.error.as_bytes()));
+    let attempts = letter.attempts;
+    format!(
+        "{died:<24}  {partition:>4}  {id:<20}  {reason:<11}  {attempts:>8}  {then:<6}  {error}; {payload}"
+    )
+}
+
 #[derive(Serialize)]
 struct Page<'a> {
     letters: Vec<Shown<'a>>,
@@ -174,7 +196,7 @@ impl Show {
 }
 
 /// All that is known of a letter, for people.
-fn story(letter: &DeadLetter) -> String {
+pub(super) fn story(letter: &DeadLetter) -> String {
     let mut pairs = vec![
         ("letter", letter.id.to_string()),
         ("topic", letter.topic_partition.topic.to_string()),

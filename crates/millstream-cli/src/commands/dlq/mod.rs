@@ -1,5 +1,6 @@
 //! `millstream dlq`: what a group has given up.
 
+mod consume;
 mod edit;
 mod file;
 mod look;
@@ -13,7 +14,7 @@ use clap::{Args, Subcommand};
 use crate::context::Context;
 use crate::exit::Exit;
 
-/// Dead letters: list, show, count, export, import, replay, purge
+/// Dead letters: list, show, count, consume, export, import, replay, purge
 ///
 /// What a group has given up stays in its dead letters until somebody replays or purges it. All this can be done while
 /// consumers run, and by several people at once: each letter is replayed once.
@@ -21,6 +22,7 @@ use crate::exit::Exit;
 #[command(after_help = "Examples:
   millstream dlq list orders billing --reason exhausted
   millstream dlq replay orders billing --error timeout --rate 50
+  millstream dlq consume orders billing --then ask
   millstream dlq export orders billing > letters.jsonl")]
 pub(crate) struct Dlq {
     #[command(subcommand)]
@@ -32,6 +34,7 @@ enum What {
     List(look::List),
     Show(look::Show),
     Count(look::Count),
+    Consume(consume::Consume),
     Export(file::Export),
     Import(file::Import),
     Replay(replay::Replay),
@@ -44,6 +47,7 @@ impl Dlq {
             What::List(it) => it.run(cx).await,
             What::Show(it) => it.run(cx).await,
             What::Count(it) => it.run(cx).await,
+            What::Consume(it) => it.run(cx).await,
             What::Export(it) => it.run(cx).await,
             What::Import(it) => it.run(cx).await,
             What::Replay(it) => it.run(cx).await,

@@ -102,7 +102,8 @@ const AGAIN: Duration = Duration::from_millis(250);
 
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
-    if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("a rate is more than 0".to_owned()) }
+    let makes_sense = rate.is_finite() && rate >= 1.0 / 86_400.0;
+    if makes_sense { Ok(rate) } else { Err("a rate is at least one a day, 0.0000116".to_owned()) }
 }
 
 impl Replay {
@@ -114,6 +115,19 @@ impl Replay {
             None => format!("group {}", self.chosen.of.group),
             Some(topic) => format!("topic {topic}"),
         };
+        let mut settings = Settings {
+            to: match &self.to_topic {
+                None => ReplayTo::Group,
+                Some(topic) => {
+                    ReplayTo::Topic { topic: topic.clone(), partition: self.to_partition.map(Partition) }
+                }
+            },
+            rate: self.rate,
+            limit: self.chosen.limit,
+            ..Settings::default()
+        };
+        // Looks whether it can be done, and does nothing.
+        drop(queue.replayer(&filter, settings.clone()).await?);
         if self.dry.dry_run {
             let mut outcome = Outcome::of(&Replayed { replayed: survey.matched, ..Replayed::default() });
             (outcome.dry_run, outcome.sample) = (true, survey.sample.iter().map(Shown).collect());
@@ -125,20 +139,10 @@ impl Replay {
         }
         // What is asked about is what is done: not what dies while somebody reads the question, or edits.
         filter.up_to = Some(survey.ends.clone());
-        let edit = self.changes(&survey.sample, survey.matched)?;
+        settings.edit = self.changes(&survey.sample, survey.matched)?;
         if survey.matched > 0 && !self.chosen.is_named() {
             cx.confirm(&format!("Replay {letters} to {to}?"))?;
         }
-        let settings = Settings {
-            to: match self.to_topic {
-                None => ReplayTo::Group,
-                Some(topic) => ReplayTo::Topic { topic, partition: self.to_partition.map(Partition) },
-            },
-            edit,
-            rate: self.rate,
-            limit: self.chosen.limit,
-            ..Settings::default()
-        };
         let mut replayer = queue.replayer(&filter, settings).await?;
         let ended = steps(cx, &mut replayer).await;
         let outcome = Outcome::of(replayer.replayed());

@@ -1,12 +1,14 @@
 //! `group create` and `group delete`.
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Args;
+use millstream::ErrorKind;
 use millstream::admin::InUse;
 use serde::Serialize;
 
 use super::Of;
 use crate::commands::DryRun;
+use crate::commands::told::{Failed, Told};
 use crate::commands::view::GroupView;
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
@@ -106,17 +108,24 @@ struct Deleted {
     dry_run: bool,
     /// Somebody lives in it: it is refused unless it is forced.
     in_use: bool,
-    /// What goes with it, or went.
+    #[serde(skip)]
+    named: String,
+    /// What goes with it, or went; or why that cannot be counted.
     #[serde(flatten)]
-    group: GroupView,
+    group: Told<GroupView>,
 }
 
 impl Deleted {
     fn text(&self) -> String {
-        let GroupView { group, pending, retrying, dead, .. } = &self.group;
+        let (group, topic) = (&self.named, &self.topic);
+        let GroupView { pending, retrying, dead, .. } = match &self.group {
+            Told::As(group) => group,
+            Told::Not(failed) => {
+                return format!("group {group} of topic {topic}: could not be counted: {}", failed.error);
+            }
+        };
         format!(
-            "group {group} of topic {} with {} pending, {} parked for a retry, {}",
-            self.topic,
+            "group {group} of topic {topic} with {} pending, {} parked for a retry, {}",
             human::count(*pending),
             human::count(*retrying),
             human::of(*dead, "dead letter", "dead letters"),
@@ -128,17 +137,27 @@ impl Delete {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let Of { topic, group } = &self.of;
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
-        self.of.known(cx).await?;
-        let stats = admin.stats(topic).await?;
-        let gone = || format!("group {group} of topic {topic} was deleted just now");
-        let stats = stats.groups.iter().find(|it| it.group == *group).with_context(gone)?;
-        let in_use = stats.members + stats.owned > 0;
+        let looked = match admin.group_stats(topic, group).await {
+            Ok(stats) => admin.waiting(topic).await.map(|waiting| (stats, waiting.overdue)),
+            Err(error) => Err(error),
+        };
+        let (in_use, counted) = match looked {
+            Ok((stats, overdue)) => {
+                (stats.members + stats.owned > 0, Told::As(GroupView::of(&stats, overdue)))
+            }
+            // What cannot be counted can be deleted.
+            Err(error) if error.kind() == ErrorKind::WrongType || error.kind() == ErrorKind::Protocol => {
+                (false, Told::Not(Failed::group(group, &error)))
+            }
+            Err(error) => return Err(error.into()),
+        };
         let mut view = Deleted {
             topic: topic.to_string(),
             deleted: false,
             dry_run,
             in_use,
-            group: GroupView::of(stats),
+            group: counted,
+            named: group.to_string(),
         };
         if dry_run {
             let refused = if in_use && !self.force { "it is in use, and needs --force. " } else { "" };

@@ -16,7 +16,7 @@ use crate::{human, output, parse};
 
 /// Which group keeps most from being dropped, of every partition
 ///
-/// `entries` are those that stay for this group alone, counted up to 10,000; `idle` is how long ago it asked for entries last.
+/// `entries` are those that stay for this group alone: of a part of the log counted up to 10,000 (`>= 10,000`, in JSON `exact` is `false`), of all of it its length; `idle` is how long ago it asked for entries last.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group pins orders
@@ -26,16 +26,15 @@ pub(super) struct Pins {
     topic: TopicName,
 }
 
-/// Entries of a partition are counted up to so many.
-const LIMIT: u64 = 10_000;
-
 #[derive(Debug, Serialize)]
 struct PinView {
     partition: u32,
     group: String,
-    /// The oldest id that has to stay for it.
+    /// The oldest entry that has to stay for it.
     watermark: String,
     entries: u64,
+    /// Whether there are no more than these.
+    exact: bool,
     bytes: u64,
     /// `null` if it never asked.
     idle_ms: Option<u64>,
@@ -47,7 +46,7 @@ impl PinView {
             self.partition.to_string(),
             self.group.clone(),
             self.watermark.clone(),
-            human::at_least(Some(self.entries).filter(|entries| *entries < LIMIT), self.entries),
+            human::at_least(self.exact.then_some(self.entries), self.entries),
             human::bytes(self.bytes),
             self.idle_ms
                 .map_or_else(|| "never read".to_owned(), |ms| human::duration(Duration::from_millis(ms))),
@@ -65,6 +64,7 @@ impl Pins {
                 group: pin.group.to_string(),
                 watermark: pin.watermark.to_string(),
                 entries: pin.entries,
+                exact: pin.exact,
                 bytes: pin.bytes,
                 idle_ms: pin.idle.map(ms),
             })

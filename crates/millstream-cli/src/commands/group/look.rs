@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Args;
-use millstream::admin::{GroupStats, OwnedPartition};
+use millstream::admin::OwnedPartition;
 use millstream::{PartitionStats, TopicName};
 use serde::Serialize;
 
 use super::Of;
+use crate::commands::told::{Failed, Told};
 use crate::commands::view::{GroupView, ms};
 use crate::context::Context;
 use crate::exit::Exit;
@@ -26,10 +27,20 @@ pub(super) struct List {
 
 impl List {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let stats = cx.admin().stats(&self.topic).await?;
-        let groups: Vec<_> = stats.groups.iter().map(GroupView::of).collect();
-        cx.output.show(&groups, |groups| GroupView::table(groups))?;
-        Ok(Exit::Done)
+        let survey = cx.admin().survey(&self.topic).await?;
+        let (overdue, delayed) = match survey.delayed {
+            Ok(delayed) => (delayed.overdue, None),
+            Err(error) => (0, Some(Failed::topic(&self.topic, &error))),
+        };
+        let groups = survey.groups.iter().map(|(group, stats)| match stats {
+            Ok(stats) => Told::As(GroupView::of(stats, overdue)),
+            Err(error) => Told::Not(Failed::group(group, error)),
+        });
+        let groups: Vec<_> = groups.collect();
+        cx.output.show(&groups, |groups| {
+            output::table(&GroupView::TITLES, Told::known(groups).map(GroupView::row))
+        })?;
+        Failed::end(cx, delayed.iter().chain(Told::failed(&groups)))
     }
 }
 
@@ -88,7 +99,7 @@ impl PartitionView {
     fn row(&self) -> [String; 9] {
         [
             self.partition.to_string(),
-            self.owner.clone().unwrap_or_else(|| "-".to_owned()),
+            human::or_none(self.owner.as_deref(), human::member),
             self.position.clone().unwrap_or_else(|| "missing".to_owned()),
             human::count(self.entries),
             human::at_least(self.lag, self.lag_at_least),
@@ -103,14 +114,12 @@ impl PartitionView {
 impl Describe {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let Of { topic, group } = &self.of;
-        self.of.known(cx).await?;
-        let stats = cx.admin().stats(topic).await?;
+        let stats = cx.admin().group_stats(topic, group).await?;
+        let overdue = cx.admin().waiting(topic).await?.overdue;
         let owned = cx.admin().owners(topic, group).await?.partitions;
-        let gone = || format!("group {group} of topic {topic} was deleted just now");
-        let stats: &GroupStats = stats.groups.iter().find(|it| it.group == *group).with_context(gone)?;
         let view = View {
             topic: topic.to_string(),
-            totals: GroupView::of(stats),
+            totals: GroupView::of(&stats, overdue),
             partitions: stats.partitions.iter().map(|it| PartitionView::of(it, &owned)).collect(),
         };
         cx.output.show(&view, |view| {

@@ -6,12 +6,12 @@ mod look;
 mod pause;
 mod reset;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::{Args, Subcommand};
 use millstream::{GroupName, TopicName};
 
 use crate::context::Context;
-use crate::exit::Exit;
+use crate::exit::{Exit, not_found};
 
 /// Consumer groups: list, look, create, move, pause, delete
 #[derive(Args, Debug)]
@@ -69,6 +69,6 @@ impl Of {
         if cx.admin().groups(topic).await?.contains(group) {
             return Ok(());
         }
-        bail!("group {group} of topic {topic} does not exist");
+        Err(not_found(format!("group {group} of topic {topic} does not exist")))
     }
 }

@@ -11,6 +11,7 @@ use clap::Args;
 use millstream::Envelope;
 use millstream::delay::Due;
 
+use crate::context::local_ms;
 use crate::exit::Usage;
 use crate::parse::{self, When};
 
@@ -18,10 +19,10 @@ use crate::parse::{self, When};
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct DueArgs {
     /// Due so long from now, by the server's clock: `30s`, `2h`
-    #[arg(long, value_name = "TIME", value_parser = parse::duration, conflicts_with = "at")]
+    #[arg(long, value_name = "TIME", value_parser = delay, conflicts_with = "at")]
     pub(crate) delay: Option<Duration>,
-    /// Due at this time, by the server's clock: `2026-01-31T12:00:00Z`, or `in 5m`
-    #[arg(long, value_name = "WHEN", value_parser = parse::when)]
+    /// Due at this time, by the server's clock: `2026-01-31T12:00:00Z`, `2026-01-31`, or `in 5m`
+    #[arg(long, value_name = "WHEN", value_parser = at)]
     pub(crate) at: Option<When>,
 }
 
@@ -30,6 +31,30 @@ impl DueArgs {
     pub(crate) fn due(&self) -> Option<Due> {
         self.delay.map(Due::In).or_else(|| self.at.map(due_at))
     }
+}
+
+/// So long from now: at most what can be kept.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn delay(text: &str) -> Result<Duration, String> {
+    let delay = parse::duration(text)?;
+    if delay > Due::FAR { Err(too_far(text)) } else { Ok(delay) }
+}
+
+/// When something is due: at most what can be kept.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn at(text: &str) -> Result<When, String> {
+    let when = parse::when(text)?;
+    let now = local_ms().map_err(|error| error.to_string())?;
+    let far = u64::try_from(Due::FAR.as_millis()).unwrap_or(u64::MAX);
+    if when.at(now).saturating_sub(now) > far { Err(too_far(text)) } else { Ok(when) }
+}
+
+fn too_far(text: &str) -> String {
+    format!("{text:?} is more than 100 years from now")
 }
 
 /// What is past is due at once.

@@ -1,5 +1,6 @@
 //! `millstream produce`: messages from a file or a pipe into a topic.
 
+mod field;
 mod input;
 mod parse;
 mod progress;
@@ -19,7 +20,7 @@ use serde::Serialize;
 use super::DryRun;
 use super::message::content::{self, DueArgs};
 use crate::context::{self, Context};
-use crate::exit::{Exit, Interrupted, Usage};
+use crate::exit::{Exit, Interrupted, Usage, not_found};
 use crate::global::Global;
 use crate::human;
 use crate::output::Output;
@@ -42,14 +43,15 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// stands. Bytes: `payload_base64`, `key_base64`, and `{"base64": "…"}` as the value of a header. What `tail --format json`
 /// prints can be sent again. What a line says goes before options.
 ///
-/// A line that cannot be sent is named on stderr, the others are sent, and it ends with exit code 1 (--skip-bad: with 0).
+/// A line that cannot be sent is named on stderr (the first ten of them), the others are sent, and it ends with exit code 1
+/// (--skip-bad: with 0).
 /// Messages go in the order of lines, and no more is read than can be sent. If the server cannot take them any more, it
 /// stops, and says with which line to go on.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream produce orders --key-field customer < orders.ndjson
   echo 'hello' | millstream produce orders --key eu --header source=shell
-  millstream tail orders --from earliest --format json | millstream produce copies --format json --create
+  millstream tail orders --from earliest --format json | millstream produce copies --format json --create --ignore-partition
   millstream produce reminders --format raw --delay 2h --id trial-ends:42 reminder.json")]
 pub(crate) struct Produce {
     /// The topic
@@ -62,9 +64,19 @@ pub(crate) struct Produce {
     /// The key of every message
     #[arg(long, conflicts_with = "key_field")]
     key: Option<String>,
-    /// The key is in this field of the payload, which is a JSON object
+    /// The key is in this field of the payload, which is a JSON object: `customer`, `customer.id`, or `/customer/id`
     #[arg(long, value_name = "NAME")]
     key_field: Option<String>,
+    /// What of a message whose field for the key is not there, or null: `fail` (it is not sent), or `none` (it has no key)
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        requires = "key_field",
+        value_name = "none|fail"
+    )]
+    missing_key: MissingKey,
     /// A header of every message; several may be given
     #[arg(long, value_name = "NAME=VALUE", value_parser = content::header)]
     header: Vec<(String, Bytes)>,
@@ -112,6 +124,14 @@ enum Format {
     Raw,
 }
 
+/// What of a message that has no key where it should be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum MissingKey {
+    #[default]
+    Fail,
+    None,
+}
+
 /// What was done.
 #[derive(Debug, Default, Serialize)]
 struct Summary {
@@ -147,8 +167,10 @@ impl Produce {
         let mut sender = Sender::new(&self, producer);
         let ended = self.pump(&mut input, &mut sender, &progress).await;
         progress.finish();
-        let summary = sender.finish();
-        output.show(&summary, Summary::text)?;
+        let summary = sender.finish(&progress);
+        // Where they are a failure, the error tells how many.
+        let counts_bad = self.skip_bad || !matches!(ended, Ok(Ended::Whole));
+        output.show(&summary, |it| it.text(counts_bad))?;
         match ended? {
             Ended::Interrupted(why) => {
                 output.note(&why);
@@ -253,7 +275,8 @@ impl Produce {
                 cx.admin().create_topic(&TopicSpec::new(self.topic.clone(), self.partitions)?).await?
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                bail!("topic {} does not exist; --create creates it", self.topic)
+                let why = format!("topic {} does not exist; --create creates it", self.topic);
+                return Err(not_found(why));
             }
             other => other?,
         };
@@ -265,7 +288,7 @@ impl Produce {
 }
 
 impl Summary {
-    fn text(&self) -> String {
+    fn text(&self, counts_bad: bool) -> String {
         let verb = if self.dry_run { "would send" } else { "sent" };
         let mut text = format!(
             "{verb} {} ({}) to {} in {}",
@@ -280,7 +303,7 @@ impl Summary {
         if self.kept > 0 {
             text += &format!("; {} not sent, since one waits under the same id", human::count(self.kept));
         }
-        if self.bad > 0 {
+        if self.bad > 0 && counts_bad {
             text += &format!("; {} could not be sent", human::of(self.bad, "line", "lines"));
         }
         text
@@ -321,6 +344,7 @@ mod tests {
         let summary = Summary { topic: "orders".into(), sent: 2, kept: 1, bad: 3, ..Summary::default() };
         let text = "sent 2 messages (0 B) to orders in 0 ms; 1 not sent, since one waits under the same id; \
                     3 lines could not be sent";
-        assert_eq!(summary.text(), text);
+        assert_eq!(summary.text(true), text);
+        assert!(!summary.text(false).contains("3 lines"), "the error says it");
     }
 }

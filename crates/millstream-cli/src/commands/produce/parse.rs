@@ -4,9 +4,9 @@ use bytes::Bytes;
 use millstream::delay::{Due, ScheduleId};
 use millstream::{Envelope, Limits};
 
-use super::{Format, Produce};
+use super::field::Field;
+use super::{Format, MissingKey, Produce};
 use crate::commands::message::{content, json};
-use crate::parse;
 
 /// A message that is ready to be sent.
 #[derive(Debug)]
@@ -26,7 +26,8 @@ pub(super) struct Outgoing {
 pub(super) struct Parser {
     format: Format,
     key: Option<Bytes>,
-    key_field: Option<String>,
+    key_field: Option<Field>,
+    missing_key: MissingKey,
     headers: Vec<(String, Bytes)>,
     partition: Option<u32>,
     ignore_partition: bool,
@@ -39,7 +40,8 @@ impl Parser {
         Self {
             format: options.format,
             key: options.key.clone().map(Bytes::from),
-            key_field: options.key_field.clone(),
+            key_field: options.key_field.as_deref().map(Field::new),
+            missing_key: options.missing_key,
             headers: options.header.clone(),
             partition: options.partition,
             ignore_partition: options.ignore_partition,
@@ -62,8 +64,8 @@ impl Parser {
                 let read = json::read(&line)?;
                 let due = match (read.delay, read.at) {
                     (Some(_), Some(_)) => return Err("both delay and at".into()),
-                    (Some(delay), None) => Some(Due::In(parse::duration(&delay)?)),
-                    (None, Some(at)) => Some(content::due_at(parse::when(&at)?)),
+                    (Some(delay), None) => Some(Due::In(content::delay(&delay)?)),
+                    (None, Some(at)) => Some(content::due_at(content::at(&at)?)),
                     (None, None) => None,
                 };
                 let partition = read.partition.filter(|_| !self.ignore_partition);
@@ -78,7 +80,11 @@ impl Parser {
     fn complete(&self, message: &mut Outgoing) -> Result<(), String> {
         if message.envelope.key.is_none() {
             message.envelope.key = match &self.key_field {
-                Some(name) => Some(json::field(&message.envelope.payload, name)?.into()),
+                Some(field) => match (field.of(&message.envelope.payload)?, self.missing_key) {
+                    (Ok(key), _) => Some(key.into()),
+                    (Err(_), MissingKey::None) => None,
+                    (Err(missing), MissingKey::Fail) => return Err(missing),
+                },
                 None => self.key.clone(),
             };
         }
@@ -143,6 +149,10 @@ mod tests {
         assert_eq!(it.envelope, Envelope::new("{\"a\": 1}\r"));
         assert!(parsed("", "").expect("a message").is_some(), "an empty line is an empty message");
         assert!(parsed("--format json", " \t").expect("nothing").is_none());
+        for line in ["{}", "{\"a\":null}", "{\"b\": 1}"] {
+            let it = parsed("--key-field a --missing-key none", line).expect("a message").expect("one");
+            assert_eq!(it.envelope.key, None, "{line}");
+        }
         let keyed = parsed("--key-field a", "{\"a\": 1}").expect("a message").expect("one");
         assert_eq!(keyed.envelope.key.as_deref(), Some(&b"1"[..]));
     }
@@ -150,7 +160,11 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         let cases = [
-            ("--key-field a", "no json", "no JSON object"),
+            ("--key-field a", "no json", "not JSON: "),
+            ("--key-field a", "[1]", "not a JSON object"),
+            ("--key-field a", "{\"a\":null}", "field \"a\" is null"),
+            ("--format json", "no json", "not JSON: "),
+            ("--format json", "{\"payload\":1,\"delay\":\"36600d\"}", "more than 100 years"),
             ("--key-field a", "{}", "no field \"a\""),
             ("--format json", "{\"payload\":1,\"delay\":\"soon\"}", "\"soon\" is not a time"),
             ("--format json", "{\"payload\":1,\"at\":\"soon\"}", "\"soon\" is not a point in time"),

@@ -18,6 +18,9 @@ const PIECE: usize = 500;
 /// How many pieces a second there are at a rate that is fixed, so that messages do not come in heaps.
 const PIECES: f64 = 20.0;
 
+/// How many lines are named that cannot be sent: a million of them would hide everything else.
+const NAMED: u64 = 10;
+
 /// How sending ended.
 #[derive(Debug)]
 pub(super) enum Ended {
@@ -64,10 +67,12 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// A line that cannot be sent.
+    /// A line that cannot be sent. The first ones are named.
     pub(super) fn bad(&mut self, line: u64, why: &str, progress: &Progress) {
         self.summary.bad += 1;
-        progress.note(&format!("line {line}: {why}"));
+        if self.summary.bad <= NAMED {
+            progress.note(&format!("line {line}: {why}"));
+        }
     }
 
     /// Sends a piece. Gives back why nothing more can be sent, if that is so.
@@ -95,7 +100,12 @@ impl<'a> Sender<'a> {
                     }
                 }
                 Err(error) if is_of_message(error.kind()) => {
-                    self.bad(message.line, &error.to_string(), progress);
+                    let names_partition = message.partition.is_some() && self.options.partition.is_none();
+                    let help = match error.kind() {
+                        ErrorKind::InvalidConfig if names_partition => ", or --ignore-partition",
+                        _ => "",
+                    };
+                    self.bad(message.line, &format!("{error}{help}"), progress);
                 }
                 Err(error) => drop(failed.get_or_insert((message.line, error))),
             }
@@ -111,7 +121,10 @@ impl<'a> Sender<'a> {
     }
 
     /// What was done. Every message that was sent has its answer, unless nobody waited for it.
-    pub(super) fn finish(mut self) -> Summary {
+    pub(super) fn finish(mut self, progress: &Progress) -> Summary {
+        if let Some(more) = self.summary.bad.checked_sub(NAMED).filter(|more| *more > 0) {
+            progress.note(&format!("and {} more", crate::human::count(more)));
+        }
         self.summary.elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.summary
     }

@@ -1,11 +1,11 @@
 //! `millstream queue dead`: tasks that were given up.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use millstream::delay::DeadTask;
-use millstream::layers::core::QueueName;
+use millstream::layers::core::{QueueName, Shard};
 use millstream::{Limits, MessageId};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -145,10 +145,10 @@ async fn list(cx: &Context, queue: &QueueName, limit: usize) -> Result<Exit> {
 
 impl Chosen {
     async fn each(&self, cx: &Context, deed: Deed) -> Result<Exit> {
-        let queue = recurring::queue(cx, &self.queue).await?;
-        let dead = queue.dead();
-        let (found, missing) = if self.all { (Vec::new(), BTreeSet::new()) } else { self.find(cx).await? };
-        let count = if self.all { dead.count().await? } else { found.len() as u64 };
+        recurring::queue(cx, &self.queue).await?;
+        // What is asked about is what is done: not what dies while somebody reads the question.
+        let (found, missing) = self.find(cx).await?;
+        let count = found.values().map(Vec::len).sum::<usize>() as u64;
         let what = human::of(count, "dead task", "dead tasks");
         if !self.dry.dry_run && count > 0 {
             match deed {
@@ -157,15 +157,7 @@ impl Chosen {
                 Deed::Replay => {}
             }
         }
-        let done = match (self.dry.dry_run, self.all, deed) {
-            (true, ..) => count,
-            // Nobody was asked about what came since.
-            (false, true, _) if count == 0 => 0,
-            (false, true, Deed::Replay) => dead.replay_all().await?,
-            (false, true, Deed::Purge) => dead.purge_all().await?,
-            (false, false, Deed::Replay) => dead.replay(&found).await?,
-            (false, false, Deed::Purge) => dead.purge(&found).await?,
-        };
+        let done = if self.dry.dry_run { count } else { act(cx, &found, deed).await? };
         let missing: Vec<_> = missing.into_iter().collect();
         let outcome = Outcome { count: done, missing, dry_run: self.dry.dry_run };
         let verb = match deed {
@@ -189,27 +181,48 @@ impl Chosen {
         Ok(Exit::Done)
     }
 
-    /// The dead tasks that are named, and the names that none has. Bodies of others are not kept.
-    async fn find(&self, cx: &Context) -> Result<(Vec<DeadTask>, BTreeSet<String>)> {
+    /// The ids of the dead tasks that are named, or of all; and the names that none has. Nothing else of them is kept.
+    async fn find(&self, cx: &Context) -> Result<(BTreeMap<Shard, Vec<MessageId>>, BTreeSet<String>)> {
         let mut missing: BTreeSet<String> = self.tasks.iter().cloned().collect();
         if missing.contains("") {
             return Err(Usage("a task has an id that is not empty".into()).into());
         }
-        let mut found = Vec::new();
+        let mut found = BTreeMap::new();
         let tasks = &cx.mq.backend().tasks;
         for shard in tasks.queue(&self.queue).await?.iter() {
+            let mut ids = Vec::new();
             let mut after = MessageId::ZERO;
-            loop {
+            let mut left = tasks.counts(&shard).await?.dead;
+            // Those that die faster than they are read are not for ever among them.
+            while left > 0 {
                 let page = tasks.dead_tasks(&shard, after, PAGE).await?;
                 let Some(last) = page.last() else { break };
                 after = last.id;
-                found
-                    .extend(page.into_iter().filter(|it| self.tasks.iter().any(|id| id == it.task.as_str())));
+                left = left.saturating_sub(page.len() as u64);
+                let wanted =
+                    page.iter().filter(|it| self.all || self.tasks.iter().any(|id| id == it.task.as_str()));
+                for task in wanted {
+                    ids.push(task.id);
+                    missing.remove(task.task.as_str());
+                }
             }
-        }
-        for task in &found {
-            missing.remove(task.task.as_str());
+            found.insert(shard, ids);
         }
         Ok((found, missing))
     }
+}
+
+/// Does it to each that is still there. Gives back to how many.
+async fn act(cx: &Context, found: &BTreeMap<Shard, Vec<MessageId>>, deed: Deed) -> Result<u64> {
+    let tasks = &cx.mq.backend().tasks;
+    let mut done = 0;
+    for (shard, ids) in found {
+        for ids in ids.chunks(PAGE) {
+            done += match deed {
+                Deed::Replay => tasks.replay_tasks(shard, ids).await?,
+                Deed::Purge => tasks.purge_tasks(shard, ids).await?,
+            } as u64;
+        }
+    }
+    Ok(done)
 }

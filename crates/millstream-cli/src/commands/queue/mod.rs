@@ -2,12 +2,14 @@
 
 mod dead;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use futures_util::future::try_join_all;
+use millstream::ErrorKind;
 use millstream::delay::{DelayQueue, Due, Placed, ScheduleTask, TaskCounts, WaitingTask};
 use millstream::layers::core::QueueName;
+use millstream::layers::core::tasks::{MAX_SHARDS, QueueSpec};
 use serde::Serialize;
 
 use super::DryRun;
@@ -20,13 +22,14 @@ use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
 
-/// Delay queues and their tasks: list, add, cancel, reschedule, and those that were given up
+/// Delay queues and their tasks: list, create, add, cancel, reschedule, and those that were given up
 ///
 /// A task waits until it is due, then a worker claims it; one that fails comes back, and at last is dead. What recurs is
 /// under `millstream schedule`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue list
+  millstream queue create mails --shards 4
   millstream queue tasks mails
   millstream queue dead replay mails --all")]
 pub(crate) struct Queue {
@@ -41,6 +44,20 @@ enum What {
   millstream queue list
   millstream queue list --json | jq -r '.[] | select(.dead > 0).queue'")]
     List,
+    /// Creates a delay queue. Programs that open it create it as well
+    #[command(after_help = "Examples:
+  millstream queue create mails
+  millstream queue create mails --shards 8 --dry-run")]
+    Create {
+        /// The delay queue
+        queue: QueueName,
+        /// Over how many shards it is spread, which is how much of it can be worked on in parallel. It stays what it was
+        /// created with
+        #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SHARDS)))]
+        shards: u32,
+        #[command(flatten)]
+        dry: DryRun,
+    },
     /// How a queue stands: how many tasks wait, are overdue, worked on and dead
     #[command(after_help = "Examples:
   millstream queue counts mails")]
@@ -110,6 +127,8 @@ struct Add {
     /// Takes the place of the task that waits under this id
     #[arg(long, requires = "id")]
     replace: bool,
+    #[command(flatten)]
+    dry: DryRun,
 }
 
 /// How a queue stands.
@@ -135,18 +154,31 @@ struct Tasks {
     tasks: Vec<Waits>,
 }
 
+/// A queue that was to be created.
+#[derive(Debug, Serialize)]
+struct Created {
+    queue: String,
+    shards: u32,
+    /// Not if it was there.
+    created: bool,
+    dry_run: bool,
+}
+
 /// What was scheduled.
 #[derive(Debug, Serialize)]
 struct Added {
-    id: String,
+    /// `null` in a dry run without --id: it would be a random one.
+    id: Option<String>,
     /// `new`, `replaced` or `kept`.
     outcome: &'static str,
+    dry_run: bool,
 }
 
 impl Queue {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         match self.what {
             What::List => list(cx).await,
+            What::Create { queue, shards, dry } => create(cx, QueueSpec { name: queue, shards }, dry).await,
             What::Counts { queue } => {
                 let counts = Counts::of(&recurring::queue(cx, &queue).await?).await?;
                 cx.output.show(&counts, |it| {
@@ -205,6 +237,35 @@ impl Counts {
     }
 }
 
+async fn create(cx: &Context, wanted: QueueSpec, dry: DryRun) -> Result<Exit> {
+    let tasks = &cx.mq.backend().tasks;
+    let there = match tasks.queue(&wanted.name).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        other => Some(other?),
+    };
+    let created = there.is_none();
+    let stored = match there {
+        Some(there) => there,
+        None if dry.dry_run => wanted.clone(),
+        None => tasks.create_queue(&wanted).await?,
+    };
+    let QueueSpec { name, shards } = &stored;
+    if *shards != wanted.shards {
+        let has = human::of((*shards).into(), "shard", "shards");
+        bail!("delay queue {name} is there with {has}, and that stays so");
+    }
+    let view = Created { queue: name.to_string(), shards: *shards, created, dry_run: dry.dry_run };
+    cx.output.show(&view, |it| {
+        let what = match (it.created, it.dry_run) {
+            (false, _) => "is there already",
+            (true, true) => "would be created",
+            (true, false) => "is created",
+        };
+        format!("delay queue {} {what}, with {}", it.queue, human::of(it.shards.into(), "shard", "shards"))
+    })?;
+    Ok(Exit::Done)
+}
+
 async fn list(cx: &Context) -> Result<Exit> {
     let names = cx.mq.backend().tasks.queues().await?;
     let counts = names.iter().map(async |name| Counts::of(&recurring::queue(cx, name).await?).await);
@@ -250,10 +311,36 @@ fn waits(task: &WaitingTask<Bytes>) -> Waits {
     Waits { id: task.id.to_string(), due: recurring::millis(task.due), partition: None, body }
 }
 
+impl Added {
+    fn of(id: Option<String>, placed: Placed, dry_run: bool) -> Self {
+        let outcome = match placed {
+            Placed::New => "new",
+            Placed::Replaced => "replaced",
+            Placed::Kept => "kept",
+        };
+        Self { id, outcome, dry_run }
+    }
+
+    fn show(&self, cx: &Context) -> Result<Exit> {
+        cx.output.show(self, |it| {
+            let id = it.id.as_ref().map_or_else(|| "a task".to_owned(), |id| plain::line(id.as_bytes()));
+            match (it.outcome, it.dry_run) {
+                ("kept", _) => format!("{id}: not scheduled, since one waits or is worked on under this id"),
+                (_, true) => format!("{id}: would be scheduled"),
+                (_, false) => format!("{id}: scheduled"),
+            }
+        })?;
+        Ok(Exit::Done)
+    }
+}
+
 impl Add {
     async fn run(self, cx: &Context) -> Result<Exit> {
         let envelope = self.content.envelope()?;
         let queue = recurring::queue(cx, &self.queue).await?;
+        if self.dry.dry_run {
+            return self.would(cx, &queue).await;
+        }
         let task = queue.schedule(&envelope.payload);
         let task = match self.due.due() {
             None => task,
@@ -264,19 +351,21 @@ impl Add {
         let task = if self.replace { task.replace() } else { task };
         let task = envelope.key.iter().fold(task, ScheduleTask::key);
         let task = envelope.headers.iter().fold(task, |task, (name, value)| task.header(name, value)).await?;
-        let outcome = match task.placed {
-            Placed::New => "new",
-            Placed::Replaced => "replaced",
-            Placed::Kept => "kept",
+        Added::of(Some(task.id.to_string()), task.placed, false).show(cx)
+    }
+
+    /// What would come of it, as far as that can be seen: not whether one is worked on under its id.
+    async fn would(self, cx: &Context, queue: &DelayQueue<Bytes>) -> Result<Exit> {
+        let waits = match &self.id {
+            Some(id) => queue.get(id.as_str()).await?.is_some(),
+            None => false,
         };
-        let added = Added { id: task.id.to_string(), outcome };
-        cx.output.show(&added, |it| {
-            let id = plain::line(it.id.as_bytes());
-            match task.placed {
-                Placed::Kept => format!("{id}: not scheduled, since one waits or is worked on under this id"),
-                Placed::New | Placed::Replaced => format!("{id}: scheduled"),
-            }
-        })?;
-        Ok(Exit::Done)
+        let placed = match (waits, self.replace) {
+            (false, _) => Placed::New,
+            (true, true) => Placed::Replaced,
+            (true, false) => Placed::Kept,
+        };
+        cx.output.note("dry run: nothing was done");
+        Added::of(self.id, placed, true).show(cx)
     }
 }

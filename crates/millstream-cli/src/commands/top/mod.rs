@@ -87,6 +87,9 @@ async fn once(mut sampler: Sampler, interval: Duration, cx: &Context) -> Result<
     for seen in &model.problems {
         cx.output.note(&text::clean(&format!("could not {}: {}", seen.problem.doing, seen.problem.error)));
     }
+    if let Some(seen) = model.problems.front().filter(|_| model.topics().next().is_none()) {
+        bail!("could not {}: {}", seen.problem.doing, text::clean(&seen.problem.error));
+    }
     cx.output.show(&plain::Everything::of(&model), |_| plain::text(&model))?;
     Ok(Exit::Done)
 }

@@ -7,6 +7,7 @@ use millstream::admin::{Server, Totals};
 use millstream::{DeadLetter, GroupName, MessageId, PartitionStats, TopicName, TopicSpec};
 
 use super::round::{Detail, Problem, Round, TopicSample};
+use crate::commands::view::backlog;
 
 /// Rates are over so long, or over two rounds if these are further apart.
 const WINDOW: Duration = Duration::from_secs(5);
@@ -83,6 +84,8 @@ pub(crate) struct TopicView<'a> {
 pub(crate) struct GroupView<'a> {
     pub(crate) group: &'a GroupName,
     pub(crate) totals: &'a Totals,
+    /// All that it has to do, now or later, as far as that is certain.
+    pub(crate) backlog: u64,
     /// Messages per second that it was done with.
     pub(crate) consumed: Option<f64>,
     /// Whether nobody of it is to handle anything, until somebody lets them go on.
@@ -233,6 +236,7 @@ impl History {
             GroupView {
                 group: &group.group,
                 totals: &group.totals,
+                backlog: backlog(&group.partitions) + stats.overdue,
                 consumed: sum(&consumed, group.partitions.len()),
                 paused: group.paused.is_some(),
                 members: group.members,

@@ -27,6 +27,7 @@ struct Topic {
 struct Group {
     group: String,
     consumed_per_second: Option<f64>,
+    backlog: u64,
     lag: Option<u64>,
     lag_at_least: u64,
     oldest_ms: Option<u64>,
@@ -64,6 +65,7 @@ impl Group {
         Self {
             group: group.group.to_string(),
             consumed_per_second: group.consumed,
+            backlog: group.backlog,
             lag: totals.lag,
             lag_at_least: totals.lag_at_least,
             oldest_ms: totals.oldest.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),

@@ -13,6 +13,7 @@ pub(crate) enum Sort {
     Name,
     Produced,
     Consumed,
+    Backlog,
     Lag,
     Oldest,
     Pending,
@@ -21,10 +22,11 @@ pub(crate) enum Sort {
 }
 
 impl Sort {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Name,
         Self::Produced,
         Self::Consumed,
+        Self::Backlog,
         Self::Lag,
         Self::Oldest,
         Self::Pending,
@@ -44,6 +46,7 @@ impl Sort {
             Self::Name => "name",
             Self::Produced => "in/s",
             Self::Consumed => "out/s",
+            Self::Backlog => "backlog",
             Self::Lag => "lag",
             Self::Oldest => "oldest",
             Self::Pending => "pending",
@@ -63,6 +66,7 @@ impl Sort {
             Self::Name => None,
             Self::Produced => rate(topic.produced),
             Self::Consumed => most(topic, |group| rate(group.consumed)),
+            Self::Backlog => Some(most(topic, |group| group.backlog)),
             Self::Lag => Some(most(topic, |group| group.totals.lag_at_least)),
             Self::Oldest => most(topic, |group| group.totals.oldest.map(|age| age.as_millis() as u64)),
             Self::Pending => Some(most(topic, |group| group.totals.pending)),

@@ -2,12 +2,13 @@
 
 use anyhow::Result;
 use clap::Args;
-use millstream::admin::{InUse, TopicStats};
+use millstream::admin::InUse;
 use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
-use super::look;
+use super::look::{self, Counted};
 use crate::commands::DryRun;
+use crate::commands::told::Failed;
 use crate::commands::view::GroupView;
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
@@ -39,25 +40,33 @@ struct View {
     dry_run: bool,
     /// Somebody consumes it: it is refused unless it is forced.
     in_use: bool,
-    entries: u64,
-    delayed: u64,
+    /// `null` where it could not be counted.
+    entries: Option<u64>,
+    delayed: Option<u64>,
     groups: Vec<GroupView>,
+    /// What could not be counted; it goes, or went, all the same.
+    errors: Vec<Failed>,
 }
 
 impl View {
     fn text(&self) -> String {
         let one = |number, one, many| human::of(number, one, many);
+        let entries =
+            self.entries.map_or_else(|| "unknown entries".to_owned(), |it| one(it, "entry", "entries"));
         let sum = |of: fn(&GroupView) -> u64| self.groups.iter().map(of).sum::<u64>();
         let mut text = format!(
             "topic {} with {}, {} for later, {} parked for a retry, {}",
             self.topic,
-            one(self.entries, "entry", "entries"),
-            human::count(self.delayed),
+            entries,
+            look::known(self.delayed),
             human::count(sum(|it| it.retrying)),
             one(sum(|it| it.dead), "dead letter", "dead letters"),
         );
         if !self.groups.is_empty() {
             text += &format!("\n\n{}\n", GroupView::table(&self.groups));
+        }
+        for failed in &self.errors {
+            text += &format!("\ncould not be counted: {}", failed.error);
         }
         text
     }
@@ -66,17 +75,28 @@ impl View {
 impl Delete {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
-        let mut view = match admin.stats(&self.topic).await {
-            Ok(stats) => self.view(cx, &stats).await?,
+        let counted = match admin.survey(&self.topic).await {
+            Ok(survey) => look::counted(cx, &survey).await?,
             // Stopped half-way before: the rest is still to be done.
             Err(error)
                 if error.kind() == ErrorKind::NotFound && admin.topics().await?.contains(&self.topic) =>
             {
-                let (topic, groups) = (self.topic.to_string(), Vec::new());
-                View { topic, deleted: false, dry_run, in_use: false, entries: 0, delayed: 0, groups }
+                Counted { entries: Some(0), delayed: Some(0), ..Counted::default() }
+            }
+            // What cannot be counted can be deleted.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::Protocol | ErrorKind::WrongType | ErrorKind::Unsupported
+                ) =>
+            {
+                Counted { errors: vec![Failed::topic(&self.topic, &error)], ..Counted::default() }
             }
             Err(error) => return Err(error.into()),
         };
+        let Counted { entries, delayed, groups, in_use, errors, .. } = counted;
+        let topic = self.topic.to_string();
+        let mut view = View { topic, deleted: false, dry_run, in_use, entries, delayed, groups, errors };
         if dry_run {
             let refused = if view.in_use && !self.force { "it is in use, and needs --force. " } else { "" };
             cx.output.note(&format!("dry run: nothing was done. {refused}What would be deleted:"));
@@ -94,21 +114,5 @@ impl Delete {
             false => view.text(),
         })?;
         Ok(Exit::Done)
-    }
-
-    async fn view(&self, cx: &Context, stats: &TopicStats) -> Result<View> {
-        let entries = match stats.groups.first() {
-            Some(group) => group.totals.length,
-            None => look::entries(cx, &stats.topic).await?,
-        };
-        Ok(View {
-            topic: self.topic.to_string(),
-            deleted: false,
-            dry_run: self.dry.dry_run,
-            in_use: stats.groups.iter().any(|group| group.members + group.owned > 0),
-            entries,
-            delayed: stats.delayed,
-            groups: stats.groups.iter().map(GroupView::of).collect(),
-        })
     }
 }

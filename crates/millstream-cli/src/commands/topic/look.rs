@@ -2,9 +2,11 @@
 
 use anyhow::Result;
 use clap::Args;
-use millstream::{ErrorKind, GroupName, TopicName, TopicSpec};
+use millstream::admin::TopicSurvey;
+use millstream::{ErrorKind, GroupName, TopicName};
 use serde::Serialize;
 
+use crate::commands::told::{Failed, Told};
 use crate::commands::view::{GroupView, TopicView};
 use crate::context::Context;
 use crate::exit::Exit;
@@ -23,32 +25,35 @@ impl List {
         let mut topics = Vec::new();
         for name in admin.topics().await? {
             match admin.topic(&name).await {
-                Ok(spec) => topics.push(TopicView::of(&spec)),
+                Ok(spec) => topics.push(Told::As(TopicView::of(&spec))),
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     // Deleted in between, or not to the end.
                     cx.output.note(&format!(
                         "topic {name} is listed and has no settings: verify {name} says more"
                     ));
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) if error.is_transient() => return Err(error.into()),
+                Err(error) => topics.push(Told::Not(Failed::topic(&name, &error))),
             }
         }
         cx.output.show(&topics, |topics| {
             let titles = ["topic", ">partitions", "retention", ">max length"];
-            output::table(&titles, topics.iter().map(TopicView::row))
+            output::table(&titles, Told::known(topics).map(TopicView::row))
         })?;
-        Ok(Exit::Done)
+        Failed::end(cx, Told::failed(&topics))
     }
 }
 
 /// Settings of a topic, and how it stands with each of its groups
 ///
-/// `lag` is what was never handed out to a group, `oldest` the age of what is not settled and the oldest of that. A lag that
+/// `lag` is what was never handed out to a group, `oldest` the age of what is not settled and the oldest of that; what waits
+/// for a retry is in neither. `backlog` is all that is to be done, now or later: lag, pending, retrying, and what is delayed
+/// and due. A lag that
 /// would take too long to find out is shown as `>= 10,000`, or as `unknown`; in JSON it is `null` beside `lag_at_least`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic describe orders
-  millstream topic describe orders --json | jq '.groups[] | {group, lag}'")]
+  millstream topic describe orders --json | jq '.groups[] | {group, backlog}'")]
 pub(super) struct Describe {
     /// The topic
     topic: TopicName,
@@ -58,44 +63,72 @@ pub(super) struct Describe {
 struct View {
     #[serde(flatten)]
     topic: TopicView,
-    entries: u64,
-    delayed: u64,
-    overdue: u64,
+    /// `null` where it cannot be told.
+    entries: Option<u64>,
+    delayed: Option<u64>,
+    overdue: Option<u64>,
     groups: Vec<GroupView>,
+    /// What could not be looked at.
+    errors: Vec<Failed>,
 }
 
 impl Describe {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
-        let stats = cx.admin().stats(&self.topic).await?;
-        let entries = match stats.groups.first() {
-            Some(group) => group.totals.length,
-            None => entries(cx, &stats.topic).await?,
-        };
-        let view = View {
-            topic: TopicView::of(&stats.topic),
-            entries,
-            delayed: stats.delayed,
-            overdue: stats.overdue,
-            groups: stats.groups.iter().map(GroupView::of).collect(),
-        };
+        let survey = cx.admin().survey(&self.topic).await?;
+        let Counted { entries, delayed, overdue, groups, errors, .. } = counted(cx, &survey).await?;
+        let view = View { topic: TopicView::of(&survey.topic), entries, delayed, overdue, groups, errors };
         cx.output.show(&view, |view| {
             let mut list = view.topic.list();
-            list.push(("entries", human::count(view.entries)));
-            list.push((
-                "delayed",
-                format!("{}, {} of them due", human::count(view.delayed), human::count(view.overdue)),
-            ));
+            list.push(("entries", known(view.entries)));
+            list.push(("delayed", format!("{}, {} of them due", known(view.delayed), known(view.overdue))));
             let groups =
                 if view.groups.is_empty() { "no groups".to_owned() } else { GroupView::table(&view.groups) };
             format!("{}\n\n{groups}", output::list(list))
         })?;
-        Ok(Exit::Done)
+        Failed::end(cx, &view.errors)
     }
 }
 
-/// Entries in the logs of a topic without groups. They are told with a group; one that is not there will do.
-pub(super) async fn entries(cx: &Context, topic: &TopicSpec) -> Result<u64> {
-    let nobody = GroupName::new("-")?;
-    let stats = cx.mq.backend().catalog.stats(topic, &nobody).await?;
-    Ok(stats.iter().map(|partition| partition.length).sum())
+/// A number, if it is known.
+pub(super) fn known(number: Option<u64>) -> String {
+    number.map_or_else(|| "unknown".to_owned(), human::count)
+}
+
+/// What a topic has, as far as it can be counted.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    pub(super) entries: Option<u64>,
+    pub(super) delayed: Option<u64>,
+    pub(super) overdue: Option<u64>,
+    pub(super) groups: Vec<GroupView>,
+    pub(super) in_use: bool,
+    pub(super) errors: Vec<Failed>,
+}
+
+pub(super) async fn counted(cx: &Context, survey: &TopicSurvey) -> Result<Counted> {
+    let mut counted = Counted::default();
+    let name = &survey.topic.name;
+    match &survey.delayed {
+        Ok(waiting) => (counted.delayed, counted.overdue) = (Some(waiting.total), Some(waiting.overdue)),
+        Err(error) => counted.errors.push(Failed::topic(name, error)),
+    }
+    for (group, stats) in &survey.groups {
+        match stats {
+            Ok(stats) => {
+                counted.entries = Some(stats.totals.length);
+                counted.in_use |= stats.members + stats.owned > 0;
+                counted.groups.push(GroupView::of(stats, counted.overdue.unwrap_or(0)));
+            }
+            Err(error) => counted.errors.push(Failed::group(&group, error).of(&name)),
+        }
+    }
+    if counted.entries.is_none() {
+        // They are told with a group; one that is not there will do.
+        match cx.mq.backend().catalog.stats(&survey.topic, &GroupName::new("-")?).await {
+            Ok(stats) => counted.entries = Some(stats.iter().map(|partition| partition.length).sum()),
+            Err(error) if error.is_transient() => return Err(error.into()),
+            Err(error) => counted.errors.push(Failed::topic(name, &error)),
+        }
+    }
+    Ok(counted)
 }

@@ -84,8 +84,7 @@ pub(super) async fn run(context: Arc<Subscription>) {
     let kill = async {
         context.stop.cancelled().await;
         sleep(context.shutdown_timeout()).await;
-        tracing::warn!("handlers did not end in time and are given up");
-        context.kill.cancel();
+        context.give_up(context.shutdown_timeout());
         std::future::pending::<()>().await;
     };
     tokio::select! {

@@ -44,4 +44,7 @@ pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<Gu
         () = ring => {}
         () = refuse => {}
     }
+    // Others may have settled something since it was rung.
+    bells.settled();
+    upkeep::finish(context, guard, &bells).await;
 }

@@ -12,6 +12,8 @@ suite!("catalog":
     a_deleted_topic_is_not_restored,
     a_topic_that_was_lost_is_restored,
     a_topic_that_is_created_again_can_be_restored,
+    a_topic_that_is_created_again_is_another_one,
+    who_worked_on_the_topic_before_has_no_part_in_the_next,
     a_deleted_group_is_not_restored,
     a_group_that_is_created_again_can_be_restored,
     who_waits_in_a_deleted_group_is_woken,
@@ -44,8 +46,54 @@ async fn a_topic_that_is_created_again_can_be_restored(h: Harness) -> Verdict {
     let topic = h.topic(2).await?;
     catalog.delete_topic(&topic.name).await?;
     let other = TopicSpec::new(topic.name.clone(), 3)?;
-    equal!(catalog.create_topic(&other).await?, other, "a topic that is created again");
-    equal!(catalog.restore_topic(&topic).await?, other, "the topic as restored");
+    let created = catalog.create_topic(&other).await?;
+    equal!(created.clone().with_reborn(0), other, "a topic that is created again");
+    equal!(catalog.restore_topic(&created).await?, created, "the topic as restored");
+    Ok(())
+}
+
+/// Who still works on the one before may have other partitions in mind.
+async fn a_topic_that_is_created_again_is_another_one(h: Harness) -> Verdict {
+    let catalog = &h.backend.catalog;
+    let first = h.topic(2).await?;
+    equal!(first.reborn, 0, "which topic of its name the first one is");
+    let mut before = first.clone();
+    for _ in 0..3 {
+        catalog.delete_topic(&first.name).await?;
+        // What somebody knows of the topic before does not matter.
+        let created = catalog.create_topic(&before).await?;
+        ensure!(created.reborn > before.reborn, "{} after {}", created.reborn, before.reborn);
+        equal!(catalog.topic(&first.name).await?, created, "the topic as stored");
+        equal!(catalog.create_topic(&first).await?, created, "the topic, created once more");
+        refused(catalog.restore_topic(&before).await, ErrorKind::Deleted, "restoring the one before")?;
+        refused(catalog.restore_topic(&first).await, ErrorKind::Deleted, "restoring the first one")?;
+        before = created;
+    }
+    equal!(catalog.expand(&first.name, 3).await?.reborn, before.reborn, "which one it is, expanded");
+    equal!(catalog.restore_topic(&before).await?.partitions, 3, "partitions of the topic as restored");
+    Ok(())
+}
+
+async fn who_worked_on_the_topic_before_has_no_part_in_the_next(h: Harness) -> Verdict {
+    let (catalog, members) = (&h.backend.catalog, &h.backend.members);
+    let topic = h.topic(2).await?;
+    let group = GroupName::new("group")?;
+    catalog.create_group(&topic, &group, Start::Earliest).await?;
+    let named = |name: &str| MemberId::new(name).map(|id| Member::new(id, "first", LONG));
+    let old = named("old")?.of(&topic);
+    members.heartbeat(&topic.name, &group, &old, true).await?;
+    catalog.delete_topic(&topic.name).await?;
+    let next = catalog.create_topic(&TopicSpec::new(topic.name.clone(), 1)?).await?;
+    catalog.create_group(&next, &group, Start::Earliest).await?;
+    for joining in [false, true] {
+        let beat = members.heartbeat(&topic.name, &group, &old, joining).await;
+        refused(beat, ErrorKind::Deleted, "a heartbeat of who worked on the topic before")?;
+    }
+    let roster = members.roster(&topic.name, &group).await?;
+    ensure!(roster.members.is_empty(), "who was refused is a member: {:?}", roster.members);
+    for member in [named("new")?.of(&next), named("whichever")?] {
+        equal!(members.heartbeat(&topic.name, &group, &member, true).await?.partitions, 1, "partitions");
+    }
     Ok(())
 }
 

@@ -27,6 +27,7 @@ suite!("dead_letters":
     a_claim_can_be_made_longer,
     what_is_left_is_claimed_later,
     what_is_left_can_be_replayed_and_purged,
+    who_was_too_slow_leaves_alone_what_somebody_else_has_left,
     only_who_has_a_letter_can_leave_it,
     an_edited_letter_comes_back_with_another_body,
     a_body_of_too_many_fields_is_refused,
@@ -176,6 +177,25 @@ async fn what_is_left_can_be_replayed_and_purged(h: Harness) -> Verdict {
     equal!(grave.replay(&ids[..1]).await?, 1, "replayed of what was left");
     equal!(grave.purge(&ids[1..]).await?, 1, "purged of what was left");
     grave.list(0).await?;
+    Ok(())
+}
+
+/// He claimed it, was too slow, and comes with what he decided when somebody else had decided already.
+async fn who_was_too_slow_leaves_alone_what_somebody_else_has_left(h: Harness) -> Verdict {
+    let mut grave = Grave::new(h).await?;
+    grave.bury(&[message(0), message(1)]).await?;
+    let ids = grave.ids(2).await?;
+    grave.claim(&ids, &claim("a", SHORT)).await?;
+    equal!(grave.eventually(&ids[..1], &claim("b", LONG)).await?, ids[..1], "claimed after it ran out");
+    equal!(grave.settle(Some("b"), &ids[..1], &Deed::Leave(LONG)).await?, ids[..1], "left");
+    for deed in [Deed::Replay, Deed::Purge, Deed::Leave(Duration::ZERO), Deed::Leave(SHORT)] {
+        equal!(grave.settle(Some("a"), &ids[..1], &deed).await?, [], "{deed:?} of who was too slow");
+    }
+    equal!(grave.ids(2).await?, ids, "what is there, as ever");
+    equal!(grave.claim(&ids[..1], &claim("c", LONG)).await?, [], "claimed of what is still left");
+    // Who names it without a claim means it; and what nobody else has taken is still his who claimed it.
+    equal!(grave.replay(&ids[..1]).await?, 1, "replayed of what was left");
+    equal!(grave.settle(Some("a"), &ids, &Deed::Purge).await?, ids[1..], "purged of what nobody took");
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_core::catalog::Start;
 use millstream_core::inspect::Range;
 use millstream_core::log::Source;
-use millstream_core::{ErrorKind, GroupName, Reason, Settlement};
+use millstream_core::{ErrorKind, GroupName, MessageId, Reason, Settlement};
 
 use super::suite;
 use crate::case::{Verdict, equal, refused};
@@ -18,6 +18,7 @@ suite!("log":
     seeking_forgets_notes,
     seeking_to_a_time_reads_what_came_then,
     seeking_to_the_ends,
+    seeking_beyond_the_end_reads_what_comes,
     a_reader_that_waited_through_a_seek_reads_from_there,
     seeking_leaves_retries_and_dead_letters,
     seeking_leaves_other_groups,
@@ -159,6 +160,25 @@ async fn seeking_leaves_retries_and_dead_letters(h: Harness) -> Verdict {
     owner.nothing("everything came").await?;
     let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters after a seek");
+    Ok(())
+}
+
+async fn seeking_beyond_the_end_reads_what_comes(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 2).await?;
+    let tomorrow = appended[1].ms + 24 * 3_600_000;
+    for start in [
+        Start::At(tomorrow),
+        Start::At(u64::MAX),
+        Start::After(MessageId::new(tomorrow, u64::MAX)),
+        Start::After(MessageId::MAX),
+    ] {
+        owner.seek(start).await?;
+        owner.nothing("everything that was there is skipped").await?;
+        let new = h.append_n(&tp, 2).await?;
+        equal!(ids(&owner.take(2).await?), new, "what came after a seek to {start:?}");
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 mod read;
 mod write;
 
-pub(crate) use read::{field, read};
+pub(crate) use read::read;
 pub(crate) use write::{fields, headers};
 
 #[cfg(test)]
@@ -117,19 +117,5 @@ mod tests {
         assert_eq!(id(r#"{"payload":1,"id":"1-2","delay":"1s"}"#).as_deref(), Some("1-2"));
         assert_eq!(id(r#"{"payload":1,"id":"mine"}"#).as_deref(), Some("mine"));
         assert_eq!(id(r#"{"payload":1,"id":"1-2"}"#), None);
-    }
-
-    #[test]
-    fn a_key_is_taken_from_a_field() {
-        let object = br#"{"id":12345678901234567890123,"name":"a\"b","price":1.50,"no":null,"deep":{}}"#;
-        assert_eq!(field(object, "id").as_deref(), Ok("12345678901234567890123"));
-        assert_eq!(field(object, "name").as_deref(), Ok("a\"b"));
-        assert_eq!(field(object, "price").as_deref(), Ok("1.50"));
-        for (name, says) in
-            [("no", "neither a string nor a number"), ("deep", "neither"), ("other", "no field")]
-        {
-            assert!(field(object, name).expect_err(name).contains(says));
-        }
-        assert!(field(b"[1]", "a").expect_err("a list").contains("no JSON object"));
     }
 }

@@ -1,6 +1,5 @@
 //! Lines of JSON become messages.
 
-use std::collections::HashMap;
 use std::fmt;
 
 use base64::Engine;
@@ -88,24 +87,10 @@ fn payload(json: &RawValue) -> Result<Bytes, String> {
     Ok(json.get().to_owned().into())
 }
 
-/// The value of a field of a JSON object, as text: of a string or a number.
-///
-/// # Errors
-/// What is wrong with it.
-pub(crate) fn field(object: &[u8], name: &str) -> Result<String, String> {
-    let fields: HashMap<String, &RawValue> = serde_json::from_slice(object)
-        .map_err(|error| format!("no JSON object to take {name:?} from: {}", told(&error)))?;
-    let value = fields.get(name).ok_or_else(|| format!("no field {name:?}"))?.get();
-    match value.as_bytes().first() {
-        Some(b'"') => serde_json::from_str(value).map_err(|error| format!("field {name:?}: {error}")),
-        Some(b'-' | b'0'..=b'9') => Ok(value.to_owned()),
-        _ => Err(format!("field {name:?} is neither a string nor a number")),
-    }
-}
-
 /// Where it stands in the line; that it is line 1 of what was parsed says nothing.
 fn told(error: &serde_json::Error) -> String {
-    error.to_string().replace("at line 1 column", "at column")
+    let what = if error.is_data() { "" } else { "not JSON: " };
+    format!("{what}{}", error.to_string().replace("at line 1 column", "at column"))
 }
 
 fn bytes(name: &str, base64: &str) -> Result<Bytes, String> {

@@ -154,10 +154,15 @@ fn lines_are_sorted_with_their_groups_and_filtered() {
     // Nobody reads c: it is sampled without a log.
     assert_eq!(shown(Sort::Produced, false, ""), ["b", ".z", "a", ".x", ".y", "c"]);
     assert_eq!(shown(Sort::Lag, false, ""), ["a", ".x", ".y", "b", ".z", "c"]);
+    assert_eq!(
+        shown(Sort::Backlog, true, "").last().map(String::as_str),
+        Some(".y"),
+        "lag, and what is in hand"
+    );
     assert_eq!(shown(Sort::Lag, false, "Z"), ["b", ".z"]);
     assert_eq!(shown(Sort::Lag, false, "none"), [""; 0]);
     let mut sort = Sort::Name;
-    for _ in 0..8 {
+    for _ in 0..9 {
         sort = sort.next();
     }
     assert_eq!(sort, Sort::Name, "all of them have their turn");

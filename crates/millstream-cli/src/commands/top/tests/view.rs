@@ -114,10 +114,27 @@ fn a_frozen_screen_says_so_and_the_help_is_over_everything() {
 #[test]
 fn the_most_important_columns_are_left_where_it_is_narrow() {
     let has = |size: (u16, u16), title: &str| text(&known(), &State::default(), size)[3].contains(title);
-    for title in ["TOPIC", "LAG", "DEAD", "IN/S", "OUT/S", "PENDING", "OLDEST", "ENTRIES"] {
+    for title in ["TOPIC", "BACKLOG", "LAG", "DEAD", "IN/S", "OUT/S", "PENDING", "OLDEST"] {
         assert!(has((80, 24), title), "{title} of 80 columns");
     }
-    assert!(has((40, 10), "LAG") && has((40, 10), "DEAD") && !has((40, 10), "OWNED"));
+    let small = text(&known(), &State::default(), (80, 24));
+    assert!(small[1].contains(" lag >= 20,013 ") && small[1].ends_with(" dead 2"), "{}", small[1]);
+    assert!(small[23].ends_with("p  pause"), "{}", small[23]);
+    let errors = small.iter().position(|line| line.starts_with("─ Errors"));
+    assert!(errors >= Some(18) && !small.iter().any(|line| line.contains("Consumers")), "{small:#?}");
+    assert!(has((40, 10), "BACKLOG") && has((40, 10), "DEAD") && !has((40, 10), "OWNED"));
+}
+
+#[test]
+fn names_have_the_room_that_they_need() {
+    let mut model = Model::default();
+    let names: Vec<String> = (0..8).map(|n| format!("warehouse-inventory-{n}")).collect();
+    let samples = names.iter().map(|name| sample(0, name, vec![])).collect();
+    model.take(round(0, samples));
+    let lines = text(&model, &State::default(), (100, 24));
+    for name in names {
+        assert!(lines.iter().any(|line| line.starts_with(&name)), "{name}: {lines:#?}");
+    }
 }
 
 #[test]
@@ -155,6 +172,7 @@ fn without_a_screen_it_is_a_table_or_json() {
     let json = serde_json::to_value(plain::Everything::of(&known())).expect("JSON");
     let group = &json["topics"][0]["groups"][0];
     assert_eq!((&group["lag"], &group["lag_at_least"]), (&serde_json::Value::Null, &20_007.into()));
+    assert_eq!(group["backlog"], 20_007 + 12 + 4, "lag, pending, retrying");
     assert_eq!((&group["oldest_ms"], &group["dead"]), (&200_000.into(), &2.into()));
     assert_eq!(json["topics"][0]["produced_per_second"], 5_000.0);
 }

@@ -94,7 +94,17 @@ impl Shown<'_> {
             ("delayed", text::count(sums.delayed, 7), Look::Plain, None),
             ("dead", text::count(sums.dead, 7), worry(sums.dead, Look::Bad), None),
         ];
-        let taken: usize = said.iter().map(|(name, value, ..)| name.len() + value.len() + 3).sum();
+        // Where there is no room for all of it: first what other numbers have in them.
+        let mut said = said.to_vec();
+        let taken = |said: &[(&str, String, Look, Option<Side>)]| -> usize {
+            said.iter().map(|(name, value, ..)| name.len() + value.len() + 3).sum()
+        };
+        for less in ["delayed", "retrying", "pending"] {
+            if taken(&said) > width {
+                said.retain(|(name, ..)| *name != less);
+            }
+        }
+        let taken = taken(&said);
         let room = (width.saturating_sub(taken) / 2).saturating_sub(1).min(CURVE);
         let spans = said.into_iter().flat_map(|(name, value, look, curved)| {
             let curved = curved.filter(|_| room >= SHORTEST_CURVE);

@@ -97,7 +97,7 @@ impl Shown<'_> {
         };
         let spans = keys.iter().flat_map(|(key, does)| {
             let key = Span::styled(format!(" {key} "), self.theme.style(Look::Cursor));
-            [key, Span::raw(format!(" {does}  "))]
+            [key, Span::raw(format!(" {does} "))]
         });
         frame.render_widget(Line::from_iter(spans), area);
     }

@@ -15,30 +15,56 @@ use crate::commands::top::rows::{self, Place};
 use crate::commands::top::text;
 use crate::{human, output};
 
-const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 13] = [
     Column::rest("TOPIC / GROUP", 14, 0),
-    Column::number("PARTS", 5, 10),
-    Column::number("ENTRIES", 10, 7),
-    Column::number("IN/S", 8, 3),
-    Column::number("OUT/S", 8, 4),
-    Column::number("LAG", 10, 1),
+    Column::number("PARTS", 5, 11),
+    Column::number("ENTRIES", 10, 8),
+    Column::number("IN/S", 8, 4),
+    Column::number("OUT/S", 8, 5),
+    Column::number("BACKLOG", 9, 1),
+    Column::number("LAG", 10, 3),
     Column::number("OLDEST", 6, 6),
-    Column::number("PENDING", 8, 5),
-    Column::number("RETRYING", 8, 8),
-    Column::number("DELAYED", 8, 9),
+    Column::number("PENDING", 8, 7),
+    Column::number("RETRYING", 8, 9),
+    Column::number("DELAYED", 8, 10),
     Column::number("DEAD", 7, 2),
-    Column::number("OWNED", 7, 11),
+    Column::number("OWNED", 7, 12),
 ];
+
+/// The most room that names get before columns do. Names that are cut off all look the same.
+const NAMES: usize = 32;
+
+/// The columns, with room for these names as far as there is.
+fn columns(lines: &[rows::Line<'_>]) -> [Column; 13] {
+    let len = |line: &rows::Line<'_>| match line {
+        rows::Line::Topic(topic) => topic.topic.name.as_str().len(),
+        rows::Line::Group { group, .. } => named(group).0.len() + BRANCH,
+    };
+    let longest = lines.iter().map(len).max().unwrap_or(0).min(NAMES);
+    let mut columns = COLUMNS;
+    columns[0].width = columns[0].width.max(u16::try_from(longest).unwrap_or(0));
+    columns
+}
+
+/// What stands in front of the name of a group.
+const BRANCH: usize = 3;
+
+/// Where there is less room, the topics get that of the lists below.
+const ENOUGH: u16 = 26;
 
 /// The room that lists below the topics get, if there is so much.
 const CONSUMERS: u16 = 6;
 const ERRORS: u16 = 6;
+const FEW_ERRORS: u16 = 4;
 const TOPICS: u16 = 6;
 
 impl Shown<'_> {
     pub(super) fn topics(self, frame: &mut Frame<'_>, area: Rect) {
-        let errors = if area.height >= TOPICS + ERRORS { ERRORS } else { 0 };
-        let consumers = if area.height >= TOPICS + ERRORS + CONSUMERS { CONSUMERS } else { 0 };
+        let (consumers, errors) = match area.height {
+            ENOUGH.. => (CONSUMERS, ERRORS),
+            height if height >= TOPICS + ERRORS => (0, FEW_ERRORS),
+            _ => (0, 0),
+        };
         let all = [Constraint::Fill(1), Constraint::Length(consumers), Constraint::Length(errors)];
         let [topics, consumers, errors] = Layout::vertical(all).areas(area);
 
@@ -48,9 +74,10 @@ impl Shown<'_> {
             rows::Line::Topic(topic) => of_topic(topic, self.stale(topic.at)),
             rows::Line::Group { group, last, .. } => of_group(group, *last),
         };
+        let columns = columns(&lines);
         let grid = Grid {
             title: self.title("Topics", self.about_topics()),
-            columns: &COLUMNS,
+            columns: &columns,
             row: &row,
             rows: lines.len(),
             cursor: Some((at, true)),
@@ -168,6 +195,7 @@ fn of_topic(topic: &TopicView<'_>, stale: bool) -> Vec<Field> {
         none(),
         none(),
         none(),
+        none(),
         number(text::count(topic.delayed, 8), if topic.overdue > 0 { Look::Doubtful } else { Look::Plain }),
         none(),
         none(),
@@ -180,7 +208,8 @@ fn of_group(group: &GroupView<'_>, last: bool) -> Vec<Field> {
     let branch = if last { "└" } else { "├" };
     let (name, look) = named(group);
     let name = (format!(" {branch} {name}"), look);
-    vec![name, none(), none(), none(), consumed, lag, oldest, pending, retrying, none(), dead, owned]
+    let backlog = number(text::count(group.backlog, 9), Look::Plain);
+    vec![name, none(), none(), none(), consumed, backlog, lag, oldest, pending, retrying, none(), dead, owned]
 }
 
 /// The name of a group, and whether it is paused.

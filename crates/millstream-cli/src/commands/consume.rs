@@ -1,7 +1,5 @@
 //! `millstream consume`: a member of a group that prints messages, or runs a command for each.
 
-mod exec;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,16 +13,19 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
+use super::exec::Exec;
 use super::message::View;
 use super::message::format::FormatArgs;
 use crate::context::{self, Context};
-use crate::exit::{Exit, Interrupted};
+use crate::exit::{Exit, Interrupted, not_found};
 use crate::human;
 use crate::parse::{self, Position};
-use exec::Exec;
 
 /// How often it is asked whether anything is left, while nothing comes.
 const LOOK: Duration = Duration::from_millis(200);
+
+/// How often it is asked whether the group is paused, while nothing comes.
+const LOOK_FOR_PAUSE: Duration = Duration::from_secs(2);
 
 /// How many messages of a partition are read ahead at most, as by default.
 const PREFETCH: usize = 512;
@@ -39,13 +40,17 @@ const TO_TELL: Duration = Duration::from_secs(30);
 ///
 /// A message is done (acked) when it has been printed, or when its command has ended with 0. Other members of the group
 /// get other messages; if this one dies, they get what it had not done. It goes on until it is stopped: then it ends what
-/// it has begun, and gives the rest back. A second signal does not wait for commands.
+/// it has begun, and gives the rest back. A second signal does not wait for commands. Stopped before --limit or
+/// --until-empty came, it ends with exit code 130.
 ///
 /// With --exec the shell runs the command for each message: the payload is its stdin, and its environment has
 /// `MILLSTREAM_TOPIC`, `MILLSTREAM_GROUP`, `MILLSTREAM_PARTITION`, `MILLSTREAM_ID`, `MILLSTREAM_TIME_MS`, `MILLSTREAM_ATTEMPT`,
 /// `MILLSTREAM_KEY` if there is a key (`MILLSTREAM_KEY_BASE64` if it cannot stand in an environment), and `MILLSTREAM_HEADERS`
 /// as JSON. One that ends with anything but 0 has failed: its message comes back after a while, and after --max-attempts
-/// is a dead letter.
+/// is a dead letter. The reason that is kept is the last line of its stderr.
+///
+/// A message that is printed counts as done, wherever stdout leads: with stdout closed (`>&-`) that is nowhere, as with
+/// `> /dev/null`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream consume orders --group billing
@@ -57,7 +62,7 @@ pub(crate) struct Consume {
     /// The group; it is created if it is not there
     #[arg(long, short)]
     group: GroupName,
-    /// Where a group that is new begins: `earliest`, `latest`, an id, or a time. One that is there goes on where it is
+    /// Where a group that is new begins: `earliest`, `latest`, an id, or a time (`2h ago`, `2026-01-31`). One that is there goes on where it is
     #[arg(long, value_parser = parse::position, value_name = "POSITION", default_value = "earliest")]
     from: Position,
     /// Ends after so many messages; an attempt that failed counts as well
@@ -72,12 +77,22 @@ pub(crate) struct Consume {
     /// How often a message is tried before it becomes a dead letter
     #[arg(long, value_name = "N", default_value_t = 10, requires = "exec", value_parser = clap::value_parser!(u32).range(1..))]
     max_attempts: u32,
+    /// How long a message waits after its first failed attempt; then twice as long each time, and any time up to that
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "500ms", requires = "exec")]
+    retry_delay: Duration,
+    /// The longest of these times
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "60s", requires = "exec")]
+    max_retry_delay: Duration,
     /// How many commands run at once; messages with the same key one after the other
     #[arg(long, value_name = "N", default_value_t = 1, requires = "exec", value_parser = at_once)]
     concurrency: usize,
     /// How long a command may take; then it is killed, and has failed. Default: no limit
     #[arg(long, value_name = "TIME", value_parser = parse::duration, requires = "exec")]
     timeout: Option<Duration>,
+    /// A name that stays the same after a restart: its partitions are kept for it for 45 s. Nobody else may have it.
+    /// Default: host, process id, and a random part
+    #[arg(long, value_name = "NAME")]
+    member_id: Option<String>,
     #[command(flatten)]
     format: FormatArgs,
 }
@@ -91,16 +106,22 @@ fn at_once(text: &str) -> Result<usize, String> {
 
 /// Why it ends.
 enum Ended {
-    /// It was stopped, or has done what was asked.
+    /// It has done what was asked.
     Done,
+    /// By a signal.
+    Stopped,
     /// By an error, with the message that it came of and that is not done.
     Failed(anyhow::Error, Option<Pulled<Bytes>>),
 }
 
 impl Consume {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        let is_new = !cx.admin().groups(&self.topic).await.is_ok_and(|groups| groups.contains(&self.group));
         let puller = self.consumer(cx).await?.pull().await?;
-        let report = match &self.exec {
+        if is_new {
+            cx.output.note(&format!("created group {} of {} at {}", self.group, self.topic, self.from));
+        }
+        let (report, is_stopped) = match &self.exec {
             None => self.print(cx, puller).await?,
             Some(command) => {
                 let exec =
@@ -109,12 +130,18 @@ impl Consume {
             }
         };
         cx.output.note(&told(report));
+        // Without an end of its own, being stopped is how it ends.
+        if is_stopped && (self.limit.is_some() || self.until_empty) {
+            return Err(Interrupted.into());
+        }
         Ok(Exit::Done)
     }
 
     async fn consumer(&self, cx: &Context) -> Result<ConsumerBuilder<Bytes>> {
         let spec = match cx.admin().topic(&self.topic).await {
-            Err(error) if error.kind() == ErrorKind::NotFound => bail!("topic {} does not exist", self.topic),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(not_found(format!("topic {} does not exist", self.topic)));
+            }
             other => other?,
         };
         let topic =
@@ -126,9 +153,14 @@ impl Consume {
             .mq
             .consumer(topic, self.group.as_str())
             .start_from(self.from.start(cx.now_ms().await?))
-            .label("millstream-consume")
+            .label(here())
             .prefetch(limit.clamp(1, PREFETCH))
-            .retry(Exponential::default().attempts(self.max_attempts));
+            .retry(
+                Exponential::from(self.retry_delay)
+                    .up_to(self.max_retry_delay.max(self.retry_delay))
+                    .attempts(self.max_attempts),
+            );
+        let consumer = self.member_id.iter().fold(consumer, ConsumerBuilder::member_id);
         Ok(match self.concurrency {
             1 => consumer,
             several => consumer.concurrency(Concurrency::PerKey(several)),
@@ -136,22 +168,24 @@ impl Consume {
         .shutdown_timeout(UNTIL_THE_SECOND_SIGNAL))
     }
 
-    /// Prints messages, each before it is acked.
-    async fn print(&self, cx: &Context, puller: Puller<Bytes>) -> Result<Report> {
+    /// Prints messages, each before it is acked. Tells whether a signal ended it.
+    async fn print(&self, cx: &Context, puller: Puller<Bytes>) -> Result<(Report, bool)> {
         let mut printer = self.format.printer(cx);
         let mut left = self.limit.unwrap_or(u64::MAX);
         let stopped = context::stopped();
         tokio::pin!(stopped);
         let mut looks = Looks::new();
+        let mut pause = Pause::default();
         let ended = loop {
             if left == 0 {
                 break Ended::Done;
             }
             let pulled = tokio::select! {
                 biased;
-                stopped = &mut stopped => break stopped.map_or_else(|error| Ended::Failed(error, None), |()| Ended::Done),
+                stopped = &mut stopped => break stopped.map_or_else(|error| Ended::Failed(error, None), |()| Ended::Stopped),
                 pulled = puller.next() => pulled,
-                () = looks.next(), if self.until_empty => {
+                () = looks.next() => {
+                    self.tell_pause(cx, &mut pause).await;
                     match self.is_empty(cx).await {
                         Ok(true) => break Ended::Done,
                         Ok(false) => continue,
@@ -168,7 +202,8 @@ impl Consume {
             }
         };
         match ended {
-            Ended::Done => shut_down(puller).await,
+            Ended::Done => Ok((shut_down(puller).await?, false)),
+            Ended::Stopped => Ok((shut_down(puller).await?, true)),
             Ended::Failed(error, unprinted) => {
                 // What was not printed stays pending while this ends, and the next owner gets it first.
                 puller.shutdown_within(Duration::ZERO).await;
@@ -178,8 +213,8 @@ impl Consume {
         }
     }
 
-    /// Runs a command for each message.
-    async fn execute(&self, cx: &Context, puller: Puller<Bytes>, exec: Exec) -> Result<Report> {
+    /// Runs a command for each message. Tells whether a signal ended it.
+    async fn execute(&self, cx: &Context, puller: Puller<Bytes>, exec: Exec) -> Result<(Report, bool)> {
         let exec = Arc::new(exec);
         let output = cx.output;
         let mut left = self.limit.unwrap_or(u64::MAX);
@@ -188,6 +223,7 @@ impl Consume {
         let stopped = context::stopped();
         tokio::pin!(stopped);
         let mut looks = Looks::new();
+        let mut pause = Pause::default();
         let ended = loop {
             if left == 0 && running.is_empty() {
                 break Ended::Done;
@@ -195,10 +231,11 @@ impl Consume {
             let has_room = left > 0 && running.len() < self.concurrency;
             let pulled = tokio::select! {
                 biased;
-                stopped = &mut stopped => break stopped.map_or_else(|error| Ended::Failed(error, None), |()| Ended::Done),
+                stopped = &mut stopped => break stopped.map_or_else(|error| Ended::Failed(error, None), |()| Ended::Stopped),
                 Some(_) = running.join_next(), if !running.is_empty() => continue,
                 pulled = puller.next(), if has_room => pulled,
-                () = looks.next(), if self.until_empty && running.is_empty() => {
+                () = looks.next(), if running.is_empty() => {
+                    self.tell_pause(cx, &mut pause).await;
                     match self.is_empty(cx).await {
                         Ok(true) => break Ended::Done,
                         Ok(false) => continue,
@@ -214,7 +251,7 @@ impl Consume {
                 let view = View::given(&pulled);
                 let ended = tokio::select! {
                     biased;
-                    ended = exec.run(&view) => ended,
+                    ended = exec.run(&view, &[]) => ended,
                     // The other end lives as long as this.
                     _ = is_cut.wait_for(|is_cut| *is_cut) => return pulled.snooze(Duration::ZERO),
                 };
@@ -244,13 +281,35 @@ impl Consume {
         }
         let report = shut_down(puller).await?;
         match ended {
-            Ended::Done => Ok(report),
+            Ended::Done => Ok((report, false)),
+            Ended::Stopped => Ok((report, true)),
             Ended::Failed(error, _) => Err(error),
         }
     }
 
-    /// Whether the group has nothing left. What is not known is not nothing.
+    /// Says that the group is paused, or is not any more: else it would wait for ever, and nobody knew for what.
+    async fn tell_pause(&self, cx: &Context, pause: &mut Pause) {
+        if !pause.is_time() {
+            return;
+        }
+        // What cannot be asked is asked again, and whatever is wrong is told by the consumer.
+        let Ok(state) = cx.admin().group_state(&self.topic, &self.group).await else { return };
+        let (topic, group) = (&self.topic, &self.group);
+        match (state.paused, std::mem::replace(&mut pause.since, state.paused)) {
+            (Some(since), None) => cx.output.note(&format!(
+                "group {group} is paused since {}: waiting until `millstream group resume {topic} {group}`",
+                human::time(since)
+            )),
+            (None, Some(_)) => cx.output.note(&format!("group {group} goes on")),
+            _ => {}
+        }
+    }
+
+    /// Whether the group has nothing left, if that is its end. What is not known is not nothing.
     async fn is_empty(&self, cx: &Context) -> Result<bool> {
+        if !self.until_empty {
+            return Ok(false);
+        }
         let topic = Topic::raw("").named(self.topic.as_str());
         match cx.mq.stats(&topic, self.group.as_str()).await {
             Ok(stats) => Ok(stats.iter().all(|it| it.lag == Some(0) && it.pending == 0 && it.retrying == 0)),
@@ -275,6 +334,14 @@ async fn shut_down(puller: Puller<Bytes>) -> Result<Report> {
     }
 }
 
+/// What people see of us: on which machine, and which process.
+fn here() -> String {
+    let name = rustix::system::uname();
+    let host = name.nodename().to_string_lossy().into_owned();
+    // What is behind the first point says where, and not which.
+    format!("{}-{}", host.split('.').next().unwrap_or_default(), std::process::id())
+}
+
 fn over() -> anyhow::Error {
     anyhow::anyhow!("the consumer has ended by itself")
 }
@@ -288,6 +355,24 @@ fn told(report: Report) -> String {
         }
     }
     text
+}
+
+/// Whether the group is paused, as far as that was asked.
+#[derive(Default)]
+struct Pause {
+    since: Option<u64>,
+    looked: Option<Instant>,
+}
+
+impl Pause {
+    /// Whether it is to be asked: at first, and then from time to time.
+    fn is_time(&mut self) -> bool {
+        let is_time = self.looked.is_none_or(|at| at.elapsed() >= LOOK_FOR_PAUSE);
+        if is_time {
+            self.looked = Some(Instant::now());
+        }
+        is_time
+    }
 }
 
 /// When it is time to ask whether anything is left: when nothing has come for a while.

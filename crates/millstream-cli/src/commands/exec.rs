@@ -1,4 +1,4 @@
-//! A command for a message.
+//! A command that is run for a message, or for a dead letter.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,37 +11,41 @@ use anyhow::{Context as _, Result, bail};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
-use millstream::{Envelope, GroupName};
+use millstream::GroupName;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{ChildStdin, Command};
 
+use super::complaint::Complaint;
 use crate::commands::message::{Body, View, json};
+use crate::human;
 
 /// What is run, and for how long it may.
 #[derive(Debug)]
-pub(super) struct Exec {
-    pub(super) command: String,
-    pub(super) group: GroupName,
-    pub(super) timeout: Option<Duration>,
+pub(crate) struct Exec {
+    pub(crate) command: String,
+    pub(crate) group: GroupName,
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Exec {
-    /// Runs it for a message. Dropped before it has ended, it is killed.
+    /// Runs it for a message, with `more` in its environment. What is no message is given with its fields, as JSON. Dropped
+    /// before it has ended, it is killed.
     ///
     /// # Errors
     /// If it cannot be run, or does not end with 0 in time.
-    pub(super) async fn run(&self, view: &View) -> Result<()> {
-        let Body::Message(envelope) = &view.body else { bail!("it is no message") };
+    pub(crate) async fn run(&self, view: &View, more: &[(&str, String)]) -> Result<()> {
         let mut command = Command::new("sh");
-        command.arg("-c").arg(&self.command).stdin(Stdio::piped());
+        command.arg("-c").arg(&self.command).stdin(Stdio::piped()).stderr(Stdio::piped());
         // A group of its own: Ctrl-C is for us, who let it end its work; and what it has started ends with it.
         command.process_group(0).kill_on_drop(true);
-        self.describe(&mut command, view, envelope)?;
+        let payload = self.describe(&mut command, view)?;
+        // An environment has no zeros.
+        command.envs(more.iter().map(|(name, value)| (name, value.replace('\0', "\\0"))));
         let mut child = command.spawn().context("cannot run sh")?;
         let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
         let stdin = child.stdin.take();
-        let payload = envelope.payload.clone();
+        let complaint = Complaint::of(child.stderr.take());
         let ends = async {
             let mut feeding = std::pin::pin!(feed(stdin, payload));
             tokio::select! {
@@ -56,31 +60,45 @@ impl Exec {
             None => ends.await?,
             Some(timeout) => match tokio::time::timeout(timeout, ends).await {
                 Ok(ended) => ended?,
-                Err(_) => bail!("the command took longer than {}", crate::human::duration(timeout)),
+                Err(_) => bail!("the command took longer than {}", human::duration(timeout)),
             },
         };
         // What it has left running on purpose goes on.
         group.0 = None;
-        if status.success() { Ok(()) } else { bail!("the command {}", ended(status)) }
+        match (status.success(), complaint.last().await) {
+            (true, _) => Ok(()),
+            (false, None) => bail!("the command {}", ended(status)),
+            (false, Some(last)) => bail!("the command {}: {last}", ended(status)),
+        }
     }
 
-    fn describe(&self, command: &mut Command, view: &View, envelope: &Envelope) -> Result<()> {
+    /// Tells the command what it is run for, and gives back what it can read.
+    fn describe(&self, command: &mut Command, view: &View) -> Result<Bytes> {
         command
             .env("MILLSTREAM_TOPIC", view.topic_partition.topic.as_str())
             .env("MILLSTREAM_GROUP", self.group.as_str())
             .env("MILLSTREAM_PARTITION", view.topic_partition.partition.to_string())
             .env("MILLSTREAM_ID", view.id.to_string())
             .env("MILLSTREAM_TIME_MS", view.id.ms.to_string())
-            .env("MILLSTREAM_ATTEMPT", view.attempt.unwrap_or(1).to_string())
-            .env("MILLSTREAM_HEADERS", json::headers(&envelope.headers)?);
+            .env("MILLSTREAM_ATTEMPT", view.attempt.unwrap_or(1).to_string());
         // Ours are not those of the message before, of a command that runs this one.
-        command.env_remove("MILLSTREAM_KEY").env_remove("MILLSTREAM_KEY_BASE64");
+        for name in ["MILLSTREAM_KEY", "MILLSTREAM_KEY_BASE64", "MILLSTREAM_MALFORMED"] {
+            command.env_remove(name);
+        }
+        let envelope = match &view.body {
+            Body::Message(envelope) => envelope,
+            Body::Malformed(why, fields) => {
+                command.env("MILLSTREAM_HEADERS", "{}").env("MILLSTREAM_MALFORMED", why.replace('\0', "\\0"));
+                return Ok(json::fields(fields).into());
+            }
+        };
+        command.env("MILLSTREAM_HEADERS", json::headers(&envelope.headers)?);
         match &envelope.key {
             None => {}
             Some(key) if key.contains(&0) => drop(command.env("MILLSTREAM_KEY_BASE64", BASE64.encode(key))),
             Some(key) => drop(command.env("MILLSTREAM_KEY", OsStr::from_bytes(key))),
         }
-        Ok(())
+        Ok(envelope.payload.clone())
     }
 }
 
@@ -117,19 +135,23 @@ impl Drop for Group {
 mod tests {
     use std::time::Instant;
 
-    use millstream::{MessageId, TopicPartition};
+    use millstream::{Envelope, MessageId, TopicPartition};
 
     use super::*;
 
-    fn view(envelope: Envelope) -> View {
+    fn view(body: Body) -> View {
         let topic_partition = TopicPartition::new("orders".parse().expect("a name"), 3);
-        View { topic_partition, id: MessageId::new(7, 1), attempt: Some(2), body: Body::Message(envelope) }
+        View { topic_partition, id: MessageId::new(7, 1), attempt: Some(2), body }
     }
 
     async fn ran(command: &str, envelope: Envelope) -> Result<(), String> {
+        ran_for(command, Body::Message(envelope), &[]).await
+    }
+
+    async fn ran_for(command: &str, body: Body, more: &[(&str, String)]) -> Result<(), String> {
         let group = "billing".parse().expect("a name");
         let exec = Exec { command: command.into(), group, timeout: Some(Duration::from_secs(2)) };
-        exec.run(&view(envelope)).await.map_err(|error| error.to_string())
+        exec.run(&view(body), more).await.map_err(|error| error.to_string())
     }
 
     #[tokio::test]
@@ -149,10 +171,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_no_message_is_given_with_its_fields() {
+        let body = Body::Malformed("no payload field".into(), vec![("a".into(), "1".into())]);
+        let says = r#"
+            test "$MILLSTREAM_MALFORMED/$MILLSTREAM_HEADERS/${MILLSTREAM_KEY-none}" = "no payload field/{}/none" || exit 2
+            test "$(cat)" = '[["a","1"]]' || exit 3
+            test "$MILLSTREAM_ERROR" = 'it\0broke' || exit 4
+        "#;
+        let more = [("MILLSTREAM_ERROR", "it\0broke".to_owned())];
+        assert_eq!(ran_for(says, body, &more).await, Ok(()));
+    }
+
+    #[tokio::test]
     async fn how_it_ended_is_told() {
         let large = Envelope::new(vec![b'x'; 1 << 20]);
         assert_eq!(ran("exit 0", large.clone()).await, Ok(()), "it need not read what it is given");
         assert_eq!(ran("exit 3", large).await, Err("the command ended with exit code 3".into()));
+        assert_eq!(
+            ran("echo first >&2; echo 'no gate' >&2; echo >&2; exit 4", Envelope::new("")).await,
+            Err("the command ended with exit code 4: no gate".into())
+        );
         assert_eq!(
             ran("kill -9 $$", Envelope::new("")).await,
             Err("the command was killed by signal 9".into())

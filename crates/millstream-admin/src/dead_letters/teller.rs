@@ -1,0 +1,56 @@
+//! What observers hear of what is done with dead letters.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millstream_core::event::{Event, LetterWork, Observer};
+use millstream_core::{GroupName, TopicPartition};
+
+/// Tells an observer of one group's letters.
+#[derive(Clone)]
+pub(super) struct Teller {
+    observer: Arc<dyn Observer>,
+    group: GroupName,
+}
+
+/// What came of it, in one partition.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Came {
+    pub(super) done: usize,
+    pub(super) passed_over: usize,
+    pub(super) refused: usize,
+}
+
+impl Teller {
+    pub(super) fn new(observer: &Arc<dyn Observer>, group: &GroupName) -> Self {
+        Self { observer: observer.clone(), group: group.clone() }
+    }
+
+    /// Of nothing it tells nothing.
+    pub(super) fn tell(&self, topic_partition: &TopicPartition, work: LetterWork, came: Came) {
+        let Came { done, passed_over, refused } = came;
+        if done + passed_over + refused > 0 {
+            let group = &self.group;
+            self.observer.observe(&Event::DeadLetters {
+                topic_partition,
+                group,
+                work,
+                done,
+                passed_over,
+                refused,
+            });
+        }
+    }
+
+    /// So many of those that were asked for.
+    pub(super) fn of(&self, topic_partition: &TopicPartition, work: LetterWork, done: usize, asked: usize) {
+        let passed_over = asked.saturating_sub(done);
+        self.tell(topic_partition, work, Came { done, passed_over, refused: 0 });
+    }
+}
+
+impl fmt::Debug for Teller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Teller").field("group", &self.group).finish_non_exhaustive()
+    }
+}

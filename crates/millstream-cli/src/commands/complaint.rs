@@ -1,0 +1,98 @@
+//! What a command says on stderr: it is passed on, and the last line of it stays, as the reason if it fails.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::process::ChildStderr;
+use tokio::task::JoinHandle;
+
+use super::message::plain;
+
+/// The most bytes that stay.
+const MOST: usize = 500;
+
+/// How long it is waited for the rest of what was said. What the command has left running may keep its stderr open.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// The stderr of a command.
+#[derive(Debug)]
+pub(super) struct Complaint {
+    tail: Arc<Mutex<Tail>>,
+    /// Goes on as long as anybody writes there.
+    passing: JoinHandle<()>,
+}
+
+/// The last line that is not empty, and the one that is being written.
+#[derive(Debug, Default)]
+struct Tail {
+    last: Vec<u8>,
+    line: Vec<u8>,
+}
+
+impl Complaint {
+    /// Begins to pass it on.
+    pub(super) fn of(stderr: Option<ChildStderr>) -> Self {
+        let tail: Arc<Mutex<Tail>> = Arc::default();
+        let heard = tail.clone();
+        let passing = tokio::spawn(async move {
+            let Some(mut stderr) = stderr else { return };
+            let mut buffer = vec![0; 8 << 10];
+            while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
+                heard.lock().unwrap_or_else(PoisonError::into_inner).hear(&buffer[..read]);
+                // Whoever closed ours does not want to know.
+                let _ = std::io::stderr().write_all(&buffer[..read]);
+            }
+        });
+        Self { tail, passing }
+    }
+
+    /// The last line, when the command has ended.
+    pub(super) async fn last(mut self) -> Option<String> {
+        let _ = tokio::time::timeout(PATIENCE, &mut self.passing).await;
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner).told()
+    }
+}
+
+impl Tail {
+    fn hear(&mut self, bytes: &[u8]) {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let room = MOST.saturating_sub(self.line.len());
+            self.line.extend_from_slice(&piece[..piece.len().min(room)]);
+            if piece.ends_with(b"\n") {
+                let line = std::mem::take(&mut self.line);
+                if !line.trim_ascii().is_empty() {
+                    self.last = line;
+                }
+            }
+        }
+    }
+
+    fn told(&self) -> Option<String> {
+        let line = if self.line.trim_ascii().is_empty() { &self.last } else { &self.line };
+        let line = line.trim_ascii();
+        (!line.is_empty()).then(|| plain::line(line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(pieces: &[&[u8]]) -> Option<String> {
+        let mut tail = Tail::default();
+        pieces.iter().for_each(|piece| tail.hear(piece));
+        tail.told()
+    }
+
+    #[test]
+    fn the_last_line_that_says_something_stays() {
+        assert_eq!(told(&[]), None);
+        assert_eq!(told(&[b"\n \n"]), None);
+        assert_eq!(told(&[b"one\ntw", b"o\n\n  \n"]).as_deref(), Some("two"));
+        assert_eq!(told(&[b"one\n", b" two"]).as_deref(), Some("two"), "it need not end");
+        let long = [b'x'; 2_000];
+        assert_eq!(told(&[&long, b"y\n"]).map(|it| it.len()), Some(MOST));
+    }
+}

@@ -1,0 +1,223 @@
+//! Who says what becomes of a letter: options, a command, or somebody who is asked; and prints it.
+
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::Result;
+use millstream::{DeadLetter, DeadLetterOutcome};
+use serde::Serialize;
+use tokio::sync::{mpsc, watch};
+
+use super::{Ended, Fate, question};
+use crate::commands::dlq::look::{self, Shown};
+use crate::commands::exec::Exec;
+use crate::commands::message::{Body, View, plain};
+use crate::output::Output;
+
+/// Who says what becomes of a letter.
+#[derive(Debug)]
+pub(super) enum Choice {
+    Fixed(Fate),
+    /// Somebody, for each.
+    Asked,
+    /// A command, and what becomes of it if that ends well.
+    Command(Exec, Fate),
+}
+
+/// How far it is with ending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Open,
+    /// Nobody is asked any more.
+    Stopping,
+    /// Commands are killed.
+    Cut,
+}
+
+/// Handles letters. Shared by all that are handled at once.
+#[derive(Debug)]
+pub(super) struct Clerk {
+    output: Output,
+    choice: Choice,
+    dry_run: bool,
+    /// How many may still be begun.
+    left: AtomicU64,
+    /// How many have not ended yet, of a limit.
+    open: AtomicU64,
+    /// How many were given back as if they had never been here.
+    untouched: AtomicU64,
+    /// With how many a command failed.
+    failed: AtomicU64,
+    stage: watch::Sender<Stage>,
+    ends: mpsc::UnboundedSender<Ended>,
+    /// Whether the titles stand over the lines; held while something is printed.
+    titled: Mutex<bool>,
+}
+
+/// A letter with what becomes of it, for programs.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    letter: Shown<'a>,
+    then: &'a str,
+}
+
+/// It goes back at once, and nothing is said of it.
+const UNTOUCHED: DeadLetterOutcome = DeadLetterOutcome::LeaveFor(Duration::ZERO);
+
+impl Clerk {
+    /// With where it tells that it has ended.
+    pub(super) fn new(
+        output: Output,
+        choice: Choice,
+        limit: Option<u64>,
+        dry_run: bool,
+    ) -> (Self, mpsc::UnboundedReceiver<Ended>) {
+        let (ends, ended) = mpsc::unbounded_channel();
+        let limit = limit.unwrap_or(u64::MAX);
+        let clerk = Self {
+            output,
+            choice,
+            dry_run,
+            left: AtomicU64::new(limit),
+            open: AtomicU64::new(limit),
+            untouched: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            stage: watch::Sender::new(Stage::Open),
+            ends,
+            titled: Mutex::new(!std::io::stdout().is_terminal()),
+        };
+        (clerk, ended)
+    }
+
+    /// Nobody is asked any more.
+    pub(super) fn stop(&self) {
+        self.stage.send_replace(Stage::Stopping);
+    }
+
+    /// Commands are killed.
+    pub(super) fn cut(&self) {
+        self.stage.send_replace(Stage::Cut);
+    }
+
+    /// How many were given back as if they had never been here.
+    pub(super) fn untouched(&self) -> u64 {
+        self.untouched.load(Ordering::Relaxed)
+    }
+
+    /// With how many a command failed.
+    pub(super) fn failed(&self) -> u64 {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// What becomes of a letter, after it was printed.
+    pub(super) async fn handle(&self, letter: &DeadLetter) -> DeadLetterOutcome {
+        let begun = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if begun.is_err() || *self.stage.borrow() != Stage::Open {
+            return self.untouched_letter();
+        }
+        let fate = match self.chosen(letter).await {
+            Ok(Some(fate)) => fate,
+            Ok(None) => return self.untouched_letter(),
+            Err(error) => {
+                self.end(Ended::Failed(error));
+                return self.untouched_letter();
+            }
+        };
+        if let Err(error) = self.print(letter, fate) {
+            // What was not printed is not done.
+            self.end(Ended::Failed(error));
+            return self.untouched_letter();
+        }
+        if self.open.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.end(Ended::Done);
+        }
+        match fate {
+            _ if self.dry_run => UNTOUCHED,
+            Fate::Purge => DeadLetterOutcome::Delete,
+            Fate::Replay => DeadLetterOutcome::Replay,
+            Fate::Leave => DeadLetterOutcome::Leave,
+        }
+    }
+
+    /// `None` if it was stopped before anything was chosen.
+    async fn chosen(&self, letter: &DeadLetter) -> Result<Option<Fate>> {
+        match &self.choice {
+            Choice::Fixed(fate) => Ok(Some(*fate)),
+            Choice::Asked => {
+                let answer = tokio::select! {
+                    biased;
+                    () = self.reached(Stage::Stopping) => return Ok(None),
+                    answer = question::ask(letter) => answer?,
+                };
+                if answer.is_none() {
+                    self.end(Ended::Stopped);
+                }
+                Ok(answer)
+            }
+            Choice::Command(exec, fate) => {
+                let (view, more) = described(letter);
+                let ended = tokio::select! {
+                    biased;
+                    () = self.reached(Stage::Cut) => return Ok(None),
+                    ended = exec.run(&view, &more) => ended,
+                };
+                match ended {
+                    Ok(()) => Ok(Some(*fate)),
+                    Err(error) => {
+                        self.failed.fetch_add(1, Ordering::Relaxed);
+                        let place = &letter.topic_partition;
+                        self.output.note(&format!("{place} {}: {error:#}: it is left", letter.id));
+                        Ok(Some(Fate::Leave))
+                    }
+                }
+            }
+        }
+    }
+
+    async fn reached(&self, stage: Stage) {
+        // The other end lives as long as this.
+        let _ = self.stage.subscribe().wait_for(|now| *now >= stage).await;
+    }
+
+    /// With a command, that says what there is to say; programs are told all the same.
+    fn print(&self, letter: &DeadLetter, fate: Fate) -> Result<()> {
+        if !self.output.is_json() && matches!(self.choice, Choice::Command(..)) {
+            return Ok(());
+        }
+        let mut titled = self.titled.lock().unwrap_or_else(PoisonError::into_inner);
+        let had_titles = std::mem::replace(&mut *titled, true);
+        self.output.show(&Line { letter: Shown(letter), then: fate.as_str() }, |_| {
+            let titles = if had_titles { "" } else { look::TITLES };
+            format!("{titles}{}", look::line(letter, fate.as_str()))
+        })
+    }
+
+    fn untouched_letter(&self) -> DeadLetterOutcome {
+        self.untouched.fetch_add(1, Ordering::Relaxed);
+        UNTOUCHED
+    }
+
+    fn end(&self, ended: Ended) {
+        // Nobody hears it who has ended already.
+        let _ = self.ends.send(ended);
+    }
+}
+
+/// What a command is told of a letter.
+fn described(letter: &DeadLetter) -> (View, [(&'static str, String); 3]) {
+    let view = View {
+        topic_partition: letter.topic_partition.clone(),
+        id: letter.id,
+        attempt: Some(letter.attempts),
+        body: Body::of(&letter.body),
+    };
+    let more = [
+        ("MILLSTREAM_REASON", plain::line(letter.reason.as_str().as_bytes())),
+        ("MILLSTREAM_ERROR", letter.error.clone()),
+        ("MILLSTREAM_ORIGIN", letter.origin.to_string()),
+    ];
+    (view, more)
+}

@@ -1,0 +1,269 @@
+//! `millstream dlq consume`: dead letters as they come, and what becomes of each.
+
+mod clerk;
+mod question;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+use bytes::Bytes;
+use clap::{Args, ValueEnum};
+use millstream::{DeadLetterConfig, DeadLetterReport, Topic};
+use tokio::time::MissedTickBehavior;
+
+use crate::commands::DryRun;
+use crate::commands::exec::Exec;
+use crate::commands::group::Of;
+use crate::context::{self, Context};
+use crate::exit::{Exit, Interrupted, Usage};
+use crate::{human, parse};
+use clerk::{Choice, Clerk};
+
+/// How often it is looked for letters that are new.
+const POLL: Duration = Duration::from_secs(1);
+
+/// The same, where it ends as soon as there is none.
+const SOON: Duration = Duration::from_millis(200);
+
+/// So long nothing is given up that was begun: until the second signal.
+const UNTIL_THE_SECOND_SIGNAL: Duration = Duration::from_secs(24 * 3_600);
+
+/// In a dry run no letter is shown twice.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
+
+/// Prints dead letters as they come; each is left, replayed to its group, or purged
+///
+/// Any number may do so at the same time: none gets a letter that another one has in hand. A letter that is left stays, and
+/// comes again after --leave-for. It goes on until it is stopped; then it gives back what it had in hand. Stopped before
+/// --limit or --until-empty came, it ends with exit code 130.
+///
+/// With --exec the shell runs the command for each letter, and if that ends with 0, it becomes of the letter what --then
+/// says; else the letter is left. Its stdin is the payload, and its environment what `consume --exec` gives (the id is that of
+/// the letter), with `MILLSTREAM_REASON`, `MILLSTREAM_ERROR` and `MILLSTREAM_ORIGIN`. Of what is no message it gets the fields as
+/// JSON, and `MILLSTREAM_MALFORMED` says why it is none. A second signal does not wait for commands.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream dlq consume orders billing
+  millstream dlq consume orders billing --then ask
+  millstream dlq consume orders billing --then purge --until-empty --yes --json >> letters.ndjson
+  millstream dlq consume orders billing --then replay --exec 'jq -e .mended' --yes")]
+pub(super) struct Consume {
+    #[command(flatten)]
+    of: Of,
+    /// What becomes of a letter
+    #[arg(long, value_enum, default_value_t = Then::Leave)]
+    then: Then,
+    /// Runs this command for each letter, and leaves those with which it fails
+    #[arg(long, value_name = "COMMAND", conflicts_with = "dry_run")]
+    exec: Option<String>,
+    /// How many commands run at once, of each partition
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "exec", value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    concurrency: u16,
+    /// How long a command may take; then it is killed, and has failed. Default: no limit
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, requires = "exec")]
+    timeout: Option<Duration>,
+    /// How long a letter that is left is not handled again, by any consumer of dead letters
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "1h")]
+    leave_for: Duration,
+    /// Ends after so many letters; one that is left counts as well
+    #[arg(long, value_name = "N")]
+    limit: Option<u64>,
+    /// Ends when there is no letter that it could take: none that others have in hand, or that was left for later
+    #[arg(long)]
+    until_empty: bool,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// What becomes of a letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Then {
+    /// It stays where it is
+    Leave,
+    /// It goes back to its group, as a first attempt
+    Replay,
+    /// It is deleted for good
+    Purge,
+    /// Somebody is asked, for each
+    Ask,
+}
+
+/// What becomes of a letter, when that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Leave,
+    Replay,
+    Purge,
+}
+
+impl Then {
+    /// `None` if somebody has to be asked.
+    fn fate(self) -> Option<Fate> {
+        match self {
+            Self::Leave => Some(Fate::Leave),
+            Self::Replay => Some(Fate::Replay),
+            Self::Purge => Some(Fate::Purge),
+            Self::Ask => None,
+        }
+    }
+}
+
+impl Fate {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Leave => "leave",
+            Self::Replay => "replay",
+            Self::Purge => "purge",
+        }
+    }
+}
+
+/// How it ended.
+#[derive(Debug)]
+enum Ended {
+    /// As it was asked to.
+    Done,
+    /// By a signal, or by whoever was asked.
+    Stopped,
+    Failed(anyhow::Error),
+}
+
+impl Consume {
+    pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
+        self.of.known(cx).await?;
+        let Of { topic, group } = &self.of;
+        let choice = self.choice()?;
+        match self.then {
+            _ if self.dry.dry_run => cx.output.note("dry run: every letter is left as it is"),
+            Then::Leave | Then::Ask => {}
+            Then::Replay => cx.confirm(&format!("Replay the dead letters of {group} as they come?"))?,
+            Then::Purge => {
+                cx.confirm(&format!("Delete the dead letters of {group} for good as they come?"))?;
+            }
+        }
+        if self.limit == Some(0) {
+            return Ok(Exit::Done);
+        }
+        let (clerk, mut ends) = Clerk::new(cx.output, choice, self.limit, self.dry.dry_run);
+        let clerk = Arc::new(clerk);
+        let stopped = context::stopped();
+        tokio::pin!(stopped);
+        // Letters are printed as soon as it has started: from now on a signal is noticed, and not the end.
+        tokio::select! {
+            biased;
+            stopped = &mut stopped => {
+                stopped?;
+                return self.is_stopped();
+            }
+            () = std::future::ready(()) => {}
+        }
+        let handler = {
+            let clerk = clerk.clone();
+            move |letter: millstream::Letter<Bytes>| {
+                let clerk = clerk.clone();
+                async move { clerk.handle(&letter.dead).await }
+            }
+        };
+        let dead = cx.mq.dead_letter_consumer(Topic::raw("").named(topic.as_str()), group.as_str());
+        let consumer = dead.config(self.config()).start(handler).await?;
+        let mut looks = tokio::time::interval(SOON);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let ended = loop {
+            tokio::select! {
+                biased;
+                stopped = &mut stopped => break stopped.map_or_else(Ended::Failed, |()| Ended::Stopped),
+                Some(ended) = ends.recv() => break ended,
+                _ = looks.tick(), if self.until_empty => {
+                    if consumer.report().idle > 0 {
+                        break Ended::Done;
+                    }
+                }
+            }
+        };
+        // Whoever is asked need not answer any more; commands that run may end.
+        clerk.stop();
+        let shutdown = consumer.shutdown();
+        tokio::pin!(shutdown);
+        let report = tokio::select! {
+            biased;
+            report = &mut shutdown => report,
+            // The one of before is spent.
+            again = context::stopped() => {
+                again?;
+                clerk.cut();
+                shutdown.await
+            }
+        };
+        if let Ended::Failed(error) = ended {
+            return Err(error);
+        }
+        cx.output.note(&told(report, clerk.untouched(), clerk.failed()));
+        if matches!(ended, Ended::Stopped) { self.is_stopped() } else { Ok(Exit::Done) }
+    }
+
+    /// Without an end of its own, being stopped is how it ends.
+    fn is_stopped(&self) -> Result<Exit> {
+        if self.limit.is_some() || self.until_empty { Err(Interrupted.into()) } else { Ok(Exit::Done) }
+    }
+
+    fn choice(&self) -> Result<Choice> {
+        Ok(match (self.then.fate(), &self.exec) {
+            (Some(fate), Some(command)) => {
+                let (command, group) = (command.clone(), self.of.group.clone());
+                Choice::Command(Exec { command, group, timeout: self.timeout }, fate)
+            }
+            (Some(fate), None) => Choice::Fixed(fate),
+            (None, Some(_)) => return Err(Usage("--then ask goes without --exec".to_owned()).into()),
+            (None, None) => {
+                question::possible()?;
+                Choice::Asked
+            }
+        })
+    }
+
+    fn config(&self) -> DeadLetterConfig {
+        let mut config = DeadLetterConfig::default();
+        config.poll = if self.until_empty { SOON } else { POLL };
+        config.leave_for = self.leave_for;
+        config.concurrency = usize::from(self.concurrency);
+        config.shutdown_timeout = UNTIL_THE_SECOND_SIGNAL;
+        if self.dry.dry_run {
+            config.sweep = NEVER;
+        }
+        config
+    }
+}
+
+/// What was done, for people; `untouched` are those that were only given back, `failed` those with which a command failed.
+fn told(report: DeadLetterReport, untouched: u64, failed: u64) -> String {
+    let DeadLetterReport { deleted, replayed, left, lost, .. } = report;
+    let left = left.saturating_sub(untouched);
+    let mut text = human::of(deleted + replayed + left + lost, "letter", "letters");
+    let parts = [
+        (replayed, "replayed"),
+        (deleted, "purged"),
+        (left, "left"),
+        (failed, "failed"),
+        (lost, "in other hands by then"),
+    ];
+    let parts = parts.iter().filter(|(count, _)| *count > 0);
+    for (at, (count, what)) in parts.enumerate() {
+        text += if at == 0 { ": " } else { ", " };
+        text += &format!("{} {what}", human::count(*count));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_only_given_back_is_not_told() {
+        let mut report = DeadLetterReport::default();
+        assert_eq!(told(report, 0, 0), "0 letters");
+        (report.deleted, report.left, report.replayed) = (1, 5, 1_000);
+        assert_eq!(told(report, 3, 1), "1,003 letters: 1,000 replayed, 1 purged, 2 left, 1 failed");
+    }
+}

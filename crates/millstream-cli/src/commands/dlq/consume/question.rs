@@ -1,0 +1,81 @@
+//! Asking somebody what is to become of a letter.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use anyhow::{Context as _, Result};
+use millstream::DeadLetter;
+use tokio::sync::oneshot;
+
+use super::Fate;
+use crate::commands::dlq::look;
+use crate::exit::Usage;
+
+/// Whether anybody can be asked.
+///
+/// # Errors
+/// [`Usage`] if stdin is no terminal.
+pub(super) fn possible() -> Result<()> {
+    if io::stdin().is_terminal() {
+        return Ok(());
+    }
+    Err(Usage("--then ask needs a terminal: say leave, replay or purge".to_owned()).into())
+}
+
+/// Shows a letter, and asks until there is an answer; `None` to end here.
+///
+/// # Errors
+/// If it cannot be asked.
+pub(super) async fn ask(letter: &DeadLetter) -> Result<Option<Fate>> {
+    let story = look::story(letter);
+    let (tell, told) = oneshot::channel();
+    // On a thread that nobody waits for: a read from a terminal ends when somebody types, and not before.
+    std::thread::Builder::new()
+        .name("question".to_owned())
+        .spawn(move || {
+            // Whoever asked may have gone.
+            let _ = tell.send(answer(&story));
+        })
+        .context("nobody can be asked")?;
+    told.await.context("nobody can be asked")?
+}
+
+fn answer(story: &str) -> Result<Option<Fate>> {
+    let mut stderr = io::stderr();
+    writeln!(stderr, "{story}\n")?;
+    loop {
+        write!(stderr, "leave, replay, purge or quit? [l/r/p/q] ")?;
+        stderr.flush()?;
+        let mut line = String::new();
+        if io::stdin().lock().read_line(&mut line)? == 0 {
+            return Ok(None);
+        }
+        if let Some(answer) = understood(&line) {
+            return Ok(answer);
+        }
+    }
+}
+
+/// `None` if it is no answer.
+fn understood(line: &str) -> Option<Option<Fate>> {
+    match line.trim().to_lowercase().as_str() {
+        "l" | "leave" => Some(Some(Fate::Leave)),
+        "r" | "replay" => Some(Some(Fate::Replay)),
+        "p" | "purge" => Some(Some(Fate::Purge)),
+        "q" | "quit" => Some(None),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_a_word_or_its_letter() {
+        assert_eq!(understood("l\n"), Some(Some(Fate::Leave)));
+        assert_eq!(understood(" Replay\n"), Some(Some(Fate::Replay)));
+        assert_eq!(understood("p"), Some(Some(Fate::Purge)));
+        assert_eq!(understood("quit"), Some(None));
+        assert_eq!([understood(""), understood("y"), understood("pp")], [None; 3]);
+    }
+}

@@ -1,0 +1,84 @@
+//! One of many that cannot be looked at: it is named, and the others are told all the same.
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::human;
+
+/// What could not be looked at, and why.
+#[derive(Debug, Serialize)]
+pub(super) struct Failed {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) topic: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) group: Option<String>,
+    pub(super) error: String,
+}
+
+impl Failed {
+    pub(super) fn topic(topic: &impl ToString, error: &millstream::Error) -> Self {
+        Self { topic: Some(topic.to_string()), group: None, error: error.to_string() }
+    }
+
+    pub(super) fn group(group: &impl ToString, error: &millstream::Error) -> Self {
+        Self { topic: None, group: Some(group.to_string()), error: error.to_string() }
+    }
+
+    pub(super) fn of(self, topic: &impl ToString) -> Self {
+        Self { topic: Some(topic.to_string()), ..self }
+    }
+
+    fn line(&self) -> String {
+        let what = match (&self.topic, &self.group) {
+            (Some(topic), Some(group)) => format!("group {group} of topic {topic}: "),
+            (Some(topic), None) => format!("topic {topic}: "),
+            (None, Some(group)) => format!("group {group}: "),
+            (None, None) => String::new(),
+        };
+        what + &self.error
+    }
+
+    /// Says of each why it is not told.
+    pub(super) fn note<'a>(cx: &Context, failed: impl IntoIterator<Item = &'a Self>) {
+        failed.into_iter().for_each(|it| cx.output.note(&it.line()));
+    }
+
+    /// How a command ends that has told all others.
+    pub(super) fn end<'a>(cx: &Context, failed: impl IntoIterator<Item = &'a Self>) -> Result<Exit> {
+        let failed: Vec<&Self> = failed.into_iter().collect();
+        Self::note(cx, failed.iter().copied());
+        match failed.len() as u64 {
+            0 => Ok(Exit::Done),
+            some => bail!(
+                "{} could not be looked at; `millstream verify` says more",
+                human::of(some, "thing", "things")
+            ),
+        }
+    }
+}
+
+/// One of a list: as it is, or why that is not told.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Told<T> {
+    As(T),
+    Not(Failed),
+}
+
+impl<T> Told<T> {
+    pub(super) fn known(all: &[Self]) -> impl Iterator<Item = &T> {
+        all.iter().filter_map(|it| match it {
+            Self::As(it) => Some(it),
+            Self::Not(_) => None,
+        })
+    }
+
+    pub(super) fn failed(all: &[Self]) -> impl Iterator<Item = &Failed> {
+        all.iter().filter_map(|it| match it {
+            Self::As(_) => None,
+            Self::Not(failed) => Some(failed),
+        })
+    }
+}

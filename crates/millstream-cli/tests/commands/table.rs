@@ -1,0 +1,256 @@
+//! What holds for every command, whatever it does: a line of a table for each, on a place where everything is hostile.
+//!
+//! Every command prints JSON if it is asked to; what it prints tells a terminal nothing; what changes something has a dry
+//! run that changes nothing; and what cannot be undone is not done unless it was confirmed.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use millstream::delay::{DelayQueue, Task};
+use millstream::layers::core::{Envelope, History, Reason, wire};
+use millstream::{
+    DeadLetter, Delivery, MessageId, Millstream, Never, Outcome, Retention, Topic, TopicPartition,
+};
+use serde_json::Value;
+
+use crate::cli::{Cli, Ran, bare};
+use crate::feed::eventually;
+use crate::help;
+
+/// What nothing may be left of in what people see.
+const NASTY: &str = "\x1b]0;owned\x07\x1b[31m\u{9b}2J\u{202e}";
+
+/// The same of an id, which has no control characters.
+const TURNED: &str = "turned\u{202e}round";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Does {
+    /// It looks.
+    Looks,
+    /// It changes something, and has a dry run.
+    Changes,
+    /// The same, and it asks before.
+    Asks,
+}
+use Does::{Asks, Changes, Looks};
+
+/// Every command that talks to the queue, with arguments that fit the place. Not those that make something of the command
+/// itself (completions, man), and not `bench`, which makes its own place and has its own tests.
+const COMMANDS: &[(&str, &str, Does)] = &[
+    ("topic list", "", Looks),
+    ("topic describe", "orders", Looks),
+    ("topic create", "more --partitions 2", Changes),
+    ("topic alter", "orders --retention consumed", Asks),
+    ("topic expand", "orders 4", Asks),
+    ("topic delete", "orders", Asks),
+    ("group list", "orders", Looks),
+    ("group describe", "orders billing", Looks),
+    ("group create", "orders more", Changes),
+    ("group reset", "orders billing --to earliest", Looks),
+    ("group pause", "orders billing", Changes),
+    ("group resume", "orders billing", Changes),
+    ("group delete", "orders billing", Asks),
+    ("group pins", "orders", Looks),
+    ("group expire", "orders --idle 1s", Changes),
+    ("lag", "", Looks),
+    ("owners", "orders billing", Looks),
+    ("pending", "orders billing", Looks),
+    ("retries list", "orders billing", Looks),
+    ("memory", "", Looks),
+    ("dlq list", "orders billing", Looks),
+    ("dlq show", "orders billing LETTER", Looks),
+    ("dlq count", "orders billing --reasons", Looks),
+    ("dlq consume", "orders billing --then purge --until-empty", Asks),
+    ("dlq export", "orders billing", Looks),
+    ("dlq import", "orders billing -", Changes),
+    ("dlq replay", "orders billing --all", Asks),
+    ("dlq purge", "orders billing --all", Asks),
+    ("verify", "", Looks),
+    ("doctor", "", Looks),
+    ("produce", "orders", Changes),
+    ("tail", "orders", Looks),
+    ("consume", "orders --group reading --until-empty", Looks),
+    ("delayed list", "orders", Looks),
+    ("delayed cancel", "orders ID", Asks),
+    ("delayed reschedule", "orders ID --delay 2h", Changes),
+    ("delayed now", "orders ID", Changes),
+    ("schedule list", "orders", Looks),
+    ("schedule add", "orders daily --every 1h --payload x", Changes),
+    ("schedule pause", "orders ID", Changes),
+    ("schedule resume", "orders ID", Changes),
+    ("schedule run", "orders ID", Changes),
+    ("schedule remove", "orders ID", Asks),
+    ("schedule next", "orders", Looks),
+    ("queue list", "", Looks),
+    ("queue create", "more --shards 2", Changes),
+    ("queue counts", "mails", Looks),
+    ("queue tasks", "mails", Looks),
+    ("queue add", "mails --payload x", Changes),
+    ("queue cancel", "mails ID", Asks),
+    ("queue reschedule", "mails ID --delay 2h", Changes),
+    ("queue now", "mails ID", Changes),
+    ("queue dead list", "mails", Looks),
+    ("queue dead replay", "mails --all", Asks),
+    ("queue dead purge", "mails --all", Asks),
+    #[cfg(feature = "top")]
+    ("top", "--once", Looks),
+];
+
+fn commands() -> impl Iterator<Item = (&'static str, &'static str, Does)> {
+    COMMANDS.iter().copied()
+}
+
+/// A topic and a delay queue with something of everything, and with something hostile wherever anybody can put it.
+async fn place() -> (Cli, Millstream, String) {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    let orders = Topic::<Bytes>::raw("orders").partitions(2).retention(Retention::Keep);
+    let producer = mq.producer(orders.clone()).await.expect("a topic");
+    let hostile = || Bytes::from(NASTY.to_owned());
+    for _ in 0..3 {
+        producer.send(&hostile()).key(NASTY).header(NASTY, NASTY).await.expect("sent");
+    }
+    producer.send(&hostile()).key(NASTY).delay(Duration::from_secs(3_600)).id(TURNED).await.expect("sent");
+    let recurring = mq.recurring(&orders).await.expect("the topic");
+    recurring.id(TURNED).cron("0 9 * * *", "UTC").payload(&hostile()).await.expect("it recurs");
+
+    let consumer = mq.consumer(orders, "billing");
+    let consumer =
+        consumer.start(async |_: Delivery<Bytes>| Outcome::dead_letter(NASTY)).await.expect("started");
+    eventually("all are dead", async || consumer.report().dead == 3).await;
+    consumer.shutdown().await;
+    let letter = DeadLetter {
+        id: MessageId::ZERO,
+        reason: Reason::parse(NASTY),
+        attempts: 2,
+        error: NASTY.to_owned(),
+        origin: MessageId::new(1, 1),
+        topic_partition: TopicPartition::new("orders".parse().expect("a name"), 0),
+        group: "billing".parse().expect("a name"),
+        history: History::parse(&format!("5 1 {NASTY}")),
+        body: wire::encode(&Envelope::new(hostile()).with_key(NASTY).with_header(NASTY, NASTY)),
+    };
+    let (tp, group) = (letter.topic_partition.clone(), letter.group.clone());
+    let put = mq.backend().dead_letters.put(&tp, &group, &[letter], true).await.expect("put");
+
+    let mails = DelayQueue::<String>::new("mails").open(mq.backend()).await.expect("a queue");
+    mails.schedule(&NASTY.to_owned()).id("dead").await.expect("scheduled");
+    let worker = mails.worker().retry(Never);
+    let worker =
+        worker.start(async |_: Task<String>| Err::<(), String>(NASTY.to_owned())).await.expect("a worker");
+    eventually("it is dead", async || mails.dead().count().await.expect("a count") == 1).await;
+    worker.shutdown().await;
+    let hour = Duration::from_secs(3_600);
+    mails.schedule(&NASTY.to_owned()).id(TURNED).delay(hour).await.expect("scheduled");
+    let letter = put[0].expect("put").to_string();
+    (cli, mq, letter)
+}
+
+fn words<'a>(path: &'a str, args: &'a str, letter: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let meant = |word: &'a str| match word {
+        "ID" => TURNED,
+        "LETTER" => letter,
+        word => word,
+    };
+    path.split(' ').chain(args.split_whitespace().map(meant)).chain(more.iter().copied()).collect()
+}
+
+/// What a terminal would take for something else.
+fn controls(text: &str) -> Vec<char> {
+    let control =
+        |c: &char| c.is_control() && !['\n', '\t'].contains(c) || matches!(c, '\u{202a}'..='\u{202e}');
+    text.chars().filter(control).collect()
+}
+
+#[track_caller]
+fn is_harmless(of: &[&str], ran: &Ran) {
+    for text in [&ran.stdout, &ran.stderr] {
+        assert!(controls(text).is_empty(), "{of:?}: {:?} in {ran:?}", controls(text));
+    }
+}
+
+#[test]
+fn every_command_stands_in_the_table() {
+    let mut leaves = help::commands();
+    let all: BTreeSet<String> = leaves.keys().cloned().collect();
+    leaves
+        .retain(|path, _| !all.iter().any(|other| other.starts_with(&format!("{path} ")) || path.is_empty()));
+    leaves.retain(|path, _| !path.starts_with("bench ") && !["completions", "man"].contains(&path.as_str()));
+    let listed: BTreeSet<String> = commands().map(|(path, ..)| path.to_owned()).collect();
+    assert_eq!(leaves.keys().cloned().collect::<BTreeSet<_>>(), listed);
+    for (path, _, does) in commands() {
+        let help = &leaves[path];
+        assert!(help.contains("--json") && help.contains("--yes"), "{path}: {help}");
+        // A reset is one unless it is told to be none; a repair looks unless it is told to repair.
+        let has_dry_run = help.contains("--dry-run") && !["group reset", "verify"].contains(&path);
+        assert_eq!(
+            has_dry_run,
+            does != Looks,
+            "{path} changes something, and has no --dry-run, or the other way round"
+        );
+    }
+}
+
+#[tokio::test]
+async fn every_command_prints_json_and_nothing_for_a_terminal() {
+    let (cli, _mq, letter) = place().await;
+    let before = cli.ok("topic describe orders --json");
+    for (path, args, does) in commands() {
+        let dry: &[&str] = if does == Looks { &[] } else { &["--dry-run"] };
+        for json in [&[][..], &["--json"]] {
+            let args = words(path, args, &letter, &[dry, json].concat());
+            let ran = Ran::of(&mut cli.command(&args));
+            is_harmless(&args, &ran);
+            assert!(ran.code == 0 || path == "doctor" && ran.code == 3, "{args:?}: {ran:?}");
+            if !json.is_empty() {
+                for line in ran.stdout.lines() {
+                    let value: Result<Value, _> = serde_json::from_str(line);
+                    assert!(value.is_ok(), "{args:?}: {value:?} of {line}");
+                }
+                let goes_on = ["produce", "consume", "dlq export", "dlq consume", "tail"].contains(&path);
+                assert!(goes_on || ran.stdout.lines().count() == 1, "{args:?}: one value: {ran:?}");
+            }
+        }
+    }
+    let groups = |text: &str| serde_json::from_str::<Value>(text).expect("JSON")["groups"][0]["dead"].clone();
+    let after = cli.ok("topic describe orders --json");
+    assert_eq!(
+        (groups(&after), after.contains("\"partitions\":2")),
+        (groups(&before), true),
+        "nothing was changed"
+    );
+    assert_eq!(cli.json("delayed list orders")["total"], 1);
+    assert_eq!(cli.json("queue counts mails")["dead"], 1);
+}
+
+#[tokio::test]
+async fn what_cannot_be_undone_is_not_done_without_a_yes() {
+    let (cli, _mq, letter) = place().await;
+    let asks = commands().filter(|(.., does)| *does == Asks);
+    for (path, args, _) in asks {
+        for json in [&[][..], &["--json"]] {
+            let args = words(path, args, &letter, json);
+            let ran = Ran::of(&mut cli.command(&args));
+            is_harmless(&args, &ran);
+            assert_eq!((ran.code, ran.stdout.as_str()), (2, ""), "{args:?}: {ran:?}");
+            assert!(ran.stderr.contains("say --yes"), "{args:?}: {ran:?}");
+        }
+    }
+    assert_eq!(cli.json("topic list").as_array().map(Vec::len), Some(1), "it is all there");
+    assert_eq!(cli.json("dlq count orders billing")["count"], 4);
+}
+
+#[test]
+fn every_command_fails_in_one_line_without_a_server() {
+    for (path, args, _) in commands() {
+        let args = words(path, args, "1-1", &["--yes"]);
+        let ran = Ran::of(bare(&args).env("MILLSTREAM_URL", "redis://127.0.0.1:1"));
+        assert_eq!(
+            (ran.code, ran.stdout.as_str(), ran.stderr.lines().count()),
+            (1, "", 1),
+            "{args:?}: {ran:?}"
+        );
+        assert!(ran.stderr.contains("the server cannot be reached"), "{args:?}: {ran:?}");
+    }
+}

@@ -1,0 +1,260 @@
+//! Delay queues, what recurs, and what has lost its body when it is due.
+
+use std::time::SystemTime;
+
+use millstream::delay::{DelayQueue, Shard, Task};
+use millstream_core::Backend;
+use millstream_core::tasks::Ask;
+
+use super::hands::Gate;
+use super::*;
+
+const MAILS: &[(&str, &str)] = &[("queue", "mails"), ("shard", "0")];
+const QUEUE: &[(&str, &str)] = &[("queue", "mails")];
+const HOUR: Duration = Duration::from_secs(3_600);
+
+async fn mails(scene: &Scene) -> DelayQueue<u64> {
+    let mails = DelayQueue::<u64>::new("mails").observer(scene.metrics.clone());
+    mails.open(scene.mq.backend()).await.expect("a queue")
+}
+
+fn shard() -> Shard {
+    Shard::new("mails".parse().expect("a name"), 0)
+}
+
+/// A worker claims one task, and dies.
+async fn claim_and_die(backend: &Backend) {
+    let hold = Duration::from_millis(300);
+    let ask = Ask { worker: "dead".into(), limit: 1, hold, crash_limit: 0, patience: HOUR };
+    let claimed = async || !backend.tasks.claim(&shard(), &ask).await.expect("asked").tasks.is_empty();
+    eventually(claimed, "it is claimed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_are_counted() {
+    let scene = Scene::at(&shared_url()).await;
+    let mails = mails(&scene).await;
+    for number in 0..5 {
+        mails.schedule(&number).await.expect("scheduled");
+    }
+    for number in 5..7 {
+        mails.schedule(&number).delay(HOUR).await.expect("scheduled");
+    }
+    let waiting =
+        [("tasks_waiting", MAILS, 7.0), ("tasks_overdue", MAILS, 5.0), ("tasks_claimed", MAILS, 0.0)];
+    scene.sees("all wait", &waiting).await;
+
+    let gate = Gate::new();
+    let wait = gate.clone();
+    let worker = mails.worker().concurrency(2).retry(Fixed::new(Duration::from_millis(10)).attempts(3));
+    let worker = worker.start(move |task: Task<u64>| {
+        let wait = wait.clone();
+        async move {
+            wait.pass().await;
+            match task.payload {
+                1 if task.attempt() == 1 => Outcome::retry("once"),
+                2 => Outcome::dead_letter("no use"),
+                3 if wait.once() => Outcome::Snooze(Duration::from_millis(10)),
+                _ => Outcome::Ack,
+            }
+        }
+    });
+    let worker = worker.await.expect("started");
+    gate.came(2).await;
+    scene
+        .sees(
+            "two are in hand",
+            &[
+                ("tasks_running", QUEUE, 2.0),
+                ("tasks_claimed", MAILS, 2.0),
+                ("tasks_expired", MAILS, 0.0),
+                ("tasks_waiting", MAILS, 5.0),
+                ("tasks_overdue", MAILS, 3.0),
+                ("worker_ready", QUEUE, 1.0),
+                ("worker_live", QUEUE, 1.0),
+            ],
+        )
+        .await;
+    gate.open.add_permits(100);
+    let worked = |result| [("queue", "mails"), ("shard", "0"), ("result", result)];
+    let took = |result| [("queue", "mails"), ("result", result)];
+    let found = scene
+        .sees(
+            "five have come to an end",
+            &[
+                ("tasks_worked_total", &worked("acked"), 4.0),
+                ("tasks_worked_total", &worked("retried"), 1.0),
+                ("tasks_worked_total", &worked("dead"), 1.0),
+                ("tasks_worked_total", &worked("snoozed"), 1.0),
+                ("tasks_claimed_total", MAILS, 7.0),
+                ("tasks_reclaimed_total", MAILS, 0.0),
+                ("tasks_crashed_total", MAILS, 0.0),
+                ("tasks_late_acks_total", MAILS, 0.0),
+                ("task_claims_lost_total", MAILS, 0.0),
+                ("task_handler_seconds_count", &took("acked"), 4.0),
+                ("task_handler_seconds_count", QUEUE, 7.0),
+                ("tasks_running", QUEUE, 0.0),
+                ("tasks_claimed", MAILS, 0.0),
+                ("tasks_waiting", MAILS, 2.0),
+                ("tasks_overdue", MAILS, 0.0),
+                ("tasks_dead", MAILS, 1.0),
+            ],
+        )
+        .await;
+    // Once for each first attempt; one that is snoozed has its first again.
+    let late = found.sum("millstream_delay_error_seconds_count", QUEUE);
+    assert_eq!(late, Some(6.0));
+    let report = worker.shutdown().await;
+    assert_eq!((report.done, report.retried, report.dead), (4, 1, 1), "the worker counts the same");
+    let ready = scene.scrape().await.sum("millstream_worker_ready", QUEUE);
+    assert!(ready.is_some_and(f64::is_nan), "what has ended says nothing: {ready:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_that_run_out_are_counted() {
+    let redis = Redis::start();
+    let scene = Scene::at(&redis.url()).await;
+    let mails = mails(&scene).await;
+    mails.schedule(&1).id("a").await.expect("scheduled");
+    claim_and_die(scene.mq.backend()).await;
+    let nobody =
+        [("tasks_claimed", MAILS, 1.0), ("tasks_expired", MAILS, 1.0), ("tasks_waiting", MAILS, 0.0)];
+    scene.sees("a dead worker has it", &nobody).await;
+
+    let gate = Gate::new();
+    let wait = gate.clone();
+    let worker = mails.worker().hold(Duration::from_secs(2)).start(move |_: Task<u64>| {
+        let wait = wait.clone();
+        async move { wait.pass().await }
+    });
+    let worker = worker.await.expect("started");
+    gate.came(1).await;
+    scene
+        .sees(
+            "another one has it",
+            &[
+                ("tasks_claimed_total", MAILS, 1.0),
+                ("tasks_reclaimed_total", MAILS, 1.0),
+                ("tasks_expired", MAILS, 0.0),
+                ("task_claims_lost_total", MAILS, 0.0),
+            ],
+        )
+        .await;
+    redis.pause();
+    let lost = |scrape: &Scrape| scrape.sum("millstream_task_claims_lost_total", MAILS) == Some(1.0);
+    scene.until("its claim runs out", lost).await;
+    redis.resume();
+    gate.open.add_permits(1);
+    let done = [("queue", "mails"), ("result", "acked")];
+    scene
+        .sees(
+            "it is done all the same",
+            &[
+                ("tasks_worked_total", &done, 1.0),
+                ("task_claims_lost_total", MAILS, 1.0),
+                ("tasks_claimed", MAILS, 0.0),
+                ("tasks_late_acks_total", MAILS, 0.0),
+            ],
+        )
+        .await;
+
+    // Somebody takes a task out of its hands.
+    mails.schedule(&2).id("b").await.expect("scheduled");
+    gate.came(1).await;
+    assert_eq!(redis.cli(&["ZREM", scene.keys.claims(&shard()).as_str(), "b"]), "1");
+    gate.open.add_permits(1);
+    scene
+        .sees(
+            "what is said of it comes too late",
+            &[("tasks_late_acks_total", MAILS, 1.0), ("tasks_worked_total", &done, 2.0)],
+        )
+        .await;
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_over_which_processes_die_is_counted() {
+    let scene = Scene::at(&shared_url()).await;
+    let mails = mails(&scene).await;
+    mails.schedule(&1).id("killer").await.expect("scheduled");
+    claim_and_die(scene.mq.backend()).await;
+    scene.sees("its worker is dead", &[("tasks_expired", MAILS, 1.0)]).await;
+    let worker = mails.worker().crash_limit(1).start(async |_: Task<u64>| {}).await.expect("started");
+    scene
+        .sees(
+            "it is given up",
+            &[
+                ("tasks_crashed_total", MAILS, 1.0),
+                ("tasks_claimed_total", MAILS, 0.0),
+                ("tasks_dead", MAILS, 1.0),
+                ("tasks_expired", MAILS, 0.0),
+            ],
+        )
+        .await;
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_recurs_is_counted() {
+    const PERIOD: Duration = Duration::from_millis(500);
+    let scene = Scene::at(&shared_url()).await;
+    let mails = mails(&scene).await;
+    let payload = 1;
+    mails.recurring("daily").every(PERIOD).grace(PERIOD).payload(&payload).await.expect("put");
+    let first = mails.recurring_list().await.expect("listed")[0].next.expect("a time");
+    let due: Arc<Mutex<BTreeSet<SystemTime>>> = Arc::default();
+    // Nobody is there for a while.
+    tokio::time::sleep(PERIOD * 4).await;
+    let tell = due.clone();
+    let worker = mails.worker().start(move |task: Task<u64>| {
+        tell.lock().expect("lock").insert(task.due());
+        async {}
+    });
+    let worker = worker.await.expect("started");
+    eventually(async || due.lock().expect("lock").len() >= 4, "it has fired").await;
+    assert!(mails.recurring("daily").pause().await.expect("paused"));
+    let none_left = [("tasks_waiting", MAILS, 0.0), ("tasks_claimed", MAILS, 0.0)];
+    scene.sees("all of it is done", &none_left).await;
+    let due = due.lock().expect("lock").clone();
+    let last = *due.last().expect("some");
+    let times = last.duration_since(first).expect("after it").as_millis() / PERIOD.as_millis() + 1;
+    let (fired, missed) = (due.len() as f64, times as f64 - due.len() as f64);
+    assert!(missed >= 1.0, "{times} times, {fired} fired");
+    scene
+        .sees(
+            "each time fired or was missed",
+            &[("fired_total", QUEUE, fired), ("missed_total", QUEUE, missed)],
+        )
+        .await;
+    worker.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_has_lost_its_body_is_counted() {
+    let redis = Redis::start();
+    let scene = Scene::at(&redis.url()).await;
+    let producer = scene.mq.producer(ORDERS).await.expect("a producer");
+    for number in 0..2 {
+        let sent = producer.send(&number).delay(Duration::from_millis(1)).partition(1);
+        sent.await.expect("sent for later");
+    }
+    let tp = TopicPartition::new("orders".parse().expect("name"), 1);
+    let items = scene.keys.delay_items(&tp.into());
+    let id = redis.cli(&["HRANDFIELD", items.as_str()]);
+    assert_eq!(redis.cli(&["HDEL", items.as_str(), &id]), "1");
+    let consumer = scene.mq.consumer(ORDERS, "billing").start(async |_: Delivery<u64>| {}).await;
+    let consumer = consumer.expect("started");
+    let at = &[("topic", "orders"), ("partition", "1")][..];
+    scene
+        .sees(
+            "one came, one was lost",
+            &[
+                ("orphans_total", at, 1.0),
+                ("promoted_total", at, 1.0),
+                ("acked_total", at, 1.0),
+                ("delayed", at, 0.0),
+            ],
+        )
+        .await;
+    consumer.shutdown().await;
+}
