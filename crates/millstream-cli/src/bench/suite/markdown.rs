@@ -7,6 +7,7 @@ use super::{Measurement, Results};
 use crate::bench::measure::Figure;
 use crate::bench::report::{DEBUG_BUILD, number};
 use crate::bench::statistics::{Comparison, Row};
+use crate::human::count;
 
 const THROUGHPUT: [Figure; 4] = [Figure::Throughput, Figure::ClientCpu, Figure::RedisCpu, Figure::Commands];
 const LATENCY: [Figure; 4] = [Figure::P50, Figure::P99, Figure::P999, Figure::Max];
@@ -122,8 +123,8 @@ fn factors(growths: &[Growth<'_>]) -> String {
         let factor = |figure: &Figure| Some(format!("{} {:.2}×", figure.short(), it.factor(*figure)?));
         vec![
             it.series.title().to_owned(),
-            number(from as f64),
-            number(to as f64),
+            count(from),
+            count(to),
             it.series.costs().iter().filter_map(factor).collect::<Vec<_>>().join(", "),
             format!("{:.2}×", it.logarithmic()),
             if it.met() { "met" } else { "**missed**" }.to_owned(),
@@ -141,7 +142,7 @@ fn points(of: &Growth<'_>) -> String {
     let mut header = vec![of.series.title().to_owned()];
     header.extend(shown.iter().map(|figure| figure.title().to_owned()));
     let row = |(at, comparison): &(u64, &Comparison)| {
-        let mut cells = vec![number(*at as f64)];
+        let mut cells = vec![count(*at)];
         cells.extend(shown.iter().map(|figure| comparison.row(*figure).map_or_else(none, cell)));
         cells
     };

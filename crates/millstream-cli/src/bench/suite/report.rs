@@ -11,6 +11,7 @@ use super::{Measurement, Results};
 use crate::bench::measure::Figure;
 use crate::bench::report::{DEBUG_BUILD, figures, number};
 use crate::bench::statistics::{Comparison, Row};
+use crate::human::count;
 
 /// All cases: what each runs, and what is asked of it.
 pub(super) fn list() -> String {
@@ -106,8 +107,8 @@ fn growth(growths: &[Growth<'_>]) -> String {
             .collect();
         table.add_row([
             growth.series.title().to_owned(),
-            number(from as f64),
-            number(to as f64),
+            count(from),
+            count(to),
             factors.join(", "),
             format!("{:.2}×", growth.logarithmic()),
             if growth.met() { "met" } else { "missed" }.to_owned(),
