@@ -1,17 +1,20 @@
 -- acquire: grants a lease unless somebody else holds it; asked again with the same nonce it gives the same grant.
 -- KEYS[1] lease STRING the token while the lease lives
--- KEYS[2] fence HASH owner, token, epoch and ttl of the last grant; abandoned: '1' if the one before was not released
+-- KEYS[2] fence HASH owner, token, epoch and ttl of the last grant; ends: epochs of owners that never released it
 -- ARGV[1] owner who asks, for people to read
 -- ARGV[2] nonce unique to this request
 -- ARGV[3] ttl_ms how long the lease lives
--- returns {1, epoch, abandoned} if granted, {0, owner, epoch, pttl} if somebody holds it
+-- ARGV[4] heard since when the asker was answered without a gap: 'ttl since until server' in milliseconds, or '*'
+-- returns {1, epoch, ends} if granted, {0, owner, epoch, pttl} if somebody holds it
 local lease, fence = KEYS[1], KEYS[2]
-local owner, nonce, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+local owner, nonce, ttl_ms, heard = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local MAX_ENDS = 32
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local last = redis.call('HMGET', fence, 'owner', 'token', 'epoch', 'ttl', 'abandoned')
-local last_token, last_epoch, last_ttl = last[2] or '', last[3] or '0', tonumber(last[4] or '0') or 0
+local last = redis.call('HMGET', fence, 'owner', 'token', 'epoch', 'ttl', 'ends')
+local last_token, last_epoch, ends = last[2] or '', last[3] or '0', last[5] or ''
+local last_ttl = tonumber(last[4] or '0') or 0
 local same = string.match(last_token, '^%d+:(.*)$') == nonce
 local held = redis.call('GET', lease)
 local pttl = redis.call('PTTL', lease)
@@ -22,19 +25,46 @@ local lives = held and pttl > 0 and pttl <= 2 * last_ttl
 if lives then
   if held == last_token and same then
     redis.call('PEXPIRE', lease, ttl_ms)
-    return { 1, last_epoch, last[5] or '0' }
+    return { 1, last_epoch, ends }
   end
   return { 0, last[1] or '', last_epoch, pttl }
 end
 
--- A token that is still there was never released; one that was released says itself what is to be told. What the same
--- request was told before it is told again.
-local abandoned = (same or last_token == '') and (last[5] or '0') or '1'
+-- In how many milliseconds it may count against others that they were not heard: 0 if this server has answered the
+-- asker for one ttl without a gap of half of it. Only then everybody who lived through an outage has had the time to
+-- come back. Another process, or the same one as a new primary, is another server.
+local function judges_in()
+  local ttl, since, till, server = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
+  if not ttl then
+    return heard == '*' and 0 or tonumber(ttl_ms)
+  end
+  local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
+  local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
+  local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
+  local gap = now_ms - till
+  if server ~= (run and replica and run .. '.' .. replica or '-') or gap < 0 or gap >= ttl / 2 then
+    return tonumber(ttl)
+  end
+  return math.max(since + ttl - now_ms, 0)
+end
+
+-- A token that is still there was never released: its owner has ended, or comes back.
+if last_token ~= '' and not same then
+  local left_ms = judges_in()
+  if left_ms > 0 then
+    return { 0, last[1] or '', last_epoch, left_ms }
+  end
+  ends = ends == '' and last_epoch or ends .. ' ' .. last_epoch
+  local _, count = string.gsub(ends, '%d+', '')
+  if count > MAX_ENDS then
+    ends = string.match(ends, ' (.*)$')
+  end
+end
 -- The clock makes the epoch grow even if a fail-over lost the newest grants; the stored one if the clock went back.
 local epoch = string.format('%.0f', math.max((tonumber(last_epoch) or 0) + 1, now_ms))
 local token = epoch .. ':' .. nonce
 -- A write that is never refused comes first: then the others pass too when the server is out of memory.
 redis.call('DEL', lease)
-redis.call('HSET', fence, 'owner', owner, 'token', token, 'epoch', epoch, 'ttl', ttl_ms, 'abandoned', abandoned)
+redis.call('HSET', fence, 'owner', owner, 'token', token, 'epoch', epoch, 'ttl', ttl_ms, 'ends', ends)
 redis.call('SET', lease, token, 'PX', ttl_ms)
-return { 1, epoch, abandoned }
+return { 1, epoch, ends }

@@ -10,10 +10,30 @@
 local dlq, dead_claims = KEYS[1], KEYS[2]
 local by, hold_ms, left = ARGV[1], ARGV[2], ARGV[3]
 local CLAIM, GRACE_MS, MAX_BYTES = '^(%d+) (%d+) (%S+)$', 1000, 1048576
+-- So many claims are looked at in each call, any of them, to forget what nobody needs.
+local SWEEP = 100
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local known = redis.call('HLEN', dead_claims) > 0
+-- A claim goes with its letter; but somebody may have deleted that (`XTRIM`), and the hash has no end as long as
+-- claims go on. What ran out, or is of a letter below the first one, is forgotten, so that there are never many.
+local first = known and redis.call('XRANGE', dlq, '-', '+', 'COUNT', 1)[1]
+local function below(a, b)
+  return #a < #b or #a == #b and a < b
+end
+local function is_gone(id)
+  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
+  local first_ms, first_seq = string.match(first and first[1] or '', '^(%d+)%-(%d+)$')
+  return not first or not ms or below(ms, first_ms) or ms == first_ms and below(seq, first_seq)
+end
+local some = known and redis.call('HRANDFIELD', dead_claims, SWEEP, 'WITHVALUES') or {}
+for i = 1, #some, 2 do
+  local ends = string.match(some[i + 1], CLAIM)
+  if is_gone(some[i]) or ends and tonumber(ends) <= now then
+    redis.call('HDEL', dead_claims, some[i])
+  end
+end
 local claim = string.format('%.0f %s %s', now + tonumber(hold_ms), hold_ms, by)
 local done, bytes, ids = 0, 0, {}
 for i = 4, #ARGV do

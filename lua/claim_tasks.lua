@@ -3,7 +3,7 @@
 -- KEYS[2] delay_items HASH bodies by id, of tasks that wait or are claimed
 -- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
 -- KEYS[4] task_states HASH 'due attempt crashes begun hold token error\nhistory' by id, of tasks ever claimed
--- KEYS[5] watcher HASH worker, at, until; deputy, visit: who comes for the head, and who if that one does not
+-- KEYS[5] watcher HASH worker, at, until, steady; deputy, visit, backs; asked, caller: who comes for the head
 -- KEYS[6] wake LIST of at most one element: calls one of those who wait
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
 -- KEYS[8] recur ZSET what recurs, by when it is due next
@@ -14,13 +14,15 @@
 -- ARGV[5] patience_us the longest next
 -- ARGV[6] queue for dead tasks
 -- ARGV[7] shard for dead tasks
--- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil, tokens of claims that ran out or ''}
+-- ARGV[8] heard since when the worker was answered without a gap: 'ttl since until server' in milliseconds, or '*'
+-- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil, tokens that ran out or '', server or ''}
 local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local worker, limit, hold_us, crash_limit, patience_us, queue, shard = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local worker, limit, hold_us, crash_limit, patience_us, queue, shard, heard = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local STATE, GRACE_US, MAX_VALUES, MAX_BYTES = '^(%d+) (%d+) (%d+) ([01]) (%d+) (%S+) (.*)$', 250000, 6000, 1048576
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-local now_ms, hold_ms = string.format('%.0f', math.floor(now_us / 1000)), math.ceil(hold_us / 1000)
+local now, hold_ms = math.floor(now_us / 1000), math.ceil(hold_us / 1000)
+local now_ms = string.format('%.0f', now)
 limit, crash_limit, patience_us = tonumber(limit), tonumber(crash_limit), tonumber(patience_us)
 local deadline = string.format('%.0f', math.ceil((now_us + hold_us) / 1000))
 local hold_by = string.format(' 0 %.0f %s:%.0f:', hold_ms, worker, now_us)
@@ -30,15 +32,38 @@ redis.call('HDEL', delay_items, '')
 redis.call('HDEL', task_states, '')
 redis.call('XDEL', dead_tasks, '0-0')
 local called, recurs = redis.call('LLEN', wake) > 0, redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')[2]
-local look = redis.call('HMGET', watcher, 'worker', 'at', 'until', 'deputy', 'visit')
-local ran_out = redis.call('ZRANGEBYSCORE', claims, '-inf', now_ms, 'LIMIT', 0, limit)
+local look = redis.call('HMGET', watcher,
+  'worker', 'at', 'until', 'deputy', 'visit', 'steady', 'backs', 'asked', 'caller')
+local overdue = redis.call('ZRANGEBYSCORE', claims, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, 100)
 -- Where the clock was set back deadlines are too far away. They run out a hold from now: who is alive extends them.
-local far = string.format('(%.0f', now_ms + hold_ms + 1000)
+local far = string.format('(%.0f', now + hold_ms + 1000)
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', claims, far, '+inf', 'LIMIT', 0, 100)) do
   local _, _, _, _, hold = string.match(redis.call('HGET', task_states, id) or '', STATE)
-  redis.call('ZADD', claims, 'XX', 'LT', string.format('%.0f', now_ms + (hold or 0) + 1000), id)
+  redis.call('ZADD', claims, 'XX', 'LT', string.format('%.0f', now + (hold or 0) + 1000), id)
+end
+-- A claim may have run out because its worker died, or because nobody could reach the server. So only a worker that
+-- this very process has answered for one ttl, without a gap of half of it, takes it over: by then everybody who lived
+-- through an outage has come back. Another process, or the same one as a new primary, is another server.
+local ttl, since, till, known = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
+local ttl_ms, assured, gap_ms, server = tonumber(ttl or hold_ms), heard == '*', now - (till or 0), ''
+local unbroken = ttl and gap_ms >= 0 and gap_ms < ttl_ms / 2
+-- INFO takes as long as much else here: only if it decides something, and six times per ttl. In between the record of
+-- the worker stands as it is: an identity that is gone never comes back, so what was told once can still be compared.
+if not assured and (not unbroken or gap_ms >= ttl_ms / 6 or overdue[1] and since + ttl_ms <= now) then
+  local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
+  local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
+  local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
+  server = run and replica and run .. '.' .. replica or '-'
+  unbroken = unbroken and server == known
+end
+-- When a claim may be taken over. Who holds it for longer than the ttl may take longer to come back; and a record whose
+-- ttl is longer than the claim does not show gaps that are long for the claim.
+local function free_at(ran_out, hold)
+  local longest = math.max(ttl_ms, hold)
+  return assured and 0 or math.max((unbroken and since or now) + longest, ran_out - hold + longest)
 end
 local ids, states, items, sets, adds, befores, ours, crashed, bytes = {}, {}, {}, {}, {}, {}, {}, 0, 0
+local head, taken = math.huge, 0
 local function hand(id, due, attempt, crashes, rest, before)
   local n, item = #ids + 1, redis.call('HGET', delay_items, id)
   local state = due .. ' ' .. attempt .. ' ' .. crashes .. hold_by .. n .. ' ' .. rest
@@ -61,19 +86,35 @@ local function give_up(id, attempt, crashes, rest)
   redis.call('HDEL', task_states, id)
   crashed, bytes = crashed + 1, bytes + #(item or '')
 end
-for _, id in ipairs(ran_out) do
-  local due, attempt, crashes, begun, _, before, rest = string.match(redis.call('HGET', task_states, id) or '', STATE)
-  -- A further one counts only if a handler had begun: else an answer was lost, no more.
-  local times = math.max(tonumber(crashes or 0) + tonumber(begun or 0), 1)
-  if bytes >= MAX_BYTES then
+-- If nothing can be free yet, states need not be read.
+local first_free, mine = free_at(0, 0), worker .. ':'
+local ran_out = overdue[1]
+if ran_out and first_free > now then
+  overdue, head = {}, first_free * 1000
+end
+for i = 1, #overdue, 2 do
+  local id = overdue[i]
+  local state = redis.call('HGET', task_states, id) or ''
+  local due, attempt, crashes, begun, hold, before, rest = string.match(state, STATE)
+  local free = free_at(tonumber(overdue[i + 1]), tonumber(hold or 0))
+  -- It counts as a crash the first time, unless this worker had it, which lives, and then if a handler had begun: else
+  -- an answer was lost, no more. Nothing is given up over a claim under which nobody is known to have begun.
+  local ours_before = string.sub(before or '', 1, #mine) == mine
+  local times = math.max(tonumber(crashes or 0) + tonumber(begun or 0), ours_before and 0 or 1)
+  if free > now then
+    head = math.min(head, free * 1000)
+  elseif taken == limit or bytes >= MAX_BYTES then
+    head = now_us
     break
-  elseif crash_limit > 0 and times >= crash_limit then
-    give_up(id, attempt or '1', times, rest or '\n')
+  elseif crash_limit > 0 and begun == '1' and times >= crash_limit then
+    taken = taken + 1
+    give_up(id, attempt, times, rest)
   else
+    taken = taken + 1
     hand(id, due or now_ms, attempt or '1', times, rest or '\n', before)
   end
 end
-local room, waiting = limit - #ran_out, {}
+local room, waiting = limit - taken, {}
 local due = room > 0 and redis.call('ZRANGEBYSCORE', delay, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, room) or {}
 for i = 1, #due, 2 do
   waiting[#waiting + 1] = due[i]
@@ -91,40 +132,58 @@ if #ids > 0 then
   redis.call('ZREM', delay, unpack(ids))
 end
 -- Who comes for the head: one watcher, and a deputy if that one does not come. All others sleep on.
-local head = recurs and math.max(tonumber(recurs) * 1000, now_us + GRACE_US) or math.huge
-for _, first in ipairs({
-  redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES'), redis.call('ZRANGE', claims, 0, 0, 'WITHSCORES') }) do
-  head = first[2] and math.min(head, tonumber(first[2]) * 1000) or head
+local later, first = string.format('(%.0f', now), redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
+local claimed = redis.call('ZRANGEBYSCORE', claims, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+for _, ms in ipairs({ first[2] or '+inf', claimed[2] or '+inf', #ids > 0 and deadline or '+inf' }) do
+  head = ms ~= '+inf' and math.min(head, tonumber(ms) * 1000) or head
 end
-local at, till, visit = tonumber(look[2]) or 0, tonumber(look[3]) or 0, tonumber(look[5]) or 0
-local watched = look[1] and look[1] ~= worker and till > now_us
+head = recurs and math.min(head, math.max(tonumber(recurs) * 1000, now_us + GRACE_US)) or head
+-- While claims are open, watcher and deputy come three times per hold: then they may take over what runs out. A worker
+-- that claims sees to it that another one is among them, with one call per third of a hold; its own it passes on.
+local third_us, asked = hold_us / 3, tonumber(look[8]) or 0
+local open = #ids > 0 or claimed[1] or ran_out
+local near_us = (open or now_us < asked + third_us) and third_us or math.huge
+local steady = near_us == third_us and '1' or '0'
+near_us = math.min(near_us, patience_us)
+local at, till_us, visit = tonumber(look[2]) or 0, tonumber(look[3]) or 0, tonumber(look[5]) or 0
+local watched = look[1] and look[1] ~= worker and till_us > now_us
 local backed = look[4] and look[4] ~= worker and visit + GRACE_US > now_us
-local next_us = math.max(math.min(head - now_us, patience_us), 0)
-local full, watches = #ran_out + #waiting >= limit or bytes >= MAX_BYTES, not watched or head < at
+local next_us = math.max(math.min(head - now_us, near_us), 0)
+local full, watches = taken + #waiting >= limit or bytes >= MAX_BYTES, not watched or head < at
+local alone = open and not (watched and look[6] == '1' or backed and look[7] == '1')
+local asks = alone and (full or #ids > 0) and now_us >= asked + third_us
+local calls = asks or alone and look[9] == worker and now_us < asked + third_us
 if look[4] == worker and (full or watches) then
-  redis.call('HDEL', watcher, 'deputy', 'visit')
+  redis.call('HDEL', watcher, 'deputy', 'visit', 'backs')
 end
 if full then
   -- No room: somebody else has to look out, unless one comes in time anyway.
   if look[1] == worker then
-    redis.call('HDEL', watcher, 'worker', 'at', 'until')
+    redis.call('HDEL', watcher, 'worker', 'at', 'until', 'steady')
   end
   local covered = head > now_us and (watched and at <= head or backed and visit <= head)
-  if head < math.huge and not covered and not called then
-    redis.call('LPUSH', wake, '1')
-  end
+  calls = calls or head < math.huge and not covered
   next_us = limit == 0 and patience_us or next_us
 elseif watches then
   local comes = now_us + next_us
   redis.call('HSET', watcher, 'worker', worker, 'at', string.format('%.0f', comes),
-    'until', string.format('%.0f', comes + GRACE_US))
+    'until', string.format('%.0f', comes + GRACE_US), 'steady', steady)
   -- A call that nobody has heard so far asks for what was done here.
   redis.call('DEL', wake)
-elseif not backed or till < visit then
-  next_us = math.min(till - now_us, patience_us)
-  redis.call('HSET', watcher, 'deputy', worker, 'visit', string.format('%.0f', now_us + next_us))
+  called = false
+elseif not backed or till_us < visit then
+  next_us = math.min(till_us - now_us, near_us)
+  redis.call('HSET', watcher, 'deputy', worker, 'visit', string.format('%.0f', now_us + next_us), 'backs', steady)
 else
   next_us = patience_us
 end
+if calls and not called then
+  redis.call('LPUSH', wake, '1')
+end
+if asks then
+  redis.call('HSET', watcher, 'asked', string.format('%.0f', now_us), 'caller', worker)
+elseif look[9] == worker then
+  redis.call('HDEL', watcher, 'caller')
+end
 local recurring = recurs and tonumber(recurs) * 1000 <= now_us and 1 or 0
-return { tonumber(now_ms), math.ceil(next_us), recurring, crashed, ids, states, items, befores }
+return { now, math.ceil(next_us), recurring, crashed, ids, states, items, befores, server }

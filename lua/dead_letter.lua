@@ -11,10 +11,11 @@
 -- ARGV[6] partition that they came from
 -- ARGV[7] messages... id, reason, attempts, origin, error, history and line of each, at most 100: line is what the
 -- history is to end with, behind the time, or empty
--- returns {applied, stale}, or the error FENCED, or NOGROUP of the owner's log
+-- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies come to
+-- 1 MiB, those behind the first `done` come again
 local fence, stream, dlq, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, who, group, source, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local MAX_BODY_VALUES = 6000
+local MAX_BODY_VALUES, MAX_BYTES = 6000, 1048576
 
 -- Whatever is not the one word is judged by the fence, which no empty token passes.
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
@@ -27,20 +28,25 @@ local now_text = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(ton
 redis.call('XDEL', dlq, '0-0')
 local noted = redis.call('HLEN', held) > 0
 
-local applied, stale, whose = 0, 0, { mode == 'consumer' and who or nil }
+local applied, stale, done, bytes, whose = 0, 0, 0, 0, { mode == 'consumer' and who or nil }
 for at = 7, #ARGV, 7 do
+  if bytes >= MAX_BYTES then
+    -- The server has others to serve.
+    break
+  end
   local id, reason, attempts, origin, error_text, history, line = unpack(ARGV, at, at + 6)
   local pending = redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
   if pending.err and (source == 'log' and mode ~= 'consumer' or not string.find(pending.err, 'NOGROUP', 1, true)) then
     return pending
   end
+  done = done + 1
   local entry = #pending > 0 and redis.call('XRANGE', stream, id, id)[1]
   if entry then
     local fields, body = entry[2], {}
     local ours = source == 'retry' and fields[1] == 'attempt' and fields[3] == 'origin' and fields[5] == 'error'
       and fields[7] == 'history'
     for i = ours and 9 or 1, #fields do
-      body[#body + 1] = fields[i]
+      body[#body + 1], bytes = fields[i], bytes + #fields[i]
     end
     if #body > MAX_BODY_VALUES then
       body = { 'packed', cmsgpack.pack(body) }
@@ -66,4 +72,4 @@ for at = 7, #ARGV, 7 do
     end
   end
 end
-return { applied, stale }
+return { applied, stale, done }

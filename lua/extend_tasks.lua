@@ -4,7 +4,7 @@
 -- ARGV[1] hold_us for how long the claims hold from now
 -- ARGV[2] begun '1' if handlers begin with them, else '0'
 -- ARGV[3] tasks... id and token of each, at most 100
--- returns for each 1 if the claim is still that one, else 0
+-- returns {now_ms, server, for each 1 if the claim is still that one, else 0}
 local claims, task_states = KEYS[1], KEYS[2]
 local hold_us, begun = ARGV[1], ARGV[2]
 
@@ -36,4 +36,8 @@ end
 if #sets > 0 then
   redis.call('HSET', task_states, unpack(sets))
 end
-return ours
+-- Which server answers, and when: as claim_tasks, so that a worker without room knows that it was not away.
+local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
+local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
+local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
+return { math.floor(now_us / 1000), run and replica and run .. '.' .. replica or '-', ours }

@@ -9,7 +9,7 @@
 -- ARGV[5] notes... id, due, words and line of each, at most 100: due is '+' and microseconds from now, or a time in
 -- milliseconds; words are 'attempt suspicions by bytes error' and the history behind that; line is what this is to end
 -- with, behind the time, or empty
--- returns {applied, stale}, or the error FENCED, or NOGROUP of the owner's log
+-- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log
 local fence, stream, held = KEYS[1], KEYS[2], KEYS[3]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local FAR_MS = 36500 * 24 * 3600 * 1000
@@ -56,4 +56,5 @@ for at = 5, #ARGV, 4 do
     stale = stale + 1
   end
 end
-return { applied, stale }
+-- Of texts alone it always comes to all of them.
+return { applied, stale, applied + stale }

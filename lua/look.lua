@@ -1,16 +1,19 @@
--- look: how a log and all its groups stand, at one moment.
+-- look: how a log and all its groups stand, at one moment unless entries are large.
 -- KEYS[1] log STREAM a partition's log
 -- ARGV[1] who '1' to be told which server this is, or ''
+-- ARGV[2] after the name of a group: to go on with those behind it, and leave all else out; or '' to start
 -- returns {now_ms, length or nil, first id or nil, last id or nil, removed or nil, largest id that was deleted or nil,
---   server or nil, groups}, each group as {name, position, pending, oldest pending id or nil, first unread id or nil,
---   lag or nil}
+--   server or nil, groups, 1 if there are more groups or 0, bytes}, each group as {name, position, pending, oldest
+--   pending id or nil, first unread id or nil, lag or nil}; it stops when bodies come to 1 MiB, and bytes is how many
+--   were copied
 local log = KEYS[1]
-local who = ARGV[1]
+local who, after = ARGV[1], ARGV[2]
+local MAX_BYTES = 1048576
 
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 if redis.call('EXISTS', log) == 0 then
-  return { now_ms, false, false, false, false, false, false, {} }
+  return { now_ms, false, false, false, false, false, false, {}, 0, 0 }
 end
 local function map(flat)
   local fields = {}
@@ -24,23 +27,49 @@ local function text(number)
   return number and string.format('%.0f', number)
 end
 
-local info = map(redis.call('XINFO', 'STREAM', log))
-local first, last = info['first-entry'], info['last-entry']
-local added = info['entries-added']
-local groups = {}
-for i, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
-  local group = map(flat)
-  local position = group['last-delivered-id']
-  local pending = group.pending > 0 and redis.call('XPENDING', log, group.name, '-', '+', 1)[1]
-  local unread = false
-  if last and last[1] ~= position then
-    -- Above the largest id there can be, there is nothing to ask for.
-    local above = '(' .. position
-    local entries = redis.pcall('XRANGE', log, above, '+', 'COUNT', 1)
-    unread = entries[1] and entries[1][1] or false
+-- Ids come with their bodies only: an entry of 1 MiB takes as long as thousands of small ones.
+local function size(entry)
+  local bytes = 0
+  for _, value in ipairs(entry and entry[2] or {}) do
+    bytes = bytes + #value
   end
-  groups[i] =
-    { group.name, position, group.pending, pending and pending[1], unread, text(group.lag) or false }
+  return bytes
+end
+-- Lua's own comparison goes by the server's locale, the list of groups by bytes.
+local function up_to(one, other)
+  for i = 1, math.min(#one, #other) do
+    local a, b = string.byte(one, i), string.byte(other, i)
+    if a ~= b then
+      return a < b
+    end
+  end
+  return #one <= #other
+end
+
+local info = after == '' and map(redis.call('XINFO', 'STREAM', log)) or {}
+local first, last = info['first-entry'], info['last-entry']
+local added, copied = info['entries-added'], size(first) + size(last)
+local groups, unread_above, bytes, more = {}, {}, 0, 0
+for _, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
+  local group = map(flat)
+  if bytes >= MAX_BYTES then
+    more = 1
+    break
+  elseif after == '' or not up_to(group.name, after) then
+    local position = group['last-delivered-id']
+    local pending = group.pending > 0 and redis.call('XPENDING', log, group.name, '-', '+', 1)[1]
+    if unread_above[position] == nil then
+      unread_above[position] = false
+      if not last or last[1] ~= position then
+        -- Above the largest id there can be, there is nothing to ask for.
+        local above = '(' .. position
+        local entries = redis.pcall('XRANGE', log, above, '+', 'COUNT', 1)
+        unread_above[position], bytes = entries[1] and entries[1][1] or false, bytes + size(entries[1])
+      end
+    end
+    groups[#groups + 1] = { group.name, position, group.pending, pending and pending[1], unread_above[position],
+      text(group.lag) or false }
+  end
 end
 -- It changes with every restart and fail-over: what was known of the log before may not hold after one.
 local server = false
@@ -53,11 +82,13 @@ if who == '1' then
 end
 return {
   now_ms,
-  info.length,
-  first and first[1],
-  last and last[1],
+  info.length or false,
+  first and first[1] or false,
+  last and last[1] or false,
   added and text(added - info.length) or false,
   info['max-deleted-entry-id'] or false,
   server or false,
   groups,
+  more,
+  copied + bytes,
 }

@@ -12,7 +12,7 @@
 -- group's next retry is due, or -1; or the error FENCED
 local fence, delay, delay_items, log, recur, retry_due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local token, limit = ARGV[1], ARGV[2]
-local MAX_VALUES, PORTION, MAX_BYTES, FAR_US = 6000, 25, 4194304, 2 ^ 52
+local MAX_VALUES, PORTION, MAX_BYTES, FAR_US = 6000, 25, 1048576, 2 ^ 52
 
 if token ~= '' and redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')
@@ -49,18 +49,25 @@ if head[2] and tonumber(head[2]) <= now_ms then
   due = redis.call('ZRANGEBYSCORE', delay, '-inf', now, 'LIMIT', 0, limit)
 end
 for from = 1, #due, PORTION do
-  if bytes > MAX_BYTES then
+  if bytes >= MAX_BYTES then
     -- The server has others to serve: the rest is due at once.
     break
   end
-  local ids = { unpack(due, from, math.min(from + PORTION - 1, #due)) }
-  for i, item in ipairs(redis.call('HMGET', delay_items, unpack(ids))) do
+  local ids = {}
+  for at = from, math.min(from + PORTION - 1, #due) do
+    if bytes >= MAX_BYTES then
+      break
+    end
+    local id = due[at]
+    -- One at a time: with HMGET all of a portion would be copied before its size is known.
+    local item = redis.call('HGET', delay_items, id)
+    ids[#ids + 1] = id
     local readable, fields = pcall(cmsgpack.unpack, item)
     if item and readable and whole(fields) then
       redis.call('XADD', log, '*', unpack(fields))
       moved, bytes = moved + 1, bytes + #item
     else
-      orphans[#orphans + 1] = ids[i]
+      orphans[#orphans + 1] = id
       if item then
         -- No message, but somebody's bytes: each group gets them as what it cannot read, and so as a dead letter.
         redis.call('XADD', log, '*', 'packed', item)

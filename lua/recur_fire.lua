@@ -10,9 +10,11 @@
 -- ARGV[3] expected its next time, as the caller knows it
 -- ARGV[4] next time from then on, in milliseconds since 1970; '' for never
 -- ARGV[5] fires times to schedule it for, in milliseconds, with spaces in between; at most 100, may be none
--- returns 1, or 0 if it is paused, gone, or due at another time
+-- returns 1, or 2 if bodies came to 1 MiB before it was done: then it is to be asked again; or 0 if it is paused, gone,
+-- or due at another time
 local recur, recur_items, delay, delay_items, claims, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local place, id, expected, next, fires = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local MAX_BYTES = 1048576
 
 local due, item = redis.call('ZSCORE', recur, id), redis.call('HGET', recur_items, id)
 local readable, parts = pcall(cmsgpack.unpack, item)
@@ -44,16 +46,23 @@ local called = wakes and redis.call(place == 'shard' and 'LLEN' or 'XLEN', wake)
 -- Every key has been read: one of a foreign type was met before anything was changed. No write comes first that is
 -- never refused: a server that is out of memory shall refuse this. The next time is the last of all: stopped in
 -- between, the same times are asked for again, and kept.
-local copy = cmsgpack.pack(body)
-for _, one in ipairs(missing) do
+local copy, more = cmsgpack.pack(body), false
+for i, one in ipairs(missing) do
   redis.call('HSET', delay_items, one[1], copy)
   redis.call('ZADD', delay, one[2], one[1])
+  if i * #copy >= MAX_BYTES and i < #missing then
+    -- The server has others to serve. Still due, it is asked for once more, and what is kept by then is passed over.
+    more = true
+    break
+  end
 end
 parts[3] = next
-redis.call('HSET', recur_items, id, cmsgpack.pack(parts))
-if next ~= '' then
+if not more then
+  redis.call('HSET', recur_items, id, cmsgpack.pack(parts))
+end
+if not more and next ~= '' then
   redis.call('ZADD', recur, next, id)
-else
+elseif not more then
   redis.call('ZREM', recur, id)
 end
 if wakes and place ~= 'shard' then
@@ -61,4 +70,4 @@ if wakes and place ~= 'shard' then
 elseif called == 0 then
   redis.call('LPUSH', wake, first)
 end
-return 1
+return more and 2 or 1

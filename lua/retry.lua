@@ -10,7 +10,8 @@
 -- ARGV[4] source 'log', or 'retry': then they are deleted there too
 -- ARGV[5] messages... id, due, attempt, origin, error, history and line of each, at most 100: due is '+' and
 -- microseconds from now, or a time in milliseconds; line is what the history is to end with, behind the time, or empty
--- returns {applied, stale}, or the error FENCED, or NOGROUP of the owner's log
+-- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies come to
+-- 1 MiB, those behind the first `done` come again
 local fence, stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MAX_BODY_VALUES, MAX_BYTES, FAR_MS = 6000, 1048576, 36500 * 24 * 3600 * 1000
@@ -37,16 +38,16 @@ local function at_ms(due)
   return string.format('%.0f', math.min(tonumber(due), now_ms + FAR_MS))
 end
 
--- What is to be done is gathered, up to a number of bytes: one command for all costs less than one for each.
-local items, dues, done, deleted, notes, bytes = {}, {}, {}, {}, {}, 0
+-- What is to be done is gathered: one command for all costs less than one for each.
+local items, dues, gone, deleted, notes, bytes = {}, {}, {}, {}, {}, 0
 local function flush()
   -- Put before remove: a failure in between leaves the same message under the same key, never a hole.
   if #items > 0 then
     redis.call('HSET', retry_items, unpack(items))
     redis.call('ZADD', retry_due, unpack(dues))
   end
-  if #done > 0 then
-    redis.call('XACK', stream, group, unpack(done))
+  if #gone > 0 then
+    redis.call('XACK', stream, group, unpack(gone))
   end
   if #deleted > 0 then
     redis.call('XDEL', stream, unpack(deleted))
@@ -54,18 +55,21 @@ local function flush()
   if #notes > 0 then
     redis.call('HDEL', held, unpack(notes))
   end
-  items, dues, done, deleted, notes, bytes = {}, {}, {}, {}, {}, 0
 end
 
-local applied, stale, whose = 0, 0, { mode == 'consumer' and who or nil }
+local applied, stale, done, whose = 0, 0, 0, { mode == 'consumer' and who or nil }
 local seen = {}
 for at = 5, #ARGV, 7 do
+  if bytes >= MAX_BYTES then
+    -- The server has others to serve.
+    break
+  end
   local id, due, attempt, origin, error_text, history, line = unpack(ARGV, at, at + 6)
   local pending = seen[id] and {} or redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
   if pending.err and (source == 'log' and mode ~= 'consumer' or not string.find(pending.err, 'NOGROUP', 1, true)) then
     return pending
   end
-  seen[id] = true
+  seen[id], done = true, done + 1
   local entry = #pending > 0 and redis.call('XRANGE', stream, id, id)[1]
   if entry then
     local fields, body = entry[2], {}
@@ -92,13 +96,10 @@ for at = 5, #ARGV, 7 do
     stale = stale + 1
   end
   if #pending > 0 or #whose == 0 then
-    done[#done + 1] = id
+    gone[#gone + 1] = id
     deleted[#deleted + 1] = entry and source == 'retry' and id or nil
     notes[#notes + 1] = noted and source .. ':' .. id or nil
   end
-  if bytes >= MAX_BYTES then
-    flush()
-  end
 end
 flush()
-return { applied, stale }
+return { applied, stale, done }

@@ -4,16 +4,16 @@
 -- KEYS[3] assignment HASH partitions by id; ':version' that they were computed for
 -- KEYS[4] changes STREAM the newest change alone
 -- KEYS[5] meta HASH the topic's settings
--- returns {ids of those who live and when they run out, member, assignment, revision, partitions or nil, now_ms}; the
+-- returns {ids of all and when they run out or ran out, member, assignment, revision, partitions or nil, now_ms}; the
 --   hashes as they are
 local members, member, assignment, changes, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 
 -- A script, since a transaction is refused by a server that is out of memory.
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
-local last, after_now = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1], '(' .. now_ms
+local last = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]
 return {
-  redis.call('ZRANGEBYSCORE', members, after_now, '+inf', 'WITHSCORES'),
+  redis.call('ZRANGE', members, 0, -1, 'WITHSCORES'),
   redis.call('HGETALL', member),
   redis.call('HGETALL', assignment),
   last and last[1] or '0-0',

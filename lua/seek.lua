@@ -1,14 +1,14 @@
--- seek: moves a group's position in the log; what is pending there is forgotten.
--- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
--- KEYS[2] log STREAM the partition's log
--- KEYS[3] held HASH notes of pending entries by source and id
+-- seek: moves a group's position in the log, and gives the lease back; what is pending in the log is forgotten.
+-- KEYS[1] lease STRING the token while the lease lives
+-- KEYS[2] fence HASH owner, token, epoch and ttl of the last grant
+-- KEYS[3] log STREAM the partition's log
+-- KEYS[4] held HASH notes of pending entries by source and id
 -- ARGV[1] token of the lease
 -- ARGV[2] group that reads
 -- ARGV[3] position above which reading goes on: an id, '0' or '$'; one beyond the end of the log is its end
--- ARGV[4] word that differs with every call
 -- returns 1, or the errors FENCED or NOGROUP
-local fence, log, held = KEYS[1], KEYS[2], KEYS[3]
-local token, group, position, word = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local lease, fence, log, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local token, group, position = ARGV[1], ARGV[2], ARGV[3]
 local MAX_VALUES = 2000
 
 if redis.call('HGET', fence, 'token') ~= token then
@@ -33,7 +33,11 @@ end
 -- Read first: a key of a foreign type, or a group that is not there, is found before anything was changed.
 local notes, gone = redis.call('HKEYS', held), {}
 redis.call('XPENDING', log, group)
--- DESTROY is never refused: then the others pass too when the server is out of memory.
+-- The token goes first: whatever becomes of the rest, what was handed out before is settled by nobody. The same ids
+-- are handed out anew from here on, and a settlement that is under way would take them off the list. DEL is never
+-- refused: then the others pass too when the server is out of memory.
+redis.call('DEL', lease)
+redis.call('HSET', fence, 'token', '')
 redis.call('XGROUP', 'DESTROY', log, group)
 redis.call('XGROUP', 'CREATE', log, group, '$')
 for _, list in ipairs(position ~= '$' and redis.call('XINFO', 'GROUPS', log) or {}) do
@@ -52,6 +56,4 @@ end
 for at = 1, #gone, MAX_VALUES do
   redis.call('HDEL', held, unpack(gone, at, math.min(at + MAX_VALUES - 1, #gone)))
 end
--- Every reader watches the fence and starts over; by the word it knows that nothing was lost.
-redis.call('HSET', fence, 'sought', word)
 return 1

@@ -11,6 +11,10 @@ local token, limit, rule, figure = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 -- What was not settled is counted entry by entry: less of it in one call. To free an entry costs about as much as 1 KiB
 -- of it does; so many KiB in one call, of which a half may be guessed from one entry. The rest waits for the next one.
 local LOSSY, PAGE, BUDGET = 1000, 200, 20000
+-- So many steps where something pending is lost, and so many pending entries of all groups that are looked at for it.
+local STEPS, ROWS = 100, 5000
+-- So many ghosts are passed over, times groups (or half as many in all), or until so many bytes were read on the way.
+local LOOKS, BYTES = 10000, 1048576
 limit, figure = tonumber(limit), tonumber(figure)
 
 if redis.call('HGET', fence, 'token') ~= token then
@@ -20,111 +24,141 @@ if redis.call('EXISTS', log) == 0 then
   return { 0, 0 }
 end
 
--- Ids are compared as text: Lua's numbers would lose their last digits.
-local function below(a, b)
-  return #a < #b or #a == #b and a < b
-end
-local function before(a, b)
-  local a_ms, a_seq = string.match(a, '^(%d+)%-(%d+)$')
-  local b_ms, b_seq = string.match(b, '^(%d+)%-(%d+)$')
-  return below(a_ms, b_ms) or a_ms == b_ms and below(a_seq, b_seq)
+-- Ids are text of one length, which compares as they do: Lua's numbers would lose their last digits.
+local function wide(id)
+  local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
+  return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
 end
 -- The id after `id`; for the last one of a millisecond, `id` itself: then one entry more is kept.
 local function after(id)
-  local head, digit, nines = string.match(id, '^(%d+%-%d*)([0-8])(9*)$')
-  if string.find(id, '-18446744073709551615', 1, true) then
-    return id
-  elseif head then
-    return head .. (digit + 1) .. string.rep('0', #nines)
-  end
-  local ms, seq = string.match(id, '^(%d+%-)(9+)$')
-  return ms .. '1' .. string.rep('0', #seq)
+  local head, digit, nines = string.match(id, '^(.*)([0-8])(9*)$')
+  return string.find(id, '-18446744073709551615', 1, true) and id or head .. digit + 1 .. string.rep('0', #nines)
+end
+local function first()
+  local entry = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
+  return entry and wide(entry[1])
 end
 
 -- Drops what is below `id`, at most `most`: whole nodes first, which is cheap, then what is left of one node.
 local spent = 0
 local function drop(id, most)
-  local dropped, under = 0, '(' .. id
-  for _ = 1, id ~= '0-0' and most or 0 do
-    local oldest = redis.call('XRANGE', log, '-', under, 'COUNT', 1)[1]
-    local cost = 1 + #table.concat(oldest and oldest[2] or {}) / 1024
-    local step = math.max(math.floor(BUDGET / 2 / cost), 1)
-    local gone = oldest and redis.call('XTRIM', log, 'MINID', '~', id, 'LIMIT', math.min(step, most - dropped)) or 0
-    dropped, spent = dropped + gone, spent + gone * cost
-    if gone == 0 or dropped == most or spent >= BUDGET then
+  local dropped, whole, under = 0, true, '(' .. id
+  for _ = 0, most do
+    local gone, count = 0, whole and 1 or math.min(most - dropped, PAGE)
+    local page = spent < BUDGET and dropped < most and redis.call('XRANGE', log, '-', under, 'COUNT', count) or {}
+    if not page[1] then
       break
     end
-  end
-  for _ = 1, spent < BUDGET and id ~= '0-0' and math.ceil((most - dropped) / PAGE) or 0 do
-    local count = math.min(most - dropped, PAGE)
-    local left = redis.call('XRANGE', log, '-', under, 'COUNT', count)
-    local bound = left[1] and after(left[#left][1])
-    local gone = bound and redis.call('XTRIM', log, 'MINID', '=', bound) or 0
-    dropped = dropped + gone
-    if gone < count then
-      break
+    if whole then
+      local cost = 1 + #table.concat(page[1][2]) / 1024
+      local step = math.min(math.max(math.floor(BUDGET / 2 / cost), 1), most - dropped)
+      gone = redis.call('XTRIM', log, 'MINID', '~', id, 'LIMIT', step)
+      spent = spent + gone * cost
+    else
+      local last = after(wide(page[#page][1]))
+      gone = redis.call('XTRIM', log, 'MINID', '=', last)
     end
+    dropped, whole = dropped + gone, whole and gone > 0
   end
   return dropped
 end
-local function first()
-  local entry = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
-  return entry and entry[1]
-end
 
-local groups, settled = {}, nil
-for _, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
+-- A group needs what it was not handed, and what is pending: also behind the former, where its position was set back.
+-- A pending entry whose body is gone is a ghost, and needs nothing. A body is looked for (which copies it) only where
+-- it decides: at the lowest need of all. What is not looked through here is kept, and looked at by the next call.
+local groups, start = {}, first() or '+'
+local function look(group, from)
+  local row = group.pending and redis.call('XPENDING', log, group.name, from, '+', 1)[1]
+  group.oldest = row and wide(row[1]) < group.read and wide(row[1])
+  group.need = group.oldest or group.read
+end
+for i, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
   local info = {}
-  for i = 1, #flat, 2 do
-    info[flat[i]] = flat[i + 1]
+  for at = 1, #flat, 2 do
+    info[flat[at]] = flat[at + 1]
   end
-  local group = { name = info.name, read = after(info['last-delivered-id']), pending = info.pending, unread = 0 }
-  local oldest = info.pending > 0 and redis.call('XPENDING', log, info.name, '-', '+', 1)[1][1] or group.read
-  settled = settled and before(settled, oldest) and settled or oldest
-  groups[#groups + 1] = group
+  groups[i] = { name = info.name, pending = info.pending > 0, read = after(wide(info['last-delivered-id'])) }
+  look(groups[i], start)
+end
+local settled, looked, sure = nil, 0, false
+for _ = 1, math.ceil(LOOKS / (#groups + 100)) do
+  local low = groups[1]
+  for _, group in ipairs(groups) do
+    low = group.need < low.need and group or low
+  end
+  settled = low and low.need
+  local entry = low and low.oldest and redis.call('XRANGE', log, low.oldest, '+', 'COUNT', 1)
+  sure = not entry or entry[1] and wide(entry[1][1]) == low.oldest
+  if sure or looked >= BYTES then
+    break
+  end
+  looked = looked + (entry[1] and #table.concat(entry[1][2]) or 0)
+  look(low, entry[1] and entry[1][1] or '+')
 end
 
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local old = string.format('%.0f-0', math.max(now_ms - figure, 0))
+local old = wide(string.format('%.0f-0', math.max(now_ms - figure, 1)))
 local cut, room = settled, limit
 if rule == 'consumed-after' then
-  cut = settled and (before(settled, old) and settled or old)
+  cut = settled and settled < old and settled or settled and old
 elseif rule == 'age' then
   cut = old
 elseif rule == 'length' then
   room = math.min(limit, math.max(redis.call('XLEN', log) - figure, 0))
   local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
-  cut = last and last[1]
+  cut = last and wide(last[1])
 end
 if not cut or room == 0 then
   return { 0, 0 }
 end
 
-local safe = settled and before(settled, cut) and settled or cut
+local safe = settled and settled < cut and settled or cut
 local dropped = drop(safe, room)
-local reply = { dropped, 0 }
-local oldest = safe ~= cut and dropped < room and first()
-if oldest and before(oldest, cut) then
+local reply = { 0, 0 }
+local oldest = safe < cut and dropped < room and first()
+if oldest and oldest < cut then
+  -- Step by step, up to each position and over each pending entry: whether one was there, or is a ghost, is what its
+  -- own step says. So no body is read for that.
   room = math.min(room, dropped + LOSSY)
-  table.sort(groups, function(a, b) return before(a.read, b.read) end)
-  for i = 1, #groups + 1 do
-    local bound = groups[i] and before(groups[i].read, cut) and groups[i].read or cut
-    local gone = drop(bound, room - dropped)
-    dropped = dropped + gone
-    for j = 1, i - 1 do
-      groups[j].unread = groups[j].unread + (before(groups[j].read, bound) and gone or 0)
+  local stops, bound, count = {}, cut, math.max(math.floor(ROWS / (#groups + 1)), 5)
+  for _, group in ipairs(groups) do
+    group.read = group.read < oldest and oldest or group.read
+    stops[#stops + 1], group.ids = group.read, {}
+    for i, row in ipairs(group.pending and redis.call('XPENDING', log, group.name, oldest, '+', count) or {}) do
+      group.ids[i] = wide(row[1])
+      stops[#stops + 1] = group.ids[i]
+    end
+    -- Behind the last one that was told there may be more.
+    local last = group.ids[count]
+    bound = last and after(last) < bound and after(last) or bound
+  end
+  table.sort(stops)
+  local passed, lost, steps = {}, {}, 0
+  for _, id in ipairs(stops) do
+    if not passed[id] then
+      bound = steps == STEPS and id < bound and id or bound
+      dropped = dropped + drop(id < bound and id or bound, room - dropped)
+      if id >= bound or dropped >= room or spent >= BUDGET then
+        break
+      end
+      passed[id], steps = dropped, steps + 1
+      lost[id] = redis.call('XTRIM', log, 'MINID', '=', after(id))
+      dropped = dropped + lost[id]
     end
   end
-  local rest = '(' .. (first() or after(cut))
+  dropped, sure = dropped + drop(bound, room - dropped), sure and bound == cut
   for _, group in ipairs(groups) do
-    local pending = group.pending > 0 and #redis.call('XPENDING', log, group.name, oldest, rest, LOSSY) or 0
-    if group.unread + pending > 0 then
-      reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = group.name, group.unread, pending
+    local unread, pending = dropped - (passed[group.read] or dropped), 0
+    for _, id in ipairs(group.ids) do
+      pending = pending + (lost[id] or 0)
+    end
+    if unread + pending > 0 then
+      reply[#reply + 1], reply[#reply + 2], reply[#reply + 3] = group.name, unread, pending
     end
   end
 end
 local more = rule == 'length' and redis.call('XLEN', log) > figure
-more = more or rule ~= 'length' and (dropped >= room or spent >= BUDGET)
+more = more or rule ~= 'length' and (dropped >= room or spent >= BUDGET or not sure and dropped > 0)
 reply[1], reply[2] = dropped, more and 1 or 0
 return reply

@@ -1,10 +1,12 @@
 //! What tests on real servers share: [`server::Server`], a private `redis-server`, and
 //! [`server::shared_url`], one server for all who need no more than a namespace of their own; and for tests with several
 //! processes the `member` binary ([`member`], [`process`], [`scene`]), what its processes record ([`history`]) and what must
-//! hold of that ([`owners`], [`order`], [`monitor`]); and for the delay engine [`delays`].
+//! hold of that ([`owners`], [`order`], [`monitor`]); [`proxy`], a link that is slow, late or cut; and for the delay engine
+//! [`delays`].
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
 
+pub mod crew;
 pub mod delays;
 mod docs;
 pub mod history;
@@ -13,6 +15,7 @@ pub mod monitor;
 pub mod order;
 pub mod owners;
 pub mod process;
+pub mod proxy;
 pub mod scene;
 #[path = "../../crates/millstream-metrics/tests/support/scrape.rs"]
 pub mod scrape;

@@ -29,6 +29,8 @@ pub struct Setup {
     pub prefetch: usize,
     /// `concurrency`.
     pub mode: Mode,
+    /// Whether partitions are shared, and not owned.
+    pub shared: bool,
     /// Whether `retry_order` is `BlockKey`, and not `Skip`.
     pub block_key: bool,
     /// How long a failed message waits, in milliseconds.
@@ -65,6 +67,7 @@ impl Setup {
             ttl_ms: 3_000,
             prefetch: 64,
             mode: Mode::Serial,
+            shared: false,
             block_key: false,
             back_off_ms: 5,
             attempts: 5,

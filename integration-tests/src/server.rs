@@ -45,6 +45,7 @@ pub struct Server {
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     appendonly: bool,
+    within: Option<PathBuf>,
     args: Vec<String>,
     env: Vec<(String, PathBuf)>,
 }
@@ -71,6 +72,13 @@ impl Builder {
         self
     }
 
+    /// The folder in which the server's own is made, instead of that for temporary files.
+    #[must_use]
+    pub fn within(mut self, folder: PathBuf) -> Self {
+        self.within = Some(folder);
+        self
+    }
+
     /// Something in the environment of the server's process.
     #[must_use]
     pub fn env(mut self, name: &str, value: PathBuf) -> Self {
@@ -87,7 +95,8 @@ impl Builder {
     pub fn start(self) -> Server {
         let mut args = vec!["--appendonly".to_owned(), if self.appendonly { "yes" } else { "no" }.to_owned()];
         args.extend(self.args);
-        let mut server = Server { running: None, port: 0, dir: new_dir(), args, env: self.env };
+        let dir = new_dir(&self.within.unwrap_or_else(env::temp_dir));
+        let mut server = Server { running: None, port: 0, dir, args, env: self.env };
         for _ in 0..20 {
             server.port = free_port();
             if server.launch() {
@@ -310,10 +319,10 @@ fn free_port() -> u16 {
     }
 }
 
-fn new_dir() -> PathBuf {
+fn new_dir(parent: &Path) -> PathBuf {
     loop {
         let random = RandomState::new().build_hasher().finish();
-        let dir = env::temp_dir().join(format!("millstream-{random:016x}"));
+        let dir = parent.join(format!("millstream-{random:016x}"));
         match fs::create_dir(&dir) {
             Ok(()) => return dir,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

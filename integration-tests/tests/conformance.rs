@@ -70,6 +70,15 @@ impl Operator for MemoryConsole {
         self.0.delete_entry(tp, id).then_some(()).ok_or_else(|| Violation::new("no such entry"))
     }
 
+    async fn set_position(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        id: MessageId,
+    ) -> Result<(), Violation> {
+        self.0.set_position(tp, group, id).then_some(()).ok_or_else(|| Violation::new("no such group"))
+    }
+
     async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {
         self.0.delete_scheduled(place, id).then_some(()).ok_or_else(|| Violation::new("no such message"))
     }
@@ -104,6 +113,19 @@ impl Operator for RedisConsole {
 
     async fn delete_entry(&self, tp: &TopicPartition, id: MessageId) -> Result<(), Violation> {
         self.deletes(&["XDEL"], &self.keys.log(tp), id.to_string()).await
+    }
+
+    async fn set_position(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        id: MessageId,
+    ) -> Result<(), Violation> {
+        let (mut connection, log) = (self.connection.clone(), self.keys.log(tp));
+        let words = ["XGROUP", "SETID", log.as_str(), group.as_str(), &id.to_string()];
+        let mut cmd = redis::Cmd::new();
+        let set: redis::RedisResult<()> = cmd.arg(&words).query_async(&mut connection).await;
+        set.map_err(|error| Violation::new(format!("{words:?}: {error}")))
     }
 
     async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {

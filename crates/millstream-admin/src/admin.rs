@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use millstream_core::event::Ignore;
+use millstream_core::panics::Careful;
 use millstream_core::{Backend, Error, ErrorKind, Observer, TopicName};
 
 /// What an operator can ask and do. Cloning is cheap.
@@ -24,7 +25,7 @@ impl Admin {
     /// ([`Event::DeadLetters`](millstream_core::Event::DeadLetters)).
     #[must_use]
     pub fn with_observer(self, observer: impl Observer + 'static) -> Self {
-        Self { observer: Arc::new(observer), ..self }
+        Self { observer: Careful::over(Arc::new(observer)), ..self }
     }
 }
 

@@ -37,7 +37,7 @@ pub struct OwnedPartition {
 /// Everybody in a group, and every partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owners {
-    /// The members that live, and the assignment that was published last.
+    /// The members, those that [ran out](Roster::is_overdue) and were not dropped yet among them, and the assignment that was published last.
     pub roster: Roster,
     /// All partitions, in their order.
     pub partitions: Vec<OwnedPartition>,
@@ -79,7 +79,7 @@ impl Admin {
 
 /// Who should own each partition. Members that do not live should own nothing.
 fn assigned(roster: &Roster) -> BTreeMap<Partition, MemberId> {
-    let lives = |id: &MemberId| roster.members.iter().any(|member| member.id == *id);
+    let lives = |id: &MemberId| roster.living().any(|member| member.id == *id);
     let of = roster.assignment.iter().filter(|(member, _)| lives(member));
     of.flat_map(|(member, partitions)| partitions.iter().map(|it| (*it, member.clone()))).collect()
 }
@@ -105,7 +105,7 @@ mod tests {
 
     fn lease(owner: Option<&str>) -> Ownership {
         let holder = owner.map(|owner| Holder { owner: owner.into(), epoch: 1, expires_in: Duration::MAX });
-        Ownership { partition: Partition(0), holder, ttl: None, abandoned: false }
+        Ownership { partition: Partition(0), holder, ttl: None, ends: 0 }
     }
 
     #[test]

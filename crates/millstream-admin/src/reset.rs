@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use millstream_core::Continuity;
 use millstream_core::catalog::{PartitionStats, Start};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::leases::{Acquired, Lease};
@@ -48,8 +49,8 @@ impl Admin {
     /// Lets a group that is not running go on elsewhere: back, to handle messages again, or forward, to skip some. What
     /// waits for a retry, and dead letters, stay as they are; what is pending in the log is forgotten.
     ///
-    /// All partitions are held meanwhile, so that nobody can be reading: either all are moved, or, as long as nobody can
-    /// be asked about leases, none is. A group that is [paused](Self::pause_group) is running all the same.
+    /// All partitions are held at first, each until it is moved, so that nobody can be reading: either all are moved, or, as
+    /// long as nobody can be asked about leases, none is. A group that is [paused](Self::pause_group) is running all the same.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic or group that is not there. [`ErrorKind::Fenced`] if a partition has an owner,
@@ -76,9 +77,14 @@ impl Admin {
                 stream::iter(seeks).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
             }
         };
-        for lease in &leases {
-            if let Err(error) = backend.leases.release(lease).await {
-                tracing::warn!(resource = %lease.resource, %error, "the lease could not be given back, it will run out");
+        // With all moved, all are given back.
+        for lease in leases.iter().filter(|_| sought.is_err()) {
+            match backend.leases.release(lease).await {
+                Err(error) if error.kind() != ErrorKind::Fenced => {
+                    tracing::warn!(resource = %lease.resource, %error, "the lease could not be given back, it will run out");
+                }
+                // Fenced: this one was moved.
+                _ => {}
             }
         }
         sought
@@ -117,8 +123,10 @@ async fn acquire(backend: &Backend, topic_partition: TopicPartition, group: &Gro
     // The same for every try: a grant whose reply was lost is granted again.
     let nonce = Uuid::new_v4().simple().to_string();
     let mut tries = 1;
+    // Whoever resets a group has stopped it: a lease that ran out is nobody's.
+    let assured = Continuity::assured();
     loop {
-        match backend.leases.acquire(&resource, OWNER, &nonce, TTL).await {
+        match backend.leases.acquire(&resource, OWNER, &nonce, TTL, &assured).await {
             Ok(Acquired::Granted(lease)) => return Ok(lease),
             Ok(Acquired::Held(holder)) => {
                 let why = format!("{resource} is owned by {}: stop the group first", holder.owner);

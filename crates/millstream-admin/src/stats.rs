@@ -149,7 +149,7 @@ impl Admin {
 
     async fn stats_of(&self, spec: &TopicSpec, group: &GroupName) -> Result<GroupStats> {
         let partitions = self.backend.catalog.stats(spec, group).await?;
-        let members = self.backend.members.roster(&spec.name, group).await?.members.len();
+        let members = self.backend.members.roster(&spec.name, group).await?.living().count();
         let owners = self.backend.inspect.owners(spec, group).await?;
         let owned = owners.iter().filter(|owner| owner.holder.is_some()).count();
         let paused = self.backend.catalog.group_state(&spec.name, group).await?.paused;

@@ -111,7 +111,7 @@ impl Admin {
     /// The names of those who live in a group or have a partition of it, in order and once each.
     pub(crate) async fn users(&self, spec: &TopicSpec, group: &GroupName) -> Result<Vec<String>> {
         let roster = self.backend.members.roster(&spec.name, group).await?;
-        let mut users: Vec<String> = roster.members.iter().map(|member| member.id.to_string()).collect();
+        let mut users: Vec<String> = roster.living().map(|member| member.id.to_string()).collect();
         let owners = self.backend.inspect.owners(spec, group).await?;
         users.extend(owners.into_iter().filter_map(|owner| Some(owner.holder?.owner)));
         users.sort_unstable();

@@ -65,7 +65,13 @@ impl Stage {
     async fn lease(&self, partition: u32) -> Lease {
         let resource = Resource::partition(self.partition(partition), self.group.clone());
         let ttl = Duration::from_secs(3_600);
-        match self.backend.leases.acquire(&resource, "me", "nonce", ttl).await.expect("asked") {
+        match self
+            .backend
+            .leases
+            .acquire(&resource, "me", "nonce", ttl, &millstream_core::Continuity::assured())
+            .await
+            .expect("asked")
+        {
             Acquired::Granted(lease) => lease,
             Acquired::Held(holder) => panic!("held by {holder:?}"),
         }

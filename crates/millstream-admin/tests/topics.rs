@@ -54,7 +54,13 @@ impl Stage {
 
     async fn lease_of(&self, partition: u32, name: &str) -> Lease {
         let resource = Resource::partition(TopicPartition::new(self.topic.clone(), partition), group(name));
-        match self.backend.leases.acquire(&resource, "somebody", name, MINUTE).await.expect("an answer") {
+        match self
+            .backend
+            .leases
+            .acquire(&resource, "somebody", name, MINUTE, &millstream_core::Continuity::assured())
+            .await
+            .expect("an answer")
+        {
             Acquired::Granted(lease) => lease,
             Acquired::Held(holder) => panic!("{holder:?}"),
         }

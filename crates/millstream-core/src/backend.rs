@@ -13,6 +13,7 @@ use crate::members::Members;
 use crate::recurring::Recurring;
 use crate::schedule::Schedule;
 use crate::shared::Shared;
+use crate::suspension::BootClock;
 use crate::tasks::Tasks;
 
 /// The roles that the runtime works with. Cloning is cheap.
@@ -46,6 +47,10 @@ pub struct Backend {
     /// Whether everything happens in this process, by the clock of the caller's runtime. Then the runtime keeps leases
     /// on the caller's runtime too; else on a thread of its own, which handlers cannot starve.
     pub local: bool,
+    /// Counts the time that this machine was suspended, for leases that go on running out meanwhile. `None` where the
+    /// runtime's own clock is all there is: in tests, for a [local](Self#structfield.local) backend, and where the
+    /// platform has none.
+    pub boot_clock: Option<Arc<dyn BootClock>>,
 }
 
 impl Backend {
@@ -70,13 +75,20 @@ impl Backend {
             inspect: backend.clone(),
             audit: backend,
             local: false,
+            boot_clock: None,
         }
     }
 
     /// The same backend, known to live in this process. See [`local`](Self#structfield.local).
     #[must_use]
     pub fn in_process(self) -> Self {
-        Self { local: true, ..self }
+        Self { local: true, boot_clock: None, ..self }
+    }
+
+    /// The same backend, with a clock that counts while the machine is suspended.
+    #[must_use]
+    pub fn with_boot_clock(self, clock: impl BootClock + 'static) -> Self {
+        Self { boot_clock: Some(Arc::new(clock)), ..self }
     }
 }
 

@@ -31,6 +31,8 @@ pub enum ErrorKind {
     WrongType,
     /// The lease was lost: another owner has been granted the resource since. Nothing was done.
     Fenced,
+    /// A member of a group is not in it any more: it was dropped, or what the server knew of it is lost. It may join again.
+    NotMember,
     /// The consumer group vanished from a partition (destroyed, or the stream deleted).
     GroupMissing,
     /// The topic or group was deleted on purpose: who was working on it ends, and does not create it again.
@@ -65,6 +67,7 @@ impl ErrorKind {
             Self::Exists => "exists",
             Self::WrongType => "wrong_type",
             Self::Fenced => "fenced",
+            Self::NotMember => "not_member",
             Self::GroupMissing => "group_missing",
             Self::Deleted => "deleted",
             Self::Backpressure => "backpressure",

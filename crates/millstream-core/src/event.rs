@@ -10,6 +10,7 @@ use crate::health::{HealthCheck, LoopsCheck, WorkerCheck};
 use crate::id::MessageId;
 use crate::log::{Settled, Source};
 use crate::name::{GroupName, MemberId, QueueName, TopicName};
+use crate::panics::{UserCode, catch};
 use crate::schedule::{Place, ScheduleId, Shard};
 use crate::topic::TopicPartition;
 
@@ -268,6 +269,20 @@ pub enum Event<'a> {
         /// Where the server stands.
         to: MessageId,
     },
+    /// A partition was taken over from an owner that ended without giving it back, and everything has been read that was
+    /// pending then.
+    TakenOver {
+        /// Which partition.
+        topic_partition: &'a TopicPartition,
+        /// Of which group.
+        group: &'a GroupName,
+        /// How many owners have ended in a row.
+        ends: usize,
+        /// How many messages were pending. They are handled again.
+        messages: usize,
+        /// How many of them are poison candidates: pending at two ends or more.
+        candidates: usize,
+    },
     /// A message over which processes died is given up without being handed to the handler again.
     Crashed {
         /// From which partition.
@@ -467,6 +482,13 @@ pub enum Event<'a> {
         /// What went wrong.
         error: &'a Error,
     },
+    /// Code of the user panicked. The panic was caught, and what happened instead is documented per kind of code.
+    Panicked {
+        /// Which code.
+        code: UserCode,
+        /// The panic's message.
+        text: &'a str,
+    },
     /// A loop that had been failing works again.
     Recovered {
         /// What works again.
@@ -497,10 +519,21 @@ impl<O: Observer + ?Sized> Observer for Arc<O> {
 }
 
 /// Two observers: each is told of every event, the first one first.
+///
+/// A panic of one does not keep the other from its events: that one gets the event, and [`Event::Panicked`]. The panic
+/// goes on after that.
 impl<A: Observer, B: Observer> Observer for (A, B) {
     fn observe(&self, event: &Event<'_>) {
-        self.0.observe(event);
-        self.1.observe(event);
+        let first = catch(UserCode::Observer, || self.0.observe(event));
+        let second = catch(UserCode::Observer, || self.1.observe(event));
+        let told = match (&first, &second) {
+            (Err(panicked), Ok(())) => catch(UserCode::Observer, || self.1.observe(&panicked.event())),
+            (Ok(()), Err(panicked)) => catch(UserCode::Observer, || self.0.observe(&panicked.event())),
+            _ => Ok(()),
+        };
+        if let Err(panicked) = first.and(second).and(told) {
+            panicked.resume();
+        }
     }
 }
 

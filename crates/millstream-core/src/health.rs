@@ -100,6 +100,8 @@ pub struct TopicHealth {
     pub group_paused: bool,
     /// Messages of it that are read and not settled, handlers that run included.
     pub in_flight: usize,
+    /// Poison candidates among them: messages that were pending at two or more unexplained ends of owners in a row.
+    pub candidates: usize,
 }
 
 impl TopicHealth {
@@ -114,6 +116,7 @@ impl TopicHealth {
             paused: Vec::new(),
             group_paused: false,
             in_flight: 0,
+            candidates: 0,
         }
     }
 }

@@ -128,8 +128,8 @@ pub struct Ownership {
     pub holder: Option<Holder>,
     /// For how long its last grant was; `None` if there never was one.
     pub ttl: Option<Duration>,
-    /// Whether the owner before that one never gave it back: it died, or was cut off.
-    pub abandoned: bool,
+    /// How many owners before that one ended in a row without giving it back: they died, or were cut off.
+    pub ends: usize,
 }
 
 /// A name under which entries are read.

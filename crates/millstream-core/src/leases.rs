@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::continuity::Continuity;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::GroupName;
 use crate::topic::TopicPartition;
@@ -76,23 +77,27 @@ pub struct Lease {
     pub epoch: u64,
     /// How long the lease lives after a grant or renewal.
     pub ttl: Duration,
-    /// Whether the owner before this one never gave the lease back: it died, or was cut off for too long. What is
-    /// pending may then be what it died over. An owner that gives the lease back before it has found out says so with
-    /// this flag, and the next one is told the same.
-    pub abandoned: bool,
+    /// The epochs of owners before this one that ended in a row without giving the lease back, oldest first: their
+    /// processes died, or were cut off for too long. An entry that was pending at several of these ends may be what the
+    /// owners died over. An owner that gives the lease back before it has found out keeps them here, and the next one is
+    /// given the same. At most [`MAX_ENDS`].
+    pub ends: Vec<u64>,
 }
+
+/// The most ends in a row that are remembered; of more the newest.
+pub const MAX_ENDS: usize = 32;
 
 impl Lease {
     /// A grant, as a backend makes it.
     #[must_use]
     pub fn new(resource: Resource, epoch: u64, nonce: &str, ttl: Duration) -> Self {
-        Self { resource, token: Token::new(epoch, nonce), epoch, ttl, abandoned: false }
+        Self { resource, token: Token::new(epoch, nonce), epoch, ttl, ends: Vec::new() }
     }
 
-    /// The same lease, taken from an owner that never gave it back.
+    /// The same lease, after these ends.
     #[must_use]
-    pub fn after_abandonment(self, abandoned: bool) -> Self {
-        Self { abandoned, ..self }
+    pub fn after_ends(self, ends: Vec<u64>) -> Self {
+        Self { ends, ..self }
     }
 
     /// The partition and group of a lease on a partition.
@@ -142,25 +147,41 @@ pub trait Leases: Send + Sync {
     /// `nonce` is unique to this request and makes it idempotent: asked again with the same nonce after a lost
     /// reply, the same lease is given. `owner` is shown to people and decides nothing.
     ///
+    /// A lease that ran out and was never given back is granted only if `heard` [judges](Continuity::judges): else it
+    /// counts as held for as long as that takes. What was given back, or never owned, anybody is granted.
+    ///
     /// The epoch is larger than every epoch granted for this resource before, also if the store lost its
-    /// newest writes in a fail-over. [`Lease::abandoned`] says whether the owner before never gave it back; the same
-    /// request asked again is told the same.
+    /// newest writes in a fail-over. A grant of a lease that was never given back adds its epoch to [`Lease::ends`]; the
+    /// same request asked again is given the same.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].
-    async fn acquire(&self, resource: &Resource, owner: &str, nonce: &str, ttl: Duration)
-    -> Result<Acquired>;
+    async fn acquire(
+        &self,
+        resource: &Resource,
+        owner: &str,
+        nonce: &str,
+        ttl: Duration,
+        heard: &Continuity,
+    ) -> Result<Acquired>;
 
     /// Lets leases live for another ttl. One result per lease, [`ErrorKind::Fenced`] for those that somebody
     /// else was granted since. A lease that merely ran out is revived as long as nobody took it.
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>>;
 
-    /// Gives a resource back. From then on the token is good for nothing. The next grant is as
-    /// [abandoned](Lease::abandoned) as `lease` says.
+    /// Gives a resource back. From then on the token is good for nothing. The next grant has the [ends](Lease::ends) of
+    /// `lease`.
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`] if it was somebody else's already.
     async fn release(&self, lease: &Lease) -> Result<()>;
+
+    /// Withdraws the end that was counted for this lease: its owner lost it, but has not ended. Nothing happens if none
+    /// was.
+    ///
+    /// # Errors
+    /// Transient ones, after which it can be asked again; [`ErrorKind::WrongType`].
+    async fn withdraw_end(&self, lease: &Lease) -> Result<()>;
 
     /// Who has the resource now.
     ///

@@ -69,9 +69,10 @@ pub struct Note {
     pub attempt: u32,
     /// When it may be made. Read back as what is [left](Note::left) to wait, by the server's clock.
     pub due: Due,
-    /// How often it was handed to a handler under suspicion, this time included, and not settled.
+    /// At how many unexplained ends of owners it was noted as begun, this time included; 0 if it is no poison candidate.
     pub suspicions: u32,
-    /// Who noted this last: unique to one start of an instance, at most 128 bytes without spaces.
+    /// Who noted this: names without spaces and commas, oldest first, with `,` between them, at most 128 bytes. Of a poison
+    /// candidate the [epochs](crate::Lease::epoch) of the leases under which it began.
     pub by: String,
     /// What the last attempt failed with; cut to [`MAX_ERROR_LEN`](crate::wire::MAX_ERROR_LEN) bytes.
     pub error: String,
@@ -100,14 +101,21 @@ pub struct Fetched {
     /// Entries that were handed out before and whose fields are gone since: trimmed or deleted by somebody.
     /// Settle them as [`Settlement::Ack`], and tell.
     pub ghosts: Vec<Receipt>,
-    /// Whether this came from the pending list: entries handed out earlier, to this owner or one before.
+    /// Whether this came from the pending list: entries handed out earlier, to this owner or one before. After entries
+    /// that are new it says that the reader has started over by itself, and may have looked before some of this was
+    /// settled: who does not know what was settled since the call began opens another reader.
     pub pending: bool,
     /// Whether something was scheduled at this partition, since the call before, that is due before all that waited.
     pub woken: bool,
     /// The group stood before what this reader had handed out of the log: the server lost the end of what it had told,
-    /// in a fail-over or restart. From where, and to where; told once. Not set by a [`Log::seek`], or after
-    /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing): those the caller knows of.
+    /// in a fail-over or restart. From where, and to where; told once. Not set after
+    /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing): that the caller knows of.
     pub rewound: Option<(MessageId, MessageId)>,
+    /// The newest entry that this reader had handed out is not on the server any more, or another one stands under its id,
+    /// and the group stands before it: a fail-over lost the end of the log or the retry log, and what comes next may have
+    /// the ids that were returned. Messages in flight have to be dropped, and the lease to be given back: a settlement of it
+    /// could take another message off the list. Nothing else was read.
+    pub tail_lost: bool,
 }
 
 /// What the log is told of an entry that was handed out.
@@ -174,7 +182,8 @@ pub struct Trimmed {
 pub struct Lost {
     /// Which group.
     pub group: GroupName,
-    /// Entries that were never handed out to it.
+    /// Entries above its position: never handed out to it, or to be handed out again since the position was set back. What
+    /// is pending there counts as both.
     pub unread: u64,
     /// Entries that were handed out to it and not settled. Whoever has one in hand can still end with it; it cannot be
     /// tried again.
@@ -229,16 +238,21 @@ pub trait Log: Send + Sync {
     /// above that position is forgotten, since it will be read again as new; so is what is pending up to it, with its
     /// notes, since it is to be skipped. The retry log, what is parked and the dead letters stay.
     ///
-    /// Readers of this lease start over.
+    /// The lease is given back in the same step: entries come again under the ids that they had, and what was said of them
+    /// before, also a settlement that is still under way, must not count for them. So its reader, its settlements and its
+    /// release fail with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) from then on; whoever goes on acquires it anew.
+    /// Unlike a [release](crate::Leases::release) that leaves open whether the owner before was found to be abandoned.
     ///
     /// # Errors
-    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced); [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing);
-    /// or a transient error after which it can be asked again.
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced); [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing):
+    /// nothing was done, and the lease is as it was. After a transient error it can be asked again; if it was done, the
+    /// answer to that is [`ErrorKind::Fenced`](crate::ErrorKind::Fenced).
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()>;
 
     /// Drops entries of the log, the oldest first, as `retention` says. If that is not
     /// [lossy](crate::Retention::is_lossy), only such that every group has settled; never one that is unread or pending
-    /// in any, and without a group none. Does a bounded amount of work: see [`Trimmed::more`].
+    /// in any (both: a position can be set back while something is pending), and without a group none. What is pending and
+    /// was deleted by somebody neither keeps anything nor counts as lost. Does a bounded amount of work: see [`Trimmed::more`].
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error.
@@ -275,15 +289,21 @@ pub trait Appender: Send {
 /// Reads one partition for one group, as the holder of its lease.
 #[async_trait]
 pub trait Reader: Send {
-    /// Reads up to `max` entries; waits up to `wait` if there are none.
+    /// Reads up to `max` entries, fewer where they are large; waits up to `wait` if there are none.
+    ///
+    /// How many it asks for follows from what they have weighed so far, so that an answer takes about a second on a link
+    /// of 10 MB/s: at least one, and one answer is larger where entries have grown. After an answer that was lost, or
+    /// late, it asks for half as many.
     ///
     /// First everything pending is handed out, oldest first, over as many calls as it takes; from then on new
     /// entries. An empty result means that the wait passed, not that the log ended. Neither source starves the
     /// other: with `max` above 1 each call reads both.
     ///
     /// Waiting has no effect on the server: dropping this future is safe. After a drop or an error the reader
-    /// starts over with what is pending, since a reply may have been lost. So an entry that is still being
-    /// handled can be handed out again **by the same reader**: the caller skips what it holds.
+    /// starts over with what is pending, since a reply may have been lost; it may do so by itself, and
+    /// [says so](Fetched::pending). So an entry that is still being
+    /// handled can be handed out again **by the same reader**: the caller skips what it holds, unless it is told of a
+    /// [lost tail](Fetched::tail_lost).
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) when the lease is somebody else's: nothing was read.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::continuity::{Continuity, UNNAMED};
 use crate::error::Result;
 use crate::id::MessageId;
 use crate::name::{GroupName, MemberId, TopicName};
@@ -35,14 +36,16 @@ pub struct Member {
     /// Which of the topics of that name it works on, by its [`TopicSpec::reborn`](crate::TopicSpec::reborn); `None` for
     /// whichever is there. Nobody else is told.
     pub reborn: Option<u64>,
+    /// Since when it has been answered without a gap: without that it drops nobody. Nobody else is told.
+    pub heard: Continuity,
 }
 
 impl Member {
     /// A member without wishes.
     #[must_use]
     pub fn new(id: MemberId, incarnation: impl Into<String>, ttl: Duration) -> Self {
-        let (max_partitions, pinned) = (None, Vec::new());
-        Self { id, incarnation: incarnation.into(), ttl, max_partitions, pinned, reborn: None }
+        let (max_partitions, pinned, heard) = (None, Vec::new(), Continuity::new(ttl));
+        Self { id, incarnation: incarnation.into(), ttl, max_partitions, pinned, reborn: None, heard }
     }
 
     /// The same member, with at most this many partitions.
@@ -55,6 +58,12 @@ impl Member {
     #[must_use]
     pub fn of(self, topic: &TopicSpec) -> Self {
         Self { reborn: Some(topic.reborn), ..self }
+    }
+
+    /// The same member, which has been answered for so long.
+    #[must_use]
+    pub fn hearing(self, heard: Continuity) -> Self {
+        Self { heard, ..self }
     }
 
     /// The same member, with these partitions in any case.
@@ -85,7 +94,7 @@ pub struct Pulse {
     pub version: Version,
     /// The newest change.
     pub revision: Revision,
-    /// How many members live.
+    /// How many members there are: those that ran out and were not dropped yet among them.
     pub members: u32,
     /// How many partitions the topic has now.
     pub partitions: u32,
@@ -93,17 +102,23 @@ pub struct Pulse {
     pub assigned: Option<Vec<Partition>>,
     /// Whether somebody has [paused](crate::Catalog::set_paused) the whole group.
     pub paused: bool,
-    /// When the first member of all dies unless it is heard of again, from now. A heartbeat after that time finds
-    /// out.
+    /// When to come again to drop somebody, from now: when the first member of all runs out unless it is heard of again;
+    /// if one has already, when the sender [judges](Continuity::judges). A heartbeat after that time finds out.
     pub next_expiry: Duration,
+    /// Which server answered, for [`Continuity::advance`]: another one after a restart or fail-over. `-` if it does not
+    /// say.
+    pub server: String,
+    /// When, by the server's clock: milliseconds since 1970.
+    pub now: u64,
 }
 
 impl Pulse {
     /// An answer as a backend makes it.
     #[must_use]
     pub fn new(version: Version, revision: Revision, members: u32, partitions: u32) -> Self {
-        let next_expiry = Duration::MAX;
-        Self { version, revision, members, partitions, assigned: None, paused: false, next_expiry }
+        let (next_expiry, server) = (Duration::MAX, UNNAMED.to_owned());
+        let (assigned, paused, now) = (None, false, 0);
+        Self { version, revision, members, partitions, assigned, paused, next_expiry, server, now }
     }
 }
 
@@ -117,7 +132,8 @@ pub struct Roster {
     pub revision: Revision,
     /// How many partitions the topic has; 0 if there is no such topic.
     pub partitions: u32,
-    /// All members that live, in the order of their ids.
+    /// All members that were not dropped, in the order of their ids. Those whose ttl has passed are among them: they may
+    /// come back from an outage that kept all away. See [`living`](Self::living).
     pub members: Vec<Member>,
     /// How long ago each of them was heard of, by the server's clock.
     pub heard: BTreeMap<MemberId, Duration>,
@@ -127,18 +143,36 @@ pub struct Roster {
     pub assignment: Assignment,
 }
 
+impl Roster {
+    /// The members whose ttl has not passed since they were heard of.
+    pub fn living(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| !self.is_overdue(member))
+    }
+
+    /// Whether a member's ttl has passed: it is dropped once somebody [judges](Continuity::judges), unless it is heard of
+    /// before.
+    #[must_use]
+    pub fn is_overdue(&self, member: &Member) -> bool {
+        self.heard.get(&member.id).is_some_and(|ago| *ago >= member.ttl)
+    }
+}
+
 /// Knows the members of groups and what they should own.
 #[async_trait]
 pub trait Members: Send + Sync {
-    /// Says that `member` lives, joining the group if it is not in it.
+    /// Says that `member` lives.
     ///
-    /// Members whose ttl has passed are dropped on this occasion, but not by a member that was away itself (its own
-    /// ttl has passed too): after an outage of the server nobody is accused by those who come back first.
+    /// Members whose ttl has passed are dropped on this occasion, if the sender [judges](Continuity::judges) by its
+    /// [`Member::heard`]: after an outage of the server nobody is dropped before all have had a ttl to come back.
     ///
-    /// With `joining`, an instance takes over the id from whoever had it. Without, an id that another incarnation
-    /// has taken is an error. Wishes that differ from those of the heartbeat before make a new version.
+    /// With `joining`, an instance joins the group, and takes over the id from whoever had it. Without, an id that another
+    /// incarnation has taken is an error, and so is one that nobody has: a heartbeat that comes late, after its sender
+    /// has [left](Self::leave), brings nobody back. Wishes that differ from those of the heartbeat before make a new
+    /// version.
     ///
     /// # Errors
+    /// [`ErrorKind::NotMember`](crate::ErrorKind::NotMember) without `joining`, if the id is not in the group: it was
+    /// dropped, or the server has lost it. It may join again.
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if another incarnation has taken the id: this one must stop.
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic is not there;
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was, or if the topic was and
@@ -158,7 +192,7 @@ pub trait Members: Send + Sync {
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()>;
 
-    /// The whole group. Members whose ttl has passed are not shown, though the next heartbeat drops them.
+    /// The whole group. Members whose ttl has passed are shown until a heartbeat drops them.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);

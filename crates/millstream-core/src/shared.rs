@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::continuity::Continuity;
 use crate::error::Result;
 use crate::leases::Lease;
 use crate::log::{Fetched, Receipt, Settled, Settlement};
@@ -105,9 +106,12 @@ pub trait Shared: Send + Sync {
     /// Transient ones. Without this call the entries are claimed later.
     async fn give_back(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<()>;
 
-    /// Takes over up to `max` entries of one partition from consumers that are not among `alive`, whatever mode they
+    /// Takes over up to `max` entries of one partition, fewer where they are large, from consumers that are not among `alive`, whatever mode they
     /// read in, if nobody has touched them for `idle`, or they were [given back](Self::give_back). The claimer itself is
     /// always alive. How often they were handed out grows by one.
+    ///
+    /// Unless `heard` [judges](Continuity::judges) only what was given back is taken, and nobody is removed: that an entry
+    /// was not touched may be the server's absence.
     ///
     /// A consumer that is not alive and was not heard of for `idle` is removed once nothing stands under its name; never
     /// one with an entry.
@@ -115,8 +119,8 @@ pub trait Shared: Send + Sync {
     /// Ghosts among the result are off the pending list already.
     ///
     /// # Errors
-    /// Transient ones, after which some entries may stand under the claimer's name: a new reader finds them.
-    /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing);
+    /// Transient ones, after which some entries may stand under the claimer's name, also such as were taken over before the
+    /// answer with their bodies was lost: a new reader finds them. [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing);
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn claim(
         &self,
@@ -125,25 +129,27 @@ pub trait Shared: Send + Sync {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
+        heard: &Continuity,
     ) -> Result<Claimed>;
 
     /// The same for a partition's owner, in the mode in which it has one: takes over what stands under any other name,
     /// left there by consumers that shared the partition, or by hand, and removes those names. A
     /// [reader](crate::Log::reader) that is opened after this finds the entries among what is pending.
     ///
-    /// Gives back how many entries (up to `max`) were taken over.
+    /// Gives back how many entries (up to `max`) were taken over. Without a `heard` that [judges](Continuity::judges) it
+    /// takes only what was given back, as [`claim`](Self::claim).
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if the lease is lost: nothing was done.
     /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing);
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize) -> Result<usize>;
+    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize>;
 }
 
 /// Reads many partitions in the name of one consumer.
 #[async_trait]
 pub trait SharedReader: Send {
-    /// Reads up to `max` entries in all; waits up to `wait` if there are none. Of a partition there is at most one
+    /// Reads up to `max` entries in all, fewer where they are large as [`Reader::fetch`](crate::Reader::fetch) does; waits up to `wait` if there are none. Of a partition there is at most one
     /// element in the answer. An empty answer means that the wait passed, not that the logs ended.
     ///
     /// First everything that is pending under the consumer's name is handed out, over as many calls as it takes, marked

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::continuity::Continuity;
 use crate::dead_letters::Reason;
 use crate::envelope::{Envelope, Limits};
 use crate::error::Result;
@@ -57,11 +58,14 @@ pub struct Ask {
     pub limit: usize,
     /// How long a claim holds if it is not [extended](Tasks::extend).
     pub hold: Duration,
-    /// A task with so many [crashes](ClaimedTask::crashes) becomes a dead letter ([`Reason::Crashed`]) instead of being
-    /// claimed again; 0 for never.
+    /// A task with so many [crashes](ClaimedTask::crashes), of which the last one ended a claim under which a handler had
+    /// begun, becomes a dead letter ([`Reason::Crashed`]) instead of being claimed again; 0 for never.
     pub crash_limit: u32,
     /// The longest time after which this worker will come back in any case: `next` is never more.
     pub patience: Duration,
+    /// Since when the worker has been answered without a gap, with a ttl of `hold`. Claims that ran out are taken over only
+    /// when that makes them [free](Continuity::free_at): they may have run out because nobody could reach the server.
+    pub heard: Continuity,
 }
 
 /// A task in the hands of a worker.
@@ -79,8 +83,8 @@ pub struct ClaimedTask {
     /// The number of this attempt, from 1. It grows when a handler failed.
     pub attempt: u32,
     /// How many claims of it ran out unsettled since the last attempt that was settled: workers that died, or stood
-    /// still. The first one counts in any case, a further one only if its worker had said that a handler
-    /// [begins](Tasks::extend): else nothing but answers was lost.
+    /// still. The first one counts unless the worker that asks now had it (it lives: an answer to it was lost), a further
+    /// one only if its worker had said that a handler [begins](Tasks::extend): else nothing but answers was lost.
     pub crashes: u32,
     /// What the last attempt failed with; empty if none has.
     pub error: String,
@@ -99,10 +103,25 @@ pub struct Claimed {
     pub crashed: usize,
     /// When to ask again at the latest: zero if there may be more now. Where several workers have nothing to do, one is
     /// told when the next task (or claim that runs out, or recurrence) is due, and the others later times: so they do not
-    /// all come for one task. All of them [wait](Tasks::wait) meanwhile.
+    /// all come for one task. All of them [wait](Tasks::wait) meanwhile. While claims are open, two of them are told to come
+    /// within a third of `hold`: so somebody [judges](Continuity::judges) when one runs out.
     pub next: Duration,
     /// Whether something that recurs is due: see [`Recurring`](crate::Recurring).
     pub recurring: bool,
+    /// The server's time: milliseconds since 1970.
+    pub now: u64,
+    /// Which server answered, for [`Continuity::advance`]; `-` if it may not say. Empty if the record of the request is so
+    /// new that it may stand as it is.
+    pub server: String,
+}
+
+/// The result of one extension.
+#[derive(Clone, Debug, Default)]
+pub struct Extended {
+    /// For each claim, whether it is still ours.
+    pub ours: Vec<bool>,
+    /// Which server answered, for [`Continuity::advance`]; `-` if it may not say. Empty if nothing was asked.
+    pub server: String,
     /// The server's time: milliseconds since 1970.
     pub now: u64,
 }
@@ -202,8 +221,8 @@ pub trait Tasks: Send + Sync {
     /// Transient ones.
     async fn queues(&self) -> Result<Vec<QueueName>>;
 
-    /// Claims what is due, in one step: claims of others that ran out, then tasks by due time. Never one early; each by
-    /// one worker at a time. A task whose body somebody deleted is claimed as well, without fields. With large bodies there
+    /// Claims what is due, in one step: claims that ran out and are [free](Ask::heard), then tasks by due time. Never one
+    /// early; each by one worker at a time. A task whose body somebody deleted is claimed as well, without fields. With large bodies there
     /// may be fewer than would be due, one at least: about 1 MiB; then `next` is zero.
     ///
     /// # Errors
@@ -220,7 +239,8 @@ pub trait Tasks: Send + Sync {
     /// of memory, and so do the others.
     async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled>;
 
-    /// Lets claims hold for `hold` from now. Gives back, for each, whether it is still ours.
+    /// Lets claims hold for `hold` from now. Gives back, for each, whether it is still ours: also if it ran out, unless
+    /// somebody took it over.
     ///
     /// With `begun`, it is written down that handlers begin with them: a worker says so for a task that has
     /// [crashes](ClaimedTask::crashes), before its handler begins. So a claim that is lost on its way is no crash of the
@@ -234,7 +254,7 @@ pub trait Tasks: Send + Sync {
         claims: &[(ScheduleId, String)],
         hold: Duration,
         begun: bool,
-    ) -> Result<Vec<bool>>;
+    ) -> Result<Extended>;
 
     /// Waits, up to `timeout`, to be called: something is due earlier than expected, or a worker that was to look out is
     /// busy. Each call wakes one of those who wait; a call that nobody waits for is kept, one of them. True if called:

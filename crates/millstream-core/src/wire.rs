@@ -8,6 +8,7 @@
 //! entry, byte for byte. So whatever was appended comes back the same on every attempt.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
 
@@ -197,6 +198,14 @@ pub fn reason(lead: &[Field]) -> Reason {
 #[must_use]
 pub fn history(lead: &[Field]) -> History {
     text(lead, HISTORY).map_or_else(History::default, |text| History::parse(&text))
+}
+
+/// A number that tells entries apart: the same for the same fields, as long as the program is the same.
+#[must_use]
+pub fn digest(fields: &[Field]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    fields.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Cuts an error text to [`MAX_ERROR_LEN`] bytes at a character boundary.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Ignore, Observer};
+use millstream_core::panics::Careful;
 use millstream_core::schedule::{Promoted, Seen};
 use millstream_core::{Backend, TopicPartition, TopicSpec};
 use tokio::task::JoinSet;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::expected::Expected;
 use crate::fire::Firings;
-use crate::panics::{Careful, caught};
+use crate::panics::caught;
 use crate::promoter::{LONGEST_BREATH, PromoterConfig};
 use crate::sleep::Sleep;
 use crate::watched::Watched;
@@ -65,7 +66,7 @@ impl DelayedPromoter {
     /// Is told of what it moves.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
-        Self { observer: Arc::new(Careful(Arc::new(observer))), ..self }
+        Self { observer: Careful::over(Arc::new(observer)), ..self }
     }
 
     /// Moves until `shutdown` is ready. Errors do not end it: it tells, pauses and goes on. Within a minute it takes in

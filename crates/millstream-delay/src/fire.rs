@@ -1,21 +1,18 @@
 //! Firing what recurs: reads what is due, works out the occurrences, and has them scheduled.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::recurring::{Recurrence, Recurring};
-use millstream_core::{Error, Place, TopicPartition};
+use millstream_core::{Error, Place, ScheduleId, TopicPartition};
 use tokio::time::Instant;
 
 use crate::panics::caught;
-use crate::rule::{Plan, Rule};
+use crate::rule::Rule;
 use crate::trouble::Trouble;
-
-/// When a rule that cannot be read is looked at again: it is told of so often, and not more.
-const UNREADABLE: Duration = Duration::from_secs(3_600);
 
 /// The longest pause after rounds that fired nothing though something is due.
 const LONGEST_REST: Duration = Duration::from_secs(1);
@@ -23,12 +20,12 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Fires everything at `place` that is due, and tells `observer`. Gives back how many messages were scheduled.
 ///
 /// Any number of instances may do this at the same time: each occurrence is scheduled once, by whoever comes first. A
-/// rule that this version cannot read is passed over for an hour, with a warning.
+/// rule that this version cannot read is left as it is, due, to those who can, with a warning: a newer version has put it.
 ///
 /// # Errors
 /// Those of [`Recurring::due`] and [`Recurring::fire`]. One that cannot be fired does not keep the others from it.
 pub async fn fire_due(recurring: &dyn Recurring, place: &Place, observer: &dyn Observer) -> Result<usize> {
-    Ok(fire_all(recurring, place, observer).await?.messages)
+    Ok(fire_all(recurring, place, &mut BTreeSet::new(), observer).await?.messages)
 }
 
 #[derive(Debug, Default)]
@@ -38,12 +35,18 @@ struct Fired {
     moved: usize,
 }
 
-async fn fire_all(recurring: &dyn Recurring, place: &Place, observer: &dyn Observer) -> Result<Fired> {
+/// `unreadable` are the rules that were told of because they cannot be read.
+async fn fire_all(
+    recurring: &dyn Recurring,
+    place: &Place,
+    unreadable: &mut BTreeSet<ScheduleId>,
+    observer: &dyn Observer,
+) -> Result<Fired> {
     let due = recurring.due(place).await?;
     let mut failed = None;
     let mut fired = Fired::default();
     for recurrence in &due.recurrences {
-        match fire(recurring, place, recurrence, due.now, observer).await {
+        match fire(recurring, place, recurrence, due.now, unreadable, observer).await {
             Ok(Some(messages)) => {
                 fired.messages += messages;
                 fired.moved += 1;
@@ -58,22 +61,25 @@ async fn fire_all(recurring: &dyn Recurring, place: &Place, observer: &dyn Obser
     }
 }
 
-/// Gives back how many messages were scheduled; `None` if it was not due any more.
+/// Gives back how many messages were scheduled; `None` if it was not due any more, or is for others.
 async fn fire(
     recurring: &dyn Recurring,
     place: &Place,
     recurrence: &Recurrence,
     now: u64,
+    unreadable: &mut BTreeSet<ScheduleId>,
     observer: &dyn Observer,
 ) -> Result<Option<usize>> {
     let Some(expected) = recurrence.next else { return Ok(None) };
     let id = &recurrence.id;
     let plan = match recurrence.rule.parse::<Rule>() {
         Ok(rule) => rule.plan(expected, now),
+        // Most likely a newer version has put it: it stays due, for whoever can read it.
         Err(error) => {
-            let again = now.saturating_add(UNREADABLE.as_millis() as u64);
-            tracing::warn!(%place, %id, %error, "a rule that cannot be read is passed over for an hour");
-            Plan { next: Some(again), ..Plan::default() }
+            if unreadable.insert(id.clone()) {
+                tracing::warn!(%place, %id, %error, "a rule cannot be read by this version and is left to others");
+            }
+            return Ok(None);
         }
     };
     let fired = recurring.fire(place, id, &plan.fires, expected, plan.next).await?;
@@ -97,11 +103,13 @@ pub(crate) struct Firing {
     /// After how many rounds in a row something was due and nothing moved.
     idle: u32,
     again: Option<Instant>,
+    /// The rules that were told of because they cannot be read: each once, for as long as something is due.
+    unreadable: BTreeSet<ScheduleId>,
 }
 
 impl Firing {
     pub(crate) fn new(trouble: Trouble) -> Self {
-        Self { trouble, idle: 0, again: None }
+        Self { trouble, idle: 0, again: None, unreadable: BTreeSet::new() }
     }
 
     /// Something is due: fires it, unless it is too early to try again. Gives back when to come back at the earliest;
@@ -116,7 +124,7 @@ impl Firing {
         if let Some(left) = left.filter(|left| !left.is_zero()) {
             return left;
         }
-        let pause = match caught(fire_all(recurring, place, observer)).await {
+        let pause = match caught(fire_all(recurring, place, &mut self.unreadable, observer)).await {
             Ok(fired) => {
                 self.trouble.over(observer);
                 self.idle = if fired.moved > 0 { 0 } else { self.idle.saturating_add(1) };

@@ -21,6 +21,7 @@ mod delayed;
 mod promoter;
 
 // What all loops need.
+mod claim_clock;
 mod heart;
 mod panics;
 mod sleep;

@@ -185,7 +185,10 @@ mod tests {
         backend.catalog.create_topic(&spec).await.expect("topic");
         backend.catalog.create_group(&spec, &group, Start::Earliest).await.expect("group");
         let resource = Resource::partition(spec.iter().next().expect("one"), group);
-        let acquired = backend.leases.acquire(&resource, "me", "n", Duration::from_secs(3600)).await;
+        let acquired = backend
+            .leases
+            .acquire(&resource, "me", "n", Duration::from_secs(3600), &millstream_core::Continuity::assured())
+            .await;
         let Ok(Acquired::Granted(lease)) = acquired else { panic!("{acquired:?}") };
         (backend, spec, lease)
     }

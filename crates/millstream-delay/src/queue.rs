@@ -9,6 +9,7 @@ use futures_util::future::try_join_all;
 use millstream_core::codec::{Json, Raw};
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Ignore;
+use millstream_core::panics::{self, Careful, Panicked};
 use millstream_core::schedule::{Due, ScheduleId};
 use millstream_core::tasks::{MAX_SHARDS, TaskCounts};
 use millstream_core::{
@@ -243,14 +244,18 @@ impl<T: Send + 'static> DelayQueue<T> {
 impl<T> Inner<T> {
     /// The payload in its wire form.
     pub(crate) fn encode(&self, payload: &T, envelope: Envelope) -> Result<wire::Fields> {
-        encode(self.codec, &self.limits, payload, envelope)
+        encode(self.codec, &self.limits, payload, envelope).inspect_err(|error| {
+            if let Some(panicked) = Panicked::within(error) {
+                self.observer.observe(&panicked.event());
+            }
+        })
     }
 
     /// The payload of what the wire form holds.
     pub(crate) fn decode(&self, payload: &Bytes) -> Result<T> {
-        self.codec.decode(payload).map_err(|source| {
-            Error::new(ErrorKind::Decode, format!("cannot decode as {}: {source}", self.codec.name()))
-                .with_source(source)
+        panics::decode(self.codec, payload).map_err(|source| {
+            let (text, _) = panics::error_text(&*source);
+            Error::new(ErrorKind::Decode, format!("cannot decode: {text}")).with_source(source)
         })
     }
 }
@@ -319,7 +324,7 @@ impl<T> DelayQueueBuilder<T> {
             let (queue, shards) = (&spec.name, spec.shards);
             tracing::warn!(%queue, asked = asked.shards, shards, "the queue was created with other shards");
         }
-        let (codec, limits, observer) = (self.codec, self.limits, self.observer);
+        let (codec, limits, observer) = (self.codec, self.limits, Careful::over(self.observer));
         let inner = Inner { backend: backend.clone(), spec, codec, limits, observer };
         Ok(DelayQueue { inner: Arc::new(inner) })
     }
@@ -341,10 +346,7 @@ pub(crate) fn encode<T>(
     payload: &T,
     envelope: Envelope,
 ) -> Result<wire::Fields> {
-    let payload = codec.encode(payload).map_err(|source| {
-        Error::new(ErrorKind::Encode, format!("cannot encode as {}: {source}", codec.name()))
-            .with_source(source)
-    })?;
+    let payload = panics::encode(codec, payload)?;
     let envelope = Envelope { payload, ..envelope };
     envelope.check(limits)?;
     Ok(wire::encode(&envelope))

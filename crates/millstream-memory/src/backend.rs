@@ -47,6 +47,10 @@ impl MemoryBackend {
         self.clock.now()
     }
 
+    pub(crate) fn set_clock_back(&self, by: Duration) {
+        self.clock.set_back(by);
+    }
+
     /// The state. A panic elsewhere cannot leave it half changed for longer than one message, so a poisoned
     /// lock is no reason to stop everybody.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

@@ -120,10 +120,13 @@ impl Catalog for MemoryBackend {
         state.deleted_groups.remove(&(topic.name.clone(), group.clone()));
         let new = state.topic_groups.entry(topic.name.clone()).or_default().insert(group.clone());
         let mut created = GroupCreated { new, partitions: Vec::new() };
-        for tp in topic.iter() {
+        // It may have grown since it was asked for: there from the beginning.
+        let grown = state.topics.get(&topic.name).filter(|stored| stored.partitions > topic.partitions);
+        for tp in grown.cloned().as_ref().unwrap_or(topic).iter() {
+            let known = tp.partition.0 < topic.partitions;
             let partition = state.partition(&tp);
             // What it had settled where it was lost, nobody knows.
-            let delivered = if new { partition.log.beginning(start)? } else { MessageId::ZERO };
+            let delivered = if new && known { partition.log.beginning(start)? } else { MessageId::ZERO };
             if create(partition, group, delivered) {
                 created.partitions.push(tp.partition);
             }
@@ -229,7 +232,7 @@ fn stats(number: Partition, partition: &state::Partition, group: &GroupName, now
 fn pin(number: Partition, partition: &state::Partition, now: Now) -> Option<Pin> {
     let log = &partition.log;
     let groups = partition.groups.iter().filter_map(|(name, group)| Some((name, group.cursor.as_ref()?)));
-    let mut marks: Vec<_> = groups.map(|(name, cursor)| (cursor.watermark(), name, cursor)).collect();
+    let mut marks: Vec<_> = groups.map(|(name, cursor)| (cursor.watermark(log), name, cursor)).collect();
     marks.sort_by_key(|(watermark, name, _)| (*watermark, *name));
     let (watermark, name, cursor) = *marks.first()?;
     if log.len() == 0 || watermark > log.last() {

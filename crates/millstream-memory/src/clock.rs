@@ -1,15 +1,18 @@
 //! The clock of the backend: tokio's, so that a test that pauses time pauses this too.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use millstream_core::Due;
 use tokio::time::Instant;
 
-/// Starts with the system's time and never goes back.
+/// Starts with the system's time, and goes back only if an operator sets it back.
 #[derive(Debug)]
 pub(crate) struct Clock {
     base: Duration,
     start: Instant,
+    /// Microseconds by which it was set back.
+    behind: AtomicU64,
 }
 
 /// A point in time, in microseconds since 1970.
@@ -25,11 +28,17 @@ impl Clock {
     }
 
     pub(crate) fn at(base: Duration) -> Self {
-        Self { base, start: Instant::now() }
+        Self { base, start: Instant::now(), behind: AtomicU64::new(0) }
     }
 
     pub(crate) fn now(&self) -> Now {
-        Now(micros(self.base + self.start.elapsed()))
+        let behind = self.behind.load(Ordering::Relaxed);
+        Now(micros(self.base + self.start.elapsed()).saturating_sub(behind))
+    }
+
+    /// Sets the clock back.
+    pub(crate) fn set_back(&self, by: Duration) {
+        self.behind.fetch_add(micros(by), Ordering::Relaxed);
     }
 }
 
@@ -83,6 +92,15 @@ mod tests {
                 assert!(due < now + after + 1_000, "{now} + {after}: {due}");
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_goes_back_only_when_it_is_set_back() {
+        let clock = Clock::at(Duration::from_secs(100));
+        clock.set_back(Duration::from_secs(3));
+        assert_eq!(clock.now(), Now(97_000_000));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(clock.now(), Now(98_000_000));
     }
 
     #[test]

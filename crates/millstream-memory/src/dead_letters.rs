@@ -87,6 +87,7 @@ impl DeadLetters for MemoryBackend {
         };
         let until = now.plus(claim.hold.min(MAX_HOLD)).millis().max(now.millis() + 1);
         desk.forget(now.millis());
+        desk.claims.retain(|id, _| dead.get(*id).is_some());
         let mut claimed = Vec::new();
         for id in ids {
             if dead.get(*id).is_some() && free(id, desk) {

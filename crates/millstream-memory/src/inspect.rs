@@ -79,7 +79,7 @@ impl Inspect for MemoryBackend {
                 partition,
                 holder: fence.and_then(|fence| fence.holder(now)),
                 ttl: fence.map(|fence| fence.ttl),
-                abandoned: fence.is_some_and(|fence| fence.abandoned),
+                ends: fence.map_or(0, |fence| fence.ends.len()),
             }
         };
         Ok(topic.iter().map(owner).collect())

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::Continuity;
 use millstream_core::Result;
-use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource};
+use millstream_core::leases::{Acquired, Holder, Lease, Leases, MAX_ENDS, Resource};
 
 use crate::MemoryBackend;
 use crate::backend::breathe;
@@ -19,11 +20,13 @@ impl Leases for MemoryBackend {
         owner: &str,
         nonce: &str,
         ttl: Duration,
+        heard: &Continuity,
     ) -> Result<Acquired> {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
-        let (stored, abandoned) = match state.fences.get_mut(resource) {
+        let server = state.server();
+        let (stored, ends) = match state.fences.get_mut(resource) {
             Some(fence) => {
                 if let Some(holder) = fence.holder(now) {
                     if fence.nonce != nonce {
@@ -32,21 +35,31 @@ impl Leases for MemoryBackend {
                     // The asker counts from this request, not from the one whose reply was lost.
                     (fence.expires, fence.ttl) = (now.plus(ttl), ttl);
                     let lease = Lease::new(resource.clone(), fence.epoch, nonce, ttl);
-                    return Ok(Acquired::Granted(lease.after_abandonment(fence.abandoned)));
+                    return Ok(Acquired::Granted(lease.after_ends(fence.ends.clone())));
                 }
-                (fence.epoch, fence.token.is_some() || fence.abandoned)
+                let mut ends = fence.ends.clone();
+                if fence.token.is_some() && fence.nonce != nonce {
+                    if !heard.judges(&server, now.millis()) {
+                        let (owner, epoch) = (fence.owner.clone(), fence.epoch);
+                        let expires_in = heard.left(&server, now.millis());
+                        return Ok(Acquired::Held(Holder { owner, epoch, expires_in }));
+                    }
+                    ends.push(fence.epoch);
+                    ends.drain(..ends.len().saturating_sub(MAX_ENDS));
+                }
+                (fence.epoch, ends)
             }
-            None => (0, false),
+            None => (0, Vec::new()),
         };
         // By the clock, so that it grows also when the store starts from nothing.
         let epoch = now.millis().max(stored + 1);
-        let lease = Lease::new(resource.clone(), epoch, nonce, ttl).after_abandonment(abandoned);
+        let lease = Lease::new(resource.clone(), epoch, nonce, ttl).after_ends(ends.clone());
         let fence = Fence {
             owner: owner.to_owned(),
             nonce: nonce.to_owned(),
             epoch,
             token: Some(lease.token.clone()),
-            abandoned,
+            ends,
             expires: now.plus(ttl),
             ttl,
         };
@@ -73,9 +86,16 @@ impl Leases for MemoryBackend {
         state.check(lease)?;
         if let Some(fence) = state.fences.get_mut(&lease.resource) {
             fence.token = None;
-            fence.abandoned = lease.abandoned;
+            fence.ends.clone_from(&lease.ends);
         }
         wake(&mut state, &lease.resource);
+        Ok(())
+    }
+
+    async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
+        if let Some(fence) = self.lock().fences.get_mut(&lease.resource) {
+            fence.ends.retain(|epoch| *epoch != lease.epoch);
+        }
         Ok(())
     }
 

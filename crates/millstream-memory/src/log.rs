@@ -53,7 +53,8 @@ impl Log for MemoryBackend {
             phase: Phase::default(),
             restart: 0,
             handed: MessageId::ZERO,
-            sought: 0,
+            newest: [None; 2],
+            tail_lost: false,
             rewound: None,
             retry_first: false,
         }))
@@ -84,15 +85,17 @@ impl Log for MemoryBackend {
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
         breathe().await;
         let mut state = self.lock();
-        let restart = state.restart();
         let (partition, name) = state.owned(lease)?;
         let delivered = partition.log.beginning(start)?;
         let Some(group) = partition.groups.get_mut(name).filter(|group| group.cursor.is_some()) else {
             return Err(missing(name, &lease.resource));
         };
         group.cursor = Some(Cursor::at(delivered));
-        (group.restart, group.sought) = (restart, restart);
         partition.wake.notify_waiters();
+        // What was handed out before is settled by nobody: the same ids are handed out anew.
+        if let Some(fence) = state.fences.get_mut(&lease.resource) {
+            fence.token = None;
+        }
         Ok(())
     }
 
@@ -209,10 +212,12 @@ struct MemoryReader {
     phase: Phase,
     /// The group's number when this last looked.
     restart: u64,
-    /// The newest entry of the log that was handed out.
+    /// Up to here the log was handed out.
     handed: MessageId,
-    /// The group's number when it was moved on purpose last, as this knows it.
-    sought: u64,
+    /// The newest entries of the log and the retry log that were handed out, and what they were.
+    newest: [Option<(MessageId, u64)>; 2],
+    /// Whether one of them is gone, and that is not told yet.
+    tail_lost: bool,
     /// Found out and not told yet.
     rewound: Option<(MessageId, MessageId)>,
     /// Whose turn it is when there is room for one entry only.
@@ -255,14 +260,15 @@ impl Reader for MemoryReader {
                 if error.kind() == ErrorKind::GroupMissing {
                     // That says it all: wherever the group is created again, it has not lost its way.
                     (self.handed, self.rewound) = (MessageId::ZERO, None);
+                    (self.newest, self.tail_lost) = ([None; 2], false);
                 }
             })?;
             let found = !fetched.entries.is_empty() || !fetched.ghosts.is_empty();
-            if last_look || found || fetched.woken || self.rewound.is_some() {
+            if last_look || found || fetched.woken || self.rewound.is_some() || self.tail_lost {
                 self.phase = phase;
-                let log = fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Log);
-                self.handed = log.map(|entry| entry.receipt.id).fold(self.handed, MessageId::max);
+                self.note(&fetched);
                 fetched.rewound = self.rewound.take();
+                fetched.tail_lost = std::mem::take(&mut self.tail_lost);
                 return Ok(fetched);
             }
             tokio::select! {
@@ -275,6 +281,18 @@ impl Reader for MemoryReader {
 }
 
 impl MemoryReader {
+    /// Takes note of the newest entries that are handed out.
+    fn note(&mut self, fetched: &Fetched) {
+        for (newest, source) in self.newest.iter_mut().zip([Source::Log, Source::Retry]) {
+            let of_source = fetched.entries.iter().filter(|entry| entry.receipt.source == source);
+            let Some(entry) = of_source.max_by_key(|entry| entry.receipt.id) else { continue };
+            if newest.is_none_or(|(id, _)| id < entry.receipt.id) {
+                *newest = Some((entry.receipt.id, wire::digest(&entry.fields)));
+            }
+        }
+        self.handed = self.newest[0].map_or(self.handed, |(id, _)| id.max(self.handed));
+    }
+
     /// Hands out what is there.
     fn look(&mut self, phase: &mut Phase, max: usize) -> Result<Fetched> {
         let mut state = self.backend.lock();
@@ -282,19 +300,26 @@ impl MemoryReader {
         let (partition, name) = state.owned(&self.lease)?;
         // Not `partition.group(name)`, which would borrow the log too.
         let group = partition.groups.get_mut(name).ok_or_else(|| missing(name, &self.lease.resource))?;
-        let Group { cursor: Some(cursor), retry: retry_log, retry_cursor, restart, sought, .. } = group
-        else {
+        let Group { cursor: Some(cursor), retry: retry_log, retry_cursor, restart, .. } = group else {
             return Err(missing(name, &self.lease.resource));
         };
         if self.restart != *restart {
             self.restart = *restart;
             *phase = Phase::default();
         }
-        if self.sought != *sought {
-            (self.sought, self.handed) = (*sought, MessageId::ZERO);
-        } else if cursor.delivered < self.handed {
+        if cursor.delivered < self.handed {
             let from = self.rewound.map_or(self.handed, |(from, _)| from);
             (self.rewound, self.handed) = (Some((from, cursor.delivered)), cursor.delivered);
+        }
+        // The newest one tells whether the end is lost: it went with any other.
+        let streams = [(&partition.log, cursor.delivered), (&*retry_log, retry_cursor.delivered)];
+        for (newest, (stream, delivered)) in self.newest.iter().zip(streams) {
+            if let Some((id, digest)) = newest.filter(|(id, _)| delivered < *id) {
+                self.tail_lost |= stream.get(id).is_none_or(|fields| wire::digest(fields) != digest);
+            }
+        }
+        if self.tail_lost {
+            return Ok(Fetched::default());
         }
         let new = Reading { by: &None, source: Source::Log, now };
         let retries = Reading { source: Source::Retry, ..new };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
 use millstream_core::{
-    Error, ErrorKind, GroupName, MemberId, MessageId, Partition, Result, TopicName, TopicSpec,
+    Continuity, Error, ErrorKind, GroupName, MemberId, MessageId, Partition, Result, TopicName, TopicSpec,
 };
 use tokio::sync::Notify;
 
@@ -51,10 +51,19 @@ impl Members for MemoryBackend {
         }
         state.not_deleted(topic, group, now)?;
         let paused = state.paused_groups.contains_key(&(topic.clone(), group.clone()));
-        let pulse = state.membership(topic, group).heartbeat(member, joining, partitions, now);
-        let mut pulse = pulse.map_err(|fenced| {
-            Error::new(ErrorKind::Fenced, format!("member {} of {group} on {topic} is {fenced}", member.id))
-        })?;
+        let server = state.server();
+        let membership = state.membership(topic, group);
+        let refused =
+            |kind, why| Error::new(kind, format!("member {} of {group} on {topic} is {why}", member.id));
+        match membership.members.get(&member.id) {
+            _ if joining => {}
+            None => return Err(refused(ErrorKind::NotMember, "not in the group")),
+            Some((known, _)) if known.incarnation != member.incarnation => {
+                return Err(refused(ErrorKind::Fenced, "another instance now"));
+            }
+            Some(_) => {}
+        }
+        let mut pulse = membership.heartbeat(member, partitions, &server, now);
         pulse.paused = paused;
         Ok(pulse)
     }
@@ -78,8 +87,9 @@ impl Members for MemoryBackend {
         roster.partitions = state.topic(topic).map_or(0, |topic| topic.partitions);
         let Some(membership) = state.peek_membership(topic, group) else { return Ok(roster) };
         (roster.version, roster.revision) = (membership.version, membership.revision);
-        for (member, expires) in membership.members.values().filter(|(_, expires)| *expires > now) {
-            roster.heard.insert(member.id.clone(), member.ttl.saturating_sub(expires.since(now)));
+        for (member, expires) in membership.members.values() {
+            let heard = (member.ttl + now.since(*expires)).saturating_sub(expires.since(now));
+            roster.heard.insert(member.id.clone(), heard);
             roster.members.push(member.clone());
         }
         roster.assigned = membership.assigned;
@@ -116,48 +126,39 @@ impl Members for MemoryBackend {
 }
 
 impl Membership {
-    /// Takes the heartbeat of `member`, or says why not.
-    fn heartbeat(
-        &mut self,
-        member: &Member,
-        joining: bool,
-        partitions: u32,
-        now: Now,
-    ) -> std::result::Result<Pulse, &'static str> {
+    /// Takes the heartbeat of `member`.
+    fn heartbeat(&mut self, member: &Member, partitions: u32, server: &str, now: Now) -> Pulse {
         let mut member = member.clone();
         // That was for us alone.
         member.reborn = None;
+        let heard = std::mem::replace(&mut member.heard, Continuity::new(member.ttl));
         in_order(&mut member.pinned);
         let known = self.members.get(&member.id);
-        if !joining && known.is_some_and(|(known, _)| known.incarnation != member.incarnation) {
-            return Err("another instance now");
-        }
-        let away = known.is_some_and(|(_, expires)| *expires <= now);
         let mut changed = known.is_none_or(|(known, _)| !same_wishes(known, &member));
         changed |= std::mem::replace(&mut self.partitions, partitions) != partitions;
         let id = member.id.clone();
         self.remember(member, now);
-        changed |= if away {
-            // It may be the first to come back after the server was away, so it accuses nobody. But if the others
-            // thought it dead when they planned, or may be about to, they plan again.
-            self.assigned != Some(self.version) || !self.assignment.contains_key(&id)
-        } else {
-            self.drop_dead(now)
-        };
+        let left = heard.left(server, now.millis());
+        if left.is_zero() {
+            changed |= self.drop_dead(now);
+        }
         if changed {
             self.changed(true, now);
         }
         let members = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
         let mut pulse = Pulse::new(self.version, self.revision, members, partitions);
+        (pulse.server, pulse.now) = (server.to_owned(), now.millis());
         if self.assigned == Some(self.version) {
             pulse.assigned = Some(self.assignment.get(&id).cloned().unwrap_or_default());
         }
-        // Whoever is overdue and was not dropped in this call: there is no hurry to find that out.
-        let later = |(expires, _): &&(Now, MemberId)| *expires > now;
-        if let Some((expires, _)) = self.expiries.iter().find(later) {
+        if let Some((expires, _)) = self.expiries.iter().find(|(expires, _)| *expires > now) {
             pulse.next_expiry = expires.since(now);
         }
-        Ok(pulse)
+        if self.expiries.first().is_some_and(|(expires, _)| *expires <= now) {
+            // There is no hurry before the sender may do something about it.
+            pulse.next_expiry = pulse.next_expiry.min(left);
+        }
+        pulse
     }
 
     fn remember(&mut self, member: Member, now: Now) {

@@ -1,5 +1,7 @@
 //! What an operator can do to a Redis server behind everybody's back, for tests of how you take it.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use millstream_core::{
     GroupName, MemberId, MessageId, Place, Resource, ScheduleId, TopicName, TopicPartition,
@@ -51,6 +53,16 @@ impl Operator {
         partition.group(group).cursor.take().is_some()
     }
 
+    /// Sets a group's position in one partition's log (`XGROUP SETID`), with no regard for what is pending: reading goes on
+    /// above `id`. `false` if the group is not there.
+    pub fn set_position(&self, topic_partition: &TopicPartition, group: &GroupName, id: MessageId) -> bool {
+        let mut state = self.0.lock();
+        let partition = state.partition(topic_partition);
+        partition.wake.notify_waiters();
+        let cursor = partition.group(group).cursor.as_mut();
+        cursor.map(|cursor| cursor.delivered = id).is_some()
+    }
+
     /// Deletes a parked retry but for its id (`HDEL`), so that it becomes an orphan. `false` if it is not there.
     pub fn delete_parked(
         &self,
@@ -96,7 +108,26 @@ impl Operator {
     /// Fails over to a replica that had got so far: everything since is lost. The clock goes on, all readers start
     /// over and all who wait look again.
     pub fn restore(&self, snapshot: &Snapshot) {
-        self.0.lock().replace(snapshot.0.clone());
+        self.0.lock().replace(snapshot.0.clone(), false);
+    }
+
+    /// As [`restore`](Self::restore), to a replica whose clock is behind: the ids of the entries that are lost are given
+    /// once more, to other entries: to those that are appended next, log by log in the order of the ids.
+    pub fn restore_behind(&self, snapshot: &Snapshot) {
+        self.0.lock().replace(snapshot.0.clone(), true);
+    }
+
+    /// Restarts the server with all its data: readers start over, and who waits looks again.
+    pub fn restart(&self) {
+        let mut state = self.0.lock();
+        let same = state.clone();
+        state.replace(same, false);
+    }
+
+    /// Sets the clock back, as a new primary's may stand behind the old one's. New entries of a log get the ids above
+    /// its last one until the clock has caught up, also ids that were given before a [`restore`](Self::restore).
+    pub fn set_clock_back(&self, by: Duration) {
+        self.0.set_clock_back(by);
     }
 
     /// Puts an entry of somebody else's among the dead letters (`XADD`).

@@ -32,6 +32,9 @@ pub(crate) struct Shard {
     /// Who comes for the head, and who comes if that one does not.
     watcher: Option<Visit>,
     deputy: Option<Visit>,
+    /// When a worker that claimed called another one to stay near, and that worker, until it has passed on a call that it
+    /// heard itself.
+    asked: Option<(Now, Option<String>)>,
     /// Keeps one call that nobody waited for, as `Notify` does.
     pub(crate) calls: Arc<Notify>,
 }
@@ -52,6 +55,8 @@ pub(crate) struct Dead {
 struct Visit {
     worker: String,
     at: Now,
+    /// Whether it was told to come within a third of its hold, because claims are open.
+    steady: bool,
 }
 
 impl Shard {
@@ -65,16 +70,25 @@ impl Shard {
         done
     }
 
-    /// Hands out what is due; `tokens` counts what was ever handed out anywhere.
-    pub(crate) fn claim(&mut self, ask: &Ask, now: Now, tokens: &mut u64) -> Claimed {
+    /// Hands out what is due, by this server; `tokens` counts what was ever handed out anywhere.
+    pub(crate) fn claim(&mut self, ask: &Ask, now: Now, server: &str, tokens: &mut u64) -> Claimed {
         let limit = ask.limit.min(MAX_CLAIM);
-        let mut claimed = Claimed { now: now.millis(), ..Claimed::default() };
+        let mut claimed = Claimed { now: now.millis(), server: server.to_owned(), ..Claimed::default() };
         // All of them first: a claim that holds for no time at all runs out in this millisecond.
-        let (mut ran_out, mut due, mut bytes) = (Vec::new(), Vec::new(), 0);
-        while ran_out.len() < limit && bytes < MAX_BYTES {
-            let Some((id, claim)) = self.take_expired(now) else { break };
-            bytes += claim.item.size();
-            ran_out.push((id, claim));
+        let (mut ran_out, mut due, mut bytes, mut next) = (Vec::new(), Vec::new(), 0, None);
+        for (deadline, id) in self.overdue(now) {
+            let Some(claim) = self.timetable.claimed.get(&id) else { continue };
+            let free_at = ask.heard.free_at(server, now.millis(), deadline, claim.hold);
+            if free_at > now.millis() {
+                next = next.into_iter().chain([free_at]).min();
+            } else if ran_out.len() == limit || bytes >= MAX_BYTES {
+                next = Some(now.millis());
+                break;
+            } else if let Some(claim) = self.timetable.claimed.remove(&id) {
+                bytes += claim.item.size();
+                self.deadlines.remove(&(deadline, id.clone()));
+                ran_out.push((id, claim));
+            }
         }
         while ran_out.len() + due.len() < limit && bytes < MAX_BYTES {
             let Some((id, item)) = self.timetable.take_due(now.millis()) else { break };
@@ -83,10 +97,12 @@ impl Shard {
         }
         let full = ran_out.len() + due.len() == limit || bytes >= MAX_BYTES;
         for (id, Claim { mut item, token, begun, .. }) in ran_out {
-            // A further one is a crash only if a handler had begun: else an answer was lost, no more.
-            let more = u32::from(begun || item.past.crashes == 0);
+            // It counts as a crash the first time, unless this worker had it, which lives, and then if a handler had begun:
+            // else an answer was lost, no more. Nothing is given up if nobody is known to have begun.
+            let ours = token.rsplit_once('-').is_some_and(|(worker, _)| worker == ask.worker);
+            let more = u32::from(begun || item.past.crashes == 0 && !ours);
             item.past.crashes = item.past.crashes.saturating_add(more);
-            if ask.crash_limit > 0 && item.past.crashes >= ask.crash_limit {
+            if ask.crash_limit > 0 && begun && item.past.crashes >= ask.crash_limit {
                 let Past { attempt: attempts, crashes, history, .. } = item.past;
                 let (reason, error) = (Reason::Crashed, format!("{crashes} claims ran out"));
                 self.bury(now, Dead { task: id, reason, attempts, error, history, body: item.fields });
@@ -100,22 +116,18 @@ impl Shard {
         for (id, item) in due {
             claimed.tasks.push(self.hand_out(id, item, ask, now, tokens));
         }
+        if !claimed.tasks.is_empty() {
+            next = next.into_iter().chain([now.due(Due::In(ask.hold))]).min();
+        }
         claimed.recurring = self.timetable.recurs_now(now.millis());
-        let head = self.head(now);
-        claimed.next = if full {
-            self.look_away(&ask.worker, head, now);
-            if limit == 0 { ask.patience } else { head.since(now).min(ask.patience) }
-        } else {
-            self.look_out(ask, head, now)
-        };
+        let head = self.head(next, now);
+        claimed.next = self.come(ask, !claimed.tasks.is_empty(), full, head, now);
         claimed
     }
 
-    fn take_expired(&mut self, now: Now) -> Option<(ScheduleId, Claim)> {
-        self.deadlines.first().filter(|(deadline, _)| *deadline <= now.millis())?;
-        let (_, id) = self.deadlines.pop_first()?;
-        let claim = self.timetable.claimed.remove(&id)?;
-        Some((id, claim))
+    /// Claims that have run out, and since when.
+    fn overdue(&self, now: Now) -> Vec<(u64, ScheduleId)> {
+        self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now.millis()).cloned().collect()
     }
 
     fn hand_out(&mut self, id: ScheduleId, item: Item, ask: &Ask, now: Now, tokens: &mut u64) -> ClaimedTask {
@@ -124,37 +136,62 @@ impl Shard {
         let Past { attempt, crashes, error, history } = item.past.clone();
         let (due, fields) = (item.due, item.fields.clone().unwrap_or_default());
         self.deadlines.insert((deadline, id.clone()));
-        self.timetable
-            .claimed
-            .insert(id.clone(), Claim { item, token: token.clone(), deadline, begun: false });
+        self.timetable.claimed.insert(
+            id.clone(),
+            Claim { item, token: token.clone(), deadline, hold: millis(ask.hold), begun: false },
+        );
         ClaimedTask { id, token, before: None, due, attempt, crashes, error, history, fields }
     }
 
-    /// When a worker has to come next. What recurs and is overdue, which the caller is told of, does not make everybody
-    /// come again and again.
-    fn head(&self, now: Now) -> Now {
-        let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
-        let first = self.timetable.first_due().into_iter().chain(deadline).min();
+    /// When a worker has to come next; of claims that have run out already, at `next`. What recurs and is overdue, which the
+    /// caller is told of, does not make everybody come again and again.
+    fn head(&self, next: Option<u64>, now: Now) -> Now {
+        let deadline = self.deadlines.iter().map(|(deadline, _)| *deadline).find(|it| *it > now.millis());
+        let first = self.timetable.first_due().into_iter().chain(deadline).chain(next).min();
         let recurs = self.timetable.first_recurrence();
         let recurs = recurs.map(|due| if due <= now.millis() { now.plus(GRACE) } else { now.at(due) });
         first.map(|due| now.at(due)).into_iter().chain(recurs).min().unwrap_or(Now::NEVER)
     }
 
-    /// Says when a worker that has room is to come again: one comes for the head, one in case that one does not, and all
-    /// others when their patience ends.
-    fn look_out(&mut self, ask: &Ask, head: Now, now: Now) -> Duration {
+    /// Says when a worker is to come again: one comes for the head, one in case that one does not, and all others when
+    /// their patience ends. While claims are open those two come three times per hold: then they may take over what runs
+    /// out. Whoever claims sees to it that another one is among them, with one call per third of a hold; one that it hears
+    /// itself it passes on.
+    fn come(&mut self, ask: &Ask, claims: bool, full: bool, head: Now, now: Now) -> Duration {
+        let third = ask.hold / 3;
+        let open = !self.deadlines.is_empty();
+        let asked = self.asked.take().filter(|(at, _)| now < at.plus(third));
+        let steady = open || asked.is_some();
+        let near = if steady { ask.patience.min(third) } else { ask.patience };
+        let stays = |visit: &Visit| visit.worker != ask.worker && visit.at.plus(GRACE) > now && visit.steady;
+        let alone = open && !self.watcher.iter().chain(&self.deputy).any(stays);
+        let calls = alone
+            && match &asked {
+                None => full || claims,
+                Some((_, caller)) => caller.as_ref() == Some(&ask.worker),
+            };
+        self.asked = match asked {
+            None if calls => Some((now, Some(ask.worker.clone()))),
+            Some((at, caller)) => Some((at, caller.filter(|caller| *caller != ask.worker))),
+            None => None,
+        };
+        let next = head.since(now).min(near);
+        if full {
+            self.look_away(&ask.worker, calls, head, now);
+            return if ask.limit == 0 { ask.patience } else { next };
+        }
+        let mine = |at| Some(Visit { worker: ask.worker.clone(), at, steady });
         let another = |visit: &&Visit| visit.worker != ask.worker && visit.at.plus(GRACE) > now;
-        let mine = |at| Some(Visit { worker: ask.worker.clone(), at });
-        let next = head.since(now).min(ask.patience);
-        match self.watcher.as_ref().filter(another) {
+        let next = match self.watcher.as_ref().filter(another) {
             Some(watcher) if head >= watcher.at => {
                 let until = watcher.at.plus(GRACE);
                 if self.deputy.as_ref().filter(another).is_some_and(|deputy| deputy.at <= until) {
-                    return ask.patience;
+                    ask.patience
+                } else {
+                    let next = until.since(now).min(near);
+                    self.deputy = mine(now.plus(next));
+                    next
                 }
-                let next = until.since(now).min(ask.patience);
-                self.deputy = mine(now.plus(next));
-                next
             }
             _ => {
                 self.forget(&ask.worker);
@@ -163,13 +200,17 @@ impl Shard {
                 pin!(self.calls.notified()).enable();
                 next
             }
+        };
+        if calls {
+            self.calls.notify_one();
         }
+        next
     }
 
     /// A worker that has no room looks out for nothing: another one is called to do it, unless one comes in time anyway.
-    fn look_away(&mut self, worker: &str, head: Now, now: Now) {
+    fn look_away(&mut self, worker: &str, calls: bool, head: Now, now: Now) {
         self.forget(worker);
-        if head < Now::NEVER && (head <= now || !self.comes_by(head, now)) {
+        if calls || head < Now::NEVER && (head <= now || !self.comes_by(head, now)) {
             self.calls.notify_one();
         }
     }
@@ -253,7 +294,7 @@ impl Shard {
             return false;
         };
         self.deadlines.remove(&(claim.deadline, id.clone()));
-        claim.deadline = now.due(Due::In(hold));
+        (claim.deadline, claim.hold) = (now.due(Due::In(hold)), millis(hold));
         claim.begun |= begun;
         self.deadlines.insert((claim.deadline, id.clone()));
         true
@@ -292,6 +333,11 @@ impl Shard {
         self.timetable.enter(&task, Item::new(now.due(Due::NOW), body));
         true
     }
+}
+
+/// Rounded up, as deadlines are.
+fn millis(hold: Duration) -> u64 {
+    u64::try_from(hold.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 fn one_line(error: &str) -> String {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::log::{Fetched, Receipt, Settled, Settlement, Source};
 use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
-use millstream_core::{Lease, MemberId, MessageId, Partition, Result, TopicPartition};
+use millstream_core::{Continuity, Lease, MemberId, MessageId, Partition, Result, TopicPartition};
 use tokio::sync::Notify;
 
 use crate::MemoryBackend;
@@ -98,10 +98,12 @@ impl Shared for MemoryBackend {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
+        heard: &Continuity,
     ) -> Result<Claimed> {
         breathe().await;
         let (mut state, by) = (self.lock(), Some(seat.consumer.clone()));
         let now = self.now();
+        let judges_in = heard.left(&state.server(), now.millis());
         let topic_partition = seat.partition(partition);
         let mut claimed = Claimed::default();
         let is_alive = |by: &By| by.as_ref().is_some_and(|name| alive.contains(name));
@@ -113,16 +115,17 @@ impl Shared for MemoryBackend {
             return Err(missing(&seat.group, topic_partition));
         };
         let log = Reading { by: &by, source: Source::Log, now };
-        let count = cursor.claim(&place.log, log, is_alive, (idle, max), &mut claimed);
+        let count = cursor.claim(&place.log, log, is_alive, (idle, judges_in, max), &mut claimed);
         let retries = Reading { source: Source::Retry, ..log };
-        retry_cursor.claim(retry, retries, is_alive, (idle, max - count), &mut claimed);
+        retry_cursor.claim(retry, retries, is_alive, (idle, judges_in, max - count), &mut claimed);
         Ok(claimed)
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize) -> Result<usize> {
+    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
+        let judges_in = heard.left(&state.server(), now.millis());
         let (place, name) = state.owned(lease)?;
         let Some(group) = place.groups.get_mut(name) else { return Err(missing(name, &lease.resource)) };
         let Group { cursor: Some(cursor), retry, retry_cursor, .. } = group else {
@@ -130,9 +133,10 @@ impl Shared for MemoryBackend {
         };
         let mut claimed = Claimed::default();
         let log = Reading { by: &None, source: Source::Log, now };
-        let count = cursor.claim(&place.log, log, |_| false, (idle, max), &mut claimed);
+        let count = cursor.claim(&place.log, log, |_| false, (idle, judges_in, max), &mut claimed);
         let retries = Reading { source: Source::Retry, ..log };
-        Ok(count + retry_cursor.claim(retry, retries, |_| false, (idle, max - count), &mut claimed))
+        Ok(count
+            + retry_cursor.claim(retry, retries, |_| false, (idle, judges_in, max - count), &mut claimed))
     }
 }
 

@@ -39,6 +39,8 @@ pub(crate) struct State {
     shards: BTreeMap<ShardName, Shard>,
     /// Counts what makes readers start over.
     restarts: u64,
+    /// Counts restarts and fail-overs: after one it is another server.
+    lives: u64,
     /// Counts the claims of tasks.
     pub(crate) tokens: u64,
 }
@@ -74,8 +76,6 @@ pub(crate) struct Group {
     pub(crate) retry_cursor: Cursor,
     /// A reader that saw another number starts over.
     pub(crate) restart: u64,
-    /// Changes when the group is moved on purpose.
-    pub(crate) sought: u64,
     pub(crate) parked: Parked,
     /// Entries as `wire::dead_letter` makes them.
     pub(crate) dead: Stream,
@@ -107,9 +107,9 @@ pub(crate) struct Fence {
     pub(crate) epoch: u64,
     /// `None` once the lease was released.
     pub(crate) token: Option<Token>,
-    /// Whether the owner before this one never released it; once the lease was released, whether that is still to be
-    /// told.
-    pub(crate) abandoned: bool,
+    /// The epochs of owners before this one that never released it; once the lease was released, those that are still to
+    /// be told.
+    pub(crate) ends: Vec<u64>,
     pub(crate) expires: Now,
     pub(crate) ttl: Duration,
 }
@@ -191,16 +191,23 @@ impl State {
         }
     }
 
+    /// Which server this is: another one after a restart or fail-over.
+    pub(crate) fn server(&self) -> String {
+        format!("memory-{}", self.lives)
+    }
+
     /// A number that no reader has seen.
     pub(crate) fn restart(&mut self) -> u64 {
         self.restarts += 1;
         self.restarts
     }
 
-    /// Puts an earlier state in the place of this one. All who wait look again, and all readers start over.
-    pub(crate) fn replace(&mut self, earlier: Self) {
+    /// Puts an earlier state in the place of this one. All who wait look again, and all readers start over. With
+    /// `reissue`, the ids of entries that are lost by that are given again.
+    pub(crate) fn replace(&mut self, earlier: Self, reissue: bool) {
         let before = std::mem::replace(self, earlier);
         (self.restarts, self.tokens) = (before.restarts, before.tokens);
+        self.lives = before.lives + 1;
         let restart = self.restart();
         for group in self.partitions.values_mut().flat_map(|partition| partition.groups.values_mut()) {
             group.restart = restart;
@@ -209,8 +216,14 @@ impl State {
         // waits for it is to learn of what comes.
         let mut partitions: Vec<_> = before.partitions.into_iter().collect();
         partitions.sort_by(|(a, _), (b, _)| a.cmp(b));
-        for (topic_partition, Partition { wake, heads, .. }) in partitions {
+        for (topic_partition, later) in partitions {
             let partition = self.partition(&topic_partition);
+            partition.log.reissue(reissue.then_some(&later.log));
+            for (name, group) in &mut partition.groups {
+                let later = later.groups.get(name).map(|group| &group.retry);
+                group.retry.reissue(later.filter(|_| reissue));
+            }
+            let Partition { wake, heads, .. } = later;
             (partition.wake, partition.heads) = (wake.clone(), heads + 1);
             wake.notify_waiters();
         }

@@ -21,16 +21,32 @@ pub(crate) struct Stream {
     entries: VecDeque<(MessageId, Fields)>,
     last: MessageId,
     appended: u64,
+    /// Ids that were given once and lost, oldest first: they are given again.
+    again: VecDeque<MessageId>,
 }
 
 impl Stream {
     /// Appends under the next id: the clock's, unless that one is not above the last.
     pub(crate) fn append(&mut self, now_ms: u64, fields: Fields) -> MessageId {
-        let id = if now_ms > self.last.ms { MessageId::new(now_ms, 0) } else { self.last.next() };
+        let id = match self.again.pop_front() {
+            Some(lost) => lost,
+            None if now_ms > self.last.ms => MessageId::new(now_ms, 0),
+            None => self.last.next(),
+        };
         self.last = id;
         self.appended += 1;
         self.entries.push_back((id, fields));
         id
+    }
+
+    /// Gives the ids of a later state of this stream again, as far as this one does not have them: to what comes next, in
+    /// order. Without one, none.
+    pub(crate) fn reissue(&mut self, later: Option<&Self>) {
+        let ids = |later: &Self| {
+            let lost = later.above(self.last).map(|(id, _)| *id);
+            lost.chain(later.again.iter().copied()).collect()
+        };
+        self.again = later.map(ids).unwrap_or_default();
     }
 
     /// How many entries there ever were.
@@ -266,13 +282,13 @@ impl Cursor {
     }
 
     /// Takes over up to `max` entries from consumers that are not alive and have not touched them for `idle`, and
-    /// removes those that have none.
+    /// removes those that have none; who judges only `judges_in` some time takes what was given back, and no more.
     pub(crate) fn claim(
         &mut self,
         stream: &Stream,
         reading: Reading<'_>,
         alive: impl Fn(&By) -> bool,
-        (idle, max): (Duration, usize),
+        (idle, judges_in, max): (Duration, Duration, usize),
         out: &mut Claimed,
     ) -> usize {
         let Reading { by, now, .. } = reading;
@@ -282,8 +298,8 @@ impl Cursor {
             if pending.by == *by || alive(&pending.by) {
                 continue;
             }
-            let free_at = if pending.given_back { now } else { pending.touched.plus(idle) };
-            let free_in = free_at.since(now);
+            let idle_in = || pending.touched.plus(idle).since(now).max(judges_in);
+            let free_in = if pending.given_back { Duration::ZERO } else { idle_in() };
             if claimed == max || !free_in.is_zero() {
                 out.next = Some(out.next.map_or(free_in, |next| next.min(free_in)));
                 continue;
@@ -307,7 +323,11 @@ impl Cursor {
         let busy: BTreeMap<By, ()> = self.pending.values().map(|pending| (pending.by.clone(), ())).collect();
         let before = self.consumers.len();
         self.consumers.retain(|name, last| {
-            name == by || alive(name) || busy.contains_key(name) || !last.plus(idle).since(now).is_zero()
+            name == by
+                || alive(name)
+                || !judges_in.is_zero()
+                || busy.contains_key(name)
+                || !last.plus(idle).since(now).is_zero()
         });
         out.removed += before - self.consumers.len();
         claimed
@@ -348,9 +368,13 @@ impl Cursor {
         self.consumers.values().copied().max()
     }
 
-    /// Below this nothing is unread or pending.
-    pub(crate) fn watermark(&self) -> MessageId {
-        self.pending.first_key_value().map_or_else(|| self.delivered.next(), |(oldest, _)| *oldest)
+    /// Below this no entry of the stream is unread or pending. What was handed out and is gone needs no entry; and the
+    /// position may stand before what is pending, where somebody set it back.
+    pub(crate) fn watermark(&self, stream: &Stream) -> MessageId {
+        let unread = self.delivered.next();
+        let first = stream.entries.front().map_or(unread, |(id, _)| *id);
+        let pending = self.pending.range(first..).map(|(id, _)| *id).take_while(|id| *id < unread);
+        pending.into_iter().find(|id| stream.get(*id).is_some()).unwrap_or(unread)
     }
 }
 
@@ -392,17 +416,21 @@ mod tests {
     }
 
     #[test]
-    fn the_watermark_is_the_oldest_pending_else_what_was_handed_out() {
+    fn the_watermark_is_the_oldest_that_is_pending_or_was_not_handed_out() {
         let mut stream = Stream::default();
         let ids = [1, 2, 3].map(|ms| stream.append(ms, Fields::new()));
         let mut cursor = Cursor::default();
         let now = crate::clock::Clock::new().now();
         let reading = Reading { by: &None, source: Source::Log, now };
         cursor.read_new(&stream, reading, 2, &mut Fetched::default());
-        assert_eq!(cursor.watermark(), ids[0]);
+        assert_eq!(cursor.watermark(&stream), ids[0]);
         cursor.pending.remove(&ids[0]);
-        assert_eq!(cursor.watermark(), ids[1]);
+        assert_eq!(cursor.watermark(&stream), ids[1]);
+        let set_back = Cursor { delivered: ids[0].previous(), ..cursor.clone() };
+        assert_eq!(set_back.watermark(&stream), ids[0], "the position was set back");
+        stream.remove(ids[1]);
+        assert_eq!(cursor.watermark(&stream), ids[1].next(), "a ghost keeps nothing");
         cursor.pending.clear();
-        assert_eq!(cursor.watermark(), ids[1].next());
+        assert_eq!(cursor.watermark(&stream), ids[1].next());
     }
 }

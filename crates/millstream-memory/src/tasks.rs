@@ -5,7 +5,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{ScheduleId, Shard};
-use millstream_core::tasks::{Ask, Claimed, DeadTask, MAX_SHARDS, QueueSpec, TaskCounts, Tasks, Verdict};
+use millstream_core::tasks::{
+    Ask, Claimed, DeadTask, Extended, MAX_SHARDS, QueueSpec, TaskCounts, Tasks, Verdict,
+};
 use millstream_core::{Error, ErrorKind, MessageId, QueueName, Result};
 
 use crate::MemoryBackend;
@@ -40,8 +42,9 @@ impl Tasks for MemoryBackend {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
+        let server = state.server();
         let (shard, tokens) = state.shard_and_tokens(shard);
-        Ok(shard.claim(ask, now, tokens))
+        Ok(shard.claim(ask, now, &server, tokens))
     }
 
     async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
@@ -58,12 +61,14 @@ impl Tasks for MemoryBackend {
         claims: &[(ScheduleId, String)],
         hold: Duration,
         begun: bool,
-    ) -> Result<Vec<bool>> {
+    ) -> Result<Extended> {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
+        let server = state.server();
         let shard = state.shard(shard);
-        Ok(claims.iter().map(|(id, token)| shard.extend(id, token, hold, begun, now)).collect())
+        let ours = claims.iter().map(|(id, token)| shard.extend(id, token, hold, begun, now)).collect();
+        Ok(Extended { ours, server, now: now.millis() })
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {

@@ -38,6 +38,8 @@ pub(crate) struct Claim {
     pub(crate) token: String,
     /// When it runs out.
     pub(crate) deadline: u64,
+    /// For how long it was given or extended last, in milliseconds.
+    pub(crate) hold: u64,
     /// Whether a handler has begun, as far as that was told.
     pub(crate) begun: bool,
 }

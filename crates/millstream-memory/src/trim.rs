@@ -6,11 +6,10 @@ use millstream_core::log::{Lost, Trimmed};
 use millstream_core::{Error, ErrorKind, MessageId, Result, Retention};
 
 use crate::state::Partition;
-use crate::stream::Cursor;
 
 pub(crate) fn trim(partition: &mut Partition, retention: Retention, now_ms: u64) -> Result<Trimmed> {
     let cursors = partition.groups.values().filter_map(|group| group.cursor.as_ref());
-    let settled = cursors.map(Cursor::watermark).min();
+    let settled = cursors.map(|cursor| cursor.watermark(&partition.log)).min();
     let old = |age: Duration| {
         let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
         MessageId::new(now_ms.saturating_sub(age), 0)

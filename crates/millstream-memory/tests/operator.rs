@@ -49,7 +49,12 @@ impl Bench {
 
 async fn grant(backend: &Backend, resource: &Resource, nonce: &str) -> Option<Lease> {
     let ttl = Duration::from_secs(10);
-    match backend.leases.acquire(resource, "test", nonce, ttl).await.unwrap() {
+    match backend
+        .leases
+        .acquire(resource, "test", nonce, ttl, &millstream_core::Continuity::assured())
+        .await
+        .unwrap()
+    {
         Acquired::Granted(lease) => Some(lease),
         Acquired::Held(_) => None,
     }

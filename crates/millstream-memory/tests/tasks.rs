@@ -186,7 +186,7 @@ impl Bench {
                 let holder = self.model.holder(claim);
                 let (hold, begins) = (Duration::from_micros(hold), hold % 2 == 1);
                 let held = self.backend.tasks.extend(&self.shard, &[(id(n), token)], hold, begins).await;
-                let held = held.unwrap();
+                let held = held.unwrap().ours;
                 assert_eq!(held, [holder.is_some()]);
                 let until = self.model.after(u64::try_from(hold.as_micros()).unwrap());
                 if let Some(Task { is: Is::Claimed { deadline, begun, .. }, .. }) =
@@ -251,6 +251,7 @@ impl Bench {
             hold: Duration::from_micros(hold),
             crash_limit: CRASH_LIMIT,
             patience: Duration::from_secs(5),
+            heard: millstream_core::Continuity::assured(),
         };
         let claimed = self.backend.tasks.claim(&self.shard, &ask).await.unwrap();
         assert!(claimed.next <= ask.patience);
@@ -258,10 +259,14 @@ impl Bench {
         let model = &mut self.model;
         for (n, ran_out) in model.due().into_iter().take(limit) {
             let task = model.tasks.get_mut(&n).unwrap();
-            // A further one counts only if a handler had begun.
+            // The first one counts unless it is the worker's own, a further one only if a handler had begun.
             let begun = matches!(task.is, Is::Claimed { begun: true, .. });
-            task.crashes += u32::from(ran_out && (begun || task.crashes == 0));
-            if task.crashes == CRASH_LIMIT {
+            let own = match task.is {
+                Is::Claimed { claim, .. } => model.claims[claim].1.starts_with(&format!("{}-", ask.worker)),
+                Is::Waiting { .. } => false,
+            };
+            task.crashes += u32::from(ran_out && (begun || task.crashes == 0 && !own));
+            if ran_out && begun && task.crashes >= CRASH_LIMIT {
                 // Which id it has among the dead is found out below.
                 model.tasks.remove(&n);
                 model.dead.push((MessageId::MAX, n));

@@ -43,7 +43,13 @@ impl Bench {
         let topic = TopicSpec::new(self.tp.topic.clone(), 1).unwrap();
         self.backend.catalog.create_group(&topic, &group, Start::Earliest).await.unwrap();
         let resource = Resource::partition(self.tp.clone(), group);
-        match self.backend.leases.acquire(&resource, "test", "1", HOUR).await.unwrap() {
+        match self
+            .backend
+            .leases
+            .acquire(&resource, "test", "1", HOUR, &millstream_core::Continuity::assured())
+            .await
+            .unwrap()
+        {
             Acquired::Granted(lease) => lease,
             Acquired::Held(holder) => panic!("{holder:?}"),
         }
@@ -70,7 +76,14 @@ impl Bench {
     }
 
     fn ask(worker: &str, limit: usize) -> Ask {
-        Ask { worker: worker.into(), limit, hold: 30 * SECOND, crash_limit: 0, patience: 10 * SECOND }
+        Ask {
+            worker: worker.into(),
+            limit,
+            hold: 30 * SECOND,
+            crash_limit: 0,
+            patience: 10 * SECOND,
+            heard: millstream_core::Continuity::assured(),
+        }
     }
 
     /// Asks once; gives back how many tasks it got and when to come again.

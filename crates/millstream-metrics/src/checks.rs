@@ -1,12 +1,14 @@
 //! The consumers, workers and other loops of this process, as they say themselves how they are: gauges and probes.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millstream_core::GroupName;
 use millstream_core::health::{
     ConsumerState, Health, HealthCheck, LoopHealth, LoopsCheck, WorkerCheck, WorkerHealth,
 };
+use millstream_core::panics::{Panicked, UserCode, catch};
 
 use crate::gauges::{Gauges, Values};
 use crate::registry::Registry;
@@ -27,10 +29,10 @@ type OtherLoops = (Option<GroupName>, Arc<dyn LoopsCheck>);
 impl Checks {
     /// A consumer has started.
     pub(crate) fn add(&self, check: Arc<dyn HealthCheck>) {
-        let new = check.health();
+        let Some(new) = asked(|| check.health()) else { return };
         let mut running = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|check| {
-            let old = check.health();
+            let Some(old) = asked(|| check.health()) else { return true };
             let replaced = has_ended(&old) && takes_the_place_of(&new, &old);
             !(replaced || is_over(&old))
         });
@@ -40,14 +42,14 @@ impl Checks {
     /// A worker has started.
     pub(crate) fn add_worker(&self, check: Arc<dyn WorkerCheck>) {
         let mut running = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
-        running.retain(|check| !worker_is_over(&check.health()));
+        running.retain(|check| asked(|| check.health()).is_none_or(|health| !worker_is_over(&health)));
         running.push(check);
     }
 
     /// Loops have started that belong to neither.
     pub(crate) fn add_loops(&self, group: Option<GroupName>, check: Arc<dyn LoopsCheck>) {
         let mut running = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
-        running.retain(|(_, check)| !check.loops().is_empty());
+        running.retain(|(_, check)| asked(|| check.loops()).is_none_or(|loops| !loops.is_empty()));
         running.push((group, check));
     }
 
@@ -56,7 +58,7 @@ impl Checks {
         let mut running = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = Vec::with_capacity(running.len());
         running.retain(|(group, check)| {
-            let loops = check.loops();
+            let Some(loops) = asked(|| check.loops()) else { return true };
             let runs = !loops.is_empty();
             all.extend(loops.into_iter().map(|each| (group.clone(), each)));
             runs
@@ -69,7 +71,7 @@ impl Checks {
         let mut running = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut healths = Vec::with_capacity(running.len());
         running.retain(|check| {
-            let health = check.health();
+            let Some(health) = asked(|| check.health()) else { return true };
             let over = is_over(&health);
             healths.extend((!over).then_some(health));
             !over
@@ -82,7 +84,7 @@ impl Checks {
         let mut running = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut healths = Vec::with_capacity(running.len());
         running.retain(|check| {
-            let health = check.health();
+            let Some(health) = asked(|| check.health()) else { return true };
             let over = worker_is_over(&health);
             healths.extend((!over).then_some(health));
             !over
@@ -102,6 +104,22 @@ impl Checks {
         let mut values = Values::default();
         self.workers().iter().for_each(|health| of_worker(&mut values, health));
         gauges.say(registry, "workers", values);
+    }
+}
+
+/// What a check says; `None` if it panics. It is left out of this look then, and asked again at the next one.
+fn asked<T>(check: impl FnOnce() -> T) -> Option<T> {
+    static PANICS: AtomicU64 = AtomicU64::new(0);
+    match catch(UserCode::HealthCheck, check) {
+        Ok(says) => Some(says),
+        Err(Panicked { code, text }) => {
+            let nth = PANICS.fetch_add(1, Ordering::Relaxed) + 1;
+            // It panics at every look: a line for each would flood the log.
+            if nth.is_power_of_two() {
+                tracing::error!(code = code.as_str(), panic = text, panics = nth, "user code panicked");
+            }
+            None
+        }
     }
 }
 
@@ -136,6 +154,7 @@ fn of_consumer(values: &mut Values, health: &Health) {
         let labels = [topic.topic.as_str(), group, consumer];
         let assigned = topic.assigned.as_ref().map_or(f64::NAN, |assigned| assigned.len() as f64);
         values.add(table::IN_FLIGHT, &labels, topic.in_flight as f64);
+        values.add(table::POISON_CANDIDATES, &labels, topic.candidates as f64);
         values.add(table::PARTITIONS_OWNED, &labels, topic.owned.len() as f64);
         values.add(table::PARTITIONS_ASSIGNED, &labels, assigned);
         values.least(table::CONSUMER_READY, &labels, truth(health.is_ready()));

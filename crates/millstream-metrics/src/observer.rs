@@ -314,6 +314,7 @@ impl Observer for MetricsObserver {
                 self.rarely(&table::ERRORS, &[operation, error.kind().as_str()], 1);
             }
             Event::Recovered { operation, .. } => self.rarely(&table::RECOVERIES, &[operation], 1),
+            Event::Panicked { code, .. } => self.rarely(&table::PANICS, &[code.as_str()], 1),
             Event::ConsumerStarted { health, .. } => self.checks.add(health.clone()),
             Event::WorkerStarted { health, .. } => self.checks.add_worker(health.clone()),
             Event::LoopsStarted { group, loops } => self.checks.add_loops(group.cloned(), loops.clone()),

@@ -83,7 +83,7 @@ pub(crate) async fn topic(
 }
 
 async fn group(backend: &Backend, spec: &TopicSpec, group: GroupName) -> Result<GroupSample> {
-    let members = backend.members.roster(&spec.name, &group).await?.members.len();
+    let members = backend.members.roster(&spec.name, &group).await?.living().count();
     let partitions = backend.catalog.stats(spec, &group).await?;
     Ok(GroupSample { group, members, partitions })
 }

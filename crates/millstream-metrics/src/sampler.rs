@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use millstream_core::catalog::Pin;
 use millstream_core::error::Problems;
 use millstream_core::event::{Event, Observer};
-use millstream_core::{Backend, Error, QueueName, Result, TopicName};
+use millstream_core::panics::{Panicked, UserCode};
+use millstream_core::{Backend, Error, ErrorKind, QueueName, Result, TopicName};
 use tokio::time::{Instant, sleep_until};
 
 use crate::gauges::Values;
@@ -178,7 +181,13 @@ impl Sampler {
         let mut failing = false;
         loop {
             let started = Instant::now();
-            match self.run_once().await {
+            // The recorder is the user's, and a panic of it is no end of the loop.
+            let round = AssertUnwindSafe(async { self.run_once().await }).catch_unwind().await;
+            let round = round.unwrap_or_else(|payload| {
+                let panicked = Panicked::new(UserCode::Observer, payload);
+                Err(Error::new(ErrorKind::Protocol, panicked.to_string()).with_source(panicked))
+            });
+            match round {
                 Ok(()) if failing => {
                     tracing::info!("the server can be asked for its gauges again");
                     self.observer.observe(&Event::Recovered { operation: "sample", topic_partition: None });

@@ -104,6 +104,8 @@ table! {
     ERRORS = Counter Events "millstream_errors_total" &["operation", "kind"],
         "Errors that loops met and tried again after, by what was tried and the kind of error.";
     RECOVERIES = Counter Events "millstream_recoveries_total" &["operation"], "Loops that work again after errors.";
+    PANICS = Counter Events "millstream_panics_total" &["code"],
+        "Panics of user code that were caught, by which code. An observer counts those of others beside it, not its own.";
     SAMPLES = Counter Events "millstream_samples_total" &["result"],
         "Rounds in which the server was asked for its gauges: ok or failed.";
     UNLABELLED = Counter Events "millstream_series_over_limit_total" &["metric"],
@@ -130,6 +132,8 @@ table! {
     // The consumers of this process. Those with the same labels are added up; the worst of them says whether it is well.
     IN_FLIGHT = Gauge Health "millstream_in_flight" CONSUMER,
         "Messages that a consumer has read and not settled.";
+    POISON_CANDIDATES = Gauge Health "millstream_poison_candidates" CONSUMER,
+        "Messages in flight that were pending at two or more unexplained ends of owners in a row.";
     HANDLERS_RUNNING = Gauge Health "millstream_handlers_running" &["group", "consumer"],
         "Calls of handlers that have not ended.";
     PARTITIONS_OWNED = Gauge Health "millstream_partitions_owned" CONSUMER,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use millstream_core::event::{Cause, Handled, Ignore, LetterWork};
 use millstream_core::log::{Settled, Source};
+use millstream_core::panics::UserCode;
 use millstream_core::schedule::{Place, ScheduleId, Shard};
 use millstream_core::{Error, ErrorKind, Event, MessageId, Observer};
 use millstream_metrics::{From, Kind, Metrics, MetricsConfig, table};
@@ -117,6 +118,7 @@ fn everything(metrics: &Metrics) {
         Event::ClaimsLost { shard: &shard, tasks: 2 },
         Event::Failing { operation: "fetch", topic_partition: None, error: &error },
         Event::Recovered { operation: "fetch", topic_partition: None },
+        Event::Panicked { code: UserCode::Codec, text: "unlucky" },
     ] {
         metrics.observe(&event);
     }
@@ -168,6 +170,7 @@ fn every_event_is_counted_as_often_as_it_says() {
         ("tasks_worked_total{queue=\"q\",shard=\"1\",result=\"acked\"}".into(), 1.0),
         ("errors_total{operation=\"fetch\",kind=\"unavailable\"}".into(), 1.0),
         ("recoveries_total{operation=\"fetch\"}".into(), 1.0),
+        ("panics_total{code=\"codec\"}".into(), 1.0),
         ("settle_seconds_count{topic=\"t\",group=\"g\"}".into(), 1.0),
         ("settle_batch_messages_sum{topic=\"t\",group=\"g\"}".into(), 7.0),
         ("fetch_batch_messages_count{topic=\"t\",group=\"g\"}".into(), 2.0),

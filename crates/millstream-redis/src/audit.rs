@@ -304,7 +304,7 @@ impl RedisBackend {
         }
         let mut answers = self.ask(&pipe).await?.into_iter();
         let owned = reply::int(answers.next().unwrap_or_default())? == 1;
-        if owned || !self.roster(&tp.topic, group).await?.members.is_empty() {
+        if owned || self.roster(&tp.topic, group).await?.living().next().is_some() {
             return Ok(page);
         }
         for ((source, name, pending), idle) in stray.into_iter().zip(answers) {

@@ -11,6 +11,7 @@ use millstream_core::name::GroupName;
 use millstream_core::topic::TopicPartition;
 use redis::Pipeline;
 
+use crate::bulk::Bulk;
 use crate::catalog::memory::Memory;
 use crate::config::RedisConfig;
 use crate::connection::{Dial, Kept, Line, Pooled, Shared};
@@ -55,6 +56,8 @@ pub(crate) struct Inner {
     pub(crate) leases: Kept,
     /// Catalog, statistics, dead letters.
     pub(crate) pool: Pooled,
+    /// Pages of bodies, which may take long to arrive.
+    pub(crate) bulk: Bulk,
     /// What was counted of logs.
     pub(crate) counted: Memory,
     /// Those who wait for one key now and then.
@@ -79,6 +82,7 @@ impl RedisBackend {
             messages: messages.clone(),
             leases: Kept::new(Shared::new(dial.clone(), "leases")),
             pool: Pooled::new(&config)?,
+            bulk: Bulk::new(dial.clone(), config.pool_size, config.connect_timeout + config.response_timeout),
             waiters: Waiters::new(dial.clone(), messages),
             counted: Memory::default(),
             dial,
@@ -158,7 +162,10 @@ impl fmt::Debug for RedisBackend {
 
 impl From<RedisBackend> for Backend {
     fn from(backend: RedisBackend) -> Self {
-        Self::new(backend)
+        let backend = Self::new(backend);
+        #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+        let backend = backend.with_boot_clock(crate::boot_clock::SystemBootClock);
+        backend
     }
 }
 

@@ -280,8 +280,9 @@ impl Catalog for RedisBackend {
         let starts = self.register(&topic.name, group, Mode::Create, &position).await?;
         let all: Vec<TopicPartition> = topic.iter().collect();
         // What it had settled where it was lost, nobody knows: rather once more than not at all.
-        let partitions = self.create_on(&all, group, starts.as_deref().unwrap_or("0")).await?;
+        let mut partitions = self.create_on(&all, group, starts.as_deref().unwrap_or("0")).await?;
         self.undo_if_deleted(&all, group).await?;
+        partitions.extend(self.follow_growth(topic, group).await?);
         if starts.is_some() {
             self.is_everywhere(&topic.name, group).await?;
         }

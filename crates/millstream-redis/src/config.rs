@@ -31,7 +31,8 @@ pub struct RedisConfig {
     pub namespace: Option<Namespace>,
     /// How long opening a connection may take, with its log-in. Default: 5 s.
     pub connect_timeout: Duration,
-    /// How long an answer may take, waiting for messages not included. Default: 5 s. Longer where the server
+    /// How long an answer may take, waiting for messages not included. Where messages are read, how long until it begins
+    /// and, each time, until more of it comes: a large page on a slow link has the time that it needs. Default: 5 s. Longer where the server
     /// is far away or runs long commands of others; shorter where a fail-over must be noticed sooner. At least 1 ms and
     /// at most a day, as `connect_timeout`.
     pub response_timeout: Duration,

@@ -242,7 +242,7 @@ pub(crate) const DEMOTED: Duration = Duration::from_secs(1);
 
 /// Whether the server has become a replica: after a fail-over the address may lead to another one, if asked again, while
 /// the connection would lead here for ever.
-fn is_demoted(values: &[Value]) -> bool {
+pub(crate) fn is_demoted(values: &[Value]) -> bool {
     values.iter().any(|value| matches!(value, Value::ServerError(error) if error.code() == "READONLY"))
 }
 

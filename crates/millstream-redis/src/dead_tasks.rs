@@ -80,7 +80,7 @@ impl Inner {
             let mut pipe = Pipeline::new();
             pipe.cmd("XRANGE").arg(key.as_str()).arg(format!("({after}")).arg("+");
             pipe.arg("COUNT").arg(portion);
-            let answer = self.pool.send(&pipe).await?.pop().unwrap_or(Value::Nil);
+            let answer = self.bulk.send(&pipe).await?.pop().unwrap_or(Value::Nil);
             let entries = reply::entries(answer).map_err(|error| error.during(format_args!("list {key}")))?;
             let last = entries.len() < portion;
             for (id, fields) in entries {

@@ -17,6 +17,7 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
     let kind = classify(error, phase);
     let what = match kind {
         ErrorKind::Fenced => "the lease is lost",
+        ErrorKind::NotMember => "it is not in the group",
         ErrorKind::GroupMissing => "the consumer group is not there",
         ErrorKind::NotFound => "it is not there",
         ErrorKind::Deleted => "it was deleted",
@@ -67,6 +68,7 @@ fn classify(error: &RedisError, phase: Phase) -> ErrorKind {
 fn known(code: &str) -> Option<ErrorKind> {
     Some(match code {
         "FENCED" => ErrorKind::Fenced,
+        "NOMEMBER" => ErrorKind::NotMember,
         "NOGROUP" => ErrorKind::GroupMissing,
         "NOTOPIC" => ErrorKind::NotFound,
         "DELETED" => ErrorKind::Deleted,

@@ -8,13 +8,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Note, Source};
 use millstream_core::name::GroupName;
+use millstream_core::wire;
 use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, Inner};
@@ -71,8 +71,13 @@ pub(crate) struct Page {
 pub(crate) struct Position {
     /// Up to where it was handed each stream.
     pub(crate) delivered: [MessageId; 2],
-    /// Differs after every seek.
-    pub(crate) sought: Option<Bytes>,
+}
+
+/// How long a log is, and about how many bytes it takes.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Weight {
+    pub(crate) entries: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Above which ids something is new: to be waited for, or to be looked at.
@@ -126,24 +131,39 @@ impl Guard {
     }
 
     /// Connects, and makes whatever an earlier reader of this lease left on its way fail.
-    pub(crate) async fn open(&mut self) -> Result<Position> {
+    pub(crate) async fn open(&mut self) -> Result<(Position, Weight)> {
         self.socket = Some(self.inner.dial.socket("reader").await?);
         let word = format!("{:016x}", fastrand::u64(..));
-        let mut pipe = Pipeline::with_capacity(6);
+        let mut pipe = Pipeline::with_capacity(7);
         let script = &self.inner.scripts.open_reader;
         pipe.add_command(script.eval([&self.fence], &[self.lease.token.as_str(), &word]));
         self.add_position(&mut pipe);
         self.add_watch(&mut pipe);
+        add_weight(&mut pipe, &self.streams[0]);
         let answers = self.send(&pipe).await?;
-        let [opened, log, retry_log, sought, watch, token] = reply::tuple(Value::Array(answers))?;
+        let [opened, log, retry_log, watch, token, length, bytes] = reply::tuple(Value::Array(answers))?;
         let on_fence = |error: Error| fenced(error, &self.lease).during(format_args!("open {}", self.fence));
         reply::ok(opened).map_err(on_fence)?;
         self.check_token(reply::ok(watch).map(drop), token)?;
-        self.read_position([log, retry_log, sought])
+        Ok((self.read_position([log, retry_log])?, weight(length, bytes)))
+    }
+
+    /// Whether an entry stands in a stream as it was handed out.
+    pub(crate) async fn holds(&mut self, stream: usize, (id, digest): (MessageId, u64)) -> Result<bool> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("XRANGE").arg(self.streams[stream].as_str()).arg(id.to_string()).arg(id.to_string());
+        let entries = self.send(&pipe).await?.pop().unwrap_or_default();
+        let mut entries = reply::entries(entries).map_err(|error| self.on(stream, error))?.into_iter();
+        Ok(entries.any(|(_, fields)| fields.is_some_and(|fields| wire::digest(&fields) == digest)))
+    }
+
+    /// How many bytes the last answer had, and how long it took to arrive.
+    pub(crate) fn weight(&self) -> (usize, Duration) {
+        self.socket.as_ref().map_or((0, Duration::ZERO), Socket::weight)
     }
 
     pub(crate) async fn position(&mut self) -> Result<Position> {
-        let mut pipe = Pipeline::with_capacity(3);
+        let mut pipe = Pipeline::with_capacity(2);
         self.add_position(&mut pipe);
         let answers = self.send(&pipe).await?;
         self.read_position(reply::tuple(Value::Array(answers))?)
@@ -310,17 +330,15 @@ impl Guard {
         for stream in &self.streams {
             pipe.cmd("XINFO").arg("GROUPS").arg(stream.as_str());
         }
-        pipe.cmd("HGET").arg(self.fence.as_str()).arg("sought");
     }
 
-    fn read_position(&self, answers: [Value; 3]) -> Result<Position> {
-        let [log, retry_log, sought] = answers;
+    fn read_position(&self, answers: [Value; 2]) -> Result<Position> {
         let mut delivered = [MessageId::ZERO; 2];
-        for (stream, answer) in [log, retry_log].into_iter().enumerate() {
+        for (stream, answer) in answers.into_iter().enumerate() {
             let group = reply::group(answer, self.group.as_str()).map_err(|error| self.on(stream, error))?;
             delivered[stream] = group.unwrap_or_default().last_delivered;
         }
-        Ok(Position { delivered, sought: reply::maybe_bytes(sought)? })
+        Ok(Position { delivered })
     }
 
     fn add_watch(&self, pipe: &mut Pipeline) {
@@ -364,6 +382,18 @@ impl Guard {
         self.socket = Some(socket);
         Ok(())
     }
+}
+
+/// Asks about how large the entries of a stream are, before any of them is read.
+pub(crate) fn add_weight(pipe: &mut Pipeline, stream: &Key) {
+    pipe.cmd("XLEN").arg(stream.as_str());
+    pipe.cmd("MEMORY").arg("USAGE").arg(stream.as_str()).arg("SAMPLES").arg(5);
+}
+
+/// Nothing where the server does not say, or this user may not ask: then the first page shows it.
+pub(crate) fn weight(length: Value, bytes: Value) -> Weight {
+    let number = |value| reply::count(value).map_or(0, |number| number as u64);
+    Weight { entries: number(length), bytes: number(bytes) }
 }
 
 fn not_connected() -> Error {

@@ -102,7 +102,7 @@ impl Inspect for RedisBackend {
             Some((ms, origin)) => call.arg(&reply::score_of(ms)[..]).arg(origin.to_string()),
             None => call.args(["", ""]),
         };
-        let [more, entries] = reply::tuple(script::run_one(&self.inner.pool, call.arg(limit)).await?)?;
+        let [more, entries] = reply::tuple(script::run_one(&self.inner.bulk, call.arg(limit)).await?)?;
         let mut page = Page { items: Vec::new(), more: reply::int(more)? == 1 };
         for entry in reply::array(entries)? {
             let [origin, score, item] = reply::tuple(entry)?;
@@ -127,7 +127,7 @@ impl Inspect for RedisBackend {
             let mut pipe = Pipeline::with_capacity(3 * chunk.len());
             for tp in chunk {
                 let (lease, fence) = (keys.lease(tp, group), keys.fence(tp, group));
-                pipe.cmd("HMGET").arg(fence.as_str()).arg(&["owner", "token", "epoch", "ttl", "abandoned"]);
+                pipe.cmd("HMGET").arg(fence.as_str()).arg(&["owner", "token", "epoch", "ttl", "ends"]);
                 pipe.cmd("GET").arg(lease.as_str());
                 pipe.cmd("PTTL").arg(lease.as_str());
             }
@@ -203,7 +203,7 @@ impl RedisBackend {
                 pipe.cmd("XRANGE").arg(key.as_str()).arg(after).arg(before);
             }
             pipe.arg("COUNT").arg(count);
-            let answer = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
+            let answer = self.inner.bulk.send(&pipe).await?.pop().unwrap_or_default();
             let entries = reply::entries(answer).map_err(|error| error.during(format_args!("read {key}")))?;
             let read = entries.len();
             for (id, fields) in entries {
@@ -267,7 +267,7 @@ fn parked(origin: MessageId, due: u64, item: Option<&Bytes>) -> Parked {
 
 fn ownership(tp: &TopicPartition, answers: Vec<Value>) -> Result<Ownership> {
     let [last, held, pttl] = reply::tuple(Value::Array(answers))?;
-    let [owner, token, epoch, ttl, abandoned] = reply::tuple(last)?;
+    let [owner, token, epoch, ttl, ends] = reply::tuple(last)?;
     let number = |value: Value| -> Result<Option<u64>> {
         Ok(reply::maybe_bytes(value)?.and_then(|text| std::str::from_utf8(&text).ok()?.parse().ok()))
     };
@@ -287,7 +287,8 @@ fn ownership(tp: &TopicPartition, answers: Vec<Value>) -> Result<Ownership> {
         partition: tp.partition,
         holder,
         ttl: ttl.map(Duration::from_millis),
-        abandoned: reply::maybe_bytes(abandoned)?.is_some_and(|word| &*word == b"1"),
+        ends: reply::maybe_bytes(ends)?
+            .map_or(0, |ends| crate::leases::ends(&String::from_utf8_lossy(&ends)).len()),
     })
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource};
@@ -43,18 +44,19 @@ impl Leases for RedisBackend {
         owner: &str,
         nonce: &str,
         ttl: Duration,
+        heard: &Continuity,
     ) -> Result<Acquired> {
         let [lease, fence] = self.inner.lease_keys(resource)?;
         let call = self.inner.scripts.acquire.call([&lease, &fence]);
-        let call = call.arg(owner).arg(nonce).arg(ttl_ms(ttl));
+        let call = call.arg(owner).arg(nonce).arg(ttl_ms(ttl)).arg(heard.to_string());
         let answer = script::run_one(&self.inner.leases, call).await;
         let answer = answer.map_err(|error| error.during(format_args!("acquire {resource}")))?;
         let mut answer = reply::array(answer)?.into_iter();
         let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
         if reply::int(next()?)? == 1 {
-            let (epoch, abandoned) = (epoch(next()?)?, reply::int(next()?)? == 1);
+            let (epoch, ends) = (epoch(next()?)?, ends(&reply::text(next()?)?));
             let lease = Lease::new(resource.clone(), epoch, nonce, ttl);
-            return Ok(Acquired::Granted(lease.after_abandonment(abandoned)));
+            return Ok(Acquired::Granted(lease.after_ends(ends)));
         }
         let (owner, epoch) = (reply::text(next()?)?, epoch(next()?)?);
         let expires_in = Duration::from_millis(u64::try_from(reply::int(next()?)?).unwrap_or(0));
@@ -87,9 +89,16 @@ impl Leases for RedisBackend {
     async fn release(&self, lease: &Lease) -> Result<()> {
         let [key, fence] = self.inner.lease_keys(&lease.resource)?;
         let call = self.inner.scripts.release.call([&key, &fence]).arg(lease.token.as_str());
-        let call = call.arg(u8::from(lease.abandoned));
+        let ends: Vec<_> = lease.ends.iter().map(u64::to_string).collect();
+        let call = call.arg(ends.join(" "));
         let answer = script::run_one(&self.inner.leases, call).await;
         answer.map(drop).map_err(|error| fenced(error, lease))
+    }
+
+    async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
+        let [_, fence] = self.inner.lease_keys(&lease.resource)?;
+        let call = self.inner.scripts.withdraw_end.call([&fence]).arg(lease.epoch);
+        script::run_one(&self.inner.leases, call).await.map(drop)
     }
 
     async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
@@ -116,6 +125,11 @@ impl Leases for RedisBackend {
         let (owner, epoch) = (reply::text(owner)?, epoch(stored)?);
         Ok(Some(Holder { owner, epoch, expires_in: Duration::from_millis(pttl) }))
     }
+}
+
+/// Epochs in a fence. What is no number is somebody else's, and passed over.
+pub(crate) fn ends(text: &str) -> Vec<u64> {
+    text.split(' ').filter_map(|epoch| epoch.parse().ok()).collect()
 }
 
 fn epoch(value: Value) -> Result<u64> {

@@ -2,9 +2,12 @@
 
 // In reading order: what a user sees, then the ground, then one file per role.
 mod backend;
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+mod boot_clock;
 mod config;
 mod durability;
 
+mod bulk;
 mod connection;
 mod cursor;
 mod error;
@@ -30,6 +33,7 @@ mod log;
 mod members;
 mod note;
 mod pipe;
+mod plan;
 mod queues;
 mod ranges;
 mod reader;

@@ -34,6 +34,8 @@ const APPEND_CHUNK: (usize, usize) = (1_000, 4 << 20);
 const ACK_CHUNK: usize = 1_000;
 /// The most messages of one call of the scripts `retry`, `dead_letter` and `hold`: they copy bodies or texts.
 const COPY_CHUNK: usize = 100;
+/// The same where bodies are large: they stop after about 1 MiB.
+const COPY_REST: usize = 16;
 
 #[async_trait]
 impl Log for RedisBackend {
@@ -57,10 +59,9 @@ impl Log for RedisBackend {
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
         let (tp, group) = lease.partition()?;
         let keys = &self.inner.keys;
-        let call =
-            self.inner.scripts.seek.call([&keys.fence(tp, group), &keys.log(tp), &keys.held(tp, group)]);
-        let word = format!("{:016x}", fastrand::u64(..));
-        let call = call.args([lease.token.as_str(), group.as_str(), &position(start)?, &word]);
+        let (held, log) = (keys.lease(tp, group), keys.log(tp));
+        let call = self.inner.scripts.seek.call([&held, &keys.fence(tp, group), &log, &keys.held(tp, group)]);
+        let call = call.args([lease.token.as_str(), group.as_str(), &position(start)?]);
         let answer = script::run_one(&self.inner.messages, call).await;
         answer.map(drop).map_err(|error| fenced(error, lease))
     }
@@ -144,13 +145,13 @@ impl RedisBackend {
     }
 }
 
-/// What a call of a settlement answers.
-#[derive(Clone, Copy)]
-enum Answers {
+/// What a call was sent, and so what it answers.
+enum Sent {
     /// How many of this many ids were acknowledged.
-    Acked(usize),
-    /// How many messages were moved or noted, and how many were stale.
-    Moved,
+    Acks(usize),
+    /// How many messages were moved or noted, and how many were stale. It may stop half-way, where bodies are large: how
+    /// many it came to. Where they stand in the batch.
+    Messages(Vec<usize>),
 }
 
 /// By what right a group's entries are settled: what the settling scripts are told first.
@@ -181,13 +182,27 @@ impl RedisBackend {
         group: &GroupName,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
-        let calls = self.settle_calls(right, tp, group, batch)?;
-        let (calls, kinds): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
+        let mut total = Totals::default();
+        let calls = self.settle_calls(right, tp, group, batch.iter().enumerate())?;
         if calls.is_empty() {
-            return Ok(Settled::default());
+            return Ok(total.settled);
         }
+        let (calls, sent): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
         let answers = script::run(&self.inner.messages, calls).await?;
-        settled(right, &kinds, answers)
+        total.add(right, sent, answers)?;
+        // What is left has large bodies. One call after the other: those of one pipeline the server would work on without
+        // a break.
+        while !total.left.is_empty() {
+            let mut some = std::mem::take(&mut total.left);
+            let later = some.split_off(some.len().min(COPY_REST));
+            let some = some.into_iter().filter_map(|at| Some((at, batch.get(at)?)));
+            for (call, sent) in self.settle_calls(right, tp, group, some)? {
+                let answers = script::run(&self.inner.messages, vec![call]).await?;
+                total.add(right, vec![sent], answers)?;
+            }
+            total.left.extend(later);
+        }
+        Ok(total.settled)
     }
 
     fn xadd(&self, append: &Append) -> Cmd {
@@ -201,18 +216,18 @@ impl RedisBackend {
     }
 
     /// The script calls of a batch: per stream one kind of settlement after the other, in bounded portions.
-    fn settle_calls<'a>(
+    fn settle_calls<'a, 'b>(
         &'a self,
         right: Right<'_>,
         tp: &TopicPartition,
         group: &GroupName,
-        batch: &[(Receipt, Settlement)],
-    ) -> Result<Vec<(Call<'a>, Answers)>> {
+        batch: impl Iterator<Item = (usize, &'b (Receipt, Settlement))>,
+    ) -> Result<Vec<(Call<'a>, Sent)>> {
         let (keys, scripts) = (&self.inner.keys, &self.inner.scripts);
         let (fence, held) = (keys.fence(tp, group), keys.held(tp, group));
         let [mode, who] = right.words();
         let mut by_source = [Settling::of(Source::Log), Settling::of(Source::Retry)];
-        for (receipt, settlement) in batch {
+        for (at, (receipt, settlement)) in batch {
             let Settling { source, acks, holds, retries, dead } = &mut by_source[match receipt.source {
                 Source::Log => 0,
                 Source::Retry => 1,
@@ -223,18 +238,18 @@ impl RedisBackend {
             let id = id.as_bytes();
             match settlement {
                 Settlement::Ack => {
-                    acks.next(|| scripts.ack.call([&fence, &stream(), &held]).args(common)).push(id);
+                    acks.next(at, || scripts.ack.call([&fence, &stream(), &held]).args(common)).push(id);
                 }
                 Settlement::Hold(note) => {
                     let (words, line) = note::write(note)?;
-                    let call = holds.next(|| scripts.hold.call([&fence, &stream(), &held]).args(common));
+                    let call = holds.next(at, || scripts.hold.call([&fence, &stream(), &held]).args(common));
                     call.push(id);
                     call.extend([due(note.due), words, line]);
                 }
-                Settlement::Retry { due: at, attempt, origin, error, history } => {
+                Settlement::Retry { due: when, attempt, origin, error, history } => {
                     let (history, line) = history.adding(attempt.saturating_sub(1), error);
-                    let (due_at, attempt, origin) = (due(*at), attempt.to_string(), origin.to_string());
-                    let call = retries.next(|| {
+                    let (due_at, attempt, origin) = (due(*when), attempt.to_string(), origin.to_string());
+                    let call = retries.next(at, || {
                         let (due, items) = (keys.retry_due(tp, group), keys.retry_items(tp, group));
                         scripts.retry.call([&fence, &stream(), &due, &items, &held]).args(common)
                     });
@@ -244,7 +259,7 @@ impl RedisBackend {
                 Settlement::DeadLetter { reason, attempts, origin, error, history } => {
                     let (history, line) = history.adding(*attempts, error);
                     let (attempts, origin) = (attempts.to_string(), origin.to_string());
-                    let call = dead.next(|| {
+                    let call = dead.next(at, || {
                         let letters = keys.dead_letters(tp, group);
                         let call = scripts.dead_letter.call([&fence, &stream(), &letters, &held]);
                         call.args(common).arg(tp.topic.as_str()).arg(tp.partition.0)
@@ -269,38 +284,42 @@ struct Settling<'a> {
 
 impl<'a> Settling<'a> {
     fn of(source: Source) -> Self {
-        let of = |limit| Calls { limit, calls: Vec::new() };
+        let of = |limit| Calls { limit, keeps: true, calls: Vec::new() };
         Self {
             source,
-            acks: of(ACK_CHUNK),
+            acks: Calls { keeps: false, ..of(ACK_CHUNK) },
             holds: of(COPY_CHUNK),
             retries: of(COPY_CHUNK),
             dead: of(COPY_CHUNK),
         }
     }
 
-    fn calls(self) -> impl Iterator<Item = (Call<'a>, Answers)> {
-        let acks = self.acks.calls.into_iter().map(|(call, ids)| (call, Answers::Acked(ids)));
+    fn calls(self) -> impl Iterator<Item = (Call<'a>, Sent)> {
+        let acks = self.acks.calls.into_iter().map(|(call, sent, _)| (call, Sent::Acks(sent)));
         let moved = [self.holds, self.retries, self.dead].into_iter().flat_map(|kind| kind.calls);
-        acks.chain(moved.map(|(call, _)| (call, Answers::Moved)))
+        acks.chain(moved.map(|(call, _, at)| (call, Sent::Messages(at))))
     }
 }
 
-/// Calls of one kind, each with how many messages it settles.
+/// Calls of one kind, each with how many messages it settles, and where in the batch these stand if that is kept.
 struct Calls<'a> {
     limit: usize,
-    calls: Vec<(Call<'a>, usize)>,
+    keeps: bool,
+    calls: Vec<(Call<'a>, usize, Vec<usize>)>,
 }
 
 impl<'a> Calls<'a> {
     /// The call that the next message goes into: begun when there is none, or the last one is full.
-    fn next(&mut self, begin: impl FnOnce() -> Call<'a>) -> &mut Call<'a> {
-        if self.calls.last().is_none_or(|(_, messages)| *messages >= self.limit) {
-            self.calls.push((begin(), 0));
+    fn next(&mut self, at: usize, begin: impl FnOnce() -> Call<'a>) -> &mut Call<'a> {
+        if self.calls.last().is_none_or(|(_, sent, _)| *sent >= self.limit) {
+            self.calls.push((begin(), 0, Vec::new()));
         }
         let last = self.calls.len() - 1;
-        let (call, messages) = &mut self.calls[last];
-        *messages += 1;
+        let (call, sent, kept) = &mut self.calls[last];
+        *sent += 1;
+        if self.keeps {
+            kept.push(at);
+        }
         call
     }
 }
@@ -335,32 +354,47 @@ pub(crate) fn ceil_ms(after: Duration) -> u64 {
     u64::try_from(after.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(1 << 52)
 }
 
-/// Adds up what the calls answered.
-fn settled(right: Right<'_>, calls: &[Answers], answers: Vec<Result<Value>>) -> Result<Settled> {
-    let mut first = None;
-    let mut total = Settled::default();
-    for (call, answer) in calls.iter().zip(answers) {
-        let counted = answer.and_then(|value| match *call {
-            Answers::Acked(ids) => reply::count(value).map(|acked| (acked, ids.saturating_sub(acked))),
-            Answers::Moved => reply::tuple(value)
-                .and_then(|[applied, stale]| Ok((reply::count(applied)?, reply::count(stale)?))),
-        });
-        match counted {
-            Ok((applied, stale)) => {
-                total.applied += applied;
-                total.stale += stale;
+/// What the calls for a batch have done.
+#[derive(Default)]
+struct Totals {
+    settled: Settled,
+    /// What they have not come to.
+    left: Vec<usize>,
+}
+
+impl Totals {
+    /// Adds up what some calls answered.
+    fn add(&mut self, right: Right<'_>, sent: Vec<Sent>, answers: Vec<Result<Value>>) -> Result<()> {
+        let mut first = None;
+        for (sent, answer) in sent.into_iter().zip(answers) {
+            match answer.and_then(|answer| self.count(sent, answer)) {
+                Ok(()) => {}
+                // Says more than any other error beside it: nothing of this batch can be done any more.
+                Err(error) if error.kind() == ErrorKind::Fenced => {
+                    return Err(match right {
+                        Right::Owner(lease) => lease.fenced(),
+                        Right::Consumer(_) => error,
+                    });
+                }
+                Err(error) => first = first.or(Some(error)),
             }
-            // Says more than any other error beside it: nothing of this batch can be done any more.
-            Err(error) if error.kind() == ErrorKind::Fenced => {
-                return Err(match right {
-                    Right::Owner(lease) => lease.fenced(),
-                    Right::Consumer(_) => error,
-                });
-            }
-            Err(error) => first = first.or(Some(error)),
         }
+        first.map_or(Ok(()), Err)
     }
-    first.map_or(Ok(total), Err)
+
+    fn count(&mut self, sent: Sent, answer: Value) -> Result<()> {
+        let (applied, stale) = match sent {
+            Sent::Acks(ids) => reply::count(answer).map(|acked| (acked, ids.saturating_sub(acked)))?,
+            Sent::Messages(sent) => {
+                let [applied, stale, done] = reply::tuple(answer)?;
+                self.left.extend(script::behind(&sent, reply::count(done)?)?);
+                (reply::count(applied)?, reply::count(stale)?)
+            }
+        };
+        self.settled.applied += applied;
+        self.settled.stale += stale;
+        Ok(())
+    }
 }
 
 #[cfg(test)]

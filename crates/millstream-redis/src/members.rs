@@ -45,10 +45,15 @@ impl Members for RedisBackend {
         let call = call.args([member.id.as_str(), incarnation(member)?]).arg(ttl).arg(wishes);
         let call = call.arg(u8::from(joining));
         let call = call.arg(member.reborn.map(|reborn| reborn.to_string()).unwrap_or_default());
+        let call = call.arg(member.heard.to_string());
         let answer = script::run_one(&self.inner.leases, call).await.map_err(|error| match error.kind() {
             ErrorKind::Fenced => {
                 let what = format!("another instance of {group} on {topic} has the member id {}", member.id);
                 Error::new(ErrorKind::Fenced, what)
+            }
+            ErrorKind::NotMember => {
+                let what = format!("member {} is not in {group} on {topic}", member.id);
+                Error::new(ErrorKind::NotMember, what)
             }
             ErrorKind::NotFound => Error::new(ErrorKind::NotFound, format!("topic {topic} does not exist")),
             ErrorKind::Deleted if error.to_string().contains("created again") => {
@@ -163,7 +168,8 @@ fn number<T: std::str::FromStr>(value: Value, what: &str) -> Result<T> {
 }
 
 fn pulse(answer: Value) -> Result<Pulse> {
-    let [version, revision, members, partitions, next_ms, assigned, paused] = reply::tuple(answer)?;
+    let [version, revision, members, partitions, next_ms, assigned, paused, server, now] =
+        reply::tuple(answer)?;
     let mut pulse = Pulse::new(
         Version(number(version, "a version")?),
         Revision(reply::id(revision)?),
@@ -172,6 +178,7 @@ fn pulse(answer: Value) -> Result<Pulse> {
     );
     pulse.next_expiry = Duration::from_millis(number(next_ms, "milliseconds")?);
     pulse.paused = reply::int(paused)? == 1;
+    (pulse.server, pulse.now) = (reply::text(server)?, number(now, "milliseconds")?);
     if assigned != Value::Nil {
         pulse.assigned = Some(ranges::read(&reply::text(assigned)?)?);
     }
@@ -193,7 +200,7 @@ fn by_member(hash: Value) -> Result<(BTreeMap<MemberId, String>, Option<Version>
 }
 
 fn roster(answer: Value) -> Result<Roster> {
-    let [living, said, assignment, revision, partitions, now_ms] = reply::tuple(answer)?;
+    let [all, said, assignment, revision, partitions, now_ms] = reply::tuple(answer)?;
     let now_ms: u64 = number(now_ms, "milliseconds")?;
     let (mut said, version) = by_member(said)?;
     let (assignment, assigned) = by_member(assignment)?;
@@ -203,15 +210,15 @@ fn roster(answer: Value) -> Result<Roster> {
     if partitions != Value::Nil {
         roster.partitions = number(partitions, "a number of partitions")?;
     }
-    for (id, expires) in reply::pairs(living)? {
+    for (id, expires) in reply::pairs(all)? {
         let id = reply::text(id)?;
         let id =
             MemberId::new(&id).map_err(|error| unexpected(format_args!("a member that is none: {error}")))?;
         // Without what it said of itself it is not whole: its next heartbeat makes it so, and a new version.
         if let Some(text) = said.remove(&id) {
             let member = member(&id, &text)?;
-            let left = Duration::from_millis(number::<u64>(expires, "milliseconds")?.saturating_sub(now_ms));
-            roster.heard.insert(id, member.ttl.saturating_sub(left));
+            let heard_at = number::<u64>(expires, "milliseconds")?.saturating_sub(ttl_ms(member.ttl));
+            roster.heard.insert(id, Duration::from_millis(now_ms.saturating_sub(heard_at)));
             roster.members.push(member);
         }
     }
@@ -290,11 +297,13 @@ mod tests {
             assert_eq!(incarnation(&member).expect_err(word).kind(), ErrorKind::InvalidConfig);
         }
         let bulk = |text: &str| Value::BulkString(text.into());
-        for at in 0..7 {
+        for at in 0..9 {
             let numbers = [bulk("7"), bulk("5-0"), Value::Int(1), bulk("4"), Value::Int(9)];
-            let mut values = [&numbers[..], &[Value::Nil, Value::Int(0)]].concat();
+            let mut values =
+                [&numbers[..], &[Value::Nil, Value::Int(0), bulk("a.b"), bulk("1700000000000")]].concat();
             pulse(Value::Array(values.clone())).expect("a pulse");
-            values[at] = bulk("x");
+            // What a server calls itself is any text.
+            values[at] = if at == 7 { Value::Nil } else { bulk("x") };
             assert_eq!(
                 pulse(Value::Array(values)).expect_err("nonsense").kind(),
                 ErrorKind::Protocol,

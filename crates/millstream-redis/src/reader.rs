@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Entry, Fetched, Reader, Receipt, Source};
+use millstream_core::wire;
 
 use crate::backend::Inner;
 use crate::guard::{Above, Ask, Guard, Position};
+use millstream_core::pages::PageSizer;
 
 /// The longest single wait on the server; longer ones are several.
 const MAX_BLOCK: Duration = Duration::from_secs(3_600);
@@ -32,6 +33,7 @@ enum Stage {
 pub(crate) struct StreamReader {
     guard: Guard,
     stage: Stage,
+    pages: PageSizer,
     /// Up to here the group was handed each stream. Only tells the server when to wake us: wrong, it costs
     /// time, never a message, since the group itself knows what is new.
     tail: [MessageId; 2],
@@ -39,10 +41,12 @@ pub(crate) struct StreamReader {
     backlog: [bool; 2],
     /// Whether the last answer of a stream was empty: then the other one has the room.
     empty: [bool; 2],
-    /// The newest entry of the log that was handed out.
+    /// Up to here the log was handed out.
     handed: MessageId,
-    /// As the fence had it when this reader last started over.
-    sought: Option<Bytes>,
+    /// The newest entry of each stream that was handed out, and what it was.
+    newest: [Option<(MessageId, u64)>; 2],
+    /// Whether such an entry is gone, and that is not told yet.
+    tail_lost: bool,
     /// Found out and not told yet.
     rewound: Option<(MessageId, MessageId)>,
     /// The newest head of the schedule that was told of. A new connection begins at the start: what came while there was
@@ -61,11 +65,13 @@ impl StreamReader {
         Ok(Self {
             guard: Guard::new(inner, lease)?,
             stage: Stage::New,
+            pages: PageSizer::default(),
             tail: [MessageId::ZERO; 2],
             backlog: [true; 2],
             empty: [false; 2],
             handed: MessageId::ZERO,
-            sought: None,
+            newest: [None; 2],
+            tail_lost: false,
             rewound: None,
             wake: MessageId::ZERO,
             woken: false,
@@ -77,12 +83,17 @@ impl StreamReader {
     async fn next(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         let started = Instant::now();
         if !self.guard.is_open() {
-            let position = self.guard.open().await?;
-            self.start_over(position);
+            let (position, weight) = self.guard.open().await?;
+            self.pages.guess(weight.entries, weight.bytes);
+            self.start_over(position).await?;
             self.wake = MessageId::ZERO;
         }
         let mut asked = false;
         loop {
+            if self.tail_lost {
+                return Ok(Fetched::default());
+            }
+            let max = self.pages.count(max);
             if let Stage::Pending(stream, after) = self.stage {
                 if let Some(fetched) = self.pending(stream, after, max).await? {
                     return Ok(fetched);
@@ -120,24 +131,42 @@ impl StreamReader {
     }
 
     /// Begins with what is pending, and finds out whether the group stands before what it was handed already.
-    fn start_over(&mut self, position: Position) {
-        let Position { delivered, sought } = position;
-        if sought != self.sought {
-            // Moved on purpose.
-            (self.sought, self.handed) = (sought, MessageId::ZERO);
-        } else if delivered[0] < self.handed {
+    ///
+    /// If it does, the server has lost the end of what it had told. The entries may be there all the same; else their ids
+    /// may be given again, by a clock that is behind. The newest one tells, since it was lost with any other.
+    async fn start_over(&mut self, position: Position) -> Result<()> {
+        let Position { delivered } = position;
+        for (stream, delivered) in delivered.into_iter().enumerate() {
+            if let Some(newest) = self.newest[stream].filter(|(id, _)| delivered < *id) {
+                self.tail_lost |= !self.guard.holds(stream, newest).await?;
+            }
+        }
+        if delivered[0] < self.handed {
             let from = self.rewound.map_or(self.handed, |(from, _)| from);
             (self.rewound, self.handed) = (Some((from, delivered[0])), delivered[0]);
         }
         self.tail = delivered;
         self.stage = Stage::Pending(0, MessageId::ZERO);
         (self.backlog, self.empty) = ([true; 2], [false; 2]);
+        Ok(())
     }
 
-    /// The fence was touched and the lease is still ours: another reader of it began, or the group was moved.
+    /// Takes note of the newest entries that are handed out.
+    fn note(&mut self, fetched: &Fetched) {
+        for (stream, source) in SOURCES.into_iter().enumerate() {
+            let of_stream = fetched.entries.iter().filter(|entry| entry.receipt.source == source);
+            let Some(entry) = of_stream.max_by_key(|entry| entry.receipt.id) else { continue };
+            if self.newest[stream].is_none_or(|(id, _)| id < entry.receipt.id) {
+                self.newest[stream] = Some((entry.receipt.id, wire::digest(&entry.fields)));
+            }
+        }
+        self.handed = self.newest[0].map_or(self.handed, |(id, _)| id.max(self.handed));
+    }
+
+    /// The fence was touched and the lease is still ours: another reader of it began.
     async fn touched(&mut self) -> Result<Option<Fetched>> {
         let position = self.guard.position().await?;
-        self.start_over(position);
+        self.start_over(position).await?;
         Ok(None)
     }
 
@@ -145,6 +174,7 @@ impl StreamReader {
     async fn pending(&mut self, stream: usize, after: MessageId, max: usize) -> Result<Option<Fetched>> {
         let ask = Ask { stream, count: max, after: Some(after) };
         let answer = self.guard.read(&[ask], None, None).await?;
+        let (bytes, took) = self.guard.weight();
         let Some(page) = answer.pages.and_then(|mut pages| pages.pop()) else { return self.touched().await };
         self.stage = match page.entries.last() {
             Some((last, _)) if page.entries.len() >= max => Stage::Pending(stream, *last),
@@ -154,6 +184,7 @@ impl StreamReader {
         if page.entries.is_empty() {
             return Ok(None);
         }
+        self.pages.came(page.entries.len(), bytes, took);
         let mut notes = Vec::new();
         if answer.noted {
             let ids: Vec<MessageId> = page.entries.iter().map(|(id, _)| *id).collect();
@@ -187,10 +218,11 @@ impl StreamReader {
         let Some(pages) = answer.pages else { return self.touched().await };
 
         let mut fetched = Fetched::default();
-        let mut read = [false; 2];
+        let (mut read, mut entries) = ([false; 2], 0);
         for (ask, page) in asks.iter().zip(pages) {
             let stream = ask.stream;
             self.backlog[stream] = page.entries.len() >= ask.count;
+            entries += page.entries.len();
             self.empty[stream] = page.entries.is_empty();
             if let Some((last, _)) = page.entries.last() {
                 self.tail[stream] = self.tail[stream].max(*last);
@@ -206,6 +238,8 @@ impl StreamReader {
                 }
             }
         }
+        let (bytes, took) = self.guard.weight();
+        self.pages.came(entries, bytes, took);
         let mut astray = false;
         for (stream, id) in answer.woke.streams {
             if !asks.iter().any(|ask| ask.stream == stream) {
@@ -260,17 +294,22 @@ impl Reader for StreamReader {
         self.busy = false;
         match fetched {
             Ok(mut fetched) => {
-                let log = fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Log);
-                self.handed = log.map(|entry| entry.receipt.id).fold(self.handed, MessageId::max);
+                self.note(&fetched);
                 fetched.rewound = self.rewound.take();
+                fetched.tail_lost = std::mem::take(&mut self.tail_lost);
                 fetched.woken = std::mem::take(&mut self.woken);
                 Ok(fetched)
             }
             Err(error) => {
                 self.guard.close();
+                if error.kind() == ErrorKind::Unconfirmed {
+                    // Perhaps it was too large to arrive: less of it the next time.
+                    self.pages.lost();
+                }
                 if error.kind() == ErrorKind::GroupMissing {
                     // That says it all: wherever the group is created again, it has not lost its way.
                     (self.handed, self.rewound) = (MessageId::ZERO, None);
+                    (self.newest, self.tail_lost) = ([None; 2], false);
                 }
                 Err(error)
             }

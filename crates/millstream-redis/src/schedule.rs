@@ -95,7 +95,7 @@ impl Schedule for RedisBackend {
     async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>> {
         let keys = &self.inner.keys;
         let call = self.inner.scripts.find.call([&keys.delay(place), &keys.delay_items(place)]);
-        let found = script::run_one(&self.inner.pool, call.arg(id.as_str())).await?;
+        let found = script::run_one(&self.inner.bulk, call.arg(id.as_str())).await?;
         if found == Value::Nil {
             return Ok(None);
         }
@@ -124,7 +124,7 @@ impl Schedule for RedisBackend {
         while page.len() < limit {
             let call = self.inner.scripts.scheduled.call(keys.each_ref());
             let call = call.arg(&due[..]).arg(&id[..]).arg((limit - page.len()).min(CHUNK));
-            let [more, entries] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;
+            let [more, entries] = reply::tuple(script::run_one(&self.inner.bulk, call).await?)?;
             for entry in reply::array(entries)? {
                 let [name, score, item] = reply::tuple(entry)?;
                 (id, due) = (reply::bytes(name)?, reply::bytes(score.clone())?);

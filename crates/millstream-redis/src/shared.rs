@@ -3,24 +3,31 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, Result};
 use millstream_core::leases::Lease;
 use millstream_core::log::{Entry, Fetched, Receipt, Settled, Settlement, Source};
 use millstream_core::name::{GroupName, MemberId};
 use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
 use millstream_core::topic::{Partition, TopicPartition};
-use redis::Value;
+use millstream_core::wire::Fields;
+use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, RedisBackend};
+use crate::bulk::Weighed;
 use crate::leases::fenced;
 use crate::log::{Right, ceil_ms};
 use crate::shared_reader::StreamsReader;
 use crate::{note, reply, script};
+use millstream_core::pages::{PAGE_BYTES, PageSizer, STEP_BYTES};
 
 /// The most ids of one call of the script `extend`.
 const EXTEND_CHUNK: usize = 500;
 /// The most entries of one call of the script `claim`.
 const CLAIM_CHUNK: usize = 100;
+/// How many bodies of what was claimed are read at first: they may be large, and the server works on one request without a
+/// break.
+const FIRST_BODIES: usize = 1;
 /// For how long nobody counts as having touched what is given back: two years.
 const GIVEN_BACK_MS: u64 = 1 << 36;
 
@@ -55,18 +62,46 @@ impl Shared for RedisBackend {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
+        heard: &Continuity,
     ) -> Result<Claimed> {
         let (tp, right) = (seat.partition(partition), Right::Consumer(&seat.consumer));
         let names: Vec<&str> = std::iter::once(&seat.consumer).chain(alive).map(MemberId::as_str).collect();
-        self.take_over(right, &tp, &seat.group, &names, idle, max).await
+        let (mut claimed, mut pages, mut taken) = (Claimed::default(), PageSizer::default(), 0);
+        loop {
+            // What is claimed has to arrive before its time is up: so a page of it, and the rest stays with whoever had
+            // it. After an error the caller starts over, and finds what was claimed under its own name.
+            let limit = (max - taken).min(CLAIM_CHUNK);
+            let limit = limit.min(pages.count(limit));
+            let TakenOver { next, removed, ghosts, entries } =
+                self.take_over(right, &tp, &seat.group, &names, (idle, limit, heard)).await?;
+            (claimed.next, claimed.removed) = (next, claimed.removed + removed);
+            let found = entries.len() + ghosts.len();
+            taken += found;
+            ghosts.iter().for_each(|(ghost, idle)| part(&mut claimed, *idle).ghosts.push(*ghost));
+            let read = self.bodies(right, &tp, &seat.group, entries, &mut claimed).await?;
+            pages.came(found, read, Duration::ZERO);
+            if found < limit || taken >= max || read >= PAGE_BYTES / 2 {
+                return Ok(claimed);
+            }
+        }
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize) -> Result<usize> {
+    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
         let (tp, group) = lease.partition()?;
-        let claimed = self.take_over(Right::Owner(lease), tp, group, &[CONSUMER], idle, max).await;
-        let Claimed { abandoned, given_back, .. } = claimed.map_err(|error| fenced(error, lease))?;
-        Ok([abandoned, given_back].iter().map(|it| it.entries.len() + it.ghosts.len()).sum())
+        let taken = self.take_over(Right::Owner(lease), tp, group, &[CONSUMER], (idle, max, heard)).await;
+        let taken = taken.map_err(|error| fenced(error, lease))?;
+        Ok(taken.entries.len() + taken.ghosts.len())
     }
+}
+
+/// What one call of the script `claim` took over. Bodies stay on the server: a script would copy each of them twice, and
+/// the server does nothing else meanwhile.
+struct TakenOver {
+    next: Option<Duration>,
+    removed: usize,
+    /// Those with bodies, and for how many milliseconds nobody had touched them.
+    entries: Vec<(Entry, i64)>,
+    ghosts: Vec<(Receipt, i64)>,
 }
 
 impl RedisBackend {
@@ -112,9 +147,8 @@ impl RedisBackend {
         tp: &TopicPartition,
         group: &GroupName,
         names: &[&str],
-        idle: Duration,
-        max: usize,
-    ) -> Result<Claimed> {
+        (idle, max, heard): (Duration, usize, &Continuity),
+    ) -> Result<TakenOver> {
         let inner = &self.inner;
         let (fence, held) = (inner.keys.fence(tp, group), inner.keys.held(tp, group));
         let [log, retry_log] = [Source::Log, Source::Retry].map(|source| inner.stream(tp, group, source));
@@ -122,46 +156,95 @@ impl RedisBackend {
         let call = inner.scripts.claim.call([&fence, &log, &retry_log, &held]);
         let call = call.args([mode, who, group.as_str()]);
         let mut call = call.arg(ceil_ms(idle).min(GIVEN_BACK_MS)).arg(max.min(CLAIM_CHUNK));
+        call.push(heard.to_string());
         names.iter().for_each(|name| call.push(*name));
         // Looks that are this frequent take no connection of the pool, which is checked each time it is lent.
         let answer = script::run_one(&inner.messages, call).await?;
-        claimed(answer).map_err(|error: Error| error.during(format_args!("claim from {log}")))
+        taken_over(answer).map_err(|error: Error| error.during(format_args!("claim from {log}")))
+    }
+
+    /// Reads the bodies of what was taken over, and adds it to what was claimed. Gives back how many bytes came.
+    async fn bodies(
+        &self,
+        right: Right<'_>,
+        tp: &TopicPartition,
+        group: &GroupName,
+        entries: Vec<(Entry, i64)>,
+        claimed: &mut Claimed,
+    ) -> Result<usize> {
+        // As one request after the other: those of one pipeline would be worked on without a break.
+        let (mut steps, mut came, mut gone) = (PageSizer::new(STEP_BYTES, FIRST_BODIES), 0, Vec::new());
+        let mut rest = entries.into_iter().peekable();
+        while rest.peek().is_some() {
+            let some: Vec<_> = rest.by_ref().take(steps.count(usize::MAX)).collect();
+            let mut pipe = Pipeline::with_capacity(some.len());
+            for (entry, _) in &some {
+                let Receipt { source, id } = entry.receipt;
+                let (key, id) = (self.inner.stream(tp, group, source), id.to_string());
+                pipe.cmd("XRANGE").arg(key.as_str()).arg(&id).arg(&id);
+            }
+            let Weighed { values, bytes, took } = self.inner.bulk.weigh(&pipe).await?;
+            steps.came(some.len(), bytes, took);
+            came += bytes;
+            for ((mut entry, idle), value) in some.into_iter().zip(values) {
+                let Receipt { source, id } = entry.receipt;
+                let during = |error: Error| error.during(format_args!("read {id} of {}", note::word(source)));
+                match reply::entries(value).map_err(during)?.pop() {
+                    Some((_, fields)) => {
+                        entry.fields = fields.unwrap_or_default();
+                        part(claimed, idle).entries.push(entry);
+                    }
+                    // Deleted since it was taken over: it is still on the pending list.
+                    None => {
+                        gone.push((entry.receipt, Settlement::Ack));
+                        part(claimed, idle).ghosts.push(entry.receipt);
+                    }
+                }
+            }
+        }
+        if !gone.is_empty() {
+            self.settle_by(right, tp, group, &gone).await?;
+        }
+        Ok(came)
     }
 }
 
 /// What the script `claim` answered.
-fn claimed(answer: Value) -> Result<Claimed> {
+fn taken_over(answer: Value) -> Result<TakenOver> {
     let [next_ms, removed, now_ms, entries, ghosts] = reply::tuple(answer)?;
-    let mut claimed = Claimed::default();
-    claimed.next = u64::try_from(reply::int(next_ms)?).ok().map(Duration::from_millis);
-    claimed.removed = reply::count(removed)?;
     let now_ms = u64::try_from(reply::int(now_ms)?).unwrap_or_default();
+    let mut taken = TakenOver {
+        next: u64::try_from(reply::int(next_ms)?).ok().map(Duration::from_millis),
+        removed: reply::count(removed)?,
+        entries: Vec::new(),
+        ghosts: Vec::new(),
+    };
     for row in reply::array(entries)? {
-        let [source, id, body, deliveries, idle_ms, stored] = reply::tuple(row)?;
+        let [source, id, deliveries, idle_ms, stored] = reply::tuple(row)?;
         let (source, stored) = (note::source(&reply::bytes(source)?)?, reply::bytes(stored)?);
         let entry = Entry {
             receipt: Receipt { source, id: reply::id(id)? },
             deliveries: u32::try_from(reply::int(deliveries)?).unwrap_or(u32::MAX),
-            fields: reply::fields(body)?,
+            fields: Fields::new(),
             note: note::read(&stored, now_ms),
         };
         if !stored.is_empty() && entry.note.is_none() {
             tracing::warn!(id = %entry.receipt.id, "a note that cannot be read is passed over");
         }
-        part(&mut claimed, idle_ms)?.entries.push(entry);
+        taken.entries.push((entry, reply::int(idle_ms)?));
     }
     for row in reply::array(ghosts)? {
         let [source, id, idle_ms] = reply::tuple(row)?;
         let receipt = Receipt { source: note::source(&reply::bytes(source)?)?, id: reply::id(id)? };
-        part(&mut claimed, idle_ms)?.ghosts.push(receipt);
+        taken.ghosts.push((receipt, reply::int(idle_ms)?));
     }
-    Ok(claimed)
+    Ok(taken)
 }
 
 /// What nobody has touched for years was given back.
-fn part(claimed: &mut Claimed, idle_ms: Value) -> Result<&mut Fetched> {
-    let given_back = reply::int(idle_ms)?.unsigned_abs() >= GIVEN_BACK_MS / 2;
+fn part(claimed: &mut Claimed, idle_ms: i64) -> &mut Fetched {
+    let given_back = idle_ms.unsigned_abs() >= GIVEN_BACK_MS / 2;
     let part = if given_back { &mut claimed.given_back } else { &mut claimed.abandoned };
     part.pending = true;
-    Ok(part)
+    part
 }

@@ -3,36 +3,47 @@
 //! It reads under a name that nobody else has, so it may block in the read that takes: each entry goes to one reader,
 //! and what a lost answer held stands under its own name, where it looks first when it starts over.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
 use millstream_core::shared::{Seat, SharedReader};
 use millstream_core::topic::Partition;
-use redis::aio::MultiplexedConnection;
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::Inner;
-use crate::connection::send_within;
-use crate::note;
+use crate::error::unexpected;
+use crate::guard::{add_weight, weight};
+use crate::plan::{Ask, Plan};
 use crate::reply::{self, RawEntry};
+use crate::request::Request;
+use crate::resp::Head;
+use crate::socket::Socket;
+use crate::{foreign, note};
+use millstream_core::pages::PageSizer;
 
 /// The longest single wait on the server, and the shortest: to the server, 0 ms means for ever.
 const BLOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(3_600));
+
+/// The most logs that are asked how large their entries are.
+const WEIGHED: usize = 32;
 
 pub(crate) struct StreamsReader {
     inner: Arc<Inner>,
     seat: Seat,
     streams: Vec<Stream>,
-    connection: Option<MultiplexedConnection>,
+    /// Not there while a request is under way: whoever drops that drops it too.
+    socket: Option<Socket>,
+    /// Used again and again.
+    request: Request,
     stage: Stage,
     plan: Plan,
+    pages: PageSizer,
     /// Until when the blocking request that is under way can take entries.
     blocking: Option<Instant>,
     /// Until when blocking requests whose answers are lost can take entries: then their entries are looked for.
@@ -81,17 +92,29 @@ impl StreamsReader {
             }
         }
         let plan = Plan::new(streams.len());
-        let (connection, stage) = (None, Stage::New);
-        Self { inner, seat, streams, connection, stage, plan, blocking: None, stray: None, busy: false }
+        Self {
+            inner,
+            seat,
+            streams,
+            socket: None,
+            request: Request::default(),
+            stage: Stage::New,
+            plan,
+            pages: PageSizer::default(),
+            blocking: None,
+            stray: None,
+            busy: false,
+        }
     }
 
     async fn next(&mut self, max: usize, wait: Duration) -> Result<Read> {
         let started = Instant::now();
         loop {
             let stray = self.stray.is_some_and(|until| until <= Instant::now());
-            if self.connection.is_none() || (stray && matches!(self.stage, Stage::New)) {
+            if self.socket.is_none() || (stray && matches!(self.stage, Stage::New)) {
                 self.start_over(stray).await?;
             }
+            let max = self.pages.count(max);
             if matches!(self.stage, Stage::Pending(..)) {
                 if let Some(read) = self.pending(max).await? {
                     return Ok(read);
@@ -120,16 +143,17 @@ impl StreamsReader {
 
     /// Connects if need be, and finds the streams in which something stands under our name.
     async fn start_over(&mut self, stray: bool) -> Result<()> {
-        if self.connection.is_none() {
-            self.connection = Some(self.inner.dial.waiting("reader").await?);
+        if self.socket.is_none() {
+            self.socket = Some(self.inner.dial.socket("reader").await?);
         }
+        self.weigh().await?;
         let mut pipe = Pipeline::with_capacity(self.streams.len());
         for stream in &self.streams {
             let group = self.seat.group.as_str();
             pipe.cmd("XPENDING").arg(stream.key.as_str()).arg(group).arg("-").arg("+").arg(1);
             pipe.arg(self.seat.consumer.as_str());
         }
-        let answers = self.send(&pipe, Duration::ZERO).await?;
+        let answers = self.send(&pipe).await?;
         let mut pending = VecDeque::new();
         for (at, answer) in answers.into_iter().enumerate() {
             if !reply::deliveries(answer).map_err(|error| self.on(at, error))?.is_empty() {
@@ -141,6 +165,24 @@ impl StreamsReader {
         }
         self.stage = Stage::Pending(pending, MessageId::ZERO);
         self.plan = Plan::new(self.streams.len());
+        Ok(())
+    }
+
+    /// Asks how large entries are, unless some have come already: at first only the logs can tell.
+    async fn weigh(&mut self) -> Result<()> {
+        if !self.pages.is_new() {
+            return Ok(());
+        }
+        let logs = self.streams.iter().filter(|stream| stream.source == Source::Log).take(WEIGHED);
+        let mut pipe = Pipeline::with_capacity(2 * WEIGHED);
+        logs.for_each(|log| add_weight(&mut pipe, &log.key));
+        let mut answers = self.send(&pipe).await?.into_iter();
+        let (mut entries, mut bytes) = (0, 0);
+        while let (Some(length), Some(used)) = (answers.next(), answers.next()) {
+            let weight = weight(length, used);
+            (entries, bytes) = (entries + weight.entries, bytes + weight.bytes);
+        }
+        self.pages.guess(entries, bytes);
         Ok(())
     }
 
@@ -165,12 +207,16 @@ impl StreamsReader {
             .arg(max)
             .arg(name);
         pipe.cmd("HLEN").arg(held.as_str());
-        let answers = self.send(&pipe, Duration::ZERO).await?;
-        let [entries, counts, noted] = reply::tuple(Value::Array(answers))?;
-        let entries = reply::streams(entries).map_err(|error| self.on(at, error))?;
+        self.exchange(&pipe, Duration::ZERO).await?;
+        let socket = self.socket()?;
+        let (mut replies, (bytes, took)) = (socket.replies(), socket.weight());
+        let entries = replies.next()?.streams().map_err(|error| self.on(at, error))?;
         let entries: Vec<RawEntry> = entries.into_iter().flat_map(|(_, entries)| entries).collect();
-        let counts = reply::deliveries(counts).map_err(|error| self.on(at, error))?;
-        let noted = reply::count(noted).map_err(|error| error.during(format_args!("read {held}")))? > 0;
+        let counts = replies.next()?.value().and_then(reply::deliveries);
+        let counts = counts.map_err(|error| self.on(at, error))?;
+        let noted = replies.next()?.value().and_then(reply::count);
+        let noted = noted.map_err(|error| error.during(format_args!("read {held}")))? > 0;
+        self.pages.came(entries.len(), bytes, took);
 
         if let Stage::Pending(streams, after) = &mut self.stage {
             match entries.last() {
@@ -192,7 +238,7 @@ impl StreamsReader {
     }
 
     async fn notes(&mut self, held: &Key, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
-        let answers = self.send(&note::ask(held, source, ids), Duration::ZERO).await?;
+        let answers = self.send(&note::ask(held, source, ids)).await?;
         note::told(answers, held, ids)
     }
 
@@ -217,50 +263,90 @@ impl StreamsReader {
             }
         }
         self.blocking = block.map(|block| Instant::now() + block + self.inner.dial.response_timeout);
-        let answers = self.send(&pipe, block.unwrap_or_default()).await?;
+        self.exchange(&pipe, block.unwrap_or_default()).await?;
         self.blocking = None;
-        let mut read = Read::default();
-        for (ask, answer) in asks.iter().zip(answers) {
-            let first = ask.streams.first().copied().unwrap_or_default();
+        let socket = self.socket()?;
+        let (mut replies, (bytes, took)) = (socket.replies(), socket.weight());
+        let (mut read, mut entries) = (Read::default(), 0);
+        let mut gave = Vec::with_capacity(asks.len());
+        for (ask, cmd) in asks.iter().zip(pipe.cmd_iter()) {
+            let mut answer = replies.next()?;
+            if matches!(answer.clone().head()?, Head::Error(_)) {
+                return Err(self.refused(ask, answer.value()?, cmd));
+            }
             let mut got = vec![0; ask.streams.len()];
-            for (key, entries) in reply::streams(answer).map_err(|error| self.on(first, error))? {
-                let Some(slot) = ask.streams.iter().position(|at| key == self.streams[*at].key.as_str())
-                else {
-                    return Err(unasked(&key));
-                };
+            for (key, some) in answer.streams()? {
+                let known = |at: &usize| key == self.streams[*at].key.as_str().as_bytes();
+                let Some(slot) = ask.streams.iter().position(known) else { return Err(unasked(key)) };
                 let Stream { partition, source, .. } = self.streams[ask.streams[slot]];
-                got[slot] = entries.len();
-                let page = page(source, entries, Vec::new(), Vec::new());
+                got[slot] = some.len();
+                entries += some.len();
+                let page = page(source, some, Vec::new(), Vec::new());
                 let fetched = read.of(partition);
                 fetched.pending = false;
                 fetched.entries.extend(page.entries);
                 fetched.ghosts.extend(page.ghosts);
             }
-            self.plan.told(ask, &got);
+            gave.push(got);
         }
+        asks.iter().zip(&gave).for_each(|(ask, got)| self.plan.told(ask, got));
+        self.pages.came(entries, bytes, took);
         Ok(read)
+    }
+
+    /// The error that stands in place of entries, with the key that it is about if the server can be asked about one.
+    fn refused(&self, ask: &Ask, answer: Value, cmd: &Cmd) -> Error {
+        let mut named = Pipeline::new();
+        named.add_command(cmd.clone());
+        let mut answer = [answer];
+        foreign::name_keys(&mut answer, &named);
+        let [answer] = answer;
+        let first = ask.streams.first().copied().unwrap_or_default();
+        match reply::ok(answer) {
+            Err(error) => self.on(first, error),
+            Ok(_) => unexpected("an error that is none"),
+        }
     }
 
     fn on(&self, at: usize, error: Error) -> Error {
         error.during(format_args!("read {}", self.streams[at].key))
     }
 
-    async fn send(&mut self, pipe: &Pipeline, block: Duration) -> Result<Vec<Value>> {
-        let Some(connection) = &mut self.connection else {
-            return Err(Error::new(ErrorKind::Unavailable, "the reader has no connection"));
-        };
-        send_within(connection, pipe, block + self.inner.dial.response_timeout).await
+    fn socket(&self) -> Result<&Socket> {
+        self.socket.as_ref().ok_or_else(not_connected)
+    }
+
+    /// Sends what is small, and reads it as the client's values.
+    async fn send(&mut self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        self.exchange(pipe, Duration::ZERO).await?;
+        let mut replies = self.socket()?.replies();
+        let mut values = (0..pipe.len()).map(|_| replies.next()?.value()).collect::<Result<Vec<_>>>()?;
+        foreign::name_keys(&mut values, pipe);
+        Ok(values)
+    }
+
+    async fn exchange(&mut self, pipe: &Pipeline, block: Duration) -> Result<()> {
+        let mut socket = self.socket.take().ok_or_else(not_connected)?;
+        self.request.clear();
+        self.request.add_pipeline(pipe);
+        socket.ask(&self.request, block, self.inner.dial.response_timeout).await?;
+        self.socket = Some(socket);
+        Ok(())
     }
 
     /// An answer may be lost: the next request starts over.
     fn lose(&mut self) {
-        self.connection = None;
+        self.socket = None;
         self.stray = self.stray.max(self.blocking.take());
     }
 }
 
-fn unasked(key: &Bytes) -> Error {
-    crate::error::unexpected(format_args!("entries of {}", String::from_utf8_lossy(key)))
+fn unasked(key: &[u8]) -> Error {
+    unexpected(format_args!("entries of {}", String::from_utf8_lossy(key)))
+}
+
+fn not_connected() -> Error {
+    Error::new(ErrorKind::Unavailable, "the reader has no connection")
 }
 
 /// Entries with what is known of each. All lists are in the order of ids.
@@ -297,155 +383,13 @@ impl SharedReader for StreamsReader {
         self.busy = true;
         let read = self.next(max, wait).await;
         self.busy = false;
-        if read.is_err() {
+        if let Err(error) = &read {
             self.lose();
+            if error.kind() == ErrorKind::Unconfirmed {
+                // Perhaps it was too large to arrive: less of it the next time.
+                self.pages.lost();
+            }
         }
         read.map(|read| read.0)
-    }
-}
-
-/// What one XREADGROUP is to read.
-#[derive(Debug, PartialEq, Eq)]
-struct Ask {
-    streams: Vec<usize>,
-    /// From each at most.
-    count: usize,
-}
-
-/// Which streams are read next, and how much of each: COUNT is per stream, and the sum is bounded.
-///
-/// Streams that gave as much as they were asked for have more, and get most of the room. Of the others a part is looked
-/// at in turn. When all have been looked at and nothing was there, the reader can wait on all of them at once.
-#[derive(Debug)]
-struct Plan {
-    streams: usize,
-    /// Those that have more.
-    full: BTreeSet<usize>,
-    /// Where the next look begins.
-    next: usize,
-    /// So many have been looked at in a row, with nothing there.
-    empty: usize,
-    /// With room for one entry, a look and a full stream take turns.
-    turn: bool,
-}
-
-impl Plan {
-    fn new(streams: usize) -> Self {
-        Self { streams, full: BTreeSet::new(), next: 0, empty: 0, turn: false }
-    }
-
-    /// Whether there is nothing to be read, as far as one can know.
-    fn is_idle(&self) -> bool {
-        self.full.is_empty() && self.empty >= self.streams
-    }
-
-    /// Waits on all streams at once. One entry of each may come at the same time.
-    fn wait(&self, max: usize) -> Ask {
-        Ask { streams: (0..self.streams).collect(), count: (max / self.streams).max(1) }
-    }
-
-    fn look(&mut self, max: usize) -> Vec<Ask> {
-        if self.full.is_empty() {
-            let streams = self.window(self.streams.min(max));
-            let count = max / streams.len().max(1);
-            return vec![Ask { streams, count: count.max(1) }];
-        }
-        if max == 1 {
-            self.turn = !self.turn;
-        }
-        let room = if max == 1 { usize::from(self.turn) } else { (max / 4).max(1) };
-        let mut looked = self.window(room.min(self.streams));
-        looked.retain(|at| !self.full.contains(at));
-        let rest = max - looked.len();
-        let mut full: Vec<usize> = self.full.iter().copied().collect();
-        let turns = self.next % full.len();
-        full.rotate_left(turns);
-        full.truncate(rest);
-        let mut asks = Vec::with_capacity(2);
-        if !full.is_empty() {
-            asks.push(Ask { count: rest / full.len(), streams: full });
-        }
-        if !looked.is_empty() {
-            asks.push(Ask { streams: looked, count: 1 });
-        }
-        asks
-    }
-
-    fn window(&mut self, count: usize) -> Vec<usize> {
-        let window = (0..count).map(|at| (self.next + at) % self.streams).collect();
-        self.next = (self.next + count) % self.streams.max(1);
-        window
-    }
-
-    /// How many entries each stream of a question gave.
-    fn told(&mut self, ask: &Ask, got: &[usize]) {
-        for (at, got) in ask.streams.iter().zip(got) {
-            if *got >= ask.count {
-                self.full.insert(*at);
-            } else {
-                self.full.remove(at);
-            }
-        }
-        let empty = got.iter().all(|got| *got == 0);
-        self.empty = if empty { self.empty.saturating_add(got.len()) } else { 0 };
-        if got.len() == self.streams && self.full.is_empty() {
-            // All were asked for more than they had.
-            self.empty = self.streams;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Plays reads against streams that hold so many entries each; gives back how many reads it took.
-    fn drain(mut left: Vec<usize>, max: usize) -> usize {
-        let mut plan = Plan::new(left.len());
-        let mut reads = 0;
-        while !plan.is_idle() {
-            reads += 1;
-            assert!(reads < 10_000, "{left:?} is never read");
-            let asks = plan.look(max);
-            let most: usize = asks.iter().map(|ask| ask.streams.len() * ask.count).sum();
-            assert!((1..=max).contains(&most), "{asks:?} for {max}");
-            for ask in asks {
-                let got: Vec<usize> = ask.streams.iter().map(|at| left[*at].min(ask.count)).collect();
-                ask.streams.iter().zip(&got).for_each(|(at, got)| left[*at] -= got);
-                plan.told(&ask, &got);
-            }
-        }
-        assert!(left.iter().all(|left| *left == 0), "{left:?} is left behind");
-        reads
-    }
-
-    #[test]
-    fn everything_is_read_and_never_more_than_asked_for() {
-        for max in [1, 2, 3, 7, 64, 1_000] {
-            drain(vec![0, 0], max);
-            drain(vec![5, 0, 1], max);
-            drain(vec![300, 1, 0, 40, 2, 0, 0, 9], max);
-            drain((0..100).collect(), max);
-        }
-        assert!(drain(vec![10_000, 0], 100) <= 140, "one busy stream gets most of the room");
-        assert!(drain(vec![1; 100], 100) <= 3);
-    }
-
-    #[test]
-    fn a_busy_stream_does_not_keep_others_from_being_looked_at() {
-        for max in [1, 2, 10] {
-            let mut plan = Plan::new(20);
-            plan.full.insert(0);
-            let mut seen = BTreeSet::new();
-            for _ in 0..60 {
-                for ask in plan.look(max) {
-                    let got: Vec<usize> =
-                        ask.streams.iter().map(|at| if *at == 0 { ask.count } else { 0 }).collect();
-                    seen.extend(ask.streams.iter().copied());
-                    plan.told(&ask, &got);
-                }
-            }
-            assert_eq!(seen.len(), 20, "with room for {max}");
-        }
     }
 }

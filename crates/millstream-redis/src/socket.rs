@@ -5,7 +5,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use redis::io::tcp::{TcpSettings, socket2::SockRef};
@@ -13,6 +13,7 @@ use redis::{ConnectionAddr, ConnectionInfo, RedisError, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::connection::no_answer;
 use crate::error::{Phase, translate};
@@ -132,13 +133,16 @@ pub(crate) struct Socket {
     received: Vec<u8>,
     /// How long the replies before were.
     last: usize,
+    /// How long the last replies took to arrive, from their first bytes on.
+    took: Duration,
 }
 
 impl Socket {
     /// Connects, logs in and gives the connection its name.
     pub(crate) async fn open(info: &ConnectionInfo, role: &str) -> Result<Self> {
         let stream = Stream::open(info).await?;
-        let mut socket = Self { stream, scanner: Scanner::default(), received: Vec::new(), last: 0 };
+        let (scanner, received) = (Scanner::default(), Vec::new());
+        let mut socket = Self { stream, scanner, received, last: 0, took: Duration::ZERO };
         let settings = info.redis_settings();
         let mut request = Request::default();
         if let Some(password) = settings.password() {
@@ -160,7 +164,9 @@ impl Socket {
             }
         }
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
-        socket.exchange(&request).await.map_err(|broken| broken.error(failed))?;
+        // Whoever opens it has a limit for all of this.
+        let exchanged = socket.exchange(&request, Duration::MAX, Duration::MAX).await;
+        exchanged.map_err(|broken| broken.error(failed))?;
         let mut replies = socket.replies();
         for command in 0..needed {
             if let Value::ServerError(error) = replies.next()?.value()? {
@@ -171,17 +177,35 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Sends a request and waits for its replies. After an error, and if the future is dropped, nothing is known of what
-    /// the server is still about to say: then the connection is of no use any more.
+    /// Sends a request and waits for its replies: up to `block` and `limit` for the first bytes, and up to `limit` for
+    /// more of them each time. So a large answer on a slow link has the time that it needs, and one that stalls ends.
+    ///
+    /// After an error, and if the future is dropped, nothing is known of what the server is still about to say: then the
+    /// connection is of no use any more.
     pub(crate) async fn ask(&mut self, request: &Request, block: Duration, limit: Duration) -> Result<()> {
-        if !block.is_zero() && self.received.capacity() > KEPT {
-            self.received = Vec::new();
+        if !block.is_zero() {
+            self.shrink();
         }
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Sent);
-        match tokio::time::timeout(block + limit, self.exchange(request)).await {
-            Ok(answer) => answer.map_err(|broken| broken.error(failed)),
-            Err(_) => Err(no_answer(block + limit)),
+        let answer = self.exchange(request, block + limit, limit).await;
+        answer.map_err(|broken| broken.error(failed))
+    }
+
+    /// Gives back what large replies took. They cannot be read any more.
+    pub(crate) fn shrink(&mut self) {
+        if self.received.capacity() > KEPT {
+            self.received = Vec::new();
         }
+    }
+
+    /// How many bytes the last replies had, and how long they took to arrive once the first ones were there.
+    pub(crate) fn weight(&self) -> (usize, Duration) {
+        (self.received.len(), self.took)
+    }
+
+    /// Whether it is of no use for another request.
+    pub(crate) fn is_over(&self) -> bool {
+        self.stream.is_over()
     }
 
     /// The connection alone, between two requests.
@@ -194,32 +218,59 @@ impl Socket {
         self.scanner.replies(&self.received)
     }
 
-    async fn exchange(&mut self, request: &Request) -> std::result::Result<(), Broken> {
+    async fn exchange(
+        &mut self,
+        request: &Request,
+        first: Duration,
+        next: Duration,
+    ) -> std::result::Result<(), Broken> {
         self.received.clear();
         self.scanner.begin(request.commands());
-        self.stream.write_all(request.bytes()).await?;
-        let mut missing = 1;
-        while missing > 0 {
-            let come = self.received.len();
-            if self.received.capacity() - come < ROOM {
-                // As much as the last time, as soon as anything has come.
-                let likely = if come == 0 { 0 } else { self.last.saturating_sub(come) };
-                self.received.reserve(missing.max(likely).clamp(ROOM, ANNOUNCED));
+        let begin = async {
+            self.stream.write_all(request.bytes()).await?;
+            self.receive(1).await
+        };
+        let mut missing = timeout(first, begin).await.map_err(|_| no_answer(first))??;
+        self.took = Duration::ZERO;
+        if missing > 0 {
+            let begun = Instant::now();
+            while missing > 0 {
+                // Its own limit each time: what keeps coming is alive, however long all of it takes.
+                missing = timeout(next, self.receive(missing)).await.map_err(|_| stalled(next))??;
             }
-            if self.stream.read_buf(&mut self.received).await? == 0 {
-                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed").into());
-            }
-            missing = self.scanner.scan(&self.received)?;
+            self.took = begun.elapsed();
         }
         self.last = self.received.len();
         Ok(())
     }
+
+    /// Waits for more bytes. Gives back how many are missing then, at least.
+    async fn receive(&mut self, missing: usize) -> std::result::Result<usize, Broken> {
+        let come = self.received.len();
+        if self.received.capacity() - come < ROOM {
+            // As much as the last time, as soon as anything has come.
+            let likely = if come == 0 { 0 } else { self.last.saturating_sub(come) };
+            self.received.reserve(missing.max(likely).clamp(ROOM, ANNOUNCED));
+        }
+        if self.stream.read_buf(&mut self.received).await? == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed").into());
+        }
+        Ok(self.scanner.scan(&self.received)?)
+    }
+}
+
+fn stalled(limit: Duration) -> Error {
+    let what = "the request may have been done";
+    Error::new(
+        ErrorKind::Unconfirmed,
+        format!("an answer ended half-way, nothing came for {limit:?}, {what}"),
+    )
 }
 
 /// Why an exchange ended early.
 pub(crate) enum Broken {
     Io(io::Error),
-    /// What came is no reply.
+    /// What came is no reply, or nothing came.
     Reply(Error),
 }
 
@@ -385,6 +436,47 @@ mod tests {
             let limit = Duration::from_millis(if hang_up { 5_000 } else { 50 });
             let error = socket.ask(&ping(1), Duration::ZERO, limit).await.expect_err("no reply");
             assert_eq!(error.kind(), kind, "{error}");
+        }
+    }
+
+    /// What keeps coming is waited for, however long all of it takes; what stalls half-way is not.
+    #[tokio::test]
+    async fn the_limit_of_an_answer_is_one_of_its_progress() {
+        let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
+        for stalls in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let port = listener.local_addr().expect("an address").port();
+            let server = tokio::spawn(async move {
+                let (mut stream, _) = listener.accept().await.expect("a client");
+                stream.set_nodelay(true).expect("set");
+                let mut heard = Vec::with_capacity(4_096);
+                stream.read_buf(&mut heard).await.expect("a log-in");
+                stream.write_all(hello[0]).await.expect("said");
+                stream.read_buf(&mut heard).await.expect("a request");
+                stream.write_all(b"$10\r\n").await.expect("said");
+                for byte in b"abcdefghij" {
+                    tokio::time::sleep(LIMIT / 100).await;
+                    stream.write_all(&[*byte]).await.expect("said");
+                    if stalls {
+                        std::future::pending::<()>().await;
+                    }
+                }
+                stream.write_all(b"\r\n").await.expect("said");
+            });
+            let info = format!("redis://127.0.0.1:{port}").into_connection_info().expect("an address");
+            let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
+            // Less than all of it takes, and more than one byte does.
+            let limit = LIMIT / 20;
+            let answer = socket.ask(&ping(1), Duration::ZERO, limit).await;
+            if stalls {
+                let error = answer.expect_err("no more came");
+                assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
+            } else {
+                answer.expect("an answer");
+                let (bytes, took) = socket.weight();
+                assert!(bytes == 17 && took > limit, "{bytes} bytes in {took:?}");
+            }
+            server.abort();
         }
     }
 

@@ -11,7 +11,7 @@ use millstream_core::log::Settled;
 use millstream_core::name::QueueName;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard, Waiting};
 use millstream_core::tasks::{
-    Ask, Claimed, ClaimedTask, DeadTask, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
+    Ask, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
 };
 use millstream_core::wire::{self, Fields, PACKED};
 use redis::{Pipeline, Value};
@@ -57,7 +57,7 @@ fn check_worker(worker: &str) -> Result<()> {
 
 /// What was claimed; and apart from that, with their tokens, tasks with ids that are none: somebody else put them there.
 fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
-    let [now, next, recurring, crashed, ids, states, items, befores] = reply::tuple(answer)?;
+    let [now, next, recurring, crashed, ids, states, items, befores, server] = reply::tuple(answer)?;
     let number = |value: Value| Ok::<_, Error>(u64::try_from(reply::int(value)?).unwrap_or(0));
     let (ids, states) = (reply::array(ids)?, reply::array(states)?);
     let (items, befores) = (reply::array(items)?, reply::array(befores)?);
@@ -84,6 +84,7 @@ fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
         }
     }
     let claimed = Claimed {
+        server: reply::text(server)?,
         tasks,
         crashed: reply::count(crashed)?,
         next: Duration::from_micros(number(next)?),
@@ -127,7 +128,7 @@ impl Inner {
         claims: &[(&[u8], &str)],
         hold: Duration,
         begun: bool,
-    ) -> Result<Vec<bool>> {
+    ) -> Result<Extended> {
         let keys = [self.keys.claims(shard), self.keys.task_states(shard)];
         let mut calls = Vec::with_capacity(claims.len().div_ceil(MAX_CLAIM));
         for chunk in claims.chunks(MAX_CLAIM) {
@@ -138,20 +139,23 @@ impl Inner {
             }
             calls.push(call);
         }
-        let mut ours = Vec::with_capacity(claims.len());
+        let mut extended = Extended { ours: Vec::with_capacity(claims.len()), ..Extended::default() };
         if calls.is_empty() {
-            return Ok(ours);
+            return Ok(extended);
         }
         // Not among the messages: a handler that blocks its runtime, or a large answer, would cost claims.
         for answer in script::run(&self.leases, calls).await? {
-            for one in reply::array(answer?)? {
-                ours.push(reply::int(one)? == 1);
+            let [now, server, ours] = reply::tuple(answer?)?;
+            extended.now = u64::try_from(reply::int(now)?).unwrap_or(0);
+            extended.server = reply::text(server)?;
+            for one in reply::array(ours)? {
+                extended.ours.push(reply::int(one)? == 1);
             }
         }
-        if ours.len() == claims.len() {
-            Ok(ours)
+        if extended.ours.len() == claims.len() {
+            Ok(extended)
         } else {
-            Err(unexpected(format_args!("{} answers to {} claims", ours.len(), claims.len())))
+            Err(unexpected(format_args!("{} answers to {} claims", extended.ours.len(), claims.len())))
         }
     }
 }
@@ -176,7 +180,7 @@ impl Tasks for RedisBackend {
         let call = self.inner.scripts.claim_tasks.call(keys.each_ref());
         let call = call.arg(&ask.worker).arg(ask.limit.min(MAX_CLAIM)).arg(micros(ask.hold));
         let call = call.arg(ask.crash_limit).arg(micros(ask.patience));
-        let call = call.arg(shard.queue.as_str()).arg(shard.shard);
+        let call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(ask.heard.to_string());
         let (claimed, foreign) = claimed(script::run_one(&self.inner.messages, call).await?)?;
         if !foreign.is_empty() {
             tracing::warn!(%shard, ids = ?foreign, "tasks with ids that are none are passed over");
@@ -223,7 +227,7 @@ impl Tasks for RedisBackend {
         claims: &[(ScheduleId, String)],
         hold: Duration,
         begun: bool,
-    ) -> Result<Vec<bool>> {
+    ) -> Result<Extended> {
         let claims: Vec<_> =
             claims.iter().map(|(id, token)| (id.as_str().as_bytes(), token.as_str())).collect();
         self.inner.extend_claims(shard, &claims, hold, begun).await

@@ -5,6 +5,8 @@
 
 #[path = "scripts/appender.rs"]
 mod appender;
+#[path = "scripts/bytes.rs"]
+mod bytes;
 #[path = "scripts/catalog.rs"]
 mod catalog;
 #[path = "scripts/connect.rs"]
@@ -59,8 +61,12 @@ mod tasks_cost;
 mod tasks_faults;
 #[path = "scripts/tasks_limits.rs"]
 mod tasks_limits;
+#[path = "scripts/tasks_outages.rs"]
+mod tasks_outages;
 #[path = "scripts/tasks_watch.rs"]
 mod tasks_watch;
+#[path = "scripts/trimming.rs"]
+mod trimming;
 #[path = "scripts/unfinished.rs"]
 mod unfinished;
 #[path = "scripts/whole.rs"]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use millstream_core::dead_letters::MAX_HOLD;
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Observer;
+use millstream_core::panics::Careful;
 use millstream_core::{Backend, Error, ErrorKind, GroupName, Topic};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -164,9 +165,8 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         let topic = self.backend.catalog.topic(&spec.name).await?.name;
         let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
         let timeout = self.config.shutdown_timeout;
-        let codec = self.topic.codec();
-        let desk =
-            Desk::new(self.backend, topic, group, self.config, self.observer, stop.clone(), counts.clone());
+        let (codec, observer) = (self.topic.codec(), Careful::over(self.observer));
+        let desk = Desk::new(self.backend, topic, group, self.config, observer, stop.clone(), counts.clone());
         let task = tokio::spawn(desk.run(codec, handler));
         Ok(DeadLetterConsumer { stop, counts, task: Some(task), timeout })
     }

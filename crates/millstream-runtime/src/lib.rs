@@ -8,6 +8,8 @@ mod dead_letters;
 mod delayed;
 mod delivery;
 
+mod lease_clock;
+mod panics;
 mod report;
 mod trouble;
 

@@ -21,7 +21,9 @@ use millstream_core::{Backend, Error, ErrorKind};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-pub use faults::{Faults, Role, Tally};
+use crate::caller;
+
+pub use faults::{Faults, Outage, Role, Tally};
 
 use faults::{Fate, Plan, Rates};
 
@@ -49,6 +51,8 @@ struct Shared {
     backend: Backend,
     rng: Mutex<Rng>,
     clients: Mutex<Vec<Client>>,
+    /// How the server is away, if it is.
+    outage: Mutex<Option<Outage>>,
 }
 
 /// One process' connection to the backend. Clones are the same connection.
@@ -57,6 +61,8 @@ pub struct Client(Arc<Inner>);
 
 struct Inner {
     backend: Backend,
+    /// Who makes the calls, for a history below.
+    name: Mutex<Option<Arc<str>>>,
     rng: Mutex<Rng>,
     rates: Mutex<Rates>,
     tally: Mutex<Tally>,
@@ -71,6 +77,8 @@ struct Link {
     cut: bool,
     paused: bool,
     killed: bool,
+    /// How the server is away, if it is: from all clients alike.
+    outage: Option<Outage>,
     /// How often all connections were reset. A call that began before the last time is cut off.
     resets: u64,
 }
@@ -85,7 +93,12 @@ impl Chaos {
     #[must_use]
     pub fn new(backend: impl Into<Backend>, seed: u64) -> Self {
         let rng = Mutex::new(Rng::with_seed(seed));
-        Self(Arc::new(Shared { backend: backend.into(), rng, clients: Mutex::default() }))
+        Self(Arc::new(Shared {
+            backend: backend.into(),
+            rng,
+            clients: Mutex::default(),
+            outage: Mutex::default(),
+        }))
     }
 
     /// One more process. What happens to it depends on the seed and on how many clients came before.
@@ -94,10 +107,11 @@ impl Chaos {
         let rng = Mutex::new(lock(&self.0.rng).fork());
         let client = Client(Arc::new(Inner {
             backend: self.0.backend.clone(),
+            name: Mutex::default(),
             rng,
             rates: Mutex::default(),
             tally: Mutex::default(),
-            link: Mutex::default(),
+            link: Mutex::new(Link { outage: *lock(&self.0.outage), ..Link::default() }),
             changed: Notify::new(),
         }));
         lock(&self.0.clients).push(client.clone());
@@ -112,8 +126,32 @@ impl Chaos {
         }
     }
 
-    /// Ends all faults of all clients but death: from now on every call of those that live is answered at once.
+    /// Takes the server away from all clients, also from those that are made meanwhile, until
+    /// [`end_outage`](Self::end_outage). Its clock goes on.
+    pub fn begin_outage(&self, outage: Outage) {
+        self.set_outage(Some(outage));
+    }
+
+    /// Ends an outage: the server answers again. Nothing happens if there is none.
+    pub fn end_outage(&self) {
+        self.set_outage(None);
+    }
+
+    fn set_outage(&self, outage: Option<Outage>) {
+        *lock(&self.0.outage) = outage;
+        for client in lock(&self.0.clients).iter() {
+            client.change(|link| {
+                link.outage = outage;
+                // A process that ends closes its connections, one that hangs does not.
+                link.resets += u64::from(outage == Some(Outage::Refused));
+            });
+        }
+    }
+
+    /// Ends all faults of all clients but death, and an outage: from now on every call of those that live is answered
+    /// at once.
     pub fn heal(&self) {
+        self.end_outage();
         for client in lock(&self.0.clients).iter() {
             client.suffer(&Faults::none());
             client.mend();
@@ -127,7 +165,13 @@ impl Client {
     #[must_use]
     pub fn backend(&self) -> Backend {
         let backend = Backend::new(self.clone());
-        Backend { local: self.0.backend.local, ..backend }
+        let Backend { local, boot_clock, .. } = self.0.backend.clone();
+        Backend { local, boot_clock, ..backend }
+    }
+
+    /// Names the process. A [history](crate::history) around the same backend then knows who made a call.
+    pub fn name(&self, name: &str) {
+        *lock(&self.0.name) = Some(name.into());
     }
 
     /// From now on this is what happens to calls of every role.
@@ -197,12 +241,42 @@ impl Client {
     /// Whether the connection that a call began with is no more.
     fn is_cut(&self, plan: &Plan) -> bool {
         let link = lock(&self.0.link);
-        link.cut || link.resets != plan.resets
+        link.is_cut(plan)
+    }
+
+    /// Whether the server that a call was sent to is no more: another one has taken its place.
+    fn is_reset(&self, plan: &Plan) -> bool {
+        lock(&self.0.link).resets != plan.resets
+    }
+
+    /// A request arrives whose caller has given up. The server that took another one's place never gets it.
+    async fn arrives<T>(&self, plan: &Plan, request: impl Future<Output = T>) {
+        if !self.is_reset(plan) {
+            drop(request.await);
+        }
     }
 
     /// Waits until the connection that a call began with is no more.
     async fn until_cut(&self, plan: &Plan) {
-        self.until(|link| link.cut || link.resets != plan.resets).await;
+        self.until(|link| link.is_cut(plan)).await;
+    }
+
+    /// A request, made in this client's name.
+    fn signed<F: Future>(&self, request: F) -> impl Future<Output = F::Output> + use<F> {
+        caller::of(lock(&self.0.name).clone(), request)
+    }
+
+    /// Waits while the server hangs; `false` if that takes longer than `patience`.
+    async fn answers(&self, patience: Duration) -> bool {
+        let hangs = |link: &Link| link.outage == Some(Outage::Hung);
+        if !hangs(&lock(&self.0.link)) {
+            return true;
+        }
+        tokio::select! {
+            biased;
+            () = self.until(|link| !hangs(link)) => true,
+            () = sleep(patience) => false,
+        }
     }
 
     fn change(&self, change: impl FnOnce(&mut Link)) {
@@ -236,25 +310,57 @@ impl Client {
         request: impl Future<Output = T> + Send + 'static,
         fail: impl Fn(Error) -> T + Send,
     ) -> T {
+        self.call_for(role, request, fail, |_| 0).await
+    }
+
+    /// The same where the answer has a size, in bytes, that matters.
+    async fn call_for<T: Send + 'static>(
+        &self,
+        role: Role,
+        request: impl Future<Output = T> + Send + 'static,
+        fail: impl Fn(Error) -> T + Send,
+        size: impl Fn(&T) -> u64 + Send,
+    ) -> T {
         let plan = self.plan(role);
+        let request = self.signed(request);
         if let Err(error) = self.send(&plan).await {
             return fail(error);
+        }
+        if !self.answers(plan.timeout.saturating_sub(plan.there)).await {
+            if plan.reset {
+                // The caller gives up, and closes its connection; a server that was stopped has the request all the
+                // same, and goes on with it.
+                let client = self.clone();
+                tokio::spawn(async move {
+                    client.until(|link| link.outage != Some(Outage::Hung)).await;
+                    client.arrives(&plan, request).await;
+                });
+            }
+            self.awake().await;
+            return fail(unconfirmed("timed out"));
+        }
+        if self.is_cut(&plan) {
+            return fail(self.nothing_heard(&plan).await);
         }
         if let Fate::Stalled(stall) = plan.fate {
             if plan.there + stall >= plan.timeout {
                 // The caller gives up; the server does not know, and does it in the end.
+                let client = self.clone();
                 tokio::spawn(async move {
                     sleep(stall).await;
-                    drop(request.await);
+                    client.arrives(&plan, request).await;
                 });
                 sleep(plan.timeout.saturating_sub(plan.there)).await;
                 self.awake().await;
                 return fail(unconfirmed("timed out"));
             }
             sleep(stall).await;
+            if self.is_reset(&plan) {
+                return fail(self.nothing_heard(&plan).await);
+            }
         }
         let answer = request.await;
-        match self.receive(&plan).await {
+        match self.receive(&plan, size(&answer)).await {
             Ok(()) => answer,
             Err(error) => fail(error),
         }
@@ -275,12 +381,23 @@ impl Client {
         Ok(())
     }
 
-    /// The way of an answer back. An error if it is lost.
-    async fn receive(&self, plan: &Plan) -> Result<(), Error> {
+    /// The way of an answer of so many bytes back. An error if it is lost, or has not arrived in time.
+    async fn receive(&self, plan: &Plan, bytes: u64) -> Result<(), Error> {
         if plan.fate == Fate::ReplyLost {
             return Err(self.nothing_heard(plan).await);
         }
-        sleep(plan.back).await;
+        let transfer = plan.transfer(bytes);
+        if transfer > plan.timeout {
+            lock(&self.0.tally).too_large += 1;
+            sleep(plan.timeout).await;
+            self.awake().await;
+            return Err(unconfirmed("timed out within an answer"));
+        }
+        sleep(plan.back + transfer).await;
+        if !self.answers(plan.timeout).await {
+            self.awake().await;
+            return Err(unconfirmed("timed out"));
+        }
         self.awake().await;
         if self.is_cut(plan) {
             return Err(unconfirmed("connection reset"));
@@ -297,6 +414,13 @@ impl Client {
         sleep(plan.timeout.saturating_sub(plan.there)).await;
         self.awake().await;
         unconfirmed("timed out")
+    }
+}
+
+impl Link {
+    /// Whether the connection that a call began with is no more.
+    fn is_cut(&self, plan: &Plan) -> bool {
+        self.cut || self.outage == Some(Outage::Refused) || self.resets != plan.resets
     }
 }
 

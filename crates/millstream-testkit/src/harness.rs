@@ -1,12 +1,13 @@
 //! What a case works with: a backend, names of its own, and patience.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::Acquired;
 use millstream_core::log::{Append, Trimmed};
@@ -50,6 +51,17 @@ pub trait Operator: Send + Sync {
     /// # Errors
     /// Any; the case fails with it.
     async fn delete_entry(&self, topic_partition: &TopicPartition, id: MessageId) -> Result<(), Violation>;
+
+    /// Sets a group's position in one partition's log, with no regard for what is pending there.
+    ///
+    /// # Errors
+    /// Any; the case fails with it.
+    async fn set_position(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        id: MessageId,
+    ) -> Result<(), Violation>;
 
     /// Deletes the body of a scheduled message or task, and leaves its due time.
     ///
@@ -289,7 +301,7 @@ impl Harness {
 
     pub(crate) async fn acquire(&self, resource: &Resource, ttl: Duration) -> Result<Acquired, Violation> {
         let nonce = self.unique("nonce");
-        Ok(self.backend.leases.acquire(resource, "testkit", &nonce, ttl).await?)
+        Ok(self.backend.leases.acquire(resource, "testkit", &nonce, ttl, &Continuity::assured()).await?)
     }
 
     /// Drops what all groups have settled, and gives back how much that was.
@@ -352,6 +364,15 @@ impl Patience {
 /// A message whose payload tells its number.
 pub(crate) fn message(n: usize) -> Fields {
     wire::encode(&Envelope::new(format!("message {n}")))
+}
+
+/// How many [`large`] entries are more than one page.
+pub(crate) const LARGE: usize = 12;
+
+/// An entry of 1 MiB that tells its number. All share the same bytes.
+pub(crate) fn large(n: usize) -> Fields {
+    static BYTES: LazyLock<Bytes> = LazyLock::new(|| vec![0xa5; 1 << 20].into());
+    vec![("payload".into(), BYTES.clone()), ("n".into(), n.to_string().into())]
 }
 
 /// Fields as a foreign program may write them: no payload, names twice, empty and not UTF-8, and in no order.

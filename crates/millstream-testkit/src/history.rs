@@ -4,10 +4,12 @@
 //! [around](History::around) the backend notes what the server did, in its order, and whoever makes faults notes them.
 //! [`check`] then reads it from start to end. What is wrong it tells as [`Breach`]es.
 //!
-//! Messages are told apart by their payload: give each one of its own.
+//! Messages are told apart by their payload, without white space around it: give each one of its own.
 
 mod checks;
+mod naming;
 mod recorder;
+mod shared;
 mod story;
 
 use std::fmt;
@@ -18,15 +20,27 @@ use std::time::Duration;
 use millstream_core::{Backend, GroupName, MessageId, TopicPartition};
 use tokio::time::Instant;
 
-pub use checks::{Breach, Order, Rules, check};
+pub use checks::{Breach, Lives, Order, Rules, check};
 
 /// Where a message stands in a log: what names it for ever.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub struct Place {
     /// The partition.
     pub topic_partition: TopicPartition,
     /// The id in its log.
     pub id: MessageId,
+    /// How many other messages had this id before: a server that forgot them, and whose clock went back, gives their
+    /// ids again. Recorders leave this at 0, [`check`] finds it out.
+    pub reuse: u32,
+}
+
+impl Place {
+    /// The place with this id.
+    #[must_use]
+    pub fn new(topic_partition: TopicPartition, id: MessageId) -> Self {
+        Self { topic_partition, id, reuse: 0 }
+    }
 }
 
 /// A place in the eyes of a group.
@@ -92,6 +106,17 @@ pub enum Told {
     Noted,
 }
 
+/// How a consumer that shares partitions comes to an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handing {
+    /// It read it.
+    Read,
+    /// It took it over from a consumer that is not alive.
+    Claimed,
+    /// It took over what another one gave back.
+    GivenBack,
+}
+
 /// What is done under a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
@@ -152,6 +177,32 @@ pub enum Event {
         again: bool,
         /// How long it lives.
         ttl: Duration,
+        /// The process that asked, if it has a [name](crate::chaos::Client::name).
+        to: Option<String>,
+    },
+    /// The server has handed an entry to a consumer that shares partitions.
+    Handed {
+        /// Which.
+        origin: Origin,
+        /// The process.
+        to: String,
+        /// How.
+        how: Handing,
+    },
+    /// The server has taken a heartbeat of a process for the first time, or for the first time since the assignment
+    /// left it out.
+    Heard {
+        /// Which process.
+        instance: String,
+        /// In which group.
+        group: GroupName,
+    },
+    /// The server has taken an assignment.
+    Published {
+        /// Of which group.
+        group: GroupName,
+        /// The processes that are in it, with the numbers of their partitions.
+        shares: Vec<(String, Vec<u32>)>,
     },
     /// The server has done something that needs a lease.
     Accepted {
@@ -215,10 +266,29 @@ pub enum Event {
     Replayed(Origin),
     /// The server forgot everything after that time.
     Forgot(Duration),
+    /// A process starts in a group.
+    Began {
+        /// Which.
+        instance: String,
+        /// The group.
+        group: GroupName,
+    },
+    /// A process is to leave in good order, or its consumer has ended by itself.
+    Leaving(String),
+    /// A process is stopped, or cut off alone.
+    Apart(String),
+    /// It is not cut off any more.
+    Together(String),
     /// A process was stopped, and goes on now.
     Resumed(String),
     /// A process died.
     Killed(String),
+    /// The server is away from all.
+    OutageBegan,
+    /// It is there again.
+    OutageEnded,
+    /// The server's clock was set back by so much.
+    ClockSetBack(Duration),
     /// Anything else that was done to the system.
     Fault(String),
     /// Something that a process told of itself.
@@ -308,7 +378,8 @@ impl fmt::Debug for History {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.topic_partition, self.id)
+        write!(f, "{}@{}", self.topic_partition, self.id)?;
+        (0..self.reuse).try_for_each(|_| f.write_str("'"))
     }
 }
 
@@ -336,10 +407,12 @@ impl fmt::Display for Record {
             Event::Accepted { topic_partition, group, epoch, call } => {
                 write!(f, "server accepts {call:?} on {topic_partition} of {group}, epoch {epoch}")
             }
-            Event::Granted { topic_partition, group, epoch, again, .. } => {
+            Event::Granted { topic_partition, group, epoch, again, to, .. } => {
                 let again = if *again { " again" } else { "" };
-                write!(f, "server grants {topic_partition} of {group}{again}, epoch {epoch}")
+                let to = to.as_deref().unwrap_or("somebody");
+                write!(f, "server grants {topic_partition} of {group}{again} to {to}, epoch {epoch}")
             }
+            Event::Handed { origin, to, how } => write!(f, "server hands {origin} to {to}: {how:?}"),
             Event::Appended { place, message, key } => {
                 write!(f, "server appends {message:?} at {place}, key {key:?}")
             }

@@ -5,6 +5,7 @@ pub mod harness;
 pub mod history;
 pub mod owner;
 
+mod caller;
 mod suite;
 
 pub mod broken;

@@ -8,7 +8,7 @@ use millstream_core::log::{Entry, Fetched, Note, Receipt, Settled, Source};
 use millstream_core::{Due, History, Lease, MessageId, Reader, Reason, Settlement};
 
 use crate::case::{Verdict, Violation, ensure};
-use crate::harness::{Harness, QUIET};
+use crate::harness::{Harness, LONG, QUIET};
 
 /// The holder of a lease on a partition, with a reader.
 pub struct Owner {
@@ -82,9 +82,16 @@ impl Owner {
         Ok(())
     }
 
-    /// Seeks, and expects that it works.
+    /// Seeks, which gives the lease back, and goes on under a new one.
     pub(crate) async fn seek(&mut self, start: Start) -> Verdict {
-        Ok(self.harness.backend.log.seek(&self.lease, start).await?)
+        self.harness.backend.log.seek(&self.lease, start).await?;
+        self.goes_on().await
+    }
+
+    /// Acquires the partition anew, at once.
+    pub(crate) async fn goes_on(&mut self) -> Verdict {
+        self.lease = self.harness.granted(&self.lease.resource, LONG).await?;
+        self.reopen().await
     }
 
     pub(crate) async fn ack(&mut self, entries: &[Entry]) -> Verdict {

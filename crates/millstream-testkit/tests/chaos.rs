@@ -12,7 +12,7 @@ use millstream_core::{
     TopicSpec, wire,
 };
 use millstream_memory::MemoryBackend;
-use millstream_testkit::chaos::{Chaos, Client, Faults, Role};
+use millstream_testkit::chaos::{Chaos, Client, Faults, Outage, Role};
 use tokio::time::{Instant, timeout};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -57,7 +57,10 @@ async fn append(backend: &Backend) -> Result<MessageId, ErrorKind> {
 
 async fn acquire(backend: &Backend) -> Lease {
     let resource = Resource::partition(tp(), group());
-    let acquired = backend.leases.acquire(&resource, "o", "n", Duration::from_secs(60)).await;
+    let acquired = backend
+        .leases
+        .acquire(&resource, "o", "n", Duration::from_secs(60), &millstream_core::Continuity::assured())
+        .await;
     let Acquired::Granted(lease) = acquired.expect("acquired") else { panic!("held") };
     lease
 }
@@ -248,4 +251,79 @@ async fn waits_for_the_schedule_are_cut_too() {
     cut.await.expect("no panic");
     bench.client.mend();
     assert!(!bench.far.tasks.wait(&shard, MS(10)).await.expect("it is mended"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_keeps_all_away_and_also_who_comes_meanwhile() {
+    let bench = bench(1).await;
+    let lease = acquire(&bench.far).await;
+    let mut reader = bench.far.log.reader(&lease).await.expect("a reader");
+    let chaos = bench.chaos.clone();
+    let outage = tokio::spawn(async move {
+        tokio::time::sleep(MS(100)).await;
+        chaos.begin_outage(Outage::Refused);
+    });
+    let begin = Instant::now();
+    let error = reader.fetch(10, Duration::from_secs(60)).await.expect_err("the server ended");
+    assert_eq!((error.kind(), begin.elapsed()), (ErrorKind::Unconfirmed, MS(100)));
+    outage.await.expect("no panic");
+    let other = bench.chaos.client();
+    for backend in [&bench.far, &other.backend()] {
+        assert_eq!(append(backend).await, Err(ErrorKind::Unavailable));
+    }
+    bench.chaos.end_outage();
+    for backend in [&bench.far, &other.backend()] {
+        append(backend).await.expect("appended");
+    }
+    assert_eq!(bench.stored().await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_hangs_answers_late_and_does_half_of_what_was_given_up() {
+    let bench = bench(1).await;
+    let begin = Instant::now();
+    let hang = |lasts: u64| {
+        bench.chaos.begin_outage(Outage::Hung);
+        let chaos = bench.chaos.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(MS(lasts)).await;
+            chaos.end_outage();
+        })
+    };
+    hang(300);
+    append(&bench.far).await.expect("it goes on in time");
+    assert_eq!((bench.stored().await, begin.elapsed()), (1, MS(300)));
+    bench.client.suffer(&Faults::none().timeout(MS(10)));
+    let over = hang(1_000);
+    for _ in 0..20 {
+        assert_eq!(append(&bench.far).await, Err(ErrorKind::Unconfirmed));
+    }
+    assert_eq!(bench.stored().await, 1, "nothing is done meanwhile");
+    over.await.expect("no panic");
+    tokio::time::sleep(MS(1)).await;
+    let late = bench.stored().await - 1;
+    assert!((5..=15).contains(&late), "{late} of 20 are done when it goes on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_take_time_by_their_bytes_and_some_never_arrive() {
+    let bench = bench(1).await;
+    let lease = acquire(&bench.near).await;
+    let large = |bytes: usize| Append {
+        topic_partition: tp(),
+        fields: wire::encode(&Envelope::new("x".repeat(bytes))),
+    };
+    for _ in 0..3 {
+        bench.near.log.append(&[large(100_000)]).await.remove(0).expect("appended");
+    }
+    bench.client.suffer(&Faults::none().bandwidth(1_000_000).timeout(MS(250)));
+    let mut reader = bench.far.log.reader(&lease).await.expect("a reader");
+    let begin = Instant::now();
+    let error = reader.fetch(3, Duration::ZERO).await.expect_err("300 ms of bytes");
+    assert_eq!((error.kind(), begin.elapsed()), (ErrorKind::Unconfirmed, MS(250)));
+    assert_eq!(bench.client.tally().too_large, 1);
+    let begin = Instant::now();
+    let fetched = reader.fetch(2, Duration::ZERO).await.expect("200 ms of bytes");
+    assert!(fetched.pending && fetched.entries.len() == 2, "what did not arrive is pending");
+    assert!((MS(200)..MS(250)).contains(&begin.elapsed()), "{:?}", begin.elapsed());
 }

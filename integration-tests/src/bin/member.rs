@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use integration_tests::delays::wall_us;
 use integration_tests::history::{Handling, Sink, What};
 use integration_tests::member::{End, GROUP, Job, Mode, Setup};
-use millstream::{Delivery, Event, Fixed, Millstream, Outcome};
+use millstream::{Delivery, Event, Fixed, Millstream, Outcome, Sharing};
 use millstream_runtime::{Concurrency, RetryOrder};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -51,6 +51,9 @@ async fn main() -> Result<()> {
         .retry_order(if setup.block_key { RetryOrder::BlockKey } else { RetryOrder::Skip })
         .retry(Fixed::new(Duration::from_millis(setup.back_off_ms)).attempts(setup.attempts))
         .crash_limit(setup.crash_limit);
+    if setup.shared {
+        consumer = consumer.sharing(Sharing::Shared);
+    }
     if let Some(id) = &setup.member_id {
         consumer = consumer.member_id(id);
     }

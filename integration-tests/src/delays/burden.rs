@@ -111,6 +111,7 @@ async fn go(mq: &Millstream, engine: Engine) -> (u64, Vec<(ScheduleId, String)>)
                     hold: Duration::from_secs(3_600),
                     crash_limit: 3,
                     patience: Duration::from_secs(15),
+                    heard: millstream_core::Continuity::assured(),
                 };
                 let tasks = mq.backend().tasks.claim(&shard(), &ask).await.expect("claimed").tasks;
                 let before = claims.len();

@@ -57,7 +57,7 @@ impl Tasks for Witness {
         claims: &[(ScheduleId, String)],
         hold: Duration,
         begun: bool,
-    ) -> Result<Vec<bool>> {
+    ) -> Result<millstream_core::tasks::Extended> {
         self.tasks.extend(shard, claims, hold, begun).await
     }
 

@@ -1,7 +1,7 @@
 //! Rules on documents, and between documents and code.
 
 use crate::none;
-use crate::tree::{files, read};
+use crate::tree::{files, read, rust_files};
 
 /// A role has one name in all of its places.
 const ROLES: [&str; 11] = [
@@ -90,4 +90,56 @@ fn nothing_names_a_machine() {
         }
     }
     none(&offenders, "Folders of a developer's machine and hosts of package registries are nobody else's:");
+}
+
+/// The cells of a table's row.
+fn cells(line: &str) -> Vec<&str> {
+    line.trim().trim_matches('|').split('|').map(str::trim).collect()
+}
+
+/// What stands between backticks and is a path: `file::function`.
+fn named(cell: &str) -> impl Iterator<Item = (&str, &str)> {
+    cell.split('`').skip(1).step_by(2).filter_map(|word| word.rsplit_once("::"))
+}
+
+/// Each fault has its row, and each row a test that is there or the reason why there is none.
+#[test]
+fn every_fault_names_its_test() {
+    let page = read("docs/testing.md").unwrap_or_default();
+    let section = page.split("\n## Faults\n").nth(1).unwrap_or_default();
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let sources: Vec<(String, String)> = rust_files().collect();
+    let is_there = |file: &str, function: &str| {
+        let (named, folder) = (format!("/{file}.rs"), format!("/{file}/"));
+        let function = format!("fn {function}(");
+        let of_file = sources.iter().filter(|(path, _)| path.ends_with(&named) || path.contains(&folder));
+        of_file.into_iter().any(|(_, text)| text.contains(&function))
+    };
+    let mut offenders = Vec::new();
+    let mut rows = Vec::new();
+    for row in section.lines().filter(|line| line.starts_with("| ")).map(cells) {
+        let [number, _, test] = row[..] else {
+            offenders.push(format!("not three cells: {row:?}"));
+            continue;
+        };
+        if !number.starts_with(|c: char| c.is_ascii_digit()) {
+            continue;
+        }
+        rows.push(number.to_owned());
+        for (file, function) in named(test) {
+            if !is_there(file, function) {
+                offenders.push(format!("{number}: there is no `{file}::{function}`"));
+            }
+        }
+        if named(test).next().is_none() && test.strip_prefix("none").is_none_or(|why| why.len() <= 10) {
+            offenders.push(format!("{number}: neither a test nor a reason: {test}"));
+        }
+    }
+    let all: Vec<String> = (1..=96).map(|number| number.to_string()).collect();
+    let missing =
+        all.iter().map(String::as_str).chain(["31b"]).filter(|number| !rows.iter().any(|row| row == number));
+    offenders.extend(missing.map(|number| format!("{number}: there is no such row")));
+    let mut seen = std::collections::BTreeSet::new();
+    offenders.extend(rows.iter().filter(|row| !seen.insert(*row)).map(|row| format!("{row}: twice")));
+    none(&offenders, "Faults of docs/testing.md, each with its test:");
 }

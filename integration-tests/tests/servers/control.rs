@@ -50,7 +50,7 @@ fn only() -> TopicPartition {
 }
 
 #[tokio::test]
-async fn a_paused_consumer_reads_nothing_and_a_seek_moves_it_under_its_lease() {
+async fn a_paused_consumer_reads_nothing_and_a_seek_moves_it_under_a_new_lease() {
     let mq = connected().await;
     let (consumer, seen) = start(&mq).await;
     let mut events = consumer.events();
@@ -81,7 +81,10 @@ async fn a_paused_consumer_reads_nothing_and_a_seek_moves_it_under_its_lease() {
             ConsumerEvent::Assigned { .. } | ConsumerEvent::Revoked { .. } | ConsumerEvent::TailLost { .. }
         )
     });
-    assert!(moves.count() <= 2, "the lease was kept, and nothing was lost: {told:?}");
+    assert!(
+        moves.count() <= 4,
+        "the lease was given back once and taken anew, and nothing was lost: {told:?}"
+    );
 }
 
 #[tokio::test]

@@ -78,6 +78,7 @@ async fn take(stage: &Stage, shard: &Shard) -> usize {
         hold: MS(1_000),
         crash_limit: 0,
         patience: Duration::from_secs(15),
+        heard: millstream_core::Continuity::assured(),
     };
     stage.mq.backend().tasks.claim(shard, &ask).await.expect("claimed").tasks.len()
 }

@@ -95,8 +95,9 @@ async fn poison(name: &str, mode: Mode, instances: usize, poisons: &[u64]) {
     };
     let killed: Vec<usize> = poisons.iter().map(|poison| starts(*poison)).collect();
     assert!(
-        killed.iter().all(|times| *times <= LIMIT as usize),
-        "handed out {killed:?} times, {LIMIT} allowed"
+        // A poison that is found explains the ends before, also those of another one.
+        killed.iter().all(|times| *times <= LIMIT as usize + poisons.len()),
+        "handed out {killed:?} times"
     );
     assert_eq!(deaths.count, killed.iter().sum::<usize>(), "nobody died of anything else");
 

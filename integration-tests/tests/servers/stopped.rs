@@ -45,9 +45,8 @@ async fn scene(url: String, topic: usize) -> Measured {
         let mut jobs = Vec::new();
         for partition in &theirs {
             for end in ENDS {
-                // The survivor tries what the victim had in hand one by one, since it may have died over one of them: it
-                // holds the first it meets too, and the others wait in its memory.
-                let hold = [true, end == ENDS[0]];
+                // One end makes no candidate: the survivor begins with all of them at once, and holds them as the victim did.
+                let hold = [true, true];
                 let job = Job { hold, end: [end, End::Ack], ..Job::new(number) };
                 jobs.push((job, To::Partition(*partition)));
                 number += 1;

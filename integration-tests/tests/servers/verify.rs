@@ -59,7 +59,12 @@ impl Stage {
 
     async fn own(&self, partition: u32) -> (Lease, Box<dyn Reader>) {
         let resource = Resource::partition(self.partition(partition), self.group.clone());
-        let acquired = self.backend.leases.acquire(&resource, "test", "nonce", HOUR).await.expect("asked");
+        let acquired = self
+            .backend
+            .leases
+            .acquire(&resource, "test", "nonce", HOUR, &millstream_core::Continuity::assured())
+            .await
+            .expect("asked");
         let Acquired::Granted(lease) = acquired else { panic!("not granted: {acquired:?}") };
         let reader = self.backend.log.reader(&lease).await.expect("a reader");
         (lease, reader)
@@ -278,7 +283,14 @@ async fn what_is_wrong_at_a_shard_is_found_and_repaired() {
     let now = ScheduleId::new("d").expect("an id");
     stage.backend.schedule.reschedule(&place, &[now], Due::NOW).await.expect("moved");
     let claimed = async || {
-        let ask = Ask { worker: "w".to_owned(), limit: 10, hold: HOUR, crash_limit: 0, patience: HOUR };
+        let ask = Ask {
+            worker: "w".to_owned(),
+            limit: 10,
+            hold: HOUR,
+            crash_limit: 0,
+            patience: HOUR,
+            heard: millstream_core::Continuity::assured(),
+        };
         !stage.backend.tasks.claim(&shard, &ask).await.expect("claimed").tasks.is_empty()
     };
     eventually(claimed, "d is claimed").await;

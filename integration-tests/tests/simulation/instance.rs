@@ -99,6 +99,7 @@ async fn live(
             site.history.record(Event::Fault(format!("{name} has left")));
             return true;
         }
+        site.history.record(Event::Leaving(name.clone()));
         site.history.record(Event::Fault(format!("{name} ended by itself and is started again")));
         sleep(RESTART).await;
     }

@@ -12,6 +12,7 @@ mod behaviour;
 mod instance;
 mod mistakes;
 mod nemesis;
+mod payload;
 mod scenario;
 mod sender;
 mod teller;

@@ -83,7 +83,10 @@ impl Nemesis {
             before.unwrap_or_else(|| (format!("m{}", self.started), in_group.unwrap_or_default()));
         self.started += 1;
         let client = self.chaos.client();
+        client.name(&name);
         client.suffer(&self.site.scenario.faults);
+        let in_group = crate::instance::group(group);
+        self.site.history.record(Event::Began { instance: name.clone(), group: in_group });
         self.tell(format!("{name} starts as {member} of g{group}"));
         self.instances.push(Instance::start(&self.site, name, member, group, client));
     }
@@ -101,13 +104,14 @@ impl Nemesis {
             Action::Leave(which) if living > 0 => {
                 let instance = self.instances.remove(which % living);
                 self.tell(format!("{} is to leave", instance.name));
-                instance.leave();
+                self.leaves(&instance);
                 self.leaving.push(instance);
             }
             Action::Join { again, group } if living < 5 => self.join(again, Some(group)),
             Action::Pause(which, time) if living > 0 => {
                 let (client, name) = self.pick(which % living);
                 self.tell(format!("{name} is stopped for {time:?}"));
+                self.site.history.record(Event::Apart(name.clone()));
                 client.pause();
                 let history = self.site.history.clone();
                 tokio::spawn(async move {
@@ -120,9 +124,12 @@ impl Nemesis {
             Action::Cut(which, time) if living > 0 => {
                 let (client, name) = self.pick(which % living);
                 self.tell(format!("{name} is cut off for {time:?}"));
+                let history = self.site.history.clone();
+                history.record(Event::Apart(name.clone()));
                 client.cut();
                 tokio::spawn(async move {
                     sleep(time).await;
+                    history.record(Event::Together(name));
                     client.mend();
                 });
             }
@@ -152,6 +159,23 @@ impl Nemesis {
                     self.backend.catalog.expand(&topic, partitions).await.expect("memory does not fail");
                 self.tell(format!("the topic has {} partitions", grown.partitions));
             }
+            Action::BeginOutage(outage) => {
+                self.tell(format!("the server is away from all: {outage:?}"));
+                self.site.history.record(Event::OutageBegan);
+                self.chaos.begin_outage(outage);
+            }
+            Action::EndOutage { restarted } => {
+                if restarted {
+                    self.tell("the server was restarted".to_owned());
+                    self.operator.restart();
+                }
+                self.site.history.record(Event::OutageEnded);
+                self.chaos.end_outage();
+            }
+            Action::SetClockBack(by) => {
+                self.site.history.record(Event::ClockSetBack(by));
+                self.operator.set_clock_back(by);
+            }
             Action::Replay(partition, number) => self.replay(partition, &group(number)).await,
             _ => {}
         }
@@ -163,11 +187,17 @@ impl Nemesis {
         let dead = &self.backend.dead_letters;
         let letters = dead.list(&topic_partition, group, Range::ALL, 1_000).await;
         for letter in letters.expect("memory does not fail").items {
-            let place = Place { topic_partition: topic_partition.clone(), id: letter.origin };
+            let place = Place::new(topic_partition.clone(), letter.origin);
             if dead.replay(&topic_partition, group, &[letter.id]).await.expect("memory does not fail") > 0 {
                 self.site.history.record(Event::Replayed(Origin { group: group.clone(), place }));
             }
         }
+    }
+
+    /// Asks a process to leave.
+    pub(crate) fn leaves(&self, instance: &Instance) {
+        self.site.history.record(Event::Leaving(instance.name.clone()));
+        instance.leave();
     }
 
     fn pick(&self, at: usize) -> (millstream_testkit::chaos::Client, String) {
@@ -185,7 +215,7 @@ impl Nemesis {
         if let Some(place) = stored.take(which + 1).last()
             && self.operator.delete_entry(&topic_partition, place.id)
         {
-            self.site.history.record(Event::Deleted(Place { topic_partition, id: place.id }));
+            self.site.history.record(Event::Deleted(Place::new(topic_partition, place.id)));
         }
     }
 }

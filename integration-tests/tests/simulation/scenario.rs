@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use millstream_core::Retention;
-use millstream_runtime::{Concurrency, RetryOrder};
-use millstream_testkit::chaos::Faults;
-use millstream_testkit::history::Order;
+use millstream_runtime::{Concurrency, RetryOrder, Sharing};
+use millstream_testkit::chaos::{Faults, Outage};
+use millstream_testkit::history::{Lives, Order};
 
 /// A kind of trouble. Each seed has some of them, so that each is seen alone and with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +47,17 @@ pub(crate) enum Trouble {
     Growth,
     /// Dead letters are replayed.
     Replays,
+    /// The server is away from all, again and again.
+    Outages,
+    /// Answers take time by their bytes.
+    SlowLinks,
+    /// The server's clock is set back, and it falls back to earlier states: it gives ids again.
+    ReusedIds,
 }
 
 impl Trouble {
-    const ALL: [Self; 18] = [
+    /// [`ReusedIds`](Self::ReusedIds) is drawn only where it is asked for: not all that it finds is mended.
+    const ALL: [Self; 20] = [
         Self::Latency,
         Self::Refusals,
         Self::LostRequests,
@@ -69,6 +76,8 @@ impl Trouble {
         Self::Poison,
         Self::Growth,
         Self::Replays,
+        Self::Outages,
+        Self::SlowLinks,
     ];
 }
 
@@ -102,6 +111,12 @@ pub(crate) enum Action {
     Stranger(u32),
     Grow(u32),
     Replay(u32, usize),
+    BeginOutage(Outage),
+    /// The same server is there again; or the one that was started in its place, with all its data.
+    EndOutage {
+        restarted: bool,
+    },
+    SetClockBack(Duration),
 }
 
 #[derive(Clone, Debug)]
@@ -121,6 +136,7 @@ pub(crate) struct Scenario {
     pub(crate) faults: Faults,
     pub(crate) concurrency: Concurrency,
     pub(crate) retry_order: RetryOrder,
+    pub(crate) sharing: Sharing,
     pub(crate) style: Style,
     pub(crate) max_handlers: Option<usize>,
     pub(crate) prefetch: usize,
@@ -138,6 +154,8 @@ pub(crate) struct Scenario {
     pub(crate) poison: f64,
     /// The longest that a handler takes.
     pub(crate) slow: Duration,
+    /// The largest payload, in bytes.
+    pub(crate) largest: u32,
 }
 
 impl Scenario {
@@ -152,10 +170,15 @@ impl Scenario {
         instances.extend((0..rng.usize(0..=4 - groups)).map(|_| rng.usize(0..groups)));
         let lease_ttl = Duration::from_millis(rng.u64(1_000..10_000));
         let length = Duration::from_secs(rng.u64(5..40));
-        let (concurrency, retry_order) = order(rng);
+        let (mut concurrency, mut retry_order) = order(rng);
+        let sharing = if rng.u8(0..5) == 0 { Sharing::Shared } else { Sharing::Exclusive };
+        if sharing == Sharing::Shared {
+            let at_once = rng.usize(1..=8);
+            (concurrency, retry_order) = (Concurrency::Unordered(at_once), RetryOrder::Skip);
+        }
         let attempts = rng.u32(1..=4);
         let failing = if has(Trouble::Failures) { rng.f64() * 0.6 } else { 0.0 };
-        let poison = if has(Trouble::Poison) { 0.04 } else { 0.0 };
+        let poison = if has(Trouble::Poison) { 0.01 } else { 0.0 };
         let actions = actions(rng, &troubles, partitions, groups, lease_ttl, length);
         let faults = faults(rng, &troubles, lease_ttl);
         Self {
@@ -171,11 +194,12 @@ impl Scenario {
             faults,
             concurrency,
             retry_order,
+            sharing,
             style: style(rng, retry_order),
             max_handlers: (rng.u8(0..4) == 0).then(|| rng.usize(1..=4)),
             prefetch: rng.usize(1..=32),
             lease_ttl,
-            static_members: rng.bool(),
+            static_members: rng.bool() && sharing == Sharing::Exclusive,
             rejoin_timeout: lease_ttl.mul_f64(1.0 + rng.f64() * 2.0),
             shutdown_timeout: Duration::from_secs(rng.u64(5..30)),
             attempts,
@@ -184,6 +208,7 @@ impl Scenario {
             failing,
             poison,
             slow: Duration::from_secs(rng.u64(1..20)),
+            largest: if has(Trouble::SlowLinks) { LARGEST } else { 0 },
             troubles,
         }
     }
@@ -191,12 +216,39 @@ impl Scenario {
     /// Whether nothing goes wrong but handlers.
     pub(crate) fn is_calm(&self) -> bool {
         let harmless = |trouble: &Trouble| {
-            use Trouble::{Failures, Growth, Joins, Latency, Leaves, Strangers};
-            matches!(trouble, Latency | Joins | Leaves | Strangers | Failures | Growth)
+            use Trouble::{Failures, Growth, Joins, Latency, Leaves, Outages, SlowLinks, Strangers};
+            matches!(trouble, Latency | Joins | Leaves | Strangers | Failures | Growth | Outages | SlowLinks)
         };
-        // Who leaves gives handlers up that take too long.
-        let patient = self.slow < self.shutdown_timeout || !self.troubles.contains(&Trouble::Leaves);
-        patient && self.troubles.iter().all(harmless)
+        // Who leaves gives handlers up that take too long, and cannot settle while the server is away.
+        let has = |trouble| self.troubles.contains(&trouble);
+        let patient = self.slow < self.shutdown_timeout && !has(Trouble::Outages);
+        let dies = self.actions.iter().any(|(_, action)| matches!(action, Action::Kill(_)));
+        (patient || !has(Trouble::Leaves)) && !dies && self.troubles.iter().all(harmless)
+    }
+
+    /// How it is known that processes live.
+    pub(crate) fn lives(&self) -> Lives {
+        use Trouble::{LostReplies, LostRequests, Refusals, Stalls};
+        let lossy = |trouble: &Trouble| matches!(trouble, Refusals | LostRequests | LostReplies | Stalls);
+        Lives {
+            lease_ttl: self.lease_ttl,
+            member_ttl: if self.static_members { self.rejoin_timeout } else { self.lease_ttl },
+            lossy: self.troubles.iter().any(lossy),
+        }
+    }
+
+    /// The most processes that may die over one message: the first ends are not known to be its own. Here several messages
+    /// kill at the same time, and one that is found explains ends of the others: they may need as many again.
+    pub(crate) fn most_crashes(&self) -> usize {
+        2 * (self.crash_limit as usize + 1).max(4)
+    }
+
+    /// The fewest processes that must have died in the handler of a message which is given up for that.
+    ///
+    /// Where several messages kill at the same time, one that was tried alone may be taken for another that ended its
+    /// process: then nothing can be asked for.
+    pub(crate) fn fewest_crashes(&self) -> usize {
+        if self.troubles.contains(&Trouble::Poison) { 0 } else { (self.crash_limit as usize - 1).max(1) }
     }
 
     /// Consumed entries go, unless a group may be destroyed among others: while it is not there nothing is kept for it.
@@ -219,6 +271,14 @@ impl Scenario {
         handlers * if let Style::Batches(size, _) = self.style { size } else { 1 }
     }
 
+    /// What is left of the faults when all has healed: a slow link stays as slow as it is.
+    pub(crate) fn healed(&self) -> Faults {
+        match self.faults.bandwidth {
+            Some(bandwidth) => Faults::none().bandwidth(bandwidth).timeout(self.faults.timeout),
+            None => Faults::none(),
+        }
+    }
+
     /// What the configuration promises of order.
     pub(crate) fn order(&self) -> Order {
         match (self.concurrency, self.retry_order) {
@@ -231,6 +291,9 @@ impl Scenario {
     }
 }
 
+/// The largest payload on slow links, in bytes.
+const LARGEST: u32 = 1 << 20;
+
 /// A few kinds at random; one run in eight has one kind alone, and one in sixteen has none.
 fn troubles(rng: &mut Rng) -> Vec<Trouble> {
     let count = match rng.u8(0..16) {
@@ -239,11 +302,16 @@ fn troubles(rng: &mut Rng) -> Vec<Trouble> {
         _ => rng.usize(2..=8),
     };
     let mut all = Trouble::ALL.to_vec();
+    all.extend(std::env::var_os("MILLSTREAM_REUSED_IDS").map(|_| Trouble::ReusedIds));
     rng.shuffle(&mut all);
     all.truncate(count);
     // Senders that know of partitions which the server forgot send to where nobody reads: nothing is promised of that.
-    if all.contains(&Trouble::FailOvers) {
+    if all.contains(&Trouble::FailOvers) || all.contains(&Trouble::ReusedIds) {
         all.retain(|trouble| *trouble != Trouble::Growth);
+    }
+    // Not mended: what kills behind a link that brings one message in a second. See docs/testing.md.
+    if all.contains(&Trouble::SlowLinks) && std::env::var_os("MILLSTREAM_SLOW_POISON").is_none() {
+        all.retain(|trouble| *trouble != Trouble::Poison);
     }
     all
 }
@@ -278,9 +346,17 @@ fn faults(rng: &mut Rng, troubles: &[Trouble], lease_ttl: Duration) -> Faults {
     };
     let latency = Duration::from_millis(rng.u64(0..150));
     let latency = if troubles.contains(&Trouble::Latency) { latency } else { Duration::from_millis(1) };
-    Faults::none()
-        .latency(Duration::ZERO, latency)
-        .timeout(Duration::from_millis(rng.u64(500..3_000)))
+    let mut timeout = Duration::from_millis(rng.u64(500..3_000));
+    let (slow, part) = (rng.u8(0..3) > 0, 0.3 + rng.f64() * 0.4);
+    let mut none = Faults::none();
+    if troubles.contains(&Trouble::SlowLinks) {
+        timeout += Duration::from_secs(1);
+        // Slow as it may be, it brings the largest message in time; but not many of them.
+        let bandwidth = if slow { f64::from(LARGEST) / (timeout.as_secs_f64() * part) } else { 10e6 };
+        none = none.bandwidth(bandwidth as u64);
+    }
+    none.latency(Duration::ZERO, latency)
+        .timeout(timeout)
         .refused(rate(rng, Trouble::Refusals))
         .lost_requests(rate(rng, Trouble::LostRequests))
         .lost_replies(rate(rng, Trouble::LostReplies))
@@ -296,6 +372,12 @@ fn actions(
     length: Duration,
 ) -> Vec<(Duration, Action)> {
     let mut actions = Vec::new();
+    if troubles.contains(&Trouble::Outages) {
+        outages(rng, &mut actions, groups, lease_ttl);
+    }
+    if troubles.contains(&Trouble::ReusedIds) {
+        reused_ids(rng, &mut actions, lease_ttl, length);
+    }
     for trouble in troubles {
         for _ in 0..rng.usize(1..=4) {
             let at = length.mul_f64(rng.f64());
@@ -331,4 +413,40 @@ fn actions(
     }
     actions.sort_by_key(|(at, _)| *at);
     actions
+}
+
+/// One outage after the other, for 0.3 to 2.5 ttls each. Some are shorter than a ttl apart; in some somebody dies.
+fn outages(rng: &mut Rng, actions: &mut Vec<(Duration, Action)>, groups: usize, lease_ttl: Duration) {
+    let (deadly, joined) = (rng.u8(0..3) == 0, rng.bool());
+    let mut at = Duration::ZERO;
+    for _ in 0..rng.usize(1..=6) {
+        at += lease_ttl.mul_f64(rng.f64() * 3.0);
+        let lasts = lease_ttl.mul_f64(0.3 + rng.f64() * 2.2);
+        let outage = if rng.bool() { Outage::Refused } else { Outage::Hung };
+        actions.push((at, Action::BeginOutage(outage)));
+        let (one, group, dies, joins) = (rng.usize(0..16), rng.usize(0..groups), rng.bool(), rng.bool());
+        if deadly && dies {
+            actions.push((at + lasts.mul_f64(rng.f64()), Action::Kill(one)));
+        }
+        at += lasts;
+        // One that hangs was not restarted.
+        let restarted = outage == Outage::Refused && rng.bool();
+        actions.push((at, Action::EndOutage { restarted }));
+        if joined && joins {
+            let later = at + Duration::from_millis(rng.u64(0..500));
+            actions.push((later, Action::Join { again: rng.bool(), group }));
+        }
+    }
+}
+
+/// A clock that is behind, and then fail-overs: what comes after each gets ids that were given before it.
+fn reused_ids(rng: &mut Rng, actions: &mut Vec<(Duration, Action)>, lease_ttl: Duration, length: Duration) {
+    let mut at = length.mul_f64(rng.f64() * 0.4);
+    actions.push((at, Action::SetClockBack(length.mul_f64(0.5 + rng.f64()))));
+    for _ in 0..rng.usize(1..=3) {
+        at += length.mul_f64(rng.f64() * 0.2);
+        actions.push((at, Action::Snapshot));
+        at += lease_ttl.mul_f64(rng.f64());
+        actions.push((at, Action::FailOver));
+    }
 }

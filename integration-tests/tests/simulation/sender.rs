@@ -10,6 +10,7 @@ use millstream_runtime::{Producer, ProducerBuilder};
 use millstream_testkit::history::{Event, History, Outcome, Place};
 use tokio::time::sleep;
 
+use crate::payload;
 use crate::scenario::Scenario;
 
 /// Sends this sender's share of the messages.
@@ -35,11 +36,16 @@ pub(crate) async fn run(
             producer = build(&backend, &topic).await;
         }
         let key = (rng.u8(0..10) > 0).then(|| format!("k{}", rng.u64(0..scenario.keys)));
-        sleep(gap.mul_f64(rng.f64())).await;
+        // Where messages are large, some come all at once.
+        let burst = scenario.largest > 0 && message % 30 < 20;
+        sleep(if burst { Duration::ZERO } else { gap.mul_f64(rng.f64()) }).await;
         let text = message.to_string();
         let (sender, key_text) = (sender.clone(), key.clone());
         history.record(Event::Sending { sender, message: text.clone(), key: key_text });
-        let send = producer.send(&message);
+        // One in two is large, where any is.
+        let large = if rng.bool() { rng.f64() } else { 0.0 };
+        let padded = payload::padded(message, (f64::from(scenario.largest) * large) as u32);
+        let send = producer.send(&padded);
         let sent = match key {
             Some(key) => send.key(key).await,
             None => send.await,
@@ -47,10 +53,7 @@ pub(crate) async fn run(
         let outcome = match sent {
             Ok(sent) => {
                 let name = topic.spec().expect("a valid topic").name;
-                Outcome::Ok(Place {
-                    topic_partition: TopicPartition::new(name, sent.partition.0),
-                    id: sent.id,
-                })
+                Outcome::Ok(Place::new(TopicPartition::new(name, sent.partition.0), sent.id))
             }
             Err(error) if error.kind() == ErrorKind::Unconfirmed => Outcome::Info,
             Err(_) => Outcome::Fail,

@@ -102,6 +102,7 @@ fn builder(handler: &Handler, member: &str, in_group: usize) -> ConsumerBuilder<
         .prefetch(scenario.prefetch)
         .concurrency(scenario.concurrency)
         .retry_order(scenario.retry_order)
+        .sharing(scenario.sharing)
         .shutdown_timeout(scenario.shutdown_timeout)
         .crash_limit(scenario.crash_limit)
         .retry(Fixed::new(scenario.retry_delay).attempts(scenario.attempts))
@@ -145,7 +146,7 @@ impl Handler {
     }
 
     fn begin(&self, delivery: &Delivery<u64>) -> usize {
-        let place = Place { topic_partition: delivery.topic_partition().clone(), id: delivery.origin() };
+        let place = Place::new(delivery.topic_partition().clone(), delivery.origin());
         self.site.history.record(Event::Started(Start {
             instance: self.process.clone(),
             origin: Origin { group: delivery.group().clone(), place },

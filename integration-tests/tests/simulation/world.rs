@@ -5,7 +5,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use millstream_core::inspect::Range;
-use millstream_core::{Backend, GroupName, Start, Topic, TopicSpec, wire};
+use millstream_core::{Backend, DeadLetter, GroupName, Start, Topic, TopicPartition, TopicSpec, wire};
 use millstream_memory::MemoryBackend;
 use millstream_testkit::chaos::Chaos;
 use millstream_testkit::history::{Breach, Event, History, Origin, Place, Record, Rules, check};
@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::instance::{Site, group};
 use crate::nemesis::Nemesis;
+use crate::payload::Padded;
 use crate::scenario::Scenario;
 use crate::sender;
 
@@ -76,8 +77,9 @@ pub(crate) fn run_on(scenario: &Scenario, make: impl FnOnce(MemoryBackend) -> Ba
     let records = history.records();
     let rules = Rules::default().groups((0..scenario.groups).map(group));
     let rules = rules.order(scenario.order()).calm(scenario.is_calm()).at_once(scenario.at_once());
-    let rules = rules.batches(scenario.batches());
-    breaches.extend(check(&records, &rules.crashes(scenario.crash_limit as usize)));
+    let rules = rules.batches(scenario.batches()).lives(scenario.lives());
+    let rules = rules.crashes(scenario.most_crashes()).fewest_crashes(scenario.fewest_crashes());
+    breaches.extend(check(&records, &rules));
     Outcome { scenario: scenario.clone(), fingerprint: history.fingerprint(), history: records, breaches }
 }
 
@@ -89,7 +91,8 @@ async fn simulate(
     let history = History::new();
     let backend = history.around(make(memory.clone()));
     let chaos = Chaos::new(backend.clone(), scenario.seed);
-    let topic = Topic::<u64>::new("t").partitions(scenario.partitions).retention(scenario.retention());
+    let topic =
+        Topic::with_codec("t", &Padded).partitions(scenario.partitions).retention(scenario.retention());
     let spec = topic.spec().expect("a valid topic");
     backend.catalog.create_topic(&spec).await.expect("memory does not fail");
     // A group that comes later gets what is left: nothing is promised of what was consumed before.
@@ -152,7 +155,7 @@ async fn simulate(
 }
 
 impl Nemesis {
-    /// From now on nothing goes wrong; each group has somebody.
+    /// From now on nothing goes wrong, but that slow links stay slow; each group has somebody.
     fn heal(&mut self) {
         for group in 0..self.site.scenario.groups {
             if !self.instances.iter().any(|instance| instance.group == group) {
@@ -160,7 +163,7 @@ impl Nemesis {
             }
         }
         for instance in &self.instances {
-            instance.client.suffer(&millstream_testkit::chaos::Faults::none());
+            instance.client.suffer(&self.site.scenario.healed());
         }
     }
 
@@ -168,7 +171,7 @@ impl Nemesis {
     async fn close(&mut self, scenario: &Scenario) -> bool {
         let mut all = std::mem::take(&mut self.instances);
         all.append(&mut self.leaving);
-        all.iter().for_each(crate::instance::Instance::leave);
+        all.iter().for_each(|instance| self.leaves(instance));
         let patience = scenario.shutdown_timeout + Duration::from_secs(60);
         let mut have_left = true;
         for instance in all {
@@ -209,19 +212,30 @@ async fn leftovers(backend: &Backend, spec: &TopicSpec, group: &GroupName) -> Ve
     stats.iter().map(|stats| stats.lag.unwrap_or(1) + stats.pending + stats.retrying).collect()
 }
 
+/// All dead letters of a partition: a page ends at some megabytes, and the bodies may be large.
+async fn letters(backend: &Backend, topic_partition: &TopicPartition, group: &GroupName) -> Vec<DeadLetter> {
+    let mut all: Vec<DeadLetter> = Vec::new();
+    loop {
+        let range = Range { after: all.last().map_or(Range::ALL.after, |it| it.id), ..Range::ALL };
+        let page = backend.dead_letters.list(topic_partition, group, range, 1_000).await;
+        let page = page.expect("memory does not fail");
+        all.extend(page.items);
+        if !page.more {
+            return all;
+        }
+    }
+}
+
 /// Notes how everything stands in the end.
 async fn conclude(history: &History, backend: &Backend, spec: &TopicSpec, scenario: &Scenario) {
     for group in (0..scenario.groups).map(group) {
         for (topic_partition, entries) in spec.iter().zip(leftovers(backend, spec, &group).await) {
-            let letters = backend.dead_letters.list(&topic_partition, &group, Range::ALL, 10_000).await;
-            let letters = letters.expect("memory does not fail");
-            assert!(!letters.more, "dead letters that are not recorded");
-            for letter in letters.items {
-                let place = Place { topic_partition: topic_partition.clone(), id: letter.origin };
+            for letter in letters(backend, &topic_partition, &group).await {
+                let place = Place::new(topic_partition.clone(), letter.origin);
                 let envelope = wire::decode_body(&letter.body, &millstream_core::Limits::default()).ok();
                 history.record(Event::Dead {
                     origin: Origin { group: group.clone(), place },
-                    message: envelope.map(|it| String::from_utf8_lossy(&it.payload).into_owned()),
+                    message: envelope.map(|it| text(&it.payload)),
                     reason: letter.reason.to_string(),
                     attempts: letter.attempts,
                 });
@@ -229,6 +243,11 @@ async fn conclude(history: &History, backend: &Backend, spec: &TopicSpec, scenar
             history.record(Event::Left { topic_partition, group: group.clone(), entries });
         }
     }
+}
+
+/// The name of a message: its payload without what makes it large.
+fn text(payload: &[u8]) -> String {
+    String::from_utf8_lossy(payload.trim_ascii()).into_owned()
 }
 
 /// Counts the panics of this thread. Those of handlers do not come here.

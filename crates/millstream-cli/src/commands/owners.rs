@@ -39,6 +39,8 @@ struct View {
 struct MemberView {
     member: String,
     partitions: Vec<u32>,
+    /// It was not heard of for longer than it said, and is dropped unless it comes back.
+    overdue: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -51,8 +53,8 @@ struct PartitionView {
     ttl_ms: Option<u64>,
     assigned: Option<String>,
     standing: &'static str,
-    /// The owner before never gave it back.
-    abandoned: bool,
+    /// How many owners before ended in a row without giving it back.
+    ends: usize,
 }
 
 impl PartitionView {
@@ -66,7 +68,7 @@ impl PartitionView {
             ttl_ms: owned.ownership.ttl.map(ms),
             assigned: owned.assigned.as_ref().map(ToString::to_string),
             standing: standing(owned.standing),
-            abandoned: owned.ownership.abandoned,
+            ends: owned.ownership.ends,
         }
     }
 
@@ -78,7 +80,10 @@ impl PartitionView {
             human::or_none(self.epoch, |epoch| epoch.to_string()),
             human::or_none(self.expires_in_ms, left),
             human::or_none(self.assigned.as_deref(), human::member),
-            format!("{}{}", self.standing, if self.abandoned { ", abandoned before" } else { "" }),
+            match self.ends {
+                0 => self.standing.to_owned(),
+                ends => format!("{}, {ends} ended before", self.standing),
+            },
         ]
     }
 }
@@ -96,6 +101,11 @@ fn standing(of: Standing) -> &'static str {
 impl View {
     fn of(of: &Of, found: &Found) -> Self {
         let member = |(member, partitions): (String, Vec<millstream::Partition>)| MemberView {
+            overdue: found
+                .roster
+                .members
+                .iter()
+                .any(|it| it.id.as_str() == member && found.roster.is_overdue(it)),
             member,
             partitions: partitions.iter().map(|partition| partition.0).collect(),
         };
@@ -110,7 +120,9 @@ impl View {
     fn text(&self) -> String {
         let members = self.members.iter().map(|it| {
             let partitions: Vec<_> = it.partitions.iter().map(u32::to_string).collect();
-            [human::member(&it.member), human::count(partitions.len() as u64), partitions.join(" ")]
+            let member = human::member(&it.member);
+            let member = if it.overdue { format!("{member}, overdue") } else { member };
+            [member, human::count(partitions.len() as u64), partitions.join(" ")]
         });
         let members = match self.members.is_empty() {
             true => "nobody lives in the group".to_owned(),

@@ -15,7 +15,7 @@ async fn owners_are_told_with_their_partitions() {
     seed::orders(&mq, 4).await;
     let till = seed::holding(&mq, 4).await;
     let told = cli.json("owners orders billing");
-    assert_eq!(told["members"], json!([{ "member": till.name, "partitions": [0, 1] }]));
+    assert_eq!(told["members"], json!([{ "member": till.name, "partitions": [0, 1], "overdue": false }]));
     for (number, partition) in told["partitions"].as_array().expect("a list").iter().enumerate() {
         assert_eq!((&partition["partition"], &partition["owner"]), (&json!(number), &json!(till.name)));
         assert_eq!((&partition["assigned"], &partition["standing"]), (&json!(till.name), &json!("settled")));

@@ -58,7 +58,7 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         self
     }
 
-    /// How many workers may die over one task before it is given up; 0 for any number. Default: 3.
+    /// How many workers may die over one task before it is given up, at least 2; 0 for any number. Default: 3.
     pub fn crash_limit(mut self, crashes: u32) -> Self {
         self.config.crash_limit = crashes;
         self

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
+use millstream_core::suspension::ServerTime;
 use millstream_core::tasks::{Ask, Claimed, ClaimedTask, MAX_CLAIM};
 use millstream_core::{Place, Shard};
 use tokio::sync::OwnedSemaphorePermit;
@@ -41,6 +42,8 @@ pub(super) struct Claimer {
     /// Of waiting to be called.
     deaf: Trouble,
     firing: Firing,
+    /// The server's clock beside ours.
+    time: ServerTime,
     /// Kept over many rounds: a wait that is given up may take a call with it.
     waiting: Option<Waiting>,
     /// Whether somebody else may be relied on to look out for what is due: we have said that we do not.
@@ -52,7 +55,8 @@ impl Claimer {
         let trouble = context.board.begin("claim", Some(&shard));
         let deaf = context.board.begin("wait", Some(&shard));
         let firing = Firing::new(context.board.begin("fire", Some(&shard)));
-        Self { context, shard, settlements, trouble, deaf, firing, waiting: None, relieved: true }
+        let time = ServerTime::default();
+        Self { context, shard, settlements, trouble, deaf, firing, time, waiting: None, relieved: true }
     }
 
     /// Claims until the worker ends, and then lets others look out.
@@ -64,10 +68,12 @@ impl Claimer {
                 Err(error) => {
                     // What is heard of meanwhile does not make a server work.
                     let pause = self.trouble.met(&error, &*context.observer);
+                    // Back soon after an outage: whoever died in it is judged one hold after that.
+                    let most = if error.is_transient() { context.config.hold / 3 } else { pause };
                     tokio::select! {
                         biased;
                         () = context.stop.cancelled() => {}
-                        () = tokio::time::sleep(pause) => {}
+                        () = tokio::time::sleep(pause.min(most)) => {}
                     }
                 }
             }
@@ -92,7 +98,8 @@ impl Claimer {
         let context = self.context.clone();
         let look = context.board.looks();
         let limit = permits.num_permits();
-        let asked = Instant::now();
+        let (clock, asked) = (&context.held.clock, context.held.clock.now());
+        let before = clock.elapsed();
         self.trouble.begins(Duration::ZERO);
         // Not given up when the worker ends: what a lost answer has claimed is missing until its claim runs out.
         let claimed = tokio::select! {
@@ -102,7 +109,13 @@ impl Claimer {
         };
         self.trouble.waits();
         let answered = Instant::now();
-        let Claimed { tasks, crashed, next, recurring, now } = claimed;
+        let Claimed { tasks, crashed, next, recurring, now, .. } = claimed;
+        // A machine may have been suspended without any clock of its own showing it: what is held runs out earlier then.
+        let margin = context.config.hold / 20;
+        if let Some(away) = self.time.heard(before, clock.elapsed(), now, margin) {
+            tracing::warn!(shard = %self.shard, ?away, "the server's clock went ahead of ours: deadlines are counted anew");
+            clock.missed(away);
+        }
         let taken = tasks.len() + crashed;
         let nothing = taken == 0 && (!recurring || self.firing.is_stuck());
         context.board.claimed(self.shard.shard as usize, look, nothing);
@@ -278,8 +291,12 @@ async fn claim(context: &Context, shard: &Shard, limit: usize) -> Result<Claimed
         hold: config.hold,
         crash_limit: config.crash_limit,
         patience: config.longest_sleep,
+        heard: context.heard.of(shard.shard, config.hold),
     };
-    context.backend.tasks.claim(shard, &ask).await
+    let asked = Instant::now();
+    let claimed = context.backend.tasks.claim(shard, &ask).await?;
+    context.heard.answered(shard.shard, asked, &claimed.server, claimed.now);
+    Ok(claimed)
 }
 
 /// Counts who wants room.

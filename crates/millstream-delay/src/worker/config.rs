@@ -22,7 +22,8 @@ pub struct WorkerConfig {
     /// times as often. Default: 30 s.
     pub hold: Duration,
     /// A task over which so many workers died (or stood still for as long as they hold it) becomes a dead task with the
-    /// reason `crashed` instead of being worked on again; 0 for never. Default: 3.
+    /// reason `crashed` instead of being worked on again; at least 2, since one end cannot tell the culprit among the tasks
+    /// that the worker had; 0 for never. What ran out during an outage, or was never begun, does not count. Default: 3.
     pub crash_limit: u32,
     /// How long a handler may take, its check included. One that takes longer is dropped, and that is a failed attempt
     /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: any time.
@@ -69,6 +70,9 @@ impl WorkerConfig {
         });
         problems.require(self.hold <= Duration::from_secs(24 * 3_600), || {
             format!("hold is {:?}, at most a day is allowed", self.hold)
+        });
+        problems.require(self.crash_limit != 1, || {
+            "crash_limit is 1, at least 2 are needed to know the culprit (0 for none)".into()
         });
         problems.require(!self.handler_timeout.is_some_and(|timeout| timeout.is_zero()), || {
             "handler_timeout is zero".into()

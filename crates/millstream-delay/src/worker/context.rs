@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use millstream_core::panics::{Careful, Policies};
 use millstream_core::{Backend, Limits, Observer, Place, QueueName, Shard};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
@@ -13,9 +14,10 @@ use uuid::Uuid;
 
 use super::WorkerConfig;
 use super::handler::Call;
+use super::heard::Heard;
 use super::held::Held;
 use super::report::Counts;
-use crate::panics::Careful;
+use crate::claim_clock::ClaimClock;
 use crate::sleep::Sleep;
 use crate::trouble::Trouble;
 
@@ -35,6 +37,7 @@ pub(super) struct Context {
     /// How many shards want permits now.
     pub(super) hungry: AtomicUsize,
     pub(super) held: Arc<Held>,
+    pub(super) heard: Heard,
     pub(super) handlers: TaskTracker,
     pub(super) counts: Counts,
     pub(super) board: Board,
@@ -62,7 +65,8 @@ impl Context {
             sleep: Sleep::beside(&backend),
             permits: Arc::new(Semaphore::new(config.concurrency)),
             hungry: AtomicUsize::new(0),
-            held: Held::new(config.hold),
+            held: Held::new(config.hold, ClaimClock::of(&backend)),
+            heard: Heard::new(shards.len(), config.hold),
             handlers: TaskTracker::new(),
             counts: Counts::default(),
             board: Board::new(shards.len()),
@@ -75,9 +79,15 @@ impl Context {
             shards,
             config,
             limits,
-            observer: Arc::new(Careful(observer)),
+            observer: Careful::over(observer),
             handler,
         }
+    }
+
+    /// The policies, with their fallbacks.
+    pub(super) fn policies(&self) -> Policies<'_> {
+        let (retry, dead_letters) = (&*self.config.retry, &*self.config.dead_letters);
+        Policies { retry, dead_letters, observer: &*self.observer }
     }
 
     /// Ends the worker; handlers have so long.

@@ -1,12 +1,14 @@
-//! What to tell the server of a task: a pure function of what the handler said and the policies.
+//! What to tell the server of a task: a function of what the handler said and the policies, without effects but that
+//! panics of user code are reported.
 
 use std::time::Duration;
 
-use millstream_core::event::Handled;
+use millstream_core::event::{Event, Handled};
+use millstream_core::panics::{Policies, UserCode};
 use millstream_core::policy::{Decision, Failure, FailureKind, Verdict as Judgement};
 use millstream_core::schedule::Due;
 use millstream_core::tasks::Verdict;
-use millstream_core::{BoxError, DeadLetterPolicy, History, Outcome, Reason, RetryPolicy, wire};
+use millstream_core::{BoxError, History, Outcome, Reason, wire};
 
 /// What came of a task, before policies have judged it.
 #[derive(Debug)]
@@ -25,12 +27,6 @@ pub(super) enum Said {
     Orphan,
     /// It was not worked on, or not to its end, because the worker ends.
     Unfinished,
-}
-
-/// The two policies of a worker.
-pub(super) struct Policies<'a> {
-    pub(super) retry: &'a dyn RetryPolicy,
-    pub(super) dead_letters: &'a dyn DeadLetterPolicy,
 }
 
 /// Which attempt this was.
@@ -56,7 +52,7 @@ struct TimedOut(Duration);
 
 /// What to tell the server, and what to tell observers: `None` if the task is handed back.
 pub(super) fn decide(
-    said: Said,
+    said: &Said,
     attempt: &Attempt<'_>,
     policies: &Policies<'_>,
 ) -> (Verdict, Option<Handled>) {
@@ -64,16 +60,16 @@ pub(super) fn decide(
     let unseen = attempt.number.saturating_sub(1);
     let (verdict, handled) = match said {
         Said::Outcome(Outcome::Ack) => (Verdict::Complete, Handled::Acked),
-        Said::Outcome(Outcome::Retry(error)) => failed(&error, FailureKind::Error, None, attempt, policies),
+        Said::Outcome(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt, policies),
         Said::Outcome(Outcome::RetryAfter(after, error)) => {
-            failed(&error, FailureKind::Error, Some(Due::In(after)), attempt, policies)
+            failed(error, FailureKind::Error, Some(Due::In(*after)), attempt, policies)
         }
         Said::Outcome(Outcome::RetryAt(time, error)) => {
-            failed(&error, FailureKind::Error, Some(Due::from(time)), attempt, policies)
+            failed(error, FailureKind::Error, Some(Due::from(*time)), attempt, policies)
         }
-        Said::Outcome(Outcome::Snooze(after)) => (put_off(Due::In(after), attempt), Handled::Snoozed),
+        Said::Outcome(Outcome::Snooze(after)) => (put_off(Due::In(*after), attempt), Handled::Snoozed),
         Said::Outcome(Outcome::DeadLetter(error)) => {
-            give_up(Reason::Rejected, attempt.number, text_of(&error), attempt, policies)
+            give_up(Reason::Rejected, attempt.number, policies.text_of(error), attempt, policies)
         }
         // An outcome of a newer core than this crate: the task is kept rather than guessed about.
         Said::Outcome(other) => {
@@ -81,15 +77,18 @@ pub(super) fn decide(
             give_up(Reason::Rejected, attempt.number, error, attempt, policies)
         }
         Said::Panicked(message) => {
-            let error: BoxError = Box::new(Panicked(message));
+            policies.observer.observe(&Event::Panicked { code: UserCode::Handler, text: message });
+            let error: BoxError = Box::new(Panicked(message.clone()));
             failed(&error, FailureKind::Panic, None, attempt, policies)
         }
         Said::TimedOut(after) => {
-            let error: BoxError = Box::new(TimedOut(after));
+            let error: BoxError = Box::new(TimedOut(*after));
             failed(&error, FailureKind::Timeout, None, attempt, policies)
         }
-        Said::Undecodable(error) => give_up(Reason::Undecodable, unseen, text_of(&error), attempt, policies),
-        Said::Malformed(why) => give_up(Reason::Malformed, unseen, why, attempt, policies),
+        Said::Undecodable(error) => {
+            give_up(Reason::Undecodable, unseen, policies.text_of(error), attempt, policies)
+        }
+        Said::Malformed(why) => give_up(Reason::Malformed, unseen, why.clone(), attempt, policies),
         Said::Orphan => {
             let error = "the body of the task is gone".to_owned();
             give_up(Reason::Orphan, unseen, error, attempt, policies)
@@ -120,14 +119,16 @@ fn failed(
     let failure = Failure::new(attempt.number, kind, &**error, attempt.entropy)
         .since(Duration::from_millis(elapsed))
         .wishing(wished);
-    match policies.retry.decide(&failure) {
+    let mut text = policies.text_of(error);
+    match policies.decide(&failure, &mut text) {
         Decision::RetryAfter(after) => {
             let due = wish.unwrap_or(Due::In(after));
             let next = attempt.number.saturating_add(1);
             let history = attempt.history.clone();
-            (Verdict::Retry { due, attempt: next, error: text_of(error), history }, Handled::Retried)
+            let error = wire::cut(&text).to_owned();
+            (Verdict::Retry { due, attempt: next, error, history }, Handled::Retried)
         }
-        Decision::GiveUp => give_up(Reason::Exhausted, attempt.number, text_of(error), attempt, policies),
+        Decision::GiveUp => give_up(Reason::Exhausted, attempt.number, text, attempt, policies),
     }
 }
 
@@ -138,26 +139,13 @@ fn give_up(
     attempt: &Attempt<'_>,
     policies: &Policies<'_>,
 ) -> (Verdict, Handled) {
-    match policies.dead_letters.judge(&reason, attempts, &error) {
+    let mut error = error;
+    error.truncate(wire::cut(&error).len());
+    match policies.judge(&reason, attempts, &error) {
         Judgement::Keep => {
             let history = attempt.history.clone();
             (Verdict::Dead { reason, attempts, error, history }, Handled::Dead)
         }
         Judgement::Discard => (Verdict::Complete, Handled::Discarded),
     }
-}
-
-/// The error and its causes in one line.
-fn text_of(error: &BoxError) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let cause = error.to_string();
-        // Many errors print their source themselves.
-        if !text.ends_with(&cause) {
-            text = format!("{text}: {cause}");
-        }
-        source = error.source();
-    }
-    wire::cut(&text).to_owned()
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use millstream_core::panics::{decode, text_of};
 use millstream_core::{BoxError, IntoOutcome, Outcome};
 use tokio_util::sync::CancellationToken;
 
 use super::decide::Said;
-use crate::panics::text_of;
 use crate::queue::Inner;
 use crate::task::{About, Task};
 
@@ -83,7 +83,7 @@ where
         let check = check.clone().filter(|_| again);
         let handle = async move {
             if let Some(check) = check {
-                let task = match queue.codec.decode(&payload) {
+                let task = match decode(queue.codec, &payload) {
                     Ok(payload) => Task { payload, about: about.clone() },
                     Err(error) => return Said::Undecodable(error),
                 };
@@ -98,7 +98,7 @@ where
                     return Said::Outcome(outcome);
                 }
             }
-            match queue.codec.decode(&payload) {
+            match decode(queue.codec, &payload) {
                 Ok(value) => {
                     drop((payload, queue));
                     Said::Outcome(handler(Task { payload: value, about }).await.into_outcome())
@@ -132,5 +132,5 @@ async fn guarded(
         }
     };
     let caught = AssertUnwindSafe(handle).catch_unwind().await;
-    caught.unwrap_or_else(|panic| Said::Panicked(text_of(&*panic)))
+    caught.unwrap_or_else(|panic| Said::Panicked(text_of(panic)))
 }

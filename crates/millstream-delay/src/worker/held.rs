@@ -9,10 +9,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::claim_clock::ClaimClock;
+
 /// All claims of a worker, from their answer until they are settled.
 #[derive(Debug)]
 pub(super) struct Held {
     hold: Duration,
+    /// What deadlines are counted by.
+    pub(super) clock: Arc<ClaimClock>,
     claims: Mutex<Claims>,
     changed: Notify,
 }
@@ -56,8 +60,8 @@ pub(super) struct OfShard {
 }
 
 impl Held {
-    pub(super) fn new(hold: Duration) -> Arc<Self> {
-        Arc::new(Self { hold, claims: Mutex::default(), changed: Notify::new() })
+    pub(super) fn new(hold: Duration, clock: Arc<ClaimClock>) -> Arc<Self> {
+        Arc::new(Self { hold, clock, claims: Mutex::default(), changed: Notify::new() })
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {
@@ -164,7 +168,7 @@ impl Held {
 
     /// Cancels what could not be renewed in time. Gives back how many, by shard.
     pub(super) fn expire(&self) -> BTreeMap<u32, usize> {
-        let now = Instant::now();
+        let now = self.clock.now();
         let mut expired = BTreeMap::new();
         for claim in self.claims().by_job.values() {
             if claim.deadline <= now && !claim.cancelled.is_cancelled() {
@@ -182,7 +186,7 @@ impl Holding {
         let claims = self.held.claims();
         let claim = claims.by_job.get(&self.job).map(|claim| (claim.token.clone(), claim.deadline));
         // It is there as long as this is.
-        claim.unwrap_or_else(|| (String::new(), Instant::now()))
+        claim.unwrap_or_else(|| (String::new(), self.held.clock.now()))
     }
 
     /// See [`Held::renewed`].
@@ -225,5 +229,29 @@ impl Drop for Holding {
     fn drop(&mut self) {
         self.held.claims().by_job.remove(&self.job);
         self.held.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim_clock::tests::Suspended;
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_of_a_suspended_machine_run_out_meanwhile() {
+        let suspended = Suspended::new();
+        let clock = suspended.clock();
+        let held = Held::new(Duration::from_secs(10), clock.clone());
+        let id: ScheduleId = "a".parse().expect("an id");
+        let first = held.begin(0, &id, "t1", clock.now());
+        suspended.for_time(Duration::from_secs(7));
+        let second = held.begin(1, &id, "t2", clock.now());
+        assert!(held.expire().is_empty());
+        suspended.for_time(Duration::from_secs(1));
+        assert_eq!(held.expire(), BTreeMap::from([(0, 1)]), "8 s after it was asked for");
+        assert!(first.cancelled.is_cancelled() && !second.cancelled.is_cancelled());
+        second.renewed("t2", clock.now());
+        clock.missed(Duration::from_secs(8));
+        assert_eq!(held.expire(), BTreeMap::from([(1, 1)]), "what only the server has counted");
     }
 }

@@ -6,6 +6,7 @@ mod config;
 mod context;
 mod decide;
 mod handler;
+mod heard;
 mod held;
 mod progress;
 mod renew;

@@ -28,7 +28,9 @@ pub(super) async fn run(context: Arc<Context>) {
             continue;
         }
         trouble.begins(every);
-        tokio::time::sleep(every).await;
+        // By this clock: after a suspension it is late already, and does not wait any longer.
+        let clock = &context.held.clock;
+        clock.sleep_until(clock.now() + every).await;
         while let Err(error) = caught(run_once(&context)).await {
             let pause = trouble.met(&error, &*context.observer);
             tokio::time::sleep(pause.min(context.config.hold / 10)).await;
@@ -53,8 +55,11 @@ async fn renew(context: &Context, shard: &Shard) -> Result<()> {
 async fn extend(context: &Context, shard: &Shard, of_shard: &OfShard, begun: bool) -> Result<()> {
     let OfShard { jobs, claims } = of_shard;
     for (jobs, claims) in jobs.chunks(MAX_BATCH).zip(claims.chunks(MAX_BATCH)) {
-        let asked = Instant::now();
-        let ours = context.backend.tasks.extend(shard, claims, context.config.hold, begun).await?;
+        let (asked, sent) = (context.held.clock.now(), Instant::now());
+        let extended = context.backend.tasks.extend(shard, claims, context.config.hold, begun).await?;
+        // A worker without room claims nothing: this is how it knows that the server was not away.
+        context.heard.answered(shard.shard, sent, &extended.server, extended.now);
+        let ours = extended.ours;
         if ours.len() != claims.len() {
             let why = format!("{} answers to {} renewals", ours.len(), claims.len());
             return Err(Error::new(ErrorKind::Protocol, why));
@@ -88,7 +93,7 @@ async fn expire_once(context: &Context) -> Result<()> {
     let earliest = context.held.earliest();
     let over = async {
         match earliest {
-            Some(earliest) => tokio::time::sleep_until(earliest).await,
+            Some(earliest) => context.held.clock.sleep_until(earliest).await,
             None => std::future::pending().await,
         }
     };

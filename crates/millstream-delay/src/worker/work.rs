@@ -1,12 +1,11 @@
 //! One task in hand: from its claim to what is told of it.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::policy::{Exponential, Keep};
+use millstream_core::panics::discard;
 use millstream_core::tasks::ClaimedTask;
 use millstream_core::{Place, Shard, wire};
 use tokio::sync::OwnedSemaphorePermit;
@@ -14,12 +13,11 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use super::context::Context;
-use super::decide::{Attempt, Policies, Said, decide};
+use super::decide::{Attempt, Said, decide};
 use super::handler::Input;
 use super::held::Holding;
 use super::renew;
 use super::settle::Settling;
-use crate::panics::text_of;
 use crate::task::About;
 use crate::trouble::Trouble;
 
@@ -76,7 +74,7 @@ impl Job {
         loop {
             // Read each time: it may have been claimed anew for this job.
             let (token, deadline) = self.holding.claim();
-            let asked = Instant::now();
+            let asked = context.held.clock.now();
             if asked >= deadline {
                 return Leave::Lost;
             }
@@ -86,7 +84,7 @@ impl Job {
             let told = tokio::select! {
                 biased;
                 () = context.stop.cancelled() => return Leave::Ending,
-                told = tokio::time::timeout_at(deadline, self.tell_begun(context, &token)) => told,
+                told = tokio::time::timeout(deadline - asked, self.tell_begun(context, &token)) => told,
             };
             match told {
                 Ok(Ok(true)) => {
@@ -111,10 +109,10 @@ impl Job {
 
     async fn tell_begun(&self, context: &Context, token: &str) -> Result<bool> {
         let claims = [(self.task.id.clone(), token.to_owned())];
-        let ours = context.backend.tasks.extend(&self.shard, &claims, context.config.hold, true).await?;
-        match ours[..] {
+        let told = context.backend.tasks.extend(&self.shard, &claims, context.config.hold, true).await?;
+        match told.ours[..] {
             [ours] => Ok(ours),
-            _ => Err(Error::new(ErrorKind::Protocol, format!("{} answers to one renewal", ours.len()))),
+            _ => Err(Error::new(ErrorKind::Protocol, format!("{} answers to one renewal", told.ours.len()))),
         }
     }
 
@@ -156,16 +154,8 @@ impl Job {
             now: now.saturating_add(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)),
             entropy: fastrand::u64(..),
         };
-        let policies =
-            Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
-        // The policies are the caller's, and so is the text of the error.
-        let judged = catch_unwind(AssertUnwindSafe(|| decide(said, &attempt, &policies)));
-        let (verdict, handled) = judged.unwrap_or_else(|panic| {
-            let why = format!("while its outcome was judged: {}", text_of(&*panic));
-            tracing::error!(%shard, id = %task.id, why, "a policy or an error panicked: the default policies decide");
-            let policies = Policies { retry: &Exponential::default(), dead_letters: &Keep };
-            decide(Said::Panicked(why), &attempt, &policies)
-        });
+        let (verdict, handled) = decide(&said, &attempt, &context.policies());
+        discard(said, &*context.observer);
         if let Some(handled) = handled {
             let attempt = task.attempt;
             context.observer.observe(&Event::Worked { shard: &shard, attempt, handled, late, elapsed });

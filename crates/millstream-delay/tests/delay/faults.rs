@@ -32,7 +32,7 @@ async fn tasks_of_a_dead_worker_come_back_once_their_claims_ran_out() {
     let seen = Seen::default();
     let tell = seen.clone();
     let start = tokio::time::Instant::now();
-    let worker = queue.worker().start(move |task: Task<u64>| {
+    let worker = queue.worker().hold(SECS(10)).start(move |task: Task<u64>| {
         tell.push((task.payload, task.attempt(), task.crashes(), start.elapsed()));
         async {}
     });

@@ -1,16 +1,21 @@
 //! Code of others that panics: no task is kept by it, and no loop ends.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::support::link::Link;
 use crate::support::places::Places;
 use crate::support::{MS, SECS, eventually, memory, open, queue};
 use millstream_core::event::Event;
-use millstream_core::policy::{Decision, Failure, RetryPolicy};
+use millstream_core::panics::UserCode;
+use millstream_core::policy::{Decision, Failure, Fixed, RetryPolicy, Verdict};
 use millstream_core::schedule::{Due, OnConflict, Scheduling};
-use millstream_core::{Envelope, Place, TopicSpec, wire};
-use millstream_delay::{DelayedPromoter, PromoterConfig, Task};
+use millstream_core::tasks::Ask;
+use millstream_core::{
+    BoxError, Codec, Continuity, DeadLetterPolicy, Envelope, ErrorKind, Outcome, Place, Reason, Shard,
+    TopicSpec, wire,
+};
+use millstream_delay::{DelayQueue, DelayedPromoter, PromoterConfig, Task};
 
 #[derive(Debug)]
 struct Broken;
@@ -19,6 +24,87 @@ impl RetryPolicy for Broken {
     fn decide(&self, _: &Failure<'_>) -> Decision {
         panic!("a policy panics")
     }
+}
+
+impl DeadLetterPolicy for Broken {
+    fn judge(&self, _: &Reason, _: u32, _: &str) -> Verdict {
+        panic!("a policy panics")
+    }
+}
+
+/// An error that nobody can be rid of.
+#[derive(Debug, thiserror::Error)]
+#[error("sticky")]
+struct Sticky;
+
+impl Drop for Sticky {
+    fn drop(&mut self) {
+        panic!("a drop panics")
+    }
+}
+
+/// Numbers, but for some.
+struct Picky;
+
+impl Codec<u64> for Picky {
+    fn name(&self) -> &'static str {
+        "picky"
+    }
+
+    fn encode(&self, value: &u64) -> Result<bytes::Bytes, BoxError> {
+        assert!(*value != 99, "a codec panics");
+        Ok(value.to_string().into())
+    }
+
+    fn decode(&self, payload: &bytes::Bytes) -> Result<u64, BoxError> {
+        let value = std::str::from_utf8(payload)?.parse()?;
+        assert!(value != 2, "a codec panics");
+        Ok(value)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn everything_that_panics_beside_a_handler_has_its_fallback() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let note = told.clone();
+    let observer = move |event: &Event<'_>| {
+        if let Event::Panicked { code, .. } = *event {
+            note.lock().expect("lock").push(code);
+        }
+    };
+    // Beside one that panics at everything.
+    let observer = (|_: &Event<'_>| panic!("an observer panics"), observer);
+    let queue = DelayQueue::with_codec("q", &Picky).observer(observer).open(&memory()).await.expect("opens");
+    let error = queue.schedule(&99).await.expect_err("the codec panics");
+    assert_eq!(error.kind(), ErrorKind::Encode);
+    for number in 0..6 {
+        queue.schedule(&number).await.expect("scheduled");
+    }
+    let worker = queue.worker().retry(Fixed::new(MS(10)).attempts(2)).dead_letters(Broken);
+    let worker = worker.start(async |task: Task<u64>| match task.payload {
+        1 => Outcome::dead_letter(Unreadable),
+        3 => Outcome::retry(Sticky),
+        4 if task.attempt() == 1 => panic!("a handler panics"),
+        _ => Outcome::Ack,
+    });
+    let worker = worker.await.expect("starts");
+    eventually(|| worker.report().done == 3 && worker.report().dead == 3, "all ended").await;
+    assert!(worker.progress().is_ready() && worker.progress().failing.is_empty());
+    worker.drain().await;
+    let dead = queue.dead().list(10).await.expect("list");
+    let mut dead: Vec<_> = dead.iter().map(|dead| (dead.reason.as_str(), dead.error.as_str())).collect();
+    dead.sort_unstable();
+    let expected = [
+        ("exhausted", "sticky"),
+        ("rejected", "an error without a text: the error's text panicked: an error panics"),
+        ("undecodable", "the codec panicked: a codec panics"),
+    ];
+    assert_eq!(dead, expected);
+    let told = told.lock().expect("lock");
+    let count = |code: UserCode| told.iter().filter(|known| **known == code).count();
+    assert_eq!((count(UserCode::Codec), count(UserCode::DeadLetterPolicy)), (2, 3));
+    assert_eq!((count(UserCode::ErrorText), count(UserCode::Handler)), (3, 1));
+    assert!(count(UserCode::Observer) > 5);
 }
 
 /// An error that nobody can read.
@@ -91,7 +177,16 @@ async fn a_task_whose_job_panics_comes_back() {
     let (backend, link) = (memory(), Arc::new(Link::default()));
     let queue = open(&link.over(&backend), 1).await;
     queue.schedule(&1).await.expect("scheduled");
-    link.lose_claims.store(1, Ordering::Relaxed);
+    let shard = Shard::new("q".parse().expect("a name"), 0);
+    let ask = Ask {
+        worker: "dead".into(),
+        limit: 1,
+        hold: SECS(3),
+        crash_limit: 0,
+        patience: SECS(1),
+        heard: Continuity::assured(),
+    };
+    assert_eq!(backend.tasks.claim(&shard, &ask).await.expect("claims").tasks.len(), 1);
     // Its second claim has a crash: that a handler begins is told first.
     link.panic_renewals.store(1, Ordering::Relaxed);
     let worker = queue.worker().hold(SECS(3)).start(async |_: Task<u64>| ()).await.expect("starts");

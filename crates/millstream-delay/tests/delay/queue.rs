@@ -114,10 +114,10 @@ async fn the_stored_number_of_shards_wins() {
 async fn all_that_is_wrong_is_said_at_once() {
     let error = DelayQueue::<u64>::new("bad name").shards(0).open(&memory()).await.expect_err("invalid");
     assert_eq!(error.problems().len(), 2, "{error}");
-    let worker = queue().await.worker().concurrency(0).hold(MS(1)).label("a b").longest_sleep(MS(0));
-    let worker = worker.retry(Fixed::new(MS(1)).attempts(0));
+    let worker = queue().await.worker().concurrency(0).crash_limit(1).hold(MS(1)).label("a b");
+    let worker = worker.longest_sleep(MS(0)).retry(Fixed::new(MS(1)).attempts(0));
     let error = worker.handler_timeout(MS(0)).start(async |_: Task<u64>| ()).await.expect_err("invalid");
-    assert_eq!(error.problems().len(), 6, "{error}");
+    assert_eq!(error.problems().len(), 7, "{error}");
 }
 
 #[tokio::test(start_paused = true)]

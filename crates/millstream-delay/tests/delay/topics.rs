@@ -117,7 +117,10 @@ async fn lease(backend: &Backend, topic: &TopicSpec, partition: u32, group: &str
     backend.catalog.create_group(topic, &group, Start::Earliest).await.expect("created");
     let topic_partition = topic.iter().nth(partition as usize).expect("a partition");
     let resource = Resource::partition(topic_partition, group);
-    let acquired = backend.leases.acquire(&resource, "me", "n", SECS(1_000_000)).await;
+    let acquired = backend
+        .leases
+        .acquire(&resource, "me", "n", SECS(1_000_000), &millstream_core::Continuity::assured())
+        .await;
     let Ok(Acquired::Granted(lease)) = acquired else { panic!("{acquired:?}") };
     lease
 }

@@ -4,7 +4,7 @@ use millstream_core::catalog::{GroupState, REMEMBERED};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::name::{GroupName, TopicName};
-use millstream_core::topic::TopicPartition;
+use millstream_core::topic::{Partition, TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
 use super::Mode;
@@ -57,6 +57,27 @@ impl RedisBackend {
         })?;
         let [_new, starts] = reply::tuple(answer)?;
         if starts == Value::Nil { Ok(None) } else { reply::text(starts).map(Some) }
+    }
+
+    /// The topic may have grown since `topic` was asked for, and whoever let it grow may have looked for groups before this
+    /// one was registered: so whoever creates one looks again behind that. Gives back where it was missing.
+    pub(super) async fn follow_growth(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Partition>> {
+        let (mut known, mut missing) = (topic.partitions, Vec::new());
+        loop {
+            let stored = match self.stored_topic(&topic.name).await {
+                Ok(stored) if stored.partitions > known => stored,
+                // A group can be created before its topic, and after it.
+                Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Deleted) => {
+                    return Err(error);
+                }
+                _ => return Ok(missing),
+            };
+            let new: Vec<TopicPartition> = stored.iter().skip(known as usize).collect();
+            // From its beginning, as if it had been there when the partition came.
+            missing.extend(self.create_on(&new, group, "0").await?);
+            self.undo_if_deleted(&new, group).await?;
+            known = stored.partitions;
+        }
     }
 
     /// A group is on all partitions: what is missing from now on was lost.

@@ -1,5 +1,7 @@
 //! How logs and their groups stand, each at one moment: what the script `look` answers.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use millstream_core::error::{Error, Result};
 use millstream_core::id::MessageId;
@@ -8,6 +10,10 @@ use redis::Value;
 
 use crate::backend::RedisBackend;
 use crate::{reply, script};
+use millstream_core::pages::{PageSizer, STEP_BYTES};
+
+/// How many partitions are looked at in the first request: their entries may be large.
+const FIRST: usize = 16;
 
 /// How a log stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,9 +54,10 @@ impl Look {
 }
 
 impl GroupLook {
-    /// Below this nothing is unread or pending.
+    /// Below this nothing is unread or pending. The position may stand before what is pending, where somebody set it back.
     pub(super) fn watermark(&self) -> MessageId {
-        self.oldest_pending.unwrap_or_else(|| self.position.next())
+        let unread = self.position.next();
+        self.oldest_pending.map_or(unread, |oldest| oldest.min(unread))
     }
 
     /// The oldest entry that is unread or pending.
@@ -71,9 +78,54 @@ impl RedisBackend {
     }
 
     async fn look(&self, partitions: &[TopicPartition], who: &str) -> Result<Vec<Look>> {
+        let (mut looks, mut rest) = (Vec::with_capacity(partitions.len()), partitions);
+        // Ids come with bodies, which a script copies. Where they are large few partitions are looked at in one request,
+        // since the server works on all of it without a break.
+        let mut pages = PageSizer::new(STEP_BYTES, FIRST);
+        while !rest.is_empty() {
+            let (some, later) = rest.split_at(pages.count(rest.len()));
+            let answers = self.look_once(some, who, "").await?;
+            let mut copied = 0;
+            for (Answer { mut look, more, bytes }, tp) in answers.into_iter().zip(some) {
+                if more {
+                    self.look_on(tp, &mut look).await?;
+                }
+                looks.push(look);
+                copied += bytes;
+            }
+            pages.came(some.len(), copied, Duration::ZERO);
+            rest = later;
+        }
+        Ok(looks)
+    }
+
+    /// The groups that an answer has left out.
+    async fn look_on(&self, tp: &TopicPartition, look: &mut Look) -> Result<()> {
+        loop {
+            let after = look.groups.last().map(|group| group.name.clone()).unwrap_or_default();
+            let Some(Answer { look: next, more, .. }) =
+                self.look_once(std::slice::from_ref(tp), "", &after).await?.pop()
+            else {
+                return Ok(());
+            };
+            // A log or groups that went away meanwhile.
+            let over = !more || next.groups.is_empty();
+            look.groups.extend(next.groups);
+            if over {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn look_once(
+        &self,
+        partitions: &[TopicPartition],
+        who: &str,
+        after: impl AsRef<[u8]>,
+    ) -> Result<Vec<Answer>> {
         let calls = partitions.iter().map(|tp| {
             let log = self.inner.keys.log(tp);
-            self.inner.scripts.look.call([&log]).arg(who)
+            self.inner.scripts.look.call([&log]).arg(who).arg(after.as_ref())
         });
         let answers = script::run(&self.inner.pool, calls.collect()).await?;
         let looks = answers.into_iter().zip(partitions).map(|(answer, tp)| {
@@ -91,8 +143,17 @@ fn maybe<T>(value: Value, read: impl Fn(Value) -> Result<T>) -> Result<Option<T>
     if value == Value::Nil { Ok(None) } else { read(value).map(Some) }
 }
 
-fn read(answer: Value) -> Result<Look> {
-    let [now_ms, length, first, last, removed, deleted, server, groups] = reply::tuple(answer)?;
+/// What one call says.
+struct Answer {
+    look: Look,
+    /// It stopped before the last group.
+    more: bool,
+    /// Bytes of bodies that it copied.
+    bytes: usize,
+}
+
+fn read(answer: Value) -> Result<Answer> {
+    let [now_ms, length, first, last, removed, deleted, server, groups, more, bytes] = reply::tuple(answer)?;
     let groups = reply::array(groups)?.into_iter().map(|group| {
         let [name, position, pending, oldest_pending, first_unread, lag] = reply::tuple(group)?;
         Ok(GroupLook {
@@ -104,7 +165,7 @@ fn read(answer: Value) -> Result<Look> {
             lag: maybe(lag, number)?,
         })
     });
-    Ok(Look {
+    let look = Look {
         now_ms: number(now_ms)?,
         exists: length != Value::Nil,
         length: maybe(length, number)?.unwrap_or(0),
@@ -114,5 +175,6 @@ fn read(answer: Value) -> Result<Look> {
         deleted: maybe(deleted, reply::id)?,
         server: maybe(server, reply::text)?,
         groups: groups.collect::<Result<_>>()?,
-    })
+    };
+    Ok(Answer { look, more: reply::int(more)? == 1, bytes: reply::count(bytes)? })
 }

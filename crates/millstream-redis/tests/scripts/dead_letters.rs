@@ -176,3 +176,21 @@ impl Bench {
         cmd.exec_async(&mut self.raw).await.expect("set");
     }
 }
+
+/// Claims go on, so the hash never ends by itself; the letters were deleted behind our back.
+#[tokio::test]
+async fn claims_of_letters_that_were_purged_are_forgotten_while_claims_go_on() {
+    let mut bench = Bench::new().await;
+    let (tp, group) = (bench.tp.clone(), bench.group.clone());
+    let (dlq, claims) = (bench.dlq(), bench.keys.dead_claims(&tp, &group));
+    let ids = bury(&bench, 1_000, &message("x")).await;
+    assert_eq!(bench.backend.claim(&tp, &group, &ids, &claim("a")).await.expect("claimed").len(), 1_000);
+    bench.cmd(&format!("XTRIM {dlq} MAXLEN 0")).await;
+    for round in 0..20 {
+        let one = bury(&bench, 1, &message("x")).await;
+        let claimed = bench.backend.claim(&tp, &group, &one, &claim("a")).await.expect("claimed");
+        assert_eq!(claimed, one, "round {round}");
+    }
+    let left = bench.int(&format!("HLEN {claims}")).await;
+    assert_eq!(left, 20, "those whose letters are there");
+}

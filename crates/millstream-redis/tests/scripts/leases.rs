@@ -12,7 +12,12 @@ async fn a_held_lease_is_not_given_and_the_same_request_gets_the_same_lease() {
     let bench = Bench::new().await;
     let again = grant(&bench.backend, &bench.tp, &bench.group, "first").await;
     assert_eq!(again, bench.lease);
-    match bench.backend.acquire(&bench.resource(), "b", "other", TTL).await.expect("an answer") {
+    match bench
+        .backend
+        .acquire(&bench.resource(), "b", "other", TTL, &millstream_core::Continuity::assured())
+        .await
+        .expect("an answer")
+    {
         Acquired::Held(holder) => {
             assert_eq!((holder.owner.as_str(), holder.epoch), ("first", bench.lease.epoch));
             assert!(holder.expires_in <= TTL && holder.expires_in > TTL / 2);
@@ -89,7 +94,16 @@ async fn a_renewal_revives_what_nobody_took_and_nothing_else() {
 async fn a_short_lease_runs_out_and_a_renewal_does_not_touch_the_fence() {
     let mut bench = Bench::new().await;
     bench.backend.release(&bench.lease).await.expect("released");
-    let short = bench.backend.acquire(&bench.resource(), "a", "short", Duration::from_millis(50)).await;
+    let short = bench
+        .backend
+        .acquire(
+            &bench.resource(),
+            "a",
+            "short",
+            Duration::from_millis(50),
+            &millstream_core::Continuity::assured(),
+        )
+        .await;
     let Ok(Acquired::Granted(short)) = short else { panic!("{short:?}") };
     let fence = bench.fence();
     let before = bench.cmd(&format!("HGETALL {fence}")).await;
@@ -103,25 +117,25 @@ async fn a_short_lease_runs_out_and_a_renewal_does_not_touch_the_fence() {
 #[tokio::test]
 async fn who_died_is_told_from_who_went_also_when_asked_again() {
     let mut bench = Bench::new().await;
-    assert!(!bench.lease.abandoned, "there was nobody");
+    assert!(bench.lease.ends.is_empty(), "there was nobody");
     let died = bench.take_over().await;
-    assert!(died.abandoned && died.epoch > bench.lease.epoch);
+    assert!(died.ends == [bench.lease.epoch] && died.epoch > bench.lease.epoch);
     assert_eq!(grant(&bench.backend, &bench.tp, &bench.group, "second").await, died, "told the same");
     // The answer was lost for so long that the lease ran out: it is still the same request.
     let lease = bench.keys.lease(&bench.tp, &bench.group);
     bench.cmd(&format!("DEL {lease}")).await;
     let later = grant(&bench.backend, &bench.tp, &bench.group, "second").await;
-    assert!(later.abandoned && later.epoch > died.epoch);
-    bench.backend.release(&later.after_abandonment(false)).await.expect("released");
+    assert!(later.ends == [bench.lease.epoch] && later.epoch > died.epoch);
+    bench.backend.release(&later.after_ends(Vec::new())).await.expect("released");
     let went = grant(&bench.backend, &bench.tp, &bench.group, "third").await;
-    assert!(!went.abandoned);
+    assert!(went.ends.is_empty());
     bench.cmd(&format!("DEL {lease}")).await;
     assert!(
-        !grant(&bench.backend, &bench.tp, &bench.group, "third").await.abandoned,
+        grant(&bench.backend, &bench.tp, &bench.group, "third").await.ends.is_empty(),
         "it took it from itself"
     );
     bench.cmd(&format!("DEL {lease}")).await;
-    assert!(grant(&bench.backend, &bench.tp, &bench.group, "fourth").await.abandoned);
+    assert!(!grant(&bench.backend, &bench.tp, &bench.group, "fourth").await.ends.is_empty());
 }
 
 #[tokio::test]
@@ -129,7 +143,11 @@ async fn a_key_of_a_foreign_type_is_named() {
     let mut bench = Bench::new().await;
     let fence = bench.fence();
     bench.cmd(&format!("SET {fence} x")).await;
-    let error = bench.backend.acquire(&bench.resource(), "a", "n", TTL).await.expect_err("a string");
+    let error = bench
+        .backend
+        .acquire(&bench.resource(), "a", "n", TTL, &millstream_core::Continuity::assured())
+        .await
+        .expect_err("a string");
     assert_eq!(error.kind(), ErrorKind::WrongType);
     assert!(error.to_string().contains(fence.as_str()), "{error}");
     let error = bench.backend.holder(&bench.resource()).await.expect_err("a string");

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::catalog::Catalog;
+use millstream_core::continuity::Continuity;
 use millstream_core::error::ErrorKind;
 use millstream_core::keys::Key;
 use millstream_core::members::{Assignment, Member, Members, Pulse, Version};
@@ -123,46 +124,113 @@ async fn an_id_is_taken_over_by_who_joins_and_by_nobody_else() {
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);
 }
 
+/// A heartbeat of one that keeps the record of what it was answered.
+async fn beat_hearing(bench: &Bench, member: &Member, heard: &mut Continuity) -> Pulse {
+    let pulse = bench.beat(&member.clone().hearing(heard.clone()), false).await;
+    heard.advance(&pulse.server, pulse.now);
+    pulse
+}
+
 #[tokio::test]
-async fn the_dead_are_dropped_but_not_by_who_was_away_itself() {
-    let bench = Bench::new().await;
-    let (topic, group) = (&bench.spec.name, &bench.group);
+async fn the_dead_are_dropped_by_who_was_answered_for_a_ttl() {
+    let mut bench = Bench::new().await;
+    let (topic, group) = (bench.spec.name.clone(), bench.group.clone());
     let (a, b) = (short("a"), short("b"));
     bench.beat(&a, true).await;
     let before = bench.beat(&b, true).await;
     assert!(bench.publish(before.version, &assignment(&[("a", &[0]), ("b", &[])])).await);
     sleep(PAST_IT).await;
-    let roster = bench.backend.roster(topic, group).await.expect("a roster");
-    assert!(roster.members.is_empty() && roster.version == before.version, "not shown, not dropped");
+    let roster = bench.backend.roster(&topic, &group).await.expect("a roster");
+    assert_eq!((roster.members.len(), roster.living().count()), (2, 0), "overdue, and not dropped");
 
     // As after an outage of the server: all were silent, one is the first to come back.
-    let back = bench.beat(&a, false).await;
-    assert_eq!((back.version, back.members), (before.version, 2), "nobody is accused");
+    let mut heard = Continuity::new(SHORT);
+    let back = beat_hearing(&bench, &a, &mut heard).await;
+    assert_eq!((back.version, back.members), (before.version, 2), "nobody is dropped");
     assert_eq!(back.assigned, Some(vec![Partition(0)]));
-    assert!(back.next_expiry > SHORT / 2, "no hurry to find out the others: {back:?}");
+    assert_eq!(back.next_expiry, SHORT, "until then it cannot do anything about the other");
+    let info = format!("{:?}", bench.cmd("INFO").await);
+    let (run, replica) = back.server.split_once('.').expect("two words");
+    assert!(info.contains(run) && info.contains(replica) && run.len() == 40 && replica.len() == 40);
     assert_eq!(bench.beat(&b, false).await.version, before.version);
-    sleep(PAST_IT).await;
-    bench.beat(&a, false).await;
-    let alone = bench.beat(&a, false).await;
-    assert_eq!(alone.members, 1, "now it is the other one that is late");
-    assert!(alone.version > before.version);
-    let again = bench.beat(&b, false).await;
+    let alone = loop {
+        let pulse = beat_hearing(&bench, &a, &mut heard).await;
+        if pulse.members == 1 {
+            break pulse;
+        }
+        assert_eq!(pulse.version, before.version);
+        sleep(Duration::from_millis(10)).await;
+    };
+    assert!(alone.version > before.version && alone.now >= back.now + 250, "{alone:?} after {back:?}");
+    let error = bench.backend.heartbeat(&topic, &group, &b, false).await.expect_err("it was dropped");
+    assert_eq!(error.kind(), ErrorKind::NotMember, "{error}");
+    let again = bench.beat(&b, true).await;
     assert!(again.version > alone.version && again.members == 2, "it is simply added again");
 }
 
+/// Nobody is dropped by requests that waited while the server stood still, nor after it was started again.
 #[tokio::test]
-async fn who_was_forgotten_in_a_plan_while_it_was_away_is_planned_in_again() {
-    let bench = Bench::new().await;
+async fn a_server_that_was_away_lets_nobody_judge() {
+    let bench = Bench::private(&["--enable-debug-command", "yes"]).await;
     let (a, b) = (short("a"), short("b"));
     bench.beat(&a, true).await;
     bench.beat(&b, true).await;
+    let mut heard = Continuity::new(SHORT);
+    let mut last = bench.beat(&a, false).await;
+    let first = last.now;
+    while last.now < first + 300 {
+        last = beat_hearing(&bench, &a, &mut heard).await;
+        bench.beat(&b, false).await;
+        sleep(Duration::from_millis(10)).await;
+    }
+    assert!(heard.is_whole());
+    // It stands still for longer than a ttl, with a heartbeat of one that judged a moment ago in its socket.
+    let sleeper = bench.url.clone();
+    let still = tokio::spawn(async move {
+        let client = redis::Client::open(sleeper).expect("a client");
+        let mut raw = client.get_multiplexed_async_connection().await.expect("a connection");
+        redis::cmd("DEBUG").arg(&["SLEEP", "0.4"]).exec_async(&mut raw).await.expect("slept");
+    });
+    sleep(Duration::from_millis(50)).await;
+    let late = beat_hearing(&bench, &a, &mut heard).await;
+    still.await.expect("no panic");
+    assert!(late.now >= last.now + 300, "it was not held up: {late:?}");
+    assert_eq!(late.members, 2, "b had no chance to be heard of");
+    assert!(!heard.is_whole(), "the gap begins a new ttl");
+    assert_eq!(bench.beat(&b, false).await.members, 2);
+    // Another server may have been away, however soon it answers.
+    let mut known = Continuity::new(Duration::from_millis(2));
+    (0..4).for_each(|ms| known.advance("of.before", late.now - 4 + ms));
     sleep(PAST_IT).await;
-    let back = bench.beat(&a, false).await;
-    let roster = bench.backend.roster(&bench.spec.name, &bench.group).await.expect("a roster");
-    assert_eq!(roster.members.len(), 1, "b is late, and still a member");
-    assert!(bench.publish(back.version, &assignment(&[("a", &[0])])).await);
-    let late = bench.beat(&b, false).await;
-    assert!(late.version > back.version && late.assigned.is_none(), "{late:?}");
+    let now = bench.beat(&a, false).await;
+    let mut elsewhere = Continuity::new(SHORT);
+    for at in [300, 200, 100, 0] {
+        elsewhere.advance("of.before", now.now - at);
+    }
+    assert!(elsewhere.is_whole());
+    assert_eq!(bench.beat(&a.clone().hearing(elsewhere.clone()), false).await.members, 2);
+    // The same record, of this server, judges.
+    let mut here = Continuity::new(SHORT);
+    for at in [300, 200, 100, 0] {
+        here.advance(&now.server, now.now - at);
+    }
+    assert_eq!(bench.beat(&a.clone().hearing(here), false).await.members, 1);
+}
+
+#[tokio::test]
+async fn where_info_is_denied_gaps_alone_are_counted() {
+    let mut bench = Bench::private(&[]).await;
+    bench.cmd("ACL SETUSER default -info").await;
+    let (a, b) = (short("a"), short("b"));
+    bench.beat(&a, true).await;
+    assert_eq!(bench.beat(&b, true).await.server, "-");
+    sleep(PAST_IT).await;
+    let now = bench.beat(&a, false).await;
+    let mut heard = Continuity::new(SHORT);
+    for at in [300, 200, 100, 0] {
+        heard.advance(&now.server, now.now - at);
+    }
+    assert_eq!(bench.beat(&a.clone().hearing(heard), false).await.members, 1);
 }
 
 #[tokio::test]
@@ -178,8 +246,8 @@ async fn after_a_flush_members_are_there_again_and_no_version_comes_twice() {
         bench.backend.heartbeat(&bench.spec.name, &bench.group, &a, false).await.expect_err("no topic");
     assert_eq!(error.kind(), ErrorKind::NotFound);
     bench.backend.create_topic(&bench.spec).await.expect("created");
-    bench.beat(&a, false).await;
-    let after = bench.beat(&b, false).await;
+    bench.beat(&a, true).await;
+    let after = bench.beat(&b, true).await;
     assert!(after.version > before.version && after.revision > before.revision && after.members == 2);
     assert!(!bench.publish(before.version, &assignment(&[("a", &[0])])).await, "a plan from before");
 
@@ -211,8 +279,11 @@ async fn a_heartbeat_drops_a_bounded_number_of_dead_members() {
     }
     pipe.exec_async(&mut bench.raw).await.expect("written");
     let mut last = before;
+    let waits = bench.beat(&a, false).await;
+    assert_eq!((waits.members, waits.next_expiry), (2_501, a.ttl), "it cannot do anything before");
+    let judge = a.clone().hearing(Continuity::assured());
     for left in [1_501, 501, 1] {
-        let pulse = bench.beat(&a, false).await;
+        let pulse = bench.beat(&judge, false).await;
         assert_eq!(pulse.members, left);
         assert!(pulse.version > last.version);
         assert_eq!(pulse.next_expiry == Duration::ZERO, left > 1, "it tells that there is more to do");
@@ -235,7 +306,7 @@ async fn a_clock_that_went_back_keeps_nobody_alive() {
     }
     assert_eq!(bench.beat(&a, false).await.members, 2);
     sleep(PAST_IT).await;
-    assert_eq!(bench.beat(&a, false).await.members, 1);
+    assert_eq!(bench.beat(&a.clone().hearing(Continuity::assured()), false).await.members, 1);
 }
 
 #[tokio::test]

@@ -5,10 +5,11 @@ use std::time::Duration;
 use millstream_core::catalog::{Catalog, Start};
 use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
-use millstream_core::log::{Log, Note, Receipt, Settlement, Source};
+use millstream_core::leases::Leases;
+use millstream_core::log::{Log, Note, Reader, Receipt, Settlement, Source};
 use millstream_core::schedule::Schedule;
 
-use crate::server::{Bench, dead, fetch, ids, message, retry};
+use crate::server::{Bench, dead, fetch, grant, ids, message, retry};
 
 const NOW: Duration = Duration::ZERO;
 const LONG: Duration = Duration::from_secs(20);
@@ -22,14 +23,18 @@ fn hold() -> Settlement {
 }
 
 impl Bench {
-    async fn seek(&self, start: Start) {
+    /// Goes on under a new lease.
+    async fn seek(&mut self, start: Start) -> Box<dyn Reader> {
         self.backend.seek(&self.lease, start).await.expect("moved");
+        let nonce = format!("{:x}", fastrand::u64(..));
+        self.lease = grant(&self.backend, &self.tp, &self.group, &nonce).await;
+        self.reader().await
     }
 }
 
 #[tokio::test]
 async fn back_and_forward_and_what_was_pending_is_forgotten() {
-    let bench = Bench::new().await;
+    let mut bench = Bench::new().await;
     let appended = bench.append_many(6).await;
     let mut reader = bench.reader().await;
     assert_eq!(ids(&fetch(&mut reader, 10).await), appended);
@@ -43,14 +48,14 @@ async fn back_and_forward_and_what_was_pending_is_forgotten() {
         (Start::At(appended[5].ms + 1), &[]),
     ];
     for (start, expected) in cases {
-        bench.seek(start).await;
+        reader = bench.seek(start).await;
         let fetched = fetch(&mut reader, 10).await;
         assert_eq!(ids(&fetched), expected, "{start:?}");
         assert!(!fetched.pending && fetched.rewound.is_none(), "{start:?}: {fetched:?}");
         let mut other = bench.reader().await;
         assert_eq!(ids(&fetch(&mut other, 10).await), expected, "{start:?}: now they are pending");
     }
-    bench.seek(Start::At(appended[0].ms)).await;
+    reader = bench.seek(Start::At(appended[0].ms)).await;
     assert_eq!(ids(&fetch(&mut reader, 10).await), appended);
     assert_eq!(bench.settle(&[(log(appended[2]), Settlement::Ack)]).await, (1, 0));
 }
@@ -71,7 +76,7 @@ async fn notes_of_the_log_go_and_everything_else_of_the_group_stays() {
         (log(appended[2]), dead(appended[2])),
     ];
     assert_eq!(bench.settle(&batch).await, (4, 0));
-    bench.seek(Start::Earliest).await;
+    reader = bench.seek(Start::Earliest).await;
     assert_eq!(format!("{:?}", bench.cmd(&format!("HKEYS {held}")).await).matches(':').count(), 1);
     assert_eq!(bench.int(&format!("HEXISTS {held} retry:5-1")).await, 1);
     assert_eq!(bench.int(&format!("XLEN {dlq}")).await, 1);
@@ -87,19 +92,53 @@ async fn notes_of_the_log_go_and_everything_else_of_the_group_stays() {
 }
 
 #[tokio::test]
-async fn a_reader_that_waits_starts_over() {
-    let bench = Bench::new().await;
+async fn a_reader_that_waits_is_fenced_and_reads_nothing() {
+    let mut bench = Bench::new().await;
     let appended = bench.append_many(3).await;
     let mut reader = bench.reader().await;
     fetch(&mut reader, 10).await;
     let (fetched, newest) = tokio::join!(reader.fetch(10, LONG), async {
         tokio::time::sleep(Duration::from_millis(60)).await;
-        bench.seek(Start::After(appended[0])).await;
-        bench.append(message("x")).await
+        let reader = bench.seek(Start::After(appended[0])).await;
+        (bench.append(message("x")).await, reader)
     });
-    let fetched = fetched.expect("fetched");
+    assert_eq!(fetched.expect_err("its lease is gone").kind(), ErrorKind::Fenced);
+    let (newest, mut reader) = newest;
+    let fetched = fetch(&mut reader, 10).await;
     assert_eq!(ids(&fetched), [appended[1], appended[2], newest]);
     assert_eq!((fetched.pending, fetched.rewound), (false, None));
+}
+
+/// A settlement that was sent before, and comes when the ids are pending again.
+#[tokio::test]
+async fn nothing_from_before_takes_anything_off_the_list() {
+    let mut bench = Bench::new().await;
+    let (retries, dlq) = (bench.keys.retry_due(&bench.tp, &bench.group), bench.dlq());
+    let (lease, key) = (bench.keys.lease(&bench.tp, &bench.group), bench.log());
+    let appended = bench.append_many(4).await;
+    let mut reader = bench.reader().await;
+    fetch(&mut reader, 10).await;
+    let before = bench.lease.clone();
+    bench.backend.seek(&before, Start::Earliest).await.expect("moved");
+    assert_eq!(bench.int(&format!("EXISTS {lease}")).await, 0, "free at once");
+    bench.lease = grant(&bench.backend, &bench.tp, &bench.group, "next").await;
+    assert!(bench.lease.epoch > before.epoch && bench.lease.ends.is_empty());
+    let mut reader = bench.reader().await;
+    assert_eq!(ids(&fetch(&mut reader, 10).await), appended);
+    let late = [
+        (log(appended[0]), Settlement::Ack),
+        (log(appended[1]), retry(NOW, 2, appended[1])),
+        (log(appended[2]), dead(appended[2])),
+        (log(appended[3]), hold()),
+    ];
+    for one in late {
+        let error = bench.backend.settle(&before, std::slice::from_ref(&one)).await.expect_err("late");
+        assert_eq!(error.kind(), ErrorKind::Fenced, "{one:?}");
+    }
+    let waiting = bench.int(&format!("ZCARD {retries}")).await + bench.int(&format!("XLEN {dlq}")).await;
+    assert_eq!(waiting, 0);
+    let pending = format!("{:?}", bench.cmd(&format!("XPENDING {key} billing")).await);
+    assert!(pending.starts_with("array([int(4)"), "{pending}");
 }
 
 #[tokio::test]
@@ -138,7 +177,10 @@ async fn out_of_memory_a_group_can_be_moved() {
     let mut reader = bench.reader().await;
     fetch(&mut reader, 10).await;
     bench.cmd("CONFIG SET maxmemory 1").await;
-    bench.seek(Start::After(appended[1])).await;
+    bench.backend.seek(&bench.lease, Start::After(appended[1])).await.expect("moved");
+    bench.cmd("CONFIG SET maxmemory 0").await;
+    bench.lease = grant(&bench.backend, &bench.tp, &bench.group, "next").await;
+    bench.cmd("CONFIG SET maxmemory 1").await;
     let mut reader = bench.reader().await;
     assert_eq!(ids(&fetch(&mut reader, 10).await), appended[2..]);
 }
@@ -159,6 +201,7 @@ async fn a_server_that_lost_its_end_is_told_once() {
         if let Ok(fetched) = reader.fetch(2, NOW).await {
             seen += fetched.entries.len();
             rewound.extend(fetched.rewound);
+            assert!(!fetched.tail_lost, "the entries are all there");
         }
     }
     assert_eq!(rewound, [(appended[4], appended[1])]);
@@ -174,6 +217,7 @@ async fn a_server_that_lost_its_end_is_told_once() {
     let fetched =
         tokio::time::timeout(LONG / 2, reader.fetch(10, LONG)).await.expect("at once").expect("fetched");
     assert_eq!((fetched.rewound, fetched.entries.len()), (Some((appended[4], appended[3])), 0));
+    assert!(fetched.tail_lost, "the newest entry is gone");
     assert_eq!(fetch(&mut reader, 10).await.rewound, None);
 }
 
@@ -189,4 +233,47 @@ async fn a_group_that_was_created_again_has_not_lost_its_end() {
     bench.backend.restore_group(&bench.tp, &bench.group, appended[0]).await.expect("restored");
     let fetched = fetch(&mut reader, 10).await;
     assert_eq!((ids(&fetched), fetched.rewound), (appended[1..].to_vec(), None));
+}
+
+/// The clock of the new primary is behind: other entries have the ids of those that were lost. Of the log, and of the retry
+/// log.
+#[tokio::test]
+async fn an_id_that_was_given_again_is_found_out_before_anything_is_read() {
+    for of_retries in [false, true] {
+        let mut bench = Bench::private(&[]).await;
+        let key = if of_retries { bench.retry_log() } else { bench.log() };
+        for n in 1..=3 {
+            bench.cmd(&format!("XADD {key} {n}-1 attempt 2 origin 1-1 error e history h payload old")).await;
+        }
+        let mut reader = bench.reader().await;
+        while fetch(&mut reader, 10).await.pending {}
+        assert_eq!(bench.int(&format!("XLEN {key}")).await, 3);
+        bench.cmd(&format!("XGROUP SETID {key} billing 2-1")).await;
+        bench.cmd(&format!("XDEL {key} 3-1")).await;
+        bench.cmd(&format!("XSETID {key} 2-1")).await;
+        bench.cmd(&format!("XADD {key} 3-1 attempt 2 origin 1-1 error e history h payload new")).await;
+        bench.cmd("CLIENT KILL TYPE normal SKIPME yes").await;
+        reader.fetch(10, NOW).await.expect_err("cut");
+        let fetched = reader.fetch(10, NOW).await.expect("fetched");
+        assert!(fetched.tail_lost && fetched.entries.is_empty(), "{of_retries}: {fetched:?}");
+        let delivered = format!("{:?}", bench.cmd(&format!("XINFO GROUPS {key}")).await);
+        assert!(delivered.contains("2-1") && !delivered.contains("3-1"), "nothing was read: {delivered}");
+        // Under a new lease it is a message like any other.
+        if bench.backend.release(&bench.lease).await.is_err() {
+            // That connection was cut as well.
+            bench.backend.release(&bench.lease).await.expect("given back");
+        }
+        let before = bench.lease.clone();
+        bench.lease = grant(&bench.backend, &bench.tp, &bench.group, "next").await;
+        let mut reader = bench.reader().await;
+        let mut came = Vec::new();
+        while came.len() < 3 {
+            came.extend(ids(&fetch(&mut reader, 10).await));
+        }
+        assert!(came.contains(&MessageId::new(3, 1)), "{came:?}");
+        let source = if of_retries { Source::Retry } else { Source::Log };
+        let late = [(Receipt { source, id: MessageId::new(3, 1) }, Settlement::Ack)];
+        let error = bench.backend.settle(&before, &late).await.expect_err("late");
+        assert_eq!(error.kind(), ErrorKind::Fenced);
+    }
 }

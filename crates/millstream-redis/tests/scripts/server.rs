@@ -45,6 +45,11 @@ impl Server {
         Self::try_at(port, &[]).expect("the port is free again")
     }
 
+    /// The same.
+    pub(crate) fn again(port: u16, extra: &[&str]) -> Self {
+        Self::try_at(port, extra).expect("the port is free again")
+    }
+
     fn try_at(port: u16, extra: &[&str]) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let child = Command::new("redis-server")
@@ -216,7 +221,11 @@ pub(crate) async fn grant(
     nonce: &str,
 ) -> Lease {
     let resource = Resource::partition(tp.clone(), group.clone());
-    match backend.acquire(&resource, nonce, nonce, TTL).await.expect("an answer") {
+    match backend
+        .acquire(&resource, nonce, nonce, TTL, &millstream_core::Continuity::assured())
+        .await
+        .expect("an answer")
+    {
         Acquired::Granted(lease) => lease,
         Acquired::Held(holder) => panic!("{holder:?}"),
     }

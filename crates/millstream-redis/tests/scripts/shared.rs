@@ -75,9 +75,20 @@ pub(crate) async fn life(bench: &Bench) {
     assert_eq!(settled, Settled { applied: 4, stale: 0 });
     assert_eq!(bench.backend.extend(&one, P, &of).await.expect("extended"), of[..3]);
     bench.backend.give_back(&one, P, &of[3..4]).await.expect("given back");
-    let claimed = bench.backend.claim(&two, P, &[], NOW, 10).await.expect("claimed");
+    let claimed = bench
+        .backend
+        .claim(&two, P, &[], NOW, 10, &millstream_core::Continuity::assured())
+        .await
+        .expect("claimed");
     assert_eq!((claimed.given_back.entries.len(), claimed.abandoned.entries.len()), (1, 1));
-    assert_eq!(bench.backend.adopt(&bench.lease, NOW, 10).await.expect("adopted"), 2);
+    assert_eq!(
+        bench
+            .backend
+            .adopt(&bench.lease, NOW, 10, &millstream_core::Continuity::assured())
+            .await
+            .expect("adopted"),
+        2
+    );
     let acks = [(of[3], Settlement::Ack), (of[4], Settlement::Ack)];
     assert_eq!(bench.settle(&acks).await, (2, 0));
 }
@@ -253,8 +264,22 @@ async fn what_somebody_read_by_hand_is_taken_over_and_the_name_forgotten() {
     let appended = bench.append_many(4).await;
     let (log, group) = (bench.log(), bench.group.clone());
     bench.cmd(&format!("XREADGROUP GROUP {group} bob COUNT 2 STREAMS {log} >")).await;
-    assert_eq!(bench.backend.adopt(&bench.lease, Duration::from_secs(60), 10).await.expect("asked"), 0);
-    assert_eq!(bench.backend.adopt(&bench.lease, NOW, 10).await.expect("adopted"), 2);
+    assert_eq!(
+        bench
+            .backend
+            .adopt(&bench.lease, Duration::from_secs(60), 10, &millstream_core::Continuity::assured())
+            .await
+            .expect("asked"),
+        0
+    );
+    assert_eq!(
+        bench
+            .backend
+            .adopt(&bench.lease, NOW, 10, &millstream_core::Continuity::assured())
+            .await
+            .expect("adopted"),
+        2
+    );
     let mut reader = bench.reader().await;
     let pending = fetch(&mut reader, 10).await;
     assert_eq!(pending.entries.iter().map(|entry| entry.receipt.id).collect::<Vec<_>>(), appended[..2]);
@@ -262,12 +287,20 @@ async fn what_somebody_read_by_hand_is_taken_over_and_the_name_forgotten() {
 
     bench.cmd(&format!("XREADGROUP GROUP {group} bob COUNT 2 STREAMS {log} >")).await;
     bench.cmd(&format!("XGROUP CREATECONSUMER {log} {group} eve")).await;
-    let claimed = bench.backend.claim(&seat(&bench, "a"), P, &[], NOW, 3).await.expect("claimed");
+    let claimed = bench
+        .backend
+        .claim(&seat(&bench, "a"), P, &[], NOW, 3, &millstream_core::Continuity::assured())
+        .await
+        .expect("claimed");
     assert_eq!(claimed.abandoned.entries.len(), 3);
     let names = |all: BTreeSet<(String, i64)>| all.into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     let left = names(consumers(&mut bench).await);
     assert!(left.contains(&"a".to_owned()) && !left.contains(&"eve".to_owned()), "{left:?}");
-    let claimed = bench.backend.claim(&seat(&bench, "a"), P, &[], NOW, 3).await.expect("claimed");
+    let claimed = bench
+        .backend
+        .claim(&seat(&bench, "a"), P, &[], NOW, 3, &millstream_core::Continuity::assured())
+        .await
+        .expect("claimed");
     assert_eq!(claimed.abandoned.entries.len(), 1);
     assert_eq!(consumers(&mut bench).await, [("a".to_owned(), 4)].into());
 }
@@ -285,7 +318,11 @@ async fn out_of_memory_consumers_get_on() {
     let batch = [(of[0], Settlement::Ack), (of[1], retry(NOW, 2, appended[1])), (of[2], dead(appended[2]))];
     assert_eq!(bench.backend.settle_shared(&a, P, &batch).await.expect("settled").applied, 3);
     bench.backend.give_back(&a, P, &of[3..4]).await.expect("given back");
-    let claimed = bench.backend.claim(&b, P, &[], NOW, 10).await.expect("claimed");
+    let claimed = bench
+        .backend
+        .claim(&b, P, &[], NOW, 10, &millstream_core::Continuity::assured())
+        .await
+        .expect("claimed");
     assert_eq!((claimed.given_back.entries.len(), claimed.abandoned.entries.len()), (1, 1));
     tokio::time::sleep(Duration::from_millis(3)).await;
     assert_eq!(bench.backend.promote(&bench.lease, 10).await.expect("promoted").moved, 1);
@@ -301,7 +338,11 @@ async fn a_foreign_type_is_named() {
     let of = receipts(&take(&mut reader, 2).await);
     let (a, b) = (seat(&bench, "a"), seat(&bench, "b"));
     bench.cmd(&format!("SET {held} x")).await;
-    let error = bench.backend.claim(&b, P, &[], NOW, 10).await.expect_err("a string");
+    let error = bench
+        .backend
+        .claim(&b, P, &[], NOW, 10, &millstream_core::Continuity::assured())
+        .await
+        .expect_err("a string");
     assert!(error.kind() == ErrorKind::WrongType && error.to_string().contains(held.as_str()), "{error}");
     assert_eq!(consumers(&mut bench).await, [("a".to_owned(), 2)].into(), "nothing was done");
     bench.cmd(&format!("DEL {held} {log}")).await;
@@ -309,7 +350,15 @@ async fn a_foreign_type_is_named() {
     for missing in [true, false] {
         let kind = if missing { ErrorKind::GroupMissing } else { ErrorKind::WrongType };
         assert_eq!(reader.fetch(10, NOW).await.expect_err("gone").kind(), kind);
-        assert_eq!(bench.backend.claim(&b, P, &[], NOW, 10).await.expect_err("gone").kind(), kind);
+        assert_eq!(
+            bench
+                .backend
+                .claim(&b, P, &[], NOW, 10, &millstream_core::Continuity::assured())
+                .await
+                .expect_err("gone")
+                .kind(),
+            kind
+        );
         bench.cmd(&format!("SET {log} x")).await;
     }
     let unknown = Receipt { source: Source::Log, id: MessageId::new(1, 1) };

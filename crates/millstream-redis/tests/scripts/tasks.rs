@@ -27,7 +27,14 @@ pub(crate) fn id(id: &str) -> ScheduleId {
 }
 
 pub(crate) fn ask(worker: &str, limit: usize) -> Ask {
-    Ask { worker: worker.into(), limit, hold: LONG, crash_limit: 0, patience: LONG }
+    Ask {
+        worker: worker.into(),
+        limit,
+        hold: LONG,
+        crash_limit: 0,
+        patience: LONG,
+        heard: millstream_core::Continuity::assured(),
+    }
 }
 
 pub(crate) fn retry(due: Due, task: &ClaimedTask, attempt: u32, error: &str) -> Verdict {
@@ -99,7 +106,7 @@ pub(crate) async fn life(bench: &mut Bench) {
     let claimed = bench.claim(&ask("w-1", 3)).await;
     let [a, b, c] = &claimed.tasks[..] else { panic!("{claimed:?}") };
     let ours: Vec<_> = claimed.tasks.iter().map(|task| (task.id.clone(), task.token.clone())).collect();
-    assert_eq!(bench.tasks().extend(&shard(), &ours, LONG, false).await.expect("extended"), [true; 3]);
+    assert_eq!(bench.tasks().extend(&shard(), &ours, LONG, false).await.expect("extended").ours, [true; 3]);
     assert_eq!(bench.verdict(a, Verdict::Complete).await, DONE);
     assert_eq!(bench.verdict(b, retry(Due::At(2), b, 2, "no")).await, DONE);
     assert_eq!(bench.verdict(c, dead(c, "never")).await, DONE);
@@ -314,5 +321,5 @@ async fn a_worker_needs_a_name_that_is_one() {
         assert_eq!(error.kind(), ErrorKind::InvalidConfig, "{worker:?}");
     }
     assert!(bench.tasks().settle_tasks(&shard(), &[]).await.expect("nothing").applied == 0);
-    assert!(bench.tasks().extend(&shard(), &[], LONG, false).await.expect("nothing").is_empty());
+    assert!(bench.tasks().extend(&shard(), &[], LONG, false).await.expect("nothing").ours.is_empty());
 }

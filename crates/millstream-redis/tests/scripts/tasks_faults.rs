@@ -33,13 +33,13 @@ async fn run_out() {
 async fn a_claim_that_ran_out_goes_to_the_next_with_a_new_token() {
     let mut bench = Bench::new().await;
     bench.put_now(["t".into()]).await;
-    let first = bench.claim(&brief("w-1", 1)).await.tasks.remove(0);
+    let first = bench.claim(&brief("w-0", 1)).await.tasks.remove(0);
     run_out().await;
     let second = bench.claim(&brief("w-1", 1)).await.tasks.remove(0);
     assert_eq!((second.crashes, second.attempt, second.due), (1, 1, first.due));
     assert_ne!(first.token, second.token);
     let claims = [(first.id.clone(), first.token.clone()), (second.id.clone(), second.token.clone())];
-    let extended = bench.tasks().extend(&shard(), &claims, LONG, false).await.expect("extended");
+    let extended = bench.tasks().extend(&shard(), &claims, LONG, false).await.expect("extended").ours;
     assert_eq!(extended, [false, true]);
     assert!(bench.claim(&ask("w-2", 1)).await.tasks.is_empty(), "extended");
     assert_eq!(bench.verdict(&first, Verdict::Complete).await, STALE);
@@ -54,7 +54,10 @@ async fn a_claim_that_ran_out_goes_to_the_next_with_a_new_token() {
     let third = bench.claim_one("w-1").await;
     assert_eq!((third.crashes, third.attempt), (0, 2), "an attempt that was settled forgives");
     assert_eq!(bench.verdict(&third, Verdict::Complete).await, DONE);
-    assert_eq!(bench.tasks().extend(&shard(), &claims, LONG, false).await.expect("extended"), [false, false]);
+    assert_eq!(
+        bench.tasks().extend(&shard(), &claims, LONG, false).await.expect("extended").ours,
+        [false, false]
+    );
     bench.assert_clean().await;
 }
 
@@ -84,7 +87,7 @@ async fn a_task_whose_claims_run_out_too_often_dies() {
         assert!(claimed.tasks.iter().all(|task| task.crashes == crashes));
         let ours: Vec<_> = claimed.tasks.into_iter().map(|task| (task.id, task.token)).collect();
         let held = bench.tasks().extend(&shard(), &ours, Duration::from_millis(1), true).await;
-        assert_eq!(held.expect("extended"), [true; 2]);
+        assert_eq!(held.expect("extended").ours, [true; 2]);
         run_out().await;
     }
     for _ in 0..2 {
@@ -104,6 +107,9 @@ async fn a_server_out_of_memory_lets_workers_get_on() {
     let mut bench = Bench::private(&[]).await;
     bench.put_now(names(5)).await;
     let crashing = bench.claim(&brief("w-0", 1)).await;
+    let begun = [(crashing.tasks[0].id.clone(), crashing.tasks[0].token.clone())];
+    let begun = bench.tasks().extend(&shard(), &begun, Duration::from_millis(1), true).await;
+    assert_eq!(begun.expect("extended").ours, [true]);
     let place = bench.place();
     run_out().await;
     bench.cmd("CONFIG SET maxmemory 1").await;
@@ -113,7 +119,7 @@ async fn a_server_out_of_memory_lets_workers_get_on() {
     let ours: Vec<_> = claimed.tasks.iter().map(|task| (task.id.clone(), task.token.clone())).collect();
     // Marking and another hold are written to the state too.
     let held = bench.tasks().extend(&shard(), &ours, 2 * LONG, true).await;
-    assert_eq!(held.expect("extended"), [true; 3]);
+    assert_eq!(held.expect("extended").ours, [true; 3]);
     assert_eq!(bench.verdict(a, Verdict::Complete).await, DONE);
     assert_eq!(bench.verdict(b, retry(Due::At(1), b, 2, "no")).await, DONE);
     assert_eq!(bench.verdict(c, dead(c, "no")).await, DONE);

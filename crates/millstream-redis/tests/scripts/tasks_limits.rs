@@ -85,7 +85,10 @@ async fn large_tasks_are_given_up_in_parts_too() {
     let bench = Bench::new().await;
     put_large(&bench, 6).await;
     for _ in 0..3 {
-        assert_eq!(bench.claim(&Ask { hold: NOW, ..ask("w", 2) }).await.tasks.len(), 2);
+        let tasks = bench.claim(&Ask { hold: NOW, ..ask("w", 2) }).await.tasks;
+        assert_eq!(tasks.len(), 2);
+        let begun: Vec<_> = tasks.into_iter().map(|task| (task.id, task.token)).collect();
+        bench.backend.extend(&shard(), &begun, NOW, true).await.expect("begun");
         let until = bench.claim(&ask("w", 0)).await.now + 1;
         while bench.claim(&ask("w", 0)).await.now < until {}
         let claimed = bench.claim(&Ask { crash_limit: 1, ..ask("w", 3) }).await;
@@ -160,7 +163,7 @@ async fn a_clock_that_was_set_back_freezes_no_claim() {
     let long = bench.claim(&Ask { hold: 3 * hour, ..ask("w", 1) }).await.tasks.remove(0);
     // Its hold is what it was extended by.
     let patient = [(tasks[2].id.clone(), tasks[2].token.clone())];
-    assert_eq!(bench.tasks().extend(&shard(), &patient, 2 * hour, false).await.expect("ours"), [true]);
+    assert_eq!(bench.tasks().extend(&shard(), &patient, 2 * hour, false).await.expect("ours").ours, [true]);
     for task in &tasks {
         // As if the clock had been set back by an hour since.
         bench.cmd(&format!("ZINCRBY {claims} 3600000 {}", task.id)).await;
@@ -180,7 +183,7 @@ async fn a_clock_that_was_set_back_freezes_no_claim() {
     assert!((7_100_000..=7_202_000).contains(&patient), "{patient}");
     assert!(deadline(&mut bench, &long).await > 10_700_000, "within its hold");
     let alive = [(tasks[1].id.clone(), tasks[1].token.clone())];
-    assert_eq!(bench.tasks().extend(&shard(), &alive, LONG, false).await.expect("ours"), [true]);
+    assert_eq!(bench.tasks().extend(&shard(), &alive, LONG, false).await.expect("ours").ours, [true]);
 }
 
 #[tokio::test]
@@ -190,7 +193,7 @@ async fn what_a_handed_out_claim_had_before_is_told_from_what_is_new() {
     let first = bench.claim(&Ask { hold: NOW, ..ask("w", 1) }).await.tasks.remove(0);
     assert_eq!(first.before, None);
     tokio::time::sleep(Duration::from_millis(2)).await;
-    let second = bench.claim_one("w").await;
+    let second = bench.claim_one("v").await;
     assert_eq!((second.before.as_ref(), second.crashes), (Some(&first.token), 1));
     assert_eq!(bench.verdict(&second, Verdict::Complete).await, DONE);
     bench.put_now(["t".into()]).await;
@@ -216,7 +219,7 @@ fn claims_are_extended_while_the_callers_runtime_stands_still() {
         let extend = Tasks::extend(&backend, &shard, &ours, LONG, true);
         tokio::time::timeout(Duration::from_secs(2), async { extend.await.expect("extended") }).await
     });
-    assert_eq!(extended.expect("in time"), [true]);
+    assert_eq!(extended.expect("in time").ours, [true]);
     drop(bench);
 }
 
@@ -242,7 +245,7 @@ async fn large_redeliveries_are_moved_in_parts() {
         let left = moved.iter().sum::<usize>() < 20;
         assert_eq!(promoted.next, left.then_some(NOW), "the rest is due at once");
     }
-    assert_eq!(moved, [7, 7, 6], "up to 4 MiB, and one more");
+    assert_eq!(moved, [2; 10], "up to 1 MiB, and one more");
 }
 
 #[tokio::test]

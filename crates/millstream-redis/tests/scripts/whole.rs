@@ -57,6 +57,8 @@ async fn life(bench: &mut Bench) {
     let count = bench.backend.count(&bench.tp, Start::After(appended[0]), None, 9).await;
     assert_eq!(count.expect("counted"), 3);
     bench.backend.seek(&bench.lease, Start::After(appended[2])).await.expect("moved");
+    bench.lease = crate::server::grant(&bench.backend, &bench.tp, &bench.group, "moved").await;
+    let mut reader = bench.reader().await;
     let back = reader.fetch(1, Duration::ZERO).await.expect("fetched");
     let note = Note { attempt: 1, by: "a-1".into(), ..Note::default() };
     assert_eq!(bench.settle(&[(back.entries[0].receipt, Settlement::Hold(note.clone()))]).await, (1, 0));

@@ -1,27 +1,35 @@
 //! Asks the assignor who should own what, and does without it if its answer is none.
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use millstream_core::assignment::Balanced;
 use millstream_core::error::{Error, ErrorKind};
 use millstream_core::members::{Assignment, Roster};
-use millstream_core::{Assignor, Partition};
+use millstream_core::panics::{UserCode, catch};
+use millstream_core::{Assignor, Observer, Partition};
 
 /// The assignment for a roster. If the assignor panics or assigns what it may not, the default one decides, so that
 /// partitions do not stay without an owner; with the reason.
-pub(super) fn decide(assignor: &dyn Assignor, roster: &Roster) -> (Assignment, Option<Error>) {
+pub(super) fn decide(
+    assignor: &dyn Assignor,
+    roster: &Roster,
+    observer: &dyn Observer,
+) -> (Assignment, Option<Error>) {
     let ask =
         |assignor: &dyn Assignor| assignor.assign(roster.partitions, &roster.members, &roster.assignment);
-    let refused = match catch_unwind(AssertUnwindSafe(|| ask(assignor))) {
+    let refused = match catch(UserCode::Assignor, || ask(assignor)) {
         Ok(assignment) => match check(&assignment, roster) {
             None => return (assignment, None),
             Some(why) => why,
         },
-        Err(_) => "it panicked".into(),
+        Err(panicked) => {
+            observer.observe(&panicked.event());
+            format!("it panicked: {}", panicked.text)
+        }
     };
-    let error =
-        Error::new(ErrorKind::InvalidConfig, format!("the assignor {assignor:?} is not used: {refused}"));
+    // Its `Debug` is the user's as well.
+    let name = catch(UserCode::Assignor, || format!("{assignor:?}")).unwrap_or_default();
+    let error = Error::new(ErrorKind::InvalidConfig, format!("the assignor {name} is not used: {refused}"));
     (ask(&Balanced), Some(error))
 }
 
@@ -50,6 +58,7 @@ mod tests {
 
     use super::*;
     use millstream_core::MemberId;
+    use millstream_core::event::{Event, Ignore};
     use millstream_core::members::Member;
 
     #[derive(Debug)]
@@ -77,7 +86,7 @@ mod tests {
             let last = members.last().expect("not empty").id.clone();
             Assignment::from([(last, (0..partitions).map(Partition).collect())])
         });
-        let (assignment, refused) = decide(&all_to_the_last, &roster());
+        let (assignment, refused) = decide(&all_to_the_last, &roster(), &Ignore);
         assert!(refused.is_none());
         assert_eq!(assignment.values().map(Vec::len).collect::<Vec<_>>(), [4]);
     }
@@ -95,7 +104,13 @@ mod tests {
             }),
         ];
         for (why, assign) in nonsense {
-            let (assignment, refused) = decide(&Says(assign), &roster());
+            let told = std::sync::atomic::AtomicBool::new(false);
+            let observer = |event: &Event<'_>| {
+                let panicked = matches!(event, Event::Panicked { code: UserCode::Assignor, .. });
+                told.fetch_or(panicked, std::sync::atomic::Ordering::Relaxed);
+            };
+            let (assignment, refused) = decide(&Says(assign), &roster(), &observer);
+            assert_eq!(told.into_inner(), why == "panicked");
             assert!(refused.expect("told").to_string().contains(why), "{why}");
             assert_eq!(assignment.values().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
         }

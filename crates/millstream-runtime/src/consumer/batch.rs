@@ -2,14 +2,15 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::{Problems, Result};
+use millstream_core::event::Ignore;
+use millstream_core::panics::{decode, discard};
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 
-use super::handler::{Handler, Input, Said, Verdict, guarded, text_of};
+use super::handler::{Handler, Input, Said, Verdict, guarded};
 use super::{Consumer, ConsumerBuilder};
 use crate::delivery::Delivery;
 use crate::report::Report;
@@ -214,7 +215,7 @@ where
             let mut batch = Vec::with_capacity(inputs.len());
             let mut said: Vec<Option<Said>> = Vec::with_capacity(inputs.len());
             for Input { about, payload } in inputs {
-                said.push(match decode(codec, &payload) {
+                said.push(match decode(codec, &payload).map_err(Verdict::Undecodable) {
                     Ok(value) => {
                         batch.push(Delivery { payload: value, about });
                         None
@@ -234,14 +235,6 @@ where
     Handler::Batch(config, Box::new(call))
 }
 
-/// A codec that panics does so over this message: it is a failed attempt of it alone.
-fn decode<T>(codec: &'static dyn Codec<T>, payload: &bytes::Bytes) -> std::result::Result<T, Verdict> {
-    match catch_unwind(AssertUnwindSafe(|| codec.decode(payload))) {
-        Ok(decoded) => decoded.map_err(Verdict::Undecodable),
-        Err(panic) => Err(Verdict::Panicked(text_of(&*panic))),
-    }
-}
-
 /// What was said of a batch, as what was said of each message.
 fn spread(handled: std::result::Result<BatchOutcome, Verdict>, messages: usize) -> Vec<Said> {
     let for_all = match handled {
@@ -250,6 +243,9 @@ fn spread(handled: std::result::Result<BatchOutcome, Verdict>, messages: usize) 
         }
         Ok(BatchOutcome::Each(each)) => {
             let outcomes = each.len();
+            // The errors in it are the user's, and nobody looks at them.
+            // One by one: of two in a row that panic when they are dropped, the second would end the process.
+            each.into_iter().for_each(|outcome| discard(outcome, &Ignore));
             Verdict::Said(Outcome::retry(format!(
                 "the handler gave {outcomes} outcomes for {messages} messages"
             )))

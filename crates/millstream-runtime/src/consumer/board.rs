@@ -1,6 +1,6 @@
 //! What is known of a running consumer: what it works on, and what it should own.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -38,6 +38,9 @@ struct Worker {
     in_flight: Arc<InFlight>,
     seeks: mpsc::UnboundedSender<Seek>,
 }
+
+/// Those that were asked for and not done yet, the first one first.
+pub(super) type Seeks = VecDeque<Seek>;
 
 /// Somebody wants to go on elsewhere.
 pub(super) struct Seek {
@@ -109,6 +112,13 @@ impl Board {
         let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
         let owned: usize = of_topic.map(|(_, worker)| worker.in_flight.unsettled()).sum();
         owned + lock(&self.hands).get(topic).map_or(0, |in_hand| in_hand())
+    }
+
+    /// How many poison candidates of a topic are read and not settled.
+    pub(super) fn candidates(&self, topic: &TopicName) -> usize {
+        let workers = lock(&self.workers);
+        let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
+        of_topic.map(|(_, worker)| worker.in_flight.inherited().1).sum()
     }
 
     /// Asks the worker of a partition. The answer never comes if the partition is given up before.

@@ -14,6 +14,7 @@ use super::context::{Context, Subscription};
 use super::handler::{self, Handler};
 use super::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing, trim};
 use crate::delivery::Delivery;
+use crate::panics::CarefulUpkeep;
 use crate::producer::warn_if_other;
 use crate::report::Report;
 
@@ -259,7 +260,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
             let topic = context.backend.catalog.create_topic(&spec).await?;
             warn_if_other(&spec, &topic);
             join(&context, &topic).await?;
-            let mut upkeep = self.upkeep.clone();
+            let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
+            let mut upkeep: Vec<_> = self.upkeep.iter().cloned().map(careful).collect();
             upkeep.push(Arc::new(trim::Trimmer::new(context.backend.clone(), &topic)));
             subscriptions.push(Subscription::new(context.clone(), topic, handler, upkeep));
         }

@@ -95,8 +95,8 @@ pub struct ConsumerConfig {
     /// How long a handler may take. One that takes longer is dropped, and that is a failed attempt
     /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: any time.
     pub handler_timeout: Option<Duration>,
-    /// How many processes may die over one message before it becomes a dead letter with the reason `crashed`.
-    /// Default: 3, at least 2: with the first one it is not known yet which message it was.
+    /// How many processes may die over one message: with the next one it becomes a dead letter with the reason `crashed`,
+    /// but not before the fourth, since until then it is not known which message it was. Default: 3, at least 2.
     pub crash_limit: u32,
     /// A name for this instance that is the same after a restart. Who has one keeps its partitions over a restart
     /// that is shorter than [`rejoin_timeout`](Self::rejoin_timeout). Default: a new name for each start.

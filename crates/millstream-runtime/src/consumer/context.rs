@@ -1,12 +1,15 @@
 //! What all loops of one consumer share, and what those of one topic share.
 
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::{Backend, GroupName, MemberId, Observer, TopicName, TopicPartition, TopicSpec, Upkeep};
+use millstream_core::panics::{Careful, Policies};
+use millstream_core::{
+    Backend, Continuity, GroupName, MemberId, Observer, TopicName, TopicPartition, TopicSpec, Upkeep,
+};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -18,8 +21,12 @@ use super::heart::Heart;
 use super::in_flight::InFlight;
 use super::pauses::Pauses;
 use super::{ConsumerConfig, handler::Handler};
+use crate::lease_clock::LeaseClock;
 use crate::report::Counts;
 use crate::trouble::{Loops, Place, Trouble};
+
+/// The shortest time that an answer gets, unless leases are shorter than four times that.
+const LEAST_PATIENCE: Duration = Duration::from_millis(350);
 
 /// What all loops of one consumer share.
 pub(super) struct Context {
@@ -37,6 +44,8 @@ pub(super) struct Context {
     pub(super) gates: Gates,
     /// Where renewals and heartbeats run.
     pub(super) heart: Heart,
+    /// What deadlines of leases are counted by.
+    pub(super) lease_clock: Arc<LeaseClock>,
     /// Our name in the group, and what people see as the owner of a partition.
     pub(super) member: MemberId,
     /// Unique to this start.
@@ -67,9 +76,10 @@ impl Context {
             Some(id) => id.clone(),
             None => member_id(&config.label, &incarnation)?,
         };
-        let teller = Arc::new(Teller::new(observer));
+        let teller = Arc::new(Teller::new(Careful::over(observer)));
         Ok(Self {
             heart: Heart::of(&backend),
+            lease_clock: LeaseClock::of(&backend),
             gates: Gates::new(config.max_handlers),
             backend,
             group,
@@ -90,14 +100,34 @@ impl Context {
         })
     }
 
+    /// The policies, with their fallbacks.
+    pub(super) fn policies(&self) -> Policies<'_> {
+        let (retry, dead_letters) = (&*self.config.retry, &*self.config.dead_letters);
+        Policies { retry, dead_letters, observer: &*self.observer }
+    }
+
     /// How often leases are renewed and heartbeats sent.
     pub(super) fn period(&self) -> Duration {
         self.config.lease_ttl / 3
     }
 
-    /// How long to wait for an answer that keeps a lease alive: two may fail to come before it ends.
+    /// How long to wait for an answer on the way to a lease.
     pub(super) fn patience(&self) -> Duration {
         self.config.lease_ttl / 4
+    }
+
+    /// How long to wait for an answer that says that we live: after it another one is tried.
+    ///
+    /// With the [pause](Self::retry_pause) it comes to well under a sixth of a ttl, if that is a few seconds or more: then
+    /// who was heard last a third of a ttl before an outage of up to half a ttl is heard again before the ttl is over. A
+    /// server that is a few hundred milliseconds away needs them in any case.
+    pub(super) fn beat_patience(&self) -> Duration {
+        (self.config.lease_ttl / 10).max(LEAST_PATIENCE).min(self.patience())
+    }
+
+    /// How long to pause after a request failed that says that we live, and would pause for `pause` elsewhere.
+    pub(super) fn retry_pause(&self, error: &Error, pause: Duration) -> Duration {
+        pause.min(if error.is_transient() { self.config.lease_ttl / 30 } else { self.period() })
     }
 
     /// How long handlers get to end.
@@ -168,6 +198,8 @@ pub(super) struct Subscription {
     pub(super) upkeep: Vec<Arc<dyn Upkeep>>,
     /// Rung when the group has changed: somebody came or went, or is to own something else.
     pub(super) changed: Notify,
+    /// Since when heartbeats have been answered without a gap.
+    heard: Mutex<Continuity>,
 }
 
 impl Subscription {
@@ -177,11 +209,22 @@ impl Subscription {
         handler: Handler,
         upkeep: Vec<Arc<dyn Upkeep>>,
     ) -> Self {
-        Self { context, topic, handler, upkeep, changed: Notify::new() }
+        let heard = Mutex::new(Continuity::new(context.config.lease_ttl));
+        Self { context, topic, handler, upkeep, changed: Notify::new(), heard }
     }
 }
 
 impl Subscription {
+    /// A heartbeat was answered by this server, at this time by its clock.
+    pub(super) fn answered(&self, server: &str, now: u64) {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).advance(server, now);
+    }
+
+    /// Since when heartbeats have been answered without a gap: what requests carry that take something over.
+    pub(super) fn heard(&self) -> Continuity {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// What one partition has in hand, when it has nothing.
     pub(super) fn in_flight(&self) -> Arc<InFlight> {
         let config = &self.config;

@@ -1,21 +1,16 @@
-//! What to tell the log: a pure function of what the handler said and the policies.
+//! What to tell the log: a function of what the handler said and the policies, without effects but that panics of
+//! user code are reported.
 
 use std::time::Duration;
 
-use millstream_core::event::Handled;
+use millstream_core::event::{Event, Handled};
 use millstream_core::log::Note;
+pub(super) use millstream_core::panics::Policies;
+use millstream_core::panics::UserCode;
 use millstream_core::policy::{Decision, Failure, FailureKind, Verdict as Judgement};
-use millstream_core::{
-    BoxError, DeadLetterPolicy, Due, History, MessageId, Outcome, Reason, RetryPolicy, Settlement,
-};
+use millstream_core::{BoxError, Due, History, MessageId, Outcome, Reason, Settlement, wire};
 
 use super::handler::Verdict;
-
-/// The two policies of a consumer.
-pub(super) struct Policies<'a> {
-    pub(super) retry: &'a dyn RetryPolicy,
-    pub(super) dead_letters: &'a dyn DeadLetterPolicy,
-}
 
 /// Which attempt this was, of which message.
 #[derive(Clone, Copy)]
@@ -71,9 +66,10 @@ pub(super) fn decide<'a>(
             (again(attempt.number, Due::In(*delay), error, attempt), Handled::Snoozed)
         }
         Verdict::Said(Outcome::DeadLetter(error)) => {
-            give_up(Reason::Rejected, attempt.number, text_of(error), attempt, policies)
+            give_up(Reason::Rejected, attempt.number, policies.text_of(error), attempt, policies)
         }
         Verdict::Panicked(message) => {
+            policies.observer.observe(&Event::Panicked { code: UserCode::Handler, text: message });
             let error: BoxError = Box::new(Panicked(message.clone()));
             failed(&error, FailureKind::Panic, None, attempt, policies)
         }
@@ -82,7 +78,7 @@ pub(super) fn decide<'a>(
             failed(&error, FailureKind::Timeout, None, attempt, policies)
         }
         Verdict::Undecodable(error) => {
-            give_up(Reason::Undecodable, unseen, text_of(error), attempt, policies)
+            give_up(Reason::Undecodable, unseen, policies.text_of(error), attempt, policies)
         }
         Verdict::Malformed(why) => give_up(Reason::Malformed, unseen, why.to_string(), attempt, policies),
         Verdict::Crashed(processes) => {
@@ -110,12 +106,13 @@ fn failed(
     });
     let failure = Failure::new(attempt.number, kind, &**error, attempt.entropy);
     let failure = failure.since(attempt.elapsed).wishing(delay);
-    match policies.retry.decide(&failure) {
+    let mut text = policies.text_of(error);
+    match policies.decide(&failure, &mut text) {
         Decision::RetryAfter(after) => {
             let (next, due) = (attempt.number.saturating_add(1), wish.unwrap_or(Due::In(after)));
-            (again(next, due, text_of(error), attempt), Handled::Retried)
+            (again(next, due, wire::cut(&text).to_owned(), attempt), Handled::Retried)
         }
-        Decision::GiveUp => give_up(Reason::Exhausted, attempt.number, text_of(error), attempt, policies),
+        Decision::GiveUp => give_up(Reason::Exhausted, attempt.number, text, attempt, policies),
     }
 }
 
@@ -139,7 +136,9 @@ fn give_up(
     attempt: Attempt<'_>,
     policies: &Policies<'_>,
 ) -> (Settlement, Handled) {
-    match policies.dead_letters.judge(&reason, attempts, &error) {
+    let mut error = error;
+    error.truncate(wire::cut(&error).len());
+    match policies.judge(&reason, attempts, &error) {
         Judgement::Keep => {
             let (origin, history) = (attempt.origin, attempt.history.clone());
             (Settlement::DeadLetter { reason, attempts, origin, error, history }, Handled::Dead)
@@ -148,25 +147,12 @@ fn give_up(
     }
 }
 
-/// The error and its causes in one line.
-fn text_of(error: &BoxError) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let cause = error.to_string();
-        // Many errors print their source themselves.
-        if !text.ends_with(&cause) {
-            text = format!("{text}: {cause}");
-        }
-        source = error.source();
-    }
-    millstream_core::wire::cut(&text).to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use millstream_core::event::Ignore;
     use millstream_core::policy::{Discard, Fixed, Keep, Never, Within};
+    use millstream_core::{DeadLetterPolicy, RetryPolicy};
     use std::sync::LazyLock;
     use std::time::UNIX_EPOCH;
 
@@ -181,7 +167,7 @@ mod tests {
 
     fn check(verdict: &Verdict, number: u32, retry: &dyn RetryPolicy, keep: bool) -> (Settlement, Handled) {
         let dead_letters: &dyn DeadLetterPolicy = if keep { &Keep } else { &Discard };
-        decide(verdict, || attempt(number), &Policies { retry, dead_letters })
+        decide(verdict, || attempt(number), &Policies { retry, dead_letters, observer: &Ignore })
     }
 
     fn dead(reason: Reason, attempts: u32, error: &str) -> Settlement {
@@ -204,7 +190,8 @@ mod tests {
 
     #[test]
     fn what_waits_in_its_place_is_noted_and_given_up_like_the_rest() {
-        let policies = Policies { retry: &Fixed::new(AFTER).attempts(3), dead_letters: &Keep };
+        let policies =
+            Policies { retry: &Fixed::new(AFTER).attempts(3), dead_letters: &Keep, observer: &Ignore };
         let check = |number| {
             let attempt = Attempt { in_place: Some("me"), ..attempt(number) };
             decide(&Verdict::Said(Outcome::retry("no")), || attempt, &policies)
@@ -217,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_snooze_uses_no_attempt_and_asks_nobody() {
-        let policies = Policies { retry: &Never, dead_letters: &Keep };
+        let policies = Policies { retry: &Never, dead_letters: &Keep, observer: &Ignore };
         let history = History::parse("5 1 first\n7 2 second");
         let attempt = Attempt { last_error: Some("second"), history: &history, ..attempt(3) };
         let says = |attempt| decide(&Verdict::Said(Outcome::snooze(AFTER)), || attempt, &policies);
@@ -234,7 +221,7 @@ mod tests {
     #[test]
     fn a_time_is_the_servers_and_counts_against_a_budget_where_its_clock_is_known() {
         let retry = Within::new(AFTER, Fixed::new(Duration::ZERO));
-        let policies = Policies { retry: &retry, dead_letters: &Keep };
+        let policies = Policies { retry: &retry, dead_letters: &Keep, observer: &Ignore };
         let says = |now, elapsed, at: Duration| {
             let attempt = Attempt { now, elapsed, ..attempt(1) };
             let (settlement, _) =
@@ -290,7 +277,8 @@ mod tests {
         #[derive(Debug, thiserror::Error)]
         #[error("cannot bill")]
         struct Outer(#[source] std::io::Error);
-        let error: BoxError = Box::new(Outer(std::io::Error::other("disk full")));
-        assert_eq!(text_of(&error), "cannot bill: disk full");
+        let outcome = Outcome::dead_letter(Outer(std::io::Error::other("disk full")));
+        let letter = dead(Reason::Rejected, 1, "cannot bill: disk full");
+        assert_eq!(check(&Verdict::Said(outcome), 1, &Never, true), (letter, Handled::Dead));
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use millstream_core::Settlement;
 use millstream_core::event::Event;
-use millstream_core::log::Receipt;
+use millstream_core::log::{Entry, Receipt};
+use millstream_core::panics::discard;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::coop::consume_budget;
@@ -15,7 +16,7 @@ use tokio_util::sync::PollSemaphore;
 
 use super::clock::Clock;
 use super::context::Subscription;
-use super::decide::{Policies, decide};
+use super::decide::decide;
 use super::fetch::Read;
 use super::guard::Guard;
 use super::handler::{Handler, Verdict, noticing};
@@ -25,6 +26,7 @@ use super::lanes::{By, Lanes, Ticket};
 use super::outbox::{Outbox, Settlements};
 use super::owned::Owned;
 use super::pauses::Pause;
+use super::poison::{Candidate, Poison};
 use super::waits::Waits;
 use super::{Concurrency, RetryOrder};
 
@@ -59,7 +61,8 @@ impl Dispatcher {
     }
 }
 
-/// A policy of the user's that panics ends this loop. The partition must not hang then, but be taken up anew.
+/// Panics of user code are caught where it is called: one that ends this loop is a defect of ours. The partition must
+/// not hang then, but be taken up anew.
 struct Alarm(Arc<Guard>);
 
 impl Drop for Alarm {
@@ -81,6 +84,7 @@ pub(super) struct Dispatch {
     trust: u64,
     pub(super) lanes: Lanes<Box<Job>>,
     pub(super) waits: Waits,
+    pub(super) poison: Poison,
     /// What was said, on its way to the settler.
     pub(super) outbox: Outbox,
     /// What is handled in a row, and since when.
@@ -111,6 +115,8 @@ impl Dispatch {
         };
         let turns = links.context.gates.handlers().map(|handlers| PollSemaphore::new(handlers.clone()));
         let pause = links.context.pauses.of(&owned.topic_partition);
+        let candidates = PollSemaphore::new(links.context.gates.candidates().clone());
+        let poison = Poison::new(owned.epoch, candidates);
         Self {
             // Taken after the token, it could stand for a newer one.
             trust: 0,
@@ -122,6 +128,7 @@ impl Dispatch {
             owned: Arc::new(owned),
             lanes: Lanes::new(by, at_once),
             waits: Waits::default(),
+            poison,
             picked: Vec::new(),
             full_at: Instant::now(),
             running: JoinSet::new(),
@@ -145,10 +152,6 @@ impl Dispatch {
             *turns = turns.clone();
         }
         let complete = !paused && self.is_complete();
-        if complete && self.picked[0].0.alone {
-            self.outbox.flush();
-            return self.try_suspect().await;
-        }
         let live = self.links.guard.is_live(Instant::now());
         if complete && self.turns.is_none() && live && !self.is_stopped() {
             // As a rule there is nothing to wait for. Others on this thread get their share all the same.
@@ -175,7 +178,8 @@ impl Dispatch {
             () = links.guard.lost().cancelled() => return false,
             () = self.pause.until(!paused) => {}
             Some(ended) = self.running.join_next() => self.ended(ended),
-            Some(receipt) = links.written.recv() => self.waits.written(receipt, Instant::now()),
+            Some(receipt) = links.written.recv() => self.written(receipt),
+            lane = self.poison.turn(&links.context.gates), if !paused => self.lanes.unblock(lane),
             turn = turn(&links.guard, &mut self.turns), if complete => {
                 let Some(permit) = turn else { return false };
                 if permit.is_some() {
@@ -208,7 +212,7 @@ impl Dispatch {
             self.ended(ended);
         }
         while let Ok(receipt) = self.links.written.try_recv() {
-            self.waits.written(receipt, Instant::now());
+            self.written(receipt);
         }
         if self.waits.next().is_some() {
             let now = Instant::now();
@@ -218,10 +222,22 @@ impl Dispatch {
         }
     }
 
+    /// A note is written: of a message that waits in its place, or of a poison candidate that begins.
+    fn written(&mut self, receipt: Receipt) {
+        if !self.poison.written(receipt) {
+            self.waits.written(receipt, Instant::now());
+        }
+    }
+
     fn take_in(&mut self, read: Read) {
         let now = Instant::now();
-        for entry in read.entries {
-            let job = Box::new(Job::new(entry, &self.links.context.config.limits, read.suspects, now));
+        let (config, ends) = (&self.links.context.config, &self.links.guard.lease().ends);
+        let job = |entry: Entry| {
+            let candidate = Candidate::of_owner(&entry, read.ends, ends, config.crash_limit);
+            Box::new(Job::new(entry, &config.limits, candidate, now))
+        };
+        let jobs: Vec<_> = read.entries.into_iter().map(job).collect();
+        for job in jobs {
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
                     // Noted by somebody who keeps another order: here it is parked, like all that failed.
@@ -231,7 +247,7 @@ impl Dispatch {
                 self.waits.for_rest(job.receipt, job.left, now);
             }
             let key = if self.lanes.is_by_key() { job.key().cloned() } else { None };
-            self.lanes.push(key.as_ref(), job.suspect.is_some(), job);
+            self.lanes.push(key.as_ref(), job);
         }
     }
 
@@ -253,17 +269,30 @@ impl Dispatch {
         };
         while self.picked.len() < size {
             let first = self.picked.is_empty();
+            if self.picked.first().is_some_and(|(_, job)| job.candidate.is_some()) {
+                break;
+            }
+            if first && let Some(noted) = self.poison.next() {
+                self.picked.push(noted);
+                break;
+            }
             let next = if first { self.lanes.next() } else { self.lanes.also() };
             let Some((ticket, job)) = next else { break };
             let receipt = job.receipt;
             if self.waits.is_over(receipt, Instant::now) {
+                if !first && job.candidate.is_some() {
+                    // A batch of several would not tell which of them it was.
+                    self.lanes.put_back(ticket, job);
+                    break;
+                }
+                let Some(picked) = self.screen((ticket, job)) else { continue };
                 if first && size > 1 {
                     self.full_at = Instant::now() + wait;
                 }
-                self.picked.push((ticket, job));
+                self.picked.push(picked);
                 continue;
             }
-            match self.lanes.block(ticket, job.suspect.is_some(), job) {
+            match self.lanes.block(ticket, job) {
                 Some(lane) => self.waits.blocks(receipt, lane),
                 // Its lane runs in this batch: it comes up again after that.
                 None => break,
@@ -287,11 +316,11 @@ impl Dispatch {
 
     /// Whether what is picked is to start now.
     fn is_complete(&self) -> bool {
-        let Some((ticket, _)) = self.picked.first() else { return false };
+        let Some((_, job)) = self.picked.first() else { return false };
         match &self.links.context.handler {
             Handler::Each(_) => true,
             Handler::Batch(batch, _) => {
-                ticket.alone || self.picked.len() >= batch.size || Instant::now() >= self.full_at
+                job.candidate.is_some() || self.picked.len() >= batch.size || Instant::now() >= self.full_at
             }
         }
     }
@@ -303,7 +332,7 @@ impl Dispatch {
         let keep = self.keeps();
         let mut unit = std::mem::take(&mut self.picked);
         let (context, owned) = (&self.links.context, &self.owned);
-        if !self.inline && unit.first().is_some_and(|(ticket, _)| !ticket.alone) {
+        if !self.inline {
             let (context, owned) = (context.clone(), owned.clone());
             self.running.spawn(async move {
                 handle(&context, &mut unit, |(_, job)| (owned.clone(), &mut **job), keep).await;
@@ -361,6 +390,7 @@ impl Dispatch {
             // Without a verdict it was not handled, because the end is near: it stays pending, and its lane closed.
             if let Some(said) = job.said.take() {
                 self.finish_one(ticket, job, said.verdict(), elapsed, now);
+                discard(said, &*self.links.context.observer);
             }
         }
         if self.outbox.is_due(now) {
@@ -377,8 +407,7 @@ impl Dispatch {
         now: Instant,
     ) {
         let context = &self.links.context;
-        let policies =
-            Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
+        let policies = context.policies();
         let attempt = || {
             let in_place = self.waits_in_place(&job).then_some(&*context.incarnation);
             job.attempt(Some(&self.links.clock), in_place)
@@ -398,11 +427,12 @@ impl Dispatch {
         };
         context.observer.observe(&event);
         let receipt = job.receipt;
+        self.poison.done(receipt);
         match &settlement {
             Settlement::Hold(note) => {
                 let after = job.holds(note, &self.links.clock);
                 self.waits.after_note(receipt, after);
-                self.lanes.put_back(ticket, false, job);
+                self.lanes.put_back(ticket, job);
             }
             _ => self.lanes.done(ticket),
         }

@@ -86,6 +86,17 @@ pub enum ConsumerEvent {
         /// Where the server stands.
         to: MessageId,
     },
+    /// A partition was taken over from an owner that ended without giving it back.
+    TakenOver {
+        /// Which partition.
+        topic_partition: TopicPartition,
+        /// How many owners have ended in a row.
+        ends: usize,
+        /// How many messages were pending.
+        messages: usize,
+        /// How many of them are poison candidates.
+        candidates: usize,
+    },
     /// A loop met an error, and tries again after a pause. Told for every try.
     Failing {
         /// What was tried: "fetch", "settle", …
@@ -173,6 +184,9 @@ impl ConsumerEvent {
             }
             Event::Resumed { topic_partition, .. } => {
                 Self::Resumed { topic_partition: topic_partition.cloned() }
+            }
+            Event::TakenOver { topic_partition, ends, messages, candidates, .. } => {
+                Self::TakenOver { topic_partition: topic_partition.clone(), ends, messages, candidates }
             }
             Event::Crashed { topic_partition, origin, crashes, .. } => {
                 Self::Crashed { topic_partition: topic_partition.clone(), origin, crashes }

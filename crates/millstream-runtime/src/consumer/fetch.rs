@@ -1,6 +1,7 @@
 //! The fetch loop: reads one partition as far as there is room.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
@@ -13,6 +14,7 @@ use super::context::Subscription;
 use super::guard::Guard;
 use super::in_flight::InFlight;
 use super::outbox::Settlements;
+use super::poison::is_candidate;
 use super::restore::restore_group;
 use super::upkeep::Bells;
 use crate::trouble::Trouble;
@@ -20,8 +22,8 @@ use crate::trouble::Trouble;
 /// Entries on their way to the dispatcher.
 pub(super) struct Read {
     pub(super) entries: Vec<Entry>,
-    /// The owner before ended without a word while it had these: one of them may be why.
-    pub(super) suspects: bool,
+    /// These were pending when the lease was granted: after so many ends of owners in a row.
+    pub(super) ends: usize,
 }
 
 /// Reads one partition. It is the only one who does.
@@ -96,7 +98,7 @@ impl Fetcher {
             }
             fetched = self.fetch(room) => fetched,
         };
-        let fetched = match fetched {
+        let mut fetched = match fetched {
             Ok(fetched) => fetched,
             Err(error) => {
                 // A reply may have been lost with entries in it: the reader starts over with what is pending.
@@ -107,10 +109,21 @@ impl Fetcher {
                 return Err(error);
             }
         };
+        if fetched.pending && !self.in_flight.is_rewinding() {
+            // The reader has started over by itself, and nobody has noted what was settled while it read: some of this may
+            // be done. Once more from the start, with an eye on that. Its other reports come once only.
+            self.in_flight.begin_rewind();
+            self.reader = None;
+            fetched.entries.clear();
+            fetched.ghosts.clear();
+            return self.hand_on(fetched);
+        }
         self.in_flight.brought(room, fetched.entries.len());
         if !fetched.pending {
             self.in_flight.end_rewind();
-            self.caught_up = true;
+            if !std::mem::replace(&mut self.caught_up, true) {
+                self.taken_over();
+            }
         }
         self.hand_on(fetched)
     }
@@ -126,8 +139,21 @@ impl Fetcher {
                 none.insert(self.context.backend.log.reader(self.guard.lease()).await?)
             }
         };
-        // No longer than until it is time to look at other names again.
-        reader.fetch(room, self.context.config.max_wait.min(self.adopter.due_in())).await
+        // No longer than until it is time to look at other names again; and not before everything is known that is pending.
+        let wait = if self.caught_up { self.context.config.max_wait } else { Duration::ZERO };
+        reader.fetch(room, wait.min(self.adopter.due_in())).await
+    }
+
+    /// Everything has been read that was pending when the lease was granted.
+    fn taken_over(&self) {
+        let (lease, (messages, candidates)) = (self.guard.lease(), self.in_flight.inherited());
+        let Ok((topic_partition, group)) = lease.partition() else { return };
+        let ends = lease.ends.len();
+        if ends > 0 {
+            tracing::warn!(%topic_partition, %group, ends, messages, candidates, "taken over from an owner that ended");
+            let observer = &self.context.observer;
+            observer.observe(&Event::TakenOver { topic_partition, group, ends, messages, candidates });
+        }
     }
 
     fn hand_on(&self, fetched: Fetched) -> Result<()> {
@@ -139,6 +165,13 @@ impl Fetcher {
         if let Some((from, to)) = fetched.rewound {
             tracing::warn!(%topic_partition, %group, %from, %to, "the server lost what it had told");
             observer.observe(&Event::TailLost { topic_partition, group, from, to });
+        }
+        if fetched.tail_lost {
+            // Messages in flight may share their ids with what comes next.
+            tracing::warn!(%topic_partition, %group, "entries that were handed out are lost: what is in hand is dropped");
+            self.guard.drop_all();
+            // Nothing more is read under this lease.
+            return Err(self.guard.lease().fenced());
         }
         if !fetched.ghosts.is_empty() {
             let messages = fetched.ghosts.len();
@@ -153,11 +186,11 @@ impl Fetcher {
         if !entries.is_empty() {
             let messages = entries.len();
             observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
-            let suspects = pending && !self.caught_up && self.guard.lease().abandoned;
-            if suspects {
-                self.in_flight.suspect(&entries);
+            let ends = if pending && !self.caught_up { self.guard.lease().ends.len() } else { 0 };
+            if ends > 0 {
+                self.in_flight.inherit(&entries, |entry| is_candidate(entry, ends));
             }
-            let _ = self.entries.send(Read { entries, suspects });
+            let _ = self.entries.send(Read { entries, ends });
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! The holder's own view of a lease: a deadline that needs nobody's answer.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,6 +8,8 @@ use millstream_core::Lease;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use crate::lease_clock::LeaseClock;
 
 /// A lease, and whether it may still be relied on.
 ///
@@ -24,8 +26,11 @@ pub(super) struct Guard {
 struct Lasting {
     lease: Lease,
     view: Mutex<View>,
+    clock: Arc<LeaseClock>,
     renewed: Notify,
     lost: CancellationToken,
+    /// Whether it is our own decision that all work under this lease is worth nothing any more.
+    dropped: AtomicBool,
     /// What `until` is counted from.
     base: Instant,
     /// The view's deadline again, in nanoseconds since `base`, for who looks before every message; 0 once it is lost.
@@ -43,17 +48,19 @@ struct View {
 }
 
 impl Guard {
-    /// A lease that was asked for at `asked`.
-    pub(super) fn new(lease: Lease, asked: Instant) -> Self {
+    /// A lease that was asked for at `asked`. All times are the clock's.
+    pub(super) fn new(lease: Lease, asked: Instant, clock: Arc<LeaseClock>) -> Self {
         let view = View { deadline: deadline(lease.ttl, asked), cancelled: CancellationToken::new() };
         let held = Lasting {
             base: asked,
             until: AtomicU64::new(nanos(asked, view.deadline)),
             trust: AtomicU64::new(0),
             lease,
+            clock,
             view: Mutex::new(view),
             renewed: Notify::new(),
             lost: CancellationToken::new(),
+            dropped: AtomicBool::new(false),
         };
         Self { held: Arc::new(held), revoked: CancellationToken::new() }
     }
@@ -77,7 +84,7 @@ impl Guard {
         view.deadline = view.deadline.max(deadline(self.held.lease.ttl, asked));
         if !self.held.lost.is_cancelled() {
             self.held.until.store(nanos(self.held.base, view.deadline), Ordering::Release);
-            if view.cancelled.is_cancelled() && Instant::now() < view.deadline {
+            if view.cancelled.is_cancelled() && self.held.clock.now() < view.deadline {
                 view.cancelled = CancellationToken::new();
                 self.held.trust.fetch_add(1, Ordering::Release);
             }
@@ -95,7 +102,19 @@ impl Guard {
         self.held.trust.fetch_add(1, Ordering::Release);
     }
 
-    /// Cancelled when somebody else has it.
+    /// It is ours still, but nothing that is done under it counts any more: work ends as if it was lost, and then it is
+    /// given back.
+    pub(super) fn drop_all(&self) {
+        self.held.dropped.store(true, Ordering::Release);
+        self.lose();
+    }
+
+    /// Whether [`drop_all`](Self::drop_all) was called.
+    pub(super) fn is_dropped(&self) -> bool {
+        self.held.dropped.load(Ordering::Acquire)
+    }
+
+    /// Cancelled when somebody else has it, or what is done under it does not count any more.
     pub(super) fn lost(&self) -> &CancellationToken {
         &self.held.lost
     }
@@ -125,7 +144,7 @@ impl Guard {
     /// Tells handlers if the lease cannot be relied on any more. True if they were told now.
     pub(super) fn expire(&self) -> bool {
         let view = self.view();
-        let over = Instant::now() >= view.deadline && !view.cancelled.is_cancelled();
+        let over = self.held.clock.now() >= view.deadline && !view.cancelled.is_cancelled();
         if over {
             view.cancelled.cancel();
             self.held.trust.fetch_add(1, Ordering::Release);
@@ -139,9 +158,10 @@ impl Guard {
         self.held.trust.load(Ordering::Acquire)
     }
 
-    /// Whether it can be relied on at this time, which is now. Costs next to nothing.
+    /// Whether it can be relied on at this time, which is now by the runtime's clock. Costs an atomic load and, where there
+    /// is one, a reading of the boot clock.
     pub(super) fn is_live(&self, now: Instant) -> bool {
-        nanos(self.held.base, now) < self.held.until.load(Ordering::Acquire)
+        nanos(self.held.base, self.held.clock.at(now)) < self.held.until.load(Ordering::Acquire)
     }
 
     /// Waits until the lease can be relied on: at once as a rule, until the next renewal if one failed.
@@ -177,12 +197,17 @@ fn deadline(ttl: Duration, asked: Instant) -> Instant {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease_clock::tests::{Suspended, plain};
     use millstream_core::{Resource, TopicPartition};
 
     fn guard() -> Guard {
+        guard_by(plain())
+    }
+
+    fn guard_by(clock: Arc<LeaseClock>) -> Guard {
         let topic_partition = TopicPartition::new("t".parse().expect("name"), 0);
         let resource = Resource::partition(topic_partition, "g".parse().expect("name"));
-        Guard::new(Lease::new(resource, 1, "n", Duration::from_secs(10)), Instant::now())
+        Guard::new(Lease::new(resource, 1, "n", Duration::from_secs(10)), clock.now(), clock)
     }
 
     #[tokio::test(start_paused = true)]
@@ -231,5 +256,29 @@ mod tests {
         guard.renewed(Instant::now());
         assert!(token.is_cancelled() && !guard.cancelled().is_cancelled());
         assert_ne!(guard.trust(), trust);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn time_in_suspension_counts_and_a_renewal_after_it_brings_the_lease_back() {
+        let suspended = Suspended::new();
+        let clock = suspended.clock();
+        let guard = guard_by(clock.clone());
+        let token = guard.cancelled();
+        // The runtime's clock stands still meanwhile.
+        suspended.for_time(Duration::from_secs(7));
+        assert!(guard.is_live(Instant::now()) && !guard.expire());
+        suspended.for_time(Duration::from_secs(1));
+        assert!(!guard.is_live(Instant::now()), "no further handler begins");
+        assert!(guard.expire() && token.is_cancelled(), "and those that run are told");
+        let asked = clock.now();
+        suspended.for_time(Duration::from_secs(3_600));
+        guard.renewed(asked);
+        assert!(
+            !guard.is_live(Instant::now()) && guard.cancelled().is_cancelled(),
+            "asked before another one"
+        );
+        guard.renewed(clock.now());
+        assert!(guard.is_live(Instant::now()) && !guard.cancelled().is_cancelled());
+        clock.missed(Duration::from_secs(8));
+        assert!(!guard.is_live(Instant::now()) && guard.expire(), "what only the server has counted");
     }
 }

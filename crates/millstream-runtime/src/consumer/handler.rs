@@ -1,6 +1,5 @@
 //! Handlers, with the payload type taken off.
 
-use std::any::Any;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -11,6 +10,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::event::Cause;
+use millstream_core::panics::{decode, text_of};
 use millstream_core::wire::Malformed;
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 
@@ -172,11 +172,11 @@ where
     ) -> impl Future<Output = Option<Verdict>> + Send {
         // Outside of a future, which would be moved about with all that is in it.
         let begun = catch_unwind(AssertUnwindSafe(|| {
-            let value = self.codec.decode(&payload).map_err(Verdict::Undecodable)?;
+            let value = decode(self.codec, &payload).map_err(Verdict::Undecodable)?;
             drop(payload);
             Ok((self.handler)(Delivery { payload: value, about }))
         }));
-        let begun = begun.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(&*panic))));
+        let begun = begun.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(panic))));
         async move {
             let handler = match begun {
                 Ok(handler) => handler,
@@ -206,10 +206,5 @@ pub(super) async fn guarded<R>(
             AssertUnwindSafe(Box::pin(handle)).catch_unwind().await
         }
     };
-    caught.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(&*panic))))
-}
-
-pub(crate) fn text_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into())
+    caught.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(panic))))
 }

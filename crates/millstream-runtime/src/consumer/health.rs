@@ -38,6 +38,7 @@ pub(super) fn of(context: &Context) -> Health {
         health.paused = partitions_of(&health.topic, &paused);
         health.group_paused = context.pauses.group(&health.topic);
         health.in_flight = context.board.in_flight(&health.topic);
+        health.candidates = context.board.candidates(&health.topic);
         health
     });
     let topics: Vec<_> = topics.collect();

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::panics::discard;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
@@ -16,6 +17,7 @@ impl Dispatch {
             && self.turns.is_none()
             && self.picked.is_empty()
             && self.waits.is_empty()
+            && self.poison.is_idle()
             && self.lanes.is_ready()
             && matches!(self.links.context.handler, Handler::Each(_))
             && !self.pause.is_on()
@@ -56,12 +58,8 @@ impl Row for Dispatch {
                 && !self.outbox.is_due(now)
                 && !self.pause.is_on()
                 && self.links.guard.is_live(now);
-            let (ticket, mut job) = if may_start { self.lanes.next()? } else { return None };
-            if ticket.alone {
-                // There is more to do before this one.
-                self.picked.push((ticket, job));
-                return None;
-            }
+            let (ticket, job) = if may_start { self.lanes.next()? } else { return None };
+            let Some((ticket, mut job)) = self.screen((ticket, job)) else { continue };
             self.trust_again();
             match job.input(self.owned.clone(), self.keeps()) {
                 Some(input) => {
@@ -90,6 +88,7 @@ impl Row for Dispatch {
         if let Some(verdict) = said {
             let now = Instant::now();
             self.finish_one(ticket, job, &verdict, now.saturating_duration_since(started), now);
+            discard(verdict, &*self.links.context.observer);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What one partition has read and not settled: bounds reading, and tells a repetition from a new message.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millstream_core::MessageId;
@@ -29,8 +29,10 @@ struct State {
     held: Ring,
     /// What was held, may not be settled, and then will be read once more.
     returning: BTreeSet<Receipt>,
-    /// What the owner before may have died over, and has not been settled since.
-    suspects: BTreeSet<Receipt>,
+    /// What owners before had when they ended, and has not been settled since; and whether it is a poison candidate.
+    inherited: BTreeMap<Receipt, bool>,
+    /// How many of these are candidates.
+    candidates: usize,
     /// Whether everything has been read that was pending at first.
     caught_up: bool,
     /// While the pending list is being read again: what was settled meanwhile. The list may have been read
@@ -42,6 +44,15 @@ struct State {
     blocked: usize,
     /// Whether the last read brought most of what there was room for: then there is more, and it is read in larger parts.
     behind: bool,
+}
+
+impl State {
+    fn disinherit(&mut self, receipt: Receipt) {
+        // Nothing at all, as a rule: this is asked for every message.
+        if !self.inherited.is_empty() && self.inherited.remove(&receipt) == Some(true) {
+            self.candidates -= 1;
+        }
+    }
 }
 
 impl InFlight {
@@ -60,6 +71,11 @@ impl InFlight {
         self.state().settled_meanwhile.get_or_insert_default();
     }
 
+    /// Whether what is read may be a repetition.
+    pub(super) fn is_rewinding(&self) -> bool {
+        self.state().settled_meanwhile.is_some()
+    }
+
     /// A read begins. While the pending list is read again, only what is settled from now on can be shown by it
     /// although it is done: what was settled before is shown only if the server has forgotten that, and has to be
     /// done again.
@@ -76,15 +92,27 @@ impl InFlight {
         state.caught_up = true;
     }
 
-    /// One of these may be what the owner before died over.
-    pub(super) fn suspect(&self, entries: &[Entry]) {
-        self.state().suspects.extend(entries.iter().map(|entry| entry.receipt));
+    /// Owners before had these when they ended.
+    pub(super) fn inherit(&self, entries: &[Entry], is_candidate: impl Fn(&Entry) -> bool) {
+        let mut state = self.state();
+        for entry in entries {
+            let candidate = is_candidate(entry);
+            if state.inherited.insert(entry.receipt, candidate).is_none() {
+                state.candidates += usize::from(candidate);
+            }
+        }
     }
 
-    /// Whether everything has been handled that the owner before may have died over, provided that there is any.
+    /// How much is left of what owners before had when they ended, and how much of that are poison candidates.
+    pub(super) fn inherited(&self) -> (usize, usize) {
+        let state = self.state();
+        (state.inherited.len(), state.candidates)
+    }
+
+    /// Whether everything is settled that owners before had when they ended.
     pub(super) fn is_cleared(&self) -> bool {
         let state = self.state();
-        state.caught_up && state.suspects.is_empty()
+        state.caught_up && state.inherited.is_empty()
     }
 
     /// Takes entries in, and gives back those that are not held and were not settled just now.
@@ -125,7 +153,7 @@ impl InFlight {
         let mut state = self.state();
         for receipt in receipts {
             state.held.remove(receipt);
-            state.suspects.remove(&receipt);
+            state.disinherit(receipt);
             if let Some(settled) = &mut state.settled_meanwhile {
                 settled.insert(receipt);
             }
@@ -139,7 +167,7 @@ impl InFlight {
     pub(super) fn hand_back(&self, receipts: impl Iterator<Item = Receipt>) {
         let mut state = self.state();
         for receipt in receipts {
-            state.suspects.remove(&receipt);
+            state.disinherit(receipt);
             if state.held.remove(receipt) {
                 state.returning.insert(receipt);
             }
@@ -296,15 +324,17 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_cleared_when_all_was_read_and_what_is_suspected_is_settled() {
+    fn a_lease_is_cleared_when_all_was_read_and_what_is_inherited_is_settled() {
         let in_flight = InFlight::new(8, 1, 100);
         in_flight.begin_rewind();
         assert!(!in_flight.is_cleared(), "nothing has been read yet");
         let entries = in_flight.admit(vec![entry(1), entry(2)]);
-        in_flight.suspect(&entries);
+        in_flight.inherit(&entries, |entry| entry.receipt.id.ms == 2);
+        assert_eq!(in_flight.inherited(), (2, 1));
         in_flight.end_rewind();
         in_flight.settled([entry(1).receipt].into_iter());
         assert!(!in_flight.is_cleared(), "one has not been tried");
+        assert_eq!(in_flight.inherited(), (1, 1));
         in_flight.settled([entry(2).receipt].into_iter());
         assert!(in_flight.is_cleared());
     }

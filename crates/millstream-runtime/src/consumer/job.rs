@@ -15,7 +15,7 @@ use super::context::Subscription;
 use super::decide::Attempt;
 use super::handler::{Handler, Input, Said, Verdict};
 use super::owned::Owned;
-use super::suspects::Suspect;
+use super::poison::Candidate;
 use crate::delivery::{About, Past};
 
 /// A message on its way through a partition.
@@ -27,8 +27,8 @@ pub(super) struct Job {
     pub(super) past: Option<Arc<Past>>,
     /// How long its next attempt has to wait, by what was noted.
     pub(super) left: Duration,
-    /// It was in the hands of an owner that ended without a word.
-    pub(super) suspect: Option<Box<Suspect>>,
+    /// Set if it may be why owners ended.
+    pub(super) candidate: Option<Box<Candidate>>,
     /// What came of it.
     pub(super) said: Option<Said>,
     read: Instant,
@@ -38,16 +38,15 @@ pub(super) struct Job {
 
 impl Job {
     /// It was read at this time.
-    pub(super) fn new(entry: Entry, limits: &Limits, suspect: bool, read: Instant) -> Self {
+    pub(super) fn new(entry: Entry, limits: &Limits, candidate: Option<Candidate>, read: Instant) -> Self {
         let decoded = wire::decode_owned(entry.receipt, entry.fields, limits);
-        let suspect = suspect.then(|| Box::new(Suspect::new(entry.note.as_ref())));
         let mut job = Self {
             receipt: entry.receipt,
             origin: decoded.origin,
             attempt: decoded.attempt,
             past: Past::of(decoded.error, decoded.history),
             left: Duration::ZERO,
-            suspect,
+            candidate: candidate.map(Box::new),
             said: None,
             read,
             deliveries: entry.deliveries,
@@ -110,7 +109,7 @@ impl Job {
         // As the server does it.
         let past = Arc::make_mut(self.past.get_or_insert_default());
         past.history.add(now, note.attempt.saturating_sub(1), &note.error);
-        self.suspect = None;
+        self.candidate = None;
         match note.due {
             Due::In(after) => after,
             Due::At(at) => Duration::from_millis(at.saturating_sub(now)),

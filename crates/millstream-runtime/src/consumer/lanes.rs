@@ -26,8 +26,6 @@ pub(super) struct Ticket {
     lane: usize,
     /// Its place in the order of arrival.
     number: u64,
-    /// Nothing else may run meanwhile.
-    pub(super) alone: bool,
     /// Whether it counts as one of those that run at once, or runs along with one that does.
     first: bool,
 }
@@ -41,8 +39,6 @@ pub(super) struct Lanes<T> {
     by: By,
     at_once: usize,
     running: usize,
-    /// What runs now runs alone.
-    alone: bool,
     lanes: Vec<Queue<T>>,
     /// Lanes that nobody uses.
     free: Vec<usize>,
@@ -65,7 +61,6 @@ struct Queue<T> {
 #[derive(Debug)]
 struct Item<T> {
     number: u64,
-    alone: bool,
     value: T,
 }
 
@@ -83,7 +78,6 @@ impl<T> Lanes<T> {
             by,
             at_once,
             running: 0,
-            alone: false,
             lanes,
             free: Vec::new(),
             keys: HashMap::new(),
@@ -98,9 +92,9 @@ impl<T> Lanes<T> {
         self.blocked
     }
 
-    /// Whether anything may start now, apart from what may only start alone.
+    /// Whether anything may start now.
     pub(super) fn is_ready(&self) -> bool {
-        !self.alone && self.running < self.at_once && !self.ready.is_empty()
+        self.running < self.at_once && !self.ready.is_empty()
     }
 
     /// Whether it matters which key something has.
@@ -108,13 +102,13 @@ impl<T> Lanes<T> {
         self.by == By::Key
     }
 
-    /// Takes in what came last. While something that came `alone` is handled, nothing else is.
-    pub(super) fn push(&mut self, key: Option<&Bytes>, alone: bool, value: T) {
+    /// Takes in what came last.
+    pub(super) fn push(&mut self, key: Option<&Bytes>, value: T) {
         let at = self.lane_of(key);
         let number = self.arrivals;
         self.arrivals += 1;
         let lane = &mut self.lanes[at];
-        lane.items.push_back(Item { number, alone, value });
+        lane.items.push_back(Item { number, value });
         if lane.blocked {
             self.blocked += 1;
         } else if lane.running == 0 && lane.items.len() == 1 {
@@ -144,44 +138,30 @@ impl<T> Lanes<T> {
 
     /// What may start now.
     pub(super) fn next(&mut self) -> Option<(Ticket, T)> {
-        if self.alone || self.running >= self.at_once {
+        if self.running >= self.at_once {
             return None;
         }
-        let Reverse((_, at)) = *self.ready.peek()?;
-        if self.lanes[at].items.front()?.alone && self.running > 0 {
-            return None;
-        }
-        self.ready.pop();
+        let Reverse((_, at)) = self.ready.pop()?;
         let (ticket, value) = self.take(at, true)?;
         self.running += 1;
-        self.alone = ticket.alone;
         Some((ticket, value))
     }
 
     /// What may run along with what [`next`](Self::next) gave last, as one batch. Where the whole partition is one
     /// lane, that is what follows; else the first of another lane, so that what has one key is never in one batch.
     pub(super) fn also(&mut self) -> Option<(Ticket, T)> {
-        if self.alone {
-            return None;
-        }
         let at = match self.by {
             By::Partition => 0,
-            By::Key | By::Entry => self.ready.peek()?.0.1,
+            By::Key | By::Entry => self.ready.pop()?.0.1,
         };
-        if self.lanes[at].items.front()?.alone {
-            return None;
-        }
-        if self.by != By::Partition {
-            self.ready.pop();
-        }
         self.take(at, false)
     }
 
     fn take(&mut self, at: usize, first: bool) -> Option<(Ticket, T)> {
         let lane = &mut self.lanes[at];
-        let Item { number, alone, value } = lane.items.pop_front()?;
+        let Item { number, value } = lane.items.pop_front()?;
         lane.running += 1;
-        Some((Ticket { lane: at, number, alone, first }, value))
+        Some((Ticket { lane: at, number, first }, value))
     }
 
     /// What had this ticket is done with.
@@ -191,24 +171,24 @@ impl<T> Lanes<T> {
     }
 
     /// What had this ticket goes back to its place, and comes up again.
-    pub(super) fn put_back(&mut self, ticket: Ticket, alone: bool, value: T) {
+    pub(super) fn put_back(&mut self, ticket: Ticket, value: T) {
         self.leave(ticket);
         let items = &mut self.lanes[ticket.lane].items;
         let place = items.partition_point(|item| item.number < ticket.number);
-        items.insert(place, Item { number: ticket.number, alone, value });
+        items.insert(place, Item { number: ticket.number, value });
         self.open(ticket.lane);
     }
 
     /// What had this ticket goes back to its place, and nothing of its lane starts until
     /// [`unblock`](Self::unblock) is called. `None` if more of its lane runs: then it comes up again after that.
-    pub(super) fn block(&mut self, ticket: Ticket, alone: bool, value: T) -> Option<Lane> {
+    pub(super) fn block(&mut self, ticket: Ticket, value: T) -> Option<Lane> {
         if self.lanes[ticket.lane].running > 1 {
-            self.put_back(ticket, alone, value);
+            self.put_back(ticket, value);
             return None;
         }
         self.leave(ticket);
         let lane = &mut self.lanes[ticket.lane];
-        lane.items.push_front(Item { number: ticket.number, alone, value });
+        lane.items.push_front(Item { number: ticket.number, value });
         lane.blocked = true;
         self.blocked += lane.items.len();
         Some(Lane(ticket.lane))
@@ -227,7 +207,6 @@ impl<T> Lanes<T> {
         self.lanes[ticket.lane].running -= 1;
         if ticket.first {
             self.running -= 1;
-            self.alone = false;
         }
     }
 
@@ -270,7 +249,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Push { key: u8, alone: bool },
+        Push { key: u8 },
         Next,
         Also,
         Done(usize),
@@ -281,7 +260,7 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            4 => (any::<u8>(), prop::bool::weighted(0.1)).prop_map(|(key, alone)| Step::Push { key, alone }),
+            4 => any::<u8>().prop_map(|key| Step::Push { key }),
             4 => Just(Step::Next),
             1 => Just(Step::Also),
             3 => any::<usize>().prop_map(Step::Done),
@@ -297,7 +276,6 @@ mod tests {
         at_once: usize,
         lanes: Lanes<usize>,
         keys: Vec<Option<Bytes>>,
-        alone: Vec<bool>,
         running: Vec<(Ticket, usize)>,
         waiting: BTreeSet<usize>,
         blocked: BTreeMap<String, Lane>,
@@ -306,10 +284,10 @@ mod tests {
 
     impl Model {
         fn new(by: By, at_once: usize) -> Self {
-            let (keys, alone, running) = (Vec::new(), Vec::new(), Vec::new());
+            let (keys, running) = (Vec::new(), Vec::new());
             let lanes = Lanes::new(by, at_once);
             let (waiting, blocked, done) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
-            Self { by, at_once, lanes, keys, alone, running, waiting, blocked, done }
+            Self { by, at_once, lanes, keys, running, waiting, blocked, done }
         }
 
         fn lane(&self, item: usize) -> String {
@@ -319,7 +297,7 @@ mod tests {
         /// The first that may start by the rules.
         fn expected(&self) -> Option<usize> {
             let units = self.running.iter().filter(|(ticket, _)| ticket.first).count();
-            if units >= self.at_once || self.running.iter().any(|(ticket, _)| ticket.alone) {
+            if units >= self.at_once {
                 return None;
             }
             let busy: BTreeSet<_> = self.running.iter().map(|(_, item)| self.lane(*item)).collect();
@@ -327,8 +305,7 @@ mod tests {
                 let lane = self.lane(**item);
                 !busy.contains(&lane) && !self.blocked.contains_key(&lane)
             };
-            let first = *self.waiting.iter().find(free)?;
-            (!self.alone[first] || self.running.is_empty()).then_some(first)
+            self.waiting.iter().find(free).copied()
         }
 
         fn next(&mut self) -> bool {
@@ -347,7 +324,6 @@ mod tests {
                 return;
             }
             if let Some((ticket, item)) = self.lanes.also() {
-                assert!(!self.alone[item] && !self.running[0].0.alone);
                 assert!(!self.blocked.contains_key(&self.lane(item)));
                 let earlier = self.waiting.range(..item).find(|other| self.lane(**other) == self.lane(item));
                 assert_eq!(earlier, None, "in the order of the lane");
@@ -362,12 +338,11 @@ mod tests {
         fn run(&mut self, step: &Step) {
             let pick = |n: usize, of: usize| (of > 0).then(|| n % of);
             match *step {
-                Step::Push { key: n, alone } => {
+                Step::Push { key: n } => {
                     let item = self.keys.len();
                     self.keys.push(key(n));
-                    self.alone.push(alone);
                     self.waiting.insert(item);
-                    self.lanes.push(self.keys[item].as_ref(), alone, item);
+                    self.lanes.push(self.keys[item].as_ref(), item);
                 }
                 Step::Next => {
                     self.next();
@@ -383,7 +358,7 @@ mod tests {
                 Step::PutBack(n) => {
                     if let Some(n) = pick(n, self.running.len()) {
                         let (ticket, item) = self.running.remove(n);
-                        self.lanes.put_back(ticket, self.alone[item], item);
+                        self.lanes.put_back(ticket, item);
                         self.waiting.insert(item);
                     }
                 }
@@ -391,7 +366,7 @@ mod tests {
                     if let Some(n) = pick(n, self.running.len()) {
                         let (ticket, item) = self.running.remove(n);
                         self.waiting.insert(item);
-                        if let Some(lane) = self.lanes.block(ticket, self.alone[item], item) {
+                        if let Some(lane) = self.lanes.block(ticket, item) {
                             self.blocked.insert(self.lane(item), lane);
                         }
                     }
@@ -460,10 +435,10 @@ mod tests {
         let mut lanes = Lanes::new(By::Key, 1);
         let (a, b) = (Bytes::from("a"), Bytes::from("b"));
         for (key, item) in [(&a, 1), (&a, 2), (&b, 3), (&a, 4)] {
-            lanes.push(Some(key), false, item);
+            lanes.push(Some(key), item);
         }
         let (ticket, item) = lanes.next().expect("the first");
-        let lane = lanes.block(ticket, false, item).expect("nothing else of it runs");
+        let lane = lanes.block(ticket, item).expect("nothing else of it runs");
         assert_eq!(lanes.blocked(), 3);
         let (ticket, item) = lanes.next().expect("the other lane");
         assert_eq!(item, 3);
@@ -482,11 +457,11 @@ mod tests {
     #[test]
     fn a_batch_of_a_whole_partition_keeps_its_order_when_parts_come_back() {
         let mut lanes = Lanes::new(By::Partition, 1);
-        (1..=5).for_each(|item| lanes.push(None, false, item));
+        (1..=5).for_each(|item| lanes.push(None, item));
         let mut batch = vec![lanes.next().expect("the first")];
         batch.extend(std::iter::from_fn(|| lanes.also()).take(3));
         for (ticket, item) in batch {
-            if item % 2 == 1 { lanes.put_back(ticket, false, item) } else { lanes.done(ticket) }
+            if item % 2 == 1 { lanes.put_back(ticket, item) } else { lanes.done(ticket) }
         }
         let order: Vec<_> = std::iter::from_fn(|| {
             let (ticket, item) = lanes.next()?;

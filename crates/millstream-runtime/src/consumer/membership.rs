@@ -8,6 +8,7 @@ use millstream_core::Partition;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::members::{Member, Pulse, Version, Watch};
+use millstream_core::suspension::ServerTime;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -47,8 +48,8 @@ pub(super) struct Membership {
     target: watch::Sender<Target>,
     /// The answer to the last heartbeat that had one.
     pulse: Option<Pulse>,
-    /// When that was.
-    heard: Option<Instant>,
+    /// The server's clock beside ours.
+    time: ServerTime,
     /// The most partitions that the topic had.
     partitions: u32,
     unassigned: Option<Unassigned>,
@@ -83,7 +84,7 @@ impl Membership {
             member,
             target,
             pulse: None,
-            heard: None,
+            time: ServerTime::default(),
             partitions: context.topic.partitions,
             unassigned: None,
             watch: None,
@@ -129,7 +130,7 @@ impl Membership {
             }
             Err(error) => {
                 let pause = self.beating.met(&error, &*self.context.observer);
-                return Some(pause.min(self.context.period()));
+                return Some(self.context.retry_pause(&error, pause));
             }
         };
         self.beating.over(&*self.context.observer);
@@ -165,9 +166,33 @@ impl Membership {
     }
 
     async fn heartbeat(&mut self) -> Result<Pulse> {
+        match self.ask(self.pulse.is_none()).await {
+            Err(error) if error.kind() == ErrorKind::NotMember => {
+                let (topic, group, member) = (&self.context.topic.name, &self.context.group, &self.member.id);
+                tracing::warn!(%topic, %group, %member, "not in the group any more: joins it again");
+                // Should this fail, the next one does not join at once: somebody else may have come under our id by then.
+                self.ask(true).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn ask(&mut self, joining: bool) -> Result<Pulse> {
         let (topic, group) = (&self.context.topic.name, &self.context.group);
-        let (joining, limit) = (self.pulse.is_none(), self.context.patience());
-        within(limit, self.context.backend.members.heartbeat(topic, group, &self.member, joining)).await
+        let limit = self.context.beat_patience();
+        self.member.heard = self.context.heard();
+        let (clock, asked) = (&self.context.lease_clock, self.context.lease_clock.elapsed());
+        let request = self.context.backend.members.heartbeat(topic, group, &self.member, joining);
+        let pulse = within(limit, request).await?;
+        self.context.answered(&pulse.server, pulse.now);
+        // A machine may have been suspended without any clock of its own showing it. Of the lease's margin (a fifth) each
+        // of the four heartbeats in a deadline's time may use up a part without being noticed.
+        let margin = self.context.config.lease_ttl / 20;
+        if let Some(away) = self.time.heard(asked, clock.elapsed(), pulse.now, margin) {
+            tracing::warn!(%topic, %group, ?away, "the server's clock went ahead of ours: deadlines are counted anew");
+            clock.missed(away);
+        }
+        Ok(pulse)
     }
 
     /// Takes note of an answer. Gives back when we have to decide who owns what, if that is to be decided.
@@ -228,17 +253,10 @@ impl Membership {
         }
     }
 
-    /// When the next heartbeat is due if nothing happens: three times per ttl, or when the first member may be dead.
-    fn regular(&mut self, pulse: &Pulse) -> Duration {
-        let (period, now) = (self.context.period(), Instant::now());
-        let before = self.heard.replace(now);
-        if before.is_some_and(|before| now - before >= self.member.ttl) {
-            // We were away, and so may others have been: after an outage they get the time to come back. They try at
-            // least once per period.
-            return period.mul_f64(1.5);
-        }
+    /// When the next heartbeat is due if nothing happens: three times per ttl, or when the first member may be dropped.
+    fn regular(&self, pulse: &Pulse) -> Duration {
         // A tenth is jitter, so that members who joined together do not stay together.
-        let regular = period.mul_f64(0.9 + 0.1 * fastrand::f64());
+        let regular = self.context.period().mul_f64(0.9 + 0.1 * fastrand::f64());
         let death = pulse
             .next_expiry
             .saturating_add(Duration::from_millis(1))
@@ -255,7 +273,8 @@ impl Membership {
         if !current || roster.assigned == Some(roster.version) || roster.members.is_empty() {
             return Ok(());
         }
-        let (assignment, refused) = assign::decide(&*self.context.config.assignor, &roster);
+        let (assignment, refused) =
+            assign::decide(&*self.context.config.assignor, &roster, &*self.context.observer);
         let published = within(limit, members.publish(topic, group, roster.version, &assignment)).await?;
         tracing::debug!(%topic, %group, version = roster.version.0, published, "decided who owns what");
         refused.map_or(Ok(()), Err)
@@ -342,7 +361,7 @@ impl Membership {
         }
         loop {
             let roster = members.roster(&topic, &group).await?;
-            if roster.members.is_empty() || roster.assigned == Some(roster.version) {
+            if roster.living().next().is_none() || roster.assigned == Some(roster.version) {
                 return Ok(());
             }
             self.watched(roster.revision, Instant::now() + LONGEST_LEAVE).await?;

@@ -29,13 +29,13 @@ mod outbox;
 mod owned;
 mod ownership;
 mod pauses;
+mod poison;
 mod pull;
 mod renew;
 mod restore;
 mod ring;
 mod settle;
 mod shared;
-mod suspects;
 mod trim;
 mod upkeep;
 mod waits;
@@ -58,7 +58,6 @@ pub use events::{ConsumerEvent, Events};
 pub use millstream_core::health::{ConsumerState, Failure, Health, LoopHealth, TopicHealth};
 pub use pull::{Pulled, Puller};
 
-pub(crate) use handler::text_of;
 pub(crate) use owned::Owned;
 
 use context::{Context, Subscription};

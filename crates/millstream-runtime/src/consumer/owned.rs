@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::{GroupName, TopicPartition};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::context::Context;
@@ -81,7 +80,7 @@ impl Owned {
         };
         let (leases, lease) = (self.context.backend.leases.clone(), guard.lease().clone());
         // Taken before the request: the ttl cannot have started earlier.
-        let asked = Instant::now();
+        let asked = self.context.lease_clock.now();
         let renew = async move {
             let unanswered = || Err(Error::new(ErrorKind::Protocol, "a renewal was not answered"));
             leases.renew(&[lease]).await.pop().unwrap_or_else(unanswered)

@@ -19,7 +19,7 @@ use super::context::Subscription;
 use super::guard::Guard;
 use super::held::Held;
 use super::membership::{Target, within};
-use super::worker;
+use super::worker::{self, Ended, Moved};
 use crate::trouble::Trouble;
 
 /// The most leases that are asked for at once.
@@ -41,9 +41,11 @@ pub(super) struct Ownership {
     wanted: BTreeSet<Partition>,
     chases: Chases,
     requests: FuturesUnordered<BoxFuture<'static, Option<Answer>>>,
-    workers: JoinSet<()>,
+    workers: JoinSet<Ended>,
     /// Which partition a worker works on, also if it panics.
     partitions: HashMap<task::Id, Partition>,
+    /// Seeks that were done, in partitions that are asked for anew.
+    moved: BTreeMap<Partition, Moved>,
     /// What is worked on, and what is being given back.
     owned: BTreeMap<Partition, Arc<Guard>>,
     trouble: Trouble,
@@ -76,6 +78,7 @@ impl Ownership {
             requests: FuturesUnordered::new(),
             workers: JoinSet::new(),
             partitions: HashMap::new(),
+            moved: BTreeMap::new(),
             owned: BTreeMap::new(),
             stopping: None,
         }
@@ -112,6 +115,7 @@ impl Ownership {
                 self.stopping = Some(Instant::now());
                 // What we have we keep until others are to have it; more we do not take.
                 self.chases.retain(|_| false);
+                std::mem::take(&mut self.moved).into_values().for_each(Moved::answer);
             }
             changed = self.target.changed() => return self.retarget(changed.is_ok()).await,
             Some(ended) = self.workers.join_next_with_id(), if !self.workers.is_empty() => self.forget(ended),
@@ -145,6 +149,11 @@ impl Ownership {
             }
         }
         self.chases.retain(|partition| self.wanted.contains(&partition));
+        let unwanted = |partition: &Partition| !self.wanted.contains(partition);
+        let gone: Vec<_> = self.moved.keys().copied().filter(unwanted).collect();
+        for moved in gone.into_iter().filter_map(|partition| self.moved.remove(&partition)) {
+            moved.answer();
+        }
         let now = Instant::now();
         for partition in &self.wanted {
             if self.stopping.is_none() && !self.owned.contains_key(partition) {
@@ -174,11 +183,15 @@ impl Ownership {
                 self.trouble.over(&*self.context.observer);
                 match found {
                     Found::Free(guard) => self.granted(partition, guard),
-                    Found::Held(expires_in) => self.chases.held(partition, now, expires_in),
+                    Found::Held(expires_in) => {
+                        self.is_moved(partition);
+                        self.chases.held(partition, now, expires_in);
+                    }
                 }
             }
             Err(error) => {
                 let pause = self.trouble.met(&error, &*self.context.observer);
+                self.is_moved(partition);
                 self.chases.failed(partition, now + pause);
             }
         }
@@ -198,8 +211,14 @@ impl Ownership {
         }
         self.chases.end(partition);
         self.owned.insert(partition, guard.clone());
-        let task = self.workers.spawn(worker::run(self.context.clone(), guard));
+        let moved = self.moved.remove(&partition);
+        let task = self.workers.spawn(worker::run(self.context.clone(), guard, moved));
         self.partitions.insert(task.id(), partition);
+    }
+
+    /// It will take a while until the partition is ours again: who has moved it need not wait for that.
+    fn is_moved(&mut self, partition: Partition) {
+        self.moved.remove(&partition).into_iter().for_each(Moved::answer);
     }
 
     /// Waits until nothing is held and nothing can be granted any more.
@@ -213,21 +232,31 @@ impl Ownership {
         }
     }
 
-    fn forget(&mut self, ended: std::result::Result<(task::Id, ()), task::JoinError>) {
+    fn forget(&mut self, ended: std::result::Result<(task::Id, Ended), task::JoinError>) {
         let id = match &ended {
-            Ok((id, ())) => *id,
+            Ok((id, _)) => *id,
             Err(error) => error.id(),
         };
         let Some(partition) = self.partitions.remove(&id) else { return };
         if let Some(guard) = self.owned.remove(&partition) {
             self.held.remove(partition, &guard);
         }
-        if let Err(error) = ended {
-            tracing::error!(%partition, %error, "a worker ended abnormally and will be started again");
+        let mut hurry = NO_HURRY;
+        match ended {
+            Ok((_, Ended::Over)) => {}
+            Ok((_, Ended::Anew(moved))) => {
+                self.moved.extend(moved.map(|moved| (partition, moved)));
+                hurry = Duration::ZERO;
+            }
+            Err(error) => {
+                tracing::error!(%partition, %error, "a worker ended abnormally and will be started again");
+            }
         }
         if self.wanted.contains(&partition) && self.stopping.is_none() {
             let now = Instant::now();
-            self.chases.start(partition, now, now + NO_HURRY);
+            self.chases.start(partition, now, now + hurry);
+        } else {
+            self.is_moved(partition);
         }
     }
 }
@@ -245,11 +274,11 @@ async fn acquire(
     let found = heart.call(async move {
         let (leases, owner) = (&context.backend.leases, context.member.as_str());
         // Taken before the request: the ttl cannot have started earlier.
-        let asked = Instant::now();
-        let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl);
+        let (asked, heard) = (context.lease_clock.now(), context.heard());
+        let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl, &heard);
         Ok(match within(context.patience(), acquired).await? {
             Acquired::Granted(lease) => {
-                let guard = Arc::new(Guard::new(lease, asked));
+                let guard = Arc::new(Guard::new(lease, asked, context.lease_clock.clone()));
                 held.insert(partition, guard.clone());
                 Found::Free(guard)
             }

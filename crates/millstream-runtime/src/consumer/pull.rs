@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use millstream_core::error::Result;
+use millstream_core::panics::decode;
 use millstream_core::{BoxError, Codec, Outcome, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -251,11 +252,14 @@ struct Offering<T: 'static> {
 
 impl<T: Send + 'static> Handle for Offering<T> {
     async fn handle(&self, Input { about, payload }: Input, timeout: Option<Duration>) -> Option<Verdict> {
-        match guarded(async move { self.codec.decode(&payload) }, None).await {
-            Ok(Ok(value)) => offer(&self.offers, value, about, timeout).await,
-            Ok(Err(error)) => Some(Verdict::Undecodable(error)),
-            Err(panicked) => Some(panicked),
-        }
+        // The payload is dropped in here if nobody pulls it: that may panic, too.
+        let offered = async move {
+            match decode(self.codec, &payload) {
+                Ok(value) => offer(&self.offers, value, about, timeout).await,
+                Err(error) => Some(Verdict::Undecodable(error)),
+            }
+        };
+        guarded(offered, None).await.unwrap_or_else(Some)
     }
 }
 

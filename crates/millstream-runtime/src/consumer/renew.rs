@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use millstream_core::Lease;
 use millstream_core::error::{Error, ErrorKind};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::context::Subscription;
 use super::guard::Guard;
 use super::held::Held;
+use crate::lease_clock::LeaseClock;
 use crate::trouble::Trouble;
 
 /// Renews the leases of all partitions that are owned. One lost renewal does no harm, two in a row stop dispatch.
@@ -26,22 +27,23 @@ impl Renewer {
 
     /// Renews until dropped.
     pub(super) async fn run(mut self) {
-        let held = self.held.clone();
+        let (held, clock) = (self.held.clone(), self.context.lease_clock.clone());
         let renewals = async {
             loop {
-                let started = Instant::now();
+                let started = clock.now();
                 let renewed = self.run_once().await;
                 self.trouble.begins(self.context.period());
                 match renewed {
                     // After a stall one renewal is enough: the missed ones are not made up for.
-                    Ok(()) => sleep_until(started + self.context.period()).await,
+                    // By this clock: after a suspension it is late already, and does not wait any longer.
+                    Ok(()) => clock.sleep_until(started + self.context.period()).await,
                     Err(pause) => sleep(pause).await,
                 }
             }
         };
         tokio::select! {
             biased;
-            () = watch_deadlines(&held) => {}
+            () = watch_deadlines(&held, &clock) => {}
             () = renewals => {}
         }
     }
@@ -55,8 +57,8 @@ impl Renewer {
         }
         let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
         // Taken before the request: the ttl cannot have started earlier.
-        let asked = Instant::now();
-        let limit = self.context.patience();
+        let asked = self.context.lease_clock.now();
+        let limit = self.context.beat_patience();
         let failed = match timeout(limit, self.context.backend.leases.renew(&leases)).await {
             Ok(results) => self.note(&guards, results, asked),
             Err(_) => {
@@ -70,7 +72,7 @@ impl Renewer {
             }
             Some(error) => {
                 let pause = self.trouble.met(&error, &*self.context.observer);
-                Err(pause.min(self.context.period()))
+                Err(self.context.retry_pause(&error, pause))
             }
         }
     }
@@ -95,7 +97,7 @@ impl Renewer {
 
 /// Tells handlers, at the deadline of their lease, that it cannot be relied on any more. A renewal that hangs must
 /// not keep this from happening.
-async fn watch_deadlines(held: &Held) {
+async fn watch_deadlines(held: &Held, clock: &LeaseClock) {
     loop {
         let mut next = None;
         for guard in held.all() {
@@ -106,7 +108,7 @@ async fn watch_deadlines(held: &Held) {
         }
         let next = async {
             match next {
-                Some(next) => sleep_until(next).await,
+                Some(next) => clock.sleep_until(next).await,
                 None => std::future::pending().await,
             }
         };

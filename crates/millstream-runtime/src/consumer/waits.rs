@@ -108,9 +108,9 @@ mod tests {
     #[test]
     fn a_wait_counts_from_the_note() {
         let mut lanes = Lanes::new(By::Key, 1);
-        lanes.push(None, false, ());
+        lanes.push(None, ());
         let (ticket, ()) = lanes.next().expect("one");
-        let lane = lanes.block(ticket, false, ()).expect("a lane");
+        let lane = lanes.block(ticket, ()).expect("a lane");
         let mut waits = Waits::default();
         let start = Instant::now();
         waits.after_note(receipt(1), S(5));

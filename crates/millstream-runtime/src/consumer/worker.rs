@@ -1,23 +1,25 @@
 //! The worker: everything that runs for one owned partition, from the grant of its lease to its end.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::{Lease, Start};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::adopt::Adopter;
-use super::board::Seek;
+use super::board::{Seek, Seeks};
 use super::clock::Clock;
 use super::context::{Context, Subscription};
 use super::dispatch::Dispatcher;
 use super::fetch::Fetcher;
 use super::guard::Guard;
 use super::in_flight::InFlight;
+use super::membership::within;
 use super::outbox::Settlements;
 use super::restore::restore_group;
 use super::settle::Settler;
@@ -28,25 +30,61 @@ use crate::report::Counts;
 /// How long giving a lease back may take; it ends by itself after its ttl.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Works on one partition until the consumer stops or the lease is lost.
-pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
-    let Ok((topic_partition, _)) = guard.lease().partition() else { return };
+/// How often it is tried to withdraw an end. If that fails for so long, what the next owners meet is handled more
+/// carefully than it need be.
+const WITHDRAWALS: usize = 5;
+
+/// What follows when a worker has ended.
+pub(super) enum Ended {
+    /// Nothing that it knows of.
+    Over,
+    /// The lease was given back, and the partition is to be taken anew at once, under another token.
+    Anew(Option<Moved>),
+}
+
+/// A seek that was done. It is answered when the partition is worked on again, so that the next one finds it.
+pub(super) struct Moved {
+    pub(super) answer: oneshot::Sender<Result<()>>,
+    /// Those that were asked for meanwhile.
+    waiting: Vec<Seek>,
+}
+
+impl Moved {
+    /// It is done, whoever works on the partition now. What waits behind it is not.
+    pub(super) fn answer(self) {
+        // Who asked may have gone.
+        let _ = self.answer.send(Ok(()));
+    }
+}
+
+/// Works on one partition until the consumer stops or the lease is lost, or given back to be taken anew.
+pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>, moved: Option<Moved>) -> Ended {
+    let Ok((topic_partition, _)) = guard.lease().partition() else { return Ended::Over };
     tell(&context, &guard, Change::Assigned);
     if context.config.sharing == Sharing::Shared {
         shared::tend(&context, &guard).await;
         if guard.lost().is_cancelled() {
-            return tell(&context, &guard, Change::LeaseLost);
+            tell(&context, &guard, Change::LeaseLost);
+            return Ended::Over;
         }
         release(&context, guard.lease()).await;
-        return tell(&context, &guard, Change::Revoked);
+        tell(&context, &guard, Change::Revoked);
+        return Ended::Over;
     }
     let mut in_flight = context.in_flight();
     let (entry, mut seeks) = context.board.works_on(topic_partition, guard.lease().epoch, in_flight.clone());
+    let mut next: Seeks = VecDeque::new();
+    if let Some(mut moved) = moved {
+        next.extend(std::mem::take(&mut moved.waiting));
+        moved.answer();
+    }
     let mut bells;
     loop {
         let session = Arc::new(guard.session());
         bells = Arc::new(Bells::new(&context.upkeep));
-        let seek = {
+        let seek = if let Some(seek) = next.pop_front() {
+            Some(seek)
+        } else {
             let work = work(&context, &session, &in_flight, &bells);
             tokio::pin!(work);
             let seek = tokio::select! {
@@ -63,27 +101,40 @@ pub(super) async fn run(context: Arc<Subscription>, guard: Arc<Guard>) {
             break;
         }
         if let Some(Seek { start, answer }) = seek {
-            let sought = sought(&context, &guard, &in_flight, start).await;
-            // Who asked may have gone.
-            let _ = answer.send(sought);
+            match sought(&context, &guard, &in_flight, start).await {
+                Ok(()) => {
+                    seeks.close();
+                    next.extend(std::iter::from_fn(|| seeks.try_recv().ok()));
+                    drop(entry);
+                    tell(&context, &guard, Change::Revoked);
+                    return Ended::Anew(Some(Moved { answer, waiting: next.into() }));
+                }
+                // Who asked may have gone.
+                Err(error) => drop(answer.send(Err(error))),
+            }
         }
         in_flight = context.in_flight();
         entry.begins_anew(&in_flight);
     }
     drop(entry);
     Counts::add(&context.counts.handed_back, in_flight.unsettled());
-    if guard.lost().is_cancelled() {
-        return;
-    }
-    upkeep::finish(&context, &guard, &bells).await;
-    if guard.lost().is_cancelled() {
-        return tell(&context, &guard, Change::LeaseLost);
+    if !guard.is_dropped() {
+        if guard.lost().is_cancelled() {
+            return Ended::Over;
+        }
+        upkeep::finish(&context, &guard, &bells).await;
+        if guard.lost().is_cancelled() {
+            tell(&context, &guard, Change::LeaseLost);
+            withdraw_end(&context, guard.lease()).await;
+            return Ended::Over;
+        }
     }
     let lease = guard.lease();
-    // What was suspected and not tried is suspected by the next owner, too.
-    let suspected = lease.abandoned && !in_flight.is_cleared();
-    release(&context, &lease.clone().after_abandonment(suspected)).await;
+    // What has not been tried again is inherited by the next owner, too.
+    let ends = if in_flight.is_cleared() { Vec::new() } else { lease.ends.clone() };
+    release(&context, &lease.clone().after_ends(ends)).await;
     tell(&context, &guard, Change::Revoked);
+    if guard.is_dropped() { Ended::Anew(None) } else { Ended::Over }
 }
 
 /// Works on one partition until the session ends.
@@ -144,8 +195,10 @@ async fn work(
     };
     let clock = clock.run(context, guard);
     tokio::join!(clock, fetcher.run(), settle, upkeep::run(context, guard, bells, &settled));
-    if guard.lost().is_cancelled() {
+    if guard.lost().is_cancelled() && !guard.is_dropped() {
         tell(context, guard, Change::LeaseLost);
+        // Now, and not when slow handlers have ended: who takes the partition over next is not to be misled.
+        withdraw_end(context, guard.lease()).await;
     }
     // On a shutdown this has ended already. After a loss the handler may end what it does (its say comes too late),
     // but it cannot keep this partition from being worked on again for ever.
@@ -161,7 +214,7 @@ async fn work(
     }
 }
 
-/// Lets the group go on elsewhere. Nobody works on the partition meanwhile.
+/// Lets the group go on elsewhere, which gives the lease back. Nobody works on the partition meanwhile.
 async fn sought(context: &Subscription, guard: &Guard, in_flight: &InFlight, start: Start) -> Result<()> {
     let (lease, log) = (guard.lease(), &context.backend.log);
     let sought = match log.seek(lease, start).await {
@@ -188,6 +241,26 @@ pub(super) async fn release(context: &Context, lease: &Lease) {
         Ok(Err(error)) => tracing::warn!(%error, "the lease could not be given back, it will run out"),
         Err(_) => tracing::warn!("giving the lease back took too long, it will run out"),
     }
+}
+
+/// Takes back that this owner counts as ended: it lost its lease to a cut or a pause, and lives.
+async fn withdraw_end(context: &Context, lease: &Lease) {
+    for _ in 0..WITHDRAWALS {
+        let (leases, lost) = (context.backend.leases.clone(), lease.clone());
+        let request = context.heart.call(async move { leases.withdraw_end(&lost).await });
+        match within(context.patience(), request).await {
+            Ok(()) => return,
+            Err(error) if error.is_transient() => {
+                tracing::debug!(%error, "the end of this owner is not withdrawn yet");
+                tokio::time::sleep(context.patience()).await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the end of this owner stays counted, although it lives");
+                return;
+            }
+        }
+    }
+    tracing::warn!(resource = %lease.resource, "the end of this owner stays counted, although it lives");
 }
 
 #[derive(Clone, Copy)]

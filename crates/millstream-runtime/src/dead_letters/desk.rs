@@ -13,6 +13,7 @@ use millstream_core::dead_letters::{Claim, Deed};
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::inspect::Range;
+use millstream_core::panics::{Panicked, UserCode, discard, error_text};
 use millstream_core::{
     Backend, BoxError, Codec, DeadLetter, GroupName, Limits, MessageId, TopicName, TopicPartition,
 };
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::letter::Counts;
 use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
-use crate::consumer::text_of;
+use crate::lease_clock::LeaseClock;
 use crate::trouble::{Loops, Place, Trouble};
 
 /// The most letters that are claimed at once.
@@ -38,6 +39,8 @@ pub(super) struct Desk {
     counts: Arc<Counts>,
     /// The name of its claims.
     by: String,
+    /// What claims are counted by.
+    clock: Arc<LeaseClock>,
     /// Up to where each partition was looked through since the last sweep.
     seen: BTreeMap<TopicPartition, MessageId>,
     swept: Option<Instant>,
@@ -71,8 +74,8 @@ impl Desk {
         counts: Arc<Counts>,
     ) -> Self {
         let by = format!("consumer-{:032x}", fastrand::u128(..));
-        let (seen, swept) = (BTreeMap::new(), None);
-        Self { backend, topic, group, config, observer, stop, counts, by, seen, swept }
+        let (clock, seen, swept) = (LeaseClock::of(&backend), BTreeMap::new(), None);
+        Self { backend, topic, group, config, observer, stop, counts, by, clock, seen, swept }
     }
 
     /// Looks again and again, until it is stopped.
@@ -173,12 +176,13 @@ impl Desk {
         Fut::Output: IntoDeadLetterOutcome,
     {
         let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id).collect();
-        let hand = Hand { ids: Mutex::default(), since: Mutex::new(Instant::now()) };
+        let hand = Hand { ids: Mutex::default(), since: Mutex::new(self.clock.now()) };
         let claimed = self.claim(topic_partition, &ids).await?;
         hand.ids().extend(claimed);
         let handled = stream::iter(letters).for_each_concurrent(self.config.concurrency, async |letter| {
             // With the claims that are renewed at a third of the hold, more than two thirds is never long ago.
-            let ours = hand.since().elapsed() < self.config.hold * 2 / 3 && hand.ids().contains(&letter.id);
+            let held = self.clock.now().saturating_duration_since(*hand.since());
+            let ours = held < self.config.hold * 2 / 3 && hand.ids().contains(&letter.id);
             if ours && !self.stop.is_cancelled() {
                 let id = letter.id;
                 Counts::add(&self.counts.begun);
@@ -208,8 +212,8 @@ impl Desk {
     /// Keeps what is in hand. Never ends.
     async fn renew(&self, topic_partition: &TopicPartition, hand: &Hand) {
         loop {
-            tokio::time::sleep(self.config.hold / 3).await;
-            let (asked, ids) = (Instant::now(), Vec::from_iter(hand.ids().iter().copied()));
+            self.clock.sleep_until(self.clock.now() + self.config.hold / 3).await;
+            let (asked, ids) = (self.clock.now(), Vec::from_iter(hand.ids().iter().copied()));
             match self.claim(topic_partition, &ids).await {
                 Ok(kept) => {
                     *hand.since() = asked;
@@ -234,18 +238,31 @@ impl Desk {
         Fut::Output: IntoDeadLetterOutcome,
     {
         let (id, topic_partition) = (dead.id, dead.topic_partition.clone());
-        let said = async { handler(Letter::read(dead, codec)).await.into_outcome() };
+        let said = async {
+            let letter = Letter::read(dead, codec);
+            if let Err(error) = &letter.payload
+                && let Some(panicked) = Panicked::within(&**error)
+            {
+                self.observer.observe(&panicked.event());
+            }
+            handler(letter).await.into_outcome()
+        };
         let said: std::result::Result<_, BoxError> = match AssertUnwindSafe(said).catch_unwind().await {
             Ok(Ok(DeadLetterOutcome::ReplayAs(envelope))) => match envelope.check(&Limits::default()) {
                 Ok(()) => Ok(DeadLetterOutcome::ReplayAs(envelope)),
                 Err(error) => Err(error.into()),
             },
             Ok(said) => said,
-            Err(panic) => Err(format!("panic: {}", text_of(&*panic)).into()),
+            Err(payload) => Err(Panicked::new(UserCode::Handler, payload).into()),
         };
-        said.unwrap_or_else(|error| {
+        said.unwrap_or_else(|failure| {
             Counts::add(&self.counts.failed);
-            tracing::warn!(%topic_partition, %id, %error, "the handler of a dead letter failed: it is left");
+            let (error, unreadable) = error_text(&*failure);
+            for panicked in unreadable.iter().chain(Panicked::within(&*failure)) {
+                self.observer.observe(&panicked.event());
+            }
+            discard(failure, &*self.observer);
+            tracing::warn!(%topic_partition, %id, error, "the handler of a dead letter failed: it is left");
             DeadLetterOutcome::Leave
         })
     }

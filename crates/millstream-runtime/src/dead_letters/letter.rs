@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_core::event::LetterWork;
+use millstream_core::panics::decode;
 use millstream_core::wire;
 use millstream_core::{BoxError, Codec, DeadLetter, Envelope, Limits};
 
@@ -19,7 +20,7 @@ pub struct Letter<T> {
 impl<T> Letter<T> {
     pub(super) fn read(dead: DeadLetter, codec: &dyn Codec<T>) -> Self {
         let payload = dead.envelope(&Limits::default()).map_err(BoxError::from);
-        Self { payload: payload.and_then(|envelope| codec.decode(&envelope.payload)), dead }
+        Self { payload: payload.and_then(|envelope| decode(codec, &envelope.payload)), dead }
     }
 }
 

@@ -20,6 +20,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::log::Append;
+use millstream_core::panics::{Careful, Panicked, UserCode, catch, encode};
 use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
@@ -55,6 +56,7 @@ struct Inner<T: 'static> {
     _growth: Option<AbortOnDropHandle<()>>,
     codec: &'static dyn Codec<T>,
     config: ProducerConfig,
+    observer: Arc<dyn Observer>,
     batcher: Arc<Batcher<Append>>,
     delayed: Arc<Batcher<Scheduling>>,
 }
@@ -63,8 +65,9 @@ impl<T> Producer<T> {
     /// Sends a value: `producer.send(&order).key(&order.customer).await?`.
     ///
     /// # Errors
-    /// Of the awaited future: [`ErrorKind::Encode`], [`ErrorKind::TooLarge`], [`ErrorKind::InvalidConfig`] for a
-    /// partition that is not there, [`ErrorKind::Backpressure`], [`ErrorKind::Unavailable`],
+    /// Of the awaited future: [`ErrorKind::Encode`], also for a codec that panics, [`ErrorKind::TooLarge`],
+    /// [`ErrorKind::InvalidConfig`] for a partition that is not there or a partitioner that panics,
+    /// [`ErrorKind::Backpressure`], [`ErrorKind::Unavailable`],
     /// [`ErrorKind::Unconfirmed`], [`ErrorKind::WrongType`], [`ErrorKind::Denied`], [`ErrorKind::Closed`];
     /// [`ErrorKind::Deleted`] once this producer [knows](ProducerConfig::refresh) that its topic was deleted, until it is
     /// created again.
@@ -181,20 +184,32 @@ impl<T> Producer<T> {
         let inner = &*self.inner;
         let count = inner.partitions.open(&inner.topic)?;
         let mut envelope = record.envelope;
-        envelope.payload = inner.codec.encode(record.value).map_err(|source| {
-            Error::new(ErrorKind::Encode, format!("cannot encode as {}: {source}", inner.codec.name()))
-                .with_source(source)
+        envelope.payload = encode(inner.codec, record.value).inspect_err(|error| {
+            if let Some(panicked) = Panicked::within(error) {
+                inner.observer.observe(&panicked.event());
+            }
         })?;
         envelope.check(&inner.config.limits)?;
-        let partition = record.partition.unwrap_or_else(|| {
-            inner.config.partitioner.partition(envelope.key.as_deref().or(without_key), count)
-        });
+        let partition = match record.partition {
+            Some(partition) => partition,
+            None => inner.partition_of(envelope.key.as_deref().or(without_key), count)?,
+        };
         if partition.0 >= count.get() {
             let why = format!("partition {partition} of a topic with {count}");
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
         let topic_partition = TopicPartition { topic: inner.topic.clone(), partition };
         Ok((topic_partition, wire::encode(&envelope)))
+    }
+}
+
+impl<T> Inner<T> {
+    /// What the partitioner says; its panic is an error of this send alone.
+    fn partition_of(&self, key: Option<&[u8]>, count: NonZeroU32) -> Result<Partition> {
+        catch(UserCode::Partitioner, || self.config.partitioner.partition(key, count)).map_err(|panicked| {
+            self.observer.observe(&panicked.event());
+            Error::new(ErrorKind::InvalidConfig, panicked.to_string()).with_source(panicked)
+        })
     }
 }
 
@@ -300,24 +315,26 @@ impl<T> ProducerBuilder<T> {
         let Some(count) = NonZeroU32::new(stored.partitions) else {
             return Err(Error::new(ErrorKind::Protocol, format!("topic {} has no partitions", stored.name)));
         };
+        let observer = Careful::over(self.observer);
         let partitions = Partitions::new(count);
         let bound = Bound::new(stored.max_length);
         let growth = self.config.refresh.map(|every| {
             let (known, bound) = (stored.clone(), bound.clone());
             let growth = Growth::new(self.backend.catalog, known, partitions.clone(), bound);
-            AbortOnDropHandle::new(tokio::spawn(growth.run(every, self.observer.clone())))
+            AbortOnDropHandle::new(tokio::spawn(growth.run(every, observer.clone())))
         });
         let (config, name) = (&self.config, &stored.name);
         let to_log = ToLog::new(self.backend.log, bound, config.on_full);
-        let batcher = Batcher::start(to_log, name.clone(), config, self.observer.clone());
+        let batcher = Batcher::start(to_log, name.clone(), config, observer.clone());
         let to_schedule = ToSchedule::new(self.backend.schedule);
-        let delayed = Batcher::start(to_schedule, name.clone(), config, self.observer);
+        let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone());
         let inner = Inner {
             topic: stored.name,
             partitions,
             _growth: growth,
             codec: self.topic.codec(),
             config: self.config,
+            observer,
             batcher: Arc::new(batcher),
             delayed: Arc::new(delayed),
         };

@@ -39,7 +39,11 @@ async fn consume(backend: &Backend, partition: u32) -> usize {
     backend.catalog.create_group(&topic, &group, Start::Earliest).await.expect("created");
     let resource = Resource::partition(TopicPartition::new(topic.name.clone(), partition), group);
     let nonce = format!("{}", fastrand::u64(..));
-    let lease: Lease = match backend.leases.acquire(&resource, "test", &nonce, SECOND).await.expect("answer")
+    let lease: Lease = match backend
+        .leases
+        .acquire(&resource, "test", &nonce, SECOND, &millstream_core::Continuity::assured())
+        .await
+        .expect("answer")
     {
         Acquired::Granted(lease) => lease,
         Acquired::Held(holder) => panic!("{holder:?}"),

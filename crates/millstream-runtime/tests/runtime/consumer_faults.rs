@@ -35,6 +35,35 @@ async fn errors_of_the_server_end_nothing_and_use_no_attempt() {
     }
 }
 
+/// A reader that finds its fence touched reads what is pending, and says so only with what it found. By then some of that
+/// is settled, and nothing is to be handled again.
+#[tokio::test(start_paused = true)]
+async fn what_is_settled_while_the_reader_starts_over_by_itself_is_not_handled_again() {
+    let bench = bench();
+    *bench.log.starts_over.lock().expect("lock") = 1;
+    produce(&bench, 10).await;
+    let seen = Seen::default();
+    let consumer = bench.consumer(NUMBERS, "g").start({
+        let seen = seen.clone();
+        move |delivery: Delivery<u64>| {
+            note(&seen, &delivery);
+            async {}
+        }
+    });
+    let consumer = consumer.await.expect("started");
+    until(&seen, 10).await;
+    while *bench.log.starts_over.lock().expect("lock") > 0 {
+        tokio::time::sleep(MS(1)).await;
+    }
+    // It goes on behind that.
+    produce(&bench, 1).await;
+    until(&seen, 11).await;
+    let report = consumer.shutdown().await;
+    assert_eq!((report.acked, report.handed_back), (11, 0));
+    let numbers: Vec<_> = seen.lock().expect("lock").iter().map(|(n, _)| *n).collect();
+    assert_eq!(numbers, (0..10).chain([0]).collect::<Vec<_>>(), "each once");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_dead_letter_that_cannot_be_stored_is_kept_and_does_not_hold_up_the_others() {
     let bench = bench();

@@ -204,7 +204,7 @@ async fn a_pause_holds_for_batches_that_are_being_filled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_seek_waits_for_handlers_and_moves_the_group_under_the_same_lease() {
+async fn a_seek_waits_for_handlers_and_goes_on_at_once_under_a_new_lease() {
     let (bench, ids) = kept().await;
     let course = Course::default();
     let consumer = start(bench.consumer(NUMBERS, "g"), &course, Duration::from_secs(1)).await;
@@ -218,7 +218,8 @@ async fn a_seek_waits_for_handlers_and_moves_the_group_under_the_same_lease() {
     assert_eq!(values(&course), [0, 1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8, 9]);
     let now = stats(&bench).await;
     assert_eq!((now.pending, now.lag), (0, Some(0)));
-    assert_eq!((bench.told.lines("Assigned"), bench.told.lines("Revoked")), (1, 0));
+    assert_eq!((bench.told.lines("Assigned"), bench.told.lines("Revoked")), (3, 2));
+    assert_eq!(bench.told.lines("LeaseLost"), 0, "it was given back");
     assert_eq!(bench.told.lines("TailLost"), 0, "moved on purpose");
     consumer.seek(&partition(), Start::Earliest).await.expect("sought");
     course.until(14).await;

@@ -1,6 +1,7 @@
 //! Messages that kill processes: found out, noted, and given up; and what is no reason to suspect anybody.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,11 +10,11 @@ use crate::support::link::Link;
 use crate::support::*;
 use millstream_core::log::Note;
 use millstream_core::policy::{Discard, Fixed};
-use millstream_core::{Event, Reason, Resource, Topic};
-use millstream_runtime::{Concurrency, Consumer, ConsumerBuilder, Delivery, Record, RetryOrder};
+use millstream_core::{Event, Reason, Resource, Topic, TopicPartition};
+use millstream_runtime::{Concurrency, Consumer, ConsumerBuilder, Delivery, RetryOrder};
 
-const SECOND: Duration = Duration::from_secs(1);
-const TTL: Duration = Duration::from_secs(2);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const TTL: Duration = Duration::from_secs(2);
 
 /// A process whose handler dies over the values in `deadly`: it is cut off, and never ends.
 async fn process(
@@ -25,7 +26,7 @@ async fn process(
     process_of(bench, NUMBERS, course, deadly, set).await
 }
 
-async fn process_of(
+pub(crate) async fn process_of(
     bench: &Bench,
     topic: Topic<u64>,
     course: &Course,
@@ -52,12 +53,15 @@ async fn process_of(
     (link, consumer)
 }
 
-/// What is noted of pending messages, as the next owner would read it.
-async fn notes(bench: &Bench) -> Vec<Option<Note>> {
-    let resource = Resource::partition(partition(), "g".parse().expect("name"));
+/// What is pending in a partition: values with their notes, as the next owner would read them.
+pub(crate) async fn pending(bench: &Bench, number: u32) -> Vec<(u64, Option<Note>)> {
+    let topic_partition = TopicPartition::new("numbers".parse().expect("name"), number);
+    let resource = Resource::partition(topic_partition, "g".parse().expect("name"));
     let taken = bench.memory.operator().snapshot();
     bench.memory.operator().expire_lease(&resource);
-    let lease = match bench.backend.leases.acquire(&resource, "me", "once", SECOND).await.expect("asked") {
+    let assured = millstream_core::Continuity::assured();
+    let acquired = bench.backend.leases.acquire(&resource, "me", "once", SECOND, &assured).await;
+    let lease = match acquired.expect("asked") {
         millstream_core::leases::Acquired::Granted(lease) => lease,
         held @ millstream_core::leases::Acquired::Held(_) => panic!("{held:?}"),
     };
@@ -65,85 +69,122 @@ async fn notes(bench: &Bench) -> Vec<Option<Note>> {
     let fetched = reader.fetch(1_000, MS(1)).await.expect("fetched");
     bench.memory.operator().restore(&taken);
     assert!(fetched.pending || fetched.entries.is_empty());
-    fetched.entries.into_iter().map(|entry| entry.note).collect()
+    let value = |fields: &millstream_core::wire::Fields| {
+        let payload = fields.iter().find(|(name, _)| name == "payload").expect("a payload");
+        std::str::from_utf8(&payload.1).expect("text").parse().expect("a number")
+    };
+    fetched.entries.into_iter().map(|entry| (value(&entry.fields), entry.note)).collect()
+}
+
+async fn notes(bench: &Bench) -> Vec<Option<Note>> {
+    pending(bench, 0).await.into_iter().map(|(_, note)| note).collect()
+}
+
+/// What is noted as begun in the first partitions.
+pub(crate) async fn noted_of(bench: &Bench, partitions: u32) -> BTreeSet<u64> {
+    let mut noted = BTreeSet::new();
+    for number in 0..partitions {
+        let pending = pending(bench, number).await.into_iter();
+        let begun = pending.filter(|(_, note)| note.as_ref().is_some_and(|note| note.suspicions > 0));
+        noted.extend(begun.map(|(value, _)| value));
+    }
+    noted
+}
+
+/// How many poison candidates were noted as begun so far.
+pub(crate) fn candidates(bench: &Bench) -> usize {
+    *bench.log.candidates.lock().expect("lock")
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_that_kills_three_processes_is_given_up_and_the_rest_is_handled() {
+async fn a_message_that_kills_processes_is_given_up_at_the_fourth_end_and_the_rest_is_handled() {
     for concurrency in [Concurrency::Serial, Concurrency::PerKey(4), Concurrency::Unordered(4)] {
         let bench = bench();
         send(&bench, &(0..20).map(|n| (["a", "b", "c"][n as usize % 3], n)).collect::<Vec<_>>()).await;
         let course = Course::default();
         let mut processes = Vec::new();
-        for _ in 0..5 {
+        for _ in 0..6 {
             processes.push(process(&bench, &course, &[7], |it| it.concurrency(concurrency)).await);
             tokio::time::sleep(10 * SECOND).await;
         }
         let deaths = course.calls().iter().filter(|call| call.value == 7).count();
-        assert_eq!(deaths, 3, "{:?}", course.order());
+        assert_eq!(deaths, 4, "{:?}", course.order());
         let values: BTreeSet<_> = course.calls().iter().map(|call| call.value).collect();
         assert_eq!(values.len(), 20);
         let stats = stats(&bench).await;
         assert_eq!((stats.pending, stats.lag, stats.dead), (0, Some(0), 1));
         let letters = dead(&bench, "g").await.list(10).await.expect("listed");
         assert_eq!((&letters[0].reason, letters[0].attempts), (&Reason::Crashed, 1));
-        assert_eq!(letters[0].error, "3 processes ended while handling it");
+        assert_eq!(letters[0].error, "4 processes ended while handling it");
         assert_eq!(bench.told.lines("Crashed {"), 1);
-        assert_eq!(bench.told.lines("crashes: 3"), 1);
+        assert_eq!(bench.told.lines("crashes: 4"), 1);
         let report = processes.pop().expect("the last").1.shutdown().await;
         assert_eq!(report.dead + report.handed_back, 0, "the last one had nothing to do with it");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_limit_can_be_two_and_who_discards_keeps_it_all_the_same() {
-    let bench = bench();
-    send(&bench, &[("a", 0), ("a", 1)]).await;
-    let course = Course::default();
-    let mut processes = Vec::new();
-    for _ in 0..3 {
-        processes.push(process(&bench, &course, &[0], |it| it.crash_limit(2).dead_letters(Discard)).await);
-        tokio::time::sleep(10 * SECOND).await;
+async fn the_limit_counts_ends_and_four_are_the_fewest() {
+    for (limit, ends) in [(2, 4), (3, 4), (4, 5), (6, 7)] {
+        let bench = bench();
+        send(&bench, &[("a", 0), ("a", 1)]).await;
+        let course = Course::default();
+        let mut processes = Vec::new();
+        for _ in 0..ends + 2 {
+            let set = |it: ConsumerBuilder<u64>| it.crash_limit(limit).dead_letters(Discard);
+            processes.push(process(&bench, &course, &[0], set).await);
+            tokio::time::sleep(10 * SECOND).await;
+        }
+        let expected: Vec<_> = std::iter::repeat_n((0, 1), ends).chain([(1, 1)]).collect();
+        assert_eq!(course.order(), expected, "crash_limit {limit}");
+        let stats = stats(&bench).await;
+        // Who discards keeps it all the same.
+        assert_eq!((stats.pending, stats.dead), (0, 1));
     }
-    assert_eq!(course.order(), [(0, 1), (0, 1), (1, 1)]);
-    let stats = stats(&bench).await;
-    assert_eq!((stats.pending, stats.dead), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn suspects_are_handled_one_at_a_time_over_all_partitions_and_before_anything_new() {
+async fn owners_that_return_withdraw_their_ends_and_make_no_candidates() {
     let bench = bench();
-    let topic: Topic<u64> = Topic::new("numbers").partitions(3);
-    let producer = bench.producer(topic.clone()).await;
-    let values: Vec<u64> = (0..60).collect();
-    let records = values.iter().map(|n| Record::new(n).partition((n % 3) as u32));
-    assert!(producer.send_all(records).await.iter().all(Result::is_ok));
-    let (dying, course) = (Course::default(), Course::default());
-    let set = |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(8)).prefetch(10);
-    let first = process_of(&bench, topic.clone(), &dying, &[0], set).await;
-    dying.until(1).await;
-    tokio::time::sleep(10 * SECOND).await;
-    let handled = dying.calls().iter().filter(|call| call.ended.is_some()).count();
-    assert!(handled < 60);
-    let second = process_of(&bench, topic, &course, &[], set).await.1;
-    eventually(|| dying.count() + course.count() >= 60, || format!("{:?}", course.order())).await;
-    eventually(|| stats_are_clean(&bench), || "all".into()).await;
-    // Thirty were read by the first one and not settled.
-    let suspects = |call: &Call| call.value < 30;
-    assert_eq!(course.at_once(suspects), 1);
-    assert!(course.at_once(|_| true) > 3, "and then as many as may");
-    for partition in 0..3 {
-        let calls = course.calls();
-        let of: Vec<_> = calls.iter().filter(|call| call.partition == partition).collect();
-        let last = of.iter().rposition(|call| suspects(call)).expect("some");
-        assert!(of[..=last].iter().all(|call| suspects(call)), "partition {partition}");
-        assert!(of[last + 1].began >= of[last].ended.expect("ended"));
+    send(&bench, &[("a", 0), ("a", 1)]).await;
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let course = Course::default();
+    let mut both = Vec::new();
+    for _ in 0..2 {
+        let (link, builder) = linked(&bench, NUMBERS);
+        let handler = {
+            let (course, gate) = (course.clone(), gate.clone());
+            move |delivery: Delivery<u64>| {
+                let (running, gate) = (course.begin(&delivery), gate.clone());
+                async move {
+                    let _open = gate.acquire().await;
+                    drop(running);
+                }
+            }
+        };
+        let builder = builder.lease_ttl(TTL).shutdown_timeout(MS(50));
+        both.push((link, builder.start(handler).await.expect("started")));
+        course.until(1).await;
     }
-    second.shutdown().await;
-    drop(first);
+    // One of them is cut off for longer than its lease, then the other one: each takes over from one that lives.
+    for round in 0..8 {
+        let owner =
+            both.iter().position(|(_, it)| !it.health().topics[0].owned.is_empty()).expect("an owner");
+        both[owner].0.away.store(true, Ordering::Relaxed);
+        course.until(round + 2).await;
+        both[owner].0.away.store(false, Ordering::Relaxed);
+        bench.told.wait_for_lines("LeaseLost {", round + 1).await;
+        tokio::time::sleep(3 * TTL).await;
+    }
+    assert_eq!((candidates(&bench), bench.told.lines("Crashed")), (0, 0));
+    gate.add_permits(1_000);
+    eventually(|| stats_are_clean(&bench), || "all".into()).await;
+    for (_, consumer) in both {
+        consumer.shutdown().await;
+    }
 }
 
-fn stats_are_clean(bench: &Bench) -> bool {
+pub(crate) fn stats_are_clean(bench: &Bench) -> bool {
     let topic = "numbers".parse().expect("name");
     let stats = async {
         let topic = bench.backend.catalog.topic(&topic).await.expect("a topic");
@@ -228,7 +269,17 @@ async fn a_process_that_lives_raises_no_count_against_its_own_messages() {
     // Outages that cost it the lease, again and again, over the same message.
     for round in 0..6 {
         bench.memory.operator().expire_lease(&resource);
-        let other = bench.backend.leases.acquire(&resource, "other", &format!("n{round}"), MS(10)).await;
+        let other = bench
+            .backend
+            .leases
+            .acquire(
+                &resource,
+                "other",
+                &format!("n{round}"),
+                MS(10),
+                &millstream_core::Continuity::assured(),
+            )
+            .await;
         other.expect("taken");
         course.until(round + 2).await;
         let noted: Vec<_> = notes(&bench).await.into_iter().flatten().map(|note| note.suspicions).collect();
@@ -290,7 +341,7 @@ async fn a_suspect_keeps_its_attempt_its_error_and_its_wait() {
     send(&bench, &[("a", 0), ("a", 1)]).await;
     let said = Arc::new(Mutex::new(Vec::new()));
     let mut processes = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..6 {
         let (link, builder) = linked(&bench, NUMBERS);
         let handler = {
             let (said, link) = (said.clone(), link.clone());
@@ -312,7 +363,7 @@ async fn a_suspect_keeps_its_attempt_its_error_and_its_wait() {
         tokio::time::sleep(20 * SECOND).await;
     }
     let first = Some("first".to_owned());
-    let deaths = vec![(0, 2, first.clone()); 3];
+    let deaths = vec![(0, 2, first.clone()); 4];
     let expected = [vec![(0, 1, None)], deaths, vec![(1, 1, None)]].concat();
     assert_eq!(*said.lock().expect("lock"), expected);
     let letters = dead(&bench, "g").await.list(10).await.expect("listed");
@@ -324,16 +375,19 @@ async fn a_suspicion_that_cannot_be_written_keeps_the_suspect_from_starting() {
     let bench = bench();
     send(&bench, &[("a", 0)]).await;
     let course = Course::default();
-    let first = process(&bench, &course, &[0], |it| it).await;
-    tokio::time::sleep(10 * SECOND).await;
+    let mut dead = Vec::new();
+    for _ in 0..2 {
+        dead.push(process(&bench, &course, &[0], |it| it).await);
+        tokio::time::sleep(10 * SECOND).await;
+    }
     fail_settles(&bench, 30);
     let second = process(&bench, &course, &[], |it| it).await.1;
     bench.told.wait_for("Failing { operation: \"settle\"").await;
     tokio::time::sleep(SECOND).await;
-    assert_eq!(course.count(), 1);
+    assert_eq!(course.count(), 2);
     eventually(|| second.report().acked == 1, || format!("{:?}", second.report())).await;
     second.shutdown().await;
-    drop(first);
+    drop(dead);
 }
 
 #[tokio::test(start_paused = true)]
@@ -343,7 +397,7 @@ async fn an_event_tells_which_message_it_was() {
     let course = Course::default();
     let crashed = Arc::new(Mutex::new(Vec::new()));
     let mut processes = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..6 {
         let (link, backend) = crate::support::link::link(&bench.backend);
         let observer = {
             let crashed = crashed.clone();
@@ -366,5 +420,5 @@ async fn an_event_tells_which_message_it_was() {
         tokio::time::sleep(10 * SECOND).await;
     }
     let letters = dead(&bench, "g").await.list(10).await.expect("listed");
-    assert_eq!(*crashed.lock().expect("lock"), [(letters[0].origin, 3)]);
+    assert_eq!(*crashed.lock().expect("lock"), [(letters[0].origin, 4)]);
 }

@@ -146,7 +146,12 @@ async fn extending_tells_whether_it_is_still_ours() {
     number.extend().await.expect("ours");
     let resource = Resource::partition(partition(), "g".parse().expect("name"));
     bench.memory.operator().expire_lease(&resource);
-    bench.backend.leases.acquire(&resource, "other", "n", 60 * SECOND).await.expect("taken");
+    bench
+        .backend
+        .leases
+        .acquire(&resource, "other", "n", 60 * SECOND, &millstream_core::Continuity::assured())
+        .await
+        .expect("taken");
     assert_eq!(number.extend().await.expect_err("lost").kind(), ErrorKind::Fenced);
     assert!(number.is_cancelled());
     number.cancelled().await;

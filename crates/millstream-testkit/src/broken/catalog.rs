@@ -190,6 +190,11 @@ impl Catalog for Broken {
         if ends || lasts {
             self.inner.catalog.set_paused(&topic.name, group, lasts).await?;
         }
+        if self.is(Sabotage::GroupMissesGrowth) {
+            let grown = self.inner.catalog.topic(&topic.name).await?;
+            let new = grown.iter().skip(topic.partitions as usize);
+            self.memo().missing.extend(new.map(|tp| (tp, group.clone())));
+        }
         let mut memo = self.memo();
         for tp in topic.iter() {
             if !created.new && self.is(Sabotage::GroupStartsAgain) {

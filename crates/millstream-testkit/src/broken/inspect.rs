@@ -88,7 +88,7 @@ impl Inspect for Broken {
         let mut owners = self.inner.inspect.owners(topic, group).await?;
         match self.sabotage {
             Sabotage::OwnersHidden => owners.iter_mut().for_each(|owner| owner.holder = None),
-            Sabotage::AbandonedHidden => owners.iter_mut().for_each(|owner| owner.abandoned = false),
+            Sabotage::OwnersEndsHidden => owners.iter_mut().for_each(|owner| owner.ends = 0),
             Sabotage::FreeNotShown => owners.retain(|owner| owner.holder.is_some()),
             _ => {}
         }

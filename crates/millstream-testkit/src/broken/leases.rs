@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::Result;
 use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource};
+use millstream_core::{Continuity, Result};
 
 use super::{Broken, Sabotage};
 
@@ -16,6 +16,7 @@ impl Leases for Broken {
         owner: &str,
         nonce: &str,
         ttl: Duration,
+        heard: &Continuity,
     ) -> Result<Acquired> {
         let mut nonce = nonce.to_owned();
         let mut granted_for = ttl;
@@ -32,7 +33,13 @@ impl Leases for Broken {
         let again =
             self.memo().granted.get(resource).is_some_and(|lease| lease.token.as_str().ends_with(&nonce));
         let asked = self.renamed(resource);
-        let acquired = self.inner.leases.acquire(&asked, owner, &nonce, granted_for).await?;
+        let assured = Continuity::assured();
+        let heard = match self.sabotage {
+            Sabotage::JudgesAtOnce => &assured,
+            Sabotage::NeverJudges => &Continuity::new(ttl),
+            _ => heard,
+        };
+        let acquired = self.inner.leases.acquire(&asked, owner, &nonce, granted_for, heard).await?;
         let mut lease = match acquired {
             Acquired::Held(holder) if self.is(Sabotage::TwoOwners) => {
                 return Ok(Acquired::Granted(Lease::new(resource.clone(), holder.epoch + 1, &nonce, ttl)));
@@ -46,9 +53,9 @@ impl Leases for Broken {
             lease.epoch = 1;
         }
         match self.sabotage {
-            Sabotage::AbandonedNever => lease.abandoned = false,
-            Sabotage::AbandonedAlways => lease.abandoned = true,
-            Sabotage::AbandonedToldOnce => lease.abandoned &= !again,
+            Sabotage::EndsHidden => lease.ends.clear(),
+            Sabotage::EndsMadeUp if lease.ends.is_empty() => lease.ends.push(1),
+            Sabotage::EndsToldOnce if again => lease.ends.clear(),
             _ => {}
         }
         self.memo().granted.insert(resource.clone(), lease.clone());
@@ -87,13 +94,19 @@ impl Leases for Broken {
                 self.memo().released.insert(lease.resource.clone());
                 Ok(())
             }
-            Sabotage::AbandonedForgotten => {
-                self.inner.leases.release(&lease.clone().after_abandonment(false)).await
-            }
+            Sabotage::EndsForgotten => self.inner.leases.release(&lease.clone().after_ends(Vec::new())).await,
             _ => {
                 let lease = self.unfenced(Sabotage::ReleaseUnchecked, lease);
                 self.inner.leases.release(&lease).await
             }
+        }
+    }
+
+    async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
+        if self.is(Sabotage::EndNeverWithdrawn) {
+            Ok(())
+        } else {
+            self.inner.leases.withdraw_end(lease).await
         }
     }
 

@@ -136,8 +136,13 @@ impl Log for Broken {
             _ => {}
         }
         let (tp, group) = lease.partition()?;
+        let pending = match self.sabotage {
+            Sabotage::TrimForgetsThePosition => self.oldest_pending(tp).await?,
+            _ => None,
+        };
         let mut memo = self.memo();
         let last = match self.sabotage {
+            Sabotage::TrimForgetsThePosition => pending.map(MessageId::previous),
             Sabotage::TrimForgotten => return Ok(Trimmed::default()),
             Sabotage::TrimsUnread => memo.appended.get(tp).and_then(|entries| entries.last()).map(|e| e.0),
             // What this group was handed out: `taken` has the last group that saw an entry.
@@ -181,6 +186,16 @@ impl Broken {
         let mut memo = self.memo();
         memo.appended.entry(entry.topic_partition.clone()).or_default().push((id, entry.fields.clone()));
         Ok(id)
+    }
+
+    /// The oldest entry that is pending in any group.
+    async fn oldest_pending(&self, tp: &TopicPartition) -> Result<Option<MessageId>> {
+        let mut oldest = None;
+        for group in self.inner.catalog.groups(&tp.topic).await? {
+            let page = self.inner.inspect.pending(tp, &group, Source::Log, MessageId::ZERO, 1).await?;
+            oldest = oldest.into_iter().chain(page.items.first().map(|pending| pending.id)).min();
+        }
+        Ok(oldest)
     }
 
     fn every_fifth(&self) -> bool {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
-use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName, TopicSpec};
+use millstream_core::{Continuity, Error, ErrorKind, GroupName, Result, TopicName, TopicSpec};
 use tokio::time::{Instant, sleep};
 
 use super::{Broken, Sabotage};
@@ -41,14 +41,19 @@ impl Members for Broken {
             Sabotage::JoiningIgnored => joining = false,
             Sabotage::OldIncarnationAccepted => joining = true,
             Sabotage::RebornUnchecked => told.reborn = None,
-            Sabotage::DroppedForGood | Sabotage::AwayMemberPrunes if first.0 == *member => {
+            Sabotage::DroppedForGood if first.0.incarnation == member.incarnation => {
                 self.look_for(topic, group, member).await?;
             }
+            Sabotage::JudgesAtOnce => told.heard = Continuity::assured(),
+            Sabotage::NeverJudges => told.heard = Continuity::new(member.ttl),
             _ => {}
         }
         let pulse = match self.inner.members.heartbeat(topic, group, &told, joining).await {
             Err(error) if error.kind() == ErrorKind::Deleted && self.is(Sabotage::DeletionUntold) => {
                 return Ok(Pulse::new(Version(1), Revision::default(), 1, 1));
+            }
+            Err(error) if error.kind() == ErrorKind::NotMember && self.is(Sabotage::LateHeartbeatJoins) => {
+                self.inner.members.heartbeat(topic, group, &told, true).await?
             }
             other => other?,
         };
@@ -82,11 +87,7 @@ impl Members for Broken {
                 let longest = roster.heard.values().max().copied().unwrap_or_default();
                 roster.heard.values_mut().for_each(|ago| *ago = longest);
             }
-            Sabotage::RosterShowsTheDead => {
-                let known = memo.members.iter().filter(|((of, by, _), _)| (of, by) == (topic, group));
-                roster.members = known.map(|(_, (member, _))| member.clone()).collect();
-                roster.members.sort_by(|a, b| a.id.cmp(&b.id));
-            }
+            Sabotage::RosterHidesTheOverdue => roster.members = roster.living().cloned().collect(),
             Sabotage::MembersNeverDie => {
                 for member in &mut roster.members {
                     let key = (topic.clone(), group.clone(), member.id.clone());
@@ -155,15 +156,7 @@ impl Broken {
         if !dead(member.id.clone()) || since.is_none_or(|since| since.elapsed() < member.ttl) {
             return Ok(());
         }
-        if self.is(Sabotage::DroppedForGood) {
-            return Err(Error::new(ErrorKind::Fenced, "dropped for good"));
-        }
-        for ((of, by, id), (other, _)) in known {
-            if (&of, &by) == (topic, group) && id != member.id && dead(id) {
-                self.inner.members.leave(topic, group, &other).await?;
-            }
-        }
-        Ok(())
+        Err(Error::new(ErrorKind::Fenced, "dropped for good"))
     }
 
     async fn spoil_pulse(
@@ -186,6 +179,8 @@ impl Broken {
             Sabotage::VersionEveryHeartbeat => pulse.version.0 += count,
             Sabotage::RevisionStuck => pulse.revision = first.revision,
             Sabotage::GrowthUnseen => pulse.partitions = first.partitions,
+            Sabotage::ServerRenamed => pulse.server = count.to_string(),
+            Sabotage::ServerTimeStuck => pulse.now = first.now,
             Sabotage::NextExpiryOwn => pulse.next_expiry = member.ttl,
             Sabotage::AssignedEverything => {
                 let all = |_| assignment.values().flatten().copied().collect();

@@ -56,6 +56,18 @@ impl Broken {
             _ => {}
         }
         match self.inner.log.seek(&lease, to).await {
+            Ok(()) if self.is(Sabotage::SeekKeepsTheLease) => self
+                .inner
+                .leases
+                .acquire(
+                    &lease.resource,
+                    "owner",
+                    "the same",
+                    lease.ttl,
+                    &millstream_core::Continuity::assured(),
+                )
+                .await
+                .map(drop),
             Err(error) if error.kind() == ErrorKind::GroupMissing && self.is(Sabotage::LostGroupHidden) => {
                 Ok(())
             }

@@ -116,6 +116,7 @@ impl BrokenReader {
             Sabotage::DeliveriesStuckAtOne => {
                 fetched.entries.iter_mut().for_each(|entry| entry.deliveries = 1);
             }
+            Sabotage::LargePagesCut => cut_large(&mut fetched.entries),
             Sabotage::GhostsHidden => fetched.ghosts.clear(),
             Sabotage::WokenHidden => fetched.woken = false,
             Sabotage::WokenAlways => fetched.woken = true,
@@ -177,6 +178,17 @@ impl BrokenReader {
         fetched.entries.retain(|e| e.receipt.source == Source::Retry || e.receipt.id > trimmed);
         Ok(())
     }
+}
+
+/// Drops what does not fit into 4 MiB.
+pub(super) fn cut_large(entries: &mut Vec<Entry>) {
+    let mut left = 4usize << 20;
+    entries.retain(|entry| {
+        let size: usize = entry.fields.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let fits = size <= left;
+        left = left.saturating_sub(size);
+        fits
+    });
 }
 
 fn is_empty(fetched: &Fetched) -> bool {

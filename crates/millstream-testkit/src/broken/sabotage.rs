@@ -35,6 +35,8 @@ sabotages! {
     WaitIgnored,
     /// A fetch that has to wait sees what came only when the wait is over.
     WakesLate,
+    /// What does not fit into 4 MiB of a page is dropped.
+    LargePagesCut,
     /// A new reader starts with new entries.
     PendingSkipped,
     /// Pending entries come newest first.
@@ -127,6 +129,8 @@ sabotages! {
     // Seeking.
     /// A seek is confirmed and forgotten.
     SeekForgotten,
+    /// A seek leaves the lease to who has it.
+    SeekKeepsTheLease,
     /// A seek works for anybody.
     FenceIgnoredOnSeek,
     /// Every time is the beginning.
@@ -145,6 +149,8 @@ sabotages! {
     TrimsUnread,
     /// A trim looks at the owner's group only.
     TrimsForOneGroup,
+    /// A trim keeps what is pending, and does not look at what is unread before that.
+    TrimForgetsThePosition,
     /// A trim drops what is consumed, whatever the retention says.
     TrimIgnoresRetention,
     /// A trim takes everything for old enough.
@@ -185,14 +191,20 @@ sabotages! {
     ResourcesCollide,
     /// Nobody is told who holds a lease.
     HolderUnknown,
-    /// No lease is ever said to have been abandoned.
-    AbandonedNever,
-    /// Every lease is said to have been abandoned.
-    AbandonedAlways,
-    /// Asked again, nobody knows any more whether the lease was abandoned.
-    AbandonedToldOnce,
-    /// Who releases a lease is taken to have found out what the owner before died over.
-    AbandonedForgotten,
+    /// No lease has ends of owners before.
+    EndsHidden,
+    /// Every lease has an end of an owner before.
+    EndsMadeUp,
+    /// The ends are given with the first answer to a request only.
+    EndsToldOnce,
+    /// A release forgets the ends of owners before.
+    EndsForgotten,
+    /// An owner that returns cannot withdraw the end that was counted for it.
+    EndNeverWithdrawn,
+    /// Every asker counts as one that was answered without a gap.
+    JudgesAtOnce,
+    /// Nobody may ever take over what was not given back.
+    NeverJudges,
 
     // The schedule.
     /// A promotion moves everything that is due.
@@ -267,6 +279,8 @@ sabotages! {
     GroupAlwaysNew,
     /// Creating a group again starts it again.
     GroupStartsAgain,
+    /// Who creates a group of a topic that has grown meanwhile leaves out what is new.
+    GroupMissesGrowth,
     /// A restored group starts with the oldest entry.
     RestoreForgetsWhere,
     /// Restoring a group that is there moves it.
@@ -363,8 +377,8 @@ sabotages! {
     MembersNeverDie,
     /// Who was dropped never gets in again.
     DroppedForGood,
-    /// Who was away itself accuses all others that are.
-    AwayMemberPrunes,
+    /// A heartbeat always joins the group, also after a leave.
+    LateHeartbeatJoins,
     /// Everybody is alone.
     MembersMiscounted,
     /// Groups share their members.
@@ -387,14 +401,18 @@ sabotages! {
     RevisionStuck,
     /// The number of partitions at the first heartbeat holds for ever.
     GrowthUnseen,
+    /// Each answer is that of another server.
+    ServerRenamed,
+    /// The server tells the time of its first answer for ever.
+    ServerTimeStuck,
     /// A member is told when itself would die.
     NextExpiryOwn,
     /// Newest first.
     RosterUnsorted,
     /// All members were heard of when the first of them was.
     HeardOfTogether,
-    /// Dead members are shown until somebody drops them.
-    RosterShowsTheDead,
+    /// Members whose ttl has passed are not shown.
+    RosterHidesTheOverdue,
     /// An assignment is confirmed and forgotten.
     PublishForgotten,
     /// An assignment for any version is one for this one.
@@ -617,6 +635,16 @@ sabotages! {
     LostClaimsCrash,
     /// It is not written down that a handler begins.
     BegunForgotten,
+    /// Claims that ran out are taken over, whether or not anybody could reach the server.
+    OutagesIgnored,
+    /// They never are.
+    OutagesNeverEnd,
+    /// Workers are not told which server answers.
+    ServerUntold,
+    /// What its own worker claims anew counts as crashed.
+    OwnClaimsCrash,
+    /// A claim under which nobody has begun kills its task.
+    UnbegunClaimsKill,
     /// What is handed back has never crashed.
     HandedBackForgives,
     /// Large tasks are handed out as if they were small.
@@ -683,8 +711,8 @@ sabotages! {
     ParkedWithoutBody,
     /// Every partition is said to be free.
     OwnersHidden,
-    /// No owner is said to have died.
-    AbandonedHidden,
+    /// No owner is said to have ended.
+    OwnersEndsHidden,
     /// Partitions that are free are left out.
     FreeNotShown,
     /// The names under which a group reads are not shown.

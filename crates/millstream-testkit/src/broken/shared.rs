@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::Continuity;
 use millstream_core::log::{Entry, Fetched, Receipt, Settled, Settlement, Source};
 use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
 use millstream_core::{ErrorKind, Lease, MemberId, Partition, Result};
 
+use super::reader::cut_large;
 use super::{Broken, Sabotage};
 
 #[async_trait]
@@ -98,6 +100,7 @@ impl Shared for Broken {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
+        heard: &Continuity,
     ) -> Result<Claimed> {
         let (mut alive, mut idle, mut max) = (alive, idle, max);
         match self.sabotage {
@@ -107,7 +110,8 @@ impl Shared for Broken {
             Sabotage::ClaimIgnoresMax => max = 100,
             _ => {}
         }
-        let mut claimed = match self.inner.shared.claim(seat, partition, alive, idle, max).await {
+        let heard = &self.heard(heard, idle);
+        let mut claimed = match self.inner.shared.claim(seat, partition, alive, idle, max, heard).await {
             Err(error) if self.is(Sabotage::LostGroupHidden) && error.kind() == ErrorKind::GroupMissing => {
                 return Ok(Claimed::default());
             }
@@ -117,7 +121,8 @@ impl Shared for Broken {
             Sabotage::ConsumersNeverRemoved => claimed.removed = 0,
             Sabotage::RemovedWithEntries => {
                 // What others still have goes with them.
-                let gone = self.inner.shared.claim(seat, partition, alive, Duration::ZERO, 100).await?;
+                let gone =
+                    self.inner.shared.claim(seat, partition, alive, Duration::ZERO, 100, heard).await?;
                 let receipts = gone.abandoned.entries.iter().chain(&gone.given_back.entries);
                 let acks: Vec<_> = receipts.map(|entry| (entry.receipt, Settlement::Ack)).collect();
                 self.inner.shared.settle_shared(seat, partition, &acks).await?;
@@ -126,6 +131,7 @@ impl Shared for Broken {
                 let both = claimed.abandoned.entries.iter_mut().chain(&mut claimed.given_back.entries);
                 both.for_each(|entry| entry.deliveries = 1);
             }
+            Sabotage::LargePagesCut => cut_large(&mut claimed.abandoned.entries),
             Sabotage::ClaimLosesNotes => {
                 claimed.abandoned.entries.iter_mut().for_each(|entry| entry.note = None);
             }
@@ -140,23 +146,37 @@ impl Shared for Broken {
         Ok(claimed)
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize) -> Result<usize> {
+    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
+        let heard = &self.heard(heard, idle);
         match self.sabotage {
             Sabotage::AdoptForgotten => Ok(0),
-            Sabotage::AdoptsAtOnce => self.inner.shared.adopt(lease, Duration::ZERO, max).await,
+            Sabotage::AdoptsAtOnce => self.inner.shared.adopt(lease, Duration::ZERO, max, heard).await,
             Sabotage::FenceIgnoredOnAdopt => {
                 let lease = self.unfenced(Sabotage::FenceIgnoredOnAdopt, lease);
-                self.inner.shared.adopt(&lease, idle, max).await
+                self.inner.shared.adopt(&lease, idle, max, heard).await
             }
-            _ => self.inner.shared.adopt(lease, idle, max).await,
+            _ => self.inner.shared.adopt(lease, idle, max, heard).await,
         }
     }
 }
 
 impl Broken {
+    /// Since when the claimer is said to have been answered.
+    fn heard(&self, heard: &Continuity, idle: Duration) -> Continuity {
+        match self.sabotage {
+            Sabotage::JudgesAtOnce => Continuity::assured(),
+            Sabotage::NeverJudges => Continuity::new(idle),
+            _ => heard.clone(),
+        }
+    }
+
     /// Takes everything that others have, dead or alive.
     async fn steal(&self, seat: &Seat, partition: Partition) -> Result<()> {
-        self.inner.shared.claim(seat, partition, &[], Duration::ZERO, 1_000).await.map(drop)
+        self.inner
+            .shared
+            .claim(seat, partition, &[], Duration::ZERO, 1_000, &Continuity::assured())
+            .await
+            .map(drop)
     }
 }
 

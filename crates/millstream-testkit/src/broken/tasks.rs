@@ -7,9 +7,9 @@ use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard};
 use millstream_core::tasks::{
-    Ask, Claimed, ClaimedTask, DeadTask, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
+    Ask, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
 };
-use millstream_core::{ErrorKind, History, MessageId, QueueName, Reason, Result};
+use millstream_core::{Continuity, ErrorKind, History, MessageId, QueueName, Reason, Result};
 use tokio::time::{Instant, sleep};
 
 use super::log::earlier;
@@ -67,6 +67,8 @@ impl Tasks for Broken {
             Sabotage::LimitIgnored if ask.limit > 0 => told.limit = MAX_CLAIM,
             Sabotage::ClaimsNeverRunOut => told.hold = DAY,
             Sabotage::CrashLimitIgnored => told.crash_limit = 0,
+            Sabotage::OutagesIgnored => told.heard = Continuity::assured(),
+            Sabotage::OutagesNeverEnd => told.heard = Continuity::new(ask.hold),
             Sabotage::PatienceIgnored => told.patience = DAY,
             Sabotage::BusyTellsNobody if ask.limit == 0 => {
                 return Ok(Claimed { next: ask.patience, ..Claimed::default() });
@@ -97,6 +99,14 @@ impl Tasks for Broken {
                 let token = (task.token.clone(), Instant::now() + ask.hold);
                 memo.tasks.tokens.insert((shard.clone(), task.id.clone()), token);
             }
+        }
+        if self.is(Sabotage::UnbegunClaimsKill) && ask.crash_limit > 0 {
+            let (all, limit) = (claimed.tasks.len(), ask.crash_limit);
+            claimed.tasks.retain(|task| task.crashes < limit);
+            claimed.crashed += all - claimed.tasks.len();
+        }
+        if self.is(Sabotage::ServerUntold) {
+            claimed.server.clear();
         }
         self.spoil_tasks(shard, ask, &mut claimed.tasks);
         self.spoil_next(shard, ask, &mut claimed).await?;
@@ -152,11 +162,13 @@ impl Tasks for Broken {
         claims: &[(ScheduleId, String)],
         hold: Duration,
         begun: bool,
-    ) -> Result<Vec<bool>> {
+    ) -> Result<Extended> {
         let shard = &self.shard(shard);
         let mut claims = claims.to_vec();
         match self.sabotage {
-            Sabotage::ExtendForgotten => return Ok(vec![true; claims.len()]),
+            Sabotage::ExtendForgotten => {
+                return Ok(Extended { ours: vec![true; claims.len()], ..Extended::default() });
+            }
             Sabotage::TokenIgnored => {
                 for (id, token) in &mut claims {
                     let known = self.memo().tasks.tokens.get(&(shard.clone(), id.clone())).cloned();
@@ -169,8 +181,9 @@ impl Tasks for Broken {
         let hold = if self.is(Sabotage::ClaimsNeverRunOut) { DAY } else { hold };
         let mut held = self.inner.tasks.extend(shard, &claims, hold, begun).await?;
         match self.sabotage {
-            Sabotage::ExtendSilent => held.fill(true),
-            Sabotage::ExtendAllOrNothing if held.contains(&false) => held.fill(false),
+            Sabotage::ExtendSilent => held.ours.fill(true),
+            Sabotage::ExtendAllOrNothing if held.ours.contains(&false) => held.ours.fill(false),
+            Sabotage::ServerUntold => held.server.clear(),
             _ => {}
         }
         Ok(held)
@@ -274,6 +287,7 @@ impl Broken {
                 Sabotage::BeforeUntold => task.before = None,
                 Sabotage::BeforeMadeUp => task.before = Some("token".into()),
                 Sabotage::CrashesUncounted => task.crashes = 0,
+                Sabotage::OwnClaimsCrash if task.before.is_some() => task.crashes = task.crashes.max(1),
                 Sabotage::CrashIsAttempt => task.attempt += task.crashes,
                 Sabotage::CrashesForEver => {
                     let most = memo.tasks.crashes.entry((shard.clone(), task.id.clone())).or_default();

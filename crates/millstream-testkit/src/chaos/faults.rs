@@ -55,6 +55,18 @@ impl Role {
     ];
 }
 
+/// How a server is away from all clients at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Outage {
+    /// Its process has ended: calls under way are answered [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed),
+    /// new ones [`Unavailable`](millstream_core::ErrorKind::Unavailable).
+    Refused,
+    /// It stands still: calls wait until it goes on, or until their caller gives up. Half of the requests whose callers
+    /// have given up are done when it goes on.
+    Hung,
+}
+
 /// What happens to calls. Rates are from 0 (never) to 1 (always); of several faults a call has at most one.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -75,6 +87,9 @@ pub struct Faults {
     pub stalls: f64,
     /// For how long: at least and at most.
     pub stall: (Duration, Duration),
+    /// How many bytes of an answer arrive in a second. An answer that needs longer than the timeout never arrives:
+    /// [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed). Only answers with bodies count. Default: any number.
+    pub bandwidth: Option<u64>,
 }
 
 impl Faults {
@@ -89,6 +104,7 @@ impl Faults {
             lost_replies: 0.0,
             stalls: 0.0,
             stall: (Duration::ZERO, Duration::ZERO),
+            bandwidth: None,
         }
     }
 
@@ -128,6 +144,12 @@ impl Faults {
         Self { stalls: rate, stall: (least, most), ..self }
     }
 
+    /// The same faults, and a link on which answers take a second for so many bytes.
+    #[must_use]
+    pub fn bandwidth(self, bytes_per_second: u64) -> Self {
+        Self { bandwidth: Some(bytes_per_second.max(1)), ..self }
+    }
+
     /// Decides about one call. It draws as often whatever comes of it, so that one rate does not disturb another.
     pub(super) fn plan(&self, rng: &mut Rng) -> Plan {
         let latency = between(rng, self.latency);
@@ -145,7 +167,8 @@ impl Faults {
             dice < sum
         });
         let fate = fate.map_or(Fate::Fine, |(_, fate)| fate);
-        Plan { there, back: latency - there, timeout: self.timeout, fate, reset, resets: 0 }
+        let (back, timeout, bandwidth) = (latency - there, self.timeout, self.bandwidth);
+        Plan { there, back, timeout, fate, reset, resets: 0, bandwidth }
     }
 }
 
@@ -160,6 +183,16 @@ pub(super) struct Plan {
     pub(super) reset: bool,
     /// How often the connection had been reset when the call began.
     pub(super) resets: u64,
+    /// How many bytes of the answer arrive in a second.
+    pub(super) bandwidth: Option<u64>,
+}
+
+impl Plan {
+    /// How long an answer of so many bytes needs.
+    pub(super) fn transfer(&self, bytes: u64) -> Duration {
+        let micros = |bandwidth: u64| bytes.saturating_mul(1_000_000) / bandwidth;
+        self.bandwidth.map_or(Duration::ZERO, |bandwidth| Duration::from_micros(micros(bandwidth)))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,6 +218,8 @@ pub struct Tally {
     pub lost_replies: u64,
     /// Those that stalled.
     pub stalls: u64,
+    /// Those whose answer was too large to arrive in time.
+    pub too_large: u64,
 }
 
 impl Tally {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::log::{Fetched, Reader};
 use millstream_core::members::{Revision, Watch};
+use millstream_core::pages::PageSizer;
 use millstream_core::{GroupName, Lease, Result, TopicName};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::faults::{Fate, Plan, Role};
 use super::{Client, unconfirmed};
@@ -19,11 +20,13 @@ pub(super) struct ChaosReader {
     client: Client,
     lease: Lease,
     inner: Option<Box<dyn Reader>>,
+    /// A link carries so many bytes a second: pages are sized as any reader behind one has to.
+    pages: PageSizer,
 }
 
 impl ChaosReader {
     pub(super) fn new(client: Client, lease: Lease, inner: Box<dyn Reader>) -> Self {
-        Self { client, lease, inner: Some(inner) }
+        Self { client, lease, inner: Some(inner), pages: PageSizer::default() }
     }
 }
 
@@ -32,6 +35,10 @@ impl ChaosReader {
 impl Reader for ChaosReader {
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         let inner = self.inner.take();
+        if inner.is_none() {
+            self.pages.lost();
+        }
+        let max = self.pages.count(max);
         let plan = self.client.plan(Role::Reader);
         arrive(&self.client, &plan).await?;
         let mut inner = match inner {
@@ -40,10 +47,12 @@ impl Reader for ChaosReader {
         };
         let fetched = tokio::select! {
             biased;
-            fetched = inner.fetch(max, wait) => fetched?,
+            fetched = self.client.signed(inner.fetch(max, wait)) => fetched?,
             () = self.client.until_cut(&plan) => return Err(cut_off(&self.client).await),
         };
-        self.client.receive(&plan).await?;
+        let (bytes, began) = (size(&fetched), Instant::now());
+        self.client.receive(&plan, bytes).await?;
+        self.pages.came(fetched.entries.len(), usize::try_from(bytes).unwrap_or(usize::MAX), began.elapsed());
         self.inner = Some(inner);
         Ok(fetched)
     }
@@ -79,7 +88,7 @@ impl Watch for ChaosWatch {
             changed = inner.changed(seen, wait) => changed?,
             () = self.client.until_cut(&plan) => return Err(cut_off(&self.client).await),
         }
-        self.client.receive(&plan).await?;
+        self.client.receive(&plan, 0).await?;
         self.inner = Some(inner);
         Ok(())
     }
@@ -89,6 +98,10 @@ impl Watch for ChaosWatch {
 /// the one before it.
 pub(super) async fn arrive(client: &Client, plan: &Plan) -> Result<()> {
     client.send(plan).await?;
+    if !client.answers(plan.timeout.saturating_sub(plan.there)).await {
+        client.awake().await;
+        return Err(unconfirmed("timed out"));
+    }
     if let Fate::Stalled(stall) = plan.fate {
         sleep(stall.min(plan.timeout)).await;
         if stall >= plan.timeout {
@@ -112,8 +125,14 @@ pub(super) async fn wait<T>(
         answer = waiting => answer?,
         () = client.until_cut(&plan) => return Err(cut_off(client).await),
     };
-    client.receive(&plan).await?;
+    client.receive(&plan, 0).await?;
     Ok(answer)
+}
+
+/// How many bytes the bodies in an answer have.
+pub(super) fn size(fetched: &Fetched) -> u64 {
+    let fields = fetched.entries.iter().flat_map(|entry| &entry.fields);
+    fields.map(|(name, value)| (name.len() + value.len()) as u64).sum()
 }
 
 pub(super) async fn cut_off(client: &Client) -> millstream_core::Error {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::Continuity;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
 use millstream_core::dead_letters::{Claim, DeadLetters, Deed};
 use millstream_core::inspect::{Page, Range};
@@ -23,7 +24,7 @@ use super::reading::{ChaosReader, ChaosWatch, wait};
 
 /// Makes a call of one role that answers with one result: the values are copied, and then named as before.
 macro_rules! call {
-    ($client:ident, $role:ident, $field:ident.$method:ident($($copied:ident),*; $($plain:ident),*)) => {{
+    ($client:ident, $role:ident, $field:ident.$method:ident($($copied:ident),*; $($plain:expr),*)) => {{
         let inner = $client.0.backend.$field.clone();
         $(let $copied = $copied.to_owned();)*
         $client.call(Role::$role, async move { inner.$method($(&$copied,)* $($plain),*).await }, Err).await
@@ -134,8 +135,14 @@ impl Leases for Client {
         owner: &str,
         nonce: &str,
         ttl: Duration,
+        heard: &Continuity,
     ) -> Result<Acquired> {
-        call!(self, Leases, leases.acquire(resource, owner, nonce; ttl))
+        let heard = heard.clone();
+        call!(self, Leases, leases.acquire(resource, owner, nonce; ttl, &heard))
+    }
+
+    async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
+        call!(self, Leases, leases.withdraw_end(lease;))
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {

@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::Continuity;
 use millstream_core::log::{Fetched, Receipt, Settled, Settlement};
+use millstream_core::pages::PageSizer;
 use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
 use millstream_core::{Lease, MemberId, Partition, Result};
+use tokio::time::Instant;
 
 use super::Client;
 use super::faults::Role;
-use super::reading::{arrive, cut_off};
+use super::reading::{arrive, cut_off, size};
 use super::roles::call;
 
 #[async_trait]
@@ -18,7 +21,13 @@ impl Shared for Client {
     async fn shared_reader(&self, seat: &Seat, partitions: &[Partition]) -> Result<Box<dyn SharedReader>> {
         let opened = call!(self, Log, shared.shared_reader(seat, partitions;))?;
         let (client, seat, partitions) = (self.clone(), seat.clone(), partitions.to_vec());
-        Ok(Box::new(ChaosReader { client, seat, partitions, inner: Some(opened) }))
+        Ok(Box::new(ChaosReader {
+            client,
+            seat,
+            partitions,
+            inner: Some(opened),
+            pages: PageSizer::default(),
+        }))
     }
 
     async fn settle_shared(
@@ -52,14 +61,20 @@ impl Shared for Client {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
+        heard: &Continuity,
     ) -> Result<Claimed> {
         let (inner, seat, alive) = (self.0.backend.shared.clone(), seat.clone(), alive.to_vec());
-        let request = async move { inner.claim(&seat, partition, &alive, idle, max).await };
-        self.call(Role::Log, request, Err).await
+        let heard = heard.clone();
+        let request = async move { inner.claim(&seat, partition, &alive, idle, max, &heard).await };
+        let bytes = |claimed: &Result<Claimed>| {
+            claimed.as_ref().map_or(0, |claimed| size(&claimed.abandoned) + size(&claimed.given_back))
+        };
+        self.call_for(Role::Log, request, Err, bytes).await
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize) -> Result<usize> {
-        call!(self, Log, shared.adopt(lease; idle, max))
+    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
+        let heard = heard.clone();
+        call!(self, Log, shared.adopt(lease; idle, max, &heard))
     }
 }
 
@@ -70,6 +85,7 @@ struct ChaosReader {
     seat: Seat,
     partitions: Vec<Partition>,
     inner: Option<Box<dyn SharedReader>>,
+    pages: PageSizer,
 }
 
 #[async_trait]
@@ -77,6 +93,10 @@ struct ChaosReader {
 impl SharedReader for ChaosReader {
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
         let inner = self.inner.take();
+        if inner.is_none() {
+            self.pages.lost();
+        }
+        let max = self.pages.count(max);
         let plan = self.client.plan(Role::Reader);
         arrive(&self.client, &plan).await?;
         let mut inner = match inner {
@@ -85,10 +105,13 @@ impl SharedReader for ChaosReader {
         };
         let read = tokio::select! {
             biased;
-            read = inner.fetch(max, wait) => read?,
+            read = self.client.signed(inner.fetch(max, wait)) => read?,
             () = self.client.until_cut(&plan) => return Err(cut_off(&self.client).await),
         };
-        self.client.receive(&plan).await?;
+        let bytes = read.iter().map(|(_, fetched)| size(fetched)).sum();
+        let (entries, began) = (read.iter().map(|(_, it)| it.entries.len()).sum(), Instant::now());
+        self.client.receive(&plan, bytes).await?;
+        self.pages.came(entries, usize::try_from(bytes).unwrap_or(usize::MAX), began.elapsed());
         self.inner = Some(inner);
         Ok(read)
     }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::recurring::{DueRecurrences, Recurrence, Recurring};
 use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId, Shard};
-use millstream_core::tasks::{Ask, Claimed, DeadTask, QueueSpec, TaskCounts, Tasks, Verdict};
+use millstream_core::tasks::{Ask, Claimed, DeadTask, Extended, QueueSpec, TaskCounts, Tasks, Verdict};
 use millstream_core::{MessageId, QueueName, Result};
 
 use super::Client;
@@ -43,7 +43,7 @@ impl Tasks for Client {
         claims: &[(ScheduleId, String)],
         hold: Duration,
         begun: bool,
-    ) -> Result<Vec<bool>> {
+    ) -> Result<Extended> {
         call!(self, Tasks, tasks.extend(shard, claims; hold, begun))
     }
 

@@ -3,6 +3,7 @@
 mod delivery;
 mod ending;
 mod fencing;
+mod innocent;
 mod order;
 
 use std::fmt;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use millstream_core::GroupName;
 
+use super::naming::named;
 use super::story::Story;
 use super::{Event, Record};
 
@@ -61,6 +63,22 @@ pub struct Rules {
     pub batches: bool,
     /// The most processes that die over one message. Default: any number.
     pub crashes: usize,
+    /// The fewest processes that have died in the handler of a message which is given up as `crashed`. Default: 1.
+    pub fewest_crashes: usize,
+    /// How processes are known to live. Default: nothing is known, and nobody is judged by it.
+    pub lives: Option<Lives>,
+}
+
+/// How processes of a run are known to live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lives {
+    /// The ttl of their leases.
+    pub lease_ttl: Duration,
+    /// The ttl of their membership.
+    pub member_ttl: Duration,
+    /// Whether single calls fail too. Then nobody can say whose fault it is that a heartbeat was not heard, but right
+    /// after an outage.
+    pub lossy: bool,
 }
 
 impl Default for Rules {
@@ -72,6 +90,8 @@ impl Default for Rules {
             at_once: usize::MAX,
             batches: false,
             crashes: usize::MAX,
+            fewest_crashes: 1,
+            lives: None,
         }
     }
 }
@@ -112,6 +132,18 @@ impl Rules {
     pub fn crashes(self, crashes: usize) -> Self {
         Self { crashes, ..self }
     }
+
+    /// The same rules, with at least so many processes that died over a message which is given up for that.
+    #[must_use]
+    pub fn fewest_crashes(self, fewest_crashes: usize) -> Self {
+        Self { fewest_crashes, ..self }
+    }
+
+    /// The same rules, for processes that are known to live like this.
+    #[must_use]
+    pub fn lives(self, lives: Lives) -> Self {
+        Self { lives: Some(lives), ..self }
+    }
 }
 
 /// Everything that is wrong with a history that has come to its end.
@@ -123,13 +155,16 @@ impl Rules {
 /// | `PRODUCE-ONCE` | nothing is stored twice |
 /// | `HONEST-OUTCOME` | what was told to be stored is, what was told not to be is not |
 /// | `PRODUCE-ORDER` | messages that one sender sent one after the other for one key are stored in that order |
-/// | `DUP-BOUND` | an attempt is made again only after a takeover, a rewind or a fail-over |
+/// | `DUP-BOUND` | an attempt is made again only after a takeover, a rewind or a fail-over; and, where it is known how processes [live](Rules::lives), only if the one before died, leaves, or was cut off or stopped alone |
 /// | `ATTEMPT` | the number of the attempt grows with failures of the handler and with nothing else |
 /// | `NO-REDELIVERY` | what the server was told to be done is not handled again |
 /// | `DELAY-EARLY` | no attempt before its time |
 /// | `KEY-ORDER`, `OVERLAP`, `BLOCKED` | what [`Order`] says |
 /// | `CROWD` | no more handlers at a time than configured |
 /// | `POISON-BOUND` | no more processes die over a message than configured |
+/// | `FALSE-CRASH` | what is given up as `crashed` is what processes died over |
+/// | `KEPT` | who lives and was not cut off or stopped alone keeps its leases, its entries and its part of the assignment, also over an outage |
+/// | `REPLACED` | what a process had that died during an outage, somebody else has two ttls and a second after its end |
 /// | `FENCED` | once a lease is granted, the server does nothing for the one before |
 /// | `SINGLE-OWNER` | no lease is granted while another lives |
 /// | `EPOCH-MONO` | epochs grow |
@@ -138,6 +173,7 @@ impl Rules {
 /// | `CONSERVATION` | in the end nothing is left over |
 #[must_use]
 pub fn check(history: &[Record], rules: &Rules) -> Vec<Breach> {
+    let history = &*named(history);
     let mut story = Story::of(history);
     let mut breaches = Vec::new();
     for (number, record) in history.iter().enumerate() {
@@ -148,9 +184,16 @@ pub fn check(history: &[Record], rules: &Rules) -> Vec<Breach> {
                 order::started(&story, start, rules, &mut report);
                 fencing::started(&story, start, &mut report);
             }
-            Event::Granted { topic_partition, group, epoch, again, .. } => {
+            Event::Granted { topic_partition, group, epoch, again, to, .. } => {
                 let share = (topic_partition.clone(), group.clone());
                 fencing::granted(&story, &share, *epoch, *again, &mut report);
+                innocent::granted(&story, &share, to.as_deref(), rules, &mut report);
+            }
+            Event::Handed { origin, to, how } => {
+                innocent::handed(&story, origin, to, *how, rules, &mut report);
+            }
+            Event::Published { group, shares } => {
+                innocent::published(&story, group, shares, rules, &mut report);
             }
             Event::Accepted { topic_partition, group, epoch, call } => {
                 let share = (topic_partition.clone(), group.clone());
@@ -158,6 +201,9 @@ pub fn check(history: &[Record], rules: &Rules) -> Vec<Breach> {
             }
             Event::Dead { origin, message, reason, attempts } => {
                 ending::dead(&story, origin, message.as_deref(), reason, *attempts, &mut report);
+                if reason == "crashed" {
+                    innocent::crashed(&story, origin, rules, &mut report);
+                }
             }
             Event::Left { topic_partition, group, entries } if *entries > 0 => {
                 let what = format!("{entries} entries are left in {topic_partition} for {group}");
@@ -170,6 +216,7 @@ pub fn check(history: &[Record], rules: &Rules) -> Vec<Breach> {
     let at = history.last().map_or(Duration::ZERO, |record| record.at);
     let mut report = Report { at, breaches: &mut breaches };
     ending::sends(&story, history, &mut report);
+    innocent::orphaned(&story, rules, &mut report);
     for group in &rules.groups {
         ending::everything(&story, group, &mut report);
     }

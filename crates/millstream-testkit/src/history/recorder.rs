@@ -1,21 +1,28 @@
 //! The recorder: notes what the server does, in the order in which it does it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
     Append, Appender, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
 };
+use millstream_core::members::{Assignment, Member, Members, Pulse, Roster, Version, Watch};
 use millstream_core::schedule::{
     Due, Place as Waits, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
-use millstream_core::{Backend, Lease, Limits, MessageId, Resource, Result, Retention, TopicPartition, wire};
+use millstream_core::{
+    Backend, GroupName, Lease, Limits, MemberId, MessageId, Resource, Result, Retention, TopicName,
+    TopicPartition, wire,
+};
 
+use super::story::Share;
 use super::{Call, Event, History, Origin, Place, Told};
+use crate::caller;
 
 /// The backend with a recorder around those roles that need a lease or give one.
 pub(super) fn around(history: History, backend: Backend) -> Backend {
@@ -24,31 +31,44 @@ pub(super) fn around(history: History, backend: Backend) -> Backend {
         inner: backend.clone(),
         origins: Mutex::default(),
         granted: Mutex::default(),
+        members: Mutex::default(),
     });
     Backend {
         log: Arc::new(Recorder(notes.clone())),
         leases: Arc::new(Recorder(notes.clone())),
+        members: Arc::new(Recorder(notes.clone())),
+        shared: Arc::new(Recorder(notes.clone())),
         schedule: Arc::new(Recorder(notes)),
         ..backend
     }
 }
 
-struct Recorder(Arc<Notes>);
+pub(super) struct Recorder(pub(super) Arc<Notes>);
 
-struct Notes {
-    history: History,
-    inner: Backend,
+pub(super) struct Notes {
+    pub(super) history: History,
+    pub(super) inner: Backend,
     /// Which message a redelivery is of.
-    origins: Mutex<HashMap<(Resource, MessageId), MessageId>>,
+    origins: Mutex<HashMap<(Share, MessageId), MessageId>>,
     /// The request that each epoch of a resource was granted to.
     granted: Mutex<HashMap<(Resource, u64), String>>,
+    members: Mutex<BTreeMap<GroupName, Known>>,
+}
+
+/// What is known of a group's members.
+#[derive(Default)]
+struct Known {
+    /// The process that was heard last under each id.
+    processes: BTreeMap<MemberId, String>,
+    /// Those of which it is noted that they are heard.
+    heard: BTreeSet<String>,
 }
 
 impl Notes {
     fn appended(&self, batch: &[Append], results: &[Result<MessageId>]) {
         for (entry, result) in batch.iter().zip(results) {
             let Ok(id) = result else { continue };
-            let place = Place { topic_partition: entry.topic_partition.clone(), id: *id };
+            let place = Place::new(entry.topic_partition.clone(), *id);
             let envelope = wire::decode_body(&entry.fields, &Limits::default()).ok();
             let key = envelope.as_ref().and_then(|envelope| envelope.key.as_deref().map(text));
             let message = envelope.map(|envelope| text(&envelope.payload));
@@ -63,30 +83,36 @@ impl Notes {
         }
     }
 
-    fn origin(&self, lease: &Lease, receipt: Receipt) -> Option<Origin> {
-        let (topic_partition, group) = lease.partition().ok()?;
+    /// Which message an entry is of.
+    pub(super) fn origin(&self, share: &Share, receipt: Receipt) -> Option<Origin> {
         let id = match receipt.source {
             Source::Log => receipt.id,
             Source::Retry => {
                 let origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
-                *origins.get(&(lease.resource.clone(), receipt.id))?
+                *origins.get(&(share.clone(), receipt.id))?
             }
         };
-        let place = Place { topic_partition: topic_partition.clone(), id };
-        Some(Origin { group: group.clone(), place })
+        let (topic_partition, group) = share.clone();
+        Some(Origin { group, place: Place::new(topic_partition, id) })
+    }
+
+    /// Remembers of which messages redeliveries are.
+    pub(super) fn read(&self, share: &Share, fetched: &Fetched) {
+        let mut origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
+        for entry in fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Retry) {
+            let origin = wire::decode(entry.receipt, &entry.fields, &Limits::default()).origin;
+            origins.insert((share.clone(), entry.receipt.id), origin);
+        }
     }
 
     fn fetched(&self, lease: &Lease, fetched: &Fetched) {
         self.accepted(lease, Call::Fetch);
-        let mut origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
-        for entry in fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Retry) {
-            let origin = wire::decode(entry.receipt, &entry.fields, &Limits::default()).origin;
-            origins.insert((lease.resource.clone(), entry.receipt.id), origin);
+        if let Ok((topic_partition, group)) = lease.partition() {
+            self.read(&(topic_partition.clone(), group.clone()), fetched);
         }
     }
 
-    fn settled(&self, lease: &Lease, batch: &[(Receipt, Settlement)], settled: Settled) {
-        self.accepted(lease, Call::Settle);
+    pub(super) fn settled(&self, share: &Share, batch: &[(Receipt, Settlement)], settled: Settled) {
         if settled.applied == 0 {
             return;
         }
@@ -98,7 +124,7 @@ impl Notes {
                 Settlement::Hold(note) if note.attempt > 0 => Told::Again(note.attempt, after(note.due)),
                 Settlement::Hold(_) => Told::Noted,
             };
-            if let Some(origin) = self.origin(lease, *receipt) {
+            if let Some(origin) = self.origin(share, *receipt) {
                 self.history.record(Event::Settled { origin, told, certain: settled.stale == 0 });
             }
         }
@@ -114,7 +140,7 @@ fn after(due: Due) -> Duration {
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    String::from_utf8_lossy(bytes.trim_ascii()).into_owned()
 }
 
 #[async_trait]
@@ -138,7 +164,10 @@ impl Log for Recorder {
 
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
         let settled = self.0.inner.log.settle(lease, batch).await?;
-        self.0.settled(lease, batch, settled);
+        self.0.accepted(lease, Call::Settle);
+        if let Ok((topic_partition, group)) = lease.partition() {
+            self.0.settled(&(topic_partition.clone(), group.clone()), batch, settled);
+        }
         Ok(settled)
     }
 
@@ -241,8 +270,9 @@ impl Leases for Recorder {
         owner: &str,
         nonce: &str,
         ttl: Duration,
+        heard: &Continuity,
     ) -> Result<Acquired> {
-        let acquired = self.0.inner.leases.acquire(resource, owner, nonce, ttl).await?;
+        let acquired = self.0.inner.leases.acquire(resource, owner, nonce, ttl, heard).await?;
         if let Acquired::Granted(lease) = &acquired
             && let Ok((topic_partition, group)) = lease.partition()
         {
@@ -252,7 +282,8 @@ impl Leases for Recorder {
             let again = before.is_some_and(|before| before == nonce);
             drop(granted);
             let (topic_partition, group) = (topic_partition.clone(), group.clone());
-            self.0.history.record(Event::Granted { topic_partition, group, epoch, again, ttl });
+            let to = caller::name();
+            self.0.history.record(Event::Granted { topic_partition, group, epoch, again, ttl, to });
         }
         Ok(acquired)
     }
@@ -273,7 +304,71 @@ impl Leases for Recorder {
         Ok(())
     }
 
+    async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
+        self.0.inner.leases.withdraw_end(lease).await
+    }
+
     async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
         self.0.inner.leases.holder(resource).await
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Members for Recorder {
+    async fn heartbeat(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        member: &Member,
+        joining: bool,
+    ) -> Result<Pulse> {
+        let pulse = self.0.inner.members.heartbeat(topic, group, member, joining).await?;
+        if let Some(instance) = caller::name() {
+            let mut members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = members.entry(group.clone()).or_default();
+            known.processes.insert(member.id.clone(), instance.clone());
+            let is_new = known.heard.insert(instance.clone());
+            drop(members);
+            if is_new {
+                self.0.history.record(Event::Heard { instance, group: group.clone() });
+            }
+        }
+        Ok(pulse)
+    }
+
+    async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
+        self.0.inner.members.leave(topic, group, member).await
+    }
+
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+        self.0.inner.members.roster(topic, group).await
+    }
+
+    async fn publish(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        version: Version,
+        assignment: &Assignment,
+    ) -> Result<bool> {
+        let published = self.0.inner.members.publish(topic, group, version, assignment).await?;
+        if published {
+            let mut members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = members.entry(group.clone()).or_default();
+            let numbers = |(id, list): (&MemberId, &Vec<millstream_core::Partition>)| {
+                let process = known.processes.get(id)?.clone();
+                Some((process, list.iter().map(|partition| partition.0).collect::<Vec<_>>()))
+            };
+            let shares: Vec<_> = assignment.iter().filter_map(numbers).collect();
+            known.heard.retain(|process| shares.iter().any(|(other, _)| other == process));
+            drop(members);
+            self.0.history.record(Event::Published { group: group.clone(), shares });
+        }
+        Ok(published)
+    }
+
+    async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
+        self.0.inner.members.watch(topic, group).await
     }
 }

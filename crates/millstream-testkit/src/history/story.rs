@@ -7,6 +7,10 @@ use millstream_core::{GroupName, TopicPartition};
 
 use super::{Call, End, Event, Origin, Outcome, Place, Record, Start, Told};
 
+mod processes;
+
+pub(super) use processes::Processes;
+
 /// A partition in the eyes of a group.
 pub(super) type Share = (TopicPartition, GroupName);
 
@@ -51,6 +55,11 @@ pub(super) struct Story {
     pub(super) dead: BTreeMap<Origin, u32>,
     /// What becomes a dead letter without a handler's say. This is known from the start.
     pub(super) unhandled: BTreeSet<Origin>,
+    /// Who has which entry where partitions are shared.
+    holders: BTreeMap<Origin, (String, Duration)>,
+    /// Whether the server's clock was set back.
+    is_behind: bool,
+    pub(super) processes: Processes,
 }
 
 #[derive(Debug)]
@@ -59,6 +68,8 @@ pub(super) struct Appended {
     pub(super) number: usize,
     pub(super) message: Option<String>,
     pub(super) key: Option<String>,
+    /// Whether the server forgot it.
+    pub(super) lost: bool,
 }
 
 /// One run of a handler.
@@ -76,7 +87,11 @@ pub(super) struct Grant {
     pub(super) epoch: u64,
     pub(super) ttl: Duration,
     pub(super) until: Duration,
+    /// When it was granted or renewed last.
+    pub(super) renewed: Duration,
     pub(super) released: bool,
+    /// Who asked.
+    pub(super) to: Option<String>,
 }
 
 /// What the server was told last.
@@ -102,6 +117,7 @@ impl Story {
     /// Reads on.
     pub(super) fn read(&mut self, number: usize, record: &Record) {
         let at = record.at;
+        self.processes.read(at, &record.event, &self.grants);
         match &record.event {
             Event::Sending { message, key, .. } => {
                 self.sending.insert(message.clone(), key.clone());
@@ -114,21 +130,23 @@ impl Story {
                     *self.copies.entry(message.clone()).or_default() += 1;
                     self.ever.insert((place.clone(), message.clone()), key.clone());
                 }
-                let appended = Appended { at, number, message: message.clone(), key: key.clone() };
+                let (message, key) = (message.clone(), key.clone());
+                let appended = Appended { at, number, message, key, lost: false };
                 self.appended.insert(place.clone(), appended);
             }
-            Event::Granted { topic_partition, group, epoch, ttl, .. } => {
+            Event::Granted { topic_partition, group, epoch, ttl, to, .. } => {
                 let share = (topic_partition.clone(), group.clone());
                 let highest = self.highest.entry(share.clone()).or_default();
                 *highest = (*highest).max(*epoch);
                 let (epoch, ttl, until) = (*epoch, *ttl, at + *ttl);
-                self.grants.insert(share, Grant { epoch, ttl, until, released: false });
+                let (renewed, to) = (at, to.clone());
+                self.grants.insert(share, Grant { epoch, ttl, until, renewed, released: false, to });
             }
             Event::Accepted { topic_partition, group, epoch, call } => {
                 let share = (topic_partition.clone(), group.clone());
                 if let Some(grant) = self.grants.get_mut(&share).filter(|grant| grant.epoch == *epoch) {
                     match call {
-                        Call::Renew => grant.until = at + grant.ttl,
+                        Call::Renew => (grant.until, grant.renewed) = (at + grant.ttl, at),
                         Call::Release => grant.released = true,
                         _ => {}
                     }
@@ -169,11 +187,31 @@ impl Story {
             }
             Event::Rewound { topic_partition, group } => {
                 self.rewound.insert((topic_partition.clone(), group.clone()), number);
+                self.holders.retain(|origin, _| {
+                    origin.place.topic_partition != *topic_partition || origin.group != *group
+                });
             }
             Event::Forgot(since) => {
                 self.forgot = Some(number);
                 self.gaps.push((*since, at));
                 self.grants.clear();
+                self.holders.clear();
+                for appended in self.appended.values_mut() {
+                    appended.lost |= appended.at >= *since;
+                }
+                if self.is_behind {
+                    // An epoch grows by the clock where the newest grants are forgotten.
+                    self.highest.clear();
+                }
+            }
+            Event::ClockSetBack(_) => {
+                self.is_behind = true;
+                if self.forgot.is_some() {
+                    self.highest.clear();
+                }
+            }
+            Event::Handed { origin, to, .. } => {
+                self.holders.insert(origin.clone(), (to.clone(), at));
             }
             Event::Resumed(instance) => {
                 self.resumed.insert(instance.clone(), at);
@@ -181,12 +219,20 @@ impl Story {
             Event::Killed(instance) => {
                 self.killed.insert(instance.clone());
             }
-            Event::Settled { .. } | Event::Left { .. } | Event::Fault(_) | Event::Said { .. } => {}
+            _ => {}
         }
     }
 
-    /// Whether the lease of this start is not the last that was granted.
+    /// Who has an entry of a shared partition, and since when.
+    pub(super) fn holder(&self, origin: &Origin) -> Option<&(String, Duration)> {
+        self.holders.get(origin)
+    }
+
+    /// Whether the lease of this start is not the last that was granted, or the entry is somebody else's.
     pub(super) fn is_stale(&self, start: &Start) -> bool {
+        if start.is_shared() {
+            return self.holder(&start.origin).is_some_and(|(holder, _)| *holder != start.instance);
+        }
         let grant = self.grants.get(&share(&start.origin));
         grant.is_some_and(|grant| grant.epoch != start.epoch || grant.released)
     }
@@ -217,16 +263,25 @@ impl Story {
         self.runs.get(origin).map_or(&[], Vec::as_slice)
     }
 
-    /// Everything of one partition that is stored below a place, the newest first.
+    /// Everything of one partition that is stored below a place and was not forgotten, the newest first.
     pub(super) fn below<'a>(&'a self, place: &'a Place) -> impl Iterator<Item = (&'a Place, &'a Appended)> {
         let earlier = self.appended.range(..place).rev();
-        earlier.take_while(|(other, _)| other.topic_partition == place.topic_partition)
+        let here = earlier.take_while(|(other, _)| other.topic_partition == place.topic_partition);
+        here.filter(|(_, stored)| !stored.lost)
     }
 
-    /// Everything of one partition that is stored above a place.
+    /// Everything of one partition that is stored above a place and was not forgotten.
     pub(super) fn above<'a>(&'a self, place: &'a Place) -> impl Iterator<Item = (&'a Place, &'a Appended)> {
         let later = self.appended.range(place..).skip(1);
-        later.take_while(|(other, _)| other.topic_partition == place.topic_partition)
+        let here = later.take_while(|(other, _)| other.topic_partition == place.topic_partition);
+        here.filter(|(_, stored)| !stored.lost)
+    }
+}
+
+impl Start {
+    /// Whether it is one of a partition that is shared: there are no leases of messages then, and no epochs.
+    pub(super) fn is_shared(&self) -> bool {
+        self.epoch == 0
     }
 }
 

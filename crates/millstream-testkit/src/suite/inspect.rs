@@ -182,7 +182,7 @@ async fn owners_are_shown_with_their_leases(h: Harness) -> Verdict {
         [Some(LONG), None, Some(LONG)],
         "for how long"
     );
-    equal!(owners.iter().map(|it| it.abandoned).collect::<Vec<_>>(), [false, false, true], "abandoned");
+    equal!(owners.iter().map(|it| it.ends).collect::<Vec<_>>(), [0, 0, 1], "ends before");
     let left = owners.iter().filter_map(|it| it.holder.as_ref());
     for holder in left {
         let fits = !holder.expires_in.is_zero() && holder.expires_in <= LONG;

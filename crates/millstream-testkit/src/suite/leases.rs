@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use millstream_core::leases::{Acquired, Resource};
-use millstream_core::{ErrorKind, GroupName, Retention, Settlement};
+use millstream_core::leases::{Acquired, Lease, MAX_ENDS, Resource};
+use millstream_core::{Continuity, ErrorKind, GroupName, Retention, Settlement};
 use tokio::time::Instant;
 
 use super::suite;
@@ -26,8 +26,11 @@ suite!("leases":
     releasing_after_a_takeover_is_fenced_and_harmless,
     epochs_grow_with_every_grant,
     resources_are_independent,
-    a_lease_that_was_given_back_was_not_abandoned,
-    a_lease_that_was_never_given_back_was_abandoned,
+    a_lease_that_was_given_back_counts_no_end,
+    a_lease_that_was_never_given_back_counts_an_end,
+    no_more_than_so_many_ends_are_remembered,
+    an_owner_that_returns_withdraws_its_end,
+    who_was_not_answered_without_a_gap_takes_nothing_over,
 );
 
 async fn resource(h: &Harness) -> Result<Resource, Violation> {
@@ -36,13 +39,15 @@ async fn resource(h: &Harness) -> Result<Resource, Violation> {
 
 async fn a_resource_is_granted_to_one(h: Harness) -> Verdict {
     let resource = resource(&h).await?;
-    let acquired = h.backend.leases.acquire(&resource, "ann", &h.unique("nonce"), LONG).await?;
+    let acquired =
+        h.backend.leases.acquire(&resource, "ann", &h.unique("nonce"), LONG, &Continuity::assured()).await?;
     let Acquired::Granted(lease) = acquired else {
         return Err(Violation::new(format!("a free resource was not granted: {acquired:?}")));
     };
     equal!(lease.resource, resource, "the resource of the lease");
     equal!(lease.ttl, LONG, "the ttl of the lease");
-    match h.backend.leases.acquire(&resource, "bob", &h.unique("nonce"), LONG).await? {
+    match h.backend.leases.acquire(&resource, "bob", &h.unique("nonce"), LONG, &Continuity::assured()).await?
+    {
         Acquired::Granted(second) => Err(Violation::new(format!("granted twice: {lease:?} and {second:?}"))),
         Acquired::Held(holder) => {
             equal!((holder.owner.as_str(), holder.epoch), ("ann", lease.epoch), "who is said to hold it");
@@ -74,10 +79,10 @@ async fn of_many_at_once_one_is_granted(h: Harness) -> Verdict {
 async fn the_same_nonce_is_given_the_same_lease(h: Harness) -> Verdict {
     let resource = resource(&h).await?;
     let nonce = h.unique("nonce");
-    let first = h.backend.leases.acquire(&resource, "ann", &nonce, LONG).await?;
+    let first = h.backend.leases.acquire(&resource, "ann", &nonce, LONG, &Continuity::assured()).await?;
     ensure!(matches!(first, Acquired::Granted(_)), "a free resource was not granted: {first:?}");
     for _ in 0..3 {
-        let again = h.backend.leases.acquire(&resource, "ann", &nonce, LONG).await?;
+        let again = h.backend.leases.acquire(&resource, "ann", &nonce, LONG, &Continuity::assured()).await?;
         equal!(again, first, "the answer to the same request, sent again");
     }
     if let Acquired::Granted(lease) = first {
@@ -236,43 +241,122 @@ async fn resources_are_independent(h: Harness) -> Verdict {
     Ok(())
 }
 
-async fn a_lease_that_was_given_back_was_not_abandoned(h: Harness) -> Verdict {
+async fn a_lease_that_was_given_back_counts_no_end(h: Harness) -> Verdict {
     let resource = resource(&h).await?;
-    for grant in 0..3 {
+    for _ in 0..3 {
         let lease = h.granted(&resource, LONG).await?;
-        ensure!(!lease.abandoned, "grant {grant} is said to be of an abandoned lease");
+        equal!(lease.ends, Vec::<u64>::new(), "ends of owners that gave it back");
         h.renew(&lease).await??;
         h.backend.leases.release(&lease).await?;
     }
     Ok(())
 }
 
-async fn a_lease_that_was_never_given_back_was_abandoned(h: Harness) -> Verdict {
-    let resource = resource(&h).await?;
-    h.granted(&resource, BRIEF).await?;
+/// Takes a lease for a short time and lets it run out.
+async fn ended(h: &Harness, resource: &Resource) -> Result<Lease, Violation> {
+    let lease = h.granted(resource, BRIEF).await?;
     let mut patience = h.patience("the lease to run out");
-    while h.backend.leases.holder(&resource).await?.is_some() {
+    while h.backend.leases.holder(resource).await?.is_some() {
         patience.pause().await?;
     }
-    // Also if it goes to somebody of the same name; and the same request is told the same.
+    Ok(lease)
+}
+
+async fn a_lease_that_was_never_given_back_counts_an_end(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let mut ends = Vec::new();
+    for _ in 0..3 {
+        let lease = ended(&h, &resource).await?;
+        equal!(lease.ends, ends, "the ends before");
+        ends.push(lease.epoch);
+    }
+    // The same request is given the same ends.
     let nonce = h.unique("nonce");
     let mut last = None;
     for time in 0..3 {
-        match h.backend.leases.acquire(&resource, "testkit", &nonce, LONG).await? {
+        match h.backend.leases.acquire(&resource, "testkit", &nonce, LONG, &Continuity::assured()).await? {
             Acquired::Granted(lease) => {
-                ensure!(lease.abandoned, "asked {time} times before, the lease is said to be given back");
+                equal!(lease.ends, ends, "the ends, asked for {time} times before");
                 last = Some(lease);
             }
             held @ Acquired::Held(_) => return Err(Violation::new(format!("not granted: {held:?}"))),
         }
     }
-    // Who has not found out what that owner died over hands the question on; who has, does not.
+    // An owner that has not found out what the others died over hands the question on; one that has, does not.
     if let Some(lease) = last {
         h.backend.leases.release(&lease).await?;
     }
     let lease = h.granted(&resource, LONG).await?;
-    ensure!(lease.abandoned, "the owner between has not found out, and the next is not told");
-    h.backend.leases.release(&lease.after_abandonment(false)).await?;
-    ensure!(!h.granted(&resource, LONG).await?.abandoned, "abandoned, though the last owner has found out");
+    equal!(lease.ends, ends, "the ends, after an owner that has not found out");
+    h.backend.leases.release(&lease.after_ends(Vec::new())).await?;
+    equal!(
+        h.granted(&resource, LONG).await?.ends,
+        Vec::<u64>::new(),
+        "the ends, after an owner that has found out"
+    );
+    Ok(())
+}
+
+async fn no_more_than_so_many_ends_are_remembered(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let lease = h.granted(&resource, LONG).await?;
+    h.backend.leases.release(&lease.after_ends((1..=MAX_ENDS as u64).collect())).await?;
+    let lease = ended(&h, &resource).await?;
+    equal!(lease.ends.len(), MAX_ENDS, "ends");
+    let next = h.granted(&resource, LONG).await?;
+    let newest: Vec<u64> = (2..=MAX_ENDS as u64).chain([lease.epoch]).collect();
+    equal!(next.ends, newest, "the newest ends");
+    Ok(())
+}
+
+async fn an_owner_that_returns_withdraws_its_end(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let dead = ended(&h, &resource).await?;
+    let returning = ended(&h, &resource).await?;
+    let next = h.granted(&resource, LONG).await?;
+    equal!(next.ends, [dead.epoch, returning.epoch], "the ends");
+    for _ in 0..2 {
+        h.backend.leases.withdraw_end(&returning).await?;
+    }
+    // Neither the owner's lease nor the other end changes.
+    h.renew(&next).await??;
+    h.backend.leases.withdraw_end(&next).await?;
+    h.backend.leases.release(&next.clone().after_ends(vec![dead.epoch])).await?;
+    let next = ended(&h, &resource).await?;
+    equal!(next.ends, [dead.epoch], "the ends that were handed on");
+    let last = h.granted(&resource, LONG).await?;
+    h.backend.leases.withdraw_end(&dead).await?;
+    let again = Continuity::assured();
+    let nonce = last.token.as_str().split_once(':').map(|(_, nonce)| nonce.to_owned()).unwrap_or_default();
+    match h.backend.leases.acquire(&resource, "testkit", &nonce, LONG, &again).await? {
+        Acquired::Granted(lease) => equal!(lease.ends, [next.epoch], "the ends after one was withdrawn"),
+        held @ Acquired::Held(_) => return Err(Violation::new(format!("not granted: {held:?}"))),
+    }
+    Ok(())
+}
+
+async fn who_was_not_answered_without_a_gap_takes_nothing_over(h: Harness) -> Verdict {
+    let resource = resource(&h).await?;
+    let brief = Continuity::new(BRIEF);
+    // What nobody has, anybody is granted.
+    let first = match h.backend.leases.acquire(&resource, "ann", &h.unique("nonce"), BRIEF, &brief).await? {
+        Acquired::Granted(lease) => lease,
+        held @ Acquired::Held(_) => return Err(Violation::new(format!("not granted: {held:?}"))),
+    };
+    let mut patience = h.patience("the lease to run out");
+    while h.backend.leases.holder(&resource).await?.is_some() {
+        patience.pause().await?;
+    }
+    let asked = h.backend.leases.acquire(&resource, "bob", &h.unique("nonce"), LONG, &brief).await?;
+    let Acquired::Held(holder) = asked else {
+        return Err(Violation::new(format!("taken from an owner that may come back: {asked:?}")));
+    };
+    equal!((holder.owner.as_str(), holder.epoch), ("ann", first.epoch), "who is said to hold it");
+    equal!(holder.expires_in, BRIEF, "how long until the asker may take it, if it is answered from now on");
+    // It is revived as if nobody had asked; the same request is granted again; and what was given back is free.
+    h.renew(&first).await??;
+    h.backend.leases.release(&first).await?;
+    let asked = h.backend.leases.acquire(&resource, "bob", &h.unique("nonce"), LONG, &brief).await?;
+    ensure!(matches!(asked, Acquired::Granted(_)), "given back, and not granted: {asked:?}");
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The members role: who is alive in a group, and who should own what.
 
+mod continuity;
 mod identity;
 mod living;
 mod publishing;
@@ -9,14 +10,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millstream_core::members::{Assignment, Member, Pulse, Roster, Version};
-use millstream_core::{GroupName, MemberId, Result, TopicName};
+use millstream_core::{Continuity, GroupName, MemberId, Result, TopicName};
 
 use super::suite;
 use crate::case::{Case, Verdict, Violation};
 use crate::harness::{Harness, LONG};
 
 pub(super) fn cases() -> Vec<Case> {
-    [living::cases(), identity::cases(), publishing::cases(), watching::cases()].concat()
+    [living::cases(), continuity::cases(), identity::cases(), publishing::cases(), watching::cases()].concat()
 }
 
 /// The group of a case, in a topic of its own.
@@ -73,10 +74,30 @@ impl Club {
         Ok(self.h.backend.members.roster(&self.topic, &self.group).await?.heard)
     }
 
+    /// The heartbeat of one that has seen to it that whoever ran out is gone.
+    async fn judge(&self, member: &Member) -> Result<Pulse> {
+        self.beat(&member.clone().hearing(Continuity::assured())).await
+    }
+
+    /// Those who are not overdue.
+    async fn living(&self) -> Result<Vec<Member>> {
+        let roster = self.h.backend.members.roster(&self.topic, &self.group).await?;
+        Ok(roster.living().cloned().collect())
+    }
+
+    /// Waits until one of them is overdue.
+    async fn silence_of(&self, member: &Member) -> Verdict {
+        let mut patience = self.h.patience("a member to run out");
+        while self.living().await?.iter().any(|living| living.id == member.id) {
+            patience.pause().await?;
+        }
+        Ok(())
+    }
+
     /// Waits until nobody is alive any more. Nobody may be heard of meanwhile.
     async fn silence(&self) -> Verdict {
         let mut patience = self.h.patience("all members to run out");
-        while !self.roster().await?.members.is_empty() {
+        while !self.living().await?.is_empty() {
             patience.pause().await?;
         }
         Ok(())

@@ -10,7 +10,9 @@ use std::time::Duration;
 use millstream_core::catalog::Start;
 use millstream_core::log::{Entry, Fetched, Receipt, Settled};
 use millstream_core::shared::{Claimed, Seat, SharedReader};
-use millstream_core::{GroupName, MemberId, MessageId, Partition, Settlement, TopicPartition, TopicSpec};
+use millstream_core::{
+    Continuity, GroupName, MemberId, MessageId, Partition, Settlement, TopicPartition, TopicSpec,
+};
 
 use super::suite;
 use crate::case::{Case, Verdict, Violation, ensure};
@@ -107,8 +109,19 @@ impl Sharer {
     }
 
     async fn claim(&mut self, alive: &[&str], idle: Duration, max: usize) -> Result<Claimed, Violation> {
+        self.claim_hearing(alive, (idle, max), &Continuity::assured()).await
+    }
+
+    /// Claims after it was answered for so long.
+    async fn claim_hearing(
+        &mut self,
+        alive: &[&str],
+        (idle, max): (Duration, usize),
+        heard: &Continuity,
+    ) -> Result<Claimed, Violation> {
         let alive: Vec<_> = alive.iter().map(MemberId::new).collect::<Result<_, _>>()?;
-        Ok(self.harness.backend.shared.claim(&self.seat, Partition(0), &alive, idle, max).await?)
+        let shared = &self.harness.backend.shared;
+        Ok(shared.claim(&self.seat, Partition(0), &alive, idle, max, heard).await?)
     }
 
     /// Claims until `count` entries came that somebody had died over.

@@ -104,14 +104,14 @@ impl Desk {
     }
 
     async fn extend(&self, task: &ClaimedTask, hold: Duration) -> Result<bool, Violation> {
-        let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold, false).await?;
+        let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold, false).await?.ours;
         ensure!(held.len() == 1, "{} answers to one extension", held.len());
         Ok(held[0])
     }
 
     /// Extends, and tells that a handler begins.
     async fn begins(&self, task: &ClaimedTask, hold: Duration) -> Verdict {
-        let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold, true).await?;
+        let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold, true).await?.ours;
         equal!(held, [true], "whether a claim is ours at once");
         Ok(())
     }
@@ -132,7 +132,14 @@ const STALE: Settled = Settled { applied: 0, stale: 1 };
 
 /// A worker that holds what it has, and has time.
 fn ask(worker: &str, limit: usize) -> Ask {
-    Ask { worker: worker.to_owned(), limit, hold: LONG, crash_limit: 0, patience: HOUR }
+    Ask {
+        worker: worker.to_owned(),
+        limit,
+        hold: LONG,
+        crash_limit: 0,
+        patience: HOUR,
+        heard: millstream_core::Continuity::assured(),
+    }
 }
 
 fn claim(task: &ClaimedTask) -> (ScheduleId, String) {

@@ -5,5 +5,6 @@ mod story;
 
 mod delivery;
 mod ending;
+mod innocent;
 mod order;
 mod ownership;

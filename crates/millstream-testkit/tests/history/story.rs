@@ -18,7 +18,7 @@ pub(crate) fn group() -> GroupName {
 }
 
 pub(crate) fn place(id: u64) -> Place {
-    Place { topic_partition: tp(), id: MessageId::new(id, 0) }
+    Place::new(tp(), MessageId::new(id, 0))
 }
 
 pub(crate) fn origin(id: u64) -> Origin {
@@ -49,8 +49,8 @@ impl Story {
     }
 
     pub(crate) fn grant(&mut self, epoch: u64) {
-        let (topic_partition, group) = (tp(), group());
-        self.tell(Event::Granted { topic_partition, group, epoch, again: false, ttl: MS(1_000) });
+        let (topic_partition, group, to) = (tp(), group(), Some(format!("i{epoch}")));
+        self.tell(Event::Granted { topic_partition, group, epoch, again: false, ttl: MS(1_000), to });
     }
 
     pub(crate) fn call(&mut self, epoch: u64, call: Call) {

@@ -18,6 +18,15 @@ impl millstream_testkit::Operator for Console {
         self.0.delete_entry(tp, id).then_some(()).ok_or_else(|| Violation::new("no such entry"))
     }
 
+    async fn set_position(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        id: MessageId,
+    ) -> Result<(), Violation> {
+        self.0.set_position(tp, group, id).then_some(()).ok_or_else(|| Violation::new("no such group"))
+    }
+
     async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {
         self.0.delete_scheduled(place, id).then_some(()).ok_or_else(|| Violation::new("no such message"))
     }

@@ -30,7 +30,12 @@ async fn leases_that_run_out_are_counted() {
     let resource = Resource::partition(tp, group);
     let theirs = loop {
         redis.cli(&["DEL", lease.as_str()]);
-        match backend.leases.acquire(&resource, "thief", "once", hold).await.expect("asked") {
+        match backend
+            .leases
+            .acquire(&resource, "thief", "once", hold, &millstream_core::Continuity::assured())
+            .await
+            .expect("asked")
+        {
             Acquired::Granted(lease) => break lease,
             Acquired::Held(_) => {}
         }
@@ -103,6 +108,74 @@ async fn who_comes_and_is_fenced_is_counted() {
     }
 }
 
+/// A policy of the user's that panics.
+#[derive(Debug)]
+struct Panics;
+
+impl millstream_core::RetryPolicy for Panics {
+    fn decide(&self, _: &millstream_core::policy::Failure<'_>) -> millstream_core::policy::Decision {
+        panic!("on purpose")
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn panics_of_user_code_are_counted() {
+    let redis = Redis::start();
+    let scene = Scene::at(&redis.url()).await;
+    let consumer =
+        scene.mq.consumer(ORDERS, "billing").retry(Panics).start(async |_: Delivery<u64>| Err::<(), _>("no"));
+    let consumer = consumer.await.expect("started");
+    let producer = scene.mq.producer(ORDERS).await.expect("a producer");
+    producer.send(&1).await.expect("sent");
+    scene
+        .sees(
+            "the default policy decides instead",
+            &[("panics_total", &[("code", "retry_policy")], 1.0), ("retried_total", BILLING, 1.0)],
+        )
+        .await;
+    consumer.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn poison_candidates_are_counted() {
+    let redis = Redis::start();
+    let scene = Scene::at(&redis.url()).await;
+    quick(&scene, "web-1").await.shutdown().await;
+    let producer = scene.mq.producer(ORDERS).await.expect("a producer");
+    for number in 0..2 {
+        producer.send(&number).partition(1).await.expect("sent");
+    }
+    // Two owners read them and end.
+    let backend = scene.mq.backend();
+    let tp = TopicPartition::new("orders".parse().expect("name"), 1);
+    let group = "billing".parse().expect("name");
+    let lease_key = scene.keys.lease(&tp, &group);
+    let resource = Resource::partition(tp, group);
+    for nonce in ["first", "second"] {
+        let assured = millstream_core::Continuity::assured();
+        let hold = Duration::from_secs(20);
+        let acquired = backend.leases.acquire(&resource, nonce, nonce, hold, &assured).await;
+        let Ok(Acquired::Granted(lease)) = acquired else { panic!("{acquired:?}") };
+        let mut reader = backend.log.reader(&lease).await.expect("a reader");
+        let fetched = reader.fetch(10, Duration::ZERO).await.expect("fetched");
+        assert_eq!(fetched.entries.len(), 2);
+        redis.cli(&["DEL", lease_key.as_str()]);
+    }
+    let gate = std::sync::Arc::new(tokio::sync::Semaphore::new(0));
+    let consumer = scene.mq.consumer(ORDERS, "billing").lease_ttl(Duration::from_secs(1)).start({
+        let gate = gate.clone();
+        move |_: Delivery<u64>| {
+            let gate = gate.clone();
+            async move { gate.acquire().await.expect("open").forget() }
+        }
+    });
+    let consumer = consumer.await.expect("started");
+    scene.sees("they are candidates", &[("poison_candidates", BILLING, 2.0)]).await;
+    gate.add_permits(2);
+    scene.sees("they are done", &[("poison_candidates", BILLING, 0.0), ("acked_total", BILLING, 2.0)]).await;
+    consumer.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_server_loses_is_counted() {
     let mut redis = Redis::start();
@@ -147,7 +220,7 @@ async fn a_message_over_which_processes_die_is_counted() {
     let mut members = Members::new(env!("CARGO_BIN_EXE_member"), setup).await;
     let poison = Job { end: [End::Abort; 2], ..Job::new(0) };
     members.send(&[(poison, To::Partition(0)), (Job::new(1), To::Partition(0))]).await;
-    for _ in 0..2 {
+    for _ in 0..4 {
         let pid = members.start();
         assert!(!members.process(pid).ended().await, "it aborts");
     }
@@ -158,7 +231,8 @@ async fn a_message_over_which_processes_die_is_counted() {
     let server = metrics.serve(mq.backend(), config.sampler(sampler)).await.expect("served");
     let keys = Keys::within(&"members".parse().expect("a namespace"));
     let scene = Scene { mq, metrics, server, keys };
-    let consumer = scene.mq.consumer(members.topic.clone(), GROUP).crash_limit(2);
+    let ttl = Duration::from_secs(1);
+    let consumer = scene.mq.consumer(members.topic.clone(), GROUP).crash_limit(2).lease_ttl(ttl);
     let consumer = consumer.start(async |_: Delivery<Job>| {}).await.expect("started");
     let of = &[("topic", "jobs"), ("group", GROUP)][..];
     scene

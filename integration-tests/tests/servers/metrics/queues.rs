@@ -24,10 +24,27 @@ fn shard() -> Shard {
 
 /// A worker claims one task, and dies.
 async fn claim_and_die(backend: &Backend) {
+    claim_begin_and_die(backend, "dead", false).await;
+}
+
+/// The same; its handler has begun or not, as far as it says.
+async fn claim_begin_and_die(backend: &Backend, worker: &str, begun: bool) {
     let hold = Duration::from_millis(300);
-    let ask = Ask { worker: "dead".into(), limit: 1, hold, crash_limit: 0, patience: HOUR };
-    let claimed = async || !backend.tasks.claim(&shard(), &ask).await.expect("asked").tasks.is_empty();
-    eventually(claimed, "it is claimed").await;
+    let ask = Ask {
+        worker: worker.into(),
+        limit: 1,
+        hold,
+        crash_limit: 0,
+        patience: HOUR,
+        heard: millstream_core::Continuity::assured(),
+    };
+    let claims = async || {
+        let tasks = backend.tasks.claim(&shard(), &ask).await.expect("asked").tasks;
+        let claims: Vec<_> = tasks.into_iter().map(|task| (task.id, task.token)).collect();
+        backend.tasks.extend(&shard(), &claims, hold, begun).await.expect("extended");
+        !claims.is_empty()
+    };
+    eventually(claims, "it is claimed").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,9 +194,12 @@ async fn a_task_over_which_processes_die_is_counted() {
     let scene = Scene::at(&shared_url()).await;
     let mails = mails(&scene).await;
     mails.schedule(&1).id("killer").await.expect("scheduled");
-    claim_and_die(scene.mq.backend()).await;
+    for worker in ["one", "another"] {
+        claim_begin_and_die(scene.mq.backend(), worker, true).await;
+    }
     scene.sees("its worker is dead", &[("tasks_expired", MAILS, 1.0)]).await;
-    let worker = mails.worker().crash_limit(1).start(async |_: Task<u64>| {}).await.expect("started");
+    let worker = mails.worker().crash_limit(2).hold(Duration::from_secs(1));
+    let worker = worker.start(async |_: Task<u64>| {}).await.expect("started");
     scene
         .sees(
             "it is given up",

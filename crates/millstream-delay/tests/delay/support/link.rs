@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::log::Settled;
-use millstream_core::tasks::{Ask, Claimed, DeadTask, QueueSpec, TaskCounts, Tasks, Verdict};
+use millstream_core::tasks::{Ask, Claimed, DeadTask, Extended, QueueSpec, TaskCounts, Tasks, Verdict};
 use millstream_core::{Backend, Error, ErrorKind, MessageId, QueueName, Result, ScheduleId, Shard};
 use tokio_util::sync::CancellationToken;
 
@@ -128,7 +128,7 @@ impl Tasks for Linked {
         claims: &[(ScheduleId, String)],
         hold: Duration,
         begun: bool,
-    ) -> Result<Vec<bool>> {
+    ) -> Result<Extended> {
         self.link.pass("extend").await?;
         assert!(lose(&self.link.panic_renewals).is_ok(), "a renewal panics");
         if self.link.no_renewals.load(Ordering::Relaxed) {

@@ -110,8 +110,9 @@ impl Claimer {
                 continue;
             }
             let room = hand.claim_room();
-            let (asked, idle) = (Instant::now(), context.config.lease_ttl);
-            let claim = context.backend.shared.claim(seat, partition, &alive, idle, room);
+            let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
+            let heard = context.heard();
+            let claim = context.backend.shared.claim(seat, partition, &alive, idle, room, &heard);
             let claimed = within(idle, claim).await;
             if claimed.is_err() {
                 // It may have been done: then entries stand under our name of which we do not know.
@@ -119,7 +120,7 @@ impl Claimer {
             }
             let Claimed { abandoned, given_back, next, .. } = claimed?;
             let to = (&self.items, &self.says);
-            take_in(&sharer, to, partition, abandoned, asked, Origin::Abandoned);
+            take_in(&sharer, to, partition, abandoned, asked, Origin::Abandoned(&roster.members));
             take_in(&sharer, to, partition, given_back, asked, Origin::GivenBack);
             if let Some(next) = next {
                 let full = next.is_zero() && hand.claim_room() == 0;

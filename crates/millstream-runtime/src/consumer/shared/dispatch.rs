@@ -1,4 +1,4 @@
-//! The dispatch loop of a shared consumer: as many handlers at once as are allowed, suspects one at a time.
+//! The dispatch loop of a shared consumer: as many handlers at once as are allowed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use millstream_core::panics::text_of;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -21,7 +22,8 @@ use crate::report::Counts;
 
 /// What came of messages that started together.
 struct Ended {
-    suspect: bool,
+    /// Whether it was a candidate that is handled alone.
+    alone: bool,
     /// What was not begun before the end; or what it worked on when it panicked.
     left: Result<Vec<Item>, Vec<Key>>,
 }
@@ -32,11 +34,11 @@ pub(super) struct Dispatcher {
     items: UnboundedReceiver<Vec<Item>>,
     says: UnboundedSender<Say>,
     queue: VecDeque<Item>,
-    /// One of these may have killed a process: one at a time, beside what is none.
-    suspects: VecDeque<Item>,
+    /// Poison candidates that are handled one at a time, beside what is none.
+    alone: VecDeque<Item>,
     running: JoinSet<Ended>,
-    /// Whether a suspect runs.
-    suspected: bool,
+    /// Whether one of them runs.
+    trying: bool,
     /// When the batch at the head of the queue is full enough.
     full_at: Option<Instant>,
     paused: Changes,
@@ -56,9 +58,9 @@ impl Dispatcher {
             items,
             says,
             queue: VecDeque::new(),
-            suspects: VecDeque::new(),
+            alone: VecDeque::new(),
             running: JoinSet::new(),
-            suspected: false,
+            trying: false,
             full_at: None,
             left: Vec::new(),
         }
@@ -106,8 +108,8 @@ impl Dispatcher {
                 let key = item.key();
                 self.sharer.hand.say(key);
                 self.say(Say::new(key, item.job.parks()));
-            } else if job.suspect.is_some() {
-                self.suspects.push_back(item);
+            } else if item.is_alone() {
+                self.alone.push_back(item);
             } else {
                 self.queue.push_back(item);
             }
@@ -121,28 +123,35 @@ impl Dispatcher {
 
     fn start(&mut self) {
         while self.running.len() < self.sharer.at_once {
-            let suspect = if self.suspected { None } else { self.suspect() };
-            let (suspect, unit) = match suspect {
-                Some(suspect) => (true, vec![suspect]),
+            let candidate = if self.trying { None } else { self.candidate() };
+            let (alone, unit) = match candidate {
+                Some(candidate) => (true, vec![candidate]),
                 None => (false, self.unit()),
             };
             if unit.is_empty() {
                 return;
             }
-            self.suspected |= suspect;
+            self.trying |= alone;
             let work = Work { sharer: self.sharer.clone(), says: self.says.clone() };
             let keys = unit.iter().map(Item::key).collect();
             self.running.spawn(async move {
                 let caught = AssertUnwindSafe(work.run(unit)).catch_unwind().await;
-                Ended { suspect, left: caught.map_err(|_| keys) }
+                Ended {
+                    alone,
+                    left: caught.map_err(|payload| {
+                        let panic = text_of(payload);
+                        tracing::error!(panic, "handling a message ended abnormally");
+                        keys
+                    }),
+                }
             });
         }
     }
 
-    /// The next suspect.
-    fn suspect(&mut self) -> Option<Item> {
-        let at = self.suspects.iter().position(|item| !is_paused(&self.sharer, &mut self.paused, item))?;
-        self.suspects.remove(at)
+    /// The next candidate that is handled alone.
+    fn candidate(&mut self) -> Option<Item> {
+        let at = self.alone.iter().position(|item| !is_paused(&self.sharer, &mut self.paused, item))?;
+        self.alone.remove(at)
     }
 
     /// What starts next: one message, or as many of one partition as make a batch. Nothing if it is not full yet.
@@ -155,11 +164,12 @@ impl Dispatcher {
         let Some(head) = self.queue.iter().position(|item| !is_paused(sharer, paused, item)) else {
             return Vec::new();
         };
-        if size == 1 {
+        if size == 1 || self.queue[head].job.candidate.is_some() {
             return self.queue.remove(head).into_iter().collect();
         }
         let partition = self.queue[head].partition;
-        let there = self.queue.iter().filter(|item| item.partition == partition).take(size).count();
+        let fits = |item: &Item| item.partition == partition && item.job.candidate.is_none();
+        let there = self.queue.iter().filter(|item| fits(item)).take(size).count();
         let now = Instant::now();
         if there < size && now < *self.full_at.get_or_insert(now + wait) {
             return Vec::new();
@@ -168,7 +178,7 @@ impl Dispatcher {
         let mut unit = Vec::with_capacity(there);
         let mut rest = VecDeque::with_capacity(self.queue.len() - there);
         for item in self.queue.drain(..) {
-            if item.partition == partition && unit.len() < size {
+            if fits(&item) && unit.len() < size {
                 unit.push(item);
             } else {
                 rest.push_back(item);
@@ -179,16 +189,17 @@ impl Dispatcher {
     }
 
     fn ended(&mut self, ended: Result<Ended, JoinError>) {
-        let Ended { suspect, left } = match ended {
+        let Ended { alone, left } = match ended {
             Ok(ended) => ended,
             Err(error) => return tracing::error!(%error, "handling a message was given up"),
         };
-        self.suspected &= !suspect;
+        self.trying &= !alone;
         match left {
+            // Its entry could not be relied on for a while, or is somebody else's by now: it waits for its turn again.
+            Ok(left) if !self.sharer.context.stop.is_cancelled() => self.take_in(left),
             Ok(left) => self.left.extend(left),
             Err(keys) => {
-                // Handlers' own panics are caught: a policy of the user's, say. What it worked on is read anew.
-                tracing::error!("handling a message ended abnormally");
+                // Panics of user code are caught where it is called: this one is ours. What it worked on is read anew.
                 self.sharer.hand.lost(keys);
                 self.sharer.hand.start_over();
             }
@@ -202,7 +213,7 @@ impl Dispatcher {
             self.left.extend(items);
         }
         self.left.extend(self.queue.drain(..));
-        self.left.extend(self.suspects.drain(..));
+        self.left.extend(self.alone.drain(..));
         self.give_back().await;
         // When the time is over they give up by themselves.
         while let Some(ended) = self.running.join_next().await {

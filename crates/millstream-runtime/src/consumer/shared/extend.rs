@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use millstream_core::Partition;
 use millstream_core::error::Result;
 use millstream_core::log::Receipt;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::sleep;
 
 use super::super::membership::within;
 use super::Sharer;
@@ -27,17 +27,17 @@ impl Extender {
     /// Extends until dropped.
     pub(super) async fn run(mut self) {
         let sharer = self.sharer.clone();
-        let period = sharer.context.period();
+        let (period, clock) = (sharer.context.period(), sharer.context.lease_clock.clone());
         let extends = async {
             loop {
-                let started = Instant::now();
+                let started = clock.now();
                 let extended = self.run_once().await;
                 self.trouble.begins(period);
                 match extended {
                     // Who was away for a while has to know at once.
                     Ok(()) => tokio::select! {
                         biased;
-                        () = sleep_until(started + period) => {}
+                        () = clock.sleep_until(started + period) => {}
                         () = sharer.hand.wanted() => {}
                     },
                     Err(pause) => sleep(pause).await,
@@ -62,16 +62,19 @@ impl Extender {
                 self.trouble.over(observer);
                 Ok(())
             }
-            Some(error) => Err(self.trouble.met(&error, observer).min(self.sharer.context.period())),
+            Some(error) => {
+                let pause = self.trouble.met(&error, observer);
+                Err(self.sharer.context.retry_pause(&error, pause))
+            }
         }
     }
 
     async fn extend(&self, partition: Partition, receipts: Vec<Receipt>) -> Result<()> {
         let Sharer { context, seat, hand, .. } = &*self.sharer;
         // Taken before the request: the ttl cannot have started earlier.
-        let asked = Instant::now();
+        let asked = context.lease_clock.now();
         let request = context.backend.shared.extend(seat, partition, &receipts);
-        let lost = within(context.patience(), request).await?;
+        let lost = within(context.beat_patience(), request).await?;
         let messages = hand.lost(lost.iter().map(|receipt| (partition, *receipt)));
         if messages > 0 {
             let topic_partition = seat.partition(partition);
@@ -93,7 +96,10 @@ async fn watch_deadlines(sharer: &Sharer) {
             tracing::warn!(group = %sharer.seat.group, messages, "not extended in time: handlers are told");
         }
         match next {
-            Some(next) => sleep_until(next.max(Instant::now() + shortest)).await,
+            Some(next) => {
+                let clock = &sharer.context.lease_clock;
+                clock.sleep_until(next.max(clock.now() + shortest)).await;
+            }
             None => sharer.hand.came().await,
         }
     }

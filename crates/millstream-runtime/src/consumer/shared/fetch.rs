@@ -5,7 +5,8 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::log::Fetched;
+use millstream_core::log::{Entry, Fetched};
+use millstream_core::members::Member;
 use millstream_core::shared::SharedReader;
 use millstream_core::{MessageId, Partition, Settlement, TopicPartition};
 use tokio::sync::mpsc::UnboundedSender;
@@ -14,6 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::super::context::Subscription;
 use super::super::pauses::Changes;
+use super::super::poison::{Candidate, is_candidate};
 use super::super::restore::unless_deleted;
 use super::Sharer;
 use super::settle::Say;
@@ -75,7 +77,7 @@ impl Fetcher {
             trouble.begins(self.sharer.context.period());
         }
         // Taken before the request: what it brings is ours from some time after that.
-        let asked = Instant::now();
+        let asked = self.sharer.context.lease_clock.now();
         let mut paused = self.sharer.context.pauses.changes();
         let mut grown = self.partitions.clone();
         let read = tokio::select! {
@@ -133,6 +135,7 @@ impl Fetcher {
             }
         };
         // No longer than this: what it brings is to be ours for a while still, counted from the request.
+        self.sharer.hand.begin_read();
         reader.fetch(room, context.config.max_wait.min(context.period())).await
     }
 
@@ -193,13 +196,13 @@ async fn changes(paused: &mut Changes, grown: &mut watch::Receiver<u32>) {
 }
 
 /// Where entries come from.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
+#[derive(Clone, Copy)]
+pub(super) enum Origin<'a> {
     Read,
     /// Somebody gave them back and never began.
     GivenBack,
-    /// Somebody died or was cut off with them: one of them may be why.
-    Abandoned,
+    /// Somebody died or was cut off with them: one of them may be why. These are alive.
+    Abandoned(&'a [Member]),
 }
 
 /// Takes in what was read or claimed of one partition by a request of `asked`, and tells.
@@ -209,7 +212,7 @@ pub(super) fn take_in(
     partition: Partition,
     fetched: Fetched,
     asked: Instant,
-    origin: Origin,
+    origin: Origin<'_>,
 ) {
     let Sharer { context, seat, hand, .. } = &**sharer;
     let (topic_partition, group) = (&seat.partition(partition), &seat.group);
@@ -218,18 +221,28 @@ pub(super) fn take_in(
         let messages = ghosts.len();
         tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by somebody");
         context.observer.observe(&Event::Ghosts { topic_partition, group, messages });
-        for receipt in ghosts.into_iter().filter(|_| origin == Origin::Read) {
+        for receipt in ghosts.into_iter().filter(|_| matches!(origin, Origin::Read)) {
             let _ = says.send(Say::new((partition, receipt), Settlement::Ack));
         }
     }
-    let entries = hand.admit(partition, entries, asked, origin != Origin::Read);
+    let entries = hand.admit(partition, entries, asked, !matches!(origin, Origin::Read));
     if !entries.is_empty() {
         let messages = entries.len();
         context.observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
-        let suspects = origin == Origin::Abandoned;
-        let limits = &context.config.limits;
+        let config = &context.config;
+        let candidate = |entry: &Entry| match origin {
+            // Each claim hands it out once more: so often, it was pending at two ends or more.
+            Origin::Abandoned(living) if is_candidate(entry, usize::MAX) => {
+                let ended = |noter: &str| living.iter().all(|member| member.incarnation != noter);
+                Some(Candidate::new(entry.note.as_ref(), ended, config.crash_limit))
+            }
+            _ => None,
+        };
+        let of = |entry| {
+            let candidate = candidate(&entry);
+            Item::new(partition, entry, &config.limits, candidate)
+        };
         // A closed channel means that the consumer ends: others claim them.
-        let _ = items
-            .send(entries.into_iter().map(|entry| Item::new(partition, entry, limits, suspects)).collect());
+        let _ = items.send(entries.into_iter().map(of).collect());
     }
 }

@@ -13,6 +13,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::lease_clock::LeaseClock;
+
 /// Names an entry among all partitions.
 pub(super) type Key = (Partition, Receipt);
 
@@ -39,6 +41,8 @@ pub(super) struct Hand {
     capacity: usize,
     /// The most that is claimed and not settled.
     claims: usize,
+    /// What `until` of an entry is counted by.
+    pub(super) clock: Arc<LeaseClock>,
     /// How long an entry is certainly ours after a request that said so.
     trust: Duration,
 }
@@ -64,7 +68,7 @@ struct Held {
 }
 
 impl Hand {
-    pub(super) fn new(capacity: usize, at_once: usize, ttl: Duration) -> Self {
+    pub(super) fn new(capacity: usize, at_once: usize, ttl: Duration, clock: Arc<LeaseClock>) -> Self {
         Self {
             state: Mutex::default(),
             freed: Notify::new(),
@@ -74,6 +78,7 @@ impl Hand {
             came: Notify::new(),
             stray: AtomicBool::new(false),
             capacity,
+            clock,
             claims: at_once.max(FEWEST_CLAIMS),
             // A fifth is the margin for clocks that run at different speeds and for slow dispatch.
             trust: ttl - ttl / 5,
@@ -87,6 +92,14 @@ impl Hand {
     /// From now on what is read may be a repetition.
     pub(super) fn begin_rewind(&self) {
         self.state().settled_meanwhile.get_or_insert_default();
+    }
+
+    /// A read begins. What was settled before is shown by it only if the server has forgotten that, and has to be done
+    /// again.
+    pub(super) fn begin_read(&self) {
+        if let Some(settled) = &mut self.state().settled_meanwhile {
+            settled.clear();
+        }
     }
 
     /// What is read from now on is new.
@@ -195,7 +208,7 @@ impl Hand {
             let changed = self.changed.notified();
             match self.state().held.get_mut(&key) {
                 None => return None,
-                Some(held) if Instant::now() < held.until => {
+                Some(held) if self.clock.now() < held.until => {
                     if held.cancelled.is_cancelled() {
                         held.cancelled = CancellationToken::new();
                     }
@@ -221,7 +234,7 @@ impl Hand {
     /// Tells the handlers of entries that may be somebody else's by now. Gives back how many were told now, and when the
     /// next ones are to be.
     pub(super) fn expire(&self) -> (usize, Option<Instant>) {
-        let (now, mut told, mut next) = (Instant::now(), 0, None);
+        let (now, mut told, mut next) = (self.clock.now(), 0, None);
         for held in self.state().held.values().filter(|held| !held.cancelled.is_cancelled()) {
             if held.until > now {
                 next = Some(next.map_or(held.until, |next: Instant| next.min(held.until)));
@@ -284,7 +297,7 @@ impl Grasp {
     pub(in crate::consumer) async fn extend(self: Arc<Self>, shared: Arc<dyn Shared>) -> Result<()> {
         let (partition, receipt) = self.key;
         // Taken before the request: the ttl cannot have started earlier.
-        let asked = Instant::now();
+        let asked = self.hand.clock.now();
         let lost = shared.extend(&self.seat, partition, &[receipt]).await?;
         if lost.is_empty() {
             self.hand.extended(std::iter::once(self.key), asked);
@@ -301,6 +314,7 @@ impl Grasp {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease_clock::tests::{Suspended, plain};
     use millstream_core::MessageId;
     use millstream_core::log::Source;
 
@@ -321,7 +335,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_entry_is_live_until_its_deadline_and_again_when_it_was_extended() {
-        let hand = Arc::new(Hand::new(8, 1, TTL));
+        let hand = Arc::new(Hand::new(8, 1, TTL, plain()));
         admit(&hand, [1, 3], false);
         let started = hand.live(key(1)).await.expect("ours");
         assert!(hand.live(key(2)).await.is_none());
@@ -343,8 +357,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn entries_of_a_suspended_machine_are_not_certain_any_more() {
+        let suspended = Suspended::new();
+        let clock = suspended.clock();
+        let hand = Arc::new(Hand::new(8, 1, TTL, clock.clone()));
+        hand.admit(Partition(0), vec![entry(1)], clock.now(), false);
+        let started = hand.live(key(1)).await.expect("ours");
+        suspended.for_time(TTL);
+        let waiting = tokio::spawn({
+            let hand = hand.clone();
+            async move { hand.live(key(1)).await }
+        });
+        hand.wanted().await;
+        assert!(!waiting.is_finished(), "nothing begins");
+        assert_eq!((hand.expire().0, started.is_cancelled()), (1, true));
+        hand.extended([key(1)].into_iter(), clock.now());
+        assert!(waiting.await.expect("no panic").is_some(), "until it is certain again");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_was_said_of_is_not_lost_but_settled() {
-        let hand = Hand::new(8, 1, TTL);
+        let hand = Hand::new(8, 1, TTL, plain());
         admit(&hand, [1, 2], false);
         assert!(hand.say(key(1)));
         assert_eq!(hand.lost([key(1), key(2), key(3)]), 1);
@@ -354,8 +387,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_the_server_forgot_to_be_settled_is_handled_again() {
+        let hand = Hand::new(8, 1, TTL, plain());
+        admit(&hand, [1], false);
+        hand.begin_rewind();
+        hand.settled([key(1)].into_iter());
+        assert_eq!(admit(&hand, [1], false), 0, "read before it was settled");
+        hand.begin_read();
+        assert_eq!(admit(&hand, [1], false), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn what_is_held_or_was_settled_meanwhile_is_not_admitted_again() {
-        let hand = Hand::new(8, 1, TTL);
+        let hand = Hand::new(8, 1, TTL, plain());
         assert_eq!(admit(&hand, [1, 2], false), 2);
         hand.begin_rewind();
         hand.settled([key(1)].into_iter());
@@ -366,7 +410,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn claims_have_room_of_their_own() {
-        let hand = Hand::new(4, 2, TTL);
+        let hand = Hand::new(4, 2, TTL, plain());
         admit(&hand, 1..=3, false);
         assert_eq!((hand.room().await, hand.claim_room()), (1, 8));
         admit(&hand, 10..=17, true);

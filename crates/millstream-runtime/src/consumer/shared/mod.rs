@@ -66,7 +66,8 @@ pub(super) async fn run(context: Arc<Subscription>) {
         Concurrency::Unordered(at_once) => at_once,
         _ => 1,
     };
-    let hand = Arc::new(Hand::new(context.config.prefetch, at_once, context.config.lease_ttl));
+    let (ttl, clock) = (context.config.lease_ttl, context.lease_clock.clone());
+    let hand = Arc::new(Hand::new(context.config.prefetch, at_once, ttl, clock));
     let in_hand = hand.clone();
     context.board.shares(&context.topic.name, Box::new(move || in_hand.len()));
     let sharer = Arc::new(Sharer { context: context.clone(), seat, hand: hand.clone(), at_once });

@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::event::Event;
-use millstream_core::log::{Entry, Note};
+use millstream_core::log::Entry;
+use millstream_core::panics::discard;
 use millstream_core::{Limits, Partition, Settlement};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use super::super::decide::{Policies, decide};
+use super::super::decide::decide;
 use super::super::handler::Verdict;
 use super::super::job::{Job, handle};
 use super::super::owned::Owned;
-use super::super::suspects::{Plan, Suspect};
+use super::super::poison::{Candidate, Plan};
 use super::Sharer;
 use super::hand::{Grasp, Key};
 use super::settle::Say;
@@ -25,8 +26,18 @@ pub(super) struct Item {
 }
 
 impl Item {
-    pub(super) fn new(partition: Partition, entry: Entry, limits: &Limits, suspect: bool) -> Self {
-        Self { partition, job: Job::new(entry, limits, suspect, Instant::now()) }
+    pub(super) fn new(
+        partition: Partition,
+        entry: Entry,
+        limits: &Limits,
+        candidate: Option<Candidate>,
+    ) -> Self {
+        Self { partition, job: Job::new(entry, limits, candidate, Instant::now()) }
+    }
+
+    /// Whether it may only be handled with no other candidate beside it.
+    pub(super) fn is_alone(&self) -> bool {
+        self.job.candidate.as_ref().is_some_and(|candidate| candidate.plan == Plan::Alone)
     }
 
     pub(super) fn key(&self) -> Key {
@@ -43,20 +54,12 @@ pub(super) struct Work {
 type Unit = Vec<(Arc<Owned>, Item)>;
 
 impl Work {
-    /// Hands messages to the handler when it is their turn, all or (if they are suspects) the only one. Gives back what
+    /// Hands messages to the handler when it is their turn, all or (if it is a poison candidate) the only one. Gives back what
     /// was not begun because the consumer stops.
     pub(super) async fn run(self, items: Vec<Item>) -> Vec<Item> {
         let context = self.sharer.context.clone();
-        let suspect = items.iter().any(|item| item.job.suspect.is_some());
-        let permits = async {
-            if suspect {
-                return context.gates.suspect().await;
-            }
-            match context.gates.handlers() {
-                Some(handlers) => (None, handlers.clone().acquire_owned().await.ok()),
-                None => (None, None),
-            }
-        };
+        let candidate = items.iter().any(|item| item.job.candidate.is_some());
+        let permits = context.gates.enter(items.iter().any(Item::is_alone));
         let (_only, _permit) = tokio::select! {
             biased;
             () = context.stop.cancelled() => return items,
@@ -79,8 +82,8 @@ impl Work {
             let place = (self.sharer.seat.partition(item.partition), self.sharer.seat.group.clone());
             unit.push((Arc::new(Owned::shared(&context.context, place, cancelled, grasp)), item));
         }
-        if suspect {
-            self.try_suspect(&mut unit).await;
+        if candidate {
+            self.try_candidate(&mut unit).await;
         } else {
             self.start(&mut unit).await;
         }
@@ -100,7 +103,10 @@ impl Work {
         if handled {
             for (owned, mut item) in std::mem::take(unit) {
                 match item.job.said.take() {
-                    Some(said) => self.finish(&owned, &item, said.verdict(), started.elapsed()),
+                    Some(said) => {
+                        self.finish(&owned, &item, said.verdict(), started.elapsed());
+                        discard(said, &*context.observer);
+                    }
                     None => unit.push((owned, item)),
                 }
             }
@@ -108,17 +114,18 @@ impl Work {
         handled && unit.is_empty()
     }
 
-    /// Hands a suspect to the handler, after that was noted; or gives it up.
-    async fn try_suspect(&self, unit: &mut Unit) {
+    /// Hands a poison candidate to the handler, after that was noted; or gives it up.
+    async fn try_candidate(&self, unit: &mut Unit) {
         let context = &self.sharer.context;
         let Some((owned, item)) = unit.first_mut() else { return };
-        let suspect = item.job.suspect.as_deref().cloned().unwrap_or_else(|| Suspect::new(None));
-        let suspicions = match suspect.plan(&context.incarnation, context.config.crash_limit) {
-            // No handler ever sees it.
-            _ if !item.job.is_message() => None,
-            Plan::Try => None,
-            Plan::Note(suspicions) => Some(suspicions),
-            Plan::GiveUp(crashes) => {
+        // What is no message no handler ever sees.
+        let candidate = item.job.candidate.as_deref().filter(|_| item.job.is_message());
+        let note = match candidate.map(|candidate| candidate.plan) {
+            None => None,
+            Some(Plan::Note | Plan::Alone) => {
+                candidate.map(|candidate| candidate.begins(&context.incarnation, &item.job))
+            }
+            Some(Plan::GiveUp(crashes)) => {
                 let Owned { topic_partition, group, .. } = &**owned;
                 let origin = item.job.origin;
                 tracing::warn!(%topic_partition, %group, %origin, crashes, "given up: processes ended over it");
@@ -128,14 +135,12 @@ impl Work {
                 return;
             }
         };
-        let Some(suspicions) = suspicions else {
+        let Some(note) = note else {
             self.start(unit).await;
             return;
         };
-        let before = suspect.note(&item.job);
-        let now = Note { suspicions, by: context.incarnation.clone(), ..before.clone() };
         let (key, cancelled) = (item.key(), owned.cancelled.clone());
-        let (say, written) = Say::telling(key, Settlement::Hold(now));
+        let (say, written) = Say::telling(key, Settlement::Hold(note));
         let _ = self.says.send(say);
         let written = tokio::select! {
             biased;
@@ -143,17 +148,17 @@ impl Work {
             () = cancelled.cancelled() => false,
             written = written => written.is_ok(),
         };
-        if !written || !self.start(unit).await {
-            // The handler was not reached, or did not end when it should: no process ended over it.
-            let _ = self.says.send(Say::new(key, Settlement::Hold(before)));
+        // If the handler is not reached, or does not end in time, the note stays: it counts only if this process ends
+        // without a word.
+        if written {
+            self.start(unit).await;
         }
     }
 
     /// Judges what was said, and tells.
     fn finish(&self, owned: &Owned, item: &Item, verdict: &Verdict, elapsed: Duration) {
         let Sharer { context, hand, .. } = &*self.sharer;
-        let policies =
-            Policies { retry: &*context.config.retry, dead_letters: &*context.config.dead_letters };
+        let policies = context.policies();
         let job = &item.job;
         let (settlement, handled) = decide(verdict, || job.attempt(None, None), &policies);
         if !hand.say(item.key()) {

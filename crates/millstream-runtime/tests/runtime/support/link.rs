@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::Continuity;
 use millstream_core::leases::{Acquired, Holder};
 use millstream_core::log::{Append, Fetched, Measured, Receipt, Settled, Trimmed};
 use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
@@ -135,8 +136,10 @@ impl Leases for Linked<dyn Leases> {
         owner: &str,
         nonce: &str,
         ttl: Duration,
+        heard: &Continuity,
     ) -> Result<Acquired> {
-        let acquired = self.link.pass("acquire", self.role.acquire(resource, owner, nonce, ttl)).await?;
+        let acquired =
+            self.link.pass("acquire", self.role.acquire(resource, owner, nonce, ttl, heard)).await?;
         if matches!(acquired, Acquired::Granted(_)) && one_less(&self.link.lose_grants) {
             return Err(Error::new(ErrorKind::Unconfirmed, "the reply is lost"));
         }
@@ -154,6 +157,10 @@ impl Leases for Linked<dyn Leases> {
 
     async fn release(&self, lease: &Lease) -> Result<()> {
         self.link.pass("release", self.role.release(lease)).await
+    }
+
+    async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
+        self.link.pass("withdraw_end", self.role.withdraw_end(lease)).await
     }
 
     async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
@@ -331,16 +338,18 @@ impl Shared for Linked<dyn Shared> {
         alive: &[MemberId],
         idle: Duration,
         max: usize,
+        heard: &Continuity,
     ) -> Result<Claimed> {
-        let claimed = self.link.pass("claim", self.role.claim(seat, partition, alive, idle, max)).await?;
+        let claimed =
+            self.link.pass("claim", self.role.claim(seat, partition, alive, idle, max, heard)).await?;
         if !claimed.abandoned.entries.is_empty() && one_less(&self.link.lose_claims) {
             return Err(Error::new(ErrorKind::Unconfirmed, "the reply is lost"));
         }
         Ok(claimed)
     }
 
-    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize) -> Result<usize> {
-        self.link.pass("adopt", self.role.adopt(lease, idle, max)).await
+    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
+        self.link.pass("adopt", self.role.adopt(lease, idle, max, heard)).await
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_admin::{Admin, DeadLetterQueue};
-use millstream_core::log::{Append, Fetched, Measured, Receipt, Settled, Trimmed};
+use millstream_core::log::{Append, Entry, Fetched, Measured, Receipt, Settled, Trimmed};
 use millstream_core::{
     Appender, Backend, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result, Retention,
     Settlement, Start, Topic, TopicPartition,
@@ -41,6 +41,12 @@ pub struct Scripted {
     pub lose_settle_replies: Mutex<usize>,
     pub largest_fetch: Mutex<usize>,
     pub length_failures: Mutex<VecDeque<ErrorKind>>,
+    /// How many poison candidates were noted as begun.
+    pub candidates: Mutex<usize>,
+    /// So often a reader starts over by itself, with a pending list that was read before what stands on it was settled.
+    pub starts_over: Mutex<usize>,
+    /// How many entries were settled.
+    settled: Mutex<usize>,
 }
 
 /// A handle on it for the backend.
@@ -74,7 +80,8 @@ impl Log for Shared {
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
         let inner = self.inner.reader(lease).await?;
-        Ok(Box::new(ScriptedReader { scripted: self.0.clone(), lease: lease.clone(), inner }))
+        let (scripted, lease, read) = (self.0.clone(), lease.clone(), Vec::new());
+        Ok(Box::new(ScriptedReader { scripted, lease, inner, read }))
     }
 
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
@@ -88,6 +95,11 @@ impl Log for Shared {
             return Err(Error::new(kind, "scripted"));
         }
         let settled = self.inner.settle(lease, batch).await?;
+        let noted =
+            |settlement: &Settlement| matches!(settlement, Settlement::Hold(note) if note.suspicions > 0);
+        *self.candidates.lock().expect("lock") +=
+            batch.iter().filter(|(_, settlement)| noted(settlement)).count();
+        *self.settled.lock().expect("lock") += settled.applied;
         let mut lose = self.lose_settle_replies.lock().expect("lock");
         if *lose > 0 {
             *lose -= 1;
@@ -155,11 +167,22 @@ struct ScriptedReader {
     scripted: Arc<Scripted>,
     lease: Lease,
     inner: Box<dyn Reader>,
+    /// What it has read.
+    read: Vec<Entry>,
 }
 
 #[async_trait]
 impl Reader for ScriptedReader {
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        if !self.read.is_empty() && one_less(&self.scripted.starts_over) {
+            while *self.scripted.settled.lock().expect("lock") < self.read.len() {
+                tokio::time::sleep(MS(1)).await;
+            }
+            // The answer to the last settlement arrives as well.
+            tokio::time::sleep(MS(1)).await;
+            let entries = std::mem::take(&mut self.read);
+            return Ok(Fetched { entries, pending: true, ..Fetched::default() });
+        }
         let fetched = self.inner.fetch(max, wait).await;
         if let Some(error) = failure(&self.scripted.fetch_failures) {
             // What was read is lost with the reply; the reader starts over.
@@ -169,9 +192,17 @@ impl Reader for ScriptedReader {
         if let Ok(fetched) = &fetched {
             let mut largest = self.scripted.largest_fetch.lock().expect("lock");
             *largest = (*largest).max(fetched.entries.len());
+            self.read.extend(fetched.entries.iter().cloned());
         }
         fetched
     }
+}
+
+fn one_less(count: &Mutex<usize>) -> bool {
+    let mut count = count.lock().expect("lock");
+    let some = *count > 0;
+    *count = count.saturating_sub(1);
+    some
 }
 
 /// Everything that was told, as one line each.
@@ -185,6 +216,10 @@ impl Told {
 
     pub fn all(&self) -> Vec<String> {
         self.0.lock().expect("lock").clone()
+    }
+
+    pub async fn wait_for_lines(&self, with: &str, count: usize) {
+        eventually(|| self.lines(with) >= count, || format!("{count} x {with}: {:?}", self.all())).await;
     }
 
     pub async fn wait_for(&self, with: &str) {
@@ -231,6 +266,9 @@ pub fn bench() -> Bench {
         lose_settle_replies: Mutex::default(),
         largest_fetch: Mutex::default(),
         length_failures: Mutex::default(),
+        candidates: Mutex::default(),
+        starts_over: Mutex::default(),
+        settled: Mutex::default(),
     });
     backend.log = Arc::new(Shared(log.clone()));
     Bench { memory, backend, log, told: Told::default() }

@@ -2,7 +2,7 @@
 
 use super::super::story::{Run, Story};
 use super::super::{End, Start};
-use super::{Report, Rules};
+use super::{Report, Rules, innocent};
 
 pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
     genuine(story, start, report);
@@ -61,10 +61,13 @@ fn repeated(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>
             return;
         }
         // Whoever was handed it before has lost the partition since, or this one had and did not know.
-        let takeover = before.start.epoch != *epoch;
-        if !takeover || rules.calm {
-            let since = before.start.epoch;
-            let what = format!("{message} at {origin}, attempt {attempt} again: epochs {since} and {epoch}");
+        let takeover = before.start.epoch != *epoch || start.is_shared();
+        if !takeover || rules.calm || !innocent::is_explained(story, before, start, rules) {
+            let (since, first) = (before.start.epoch, &before.start.instance);
+            let second = &start.instance;
+            let what = format!(
+                "{message} at {origin}, attempt {attempt} again: {first} with epoch {since} and {second} with {epoch}"
+            );
             report.breach("DUP-BOUND", what);
         }
         return;

@@ -41,6 +41,10 @@ pub(super) fn started(story: &Story, start: &Start, report: &mut Report<'_>) {
     if !story.is_stale(start) {
         return;
     }
+    // Who shares a partition has its entries until they would have to be extended, also when the group was destroyed.
+    if start.is_shared() && story.is_upset(&start.origin) {
+        return;
+    }
     // Nobody can look at a lease and start a handler without a stop in between being possible.
     let was_stopped = story.resumed.get(&start.instance) == Some(&report.at);
     // Whoever relies on a lease that the server forgot learns it with the next renewal.

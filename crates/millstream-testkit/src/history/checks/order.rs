@@ -55,7 +55,8 @@ fn crowd(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
     let place = &start.origin.place;
     let all = story.below(place).chain(story.above(place)).map(|(place, _)| place).chain([place]);
     let origin = |place: &Place| Origin { group: start.origin.group.clone(), place: place.clone() };
-    let running = |run: &&Run| run.end.is_none() && run.start.epoch == start.epoch;
+    let ours = |run: &Run| run.start.epoch == start.epoch && run.start.instance == start.instance;
+    let running = |run: &&Run| run.end.is_none() && ours(run);
     let others: usize = all.map(|place| story.runs(&origin(place)).iter().filter(running).count()).sum();
     if others >= rules.at_once {
         let what = format!("{} at {} starts while {others} others run", start.message, start.origin);

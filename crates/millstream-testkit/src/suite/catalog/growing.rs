@@ -12,6 +12,7 @@ use crate::owner::ids;
 suite!("catalog":
     a_topic_can_grow,
     a_topic_that_grows_takes_its_groups_along,
+    a_group_follows_a_topic_that_has_grown_meanwhile,
     a_topic_cannot_shrink,
     what_is_not_there_cannot_grow,
     a_topic_cannot_grow_beyond_the_limit,
@@ -51,6 +52,22 @@ async fn a_topic_that_grows_takes_its_groups_along(h: Harness) -> Verdict {
         ensure!(!created.new, "a group of a topic that has grown is said to be new");
         equal!(created.partitions, [], "partitions that were left out");
     }
+    Ok(())
+}
+
+/// Who creates a group may know the topic as it was before, and who let it grow may not know of the group.
+async fn a_group_follows_a_topic_that_has_grown_meanwhile(h: Harness) -> Verdict {
+    let before = h.topic(1).await?;
+    h.backend.catalog.expand(&before.name, 3).await?;
+    let tp = TopicPartition::new(before.name.clone(), 2);
+    let appended = h.append_n(&tp, 3).await?;
+    let group = GroupName::new("group")?;
+    let created = h.backend.catalog.create_group(&before, &group, Start::Latest).await?;
+    ensure!(created.new && created.partitions.len() == 3, "{created:?}, expected all three partitions");
+    let mut owner = h.own(&tp, &group, LONG).await?;
+    equal!(ids(&owner.take(3).await?), appended, "what the group reads of a partition that came meanwhile");
+    let again = h.backend.catalog.create_group(&before, &group, Start::Latest).await?;
+    ensure!(!again.new && again.partitions.is_empty(), "{again:?}, and nothing was missing");
     Ok(())
 }
 

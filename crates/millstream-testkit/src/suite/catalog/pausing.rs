@@ -26,7 +26,7 @@ async fn group(h: &Harness) -> Result<(TopicSpec, GroupName), Violation> {
 /// Whether a member with this name hears that its group is paused.
 async fn hears(h: &Harness, topic: &TopicSpec, group: &GroupName, id: &str) -> Result<bool, Violation> {
     let member = Member::new(MemberId::new(id)?, "first", LONG);
-    Ok(h.backend.members.heartbeat(&topic.name, group, &member, false).await?.paused)
+    Ok(h.backend.members.heartbeat(&topic.name, group, &member, true).await?.paused)
 }
 
 async fn a_paused_group_tells_all_its_members(h: Harness) -> Verdict {

@@ -9,7 +9,7 @@ use millstream_core::wire::Fields;
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal};
-use crate::harness::{BRIEF, Harness, foreign, message};
+use crate::harness::{BRIEF, Harness, LARGE, foreign, large, message};
 use crate::owner::{ids, retry};
 
 suite!("log":
@@ -25,6 +25,7 @@ suite!("log":
     pending_entries_page_through_once,
     deliveries_count_every_handing_out,
     retries_are_read_beside_a_backlog,
+    large_entries_come_whole_in_order_and_once,
 );
 
 async fn entries_come_back_in_order_byte_for_byte(h: Harness) -> Verdict {
@@ -259,6 +260,29 @@ async fn retries_are_read_beside_a_backlog(h: Harness) -> Verdict {
         // And the other way round: the backlog goes on.
         let rest = owner.take(40 - read).await?;
         equal!(rest.len(), 40 - read, "the rest of the backlog");
+    }
+    Ok(())
+}
+
+/// More bytes than fit into one page: they take some calls, and that is all.
+async fn large_entries_come_whole_in_order_and_once(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let large: Vec<Fields> = (0..LARGE).map(large).collect();
+    let appended = h.append(&tp, large.clone()).await?;
+    for what in ["new", "pending"] {
+        let mut entries = Vec::new();
+        while entries.len() < LARGE {
+            let fetched = owner.fetch(100, Duration::ZERO).await?;
+            ensure!(fetched.pending == (what == "pending"), "{what} entries that say otherwise");
+            ensure!(!fetched.entries.is_empty(), "an empty page after {} {what} entries", entries.len());
+            entries.extend(fetched.entries);
+        }
+        equal!(ids(&entries), appended, "{what} entries");
+        let whole = entries.iter().zip(&large).all(|(entry, fields)| entry.fields == *fields);
+        ensure!(whole, "{what} entries came back with other fields");
+        owner.nothing("everything was handed out").await?;
+        owner.reopen().await?;
     }
     Ok(())
 }

@@ -8,8 +8,8 @@ use millstream_core::log::Source;
 use millstream_core::{ErrorKind, GroupName, MessageId, Reason, Settlement};
 
 use super::suite;
-use crate::case::{Verdict, equal, refused};
-use crate::harness::{Harness, LONG};
+use crate::case::{Verdict, ensure, equal, refused};
+use crate::harness::{Harness, LONG, QUIET};
 use crate::owner::{dead, hold, ids, retry};
 
 suite!("log":
@@ -19,7 +19,9 @@ suite!("log":
     seeking_to_a_time_reads_what_came_then,
     seeking_to_the_ends,
     seeking_beyond_the_end_reads_what_comes,
-    a_reader_that_waited_through_a_seek_reads_from_there,
+    a_reader_that_waits_through_a_seek_is_fenced,
+    what_was_handed_out_before_a_seek_is_settled_by_nobody,
+    a_seek_gives_the_lease_back,
     seeking_leaves_retries_and_dead_letters,
     seeking_leaves_other_groups,
     seeking_without_a_group_says_so,
@@ -112,7 +114,7 @@ async fn seeking_to_the_ends(h: Harness) -> Verdict {
     Ok(())
 }
 
-async fn a_reader_that_waited_through_a_seek_reads_from_there(h: Harness) -> Verdict {
+async fn a_reader_that_waits_through_a_seek_is_fenced(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
     let appended = h.append_n(&tp, 3).await?;
@@ -125,9 +127,64 @@ async fn a_reader_that_waited_through_a_seek_reads_from_there(h: Harness) -> Ver
     // Whether this one sees it, or the next, is the backend's.
     let (fetched, sought) = tokio::join!(owner.reader.fetch(10, Duration::from_millis(40)), sought);
     sought?;
-    let mut read = fetched?.entries;
-    read.extend(owner.take(3 - read.len()).await?);
-    equal!(ids(&read), appended, "what is read after a seek that came while waiting");
+    if let Ok(fetched) = fetched {
+        equal!(fetched.entries.len(), 0, "entries that are read under a lease that is given back");
+        refused(owner.reader.fetch(10, QUIET).await, ErrorKind::Fenced, "a fetch behind a seek")?;
+    } else {
+        refused(fetched, ErrorKind::Fenced, "a fetch that waited through a seek")?;
+    }
+    owner.goes_on().await?;
+    equal!(ids(&owner.take(3).await?), appended, "what is read after a seek that came while waiting");
+    Ok(())
+}
+
+/// A settlement may be under way while the group is moved, and the ids come again.
+async fn what_was_handed_out_before_a_seek_is_settled_by_nobody(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 4).await?;
+    let entries = owner.take(4).await?;
+    let before = owner.lease.clone();
+    let late = [
+        Settlement::Ack,
+        retry(&entries[1], Duration::ZERO),
+        hold(2, HOUR),
+        dead(Reason::Rejected, 1, appended[3]),
+    ];
+    let late: Vec<_> = entries.iter().map(|entry| entry.receipt).zip(late).collect();
+    owner.seek(Start::Earliest).await?;
+    // Before they are handed out anew, and behind it.
+    for what in ["before it is read again", "after it was read again"] {
+        for one in &late {
+            let settled = h.backend.log.settle(&before, std::slice::from_ref(one)).await;
+            refused(settled, ErrorKind::Fenced, &format!("{one:?} under the lease before, {what}"))?;
+        }
+        if what.starts_with("before") {
+            equal!(ids(&owner.take(4).await?), appended, "what is read after a seek");
+        }
+    }
+    owner.reopen().await?;
+    let pending = owner.take(4).await?;
+    equal!(ids(&pending), appended, "what is pending");
+    equal!(pending[2].note, None, "a note from before");
+    let (_, group) = before.partition()?;
+    let letters = h.backend.dead_letters.list(&tp, group, Range::ALL, 10).await?.items;
+    equal!(letters.len(), 0, "dead letters");
+    owner.ack(&pending).await
+}
+
+async fn a_seek_gives_the_lease_back(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let owner = h.owner(&tp, "group").await?;
+    let before = owner.lease.clone();
+    h.backend.log.seek(&before, Start::Latest).await?;
+    equal!(h.backend.leases.holder(&before.resource).await?, None, "the holder after a seek");
+    refused(h.backend.log.seek(&before, Start::Earliest).await, ErrorKind::Fenced, "a second seek")?;
+    refused(h.renew(&before).await?, ErrorKind::Fenced, "a renewal after a seek")?;
+    refused(h.backend.leases.release(&before).await, ErrorKind::Fenced, "a release after a seek")?;
+    let next = h.granted(&before.resource, LONG).await?;
+    ensure!(next.epoch > before.epoch && next.token != before.token, "{next:?} after {before:?}");
+    equal!(next.ends, Vec::<u64>::new(), "ends of owners before");
     Ok(())
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use millstream_core::{ErrorKind, GroupName, Settlement};
+use millstream_core::log::Lost;
+use millstream_core::{ErrorKind, GroupName, MessageId, Retention, Settlement};
 
 use super::suite;
 use crate::case::{Verdict, ensure, equal, refused};
@@ -17,6 +18,9 @@ suite!("log":
     with an operator:
     a_lost_group_is_reported,
     a_deleted_entry_becomes_a_ghost,
+    trim_keeps_what_is_unread_before_what_is_pending,
+    trim_passes_over_ghosts,
+    ghosts_are_not_counted_as_lost,
 );
 
 async fn trim_drops_what_every_group_has_settled(h: Harness) -> Verdict {
@@ -110,5 +114,62 @@ async fn a_deleted_entry_becomes_a_ghost(h: Harness) -> Verdict {
     owner.reopen().await?;
     let fetched = owner.fetch(10, Duration::ZERO).await?;
     equal!(fetched.ghosts, [], "ghosts that were acked");
+    Ok(())
+}
+
+/// Somebody has set the position back while something was pending: all above it is to be read again.
+async fn trim_keeps_what_is_unread_before_what_is_pending(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut done = h.owner(&tp, "done").await?;
+    let mut back = h.owner(&tp, "set-back").await?;
+    let appended = h.append_n(&tp, 6).await?;
+    let entries = done.take(6).await?;
+    done.ack(&entries).await?;
+    let entries = back.take(6).await?;
+    back.ack(&entries[..5]).await?;
+    let (_, group) = back.lease.partition()?;
+    let group = group.clone();
+    h.operator()?.set_position(&tp, &group, appended[1]).await?;
+    equal!(h.trim(&done.lease).await?, 2, "entries dropped: those up to the position");
+    back.reopen().await?;
+    equal!(ids(&back.take(1).await?), appended[5..], "what is pending");
+    equal!(ids(&back.take(4).await?), appended[2..], "what is read again");
+    h.operator()?.set_position(&tp, &group, MessageId::ZERO).await?;
+    equal!(h.trim(&done.lease).await?, 0, "entries dropped that are unread again");
+    Ok(())
+}
+
+/// Nothing is kept for an entry that is gone, also if nobody settles it.
+async fn trim_passes_over_ghosts(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 6).await?;
+    let entries = owner.take(6).await?;
+    owner.ack(&entries[2..3]).await?;
+    owner.ack(&entries[4..5]).await?;
+    for ghost in [0, 1, 3] {
+        h.operator()?.delete_entry(&tp, appended[ghost]).await?;
+    }
+    equal!(h.trim(&owner.lease).await?, 2, "entries dropped before one that is pending, behind ghosts");
+    owner.reopen().await?;
+    let fetched = owner.fetch(10, Duration::ZERO).await?;
+    equal!(ids(&fetched.entries), appended[5..], "what is pending");
+    equal!(fetched.ghosts.len(), 3, "ghosts");
+    Ok(())
+}
+
+async fn ghosts_are_not_counted_as_lost(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let (_, group) = owner.lease.partition()?;
+    let group = group.clone();
+    let appended = h.append_n(&tp, 10).await?;
+    owner.take(6).await?;
+    for ghost in [0, 2, 3, 7] {
+        h.operator()?.delete_entry(&tp, appended[ghost]).await?;
+    }
+    let trimmed = h.trim_by(&owner.lease, Retention::Length(1)).await?;
+    equal!(trimmed.dropped, 5, "entries dropped of six");
+    equal!(trimmed.lost, [Lost { group, unread: 2, pending: 3 }], "whose they were");
     Ok(())
 }

@@ -92,7 +92,7 @@ async fn a_watch_ends_at_once_for_what_came_before_it(h: Harness) -> Verdict {
 
 async fn a_watch_ends_when_its_time_is_up(h: Harness) -> Verdict {
     let club = Club::new(h, 4).await?;
-    let seen = club.beat(&club.member("ann", LONG)?).await?.revision;
+    let seen = club.join(&club.member("ann", LONG)?).await?.revision;
     let mut watch = club.h.backend.members.watch(&club.topic, &club.group).await?;
     for wait in [Duration::ZERO, Duration::from_millis(60)] {
         let started = Instant::now();
@@ -106,7 +106,7 @@ async fn a_watch_ends_when_its_time_is_up(h: Harness) -> Verdict {
 /// It may end early now and then, but who watches in a loop must not spin.
 async fn a_watch_waits(h: Harness) -> Verdict {
     let club = Club::new(h, 4).await?;
-    let seen = club.beat(&club.member("ann", LONG)?).await?.revision;
+    let seen = club.join(&club.member("ann", LONG)?).await?.revision;
     let mut watch = club.h.backend.members.watch(&club.topic, &club.group).await?;
     let wait = Duration::from_millis(20);
     for _ in 0..20 {

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use millstream_core::log::Settled;
-use millstream_core::{ErrorKind, Partition, Settlement};
+use millstream_core::Continuity;
+use millstream_core::log::{Entry, Settled};
+use millstream_core::{ErrorKind, Partition, Settlement, TopicSpec};
 
-use super::{ids, only, receipts, sharers, suite};
-use crate::case::{Verdict, ensure, equal, refused};
-use crate::harness::{BRIEF, Harness, LONG};
+use super::{Sharer, ids, only, receipts, sharers, suite};
+use crate::case::{Verdict, Violation, ensure, equal, refused};
+use crate::harness::{BRIEF, Harness, LARGE, LONG, large};
 use crate::owner::hold;
 
 suite!("shared":
@@ -19,7 +20,11 @@ suite!("shared":
     consumers_that_have_nothing_are_removed,
     what_an_owner_has_left_is_claimed,
     what_consumers_have_left_is_adopted_by_an_owner,
-    adopting_is_fenced;
+    adopting_is_fenced,
+    large_entries_are_claimed_whole_and_once,
+    who_was_not_answered_without_a_gap_claims_what_was_given_back,
+    who_was_not_answered_without_a_gap_removes_nobody,
+    who_was_not_answered_without_a_gap_adopts_what_was_given_back;
     with an operator:
     a_claim_tells_ghosts,
 );
@@ -153,11 +158,15 @@ async fn what_consumers_have_left_is_adopted_by_an_owner(h: Harness) -> Verdict 
     entries.extend(b.take(1).await?);
     let mut owner = h.owner(&only(&topic), "group").await?;
     owner.nothing("others have everything").await?;
-    equal!(h.backend.shared.adopt(&owner.lease, LONG, 10).await?, 0, "adopted at once");
+    equal!(
+        h.backend.shared.adopt(&owner.lease, LONG, 10, &Continuity::assured()).await?,
+        0,
+        "adopted at once"
+    );
     let mut patience = h.patience("what others have left to be adopted");
     let mut adopted = 0;
     while adopted < 3 {
-        let more = h.backend.shared.adopt(&owner.lease, BRIEF, 2).await?;
+        let more = h.backend.shared.adopt(&owner.lease, BRIEF, 2, &Continuity::assured()).await?;
         ensure!(more <= 2, "{more} entries were adopted, 2 were asked for");
         adopted += more;
         patience.pause().await?;
@@ -171,7 +180,11 @@ async fn what_consumers_have_left_is_adopted_by_an_owner(h: Harness) -> Verdict 
         "settled by who had it before"
     );
     owner.ack(&pending).await?;
-    equal!(h.backend.shared.adopt(&owner.lease, Duration::ZERO, 10).await?, 0, "adopted from nobody");
+    equal!(
+        h.backend.shared.adopt(&owner.lease, Duration::ZERO, 10, &Continuity::assured()).await?,
+        0,
+        "adopted from nobody"
+    );
     Ok(())
 }
 
@@ -181,10 +194,59 @@ async fn adopting_is_fenced(h: Harness) -> Verdict {
     let entries = a.take(1).await?;
     let before = h.brief_owner(&only(&topic), "group", BRIEF).await?;
     let next = h.takeover(&before.lease).await?;
-    let adopted = h.backend.shared.adopt(&before.lease, Duration::ZERO, 10).await;
+    let adopted = h.backend.shared.adopt(&before.lease, Duration::ZERO, 10, &Continuity::assured()).await;
     refused(adopted, ErrorKind::Fenced, "adopting with a lost lease")?;
     equal!(next.lease.partition()?.0.partition, Partition(0), "the partition of the next owner");
     a.acks(&receipts(&entries)).await
+}
+
+/// Two entries of `a`, of which it has given back the first.
+async fn one_given_back(h: &Harness, a: &mut Sharer, topic: &TopicSpec) -> Result<Vec<Entry>, Violation> {
+    h.append_n(&only(topic), 2).await?;
+    let entries = a.take(2).await?;
+    h.backend.shared.give_back(&a.seat, Partition(0), &receipts(&entries[..1])).await?;
+    Ok(entries)
+}
+
+async fn who_was_not_answered_without_a_gap_claims_what_was_given_back(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    let entries = one_given_back(&h, &mut a, &topic).await?;
+    // Nobody has touched them for long, but that may be the server's absence.
+    let heard = Continuity::new(LONG);
+    let claimed = b.claim_hearing(&[], (Duration::ZERO, 10), &heard).await?;
+    equal!(receipts(&claimed.given_back.entries), [entries[0].receipt], "what was given back");
+    equal!(claimed.abandoned.entries.len(), 0, "claimed from one that may come back");
+    equal!(claimed.next, Some(LONG), "when there is more to claim, if the claimer is answered from now on");
+    a.acks(&receipts(&entries[1..])).await?;
+    equal!(
+        b.claim_hearing(&[], (Duration::ZERO, 10), &heard).await?.next,
+        None,
+        "when there is more, of nothing"
+    );
+    b.acks(&receipts(&claimed.given_back.entries)).await
+}
+
+async fn who_was_not_answered_without_a_gap_removes_nobody(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 1).await?;
+    let entries = a.take(1).await?;
+    a.acks(&receipts(&entries)).await?;
+    let removed = b.claim_hearing(&[], (Duration::ZERO, 10), &Continuity::new(LONG)).await?.removed;
+    equal!(removed, 0, "consumers that were removed by who does not judge");
+    let removed = b.claim(&[], Duration::ZERO, 10).await?.removed;
+    ensure!(removed > 0, "nobody was removed by who judges");
+    Ok(())
+}
+
+async fn who_was_not_answered_without_a_gap_adopts_what_was_given_back(h: Harness) -> Verdict {
+    let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
+    one_given_back(&h, &mut a, &topic).await?;
+    let owner = h.owner(&only(&topic), "group").await?;
+    let adopt = async |heard| h.backend.shared.adopt(&owner.lease, Duration::ZERO, 10, &heard).await;
+    equal!(adopt(Continuity::new(LONG)).await?, 1, "adopted by who does not judge");
+    equal!(adopt(Continuity::new(LONG)).await?, 0, "adopted by who does not judge");
+    equal!(adopt(Continuity::assured()).await?, 1, "adopted");
+    Ok(())
 }
 
 async fn a_claim_tells_ghosts(h: Harness) -> Verdict {
@@ -200,4 +262,23 @@ async fn a_claim_tells_ghosts(h: Harness) -> Verdict {
     equal!(pending, 0, "pending entries, ghosts among them");
     b.reopen().await?;
     b.nothing("nothing is left").await
+}
+
+/// More bytes than are claimed at once: it takes some calls, and that is all.
+async fn large_entries_are_claimed_whole_and_once(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    let fields: Vec<_> = (0..LARGE).map(large).collect();
+    h.append(&only(&topic), fields.clone()).await?;
+    let read = a.take(LARGE).await?;
+    let mut claimed = Vec::new();
+    while claimed.len() < LARGE {
+        let more = b.claim(&[], Duration::ZERO, 100).await?;
+        ensure!(!more.abandoned.entries.is_empty(), "nothing more after {} entries", claimed.len());
+        claimed.extend(more.abandoned.entries);
+    }
+    equal!(ids(&claimed), ids(&read), "what was claimed");
+    ensure!(claimed.iter().zip(&fields).all(|(entry, fields)| entry.fields == *fields), "with other fields");
+    ensure!(claimed.iter().all(|entry| entry.deliveries == 2), "deliveries of claimed entries");
+    equal!(b.claim(&[], Duration::ZERO, 100).await?.next, None, "when there is more to claim");
+    b.acks(&receipts(&claimed)).await
 }

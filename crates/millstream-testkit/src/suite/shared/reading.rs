@@ -131,7 +131,11 @@ async fn a_lost_group_is_told_to_a_shared_reader(h: Harness) -> Verdict {
         ErrorKind::GroupMissing,
         "a fetch of a group that was destroyed",
     )?;
-    let claim = h.backend.shared.claim(&a.seat, Partition(1), &[], LONG, 10).await;
+    let claim = h
+        .backend
+        .shared
+        .claim(&a.seat, Partition(1), &[], LONG, 10, &millstream_core::Continuity::assured())
+        .await;
     refused(claim, ErrorKind::GroupMissing, "a claim in a group that was destroyed")?;
     for tp in topic.iter() {
         h.backend.catalog.restore_group(&tp, &a.seat.group, MessageId::ZERO).await?;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use millstream_core::schedule::Due;
-use millstream_core::tasks::{Ask, Verdict as Says};
-use millstream_core::{MessageId, Reason};
+use millstream_core::tasks::{Ask, Claimed, ClaimedTask, Verdict as Says};
+use millstream_core::{Continuity, MessageId, Reason};
 
 use super::{Desk, HOUR, STALE, ask, body, claim, failure, names, retry, snooze, suite, told};
-use crate::case::{Verdict, ensure, equal};
+use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{BRIEF, Harness, LONG};
 
 suite!("tasks":
@@ -22,6 +22,10 @@ suite!("tasks":
     what_is_handed_back_keeps_its_crashes_until_a_handler_begins,
     crashes_are_forgotten_when_an_attempt_is_settled,
     what_crashes_too_often_becomes_a_dead_letter,
+    what_ran_out_is_left_to_its_worker_until_the_asker_was_answered_for_a_hold,
+    the_longer_hold_counts,
+    an_answer_that_was_lost_is_no_crash,
+    an_extension_tells_which_server_answered_and_when,
 );
 
 fn brief(worker: &str, limit: usize) -> Ask {
@@ -91,7 +95,7 @@ async fn an_extension_tells_of_each_whether_it_is_ours(h: Harness) -> Verdict {
     desk.settles(&tasks[1], Says::Complete).await?;
     let mut claims: Vec<_> = tasks.iter().map(claim).collect();
     claims.push((super::id("unknown")?, tasks[0].token.clone()));
-    let held = desk.h.backend.tasks.extend(&desk.shard, &claims, LONG, false).await?;
+    let held = desk.h.backend.tasks.extend(&desk.shard, &claims, LONG, false).await?.ours;
     equal!(held, [true, false, true, false], "ours, of four: one is done, one unknown");
     // Ran out, but nobody has it: it is ours still.
     desk.place_due(["d"]).await?;
@@ -151,16 +155,16 @@ async fn a_further_crash_counts_if_a_handler_had_begun(h: Harness) -> Verdict {
     desk.place_due(["a"]).await?;
     // So short that each runs out before the next claim, and none is extended but the one that begins.
     let hold = Duration::from_millis(20);
-    let limited = Ask { hold, crash_limit: 3, ..ask("w", 1) };
-    for crashes in [0, 1, 1, 1] {
-        equal!(desk.take_one(&limited).await?.crashes, crashes, "crashes of what no handler began");
+    let limited = |worker| Ask { hold, crash_limit: 3, ..ask(worker, 1) };
+    for (worker, crashes) in [("a", 0), ("b", 1), ("c", 1), ("d", 1)] {
+        equal!(desk.take_one(&limited(worker)).await?.crashes, crashes, "crashes of what no handler began");
     }
-    let task = desk.take_one(&Ask { hold: LONG, ..limited.clone() }).await?;
+    let task = desk.take_one(&Ask { hold: LONG, ..limited("e") }).await?;
     desk.begins(&task, LONG).await?;
     // It stays written down, whoever extends.
     ensure!(desk.extend(&task, hold).await?, "a claim is not ours at once");
-    for crashes in [2, 2, 2] {
-        equal!(desk.take_one(&limited).await?.crashes, crashes, "crashes after a handler had begun once");
+    for worker in ["f", "g", "h"] {
+        equal!(desk.take_one(&limited(worker)).await?.crashes, 2, "crashes after a handler had begun once");
     }
     Ok(())
 }
@@ -170,7 +174,7 @@ async fn what_is_handed_back_keeps_its_crashes_until_a_handler_begins(h: Harness
     desk.place_due(["a"]).await?;
     desk.take_one(&brief("w", 1)).await?;
     for _ in 0..2 {
-        let task = desk.take_one(&ask("w", 1)).await?;
+        let task = desk.take_one(&ask("v", 1)).await?;
         equal!((task.attempt, task.crashes), (1, 1), "attempt and crashes of what is handed back");
         desk.settles(&task, snooze(&task)).await?;
     }
@@ -227,4 +231,126 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
     let counts = desk.counts().await?;
     equal!((counts.waiting.total, counts.claimed, counts.dead), (0, 0, 1), "waiting, claimed and dead");
     desk.place_due(["a"]).await
+}
+
+/// The record of somebody whom this server has answered every third of `ttl`, for so long and up to now.
+fn answered(server: &str, now: u64, ttl: Duration, long: Duration) -> Continuity {
+    let (mut heard, third) = (Continuity::new(ttl), ttl.as_millis() as u64 / 3);
+    let mut time = now - long.as_millis() as u64;
+    while time < now {
+        heard.advance(server, time);
+        time += third;
+    }
+    heard.advance(server, now);
+    heard
+}
+
+impl Desk {
+    /// What the server calls itself.
+    async fn server(&self) -> Result<String, Violation> {
+        let claimed = self.claim(&Ask { heard: Continuity::new(BRIEF), ..ask("nobody", 0) }).await?;
+        ensure!(!claimed.server.is_empty(), "a worker without a record is not told which server answers");
+        Ok(claimed.server)
+    }
+
+    /// Takes one task over, with a record of `ttl` that goes back for so long.
+    async fn takes_over(
+        &self,
+        server: &str,
+        ttl: Duration,
+        long: Duration,
+    ) -> Result<ClaimedTask, Violation> {
+        let mut patience = self.h.patience("a claim that ran out to be taken over");
+        loop {
+            let now = self.h.now(&self.place).await?;
+            let heard = answered(server, now, ttl, long);
+            if let Some(task) = self.claim(&Ask { heard, ..ask("v", 1) }).await?.tasks.pop() {
+                return Ok(task);
+            }
+            patience.pause().await?;
+        }
+    }
+
+    /// Expects that nothing is taken over with this record.
+    async fn leaves(&self, heard: Continuity, why: &str) -> Result<Claimed, Violation> {
+        let claimed = self.claim(&Ask { heard, crash_limit: 1, ..ask("v", 5) }).await?;
+        ensure!(claimed.tasks.is_empty(), "taken over {why}: {:?}", claimed.tasks);
+        equal!(claimed.crashed, 0, "given up {why}");
+        Ok(claimed)
+    }
+}
+
+async fn what_ran_out_is_left_to_its_worker_until_the_asker_was_answered_for_a_hold(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let server = desk.server().await?;
+    desk.place_due(["a"]).await?;
+    let task = desk.take_one(&brief("w", 1)).await?;
+    // It would be given up, if it were judged.
+    desk.begins(&task, BRIEF).await?;
+    desk.runs_out(BRIEF).await?;
+    let claimed = desk.leaves(Continuity::new(BRIEF), "by one that was never answered").await?;
+    equal!(claimed.server, server, "which server answers");
+    ensure!(claimed.next <= LONG && !claimed.next.is_zero(), "told to come in {:?}", claimed.next);
+    let now = desk.h.now(&desk.place).await?;
+    let whole = answered("another", now, BRIEF, BRIEF * 3);
+    desk.leaves(whole, "by one that was answered by another server").await?;
+    let mut gap = answered(&server, now - 80, BRIEF, BRIEF * 3);
+    desk.leaves(gap.clone(), "behind a gap").await?;
+    gap.advance(&server, now);
+    desk.leaves(gap, "after a gap").await?;
+    let short = answered(&server, now, BRIEF, BRIEF / 2);
+    desk.leaves(short, "by one that was answered for half a hold").await?;
+    equal!(desk.counts().await?.expired, 1, "claims that ran out");
+
+    // Who had it comes back, and has it as before.
+    desk.begins(&task, BRIEF).await?;
+    equal!(desk.counts().await?.expired, 0, "claims that ran out");
+    desk.runs_out(BRIEF).await?;
+    let taken = desk.takes_over(&server, BRIEF, BRIEF * 2).await?;
+    equal!((taken.id.as_str(), taken.crashes), ("a", 1), "what was taken over");
+    equal!(desk.settle(&task, Says::Complete).await?, STALE, "settled by who had it before");
+    Ok(())
+}
+
+async fn the_longer_hold_counts(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let server = desk.server().await?;
+    desk.place_due(["a"]).await?;
+    desk.take_one(&brief("w", 1)).await?;
+    desk.runs_out(BRIEF).await?;
+    let now = desk.h.now(&desk.place).await?;
+    // Gaps of a claim's whole hold do not show in a record with a long ttl.
+    desk.leaves(answered(&server, now, LONG, LONG * 2), "though it ran out a minute too short ago").await?;
+    let short = answered(&server, now, BRIEF / 2, BRIEF / 2 + Duration::from_millis(1));
+    desk.leaves(short, "after half of the claim's hold").await?;
+    let taken = desk.takes_over(&server, BRIEF / 2, BRIEF * 2).await?;
+    equal!(taken.id.as_str(), "a", "what was taken over");
+    Ok(())
+}
+
+async fn an_answer_that_was_lost_is_no_crash(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    let brief = |worker| Ask { hold: Duration::from_millis(20), crash_limit: 1, ..ask(worker, 1) };
+    let first = desk.take_one(&brief("w")).await?;
+    let again = desk.take_one(&brief("w")).await?;
+    equal!(again.before.as_ref(), Some(&first.token), "the token before that of what ran out");
+    equal!(again.crashes, 0, "crashes of what the same worker had, and no handler began");
+    // Another one cannot know. It does not die of that.
+    equal!(desk.take_one(&brief("v")).await?.crashes, 1, "crashes of what another worker had");
+    equal!(desk.take_one(&brief("u")).await?.crashes, 1, "crashes of what no handler began");
+    Ok(())
+}
+
+async fn an_extension_tells_which_server_answered_and_when(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    let task = desk.take_one(&ask("w", 1)).await?;
+    let before = desk.h.now(&desk.place).await?;
+    let extended = desk.h.backend.tasks.extend(&desk.shard, &[claim(&task)], LONG, false).await?;
+    let after = desk.h.now(&desk.place).await?;
+    equal!(extended.server, desk.server().await?, "which server answers");
+    let now = extended.now;
+    ensure!((before..=after).contains(&now), "the server's time: {before}, {now}, {after}");
+    Ok(())
 }

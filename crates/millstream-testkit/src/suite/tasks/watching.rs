@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{Due, OnConflict};
-use millstream_core::tasks::{Ask, Claimed};
+use millstream_core::tasks::{Ask, Claimed, Verdict as Says};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -25,6 +25,9 @@ suite!("tasks":
     nobody_is_told_to_wait_longer_than_it_likes,
     a_worker_is_told_when_a_claim_runs_out,
     a_worker_is_told_of_what_recurs,
+    while_claims_are_open_two_workers_come_three_times_per_hold,
+    whoever_claims_calls_another_one_to_stay_near,
+    a_worker_passes_on_its_own_call_once,
 );
 
 /// How long nobody must be called before it is believed.
@@ -286,4 +289,53 @@ async fn a_worker_is_told_of_what_recurs(h: Harness) -> Verdict {
         ensure!(limit == 0 || claimed.next <= SECOND, "next in {:?}, and something is due", claimed.next);
     }
     Ok(())
+}
+
+async fn while_claims_are_open_two_workers_come_three_times_per_hold(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    let hold = Duration::from_millis(300);
+    let idle = |worker| Ask { hold, ..ask(worker, 5) };
+    equal!(desk.claim(&idle("u")).await?.next, HOUR, "when a worker is to come, with nothing to do");
+    desk.place_due(["a"]).await?;
+    let claimed = desk.claim(&Ask { hold: LONG, limit: 1, ..idle("w") }).await?;
+    equal!(names(&claimed.tasks), ["a"], "claimed");
+    for worker in ["u", "v", "u", "v"] {
+        let next = desk.claim(&idle(worker)).await?.next;
+        ensure!(next <= hold / 3, "{worker} is to come in {next:?}, with a claim of another and {hold:?}");
+    }
+    equal!(desk.claim(&idle("t")).await?.next, HOUR, "when a third one is to come");
+    desk.settles(&claimed.tasks[0], Says::Complete).await?;
+    tokio::time::sleep(hold / 3).await;
+    let mut patience = desk.h.patience("all to sleep again");
+    while desk.claim(&idle("u")).await?.next < HOUR {
+        patience.pause().await?;
+    }
+    Ok(())
+}
+
+async fn whoever_claims_calls_another_one_to_stay_near(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.claim(&ask("v", 5)).await?;
+    desk.place_due(["a"]).await?;
+    desk.is_called("something was scheduled").await?;
+    equal!(names(&desk.claim(&ask("w", 5)).await?.tasks), ["a"], "claimed");
+    desk.is_called("a worker has claimed, and no other one stays near").await?;
+    let next = desk.claim(&ask("v", 5)).await?.next;
+    ensure!(next <= LONG / 3, "it is to come in {next:?}, with a claim of another");
+    desk.place_due(["b"]).await?;
+    desk.is_called("something was scheduled").await?;
+    equal!(names(&desk.claim(&ask("w", 5)).await?.tasks), ["b"], "claimed");
+    desk.is_quiet("another one stays near").await
+}
+
+async fn a_worker_passes_on_its_own_call_once(h: Harness) -> Verdict {
+    let desk = Desk::new(h).await?;
+    desk.place_due(["a"]).await?;
+    desk.is_called("something was scheduled").await?;
+    equal!(names(&desk.claim(&ask("w", 5)).await?.tasks), ["a"], "claimed");
+    desk.is_called("a worker has claimed, and no other one stays near").await?;
+    desk.claim(&ask("w", 5)).await?;
+    desk.is_called("who called has heard it, and passes it on").await?;
+    desk.claim(&ask("w", 5)).await?;
+    desk.is_quiet("it is alone").await
 }

@@ -1,0 +1,218 @@
+//! Continuity: since when a client has been answered by one server without a gap.
+//!
+//! A heartbeat, lease, claim or idle time that ran out says one of two things: whoever should have renewed it is dead,
+//! or nobody could reach the server. A request that acts on it (drops a member, takes a lease or an entry over) therefore
+//! carries the asker's continuity, and the server lets it act only if the asker itself has been answered by this very
+//! server, without a gap, for one ttl: long enough for everybody who lived through an outage to come back first.
+
+use std::fmt;
+use std::time::Duration;
+
+/// Since when a client has been answered by one server without a gap.
+///
+/// Times are the server's, in milliseconds since 1970; the client's clock decides nothing. A restart and a fail-over
+/// change the server's identity. A gap is half a ttl without an answer: clients ask three times per ttl. It is shorter
+/// than what an innocent client may be silent for (a ttl, less a third of it since its last heartbeat) by the time that
+/// client needs to be heard again.
+///
+/// ```
+/// use std::time::Duration;
+/// use millstream_core::continuity::Continuity;
+///
+/// let ttl = Duration::from_secs(9);
+/// let mut heard = Continuity::new(ttl);
+/// heard.advance("server-1", 10_000);
+/// assert!(!heard.judges("server-1", 10_000), "who joins judges nobody at first");
+/// for now in [13_000, 16_000, 19_000] {
+///     heard.advance("server-1", now);
+/// }
+/// assert!(heard.judges("server-1", 19_000));
+/// assert!(!heard.judges("server-2", 19_000), "a restart begins a new ttl");
+/// assert!(!heard.judges("server-1", 24_000), "and so does a gap, before the answer behind it is known");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Continuity {
+    ttl_ms: u64,
+    /// `None` before the first answer.
+    answered: Option<Answered>,
+    assured: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Answered {
+    server: String,
+    since: u64,
+    until: u64,
+}
+
+/// Stands for the identity of a server that does not give one: then gaps alone are counted.
+pub const UNNAMED: &str = "-";
+
+/// Stands for [`Continuity::assured`] in requests.
+const ASSURED: &str = "*";
+
+impl Continuity {
+    /// Of a client that has not been answered yet. `ttl` is that of the leases, heartbeats or claims that it judges.
+    #[must_use]
+    pub fn new(ttl: Duration) -> Self {
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 52);
+        Self { ttl_ms, answered: None, assured: false }
+    }
+
+    /// Of somebody who has seen to it that whoever is judged is gone: an operator, or a test. It judges at once, and does
+    /// not belong into a loop.
+    #[must_use]
+    pub fn assured() -> Self {
+        Self { ttl_ms: 1, answered: None, assured: true }
+    }
+
+    /// A server answered: at `now`, by its own clock.
+    pub fn advance(&mut self, server: &str, now: u64) {
+        match &mut self.answered {
+            Some(answered) if answered.reaches(server, now, self.ttl_ms) => answered.until = now,
+            answered => *answered = Some(Answered { server: server.to_owned(), since: now, until: now }),
+        }
+    }
+
+    /// Whether a request that this server executes at `now` may count against others that they were not heard.
+    #[must_use]
+    pub fn judges(&self, server: &str, now: u64) -> bool {
+        self.assured || self.judges_in(server, now) == Some(0)
+    }
+
+    /// In how many milliseconds it [judges](Self::judges), if it goes on without a gap; `None` if it would have to begin
+    /// anew.
+    fn judges_in(&self, server: &str, now: u64) -> Option<u64> {
+        let answered =
+            self.answered.as_ref().filter(|answered| answered.reaches(server, now, self.ttl_ms))?;
+        Some(answered.since.saturating_add(self.ttl_ms).saturating_sub(now))
+    }
+
+    /// How long until it [judges](Self::judges): a whole ttl if it has to begin anew.
+    #[must_use]
+    pub fn left(&self, server: &str, now: u64) -> Duration {
+        let left = if self.assured { Some(0) } else { self.judges_in(server, now) };
+        Duration::from_millis(left.unwrap_or(self.ttl_ms))
+    }
+
+    /// When a claim may be taken over that runs out at `deadline` and was renewed last for `hold`: milliseconds of the
+    /// server's clock, like both. Whoever holds it for longer than the ttl may take longer to come back; and if the ttl is
+    /// longer than the claim, gaps that are long for the claim do not show.
+    #[must_use]
+    pub fn free_at(&self, server: &str, now: u64, deadline: u64, hold: u64) -> u64 {
+        if self.assured {
+            return deadline;
+        }
+        let longest = self.ttl_ms.max(hold);
+        let answered = self.answered.as_ref().filter(|it| it.reaches(server, now, self.ttl_ms));
+        let judges = answered.map_or(now, |answered| answered.since).saturating_add(longest);
+        judges.max(deadline.saturating_sub(hold).saturating_add(longest))
+    }
+
+    /// Whether it has [judged](Self::judges) at the last answer.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        let whole = |answered: &Answered| answered.until - answered.since >= self.ttl_ms;
+        self.assured || self.answered.as_ref().is_some_and(whole)
+    }
+}
+
+impl Answered {
+    /// Whether an answer of `server` at `now` follows without a gap.
+    fn reaches(&self, server: &str, now: u64, ttl_ms: u64) -> bool {
+        // Backwards is a gap as well: then nothing is known of how much time has passed.
+        server == self.server && now.checked_sub(self.until).is_some_and(|gap| gap < ttl_ms.div_ceil(2))
+    }
+}
+
+/// As requests carry it: `<ttl> <since> <until> <server>`, times in milliseconds; `*` for an
+/// [assured](Continuity::assured) one, and nothing before the first answer.
+impl fmt::Display for Continuity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.answered {
+            _ if self.assured => f.write_str(ASSURED),
+            Some(Answered { server, since, until }) => write!(f, "{} {since} {until} {server}", self.ttl_ms),
+            None => write!(f, "{} 0 0 {UNNAMED}", self.ttl_ms),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn heard(times: &[(&str, u64)]) -> Continuity {
+        let mut heard = Continuity::new(Duration::from_millis(100));
+        times.iter().for_each(|(server, now)| heard.advance(server, *now));
+        heard
+    }
+
+    #[test]
+    fn who_was_not_answered_without_a_gap_for_a_ttl_judges_nobody() {
+        type Answers = &'static [(&'static str, u64)];
+        let cases: [(Answers, u64, bool); 9] = [
+            (&[], 500, false),
+            (&[("a", 500)], 500, false),
+            (&[("a", 500), ("a", 549), ("a", 598)], 600, true),
+            (&[("a", 500), ("a", 549), ("a", 598)], 599, false),
+            (&[("a", 500), ("a", 550), ("a", 600)], 600, false),
+            (&[("a", 500), ("a", 549), ("b", 598)], 600, false),
+            (&[("a", 500), ("a", 549), ("a", 598)], 647, true),
+            (&[("a", 500), ("a", 549), ("a", 598)], 648, false),
+            (&[("a", 500), ("a", 549), ("a", 598), ("a", 597)], 610, false),
+        ];
+        for (times, now, judges) in cases {
+            assert_eq!(heard(times).judges("a", now), judges, "{times:?} at {now}");
+        }
+        assert!(Continuity::assured().judges("a", 0));
+    }
+
+    #[test]
+    fn how_long_is_left_is_told() {
+        let ms = Duration::from_millis;
+        assert_eq!(heard(&[("a", 500)]).left("a", 540), ms(60));
+        assert_eq!(heard(&[("a", 500)]).left("a", 550), ms(100), "it begins anew");
+        assert_eq!(heard(&[]).left("a", 550), ms(100));
+        assert_eq!(heard(&[("a", 500), ("a", 540), ("a", 580)]).left("a", 600), ms(0));
+    }
+
+    #[test]
+    fn a_claim_is_free_when_it_and_the_record_are_as_old_as_the_longer_of_both_holds() {
+        let whole = heard(&[("a", 500), ("a", 540), ("a", 580), ("a", 620)]);
+        // Deadline, hold and when it is free.
+        for (deadline, hold, free) in [(630, 100, 630), (590, 100, 600), (630, 30, 700), (630, 200, 700)] {
+            assert_eq!(whole.free_at("a", 640, deadline, hold), free, "{deadline} {hold}");
+            assert_eq!(whole.free_at("b", 640, deadline, hold), 640 + hold.max(100), "another server");
+        }
+        assert_eq!(Continuity::assured().free_at("a", 640, 630, 100), 630);
+    }
+
+    #[test]
+    fn it_is_written_as_text() {
+        assert_eq!(heard(&[("a b", 500), ("a b", 540)]).to_string(), "100 500 540 a b");
+        assert_eq!(heard(&[]).to_string(), "100 0 0 -");
+        assert_eq!(Continuity::assured().to_string(), "*");
+    }
+
+    proptest! {
+        #[test]
+        fn an_outage_of_half_a_ttl_or_more_begins_a_whole_ttl(
+            beats in proptest::collection::vec(1u64..50, 0..20),
+            away in 50u64..1_000,
+            after in 0u64..100,
+        ) {
+            let mut heard = Continuity::new(Duration::from_millis(100));
+            let mut now = 1_000;
+            heard.advance("a", now);
+            for beat in beats {
+                now += beat;
+                heard.advance("a", now);
+            }
+            now += away;
+            prop_assert!(!heard.judges("a", now));
+            heard.advance("a", now);
+            prop_assert!(!heard.judges("a", now + after.min(49)));
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! Panics of user code: the one place where they are caught, described and counted.
+//!
+//! Policies, codecs, partitioners, assignors, observers and errors are code of the user. A panic of it must not end a
+//! loop, lose a message or make the same thing happen for ever. So each is called through this module, which turns a
+//! panic into a value, and whoever called falls back to what the [kind of code](UserCode) documents. Nothing of this
+//! helps where a program is built with `panic = "abort"`.
+
+use std::any::Any;
+use std::error::Error as StdError;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+use crate::codec::Codec;
+use crate::dead_letters::Reason;
+use crate::error::{BoxError, Error, ErrorKind, Result};
+use crate::event::{Event, Observer};
+use crate::policy::{DeadLetterPolicy, Decision, Exponential, Failure, RetryPolicy, Verdict};
+
+/// A kind of user code, and what happens instead when it panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum UserCode {
+    /// A handler: the attempt has failed.
+    Handler,
+    /// A retry policy: the default policy ([`Exponential`]) decides on this failure.
+    RetryPolicy,
+    /// A dead-letter policy: the message is kept.
+    DeadLetterPolicy,
+    /// The `Display`, `source` or `Drop` of an error: a fixed text stands for it.
+    ErrorText,
+    /// A codec: what is read is undecodable, what is written is an error of the send.
+    Codec,
+    /// A partitioner: an error of the send.
+    Partitioner,
+    /// An assignor: the default one decides.
+    Assignor,
+    /// An observer: the event is lost to it.
+    Observer,
+    /// Upkeep of a partition: an error of its loop, which tries again after a pause.
+    Upkeep,
+    /// A health check: it is left out.
+    HealthCheck,
+}
+
+impl UserCode {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Handler,
+        Self::RetryPolicy,
+        Self::DeadLetterPolicy,
+        Self::ErrorText,
+        Self::Codec,
+        Self::Partitioner,
+        Self::Assignor,
+        Self::Observer,
+        Self::Upkeep,
+        Self::HealthCheck,
+    ];
+
+    /// The word for it, in metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Handler => "handler",
+            Self::RetryPolicy => "retry_policy",
+            Self::DeadLetterPolicy => "dead_letter_policy",
+            Self::ErrorText => "error_text",
+            Self::Codec => "codec",
+            Self::Partitioner => "partitioner",
+            Self::Assignor => "assignor",
+            Self::Observer => "observer",
+            Self::Upkeep => "upkeep",
+            Self::HealthCheck => "health_check",
+        }
+    }
+
+    const fn noun(self) -> &'static str {
+        match self {
+            Self::Handler => "handler",
+            Self::RetryPolicy => "retry policy",
+            Self::DeadLetterPolicy => "dead-letter policy",
+            Self::ErrorText => "error's text",
+            Self::Codec => "codec",
+            Self::Partitioner => "partitioner",
+            Self::Assignor => "assignor",
+            Self::Observer => "observer",
+            Self::Upkeep => "upkeep",
+            Self::HealthCheck => "health check",
+        }
+    }
+}
+
+/// A panic of user code, as an error.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the {} panicked: {text}", .code.noun())]
+pub struct Panicked {
+    /// The code that panicked.
+    pub code: UserCode,
+    /// The panic's message.
+    pub text: String,
+}
+
+impl Panicked {
+    /// The panic with this payload.
+    #[must_use]
+    pub fn new(code: UserCode, payload: Box<dyn Any + Send>) -> Self {
+        Self { code, text: text_of(payload) }
+    }
+
+    /// The event of it.
+    #[must_use]
+    pub fn event(&self) -> Event<'_> {
+        Event::Panicked { code: self.code, text: &self.text }
+    }
+
+    /// The panic that is the error or its direct source, if it is one.
+    #[must_use]
+    pub fn within<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Self> {
+        error.downcast_ref().or_else(|| error.downcast_ref::<Error>()?.source()?.downcast_ref())
+    }
+
+    /// Lets the panic go on, with its message as payload. The panic hook is not called again.
+    pub(crate) fn resume(self) -> ! {
+        resume_unwind(Box::new(self.text))
+    }
+}
+
+/// The message of a panic.
+#[must_use]
+pub fn text_of(payload: Box<dyn Any + Send>) -> String {
+    let payload = match payload.downcast::<String>() {
+        Ok(text) => return *text,
+        Err(payload) => payload,
+    };
+    match payload.downcast::<&'static str>() {
+        Ok(text) => (*text).to_owned(),
+        Err(payload) => {
+            // A value of an unknown type, whose own `Drop` may panic: leaked, since nobody would catch that.
+            std::mem::forget(payload);
+            "no message".to_owned()
+        }
+    }
+}
+
+/// Calls user code.
+///
+/// # Errors
+/// Its panic.
+pub fn catch<T>(code: UserCode, call: impl FnOnce() -> T) -> Result<T, Panicked> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|payload| Panicked::new(code, payload))
+}
+
+/// Drops a value that may hold an error of the user, whose `Drop` may panic.
+pub fn discard<T>(value: T, observer: &dyn Observer) {
+    if let Err(panicked) = catch(UserCode::ErrorText, || drop(value)) {
+        observer.observe(&panicked.event());
+    }
+}
+
+/// The value of a payload.
+///
+/// # Errors
+/// That of the codec, or its panic as a [`Panicked`].
+pub fn decode<T>(codec: &dyn Codec<T>, payload: &Bytes) -> Result<T, BoxError> {
+    catch(UserCode::Codec, || codec.decode(payload)).unwrap_or_else(|panicked| Err(panicked.into()))
+}
+
+/// The bytes of a value.
+///
+/// # Errors
+/// [`ErrorKind::Encode`], with the codec's error or its panic as the source.
+pub fn encode<T>(codec: &dyn Codec<T>, value: &T) -> Result<Bytes> {
+    let encoded = catch(UserCode::Codec, || {
+        codec.encode(value).map_err(|source| {
+            let (name, (text, _)) = (codec.name(), error_text(&*source));
+            Error::new(ErrorKind::Encode, format!("cannot encode as {name}: {text}")).with_source(source)
+        })
+    });
+    encoded.unwrap_or_else(|panicked| {
+        let message = format!("cannot encode: {panicked}");
+        Err(Error::new(ErrorKind::Encode, message).with_source(panicked))
+    })
+}
+
+/// The text of an error and its causes in one line, and its panic if that cannot be had: then a fixed text stands for
+/// it.
+#[must_use]
+pub fn error_text(error: &(dyn StdError + 'static)) -> (String, Option<Panicked>) {
+    let text = catch(UserCode::ErrorText, || {
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(error) = source {
+            let cause = error.to_string();
+            // Many errors print their source themselves.
+            if !text.ends_with(&cause) {
+                text = format!("{text}: {cause}");
+            }
+            source = error.source();
+        }
+        text
+    });
+    match text {
+        Ok(text) => (text, None),
+        Err(panicked) => (format!("an error without a text: {panicked}"), Some(panicked)),
+    }
+}
+
+/// The policies of a consumer or worker, with their fallbacks: a panic of one never reaches the caller.
+#[derive(Clone, Copy)]
+pub struct Policies<'a> {
+    /// When a failed message comes back.
+    pub retry: &'a dyn RetryPolicy,
+    /// Whether a message that is given up is kept.
+    pub dead_letters: &'a dyn DeadLetterPolicy,
+    /// Is told of panics.
+    pub observer: &'a dyn Observer,
+}
+
+impl Policies<'_> {
+    /// What to do after `failure`, whose text is `error`. If the policy panics the default one decides, so that the
+    /// message is tried a bounded number of times, and the text says so.
+    pub fn decide(&self, failure: &Failure<'_>, error: &mut String) -> Decision {
+        catch(UserCode::RetryPolicy, || self.retry.decide(failure)).unwrap_or_else(|panicked| {
+            self.observer.observe(&panicked.event());
+            *error = format!("{error} ({panicked})");
+            Exponential::default().decide(failure)
+        })
+    }
+
+    /// Whether a message is kept. It is if the policy panics.
+    #[must_use]
+    pub fn judge(&self, reason: &Reason, attempts: u32, error: &str) -> Verdict {
+        let judged = catch(UserCode::DeadLetterPolicy, || self.dead_letters.judge(reason, attempts, error));
+        judged.unwrap_or_else(|panicked| {
+            self.observer.observe(&panicked.event());
+            Verdict::Keep
+        })
+    }
+
+    /// The text of an error and its causes in one line. Tells if it panicked, and if the error stands for a panic.
+    #[must_use]
+    pub fn text_of(&self, error: &BoxError) -> String {
+        let (text, panicked) = error_text(&**error);
+        for panicked in panicked.iter().chain(Panicked::within(&**error)) {
+            self.observer.observe(&panicked.event());
+        }
+        text
+    }
+}
+
+impl fmt::Debug for Policies<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Policies").finish_non_exhaustive()
+    }
+}
+
+/// An observer whose panics are caught, and that logs all panics of user code.
+///
+/// Each kind of code is logged at its 1st, 2nd, 4th, 8th, … panic with the number of them: code that panics over every
+/// message does not flood the log. [`Event::Panicked`] is passed on each time.
+pub struct Careful {
+    observer: Arc<dyn Observer>,
+    panics: [AtomicU64; UserCode::ALL.len()],
+}
+
+impl Careful {
+    /// A careful observer over any.
+    #[must_use]
+    pub fn over(observer: Arc<dyn Observer>) -> Arc<dyn Observer> {
+        Arc::new(Self { observer, panics: Default::default() })
+    }
+
+    fn log(&self, code: UserCode, text: &str) {
+        let nth = self.panics[code as usize].fetch_add(1, Ordering::Relaxed) + 1;
+        if nth.is_power_of_two() {
+            tracing::error!(code = code.as_str(), panic = text, panics = nth, "user code panicked");
+        }
+    }
+}
+
+impl Observer for Careful {
+    fn observe(&self, event: &Event<'_>) {
+        if let Event::Panicked { code, text } = *event {
+            self.log(code, text);
+        }
+        if let Err(Panicked { code, text }) = catch(UserCode::Observer, || self.observer.observe(event)) {
+            self.log(code, &text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::event::Ignore;
+    use crate::policy::{FailureKind, Keep, Never};
+
+    #[derive(Debug)]
+    struct Broken;
+
+    impl fmt::Display for Broken {
+        fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+            panic!("no text")
+        }
+    }
+
+    impl StdError for Broken {}
+
+    impl RetryPolicy for Broken {
+        fn decide(&self, _: &Failure<'_>) -> Decision {
+            panic!("no decision")
+        }
+    }
+
+    impl DeadLetterPolicy for Broken {
+        fn judge(&self, _: &Reason, _: u32, _: &str) -> Verdict {
+            panic!("no verdict")
+        }
+    }
+
+    #[derive(Default)]
+    struct Counts([AtomicU64; UserCode::ALL.len()]);
+
+    impl Observer for Counts {
+        fn observe(&self, event: &Event<'_>) {
+            if let Event::Panicked { code, .. } = *event {
+                self.0[code as usize].fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    impl Counts {
+        fn of(&self, code: UserCode) -> u64 {
+            self.0[code as usize].load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn all_kinds_are_in_the_order_of_their_counters() {
+        for (index, code) in UserCode::ALL.into_iter().enumerate() {
+            assert_eq!(code as usize, index, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn policies_that_panic_are_replaced_and_told() {
+        let counts = Counts::default();
+        let policies = Policies { retry: &Broken, dead_letters: &Broken, observer: &counts };
+        let error: BoxError = Box::new(Broken);
+        let mut text = policies.text_of(&error);
+        assert_eq!(text, "an error without a text: the error's text panicked: no text");
+        let failure = Failure::new(10, FailureKind::Error, &*error, 0);
+        assert_eq!(policies.decide(&failure, &mut text), Decision::GiveUp, "the default's last attempt");
+        assert!(text.ends_with("(the retry policy panicked: no decision)"), "{text}");
+        assert_eq!(policies.judge(&Reason::Exhausted, 10, &text), Verdict::Keep);
+        for code in [UserCode::ErrorText, UserCode::RetryPolicy, UserCode::DeadLetterPolicy] {
+            assert_eq!(counts.of(code), 1, "{code:?}");
+        }
+        let policies = Policies { retry: &Never, dead_letters: &Keep, observer: &counts };
+        let decoded = decode::<u64>(&Nothing, &Bytes::new()).expect_err("it panics");
+        assert_eq!(policies.text_of(&decoded), "the codec panicked: nothing is read");
+        assert_eq!((counts.of(UserCode::Codec), counts.of(UserCode::ErrorText)), (1, 1));
+    }
+
+    struct Nothing;
+
+    impl Codec<u64> for Nothing {
+        fn name(&self) -> &'static str {
+            panic!("no name")
+        }
+
+        fn encode(&self, value: &u64) -> Result<Bytes, BoxError> {
+            if *value == 0 { panic!("nothing is written") } else { Err(Box::new(Broken)) }
+        }
+
+        fn decode(&self, _: &Bytes) -> Result<u64, BoxError> {
+            panic!("nothing is read")
+        }
+    }
+
+    #[test]
+    fn a_codec_that_panics_is_an_error_of_the_kind_encode() {
+        for (value, why) in [(0, "nothing is written"), (1, "no name")] {
+            let error = encode(&Nothing, &value).expect_err("it panics");
+            assert_eq!(error.kind(), ErrorKind::Encode);
+            assert!(error.to_string().ends_with(why), "{error}");
+            assert!(Panicked::within(&error).is_some_and(|panicked| panicked.code == UserCode::Codec));
+        }
+    }
+
+    #[test]
+    fn one_observer_that_panics_keeps_no_other_from_its_events() {
+        let counts = Arc::new(Counts::default());
+        let broken = |_: &Event<'_>| panic!("an observer panics");
+        let event = Event::Recovered { operation: "fetch", topic_partition: None };
+        for pair in [
+            Careful::over(Arc::new((broken, counts.clone()))),
+            Careful::over(Arc::new((counts.clone(), broken))),
+            Careful::over(Arc::new((counts.clone(), (broken, Ignore)))),
+        ] {
+            let before = counts.of(UserCode::Observer);
+            pair.observe(&event);
+            assert_eq!(counts.of(UserCode::Observer), before + 1);
+        }
+        Careful::over(Arc::new((broken, broken))).observe(&event);
+    }
+
+    #[test]
+    fn a_payload_whose_drop_panics_is_leaked_and_an_error_whose_drop_panics_is_told() {
+        struct Heavy;
+        impl Drop for Heavy {
+            fn drop(&mut self) {
+                panic!("too heavy")
+            }
+        }
+        let caught = catch(UserCode::Handler, || std::panic::panic_any(Heavy));
+        assert_eq!(caught.expect_err("it panics").text, "no message");
+        let counts = Counts::default();
+        discard(Heavy, &counts);
+        assert_eq!(counts.of(UserCode::ErrorText), 1);
+    }
+
+    #[test]
+    fn the_log_has_a_line_for_powers_of_two_alone() {
+        // Told each time, logged at 1, 2 and 4.
+        let logged = Arc::new(Lines::default());
+        let careful = Careful::over(Arc::new(|_: &Event<'_>| panic!("again")));
+        tracing::subscriber::with_default(logged.clone(), || {
+            for _ in 0..7 {
+                careful.observe(&Event::Recovered { operation: "fetch", topic_partition: None });
+            }
+        });
+        assert_eq!(logged.0.lock().expect("lock").len(), 3);
+    }
+
+    /// Collects the levels of log lines.
+    #[derive(Default)]
+    struct Lines(Mutex<Vec<tracing::Level>>);
+
+    impl tracing::Subscriber for Lines {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+        fn event(&self, event: &tracing::Event<'_>) {
+            self.0.lock().expect("lock").push(*event.metadata().level());
+        }
+
+        fn enter(&self, _: &tracing::span::Id) {}
+
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+}

@@ -1,0 +1,107 @@
+//! Suspended machines: time that passes while nothing here runs and the monotonic clock stands still.
+//!
+//! A lease runs out by the server's clock. Its holder counts by a monotonic clock, which on Linux does not count while
+//! the machine is suspended: after a night in a bag the holder believes that its lease has seconds to live. So a holder
+//! adds what a [`BootClock`] counted beyond the monotonic one. A virtual machine that is paused by its host may see the
+//! pause on none of its clocks; then the server's time shows it, at the next answer that carries one: see
+//! [`ServerTime`].
+
+use std::fmt;
+use std::time::Duration;
+
+/// A clock that counts while the machine is suspended.
+pub trait BootClock: fmt::Debug + Send + Sync {
+    /// The time since a fixed point in the past, suspended time included. Never decreases.
+    fn elapsed(&self) -> Duration;
+}
+
+/// How long we were certainly suspended between two answers of a server without our clock having counted it.
+///
+/// `local` is the longest time that can have passed here between the server's two readings of its clock, by our clock:
+/// from before the first request to after the second answer. `server` is the time between these readings. `None` if
+/// they differ by no more than `margin`: clocks run at slightly different speeds.
+#[must_use]
+pub fn suspension(local: Duration, server: Duration, margin: Duration) -> Option<Duration> {
+    server.checked_sub(local).filter(|away| *away > margin)
+}
+
+/// One request that brought the server's time, by the clock of whoever asked: times since any fixed point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Reading {
+    asked: Duration,
+    answered: Duration,
+    /// The server's time between these two: milliseconds since 1970.
+    server_ms: u64,
+}
+
+/// Compares the server's clock with ours, from answer to answer.
+#[derive(Debug, Default)]
+pub struct ServerTime {
+    last: Option<Reading>,
+}
+
+impl ServerTime {
+    /// Takes note of an answer with the server's time. `asked` and `answered` are times of our own clock, suspended time
+    /// as far as it is known included.
+    ///
+    /// Returns how much the server's clock has advanced beyond ours since the answer before, if that is more than
+    /// `margin`: at most so much time has passed that we have not counted. A server whose clock was set forward looks
+    /// the same, and is: it lets leases run out by that clock. Whoever is told adds it to its clock, and counts the next
+    /// `asked` by that.
+    pub fn heard(
+        &mut self,
+        asked: Duration,
+        answered: Duration,
+        server_ms: u64,
+        margin: Duration,
+    ) -> Option<Duration> {
+        let last = self.last.replace(Reading { asked, answered, server_ms })?;
+        let server = Duration::from_millis(server_ms.saturating_sub(last.server_ms));
+        suspension(answered.saturating_sub(last.asked), server, margin)?;
+        // It is certain that we were away. For how long is not: the time that the answers took may be part of it, and
+        // who trusts too little merely asks again.
+        let away = server.saturating_sub(asked.saturating_sub(last.answered));
+        self.last = Some(Reading { asked: asked + away, answered: answered + away, server_ms });
+        Some(away)
+    }
+
+    /// Forgets the answer before: the next one may come from another server.
+    pub fn forget(&mut self) {
+        self.last = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn only_what_is_beyond_the_margin_is_a_suspension() {
+        assert_eq!(suspension(MS(1_000), MS(1_000), MS(100)), None);
+        assert_eq!(suspension(MS(1_000), MS(1_100), MS(100)), None);
+        assert_eq!(suspension(MS(1_000), MS(1_101), MS(100)), Some(MS(101)));
+        assert_eq!(suspension(MS(5_000), MS(10), MS(100)), None, "the server was suspended, or set back");
+    }
+
+    #[test]
+    fn slow_answers_are_no_suspension_and_a_pause_is_counted_at_its_longest() {
+        let mut time = ServerTime::default();
+        let margin = MS(50);
+        assert_eq!(time.heard(MS(0), MS(400), 10_000, margin), None, "the first");
+        // The server read its clock early in the first request and late in the second.
+        assert_eq!(time.heard(MS(1_000), MS(3_000), 12_900, margin), None);
+        // 10 s on the server, 1 to 3.1 s here.
+        assert_eq!(time.heard(MS(4_000), MS(4_100), 22_900, margin), Some(MS(9_000)));
+        assert_eq!(time.heard(MS(14_000), MS(14_100), 23_900, margin), None, "told once");
+        assert_eq!(time.heard(MS(15_000), MS(15_100), 26_000, margin), Some(MS(1_200)), "and again");
+        assert_eq!(
+            time.heard(MS(17_000), MS(17_100), 3_900, margin),
+            None,
+            "the server's clock was set back"
+        );
+        time.forget();
+        assert_eq!(time.heard(MS(18_000), MS(18_100), 90_000, margin), None, "another server");
+    }
+}

@@ -1,0 +1,81 @@
+//! Connections for pages of bodies: an answer has the time that it needs, as long as bytes keep arriving.
+//!
+//! The client's own connections have one limit for a whole answer. A page over a slow link would run into it every time,
+//! and whoever asks for it again would never get it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use redis::{Pipeline, Value};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::connection::{Dial, Line, is_demoted};
+use crate::foreign;
+use crate::request::Request;
+use crate::socket::Socket;
+
+/// A few connections, opened when they are needed.
+pub(crate) struct Bulk {
+    dial: Arc<Dial>,
+    idle: Mutex<Vec<Socket>>,
+    permits: Semaphore,
+    /// How long to wait for one of them.
+    patience: Duration,
+}
+
+/// What a request was answered, and how many bytes that was and how long they took to arrive.
+pub(crate) struct Weighed {
+    pub(crate) values: Vec<Value>,
+    pub(crate) bytes: usize,
+    pub(crate) took: Duration,
+}
+
+impl Bulk {
+    /// At most `size` of them.
+    pub(crate) fn new(dial: Arc<Dial>, size: usize, patience: Duration) -> Self {
+        Self { dial, idle: Mutex::default(), permits: Semaphore::new(size), patience }
+    }
+
+    /// One that is open, or another one. What the server has closed meanwhile is dropped.
+    async fn socket(&self) -> Result<Socket> {
+        loop {
+            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            match idle {
+                Some(socket) if socket.is_over() => {}
+                Some(socket) => return Ok(socket),
+                None => return self.dial.socket("bulk").await,
+            }
+        }
+    }
+
+    pub(crate) async fn weigh(&self, pipe: &Pipeline) -> Result<Weighed> {
+        let Ok(permit) = timeout(self.patience, self.permits.acquire()).await else {
+            let why =
+                format!("the server cannot be reached: no connection was free within {:?}", self.patience);
+            return Err(Error::new(ErrorKind::Unavailable, why));
+        };
+        // Dropped with this future: what the server still says to a request is of no use to the next one.
+        let mut socket = self.socket().await?;
+        let mut request = Request::default();
+        request.add_pipeline(pipe);
+        socket.ask(&request, Duration::ZERO, self.dial.response_timeout).await?;
+        let mut replies = socket.replies();
+        let mut values = (0..pipe.len()).map(|_| replies.next()?.value()).collect::<Result<Vec<_>>>()?;
+        let (bytes, took) = socket.weight();
+        if !is_demoted(&values) {
+            socket.shrink();
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
+        }
+        drop(permit);
+        foreign::name_keys(&mut values, pipe);
+        Ok(Weighed { values, bytes, took })
+    }
+}
+
+impl Line for Bulk {
+    async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        Ok(self.weigh(pipe).await?.values)
+    }
+}

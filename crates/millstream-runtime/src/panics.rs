@@ -1,0 +1,80 @@
+//! Panics of user code that is asynchronous. Those of functions are caught by [`millstream_core::panics`].
+
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::FutureExt;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::panics::{Panicked, UserCode, catch};
+use millstream_core::upkeep::{Sleep, Trigger};
+use millstream_core::{Lease, Observer, Upkeep};
+
+/// An upkeep whose panics are errors of its loop, which tells them and tries again after a pause.
+pub(crate) struct CarefulUpkeep {
+    upkeep: Arc<dyn Upkeep>,
+    name: &'static str,
+    trigger: Trigger,
+    observer: Arc<dyn Observer>,
+}
+
+impl CarefulUpkeep {
+    pub(crate) fn over(upkeep: Arc<dyn Upkeep>, observer: &Arc<dyn Observer>) -> Arc<dyn Upkeep> {
+        // Asked once: what it says of itself does not change.
+        let (name, trigger) = match catch(UserCode::Upkeep, || (upkeep.name(), upkeep.trigger())) {
+            Ok(says) => says,
+            Err(panicked) => {
+                observer.observe(&panicked.event());
+                ("upkeep", Trigger::Parked)
+            }
+        };
+        Arc::new(Self { upkeep, name, trigger, observer: observer.clone() })
+    }
+}
+
+#[async_trait]
+impl Upkeep for CarefulUpkeep {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn trigger(&self) -> Trigger {
+        self.trigger
+    }
+
+    async fn run_once(&self, lease: &Lease, events: &dyn Observer) -> Result<Option<Duration>> {
+        // In a block of its own, so that the future is dropped inside of what is caught: that may panic, too.
+        let round = async { self.upkeep.run_once(lease, events).await };
+        AssertUnwindSafe(round).catch_unwind().await.unwrap_or_else(|payload| {
+            let panicked = Panicked::new(UserCode::Upkeep, payload);
+            events.observe(&panicked.event());
+            Err(Error::new(ErrorKind::Protocol, panicked.to_string()).with_source(panicked))
+        })
+    }
+
+    fn sleep(&self, time: Duration) -> Option<Sleep> {
+        let sleep = match catch(UserCode::Upkeep, || self.upkeep.sleep(time)) {
+            Ok(sleep) => sleep?,
+            Err(panicked) => {
+                self.observer.observe(&panicked.event());
+                return None;
+            }
+        };
+        let observer = self.observer.clone();
+        Some(Box::pin(async move {
+            if let Err(payload) = AssertUnwindSafe(sleep).catch_unwind().await {
+                observer.observe(&Panicked::new(UserCode::Upkeep, payload).event());
+                // Not at once: a sleep that panics each time would keep a processor busy.
+                tokio::time::sleep(time).await;
+            }
+        }))
+    }
+}
+
+impl fmt::Debug for CarefulUpkeep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CarefulUpkeep").field("name", &self.name).finish_non_exhaustive()
+    }
+}

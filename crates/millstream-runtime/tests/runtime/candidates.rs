@@ -1,0 +1,129 @@
+//! Poison candidates over several partitions: what is one, what begins noted, and what runs alone.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::poison::{SECOND, TTL, candidates, noted_of, process_of, stats_are_clean};
+use crate::support::course::*;
+use crate::support::*;
+use millstream_core::Topic;
+use millstream_runtime::{Concurrency, ConsumerBuilder, Delivery, Record};
+
+/// Sends sixty messages to three partitions: the value modulo three is the partition.
+async fn send_sixty(bench: &Bench) -> Topic<u64> {
+    let topic: Topic<u64> = Topic::new("numbers").partitions(3);
+    let producer = bench.producer(topic.clone()).await;
+    let values: Vec<u64> = (0..60).collect();
+    let records = values.iter().map(|n| Record::new(n).partition((n % 3) as u32));
+    assert!(producer.send_all(records).await.iter().all(Result::is_ok));
+    topic
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_one_end_everything_is_handled_as_usual_and_nothing_is_noted() {
+    let bench = bench();
+    let topic = send_sixty(&bench).await;
+    let (dying, course) = (Course::default(), Course::default());
+    let set = |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(8)).prefetch(20);
+    let first = process_of(&bench, topic.clone(), &dying, &[0], set).await;
+    dying.until(1).await;
+    tokio::time::sleep(10 * SECOND).await;
+    let second = process_of(&bench, topic, &course, &[], set).await.1;
+    eventually(|| stats_are_clean(&bench), || "all".into()).await;
+    let handled = course.count();
+    assert_eq!(course.at_once(|call| call.value % 3 == 0), 8, "as many at once as may");
+    // In rounds of 24 at 10 ms each, and not one after the other.
+    let calls = course.calls();
+    let took = calls[handled - 1].ended.expect("ended") - calls[0].began;
+    assert!(took <= MS(10) * (handled as u32).div_ceil(24) * 2, "{handled} took {took:?}");
+    assert_eq!(candidates(&bench), 0, "nothing was noted");
+    assert_eq!(bench.told.lines("TakenOver {"), 3);
+    second.shutdown().await;
+    drop(first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_two_ends_what_was_pending_at_both_is_noted_as_it_begins_and_no_more_than_may_run() {
+    let bench = bench();
+    let topic = send_sixty(&bench).await;
+    let dying = Course::default();
+    let set = |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(8)).prefetch(20);
+    let mut dead = Vec::new();
+    for _ in 0..2 {
+        dead.push(process_of(&bench, topic.clone(), &dying, &[0], set).await);
+        tokio::time::sleep(10 * SECOND).await;
+    }
+    let course = Course::default();
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let (link, builder) = linked(&bench, topic.clone());
+    let third = set(builder.lease_ttl(TTL)).start({
+        let (course, gate) = (course.clone(), gate.clone());
+        move |delivery: Delivery<u64>| {
+            let (running, gate) = (course.begin(&delivery), gate.clone());
+            async move {
+                gate.acquire().await.expect("open").forget();
+                drop(running);
+            }
+        }
+    });
+    let third = third.await.expect("started");
+    course.until(24).await;
+    let health = third.health();
+    assert!(health.topics[0].candidates >= 24, "{health:?}");
+    tokio::time::sleep(SECOND).await;
+    let noted = candidates(&bench);
+    assert_eq!((course.count(), noted), (24, 24), "as many as run, and not all that was read");
+    gate.add_permits(100);
+    eventually(|| stats_are_clean(&bench), || "all".into()).await;
+    assert_eq!(third.health().topics[0].candidates, 0);
+    third.shutdown().await;
+    drop((dead, link));
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_three_ends_what_had_begun_runs_alone_over_all_partitions_while_the_rest_goes_on() {
+    let bench = bench();
+    let topic = send_sixty(&bench).await;
+    let dying = Course::default();
+    let set = |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(8)).prefetch(20);
+    let mut dead = Vec::new();
+    for _ in 0..3 {
+        dead.push(process_of(&bench, topic.clone(), &dying, &[0], set).await);
+        tokio::time::sleep(10 * SECOND).await;
+    }
+    let course = Course::default();
+    // Those that the third one had begun: what was pending at its end with a note.
+    let began: BTreeSet<u64> = noted_of(&bench, 3).await;
+    assert!((1..=24).contains(&began.len()), "{began:?}");
+    let fourth = process_of(&bench, topic, &course, &[], set).await.1;
+    eventually(|| stats_are_clean(&bench), || "all".into()).await;
+    assert_eq!(course.at_once(|call| began.contains(&call.value)), 1, "one at a time");
+    assert!(course.at_once(|_| true) > 8, "and beside it what is none");
+    assert_eq!(bench.told.lines("Crashed {"), 0);
+    fourth.shutdown().await;
+    drop(dead);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_had_begun_beside_the_culprit_is_handled_as_usual_once_that_is_known() {
+    let bench = bench();
+    let topic = send_sixty(&bench).await;
+    let dying = Course::default();
+    let set = |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(8)).prefetch(20);
+    let mut dead = Vec::new();
+    for _ in 0..4 {
+        dead.push(process_of(&bench, topic.clone(), &dying, &[0], set).await);
+        tokio::time::sleep(10 * SECOND).await;
+    }
+    // The fourth end was that of the culprit alone; some had not had their turn by then.
+    let began: BTreeSet<u64> = noted_of(&bench, 3).await;
+    assert!(began.len() > 8, "{began:?}");
+    let course = Course::default();
+    let fifth = process_of(&bench, topic, &course, &[], set).await.1;
+    eventually(|| stats_are_clean(&bench), || "all".into()).await;
+    assert_eq!(bench.told.lines("Crashed {"), 1);
+    assert!(course.calls().iter().all(|call| call.value != 0), "given up and not handled");
+    assert!(course.at_once(|call| began.contains(&call.value)) > 4, "the others are beside each other again");
+    fifth.shutdown().await;
+    drop(dead);
+}

@@ -1,0 +1,103 @@
+//! The recorder for partitions that are shared.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::log::{Fetched, Receipt, Settled, Settlement};
+use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
+use millstream_core::{Lease, MemberId, Partition, Result};
+
+use super::recorder::{Notes, Recorder};
+use super::story::Share;
+use super::{Event, Handing};
+use crate::caller;
+
+fn share(seat: &Seat, partition: Partition) -> Share {
+    (seat.partition(partition), seat.group.clone())
+}
+
+impl Notes {
+    /// Notes to whom entries were handed.
+    fn handed(&self, share: &Share, fetched: &Fetched, how: Handing) {
+        self.read(share, fetched);
+        let Some(to) = caller::name() else { return };
+        for entry in &fetched.entries {
+            if let Some(origin) = self.origin(share, entry.receipt) {
+                self.history.record(Event::Handed { origin, to: to.clone(), how });
+            }
+        }
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Shared for Recorder {
+    async fn shared_reader(&self, seat: &Seat, partitions: &[Partition]) -> Result<Box<dyn SharedReader>> {
+        let inner = self.0.inner.shared.shared_reader(seat, partitions).await?;
+        Ok(Box::new(RecordedReader { notes: self.0.clone(), seat: seat.clone(), inner }))
+    }
+
+    async fn settle_shared(
+        &self,
+        seat: &Seat,
+        partition: Partition,
+        batch: &[(Receipt, Settlement)],
+    ) -> Result<Settled> {
+        let settled = self.0.inner.shared.settle_shared(seat, partition, batch).await?;
+        self.0.settled(&share(seat, partition), batch, settled);
+        Ok(settled)
+    }
+
+    async fn extend(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<Vec<Receipt>> {
+        self.0.inner.shared.extend(seat, partition, entries).await
+    }
+
+    async fn give_back(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<()> {
+        self.0.inner.shared.give_back(seat, partition, entries).await
+    }
+
+    async fn claim(
+        &self,
+        seat: &Seat,
+        partition: Partition,
+        alive: &[MemberId],
+        idle: Duration,
+        max: usize,
+        heard: &millstream_core::Continuity,
+    ) -> Result<Claimed> {
+        let claimed = self.0.inner.shared.claim(seat, partition, alive, idle, max, heard).await?;
+        let share = share(seat, partition);
+        self.0.handed(&share, &claimed.abandoned, Handing::Claimed);
+        self.0.handed(&share, &claimed.given_back, Handing::GivenBack);
+        Ok(claimed)
+    }
+
+    async fn adopt(
+        &self,
+        lease: &Lease,
+        idle: Duration,
+        max: usize,
+        heard: &millstream_core::Continuity,
+    ) -> Result<usize> {
+        self.0.inner.shared.adopt(lease, idle, max, heard).await
+    }
+}
+
+struct RecordedReader {
+    notes: Arc<Notes>,
+    seat: Seat,
+    inner: Box<dyn SharedReader>,
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl SharedReader for RecordedReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
+        let read = self.inner.fetch(max, wait).await?;
+        for (partition, fetched) in &read {
+            self.notes.handed(&share(&self.seat, *partition), fetched, Handing::Read);
+        }
+        Ok(read)
+    }
+}

@@ -1,0 +1,134 @@
+//! Who is dropped by whom after an outage.
+
+use std::time::Duration;
+
+use millstream_core::members::{Assignment, Member, Pulse};
+use millstream_core::{Continuity, ErrorKind};
+use tokio::time::Instant;
+
+use super::{Club, suite};
+use crate::case::{Verdict, Violation, ensure, equal, refused};
+use crate::harness::{BRIEF, Harness, LONG};
+
+suite!("members":
+    who_is_overdue_is_shown_until_it_is_dropped,
+    who_was_not_answered_without_a_gap_drops_nobody,
+    who_was_answered_for_a_ttl_drops_the_overdue,
+    who_may_not_drop_yet_is_told_when_it_may,
+    who_joins_drops_nobody,
+);
+
+async fn who_is_overdue_is_shown_until_it_is_dropped(h: Harness) -> Verdict {
+    let club = Club::new(h, 3).await?;
+    let (ann, bob) = (club.joined("ann").await?, club.member("bob", BRIEF)?);
+    let before = club.join(&bob).await?;
+    let mut patience = club.h.patience("a member to run out");
+    while club.living().await? != [ann.clone()] {
+        patience.pause().await?;
+    }
+    let roster = club.roster().await?;
+    equal!(roster.members, vec![ann.clone(), bob.clone()], "members while nobody is heard of");
+    equal!(roster.version, before.version, "the version while nobody is heard of");
+    let ago = club.heard().await?[&bob.id];
+    ensure!(
+        ago >= BRIEF && ago < BRIEF + LONG,
+        "it was heard of {ago:?} ago, and has run out after {BRIEF:?}"
+    );
+    club.judge(&ann).await?;
+    equal!(club.roster().await?.members, [ann], "members after one was dropped");
+    Ok(())
+}
+
+async fn who_was_not_answered_without_a_gap_drops_nobody(h: Harness) -> Verdict {
+    let club = Club::new(h, 3).await?;
+    let [ann, bob, cid] = ["ann", "bob", "cid"].map(|id| club.member(id, BRIEF));
+    let (ann, bob, cid) = (ann?, bob?, cid?);
+    let mut plan = Assignment::new();
+    for member in [&ann, &bob, &cid] {
+        club.join(member).await?;
+        plan.insert(member.id.clone(), Vec::new());
+    }
+    let version = club.roster().await?.version;
+    ensure!(club.publish(version, &plan).await?, "an assignment for {version:?} was refused");
+    club.silence().await?;
+    // An outage has ended, and they come back one by one.
+    for member in [&ann, &bob] {
+        let pulse = club.beat(member).await?;
+        equal!((pulse.members, pulse.version), (3, version), "members and version after an outage");
+        equal!(pulse.assigned, Some(Vec::new()), "what it is to own, as before the outage");
+    }
+    // Nor does a record of another server, or one that ended too long ago, give a right to.
+    let pulse = club.beat(&ann).await?;
+    let mut elsewhere = Continuity::new(Duration::from_millis(2));
+    (0..4).for_each(|ms| elsewhere.advance("another server", pulse.now - 4 + ms));
+    let mut ended = Continuity::new(Duration::from_millis(2));
+    (0..4).for_each(|ms| ended.advance(&pulse.server, pulse.now - 40 + ms));
+    for heard in [elsewhere, ended] {
+        equal!(club.beat(&ann.clone().hearing(heard.clone())).await?.members, 3, "members after {heard:?}");
+    }
+    equal!(club.judge(&ann).await?.members, 3 - 1, "members after one was dropped");
+    refused(club.beat(&cid).await, ErrorKind::NotMember, "the heartbeat of who was dropped")?;
+    Ok(())
+}
+
+/// Sends a heartbeat, with what has been answered so far.
+async fn beat(club: &Club, member: &Member, heard: &mut Continuity) -> Result<Pulse, Violation> {
+    let pulse = club.beat(&member.clone().hearing(heard.clone())).await?;
+    heard.advance(&pulse.server, pulse.now);
+    Ok(pulse)
+}
+
+async fn who_was_answered_for_a_ttl_drops_the_overdue(h: Harness) -> Verdict {
+    let club = Club::new(h, 3).await?;
+    let ttl = Duration::from_millis(200);
+    let (ann, bob) = (club.joined("ann").await?, club.member("bob", BRIEF)?);
+    let before = club.join(&bob).await?;
+    club.silence_of(&bob).await?;
+    let (started, mut heard) = (Instant::now(), Continuity::new(ttl));
+    let mut patience = club.h.patience("a member to be dropped by who was answered for a ttl");
+    loop {
+        let pulse = beat(&club, &ann, &mut heard).await?;
+        if pulse.members == 1 {
+            ensure!(pulse.version > before.version, "version {:?} after {:?}", pulse.version, before.version);
+            break;
+        }
+        patience.pause().await?;
+    }
+    let took = started.elapsed();
+    ensure!(took >= ttl - Duration::from_millis(5), "dropped after {took:?} of {ttl:?}");
+    Ok(())
+}
+
+async fn who_may_not_drop_yet_is_told_when_it_may(h: Harness) -> Verdict {
+    let club = Club::new(h, 3).await?;
+    let (ann, bob) = (club.joined("ann").await?, club.member("bob", BRIEF)?);
+    club.join(&bob).await?;
+    club.silence_of(&bob).await?;
+    let mut heard = Continuity::new(LONG / 4);
+    let first = beat(&club, &ann, &mut heard).await?;
+    equal!(first.next_expiry, LONG / 4, "how long until who was just answered may drop somebody");
+    let mut patience = club.h.patience("time to pass");
+    let later = loop {
+        patience.pause().await?;
+        let later = beat(&club, &ann, &mut heard).await?;
+        if later.now > first.now {
+            break later;
+        }
+    };
+    let left = LONG / 4 - Duration::from_millis(later.now - first.now);
+    equal!(later.next_expiry, left, "how long until it may");
+    equal!(later.members, 2, "members");
+    Ok(())
+}
+
+async fn who_joins_drops_nobody(h: Harness) -> Verdict {
+    let club = Club::new(h, 3).await?;
+    let ann = club.member("ann", BRIEF)?;
+    club.join(&ann).await?;
+    club.silence().await?;
+    let bob = club.member("bob", LONG)?;
+    equal!(club.join(&bob).await?.members, 2, "members after one joined while the other was overdue");
+    equal!(club.roster().await?.members, vec![ann.clone(), bob], "who is to be planned for");
+    equal!(club.beat(&ann).await?.members, 2, "members after the other came back");
+    Ok(())
+}
