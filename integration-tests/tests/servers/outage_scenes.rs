@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use integration_tests::crew::{Crew, Kind, Plan};
+use integration_tests::crew::{Crew, Kind, Plan, Start};
 use integration_tests::history::{Line, What, figure, now_us};
 use integration_tests::member::{Job, Mode};
 use integration_tests::proxy::Proxy;
@@ -41,8 +41,12 @@ impl Away {
 }
 
 fn plan(kind: Kind) -> Plan {
-    let mode = Mode::Unordered(if kind == Kind::Exclusive { 6 } else { 12 });
-    Plan { mode, crash_limit: 2, ..Plan::new(kind, TTL) }
+    let plan = Plan { crash_limit: 2, ..Plan::new(kind, TTL) };
+    match kind {
+        Kind::Exclusive => Plan { mode: Mode::Unordered(6), ..plan },
+        // No more than it can do at once: what it reads beyond that waits behind its handlers.
+        Kind::Shared | Kind::Queue => Plan { mode: Mode::Unordered(12), prefetch: 12, ..plan },
+    }
 }
 
 /// Handlers of a second and a half, and some of four: longer than any of the outages.
@@ -132,12 +136,15 @@ async fn dies_during_an_outage(kind: Kind) {
     let jobs: Vec<Job> = (0..count).map(|number| Job { work_us: 7_000_000, ..Job::new(number) }).collect();
     crew.send(&jobs).await;
     crew.until("all hands are full", Duration::from_secs(30), |crew| crew.starts.len() >= running).await;
-    let mut busy: Vec<u32> = crew.starts.values().map(|starts| starts[0].pid).collect();
+    let undone = |number: &u64| !crew.done.contains_key(number);
+    let running = crew.starts.iter().filter(|(number, _)| undone(number));
+    let mut busy: Vec<u32> = running.map(|(_, starts)| starts[0].pid).collect();
     busy.sort_unstable();
     let victim = busy[fastrand::usize(0..busy.len())];
     let theirs = crew.terms.of_process(victim);
     let of_victim: Vec<u64> = {
-        let started = crew.starts.iter().filter(|(_, starts)| starts[0].pid == victim);
+        let theirs = |(number, starts): &(&u64, &Vec<Start>)| undone(number) && starts[0].pid == victim;
+        let started = crew.starts.iter().filter(theirs);
         started.map(|(number, _)| *number).collect()
     };
     assert!(!of_victim.is_empty(), "the victim works");

@@ -108,13 +108,14 @@ async fn who_comes_and_is_fenced_is_counted() {
     }
 }
 
-/// A policy of the user's that panics.
+/// A policy of the user's that panics over the first failure and gives up after the second.
 #[derive(Debug)]
 struct Panics;
 
 impl millstream_core::RetryPolicy for Panics {
-    fn decide(&self, _: &millstream_core::policy::Failure<'_>) -> millstream_core::policy::Decision {
-        panic!("on purpose")
+    fn decide(&self, failure: &millstream_core::policy::Failure<'_>) -> millstream_core::policy::Decision {
+        assert!(failure.attempt > 1, "on purpose");
+        millstream_core::policy::Decision::GiveUp
     }
 }
 
@@ -129,8 +130,12 @@ async fn panics_of_user_code_are_counted() {
     producer.send(&1).await.expect("sent");
     scene
         .sees(
-            "the default policy decides instead",
-            &[("panics_total", &[("code", "retry_policy")], 1.0), ("retried_total", BILLING, 1.0)],
+            "the default policy decides the first time, the user's the second",
+            &[
+                ("panics_total", &[("code", "retry_policy")], 1.0),
+                ("retried_total", BILLING, 1.0),
+                ("dead_total", BILLING, 1.0),
+            ],
         )
         .await;
     consumer.shutdown().await;
