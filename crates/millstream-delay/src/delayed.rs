@@ -16,10 +16,10 @@ use tokio::time::Instant;
 
 use crate::expected::Expected;
 use crate::fire::Firings;
-use crate::panics::caught;
 use crate::promoter::{LONGEST_BREATH, PromoterConfig};
 use crate::sleep::Sleep;
-use crate::watched::Watched;
+use millstream_loops::catch_panic;
+use millstream_loops::{Loops, Scope};
 
 /// How often it is asked whether the topic has more partitions by now.
 const REFRESH: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ pub struct DelayedPromoter {
     firings: Firings,
     expected: Expected,
     sleep: Sleep,
-    loops: Watched,
+    loops: Loops,
 }
 
 /// What one partition's loop hears of messages that come before all others.
@@ -59,7 +59,7 @@ impl DelayedPromoter {
         config.check()?;
         let (backend, sleep) = (backend.clone(), Sleep::beside(backend));
         let (observer, firings, expected) = (Arc::new(Ignore), Firings::default(), Expected::default());
-        let loops = Watched::new(topic.name.clone());
+        let loops = Loops::default();
         Ok(Self { backend, topic, config, observer, firings, expected, sleep, loops })
     }
 
@@ -87,8 +87,8 @@ impl DelayedPromoter {
     async fn all(self: Arc<Self>) {
         let mut partitions: Vec<_> = self.topic.iter().collect();
         let mut loops = JoinSet::new();
-        let trouble = self.loops.begin("refresh", None);
-        self.loops.tell(&*self.observer);
+        let monitor = self.loops.monitor("refresh", Scope::Topic(self.topic.name.clone()));
+        self.loops.announce(None, &*self.observer);
         let mut running = 0;
         loop {
             for topic_partition in partitions.drain(..).skip(running) {
@@ -96,27 +96,27 @@ impl DelayedPromoter {
                 loops.spawn(self.clone().partition(topic_partition));
             }
             tokio::time::sleep(REFRESH).await;
-            match caught(self.backend.catalog.topic(&self.topic.name)).await {
+            match catch_panic(self.backend.catalog.topic(&self.topic.name)).await {
                 Ok(topic) => {
-                    trouble.over(&*self.observer);
+                    monitor.succeeded(&*self.observer);
                     partitions = topic.iter().collect();
                 }
                 // The next look is soon enough.
-                Err(error) => drop(trouble.met(&error, &*self.observer)),
+                Err(error) => drop(monitor.failed(&error, &*self.observer)),
             }
         }
     }
 
     async fn partition(self: Arc<Self>, topic_partition: TopicPartition) {
-        let trouble = self.loops.begin("promote", Some(topic_partition.clone().into()));
+        let monitor = self.loops.monitor("promote", Scope::Partition(topic_partition.clone()));
         let mut ear = Ear::default();
         loop {
-            let pause = match caught(self.round(&topic_partition, &mut ear)).await {
+            let pause = match catch_panic(self.round(&topic_partition, &mut ear)).await {
                 Ok(()) => {
-                    trouble.over(&*self.observer);
+                    monitor.succeeded(&*self.observer);
                     continue;
                 }
-                Err(error) => trouble.met(&error, &*self.observer),
+                Err(error) => monitor.failed(&error, &*self.observer),
             };
             tokio::time::sleep(pause).await;
         }
@@ -143,7 +143,7 @@ impl DelayedPromoter {
             let waiting = ear.waiting.get_or_insert_with(|| {
                 let (schedule, topic_partition) = (schedule.clone(), topic_partition.clone());
                 let (known, timeout) = (known.clone(), self.config.longest_sleep);
-                Box::pin(caught(async move { schedule.wait(&topic_partition, &known, timeout).await }))
+                Box::pin(catch_panic(async move { schedule.wait(&topic_partition, &known, timeout).await }))
             });
             let heard = tokio::select! {
                 biased;

@@ -10,9 +10,9 @@ use millstream_core::recurring::{Recurrence, Recurring};
 use millstream_core::{Error, Place, ScheduleId, TopicPartition};
 use tokio::time::Instant;
 
-use crate::panics::caught;
 use crate::rule::Rule;
-use crate::trouble::Trouble;
+use millstream_loops::catch_panic;
+use millstream_loops::{LoopMonitor, Scope};
 
 /// The longest pause after rounds that fired nothing though something is due.
 const LONGEST_REST: Duration = Duration::from_secs(1);
@@ -96,10 +96,10 @@ async fn fire(
     Ok(Some(messages))
 }
 
-/// Firing at one place, round after round: with a trouble of its own, so that what cannot be fired (a server without
+/// Firing at one place, round after round: with a monitor of its own, so that what cannot be fired (a server without
 /// memory, say) does not keep messages and tasks waiting.
 pub(crate) struct Firing {
-    trouble: Trouble,
+    monitor: LoopMonitor,
     /// After how many rounds in a row something was due and nothing moved.
     idle: u32,
     again: Option<Instant>,
@@ -108,8 +108,8 @@ pub(crate) struct Firing {
 }
 
 impl Firing {
-    pub(crate) fn new(trouble: Trouble) -> Self {
-        Self { trouble, idle: 0, again: None, unreadable: BTreeSet::new() }
+    pub(crate) fn new(monitor: LoopMonitor) -> Self {
+        Self { monitor, idle: 0, again: None, unreadable: BTreeSet::new() }
     }
 
     /// Something is due: fires it, unless it is too early to try again. Gives back when to come back at the earliest;
@@ -124,13 +124,13 @@ impl Firing {
         if let Some(left) = left.filter(|left| !left.is_zero()) {
             return left;
         }
-        let pause = match caught(fire_all(recurring, place, &mut self.unreadable, observer)).await {
+        let pause = match catch_panic(fire_all(recurring, place, &mut self.unreadable, observer)).await {
             Ok(fired) => {
-                self.trouble.over(observer);
+                self.monitor.succeeded(observer);
                 self.idle = if fired.moved > 0 { 0 } else { self.idle.saturating_add(1) };
                 rest(self.idle)
             }
-            Err(error) => self.trouble.met(&error, observer),
+            Err(error) => self.monitor.failed(&error, observer),
         };
         self.again = (!pause.is_zero()).then(|| Instant::now() + pause);
         pause
@@ -138,7 +138,7 @@ impl Firing {
 
     /// Nothing is due.
     pub(crate) fn over(&mut self, observer: &dyn Observer) {
-        self.trouble.over(observer);
+        self.monitor.succeeded(observer);
         (self.idle, self.again) = (0, None);
     }
 
@@ -179,7 +179,8 @@ impl Firings {
             known.into_iter().for_each(|mut firing| firing.over(observer));
             return None;
         }
-        let mut firing = known.unwrap_or_else(|| Firing::new(Trouble::new("fire", Some(place.clone()))));
+        let mut firing =
+            known.unwrap_or_else(|| Firing::new(LoopMonitor::unlisted("fire", Scope::from(place.clone()))));
         let again = firing.round(recurring, &place, observer).await;
         if firing.is_stuck() {
             self.places().insert(place, firing);

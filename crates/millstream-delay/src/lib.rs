@@ -21,12 +21,7 @@ mod delayed;
 mod promoter;
 
 // What all loops need.
-mod claim_clock;
-mod heart;
-mod panics;
 mod sleep;
-mod trouble;
-mod watched;
 
 pub use dead::DeadTasks;
 pub use delayed::DelayedPromoter;

@@ -8,14 +8,14 @@ use millstream_core::error::{ErrorKind, Problems, Result};
 use millstream_core::event::{Event, Ignore, Observer};
 use millstream_core::schedule::{MAX_PROMOTE, Promoted};
 use millstream_core::upkeep::{Trigger, Upkeep};
-use millstream_core::{Backend, Lease, Place, Recurring, Schedule};
+use millstream_core::{Backend, Lease, Recurring, Schedule};
 use tokio::time::Instant;
 
 use crate::expected::Expected;
 use crate::fire::Firings;
-use crate::panics::caught;
 use crate::sleep::{LONGEST_SLEEP, Sleep};
-use crate::trouble::Trouble;
+use millstream_loops::catch_panic;
+use millstream_loops::{LoopMonitor, Scope};
 
 /// The longest pause between two calls while much is due.
 pub(crate) const LONGEST_BREATH: Duration = Duration::from_millis(50);
@@ -114,16 +114,19 @@ impl Promoter {
 
     /// Promotes until the lease is lost. Errors do not end it: it pauses, 50 ms to 2 s, and goes on.
     pub async fn run(&self, lease: &Lease) {
-        let place = lease.partition().ok().map(|(topic_partition, _)| Place::from(topic_partition.clone()));
-        let trouble = Trouble::new("promote", place);
+        let Ok((topic_partition, _)) = lease.partition() else {
+            tracing::error!(resource = %lease.resource, "not the lease of a partition: nothing to promote");
+            return;
+        };
+        let monitor = LoopMonitor::unlisted("promote", Scope::Partition(topic_partition.clone()));
         loop {
-            let sleep = match caught(self.run_once(lease, &Ignore)).await {
+            let sleep = match catch_panic(self.run_once(lease, &Ignore)).await {
                 Ok(next) => {
-                    trouble.over(&Ignore);
+                    monitor.succeeded(&Ignore);
                     next.unwrap_or(self.config.longest_sleep)
                 }
                 Err(error) if error.kind() == ErrorKind::Fenced => return,
-                Err(error) => trouble.met(&error, &Ignore),
+                Err(error) => monitor.failed(&error, &Ignore),
             };
             self.sleep.until(Instant::now() + sleep).await;
             tokio::task::yield_now().await;
@@ -268,7 +271,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_fires_what_recurs_in_its_partition() {
         let (backend, spec, lease) = owned().await;
-        let place = Place::from(spec.iter().next().expect("one"));
+        let place = millstream_core::Place::from(spec.iter().next().expect("one"));
         let id = "beat".parse().expect("an id");
         let now = backend.recurring.due(&place).await.expect("read").now;
         let rule = crate::Rule::every(MS(1_000), now).expect("a rule");

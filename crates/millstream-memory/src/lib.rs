@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod backend;
+mod boot_clock;
 mod clock;
 mod shard;
 mod state;
@@ -24,3 +25,4 @@ mod tasks;
 pub mod operator;
 
 pub use backend::MemoryBackend;
+pub use boot_clock::SuspendableClock;

@@ -8,10 +8,8 @@ mod dead_letters;
 mod delayed;
 mod delivery;
 
-mod lease_clock;
 mod panics;
 mod report;
-mod trouble;
 
 pub use consumer::{
     Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,

@@ -17,9 +17,8 @@ fn allowed(name: &str, ours: &BTreeSet<String>) -> Option<BTreeSet<String>> {
     match name {
         CORE | "millstream-lua" | "xtask" => these(&[]),
         "millstream-redis" => these(&[CORE, "millstream-lua"]),
-        "millstream-memory" | "millstream-delay" | "millstream-runtime" | "millstream-testkit" => {
-            these(&[CORE])
-        }
+        "millstream-memory" | "millstream-loops" | "millstream-testkit" => these(&[CORE]),
+        "millstream-delay" | "millstream-runtime" => these(&[CORE, "millstream-loops"]),
         "millstream-admin" | "millstream-metrics" | "millstream-lock" | "millstream-sql" => these(&[CORE]),
         "millstream" => all_but(&["millstream-testkit"]),
         "millstream-cli" | "integration-tests" => all_but(&[]),

@@ -18,8 +18,8 @@ use super::context::Context;
 use super::settle::Settling;
 use super::work::Job;
 use crate::fire::Firing;
-use crate::panics::caught;
-use crate::trouble::Trouble;
+use millstream_loops::catch_panic;
+use millstream_loops::{LoopMonitor, Scope};
 
 /// How long the last word to a server may take: somebody else looks out. Nothing is lost if it is not heard.
 const LAST_WORD: Duration = Duration::from_secs(1);
@@ -38,9 +38,9 @@ pub(super) struct Claimer {
     shard: Shard,
     settlements: UnboundedSender<Settling>,
     /// Of claiming.
-    trouble: Trouble,
+    monitor: LoopMonitor,
     /// Of waiting to be called.
-    deaf: Trouble,
+    wait_monitor: LoopMonitor,
     firing: Firing,
     /// The server's clock beside ours.
     time: ServerTime,
@@ -52,22 +52,33 @@ pub(super) struct Claimer {
 
 impl Claimer {
     pub(super) fn new(context: Arc<Context>, shard: Shard, settlements: UnboundedSender<Settling>) -> Self {
-        let trouble = context.board.begin("claim", Some(&shard));
-        let deaf = context.board.begin("wait", Some(&shard));
-        let firing = Firing::new(context.board.begin("fire", Some(&shard)));
+        let scope = || Scope::Shard(shard.clone());
+        let monitor = context.loops.monitor("claim", scope());
+        let wait_monitor = context.loops.monitor("wait", scope());
+        let firing = Firing::new(context.loops.monitor("fire", scope()));
         let time = ServerTime::default();
-        Self { context, shard, settlements, trouble, deaf, firing, time, waiting: None, relieved: true }
+        Self {
+            context,
+            shard,
+            settlements,
+            monitor,
+            wait_monitor,
+            firing,
+            time,
+            waiting: None,
+            relieved: true,
+        }
     }
 
     /// Claims until the worker ends, and then lets others look out.
     pub(super) async fn run(mut self) {
         let context = self.context.clone();
         while !context.stop.is_cancelled() {
-            match caught(self.round()).await {
+            match catch_panic(self.round()).await {
                 Ok(()) => {}
                 Err(error) => {
                     // What is heard of meanwhile does not make a server work.
-                    let pause = self.trouble.met(&error, &*context.observer);
+                    let pause = self.monitor.failed(&error, &*context.observer);
                     // Back soon after an outage: whoever died in it is judged one hold after that.
                     let most = if error.is_transient() { context.config.hold / 3 } else { pause };
                     tokio::select! {
@@ -78,7 +89,7 @@ impl Claimer {
                 }
             }
         }
-        let relieved = tokio::time::timeout(LAST_WORD, caught(self.look_away())).await;
+        let relieved = tokio::time::timeout(LAST_WORD, catch_panic(self.look_away())).await;
         if !matches!(relieved, Ok(Ok(()))) {
             tracing::debug!(shard = %self.shard, "others were not told that this worker ends");
         }
@@ -86,7 +97,7 @@ impl Claimer {
 
     async fn round(&mut self) -> Result<()> {
         let next = self.run_once().await?;
-        self.trouble.over(&*self.context.observer);
+        self.monitor.succeeded(&*self.context.observer);
         self.idle(next).await;
         Ok(())
     }
@@ -100,21 +111,21 @@ impl Claimer {
         let limit = permits.num_permits();
         let (clock, asked) = (&context.held.clock, context.held.clock.now());
         let before = clock.elapsed();
-        self.trouble.begins(Duration::ZERO);
+        self.monitor.begin_round(Duration::ZERO);
         // Not given up when the worker ends: what a lost answer has claimed is missing until its claim runs out.
         let claimed = tokio::select! {
             biased;
             claimed = claim(&context, &self.shard, limit) => claimed?,
             () = context.kill.cancelled() => return Ok(None),
         };
-        self.trouble.waits();
+        self.monitor.idle();
         let answered = Instant::now();
         let Claimed { tasks, crashed, next, recurring, now, .. } = claimed;
         // A machine may have been suspended without any clock of its own showing it: what is held runs out earlier then.
         let margin = context.config.hold / 20;
         if let Some(away) = self.time.heard(before, clock.elapsed(), now, margin) {
             tracing::warn!(shard = %self.shard, ?away, "the server's clock went ahead of ours: deadlines are counted anew");
-            clock.missed(away);
+            clock.add_missed(away);
         }
         let taken = tasks.len() + crashed;
         let nothing = taken == 0 && (!recurring || self.firing.is_stuck());
@@ -251,7 +262,7 @@ impl Claimer {
             let waiting = self.waiting.get_or_insert_with(|| {
                 let (tasks, shard) = (context.backend.tasks.clone(), self.shard.clone());
                 let timeout = context.config.longest_sleep;
-                Box::pin(caught(async move { tasks.wait(&shard, timeout).await }))
+                Box::pin(catch_panic(async move { tasks.wait(&shard, timeout).await }))
             });
             let called = tokio::select! {
                 biased;
@@ -263,14 +274,14 @@ impl Claimer {
             self.waiting = None;
             match called {
                 Ok(called) => {
-                    self.deaf.over(&*context.observer);
+                    self.wait_monitor.succeeded(&*context.observer);
                     if called {
                         return;
                     }
                 }
                 Err(error) => {
                     // It still comes when something is due that it knows of.
-                    let pause = self.deaf.met(&error, &*context.observer);
+                    let pause = self.wait_monitor.failed(&error, &*context.observer);
                     return tokio::select! {
                         biased;
                         () = context.stop.cancelled() => {}

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_core::panics::{Careful, Policies};
-use millstream_core::{Backend, Limits, Observer, Place, QueueName, Shard};
+use millstream_core::{Backend, Limits, Observer, QueueName, Shard};
+use millstream_loops::{LeaseClock, Loops};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -17,9 +18,7 @@ use super::handler::Call;
 use super::heard::Heard;
 use super::held::Held;
 use super::report::Counts;
-use crate::claim_clock::ClaimClock;
 use crate::sleep::Sleep;
-use crate::trouble::Trouble;
 
 pub(super) struct Context {
     pub(super) backend: Backend,
@@ -41,6 +40,7 @@ pub(super) struct Context {
     pub(super) handlers: TaskTracker,
     pub(super) counts: Counts,
     pub(super) board: Board,
+    pub(super) loops: Loops,
     /// Cancelled: claim no more.
     pub(super) stop: CancellationToken,
     /// Cancelled: give handlers up.
@@ -65,11 +65,12 @@ impl Context {
             sleep: Sleep::beside(&backend),
             permits: Arc::new(Semaphore::new(config.concurrency)),
             hungry: AtomicUsize::new(0),
-            held: Held::new(config.hold, ClaimClock::of(&backend)),
+            held: Held::new(config.hold, LeaseClock::of(&backend)),
             heard: Heard::new(shards.len(), config.hold),
             handlers: TaskTracker::new(),
             counts: Counts::default(),
             board: Board::new(shards.len()),
+            loops: Loops::default(),
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
             ended: CancellationToken::new(),
@@ -120,7 +121,6 @@ pub(super) struct Board {
     /// One for each shard: look now.
     look: Vec<Notify>,
     changed: Notify,
-    troubles: Mutex<Vec<Trouble>>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -138,20 +138,7 @@ impl Board {
             looks: AtomicU64::new(0),
             look: (0..shards).map(|_| Notify::new()).collect(),
             changed: Notify::new(),
-            troubles: Mutex::default(),
         }
-    }
-
-    /// A loop begins: its troubles are known from now on.
-    pub(super) fn begin(&self, operation: &'static str, shard: Option<&Shard>) -> Trouble {
-        let trouble = Trouble::new(operation, shard.cloned().map(Place::Shard));
-        self.troubles.lock().unwrap_or_else(PoisonError::into_inner).push(trouble.clone());
-        trouble
-    }
-
-    /// The troubles of all loops.
-    pub(super) fn troubles(&self) -> Vec<Trouble> {
-        self.troubles.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn mark(&self, shard: usize) -> Option<std::sync::MutexGuard<'_, Mark>> {

@@ -9,14 +9,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::claim_clock::ClaimClock;
+use millstream_loops::LeaseClock;
 
 /// All claims of a worker, from their answer until they are settled.
 #[derive(Debug)]
 pub(super) struct Held {
     hold: Duration,
     /// What deadlines are counted by.
-    pub(super) clock: Arc<ClaimClock>,
+    pub(super) clock: Arc<LeaseClock>,
     claims: Mutex<Claims>,
     changed: Notify,
 }
@@ -60,7 +60,7 @@ pub(super) struct OfShard {
 }
 
 impl Held {
-    pub(super) fn new(hold: Duration, clock: Arc<ClaimClock>) -> Arc<Self> {
+    pub(super) fn new(hold: Duration, clock: Arc<LeaseClock>) -> Arc<Self> {
         Arc::new(Self { hold, clock, claims: Mutex::default(), changed: Notify::new() })
     }
 
@@ -235,23 +235,23 @@ impl Drop for Holding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::claim_clock::tests::Suspended;
+    use millstream_memory::SuspendableClock;
 
     #[tokio::test(start_paused = true)]
     async fn claims_of_a_suspended_machine_run_out_meanwhile() {
-        let suspended = Suspended::new();
-        let clock = suspended.clock();
+        let machine = SuspendableClock::new();
+        let clock = LeaseClock::new(Some(Arc::new(machine.clone())));
         let held = Held::new(Duration::from_secs(10), clock.clone());
         let id: ScheduleId = "a".parse().expect("an id");
         let first = held.begin(0, &id, "t1", clock.now());
-        suspended.for_time(Duration::from_secs(7));
+        machine.suspend(Duration::from_secs(7));
         let second = held.begin(1, &id, "t2", clock.now());
         assert!(held.expire().is_empty());
-        suspended.for_time(Duration::from_secs(1));
+        machine.suspend(Duration::from_secs(1));
         assert_eq!(held.expire(), BTreeMap::from([(0, 1)]), "8 s after it was asked for");
         assert!(first.cancelled.is_cancelled() && !second.cancelled.is_cancelled());
         second.renewed("t2", clock.now());
-        clock.missed(Duration::from_secs(8));
+        clock.add_missed(Duration::from_secs(8));
         assert_eq!(held.expire(), BTreeMap::from([(1, 1)]), "what only the server has counted");
     }
 }

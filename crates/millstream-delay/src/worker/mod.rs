@@ -34,7 +34,7 @@ use claim::Claimer;
 use context::Context;
 use settle::Settler;
 
-use crate::heart;
+use millstream_loops::ControlThread;
 
 /// How long settlements may still take, at most, when the time for handlers is over; it is part of the shutdown timeout.
 const LAST_SETTLEMENTS: Duration = Duration::from_secs(5);
@@ -139,8 +139,9 @@ impl Worker {
 
 /// The loops of a worker, from start to end.
 async fn run(context: Arc<Context>) {
-    let _renewals = heart::spawn(&context.backend, renew::run(context.clone()));
-    let _deadlines = heart::spawn(&context.backend, renew::expire(context.clone()));
+    let control = ControlThread::of(&context.backend);
+    let _renewals = control.spawn(renew::run(context.clone()));
+    let _deadlines = control.spawn(renew::expire(context.clone()));
     let mut claimers = Vec::new();
     let mut settlers = Vec::new();
     for shard in &context.shards {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::health::{ConsumerState, Failure, WorkerCheck, WorkerHealth, WorkerLoop};
-use millstream_core::{Place, Shard};
+use millstream_core::Shard;
+use millstream_core::health::{ConsumerState, WorkerCheck, WorkerHealth, WorkerLoop};
 use tokio::time::Instant;
 
 use super::context::Context;
@@ -44,14 +44,10 @@ pub struct Failing {
 
 impl Progress {
     pub(super) fn of(context: &Context) -> Self {
-        let failing = context.board.troubles().into_iter().filter_map(|trouble| {
-            let mark = trouble.mark();
-            let (since, error) = mark.failing?;
-            let shard = match mark.place {
-                Some(Place::Shard(shard)) => Some(shard),
-                _ => None,
-            };
-            Some(Failing { operation: mark.operation, shard, since: since.elapsed(), error })
+        let failing = context.loops.states().into_iter().filter_map(|state| {
+            let (since, error) = state.failing?;
+            let shard = state.scope.shard().cloned();
+            Some(Failing { operation: state.operation, shard, since: since.elapsed(), error })
         });
         let heard = |(nth, shard): (usize, &Shard)| (shard.clone(), context.board.last(nth));
         Self {
@@ -96,16 +92,11 @@ fn health(context: &Context) -> WorkerHealth {
     } else {
         ConsumerState::Joining
     };
-    let loops = context.board.troubles().into_iter().map(|trouble| {
-        let mark = trouble.mark();
-        let shard = match mark.place {
-            Some(Place::Shard(shard)) => Some(shard.shard),
-            _ => None,
-        };
-        let mut health = WorkerLoop::new(mark.operation, shard);
-        health.last_progress = now.saturating_duration_since(mark.last);
-        health.failing = mark.failing.map(|(since, error)| Failure { lasts: now - since, error });
-        health.stalled = mark.stalled;
+    let loops = context.loops.states().into_iter().map(|state| {
+        let mut health = WorkerLoop::new(state.operation, state.scope.shard().map(|shard| shard.shard));
+        health.last_progress = now.saturating_duration_since(state.last);
+        health.failing = state.failure(now);
+        health.stalled = state.stalled;
         health
     });
     let mut health = WorkerHealth::new(context.queue.clone(), context.name.clone(), state);

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::context::Context;
 use super::held::OfShard;
-use crate::panics::caught;
+use millstream_loops::{Scope, catch_panic};
 
 /// The most claims in one request.
 const MAX_BATCH: usize = 100;
@@ -19,7 +19,7 @@ const MAX_BATCH: usize = 100;
 /// Renews the claims of a worker, all of a shard in one request, three times per hold. It asks for nothing while nothing
 /// is held.
 pub(super) async fn run(context: Arc<Context>) {
-    let trouble = context.board.begin("extend", None);
+    let monitor = context.loops.monitor("extend", Scope::Queue);
     let every = context.config.hold / 3;
     loop {
         let changed = context.held.changed();
@@ -27,16 +27,16 @@ pub(super) async fn run(context: Arc<Context>) {
             changed.await;
             continue;
         }
-        trouble.begins(every);
+        monitor.begin_round(every);
         // By this clock: after a suspension it is late already, and does not wait any longer.
         let clock = &context.held.clock;
         clock.sleep_until(clock.now() + every).await;
-        while let Err(error) = caught(run_once(&context)).await {
-            let pause = trouble.met(&error, &*context.observer);
+        while let Err(error) = catch_panic(run_once(&context)).await {
+            let pause = monitor.failed(&error, &*context.observer);
             tokio::time::sleep(pause.min(context.config.hold / 10)).await;
-            trouble.begins(Duration::ZERO);
+            monitor.begin_round(Duration::ZERO);
         }
-        trouble.over(&*context.observer);
+        monitor.succeeded(&*context.observer);
     }
 }
 
@@ -79,11 +79,11 @@ async fn extend(context: &Context, shard: &Shard, of_shard: &OfShard, begun: boo
 
 /// Cancels what could not be renewed by its deadline, without asking anybody.
 pub(super) async fn expire(context: Arc<Context>) {
-    let trouble = context.board.begin("expire", None);
+    let monitor = context.loops.monitor("expire", Scope::Queue);
     loop {
-        match caught(expire_once(&context)).await {
-            Ok(()) => trouble.over(&*context.observer),
-            Err(error) => tokio::time::sleep(trouble.met(&error, &*context.observer)).await,
+        match catch_panic(expire_once(&context)).await {
+            Ok(()) => monitor.succeeded(&*context.observer),
+            Err(error) => tokio::time::sleep(monitor.failed(&error, &*context.observer)).await,
         }
     }
 }

@@ -12,8 +12,8 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::context::Context;
 use super::held::Holding;
-use crate::panics::caught;
-use crate::trouble::Trouble;
+use millstream_loops::catch_panic;
+use millstream_loops::{LoopMonitor, Scope};
 
 /// The most settlements in one request.
 const MAX_BATCH: usize = 100;
@@ -36,23 +36,23 @@ pub(super) struct Settler {
     settlements: UnboundedReceiver<Settling>,
     /// What could not be settled yet.
     waiting: Vec<Settling>,
-    trouble: Trouble,
+    monitor: LoopMonitor,
 }
 
 impl Settler {
     pub(super) fn new(context: Arc<Context>, shard: Shard, settlements: UnboundedReceiver<Settling>) -> Self {
-        let trouble = context.board.begin("settle", Some(&shard));
-        Self { context, shard, settlements, waiting: Vec::new(), trouble }
+        let monitor = context.loops.monitor("settle", Scope::Shard(shard.clone()));
+        Self { context, shard, settlements, waiting: Vec::new(), monitor }
     }
 
     /// Settles until everything is settled and nothing more can come.
     pub(super) async fn run(mut self) {
         while self.collect().await {
-            self.trouble.begins(Duration::ZERO);
-            match caught(self.run_once()).await {
-                Ok(()) => self.trouble.over(&*self.context.observer),
+            self.monitor.begin_round(Duration::ZERO);
+            match catch_panic(self.run_once()).await {
+                Ok(()) => self.monitor.succeeded(&*self.context.observer),
                 Err(error) => {
-                    let pause = self.trouble.met(&error, &*self.context.observer);
+                    let pause = self.monitor.failed(&error, &*self.context.observer);
                     tokio::time::sleep(pause).await;
                 }
             }

@@ -7,7 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::panics::discard;
 use millstream_core::tasks::ClaimedTask;
-use millstream_core::{Place, Shard, wire};
+use millstream_core::{Shard, wire};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use super::held::Holding;
 use super::renew;
 use super::settle::Settling;
 use crate::task::About;
-use crate::trouble::Trouble;
+use millstream_loops::{LoopMonitor, Scope};
 
 /// A task that was claimed. If it goes under in a panic of its own, its claim goes with it, and runs out.
 pub(super) struct Job {
@@ -70,7 +70,7 @@ impl Job {
     /// died it is first written down that one begins; so answers that are lost, again and again, do not make it look like
     /// a task that kills.
     async fn leave(&self, context: &Context) -> Leave {
-        let trouble = Trouble::new("extend", Some(Place::Shard(self.shard.clone())));
+        let monitor = LoopMonitor::unlisted("extend", Scope::Shard(self.shard.clone()));
         loop {
             // Read each time: it may have been claimed anew for this job.
             let (token, deadline) = self.holding.claim();
@@ -88,7 +88,7 @@ impl Job {
             };
             match told {
                 Ok(Ok(true)) => {
-                    trouble.over(&*context.observer);
+                    monitor.succeeded(&*context.observer);
                     self.holding.renewed(&token, asked);
                     return Leave::Granted;
                 }
@@ -96,7 +96,7 @@ impl Job {
                 // It is ours under another token; or there was no answer up to the deadline, which is looked at above.
                 Ok(Ok(false)) | Err(_) => {}
                 Ok(Err(error)) => {
-                    let pause = trouble.met(&error, &*context.observer);
+                    let pause = monitor.failed(&error, &*context.observer);
                     tokio::select! {
                         biased;
                         () = context.stop.cancelled() => return Leave::Ending,

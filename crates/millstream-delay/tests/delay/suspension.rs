@@ -1,30 +1,19 @@
 //! Suspended machines: whoever slept through its claims tells its handlers.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use crate::support::link::Link;
-use crate::support::{MS, SECS, eventually, memory, open};
-use millstream_core::suspension::BootClock;
+use crate::support::{SECS, eventually, memory, open};
 use millstream_delay::Task;
+use millstream_memory::SuspendableClock;
 use tokio::time::Instant;
-
-/// The runtime's clock, and the milliseconds that this machine was suspended.
-#[derive(Debug)]
-struct Boot(Instant, Arc<AtomicU64>);
-
-impl BootClock for Boot {
-    fn elapsed(&self) -> Duration {
-        self.0.elapsed() + MS(self.1.load(Ordering::Acquire))
-    }
-}
 
 #[tokio::test(start_paused = true)]
 async fn handlers_of_a_machine_that_was_suspended_are_told() {
-    let suspended = Arc::new(AtomicU64::new(0));
+    let machine = SuspendableClock::new();
     let (backend, link) = (memory(), Arc::new(Link::default()));
-    let backend = link.over(&backend).with_boot_clock(Boot(Instant::now(), suspended.clone()));
+    let backend = link.over(&backend).with_boot_clock(machine.clone());
     let queue = open(&backend, 1).await;
     queue.schedule(&1).await.expect("scheduled");
     let worker = queue.worker().hold(SECS(10));
@@ -33,7 +22,7 @@ async fn handlers_of_a_machine_that_was_suspended_are_told() {
     assert_eq!((worker.report().done, worker.progress().running), (0, 1), "it is kept while all is well");
     // A renewal that is granted at once would say that nobody has taken it.
     link.no_renewals.store(true, Ordering::Relaxed);
-    suspended.fetch_add(60_000, Ordering::AcqRel);
+    machine.suspend(SECS(60));
     let since = Instant::now();
     eventually(|| worker.progress().running == 0, "told").await;
     assert!(since.elapsed() <= SECS(1), "{:?}", since.elapsed());

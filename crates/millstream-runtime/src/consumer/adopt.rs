@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::context::Subscription;
 use super::guard::Guard;
-use crate::trouble::Trouble;
+use millstream_loops::LoopMonitor;
 
 /// The most entries of one look.
 const MOST: usize = 100;
@@ -26,16 +26,16 @@ pub(super) struct Adopter {
     due: Instant,
     /// How many ttls after this look the next one is.
     ttls: u32,
-    trouble: Trouble,
+    monitor: LoopMonitor,
 }
 
 impl Adopter {
     pub(super) fn new(context: Arc<Subscription>, guard: Arc<Guard>) -> Self {
-        let trouble = match guard.lease().partition() {
-            Ok((topic_partition, _)) => context.trouble_in("adopt", topic_partition),
-            Err(_) => context.trouble("adopt"),
+        let monitor = match guard.lease().partition() {
+            Ok((topic_partition, _)) => context.monitor_of("adopt", topic_partition),
+            Err(_) => context.monitor("adopt"),
         };
-        Self { context, guard, due: Instant::now(), ttls: 1, trouble }
+        Self { context, guard, due: Instant::now(), ttls: 1, monitor }
     }
 
     /// How long until it is time again.
@@ -55,7 +55,7 @@ impl Adopter {
         let observer = &*self.context.observer;
         match self.context.backend.shared.adopt(lease, lease.ttl, MOST, &self.context.heard()).await {
             Ok(messages) => {
-                self.trouble.over(observer);
+                self.monitor.succeeded(observer);
                 if messages > 0 {
                     tracing::info!(%topic_partition, %group, messages, "taken over from other names");
                 }
@@ -65,7 +65,7 @@ impl Adopter {
             }
             Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::GroupMissing) => Err(error),
             Err(error) => {
-                self.due = Instant::now() + self.trouble.met(&error, observer);
+                self.due = Instant::now() + self.monitor.failed(&error, observer);
                 // It may have been done.
                 Ok(error.kind() == ErrorKind::Unconfirmed)
             }

@@ -36,17 +36,17 @@ impl Clock {
         if context.config.retry_order == RetryOrder::Skip {
             return;
         }
-        let mut trouble = context.trouble_in("clock", topic_partition);
+        let monitor = context.monitor_of("clock", topic_partition);
         let work = async {
             loop {
-                trouble.begins(Duration::ZERO);
+                monitor.begin_round(Duration::ZERO);
                 match self.run_once(context, guard).await {
                     Ok(()) => {
-                        trouble.over(&*context.observer);
-                        trouble.waits();
+                        monitor.succeeded(&*context.observer);
+                        monitor.idle();
                         sleep(PERIOD).await;
                     }
-                    Err(error) => sleep(trouble.met(&error, &*context.observer)).await,
+                    Err(error) => sleep(monitor.failed(&error, &*context.observer)).await,
                 }
             }
         };

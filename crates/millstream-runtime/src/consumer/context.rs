@@ -17,13 +17,13 @@ use uuid::Uuid;
 use super::board::Board;
 use super::events::Teller;
 use super::gates::Gates;
-use super::heart::Heart;
 use super::in_flight::InFlight;
 use super::pauses::Pauses;
 use super::{ConsumerConfig, handler::Handler};
-use crate::lease_clock::LeaseClock;
 use crate::report::Counts;
-use crate::trouble::{Loops, Place, Trouble};
+use millstream_loops::ControlThread;
+use millstream_loops::LeaseClock;
+use millstream_loops::{LoopMonitor, Loops, Scope};
 
 /// The shortest time that an answer gets, unless leases are shorter than four times that.
 const LEAST_PATIENCE: Duration = Duration::from_millis(350);
@@ -43,7 +43,7 @@ pub(super) struct Context {
     /// What all partitions share.
     pub(super) gates: Gates,
     /// Where renewals and heartbeats run.
-    pub(super) heart: Heart,
+    pub(super) control: ControlThread,
     /// What deadlines of leases are counted by.
     pub(super) lease_clock: Arc<LeaseClock>,
     /// Our name in the group, and what people see as the owner of a partition.
@@ -78,7 +78,7 @@ impl Context {
         };
         let teller = Arc::new(Teller::new(Careful::over(observer)));
         Ok(Self {
-            heart: Heart::of(&backend),
+            control: ControlThread::of(&backend),
             lease_clock: LeaseClock::of(&backend),
             gates: Gates::new(config.max_handlers),
             backend,
@@ -231,14 +231,18 @@ impl Subscription {
         Arc::new(InFlight::new(config.prefetch, config.concurrency.at_once(), config.max_blocked))
     }
 
-    /// A loop for the topic begins.
-    pub(super) fn trouble(&self, operation: &'static str) -> Trouble {
-        self.loops.begin(operation, Place::Topic(self.topic.name.clone()))
+    /// Monitor of a loop for the topic.
+    pub(super) fn monitor(&self, operation: &'static str) -> LoopMonitor {
+        self.loops.monitor(operation, Scope::Topic(self.topic.name.clone()))
     }
 
-    /// A loop for one partition begins.
-    pub(super) fn trouble_in(&self, operation: &'static str, topic_partition: &TopicPartition) -> Trouble {
-        self.loops.begin(operation, Place::Partition(topic_partition.clone()))
+    /// Monitor of a loop for one partition.
+    pub(super) fn monitor_of(
+        &self,
+        operation: &'static str,
+        topic_partition: &TopicPartition,
+    ) -> LoopMonitor {
+        self.loops.monitor(operation, Scope::Partition(topic_partition.clone()))
     }
 }
 

@@ -17,7 +17,7 @@ use super::outbox::Settlements;
 use super::poison::is_candidate;
 use super::restore::restore_group;
 use super::upkeep::Bells;
-use crate::trouble::Trouble;
+use millstream_loops::LoopMonitor;
 
 /// Entries on their way to the dispatcher.
 pub(super) struct Read {
@@ -50,7 +50,7 @@ impl Fetcher {
         let guard = self.guard.clone();
         let observer = &*context.observer;
         let Ok((topic_partition, _)) = guard.lease().partition() else { return };
-        let mut trouble = context.trouble_in("fetch", topic_partition);
+        let monitor = context.monitor_of("fetch", topic_partition);
         let mut pause = context.pauses.of(topic_partition);
         let work = async {
             loop {
@@ -60,16 +60,16 @@ impl Fetcher {
                     () = pause.until(true) => {
                         // A reply with entries in it may be lost: the reader starts over with what is pending.
                         self.in_flight.begin_rewind();
-                        trouble.waits();
+                        monitor.idle();
                         continue;
                     }
-                    read = self.run_once(&trouble) => read,
+                    read = self.run_once(&monitor) => read,
                 };
                 match read {
-                    Ok(()) => trouble.over(observer),
+                    Ok(()) => monitor.succeeded(observer),
                     Err(error) if error.kind() == ErrorKind::Fenced => return guard.lose(),
                     Err(error) => {
-                        let pause = trouble.met(&error, observer);
+                        let pause = monitor.failed(&error, observer);
                         tokio::time::sleep(pause).await;
                     }
                 }
@@ -84,9 +84,9 @@ impl Fetcher {
     }
 
     /// Waits for room, reads once, and hands on what was read.
-    async fn run_once(&mut self, trouble: &Trouble) -> Result<()> {
+    async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
         let room = self.in_flight.room().await;
-        trouble.begins(self.context.config.max_wait);
+        monitor.begin_round(self.context.config.max_wait);
         self.in_flight.begin_read();
         let in_flight = self.in_flight.clone();
         let fetched = tokio::select! {

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::lease_clock::LeaseClock;
+use millstream_loops::LeaseClock;
 
 /// A lease, and whether it may still be relied on.
 ///
@@ -197,11 +197,11 @@ fn deadline(ttl: Duration, asked: Instant) -> Instant {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease_clock::tests::{Suspended, plain};
     use millstream_core::{Resource, TopicPartition};
+    use millstream_memory::SuspendableClock;
 
     fn guard() -> Guard {
-        guard_by(plain())
+        guard_by(LeaseClock::new(None))
     }
 
     fn guard_by(clock: Arc<LeaseClock>) -> Guard {
@@ -259,18 +259,18 @@ mod tests {
     }
     #[tokio::test(start_paused = true)]
     async fn time_in_suspension_counts_and_a_renewal_after_it_brings_the_lease_back() {
-        let suspended = Suspended::new();
-        let clock = suspended.clock();
+        let machine = SuspendableClock::new();
+        let clock = LeaseClock::new(Some(Arc::new(machine.clone())));
         let guard = guard_by(clock.clone());
         let token = guard.cancelled();
         // The runtime's clock stands still meanwhile.
-        suspended.for_time(Duration::from_secs(7));
+        machine.suspend(Duration::from_secs(7));
         assert!(guard.is_live(Instant::now()) && !guard.expire());
-        suspended.for_time(Duration::from_secs(1));
+        machine.suspend(Duration::from_secs(1));
         assert!(!guard.is_live(Instant::now()), "no further handler begins");
         assert!(guard.expire() && token.is_cancelled(), "and those that run are told");
         let asked = clock.now();
-        suspended.for_time(Duration::from_secs(3_600));
+        machine.suspend(Duration::from_secs(3_600));
         guard.renewed(asked);
         assert!(
             !guard.is_live(Instant::now()) && guard.cancelled().is_cancelled(),
@@ -278,7 +278,7 @@ mod tests {
         );
         guard.renewed(clock.now());
         assert!(guard.is_live(Instant::now()) && !guard.cancelled().is_cancelled());
-        clock.missed(Duration::from_secs(8));
+        clock.add_missed(Duration::from_secs(8));
         assert!(!guard.is_live(Instant::now()) && guard.expire(), "what only the server has counted");
     }
 }

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::health::{ConsumerState, Health, HealthCheck, LoopHealth, TopicHealth};
+use millstream_core::health::{ConsumerState, Health, HealthCheck, LoopHealth, LoopsCheck, TopicHealth};
 use millstream_core::{ErrorKind, TopicName, TopicPartition};
-use tokio::time::Instant;
 
 use super::context::Context;
 
@@ -23,8 +22,6 @@ pub(super) fn check(context: &Arc<Context>) -> Arc<dyn HealthCheck> {
 }
 
 pub(super) fn of(context: &Context) -> Health {
-    let now = Instant::now();
-    let marks = context.loops.marks();
     let owned = context.board.owned();
     let paused = context.pauses.partitions();
     let partitions_of = |topic: &TopicName, all: &std::collections::BTreeSet<TopicPartition>| {
@@ -57,7 +54,7 @@ pub(super) fn of(context: &Context) -> Health {
     } else {
         ConsumerState::Running
     };
-    let loops: Vec<_> = marks.into_iter().map(|mark| mark.health(now)).collect();
+    let loops: Vec<_> = context.loops.loops();
     let cut_off = |each: &LoopHealth| {
         let lasts = each.failing.as_ref().map_or(Duration::ZERO, |failing| failing.lasts);
         each.operation == "heartbeat" && lasts > context.config.lease_ttl

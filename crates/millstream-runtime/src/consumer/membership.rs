@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::Sharing;
 use super::assign;
 use super::context::Subscription;
-use crate::trouble::Trouble;
+use millstream_loops::LoopMonitor;
 
 /// How long a membership has to be quiet before somebody decides anew: several who come at once make one rebalance.
 const QUIET: Duration = Duration::from_millis(100);
@@ -54,9 +54,9 @@ pub(super) struct Membership {
     partitions: u32,
     unassigned: Option<Unassigned>,
     watch: Option<Box<dyn Watch>>,
-    beating: Trouble,
-    assigning: Trouble,
-    watching: Trouble,
+    beating: LoopMonitor,
+    assigning: LoopMonitor,
+    watching: LoopMonitor,
 }
 
 /// A membership that has no assignment yet.
@@ -88,9 +88,9 @@ impl Membership {
             partitions: context.topic.partitions,
             unassigned: None,
             watch: None,
-            beating: context.trouble("heartbeat"),
-            assigning: context.trouble("assign"),
-            watching: context.trouble("watch"),
+            beating: context.monitor("heartbeat"),
+            assigning: context.monitor("assign"),
+            watching: context.monitor("watch"),
             context,
         }
     }
@@ -100,9 +100,9 @@ impl Membership {
     pub(super) async fn run(mut self) {
         let stop = self.context.stop.clone();
         let stay = async {
-            self.beating.begins(Duration::ZERO);
+            self.beating.begin_round(Duration::ZERO);
             while let Some(pause) = self.run_once().await {
-                self.beating.begins(pause);
+                self.beating.begin_round(pause);
                 self.rest(pause).await;
             }
         };
@@ -129,11 +129,11 @@ impl Membership {
                 return None;
             }
             Err(error) => {
-                let pause = self.beating.met(&error, &*self.context.observer);
+                let pause = self.beating.failed(&error, &*self.context.observer);
                 return Some(self.context.retry_pause(&error, pause));
             }
         };
-        self.beating.over(&*self.context.observer);
+        self.beating.succeeded(&*self.context.observer);
         let regular = self.regular(&pulse);
         let Some(due) = self.heard(pulse) else { return Some(regular) };
         let early = due.saturating_duration_since(Instant::now());
@@ -142,10 +142,10 @@ impl Membership {
         }
         Some(match self.assign().await {
             Ok(()) => {
-                self.assigning.over(&*self.context.observer);
+                self.assigning.succeeded(&*self.context.observer);
                 SHORTEST_PAUSE
             }
-            Err(error) => self.assigning.met(&error, &*self.context.observer).min(regular),
+            Err(error) => self.assigning.failed(&error, &*self.context.observer).min(regular),
         })
     }
 
@@ -190,7 +190,7 @@ impl Membership {
         let margin = self.context.config.lease_ttl / 20;
         if let Some(away) = self.time.heard(asked, clock.elapsed(), pulse.now, margin) {
             tracing::warn!(%topic, %group, ?away, "the server's clock went ahead of ours: deadlines are counted anew");
-            clock.missed(away);
+            clock.add_missed(away);
         }
         Ok(pulse)
     }
@@ -288,7 +288,7 @@ impl Membership {
             () = sleep_until(until) => {
                 // Nothing came, and nothing failed.
                 if self.watch.is_some() {
-                    self.watching.over(&*self.context.observer);
+                    self.watching.succeeded(&*self.context.observer);
                 }
             }
             () = self.changed(until) => {}
@@ -304,11 +304,11 @@ impl Membership {
                 Ok(()) => break,
                 Err(error) => {
                     self.watch = None;
-                    sleep(self.watching.met(&error, &*self.context.observer)).await;
+                    sleep(self.watching.failed(&error, &*self.context.observer)).await;
                 }
             }
         }
-        self.watching.over(&*self.context.observer);
+        self.watching.succeeded(&*self.context.observer);
         sleep(SHORTEST_PAUSE + spread(members, 1)).await;
     }
 

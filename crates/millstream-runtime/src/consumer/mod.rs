@@ -18,7 +18,6 @@ mod gates;
 mod guard;
 mod handler;
 mod health;
-mod heart;
 mod held;
 mod in_a_row;
 mod in_flight;
@@ -80,7 +79,7 @@ pub struct Consumer {
 impl Consumer {
     /// Starts the loops of every topic.
     fn spawn(context: Arc<Context>, subscriptions: Vec<Subscription>) -> Self {
-        let heart = context.heart.clone();
+        let control = context.control.clone();
         for subscription in &subscriptions {
             context.board.consumes(&subscription.topic.name);
             if subscription.config.sharing == Sharing::Shared {
@@ -97,11 +96,11 @@ impl Consumer {
             let renewer = Renewer::new(subscription.clone(), held.clone());
             let membership = Membership::new(subscription.clone(), aim);
             let ownership = Ownership::new(subscription.clone(), held, target);
-            let heart = heart.clone();
+            let control = control.clone();
             async move {
                 // Renewed to the very end: a partition is ours until its worker has given it back.
-                let _renewals = heart.spawn(renewer.run());
-                let _membership = heart.spawn(membership.run());
+                let _renewals = control.spawn(renewer.run());
+                let _membership = control.spawn(membership.run());
                 match subscription.config.sharing {
                     Sharing::Exclusive => ownership.run().await,
                     Sharing::Shared => drop(tokio::join!(ownership.run(), shared::run(subscription))),

@@ -75,7 +75,7 @@ impl Owned {
             Grip::Lease(guard) => guard,
             Grip::Entry(grasp) => {
                 let extend = grasp.clone().extend(self.context.backend.shared.clone());
-                return self.context.heart.call(extend).await;
+                return self.context.control.call(extend).await;
             }
         };
         let (leases, lease) = (self.context.backend.leases.clone(), guard.lease().clone());
@@ -85,7 +85,7 @@ impl Owned {
             let unanswered = || Err(Error::new(ErrorKind::Protocol, "a renewal was not answered"));
             leases.renew(&[lease]).await.pop().unwrap_or_else(unanswered)
         };
-        let renewed = self.context.heart.call(renew).await;
+        let renewed = self.context.control.call(renew).await;
         match &renewed {
             Ok(()) => guard.renewed(asked),
             Err(error) if error.kind() == ErrorKind::Fenced => guard.lose(),

@@ -20,7 +20,7 @@ use super::guard::Guard;
 use super::held::Held;
 use super::membership::{Target, within};
 use super::worker::{self, Ended, Moved};
-use crate::trouble::Trouble;
+use millstream_loops::LoopMonitor;
 
 /// The most leases that are asked for at once.
 const AT_ONCE: usize = 32;
@@ -48,7 +48,7 @@ pub(super) struct Ownership {
     moved: BTreeMap<Partition, Moved>,
     /// What is worked on, and what is being given back.
     owned: BTreeMap<Partition, Arc<Guard>>,
-    trouble: Trouble,
+    monitor: LoopMonitor,
     /// Since when the consumer is to stop.
     stopping: Option<Instant>,
 }
@@ -69,7 +69,7 @@ enum Found {
 impl Ownership {
     pub(super) fn new(context: Arc<Subscription>, held: Held, target: watch::Receiver<Target>) -> Self {
         Self {
-            trouble: context.trouble("acquire"),
+            monitor: context.monitor("acquire"),
             context,
             held,
             target,
@@ -180,7 +180,7 @@ impl Ownership {
         let now = Instant::now();
         match answer {
             Ok(found) => {
-                self.trouble.over(&*self.context.observer);
+                self.monitor.succeeded(&*self.context.observer);
                 match found {
                     Found::Free(guard) => self.granted(partition, guard),
                     Found::Held(expires_in) => {
@@ -190,7 +190,7 @@ impl Ownership {
                 }
             }
             Err(error) => {
-                let pause = self.trouble.met(&error, &*self.context.observer);
+                let pause = self.monitor.failed(&error, &*self.context.observer);
                 self.is_moved(partition);
                 self.chases.failed(partition, now + pause);
             }
@@ -270,8 +270,8 @@ async fn acquire(
 ) -> Result<Found> {
     let topic_partition = TopicPartition { topic: context.topic.name.clone(), partition };
     let resource = Resource::partition(topic_partition, context.group.clone());
-    let heart = context.heart.clone();
-    let found = heart.call(async move {
+    let control = context.control.clone();
+    let found = control.call(async move {
         let (leases, owner) = (&context.backend.leases, context.member.as_str());
         // Taken before the request: the ttl cannot have started earlier.
         let (asked, heard) = (context.lease_clock.now(), context.heard());

@@ -10,19 +10,19 @@ use tokio::time::{Instant, sleep, timeout};
 use super::context::Subscription;
 use super::guard::Guard;
 use super::held::Held;
-use crate::lease_clock::LeaseClock;
-use crate::trouble::Trouble;
+use millstream_loops::LeaseClock;
+use millstream_loops::LoopMonitor;
 
 /// Renews the leases of all partitions that are owned. One lost renewal does no harm, two in a row stop dispatch.
 pub(super) struct Renewer {
     context: Arc<Subscription>,
     held: Held,
-    trouble: Trouble,
+    monitor: LoopMonitor,
 }
 
 impl Renewer {
     pub(super) fn new(context: Arc<Subscription>, held: Held) -> Self {
-        Self { trouble: context.trouble("renew"), context, held }
+        Self { monitor: context.monitor("renew"), context, held }
     }
 
     /// Renews until dropped.
@@ -32,7 +32,7 @@ impl Renewer {
             loop {
                 let started = clock.now();
                 let renewed = self.run_once().await;
-                self.trouble.begins(self.context.period());
+                self.monitor.begin_round(self.context.period());
                 match renewed {
                     // After a stall one renewal is enough: the missed ones are not made up for.
                     // By this clock: after a suspension it is late already, and does not wait any longer.
@@ -67,11 +67,11 @@ impl Renewer {
         };
         match failed {
             None => {
-                self.trouble.over(&*self.context.observer);
+                self.monitor.succeeded(&*self.context.observer);
                 Ok(())
             }
             Some(error) => {
-                let pause = self.trouble.met(&error, &*self.context.observer);
+                let pause = self.monitor.failed(&error, &*self.context.observer);
                 Err(self.context.retry_pause(&error, pause))
             }
         }

@@ -40,19 +40,19 @@ impl Settler {
     pub(super) async fn run(mut self) {
         let guard = self.guard.clone();
         let Ok((topic_partition, _)) = guard.lease().partition() else { return };
-        let mut trouble = self.context.trouble_in("settle", topic_partition);
+        let monitor = self.context.monitor_of("settle", topic_partition);
         while self.collect().await {
-            trouble.begins(Duration::ZERO);
+            monitor.begin_round(Duration::ZERO);
             let settled = tokio::select! {
                 biased;
                 settled = self.run_once() => settled,
                 () = guard.lost().cancelled() => return,
             };
             match settled {
-                Ok(()) => trouble.over(&*self.context.observer),
+                Ok(()) => monitor.succeeded(&*self.context.observer),
                 Err(error) if error.kind() == ErrorKind::Fenced => return guard.lose(),
                 Err(error) => {
-                    let pause = trouble.met(&error, &*self.context.observer);
+                    let pause = monitor.failed(&error, &*self.context.observer);
                     tokio::select! {
                     biased;
                             () = tokio::time::sleep(pause) => {}

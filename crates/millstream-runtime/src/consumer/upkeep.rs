@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::context::Subscription;
 use super::guard::Guard;
-use crate::trouble::Trouble;
+use millstream_loops::LoopMonitor;
 
 /// How long is waited for the last run before a partition is given back. What is not done then is for who comes.
 const AT_THE_END: Duration = Duration::from_secs(1);
@@ -55,8 +55,8 @@ impl Bells {
 pub(super) async fn run(context: &Subscription, guard: &Guard, bells: &Bells, done: &CancellationToken) {
     let loops = context.upkeep.iter().zip(&bells.0).map(|(upkeep, bell)| async move {
         let Ok((topic_partition, _)) = guard.lease().partition() else { return };
-        let trouble = context.trouble_in(upkeep.name(), topic_partition);
-        let mut keeper = Keeper { context, guard, upkeep: &**upkeep, trouble };
+        let monitor = context.monitor_of(upkeep.name(), topic_partition);
+        let mut keeper = Keeper { context, guard, upkeep: &**upkeep, monitor };
         loop {
             let started = Instant::now();
             bell.due.store(false, Ordering::Release);
@@ -103,8 +103,8 @@ pub(super) async fn finish(context: &Arc<Subscription>, guard: &Arc<Guard>, bell
     let last_runs = tokio::spawn(async move {
         let Ok((topic_partition, _)) = with.lease().partition() else { return };
         for upkeep in due {
-            let trouble = of.trouble_in(upkeep.name(), topic_partition);
-            Keeper { context: &of, guard: &with, upkeep: &*upkeep, trouble }.run_once().await;
+            let monitor = of.monitor_of(upkeep.name(), topic_partition);
+            Keeper { context: &of, guard: &with, upkeep: &*upkeep, monitor }.run_once().await;
         }
     });
     tokio::select! {
@@ -123,24 +123,24 @@ struct Keeper<'a> {
     context: &'a Subscription,
     guard: &'a Guard,
     upkeep: &'a dyn Upkeep,
-    trouble: Trouble,
+    monitor: LoopMonitor,
 }
 
 impl Keeper<'_> {
     /// Runs the upkeep. Gives back when it wants to run again, or `None` if the lease is lost.
     async fn run_once(&mut self) -> Option<Option<Duration>> {
         let observer = &*self.context.observer;
-        self.trouble.begins(Duration::ZERO);
+        self.monitor.begin_round(Duration::ZERO);
         match self.upkeep.run_once(self.guard.lease(), observer).await {
             Ok(after) => {
-                self.trouble.over(observer);
+                self.monitor.succeeded(observer);
                 Some(after)
             }
             Err(error) if error.kind() == ErrorKind::Fenced => {
                 self.guard.lose();
                 None
             }
-            Err(error) => Some(Some(self.trouble.met(&error, observer))),
+            Err(error) => Some(Some(self.monitor.failed(&error, observer))),
         }
     }
 }

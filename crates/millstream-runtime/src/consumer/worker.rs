@@ -235,7 +235,7 @@ async fn sought(context: &Subscription, guard: &Guard, in_flight: &InFlight, sta
 /// Gives a lease back.
 pub(super) async fn release(context: &Context, lease: &Lease) {
     let (leases, released) = (context.backend.leases.clone(), lease.clone());
-    let release = context.heart.call(async move { leases.release(&released).await });
+    let release = context.control.call(async move { leases.release(&released).await });
     match tokio::time::timeout(RELEASE_TIMEOUT, release).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "the lease could not be given back, it will run out"),
@@ -247,7 +247,7 @@ pub(super) async fn release(context: &Context, lease: &Lease) {
 async fn withdraw_end(context: &Context, lease: &Lease) {
     for _ in 0..WITHDRAWALS {
         let (leases, lost) = (context.backend.leases.clone(), lease.clone());
-        let request = context.heart.call(async move { leases.withdraw_end(&lost).await });
+        let request = context.control.call(async move { leases.withdraw_end(&lost).await });
         match within(context.patience(), request).await {
             Ok(()) => return,
             Err(error) if error.is_transient() => {

@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::letter::Counts;
 use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
-use crate::lease_clock::LeaseClock;
-use crate::trouble::{Loops, Place, Trouble};
+use millstream_loops::LeaseClock;
+use millstream_loops::{LoopMonitor, Loops, Scope};
 
 /// The most letters that are claimed at once.
 const PAGE: usize = 20;
@@ -87,15 +87,15 @@ impl Desk {
         Fut::Output: IntoDeadLetterOutcome,
     {
         let loops = Loops::default();
-        let mut trouble = loops.begin("consume dead letters", Place::Topic(self.topic.clone()));
-        loops.tell(Some(&self.group), &*self.observer);
+        let monitor = loops.monitor("consume dead letters", Scope::Topic(self.topic.clone()));
+        loops.announce(Some(&self.group), &*self.observer);
         while !self.stop.is_cancelled() {
             let pause = match self.run_once(codec, &handler).await {
                 Ok(()) => {
-                    trouble.over(&*self.observer);
+                    monitor.succeeded(&*self.observer);
                     self.config.poll
                 }
-                Err(error) => trouble.met(&error, &*self.observer),
+                Err(error) => monitor.failed(&error, &*self.observer),
             };
             tokio::select! {
                 biased;
@@ -270,7 +270,7 @@ impl Desk {
     /// Tells the store, again if that may help: what is not told is handled again when the claim has run out.
     async fn settle(&self, topic_partition: &TopicPartition, id: MessageId, outcome: &DeadLetterOutcome) {
         let deeds = [(id, outcome.deed(self.config.leave_for))];
-        let mut trouble: Option<Trouble> = None;
+        let mut monitor: Option<LoopMonitor> = None;
         loop {
             let role = &self.backend.dead_letters;
             match role.settle(topic_partition, &self.group, Some(&self.by), &deeds).await {
@@ -292,15 +292,15 @@ impl Desk {
                             refused: 0,
                         });
                     }
-                    if let Some(mut trouble) = trouble {
-                        trouble.over(&*self.observer);
+                    if let Some(monitor) = monitor {
+                        monitor.succeeded(&*self.observer);
                     }
                     return;
                 }
                 Err(error) => {
-                    let place = || Place::Partition(topic_partition.clone());
-                    let begin = || Loops::default().begin("settle dead letters", place());
-                    let pause = trouble.get_or_insert_with(begin).met(&error, &*self.observer);
+                    let scope = || Scope::Partition(topic_partition.clone());
+                    let begin = || LoopMonitor::unlisted("settle dead letters", scope());
+                    let pause = monitor.get_or_insert_with(begin).failed(&error, &*self.observer);
                     if !error.is_transient() || self.stop.is_cancelled() {
                         return;
                     }

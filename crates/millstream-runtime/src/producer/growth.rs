@@ -11,7 +11,7 @@ use millstream_core::event::Observer;
 use millstream_core::{Catalog, TopicName, TopicSpec};
 
 use super::bound::Bound;
-use crate::trouble::{Loops, Place};
+use millstream_loops::{Loops, Scope};
 
 /// How many partitions there are, as all clones of a producer know it.
 #[derive(Clone, Debug)]
@@ -81,17 +81,17 @@ impl Growth {
     /// Asks until dropped. Errors are told, and do not end it.
     pub(super) async fn run(mut self, every: Duration, observer: Arc<dyn Observer>) {
         let loops = Loops::default();
-        let mut trouble = loops.begin("refresh", Place::Topic(self.topic.name.clone()));
-        loops.tell(None, &*observer);
+        let monitor = loops.monitor("refresh", Scope::Topic(self.topic.name.clone()));
+        loops.announce(None, &*observer);
         let mut pause = every;
         loop {
             tokio::time::sleep(pause).await;
             pause = match self.run_once().await {
                 Ok(()) => {
-                    trouble.over(&*observer);
+                    monitor.succeeded(&*observer);
                     every
                 }
-                Err(error) => trouble.met(&error, &*observer).max(every.min(Duration::from_secs(1))),
+                Err(error) => monitor.failed(&error, &*observer).max(every.min(Duration::from_secs(1))),
             };
         }
     }

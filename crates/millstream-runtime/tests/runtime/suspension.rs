@@ -8,23 +8,13 @@ use crate::support::*;
 use async_trait::async_trait;
 use millstream_core::leases::{Acquired, Holder};
 use millstream_core::members::{Assignment, Member, Pulse, Roster, Version, Watch};
-use millstream_core::suspension::BootClock;
 use millstream_core::{Backend, Continuity, GroupName, Lease, Leases, Members, Resource, Result, TopicName};
+use millstream_memory::SuspendableClock;
 use millstream_runtime::{Concurrency, Consumer, ConsumerBuilder, Delivery, Sharing};
 use tokio::time::Instant;
 
 const SECOND: Duration = Duration::from_secs(1);
 const TTL: Duration = Duration::from_secs(10);
-
-/// The runtime's clock, and the milliseconds that this machine was suspended.
-#[derive(Debug)]
-struct Boot(Instant, Arc<AtomicU64>);
-
-impl BootClock for Boot {
-    fn elapsed(&self) -> Duration {
-        self.0.elapsed() + MS(self.1.load(Ordering::Acquire))
-    }
-}
 
 /// A server whose clock is so many milliseconds ahead of what it was.
 struct Ahead(Arc<dyn Members>, Arc<AtomicU64>);
@@ -115,13 +105,13 @@ async fn goes_on(bench: &Bench, consumer: Consumer, since: Instant, within: Dura
 
 #[tokio::test(start_paused = true)]
 async fn handlers_of_a_machine_that_was_suspended_are_told_and_the_next_wait_for_a_renewal() {
-    let (bench, suspended, mute) = (bench(), Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (bench, machine, mute) = (bench(), SuspendableClock::new(), Arc::new(AtomicBool::new(false)));
     let leases = Arc::new(Mute(bench.backend.leases.clone(), mute.clone()));
     let backend = Backend { leases, ..bench.backend.clone() };
-    let backend = backend.with_boot_clock(Boot(Instant::now(), suspended.clone()));
+    let backend = backend.with_boot_clock(machine.clone());
     let consumer = started(&bench, backend, Sharing::Exclusive).await;
     mute.store(true, Ordering::Release);
-    suspended.fetch_add(60_000, Ordering::AcqRel);
+    machine.suspend(60 * SECOND);
     // Its timers have not moved: it is noticed at the next look, twice a second.
     tokio::time::sleep(SECOND).await;
     assert_eq!(consumer.report().acked, 1, "it was told");

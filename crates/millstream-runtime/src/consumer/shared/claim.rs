@@ -56,16 +56,16 @@ impl Claimer {
     pub(super) async fn run(mut self) {
         let sharer = self.sharer.clone();
         let observer = &*sharer.context.observer;
-        let mut trouble = sharer.context.trouble("claim");
+        let monitor = sharer.context.monitor("claim");
         let work = async {
             loop {
                 let looked = match self.run_once().await {
                     Ok(looked) => {
-                        trouble.over(observer);
+                        monitor.succeeded(observer);
                         looked
                     }
                     Err(error) => {
-                        let pause = trouble.met(&error, observer);
+                        let pause = monitor.failed(&error, observer);
                         Looked { pause: pause.min(sharer.context.period()), full: false }
                     }
                 };

@@ -11,17 +11,17 @@ use tokio::time::sleep;
 
 use super::super::membership::within;
 use super::Sharer;
-use crate::trouble::Trouble;
+use millstream_loops::LoopMonitor;
 
 /// Extends all that one consumer has. One lost request does no harm, two in a row stop dispatch.
 pub(super) struct Extender {
     sharer: Arc<Sharer>,
-    trouble: Trouble,
+    monitor: LoopMonitor,
 }
 
 impl Extender {
     pub(super) fn new(sharer: Arc<Sharer>) -> Self {
-        Self { trouble: sharer.context.trouble("extend"), sharer }
+        Self { monitor: sharer.context.monitor("extend"), sharer }
     }
 
     /// Extends until dropped.
@@ -32,7 +32,7 @@ impl Extender {
             loop {
                 let started = clock.now();
                 let extended = self.run_once().await;
-                self.trouble.begins(period);
+                self.monitor.begin_round(period);
                 match extended {
                     // Who was away for a while has to know at once.
                     Ok(()) => tokio::select! {
@@ -59,11 +59,11 @@ impl Extender {
         let observer = &*self.sharer.context.observer;
         match failed {
             None => {
-                self.trouble.over(observer);
+                self.monitor.succeeded(observer);
                 Ok(())
             }
             Some(error) => {
-                let pause = self.trouble.met(&error, observer);
+                let pause = self.monitor.failed(&error, observer);
                 Err(self.sharer.context.retry_pause(&error, pause))
             }
         }

@@ -20,7 +20,7 @@ use super::super::restore::unless_deleted;
 use super::Sharer;
 use super::settle::Say;
 use super::work::Item;
-use crate::trouble::Trouble;
+use millstream_loops::LoopMonitor;
 
 /// In how many partitions at once a group is restored.
 const AT_ONCE: usize = 32;
@@ -53,12 +53,12 @@ impl Fetcher {
     pub(super) async fn run(mut self) {
         let sharer = self.sharer.clone();
         let observer = &*sharer.context.observer;
-        let mut trouble = sharer.context.trouble("fetch");
+        let monitor = sharer.context.monitor("fetch");
         let work = async {
             loop {
-                match self.run_once(&trouble).await {
-                    Ok(()) => trouble.over(observer),
-                    Err(error) => sleep(trouble.met(&error, observer)).await,
+                match self.run_once(&monitor).await {
+                    Ok(()) => monitor.succeeded(observer),
+                    Err(error) => sleep(monitor.failed(&error, observer)).await,
                 }
             }
         };
@@ -70,11 +70,11 @@ impl Fetcher {
     }
 
     /// Waits for room, reads once, and hands on what was read.
-    async fn run_once(&mut self, trouble: &Trouble) -> Result<()> {
+    async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
         let hand = self.sharer.hand.clone();
         let room = hand.room().await;
         if !self.open().is_empty() {
-            trouble.begins(self.sharer.context.period());
+            monitor.begin_round(self.sharer.context.period());
         }
         // Taken before the request: what it brings is ours from some time after that.
         let asked = self.sharer.context.lease_clock.now();

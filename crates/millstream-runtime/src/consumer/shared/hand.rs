@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::lease_clock::LeaseClock;
+use millstream_loops::LeaseClock;
 
 /// Names an entry among all partitions.
 pub(super) type Key = (Partition, Receipt);
@@ -314,9 +314,9 @@ impl Grasp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease_clock::tests::{Suspended, plain};
     use millstream_core::MessageId;
     use millstream_core::log::Source;
+    use millstream_memory::SuspendableClock;
 
     const TTL: Duration = Duration::from_secs(10);
 
@@ -335,7 +335,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_entry_is_live_until_its_deadline_and_again_when_it_was_extended() {
-        let hand = Arc::new(Hand::new(8, 1, TTL, plain()));
+        let hand = Arc::new(Hand::new(8, 1, TTL, LeaseClock::new(None)));
         admit(&hand, [1, 3], false);
         let started = hand.live(key(1)).await.expect("ours");
         assert!(hand.live(key(2)).await.is_none());
@@ -358,12 +358,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn entries_of_a_suspended_machine_are_not_certain_any_more() {
-        let suspended = Suspended::new();
-        let clock = suspended.clock();
+        let machine = SuspendableClock::new();
+        let clock = LeaseClock::new(Some(Arc::new(machine.clone())));
         let hand = Arc::new(Hand::new(8, 1, TTL, clock.clone()));
         hand.admit(Partition(0), vec![entry(1)], clock.now(), false);
         let started = hand.live(key(1)).await.expect("ours");
-        suspended.for_time(TTL);
+        machine.suspend(TTL);
         let waiting = tokio::spawn({
             let hand = hand.clone();
             async move { hand.live(key(1)).await }
@@ -377,7 +377,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_was_said_of_is_not_lost_but_settled() {
-        let hand = Hand::new(8, 1, TTL, plain());
+        let hand = Hand::new(8, 1, TTL, LeaseClock::new(None));
         admit(&hand, [1, 2], false);
         assert!(hand.say(key(1)));
         assert_eq!(hand.lost([key(1), key(2), key(3)]), 1);
@@ -388,7 +388,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_the_server_forgot_to_be_settled_is_handled_again() {
-        let hand = Hand::new(8, 1, TTL, plain());
+        let hand = Hand::new(8, 1, TTL, LeaseClock::new(None));
         admit(&hand, [1], false);
         hand.begin_rewind();
         hand.settled([key(1)].into_iter());
@@ -399,7 +399,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_held_or_was_settled_meanwhile_is_not_admitted_again() {
-        let hand = Hand::new(8, 1, TTL, plain());
+        let hand = Hand::new(8, 1, TTL, LeaseClock::new(None));
         assert_eq!(admit(&hand, [1, 2], false), 2);
         hand.begin_rewind();
         hand.settled([key(1)].into_iter());
@@ -410,7 +410,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn claims_have_room_of_their_own() {
-        let hand = Hand::new(4, 2, TTL, plain());
+        let hand = Hand::new(4, 2, TTL, LeaseClock::new(None));
         admit(&hand, 1..=3, false);
         assert_eq!((hand.room().await, hand.claim_room()), (1, 8));
         admit(&hand, 10..=17, true);

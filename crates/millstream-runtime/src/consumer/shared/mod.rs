@@ -4,7 +4,7 @@
 //! fetch ──items──▶ dispatch ──says──▶ settle
 //!   ▲       ▲                           │
 //!   │     claim                         │
-//!   └──────────── room in hand ◀────────┘      extend: all that is in hand, on the heart
+//!   └──────────── room in hand ◀────────┘      extend: all that is in hand, on the control thread
 //! ```
 //!
 //! Everybody reads all partitions, under a name of its own. What a consumer has, in a handler or ready for one, it
@@ -75,7 +75,7 @@ pub(super) async fn run(context: Arc<Subscription>) {
     let (items, to_dispatch) = mpsc::unbounded_channel();
     let (says, to_settle) = mpsc::unbounded_channel();
     let (grown, partitions) = watch::channel(context.topic.partitions);
-    let _extends = context.heart.spawn(Extender::new(sharer.clone()).run());
+    let _extends = context.control.spawn(Extender::new(sharer.clone()).run());
     let fetcher = Fetcher::new(sharer.clone(), partitions, items.clone(), says.clone());
     let claimer = Claimer::new(sharer.clone(), grown, items, says.clone());
     let dispatcher = Dispatcher::new(sharer.clone(), to_dispatch, says);

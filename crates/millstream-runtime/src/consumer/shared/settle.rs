@@ -60,12 +60,12 @@ impl Settler {
     /// Settles until everything is settled and nothing more can come, or the time for ending is over.
     pub(super) async fn run(mut self) {
         let context = self.sharer.context.clone();
-        let mut trouble = context.trouble("settle");
+        let monitor = context.monitor("settle");
         while self.collect().await {
             match self.run_once().await {
-                Ok(()) => trouble.over(&*context.observer),
+                Ok(()) => monitor.succeeded(&*context.observer),
                 Err(error) => {
-                    let pause = trouble.met(&error, &*context.observer);
+                    let pause = monitor.failed(&error, &*context.observer);
                     tokio::select! {
                         biased;
                         () = sleep(pause) => {}

@@ -6,8 +6,11 @@ use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::panics::text_of;
 
-/// One round of a loop: a panic is an error of it, which is told and tried again as any other.
-pub(crate) async fn caught<T>(round: impl Future<Output = Result<T>>) -> Result<T> {
+/// Runs one round of a loop and returns a panic of it as an error, so that the loop backs off and goes on.
+///
+/// # Errors
+/// Those of `round`; [`ErrorKind::Protocol`] if it panicked.
+pub async fn catch_panic<T>(round: impl Future<Output = Result<T>>) -> Result<T> {
     let caught = AssertUnwindSafe(round).catch_unwind().await;
     caught
         .unwrap_or_else(|panic| Err(Error::new(ErrorKind::Protocol, format!("panicked: {}", text_of(panic)))))

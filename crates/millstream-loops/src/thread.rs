@@ -1,4 +1,4 @@
-//! The heart: where leases are renewed and members heard of, so that no handler can starve it.
+//! The control thread: where leases and claims are renewed and heartbeats are sent.
 
 use std::sync::OnceLock;
 use std::{io, thread};
@@ -8,31 +8,35 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::runtime::{Builder, Handle};
 use tokio_util::task::AbortOnDropHandle;
 
-/// A runtime on a thread of its own, one for the whole process; or the caller's runtime, for backends that live in
-/// this process and by its clock. A handler that blocks every thread of the caller's runtime does not stop it.
+/// A runtime on a thread of its own, one for the whole process. A handler that blocks every thread of the caller's runtime
+/// does not stop it.
+///
+/// For a backend that lives in this process ([`Backend::local`]) it is the caller's runtime instead: such a backend goes by
+/// that runtime's clock, which tests pause.
 #[derive(Clone, Debug)]
-pub(super) struct Heart(Option<Handle>);
+pub struct ControlThread(Option<Handle>);
 
 static THREAD: OnceLock<Option<Handle>> = OnceLock::new();
 
-impl Heart {
-    /// The heart for consumers of `backend`.
-    pub(super) fn of(backend: &Backend) -> Self {
+impl ControlThread {
+    /// The control thread for `backend`; started with the first use in the process.
+    #[must_use]
+    pub fn of(backend: &Backend) -> Self {
         if backend.local {
             return Self(None);
         }
         let started = || match start() {
             Ok(handle) => Some(handle),
             Err(error) => {
-                tracing::error!(%error, "no thread for renewals: handlers that block may cost leases");
+                tracing::error!(%error, "no control thread: handlers that block may cost leases and claims");
                 None
             }
         };
         Self(THREAD.get_or_init(started).clone())
     }
 
-    /// Runs a loop there until the handle is dropped.
-    pub(super) fn spawn<F>(&self, future: F) -> AbortOnDropHandle<F::Output>
+    /// Runs a loop on it until the handle is dropped.
+    pub fn spawn<F>(&self, future: F) -> AbortOnDropHandle<F::Output>
     where
         F: Future + Send + 'static,
         F::Output: Send + 'static,
@@ -43,9 +47,12 @@ impl Heart {
         })
     }
 
-    /// Makes one call there, so that all calls of a role come from one runtime: a connection lives where it was
-    /// opened.
-    pub(super) async fn call<T, F>(&self, call: F) -> Result<T>
+    /// Makes one call on it. All calls of a role come from one runtime this way: a connection works on the runtime on which
+    /// it was opened.
+    ///
+    /// # Errors
+    /// Those of `call`; [`ErrorKind::Unconfirmed`] if it panicked or its runtime is gone.
+    pub async fn call<T, F>(&self, call: F) -> Result<T>
     where
         F: Future<Output = Result<T>> + Send + 'static,
         T: Send + 'static,
@@ -63,7 +70,7 @@ impl Heart {
 fn start() -> io::Result<Handle> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
-    let beat = move || runtime.block_on(std::future::pending::<()>());
-    thread::Builder::new().name("millstream-heart".into()).spawn(beat)?;
+    let drive = move || runtime.block_on(std::future::pending::<()>());
+    thread::Builder::new().name("millstream-control".into()).spawn(drive)?;
     Ok(handle)
 }

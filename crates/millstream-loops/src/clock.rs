@@ -1,0 +1,140 @@
+//! Clock for leases and claims: the runtime's clock plus the time for which this machine was suspended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use millstream_core::Backend;
+use millstream_core::suspension::BootClock;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+
+/// How often a sleep until a deadline compares the clocks. A timer stands still while the machine is suspended, so without
+/// this it would end late by that time.
+const CHECK_PERIOD: Duration = Duration::from_millis(500);
+
+/// Clock by which the deadlines of leases and claims are counted, and the times from which they are counted.
+///
+/// Tokio's clock is `CLOCK_MONOTONIC`, which on Linux does not count suspended time; the server goes on counting. Where the
+/// backend has no [`BootClock`] (in tests, which pause the runtime's clock), this is the runtime's clock plus what
+/// [`add_missed`](Self::add_missed) was given.
+#[derive(Debug)]
+pub struct LeaseClock {
+    base: Instant,
+    /// The boot clock, with its time at `base`.
+    boot: Option<(Arc<dyn BootClock>, Duration)>,
+    /// Time that neither clock counted, in nanoseconds.
+    missed: AtomicU64,
+    /// Notified when `missed` has grown.
+    jumped: Notify,
+}
+
+impl LeaseClock {
+    /// A clock that starts now.
+    #[must_use]
+    pub fn new(boot: Option<Arc<dyn BootClock>>) -> Arc<Self> {
+        let boot = boot.map(|clock| (clock.clone(), clock.elapsed()));
+        Arc::new(Self { base: Instant::now(), boot, missed: AtomicU64::new(0), jumped: Notify::new() })
+    }
+
+    /// A clock that starts now, over the backend's boot clock.
+    #[must_use]
+    pub fn of(backend: &Backend) -> Arc<Self> {
+        Self::new(backend.boot_clock.clone())
+    }
+
+    /// The current time.
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        let now = if self.boot.is_some() { self.base } else { Instant::now() };
+        self.at(now)
+    }
+
+    /// The current time, if it is `now` by the runtime's clock. Costs one reading of the boot clock, which on Linux is a
+    /// function call and no system call.
+    #[must_use]
+    pub fn at(&self, now: Instant) -> Instant {
+        let counted = match &self.boot {
+            Some((clock, then)) => self.base + clock.elapsed().saturating_sub(*then),
+            None => now,
+        };
+        counted + Duration::from_nanos(self.missed.load(Ordering::Acquire))
+    }
+
+    /// Time since this clock started: for comparison with the server's clock.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.now().saturating_duration_since(self.base)
+    }
+
+    /// Adds time that passed without being counted, as a comparison with the server's clock shows it.
+    pub fn add_missed(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        // It never wraps: that would take 584 years.
+        self.missed.fetch_add(nanos, Ordering::AcqRel);
+        self.jumped.notify_waiters();
+    }
+
+    /// Sleeps until `deadline`. After a suspension it ends at most half a second late.
+    pub async fn sleep_until(&self, deadline: Instant) {
+        loop {
+            // Created before the clock is read, so that a jump in between is not missed.
+            let jumped = self.jumped.notified();
+            let left = deadline.saturating_duration_since(self.now());
+            if left.is_zero() {
+                return;
+            }
+            let pause = if self.boot.is_some() { left.min(CHECK_PERIOD) } else { left };
+            tokio::select! {
+                biased;
+                () = jumped => {}
+                () = sleep(pause) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_memory::SuspendableClock;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn it_counts_suspended_and_missed_time() {
+        let machine = SuspendableClock::new();
+        let clock = LeaseClock::new(Some(Arc::new(machine.clone())));
+        let start = clock.now();
+        tokio::time::advance(SECOND).await;
+        machine.suspend(60 * SECOND);
+        clock.add_missed(5 * SECOND);
+        assert_eq!(clock.now() - start, 66 * SECOND);
+        assert_eq!(clock.at(Instant::now()), clock.now());
+        let plain = LeaseClock::new(None);
+        tokio::time::advance(SECOND).await;
+        assert_eq!((plain.elapsed(), plain.now()), (SECOND, Instant::now()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sleep_notices_a_suspension_soon_and_a_jump_at_once() {
+        let machine = SuspendableClock::new();
+        let clock = LeaseClock::new(Some(Arc::new(machine.clone())));
+        let sleeping = |seconds: u32| {
+            let (clock, deadline) = (clock.clone(), clock.now() + seconds * SECOND);
+            tokio::spawn(async move { clock.sleep_until(deadline).await })
+        };
+        let (soon, late) = (sleeping(60), sleeping(3_600));
+        tokio::time::sleep(SECOND).await;
+        machine.suspend(600 * SECOND);
+        let start = Instant::now();
+        soon.await.expect("no panic");
+        assert!(start.elapsed() <= CHECK_PERIOD, "{:?}", start.elapsed());
+        assert!(!late.is_finished());
+        let start = Instant::now();
+        clock.add_missed(3_600 * SECOND);
+        late.await.expect("no panic");
+        assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+}

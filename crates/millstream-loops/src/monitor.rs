@@ -1,0 +1,332 @@
+//! Loop monitors: what every loop does with an error, and what is known of all loops at any time.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use millstream_core::error::Error;
+use millstream_core::event::{Event, Observer};
+use millstream_core::health::{Failure, LoopHealth, LoopsCheck};
+use millstream_core::policy::Exponential;
+use millstream_core::{GroupName, Place, Shard, TopicName, TopicPartition};
+use tokio::time::Instant;
+
+/// How long a round may take beyond its planned time before the loop counts as stalled. No request and no work between two
+/// of them takes so long, whatever the server does: requests have deadlines of seconds.
+const STALLED: Duration = Duration::from_secs(60);
+
+/// What a loop works on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// A whole topic.
+    Topic(TopicName),
+    /// One partition of a topic.
+    Partition(TopicPartition),
+    /// A whole delay queue.
+    Queue,
+    /// One shard of a delay queue.
+    Shard(Shard),
+}
+
+impl Scope {
+    fn partition(&self) -> Option<&TopicPartition> {
+        match self {
+            Self::Partition(topic_partition) => Some(topic_partition),
+            _ => None,
+        }
+    }
+
+    /// The shard, if this is one.
+    #[must_use]
+    pub const fn shard(&self) -> Option<&Shard> {
+        match self {
+            Self::Shard(shard) => Some(shard),
+            _ => None,
+        }
+    }
+}
+
+impl From<Place> for Scope {
+    fn from(place: Place) -> Self {
+        match place {
+            Place::Partition(topic_partition) => Self::Partition(topic_partition),
+            Place::Shard(shard) => Self::Shard(shard),
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Topic(topic) => topic.fmt(f),
+            Self::Partition(topic_partition) => topic_partition.fmt(f),
+            Self::Queue => f.write_str("all shards"),
+            Self::Shard(shard) => shard.fmt(f),
+        }
+    }
+}
+
+/// The loops of one consumer, producer, worker or promoter. A clone is another handle to the same loops.
+#[derive(Clone, Debug, Default)]
+pub struct Loops(Arc<Mutex<Running>>);
+
+#[derive(Debug, Default)]
+struct Running {
+    started: u64,
+    states: BTreeMap<u64, Arc<Mutex<State>>>,
+}
+
+#[derive(Debug)]
+struct State {
+    operation: &'static str,
+    scope: Scope,
+    /// Failed rounds in a row.
+    failures: u32,
+    failing: Option<(Instant, String)>,
+    last: Instant,
+    due: Option<Instant>,
+}
+
+/// State of one loop at the time of the call.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LoopState {
+    /// What the loop does, as in [`LoopHealth::operation`].
+    pub operation: &'static str,
+    /// What it works on.
+    pub scope: Scope,
+    /// Since when it fails, and the last error.
+    pub failing: Option<(Instant, String)>,
+    /// When its last round ended, well or not.
+    pub last: Instant,
+    /// Whether its round takes a minute longer than planned.
+    pub stalled: bool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Loops {
+    /// Registers a loop. It is listed until its monitor is dropped.
+    #[must_use]
+    pub fn monitor(&self, operation: &'static str, scope: Scope) -> LoopMonitor {
+        let state = State { operation, scope, failures: 0, failing: None, last: Instant::now(), due: None };
+        let state = Arc::new(Mutex::new(state));
+        let mut running = lock(&self.0);
+        let id = running.started;
+        running.started += 1;
+        running.states.insert(id, state.clone());
+        drop(running);
+        LoopMonitor { id, state, loops: self.clone() }
+    }
+
+    /// The state of each loop, in the order in which they began.
+    #[must_use]
+    pub fn states(&self) -> Vec<LoopState> {
+        let states: Vec<_> = lock(&self.0).states.values().cloned().collect();
+        states.iter().map(|state| lock(state).snapshot()).collect()
+    }
+
+    /// Emits [`Event::LoopsStarted`], which gives the observer a way to ask for their health. Consumers do not: their health
+    /// contains their loops.
+    pub fn announce(&self, group: Option<&GroupName>, observer: &dyn Observer) {
+        let loops: Arc<dyn LoopsCheck> = Arc::new(self.clone());
+        observer.observe(&Event::LoopsStarted { group, loops: &loops });
+    }
+}
+
+impl LoopsCheck for Loops {
+    fn loops(&self) -> Vec<LoopHealth> {
+        let now = Instant::now();
+        self.states().into_iter().filter_map(|state| state.health(now)).collect()
+    }
+}
+
+impl State {
+    fn snapshot(&self) -> LoopState {
+        LoopState {
+            operation: self.operation,
+            scope: self.scope.clone(),
+            failing: self.failing.clone(),
+            last: self.last,
+            stalled: self.due.is_some_and(|due| due <= Instant::now()),
+        }
+    }
+}
+
+impl LoopState {
+    /// How long it has been failing, and the last error.
+    #[must_use]
+    pub fn failure(&self, now: Instant) -> Option<Failure> {
+        let (since, error) = self.failing.clone()?;
+        Some(Failure { lasts: now.saturating_duration_since(since), error })
+    }
+
+    /// The loop's entry in a health report; `None` if it works for a delay queue, whose reports have entries of their own.
+    #[must_use]
+    pub fn health(self, now: Instant) -> Option<LoopHealth> {
+        let failing = self.failure(now);
+        let (topic, partition) = match self.scope {
+            Scope::Topic(topic) => (topic, None),
+            Scope::Partition(TopicPartition { topic, partition }) => (topic, Some(partition)),
+            Scope::Queue | Scope::Shard(_) => return None,
+        };
+        let mut health = LoopHealth::new(self.operation, topic, partition);
+        health.last_progress = now.saturating_duration_since(self.last);
+        health.failing = failing;
+        health.stalled = self.stalled;
+        Some(health)
+    }
+}
+
+/// Monitor of one loop: reports its errors, computes its back-off, and notices when it stalls.
+#[derive(Debug)]
+pub struct LoopMonitor {
+    id: u64,
+    state: Arc<Mutex<State>>,
+    loops: Loops,
+}
+
+impl LoopMonitor {
+    /// A monitor of a loop that is not listed anywhere: it only reports errors and computes back-off.
+    #[must_use]
+    pub fn unlisted(operation: &'static str, scope: Scope) -> Self {
+        Loops::default().monitor(operation, scope)
+    }
+
+    /// Starts a round that is planned to end within `planned`. The loop counts as stalled a minute after that.
+    pub fn begin_round(&self, planned: Duration) {
+        lock(&self.state).due = Some(Instant::now() + planned + STALLED);
+    }
+
+    /// Notes that the loop waits for work now, for as long as that takes.
+    pub fn idle(&self) {
+        let mut state = lock(&self.state);
+        (state.last, state.due) = (Instant::now(), None);
+    }
+
+    /// Notes that a round succeeded. Logs and emits [`Event::Recovered`] if the one before had failed.
+    pub fn succeeded(&self, observer: &dyn Observer) {
+        let mut state = lock(&self.state);
+        (state.last, state.due) = (Instant::now(), None);
+        if state.failures == 0 {
+            return;
+        }
+        (state.failures, state.failing) = (0, None);
+        let (operation, scope) = (state.operation, state.scope.clone());
+        // Observers are user code and may ask for the state.
+        drop(state);
+        tracing::info!(operation, %scope, "works again");
+        observer.observe(&Event::Recovered { operation, topic_partition: scope.partition() });
+    }
+
+    /// Notes that a round failed, logs it, emits [`Event::Failing`], and returns how long to pause before the next round:
+    /// 50 ms to 2 s for an error that may pass by itself, 1 s to 10 s for one that somebody has to mend; with jitter, so that
+    /// many loops do not come back at the same time.
+    #[must_use]
+    pub fn failed(&self, error: &Error, observer: &dyn Observer) -> Duration {
+        let now = Instant::now();
+        let mut state = lock(&self.state);
+        state.failures = state.failures.saturating_add(1);
+        (state.last, state.due) = (now, None);
+        let since = state.failing.take().map_or(now, |(since, _)| since);
+        state.failing = Some((since, error.to_string()));
+        let (operation, scope, failures) = (state.operation, state.scope.clone(), state.failures);
+        drop(state);
+        if failures == 1 {
+            tracing::warn!(operation, %scope, %error, "failed, will try again");
+        } else {
+            tracing::debug!(operation, %scope, %error, failures, "failed again");
+        }
+        observer.observe(&Event::Failing { operation, topic_partition: scope.partition(), error });
+        let (base, longest) = if error.is_transient() { (50, 2_000) } else { (1_000, 10_000) };
+        let pauses = Exponential::from(Duration::from_millis(base)).up_to(Duration::from_millis(longest));
+        pauses.equal_jitter().delay(failures, fastrand::u64(..))
+    }
+}
+
+impl Drop for LoopMonitor {
+    fn drop(&mut self) {
+        let mut state = lock(&self.state);
+        if std::thread::panicking() && state.scope.partition().is_none() {
+            // A partition's loop is started again with its next owner. Nobody starts this one again: it stays listed, and
+            // stalled.
+            let now = Instant::now();
+            (state.due, state.failing) = (Some(now), Some((now, "ended abnormally".into())));
+            return;
+        }
+        drop(state);
+        lock(&self.loops.0).states.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_core::ErrorKind;
+    use millstream_core::event::Ignore;
+
+    fn topic() -> Scope {
+        Scope::Topic("t".parse().expect("name"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_is_listed_while_it_runs_with_its_failures() {
+        let loops = Loops::default();
+        let monitor = loops.monitor("fetch", topic());
+        let _ = monitor.failed(&Error::new(ErrorKind::Unavailable, "first"), &Ignore);
+        tokio::time::advance(Duration::from_secs(3)).await;
+        let _ = monitor.failed(&Error::new(ErrorKind::Unavailable, "second"), &Ignore);
+        let state = loops.states().remove(0);
+        let (since, error) = state.failing.expect("failing");
+        assert_eq!((state.operation, since.elapsed(), &*error), ("fetch", Duration::from_secs(3), "second"));
+        monitor.succeeded(&Ignore);
+        assert!(loops.states()[0].failing.is_none());
+        drop(monitor);
+        assert!(loops.states().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_round_that_takes_a_minute_too_long_stalls_and_waiting_for_work_does_not() {
+        let loops = Loops::default();
+        let monitor = loops.monitor("fetch", topic());
+        monitor.begin_round(Duration::from_secs(5));
+        tokio::time::advance(Duration::from_secs(64)).await;
+        assert!(!loops.states()[0].stalled);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(loops.states()[0].stalled);
+        monitor.idle();
+        tokio::time::advance(Duration::from_secs(3_600)).await;
+        assert!(!loops.states()[0].stalled);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_panics_stays_listed_unless_it_is_started_again() {
+        let loops = Loops::default();
+        for scope in [topic(), Scope::Partition(TopicPartition::new("t".parse().expect("name"), 0))] {
+            let monitor = loops.monitor("renew", scope);
+            let ended = tokio::spawn(async move {
+                let _monitor = monitor;
+                panic!("no");
+            });
+            assert!(ended.await.is_err());
+        }
+        let states = loops.states();
+        assert_eq!(states.len(), 1);
+        assert!(states[0].stalled && states[0].failing.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_and_are_longer_for_what_somebody_has_to_mend() {
+        let monitor = LoopMonitor::unlisted("fetch", topic());
+        let transient = Error::new(ErrorKind::Unavailable, "away");
+        let first = monitor.failed(&transient, &Ignore);
+        let tenth = (0..9).map(|_| monitor.failed(&transient, &Ignore)).last().expect("nine");
+        assert!(first <= Duration::from_millis(50) && tenth > first && tenth <= Duration::from_secs(2));
+        let monitor = LoopMonitor::unlisted("fetch", topic());
+        let wrong = Error::new(ErrorKind::WrongType, "a list");
+        assert!(monitor.failed(&wrong, &Ignore) >= Duration::from_millis(500));
+    }
+}
