@@ -1,7 +1,7 @@
 //! A consumer of dead letters: a handler says of each letter what becomes of it.
 
-mod desk;
 mod letter;
+mod worker;
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use letter::{DeadLetterOutcome, DeadLetterReport, IntoDeadLetterOutcome, Letter};
 
-use desk::Desk;
 use letter::Counts;
+use worker::DeadLetterWorker;
 
 /// How dead letters are consumed.
 #[derive(Clone, Debug)]
@@ -166,8 +166,16 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
         let timeout = self.config.shutdown_timeout;
         let (codec, observer) = (self.topic.codec(), Careful::over(self.observer));
-        let desk = Desk::new(self.backend, topic, group, self.config, observer, stop.clone(), counts.clone());
-        let task = tokio::spawn(desk.run(codec, handler));
+        let worker = DeadLetterWorker::new(
+            self.backend,
+            topic,
+            group,
+            self.config,
+            observer,
+            stop.clone(),
+            counts.clone(),
+        );
+        let task = tokio::spawn(worker.run(codec, handler));
         Ok(DeadLetterConsumer { stop, counts, task: Some(task), timeout })
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use millstream_core::trace::TraceContext;
 use millstream_core::{GroupName, Headers, History, MessageId, TopicPartition};
 
-use crate::consumer::Owned;
+use crate::consumer::PartitionHandle;
 
 /// A message as a handler gets it: the payload, and where it comes from.
 ///
@@ -17,32 +17,32 @@ use crate::consumer::Owned;
 pub struct Delivery<T> {
     /// What was sent.
     pub payload: T,
-    pub(crate) about: About,
+    pub(crate) about: DeliveryMetadata,
 }
 
 /// Everything but the payload.
 #[derive(Clone, Debug)]
-pub(crate) struct About {
-    pub(crate) owned: Arc<Owned>,
+pub(crate) struct DeliveryMetadata {
+    pub(crate) owned: Arc<PartitionHandle>,
     pub(crate) id: MessageId,
     pub(crate) origin: MessageId,
     pub(crate) attempt: u32,
     pub(crate) deliveries: u32,
-    pub(crate) past: Option<Arc<Past>>,
+    pub(crate) past: Option<Arc<AttemptHistory>>,
     pub(crate) key: Option<Bytes>,
     pub(crate) headers: Headers,
 }
 
 /// What is known of earlier attempts. Most messages have none, so it stands apart.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Past {
+pub(crate) struct AttemptHistory {
     /// What the last attempt failed with.
     pub(crate) last_error: Option<String>,
     /// What the attempts before failed with.
     pub(crate) history: History,
 }
 
-impl Past {
+impl AttemptHistory {
     /// `None` if there is nothing to tell.
     pub(crate) fn of(last_error: Option<String>, history: History) -> Option<Arc<Self>> {
         let any = last_error.is_some() || !history.is_empty();
@@ -107,13 +107,13 @@ impl<T> Delivery<T> {
 
     /// What the last attempt failed with.
     pub fn last_error(&self) -> Option<&str> {
-        Past::last_error(self.about.past.as_ref())
+        AttemptHistory::last_error(self.about.past.as_ref())
     }
 
     /// What earlier attempts failed with, oldest first, and when by the server's clock: the first and the newest of them,
     /// each in one short line. Empty on a first attempt.
     pub fn history(&self) -> &History {
-        Past::history(self.about.past.as_ref())
+        AttemptHistory::history(self.about.past.as_ref())
     }
 
     /// Ready when what the handler says comes too late: the lease of the partition was lost, or can no longer be relied

@@ -10,8 +10,8 @@ use millstream_core::event::Ignore;
 use millstream_core::panics::{decode, discard};
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 
-use super::handler::{Handler, Input, Said, Verdict, guarded};
-use super::{Consumer, ConsumerBuilder};
+use crate::consumer::handler::{Handler, Input, Said, Verdict, guarded};
+use crate::consumer::{Consumer, ConsumerBuilder};
 use crate::delivery::Delivery;
 use crate::report::Report;
 
@@ -20,7 +20,7 @@ use crate::report::Report;
 #[non_exhaustive]
 pub struct BatchConfig {
     /// The most messages in one batch. Default: 100. What is read ahead
-    /// ([`prefetch`](super::ConsumerConfig::prefetch)) bounds it as well.
+    /// ([`prefetch`](crate::consumer::ConsumerConfig::prefetch)) bounds it as well.
     pub size: usize,
     /// How long the first message waits for others. Default: 100 ms. Zero takes what is there.
     pub wait: Duration,
@@ -39,7 +39,7 @@ impl From<(usize, Duration)> for BatchConfig {
 }
 
 impl BatchConfig {
-    pub(super) fn check(&self, problems: &mut Problems) {
+    pub(in crate::consumer) fn check(&self, problems: &mut Problems) {
         problems.require((1..=10_000).contains(&self.size), || {
             format!("batch size is {}, 1 to 10000 are allowed", self.size)
         });
@@ -152,7 +152,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// up to `size`, or those that came within `wait` after the first.
     ///
     /// One outcome goes for all messages, or a `Vec` has one for each. In
-    /// [`Serial`](super::Concurrency::Serial) there is one batch of a partition at a time; otherwise that many
+    /// [`Serial`](crate::consumer::Concurrency::Serial) there is one batch of a partition at a time; otherwise that many
     /// batches. Where messages are kept in order by key (`PerKey`, or `BlockKey`), no two of a key are in one batch.
     /// What the codec cannot read is given up and left out.
     ///

@@ -10,9 +10,9 @@ use millstream_core::{
     RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
 };
 
-use super::context::{Context, Subscription};
-use super::handler::{self, Handler};
-use super::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing, trim};
+use crate::consumer::context::{Context, Subscription};
+use crate::consumer::handler::{self, Handler};
+use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing, maintenance::trim};
 use crate::delivery::Delivery;
 use crate::panics::CarefulUpkeep;
 use crate::producer::warn_if_other;
@@ -208,7 +208,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     }
 
     /// How this topic's payloads are read.
-    pub(super) fn codec(&self) -> &'static dyn Codec<T> {
+    pub(in crate::consumer) fn codec(&self) -> &'static dyn Codec<T> {
         self.topic.codec()
     }
 
@@ -232,7 +232,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     }
 
     /// Starts the consumer with a handler of any kind.
-    pub(super) async fn launch(mut self, handler: Handler) -> Result<Consumer> {
+    pub(in crate::consumer) async fn launch(mut self, handler: Handler) -> Result<Consumer> {
         let mut problems = Problems::new("consumer");
         if let Handler::Batch(config, _) = &handler {
             config.check(&mut problems);

@@ -23,7 +23,7 @@ pub enum Concurrency {
 }
 
 impl Concurrency {
-    pub(super) fn at_once(self) -> usize {
+    pub(in crate::consumer) fn at_once(self) -> usize {
         match self {
             Self::Serial => 1,
             Self::PerKey(at_once) | Self::Unordered(at_once) => at_once,
@@ -149,7 +149,7 @@ impl Default for ConsumerConfig {
 }
 
 impl ConsumerConfig {
-    pub(super) fn check(&self, problems: &mut Problems) {
+    pub(in crate::consumer) fn check(&self, problems: &mut Problems) {
         if let Err(why) = self.retry.check() {
             problems.require(false, || format!("retry: {why}"));
         }

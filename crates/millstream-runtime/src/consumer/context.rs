@@ -14,12 +14,12 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::board::Board;
-use super::events::Teller;
-use super::gates::Gates;
-use super::in_flight::InFlight;
-use super::pauses::Pauses;
-use super::{ConsumerConfig, handler::Handler};
+use crate::consumer::events::EventSink;
+use crate::consumer::partition::dispatch::limits::Limiter;
+use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::pauses::Pauses;
+use crate::consumer::status::Status;
+use crate::consumer::{ConsumerConfig, handler::Handler};
 use crate::report::Counts;
 use millstream_loops::ControlThread;
 use millstream_loops::LeaseClock;
@@ -29,41 +29,41 @@ use millstream_loops::{LoopMonitor, Loops, Scope};
 const LEAST_PATIENCE: Duration = Duration::from_millis(350);
 
 /// What all loops of one consumer share.
-pub(super) struct Context {
-    pub(super) backend: Backend,
-    pub(super) group: GroupName,
-    pub(super) config: ConsumerConfig,
-    pub(super) observer: Arc<dyn Observer>,
+pub(in crate::consumer) struct Context {
+    pub(in crate::consumer) backend: Backend,
+    pub(in crate::consumer) group: GroupName,
+    pub(in crate::consumer) config: ConsumerConfig,
+    pub(in crate::consumer) observer: Arc<dyn Observer>,
     /// The observer again, for those who listen.
-    pub(super) teller: Arc<Teller>,
-    pub(super) board: Arc<Board>,
-    pub(super) loops: Loops,
-    pub(super) pauses: Pauses,
-    pub(super) counts: Counts,
+    pub(in crate::consumer) event_sink: Arc<EventSink>,
+    pub(in crate::consumer) status: Arc<Status>,
+    pub(in crate::consumer) loops: Loops,
+    pub(in crate::consumer) pauses: Pauses,
+    pub(in crate::consumer) counts: Counts,
     /// What all partitions share.
-    pub(super) gates: Gates,
+    pub(in crate::consumer) limiter: Limiter,
     /// Where renewals and heartbeats run.
-    pub(super) control: ControlThread,
+    pub(in crate::consumer) control: ControlThread,
     /// What deadlines of leases are counted by.
-    pub(super) lease_clock: Arc<LeaseClock>,
+    pub(in crate::consumer) lease_clock: Arc<LeaseClock>,
     /// Our name in the group, and what people see as the owner of a partition.
-    pub(super) member: MemberId,
+    pub(in crate::consumer) member: MemberId,
     /// Unique to this start.
-    pub(super) incarnation: String,
+    pub(in crate::consumer) incarnation: String,
     /// Leave the group, end what has started.
-    pub(super) stop: CancellationToken,
+    pub(in crate::consumer) stop: CancellationToken,
     /// The time for ending is over: give up handlers.
-    pub(super) kill: CancellationToken,
+    pub(in crate::consumer) kill: CancellationToken,
     /// How long handlers get to end, if somebody has said so when it was shut down.
     shutdown_within: OnceLock<Duration>,
     /// Everything has ended.
-    pub(super) ended: CancellationToken,
+    pub(in crate::consumer) ended: CancellationToken,
     /// Why it ended by itself.
     cause: OnceLock<Error>,
 }
 
 impl Context {
-    pub(super) fn new(
+    pub(in crate::consumer) fn new(
         backend: Backend,
         group: GroupName,
         config: ConsumerConfig,
@@ -76,17 +76,17 @@ impl Context {
             Some(id) => id.clone(),
             None => member_id(&config.label, &incarnation)?,
         };
-        let teller = Arc::new(Teller::new(Careful::over(observer)));
+        let event_sink = Arc::new(EventSink::new(Careful::over(observer)));
         Ok(Self {
             control: ControlThread::of(&backend),
             lease_clock: LeaseClock::of(&backend),
-            gates: Gates::new(config.max_handlers),
+            limiter: Limiter::new(config.max_handlers),
             backend,
             group,
             config,
-            observer: teller.clone(),
-            teller,
-            board: Arc::default(),
+            observer: event_sink.clone(),
+            event_sink,
+            status: Arc::default(),
             loops: Loops::default(),
             pauses: Pauses::new(),
             counts: Counts::default(),
@@ -101,18 +101,18 @@ impl Context {
     }
 
     /// The policies, with their fallbacks.
-    pub(super) fn policies(&self) -> Policies<'_> {
+    pub(in crate::consumer) fn policies(&self) -> Policies<'_> {
         let (retry, dead_letters) = (&*self.config.retry, &*self.config.dead_letters);
         Policies { retry, dead_letters, observer: &*self.observer }
     }
 
     /// How often leases are renewed and heartbeats sent.
-    pub(super) fn period(&self) -> Duration {
+    pub(in crate::consumer) fn period(&self) -> Duration {
         self.config.lease_ttl / 3
     }
 
     /// How long to wait for an answer on the way to a lease.
-    pub(super) fn patience(&self) -> Duration {
+    pub(in crate::consumer) fn patience(&self) -> Duration {
         self.config.lease_ttl / 4
     }
 
@@ -121,28 +121,28 @@ impl Context {
     /// With the [pause](Self::retry_pause) it comes to well under a sixth of a ttl, if that is a few seconds or more: then
     /// who was heard last a third of a ttl before an outage of up to half a ttl is heard again before the ttl is over. A
     /// server that is a few hundred milliseconds away needs them in any case.
-    pub(super) fn beat_patience(&self) -> Duration {
+    pub(in crate::consumer) fn beat_patience(&self) -> Duration {
         (self.config.lease_ttl / 10).max(LEAST_PATIENCE).min(self.patience())
     }
 
     /// How long to pause after a request failed that says that we live, and would pause for `pause` elsewhere.
-    pub(super) fn retry_pause(&self, error: &Error, pause: Duration) -> Duration {
+    pub(in crate::consumer) fn retry_pause(&self, error: &Error, pause: Duration) -> Duration {
         pause.min(if error.is_transient() { self.config.lease_ttl / 30 } else { self.period() })
     }
 
     /// How long handlers get to end.
-    pub(super) fn shutdown_timeout(&self) -> Duration {
+    pub(in crate::consumer) fn shutdown_timeout(&self) -> Duration {
         *self.shutdown_within.get().unwrap_or(&self.config.shutdown_timeout)
     }
 
     /// Leave the group, end what has started, within this time. What was said first counts.
-    pub(super) fn stop_within(&self, time: Duration) {
+    pub(in crate::consumer) fn stop_within(&self, time: Duration) {
         let _ = self.shutdown_within.set(time);
         self.stop.cancel();
     }
 
     /// Gives handlers up that did not end within `patience`.
-    pub(super) fn give_up(&self, patience: Duration) {
+    pub(in crate::consumer) fn give_up(&self, patience: Duration) {
         if self.shutdown_timeout().is_zero() {
             // It was asked for: no time was to be given.
             tracing::debug!("handlers that run are given up");
@@ -153,19 +153,19 @@ impl Context {
     }
 
     /// Why it ended by itself, if it did.
-    pub(super) fn cause(&self) -> Option<&Error> {
+    pub(in crate::consumer) fn cause(&self) -> Option<&Error> {
         self.cause.get()
     }
 
     /// Another process has our member id: everything ends here.
-    pub(super) fn fence(&self) {
+    pub(in crate::consumer) fn fence(&self) {
         let why = format!("another process consumes in group {} as member {}", self.group, self.member);
         let _ = self.cause.set(Error::new(ErrorKind::Fenced, why));
         self.stop.cancel();
     }
 
     /// What we work on was deleted on purpose: everything ends here, and nothing is created again.
-    pub(super) fn deleted(&self, topic: &TopicName, error: &Error) {
+    pub(in crate::consumer) fn deleted(&self, topic: &TopicName, error: &Error) {
         // Several loops meet it. If it was being shut down, it did not end by itself.
         if self.stop.is_cancelled() || self.cause.set(error.duplicate()).is_err() {
             return;
@@ -177,7 +177,7 @@ impl Context {
     }
 
     /// An error if it ended by itself.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(in crate::consumer) fn check(&self) -> Result<()> {
         self.cause().map_or(Ok(()), |cause| Err(cause.duplicate()))
     }
 }
@@ -191,19 +191,19 @@ fn member_id(label: &str, incarnation: &str) -> Result<MemberId> {
 }
 
 /// What the loops of one topic share.
-pub(super) struct Subscription {
-    pub(super) context: Arc<Context>,
-    pub(super) topic: TopicSpec,
-    pub(super) handler: Handler,
-    pub(super) upkeep: Vec<Arc<dyn Upkeep>>,
+pub(in crate::consumer) struct Subscription {
+    pub(in crate::consumer) context: Arc<Context>,
+    pub(in crate::consumer) topic: TopicSpec,
+    pub(in crate::consumer) handler: Handler,
+    pub(in crate::consumer) upkeep: Vec<Arc<dyn Upkeep>>,
     /// Rung when the group has changed: somebody came or went, or is to own something else.
-    pub(super) changed: Notify,
+    pub(in crate::consumer) changed: Notify,
     /// Since when heartbeats have been answered without a gap.
     heard: Mutex<Continuity>,
 }
 
 impl Subscription {
-    pub(super) fn new(
+    pub(in crate::consumer) fn new(
         context: Arc<Context>,
         topic: TopicSpec,
         handler: Handler,
@@ -216,28 +216,28 @@ impl Subscription {
 
 impl Subscription {
     /// A heartbeat was answered by this server, at this time by its clock.
-    pub(super) fn answered(&self, server: &str, now: u64) {
+    pub(in crate::consumer) fn answered(&self, server: &str, now: u64) {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).advance(server, now);
     }
 
     /// Since when heartbeats have been answered without a gap: what requests carry that take something over.
-    pub(super) fn heard(&self) -> Continuity {
+    pub(in crate::consumer) fn heard(&self) -> Continuity {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What one partition has in hand, when it has nothing.
-    pub(super) fn in_flight(&self) -> Arc<InFlight> {
+    pub(in crate::consumer) fn in_flight(&self) -> Arc<InFlight> {
         let config = &self.config;
         Arc::new(InFlight::new(config.prefetch, config.concurrency.at_once(), config.max_blocked))
     }
 
     /// Monitor of a loop for the topic.
-    pub(super) fn monitor(&self, operation: &'static str) -> LoopMonitor {
+    pub(in crate::consumer) fn monitor(&self, operation: &'static str) -> LoopMonitor {
         self.loops.monitor(operation, Scope::Topic(self.topic.name.clone()))
     }
 
     /// Monitor of a loop for one partition.
-    pub(super) fn monitor_of(
+    pub(in crate::consumer) fn monitor_of(
         &self,
         operation: &'static str,
         topic_partition: &TopicPartition,

@@ -8,9 +8,9 @@ use millstream_core::event::Event;
 use millstream_core::{HealthCheck, Start, TopicName, TopicPartition};
 use tokio::time::Instant;
 
-use super::context::Context;
-use super::pauses::Until;
-use super::{Consumer, Events, Health, health};
+use crate::consumer::context::Context;
+use crate::consumer::pauses::Until;
+use crate::consumer::{Consumer, Events, Health, health};
 
 impl Consumer {
     /// Pauses everything: nothing is read, and no further handler starts. Those that run end, and are settled. What
@@ -59,7 +59,7 @@ impl Consumer {
     /// [`ErrorKind::NotFound`] if this instance does not own the partition; [`ErrorKind::Fenced`] if it gave the
     /// partition back or lost it meanwhile: nothing was done. Transient ones: it goes on where it was, or there.
     pub async fn seek(&self, topic_partition: &TopicPartition, start: Start) -> Result<()> {
-        let Some(answer) = self.context.board.seek(topic_partition, start) else {
+        let Some(answer) = self.context.status.seek(topic_partition, start) else {
             let group = &self.context.group;
             let why = format!("{topic_partition} of group {group} is not owned by this instance");
             return Err(Error::new(ErrorKind::NotFound, why));
@@ -84,7 +84,7 @@ impl Consumer {
 
     /// What happens to it from now on. Any number of tasks may listen.
     pub fn events(&self) -> Events {
-        self.context.teller.listen(self.context.ended.clone())
+        self.context.event_sink.listen(self.context.ended.clone())
     }
 }
 
@@ -102,7 +102,7 @@ impl Context {
     }
 
     /// Takes note of whether the whole group of a topic is paused.
-    pub(super) fn hear_paused(&self, topic: &TopicName, paused: bool) {
+    pub(in crate::consumer) fn hear_paused(&self, topic: &TopicName, paused: bool) {
         if !self.pauses.hear(topic, paused) {
             return;
         }
@@ -127,7 +127,7 @@ impl Context {
     }
 
     /// Ends pauses at their time, for as long as it is polled.
-    pub(super) async fn end_pauses(self: &Arc<Self>) {
+    pub(in crate::consumer) async fn end_pauses(self: &Arc<Self>) {
         self.pauses.run(|| self.tell_resumed(None)).await;
     }
 }

@@ -197,28 +197,28 @@ impl ConsumerEvent {
 }
 
 /// Tells the user's observer of everything, and whoever listens of what happens to the consumer.
-pub(super) struct Teller {
+pub(in crate::consumer) struct EventSink {
     observer: Arc<dyn Observer>,
     events: Sender<ConsumerEvent>,
 }
 
-impl Teller {
-    pub(super) fn new(observer: Arc<dyn Observer>) -> Self {
+impl EventSink {
+    pub(in crate::consumer) fn new(observer: Arc<dyn Observer>) -> Self {
         Self { observer, events: Sender::new(KEPT) }
     }
 
     /// The last event of all.
-    pub(super) fn end(&self) {
+    pub(in crate::consumer) fn end(&self) {
         // Nobody has to listen.
         let _ = self.events.send(ConsumerEvent::Ended);
     }
 
-    pub(super) fn listen(&self, ended: CancellationToken) -> Events {
+    pub(in crate::consumer) fn listen(&self, ended: CancellationToken) -> Events {
         Events { events: self.events.subscribe(), ended, over: false }
     }
 }
 
-impl Observer for Teller {
+impl Observer for EventSink {
     fn observe(&self, event: &Event<'_>) {
         self.observer.observe(event);
         // The count takes a lock that all partitions share, and most events are of messages.
@@ -231,7 +231,7 @@ impl Observer for Teller {
 }
 
 /// The events of one consumer, from the moment that this was asked for. From
-/// [`Consumer::events`](super::Consumer::events).
+/// [`Consumer::events`](crate::consumer::Consumer::events).
 ///
 /// The newest 1,024 are kept for who is slow. Whoever is slower is told how many it missed, and goes on with the
 /// oldest that is there.

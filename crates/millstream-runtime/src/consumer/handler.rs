@@ -14,12 +14,12 @@ use millstream_core::panics::{decode, text_of};
 use millstream_core::wire::Malformed;
 use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 
-use super::batch::BatchConfig;
-use crate::delivery::{About, Delivery};
+use crate::consumer::batch::BatchConfig;
+use crate::delivery::{Delivery, DeliveryMetadata};
 
 /// What came of a message, before policies have judged it.
 #[derive(Debug)]
-pub(super) enum Verdict {
+pub(in crate::consumer) enum Verdict {
     /// The handler said this.
     Said(Outcome),
     /// The handler panicked with this message.
@@ -36,7 +36,7 @@ pub(super) enum Verdict {
 
 impl Verdict {
     /// What it failed with, if it did.
-    pub(super) fn cause(&self) -> Option<Cause> {
+    pub(in crate::consumer) fn cause(&self) -> Option<Cause> {
         match self {
             Self::Said(Outcome::Ack | Outcome::Snooze(_)) => None,
             Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {
@@ -54,13 +54,13 @@ impl Verdict {
 
 /// A verdict on one message, or one on all of a batch.
 #[derive(Debug)]
-pub(super) enum Said {
+pub(in crate::consumer) enum Said {
     Own(Verdict),
     Shared(Arc<Verdict>),
 }
 
 impl Said {
-    pub(super) fn verdict(&self) -> &Verdict {
+    pub(in crate::consumer) fn verdict(&self) -> &Verdict {
         match self {
             Self::Own(verdict) => verdict,
             Self::Shared(verdict) => verdict,
@@ -69,19 +69,19 @@ impl Said {
 }
 
 /// A message for a handler.
-pub(super) struct Input {
-    pub(super) about: About,
-    pub(super) payload: Bytes,
+pub(in crate::consumer) struct Input {
+    pub(in crate::consumer) about: DeliveryMetadata,
+    pub(in crate::consumer) payload: Bytes,
 }
 
 /// Handles one message, for as long as the timeout allows. `None`: it was not handled, and stays pending.
-pub(super) trait Handle: Send + Sync + 'static {
+pub(in crate::consumer) trait Handle: Send + Sync + 'static {
     fn handle(&self, input: Input, timeout: Option<Duration>)
     -> impl Future<Output = Option<Verdict>> + Send;
 }
 
 /// Messages that are handled one after the other.
-pub(super) trait Row: Send {
+pub(in crate::consumer) trait Row: Send {
     /// The next one that is to be handled right now.
     fn next(&mut self) -> Option<Input>;
 
@@ -93,7 +93,7 @@ pub(super) trait Row: Send {
 }
 
 /// A [`Handle`] of any type.
-pub(super) trait Call: Send + Sync {
+pub(in crate::consumer) trait Call: Send + Sync {
     fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>>;
 
     /// Handles all of a row: in here the handler's type is known, so that a message needs no box of its own.
@@ -116,8 +116,8 @@ impl<H: Handle> Call for Arc<H> {
     }
 }
 
-/// Waits for something, and calls if that is not ready at once.
-pub(super) async fn noticing<F: Future>(future: F, waits: impl FnOnce()) -> F::Output {
+/// RetryTimers for something, and calls if that is not ready at once.
+pub(in crate::consumer) async fn noticing<F: Future>(future: F, waits: impl FnOnce()) -> F::Output {
     let (mut future, mut waits) = (pin!(future), Some(waits));
     poll_fn(|cx| {
         let polled = future.as_mut().poll(cx);
@@ -132,17 +132,17 @@ pub(super) async fn noticing<F: Future>(future: F, waits: impl FnOnce()) -> F::O
 }
 
 /// Handles several. One verdict for each.
-pub(super) type BatchCall =
+pub(in crate::consumer) type BatchCall =
     dyn Fn(Vec<Input>, Option<Duration>) -> BoxFuture<'static, Vec<Said>> + Send + Sync;
 
 /// A handler of any payload type.
-pub(super) enum Handler {
+pub(in crate::consumer) enum Handler {
     Each(Box<dyn Call>),
     Batch(BatchConfig, Box<BatchCall>),
 }
 
 /// Takes the payload type off: decodes, calls, and catches panics of both.
-pub(super) fn erase<T, F, Fut>(codec: &'static dyn Codec<T>, handler: F) -> Handler
+pub(in crate::consumer) fn erase<T, F, Fut>(codec: &'static dyn Codec<T>, handler: F) -> Handler
 where
     T: Send + 'static,
     F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
@@ -192,7 +192,7 @@ where
 ///
 /// A handler that panicked is not used further for this message; what it shares with other calls is its author's
 /// care, as with threads.
-pub(super) async fn guarded<R>(
+pub(in crate::consumer) async fn guarded<R>(
     handler: impl Future<Output = R>,
     timeout: Option<Duration>,
 ) -> Result<R, Verdict> {

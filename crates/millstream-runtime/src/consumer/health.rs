@@ -6,36 +6,36 @@ use std::time::Duration;
 use millstream_core::health::{ConsumerState, Health, HealthCheck, LoopHealth, LoopsCheck, TopicHealth};
 use millstream_core::{ErrorKind, TopicName, TopicPartition};
 
-use super::context::Context;
+use crate::consumer::context::Context;
 
 /// Can say how a consumer is, also when it has ended.
-struct Checkup(Arc<Context>);
+struct ConsumerHealthCheck(Arc<Context>);
 
-impl HealthCheck for Checkup {
+impl HealthCheck for ConsumerHealthCheck {
     fn health(&self) -> Health {
         of(&self.0)
     }
 }
 
-pub(super) fn check(context: &Arc<Context>) -> Arc<dyn HealthCheck> {
-    Arc::new(Checkup(context.clone()))
+pub(in crate::consumer) fn check(context: &Arc<Context>) -> Arc<dyn HealthCheck> {
+    Arc::new(ConsumerHealthCheck(context.clone()))
 }
 
-pub(super) fn of(context: &Context) -> Health {
-    let owned = context.board.owned();
+pub(in crate::consumer) fn of(context: &Context) -> Health {
+    let owned = context.status.owned();
     let paused = context.pauses.partitions();
     let partitions_of = |topic: &TopicName, all: &std::collections::BTreeSet<TopicPartition>| {
         all.iter().filter(|tp| tp.topic == *topic).map(|tp| tp.partition).collect()
     };
-    let topics = context.board.topics().into_iter().map(|(topic, known)| {
+    let topics = context.status.topics().into_iter().map(|(topic, known)| {
         let mut health = TopicHealth::new(topic);
         health.members = known.members;
         health.assigned = known.assigned.map(|assigned| assigned.into_iter().collect());
         health.owned = partitions_of(&health.topic, &owned);
         health.paused = partitions_of(&health.topic, &paused);
         health.group_paused = context.pauses.group(&health.topic);
-        health.in_flight = context.board.in_flight(&health.topic);
-        health.candidates = context.board.candidates(&health.topic);
+        health.in_flight = context.status.in_flight(&health.topic);
+        health.candidates = context.status.candidates(&health.topic);
         health
     });
     let topics: Vec<_> = topics.collect();
@@ -63,7 +63,7 @@ pub(super) fn of(context: &Context) -> Health {
     health.asked_to_end = context.stop.is_cancelled() && context.cause().is_none();
     health.topics = topics;
     health.in_flight = health.topics.iter().map(|topic| topic.in_flight).sum();
-    health.running_handlers = context.board.running();
+    health.running_handlers = context.status.running();
     health.connected = !loops.iter().any(cut_off);
     health.loops = loops;
     health

@@ -1,44 +1,20 @@
 //! The consumer: a group's work on a topic.
 
-mod adopt;
-mod assign;
 mod batch;
-mod board;
 mod builder;
-mod chase;
-mod clock;
 mod config;
 mod context;
 mod control;
-mod decide;
-mod dispatch;
 mod events;
-mod fetch;
-mod gates;
-mod guard;
+mod group;
 mod handler;
 mod health;
-mod held;
-mod in_a_row;
-mod in_flight;
-mod job;
-mod lanes;
-mod membership;
-mod outbox;
-mod owned;
-mod ownership;
+mod maintenance;
+mod partition;
 mod pauses;
-mod poison;
 mod pull;
-mod renew;
-mod restore;
-mod ring;
-mod settle;
 mod shared;
-mod trim;
-mod upkeep;
-mod waits;
-mod worker;
+mod status;
 
 use std::fmt;
 use std::sync::Arc;
@@ -57,13 +33,13 @@ pub use events::{ConsumerEvent, Events};
 pub use millstream_core::health::{ConsumerState, Failure, Health, LoopHealth, TopicHealth};
 pub use pull::{Pulled, Puller};
 
-pub(crate) use owned::Owned;
+pub(crate) use partition::PartitionHandle;
 
 use context::{Context, Subscription};
-use held::Held;
-use membership::{Membership, Target};
-use ownership::Ownership;
-use renew::Renewer;
+use group::lease_keeper::LeaseKeeper;
+use group::lease_table::LeaseTable;
+use group::membership::{Membership, Target};
+use group::ownership::Ownership;
 
 use crate::report::Report;
 
@@ -81,7 +57,7 @@ impl Consumer {
     fn spawn(context: Arc<Context>, subscriptions: Vec<Subscription>) -> Self {
         let control = context.control.clone();
         for subscription in &subscriptions {
-            context.board.consumes(&subscription.topic.name);
+            context.status.consumes(&subscription.topic.name);
             if subscription.config.sharing == Sharing::Shared {
                 // Without owners there is nothing to be heard of before reading, but whether the group is paused.
                 context.pauses.wait_for(&subscription.topic.name);
@@ -91,9 +67,9 @@ impl Consumer {
         context.observer.observe(&Event::ConsumerStarted { group, member, health });
         let run = |subscription: Subscription| {
             let subscription = Arc::new(subscription);
-            let held = Held::default();
+            let held = LeaseTable::default();
             let (aim, target) = watch::channel(Target::Unknown);
-            let renewer = Renewer::new(subscription.clone(), held.clone());
+            let renewer = LeaseKeeper::new(subscription.clone(), held.clone());
             let membership = Membership::new(subscription.clone(), aim);
             let ownership = Ownership::new(subscription.clone(), held, target);
             let control = control.clone();
@@ -117,7 +93,7 @@ impl Consumer {
                 _ = join_all(topics) => {}
                 () = shared.end_pauses() => {}
             }
-            shared.teller.end();
+            shared.event_sink.end();
         });
         Self { context, task: Some(task) }
     }
@@ -142,7 +118,7 @@ impl Consumer {
         self.context.counts.report()
     }
 
-    /// Waits until it has ended. It does so by itself only if another process consumes under the same member id, or one of
+    /// RetryTimers until it has ended. It does so by itself only if another process consumes under the same member id, or one of
     /// its topics, or its group there, was deleted: [`cause`](Self::cause) says so, and the observer is told.
     pub async fn ended(&self) {
         self.context.ended.cancelled().await;
@@ -158,7 +134,7 @@ impl Consumer {
         self.context.cause().map(Error::duplicate)
     }
 
-    /// Waits until `shutdown` is ready, or it has ended by itself, and shuts down.
+    /// RetryTimers until `shutdown` is ready, or it has ended by itself, and shuts down.
     async fn until(self, shutdown: impl Future<Output = ()>) -> Result<Report> {
         tokio::select! {
             biased;

@@ -25,50 +25,50 @@ enum Group {
 
 /// How long a pause lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Until {
+pub(in crate::consumer) enum Until {
     Resumed,
     Time(Instant),
 }
 
 /// What is paused in one consumer.
-pub(super) struct Pauses(watch::Sender<State>);
+pub(in crate::consumer) struct Pauses(watch::Sender<State>);
 
 impl Pauses {
-    pub(super) fn new() -> Self {
+    pub(in crate::consumer) fn new() -> Self {
         Self(watch::Sender::default())
     }
 
     /// Pauses everything. True if it was not paused before; else it now lasts as long as said last.
-    pub(super) fn pause(&self, until: Until) -> bool {
+    pub(in crate::consumer) fn pause(&self, until: Until) -> bool {
         let mut began = false;
         self.0.send_modify(|state| began = state.all.replace(until).is_none());
         began
     }
 
     /// True if it was paused. Partitions that are paused by themselves stay so.
-    pub(super) fn resume(&self) -> bool {
+    pub(in crate::consumer) fn resume(&self) -> bool {
         self.0.send_if_modified(|state| state.all.take().is_some())
     }
 
     /// True if it was not paused by itself before.
-    pub(super) fn pause_partition(&self, topic_partition: &TopicPartition) -> bool {
+    pub(in crate::consumer) fn pause_partition(&self, topic_partition: &TopicPartition) -> bool {
         self.0.send_if_modified(|state| state.partitions.insert(topic_partition.clone()))
     }
 
     /// True if it was paused by itself.
-    pub(super) fn resume_partition(&self, topic_partition: &TopicPartition) -> bool {
+    pub(in crate::consumer) fn resume_partition(&self, topic_partition: &TopicPartition) -> bool {
         self.0.send_if_modified(|state| state.partitions.remove(topic_partition))
     }
 
     /// Nothing of this topic is read before it is [heard](Self::hear) whether its group is paused.
-    pub(super) fn wait_for(&self, topic: &TopicName) {
+    pub(in crate::consumer) fn wait_for(&self, topic: &TopicName) {
         self.0.send_modify(|state| {
             state.groups.insert(topic.clone(), Group::Unheard);
         });
     }
 
     /// Takes note of whether the whole group of a topic is paused. True if it was the other way round before.
-    pub(super) fn hear(&self, topic: &TopicName, paused: bool) -> bool {
+    pub(in crate::consumer) fn hear(&self, topic: &TopicName, paused: bool) -> bool {
         let mut changed = false;
         self.0.send_if_modified(|state| {
             let before = state.groups.get(topic).copied();
@@ -84,34 +84,34 @@ impl Pauses {
     }
 
     /// Whether the whole group of a topic is paused.
-    pub(super) fn group(&self, topic: &TopicName) -> bool {
+    pub(in crate::consumer) fn group(&self, topic: &TopicName) -> bool {
         self.0.borrow().groups.get(topic) == Some(&Group::Paused)
     }
 
     /// Whether everything is paused.
-    pub(super) fn all(&self) -> bool {
+    pub(in crate::consumer) fn all(&self) -> bool {
         self.0.borrow().all.is_some()
     }
 
     /// What is paused by itself.
-    pub(super) fn partitions(&self) -> BTreeSet<TopicPartition> {
+    pub(in crate::consumer) fn partitions(&self) -> BTreeSet<TopicPartition> {
         self.0.borrow().partitions.clone()
     }
 
     /// As one partition sees it.
-    pub(super) fn of(&self, topic_partition: &TopicPartition) -> Pause {
+    pub(in crate::consumer) fn of(&self, topic_partition: &TopicPartition) -> Pause {
         let state = self.0.subscribe();
         let paused = state.borrow().of(topic_partition);
         Pause { state, topic_partition: topic_partition.clone(), paused }
     }
 
     /// As those see it who hand out messages of all partitions.
-    pub(super) fn changes(&self) -> Changes {
+    pub(in crate::consumer) fn changes(&self) -> Changes {
         Changes(self.0.subscribe())
     }
 
     /// Ends pauses at their time, and calls for each.
-    pub(super) async fn run(&self, ended: impl Fn()) {
+    pub(in crate::consumer) async fn run(&self, ended: impl Fn()) {
         let mut state = self.0.subscribe();
         loop {
             let until = state.borrow_and_update().all;
@@ -152,7 +152,7 @@ impl State {
 }
 
 /// Whether one partition is paused.
-pub(super) struct Pause {
+pub(in crate::consumer) struct Pause {
     state: watch::Receiver<State>,
     topic_partition: TopicPartition,
     paused: bool,
@@ -160,15 +160,15 @@ pub(super) struct Pause {
 
 impl Pause {
     /// Whether it is paused now. Costs next to nothing while nothing changes.
-    pub(super) fn is_on(&mut self) -> bool {
+    pub(in crate::consumer) fn is_on(&mut self) -> bool {
         if self.state.has_changed().unwrap_or(false) {
             self.paused = self.state.borrow_and_update().of(&self.topic_partition);
         }
         self.paused
     }
 
-    /// Waits until it is paused, or not.
-    pub(super) async fn until(&mut self, paused: bool) {
+    /// RetryTimers until it is paused, or not.
+    pub(in crate::consumer) async fn until(&mut self, paused: bool) {
         while self.is_on() != paused {
             if self.state.changed().await.is_err() {
                 // The consumer is gone, and nothing changes any more.
@@ -180,15 +180,15 @@ impl Pause {
 }
 
 /// What is paused, for those who hand out messages of all partitions.
-pub(super) struct Changes(watch::Receiver<State>);
+pub(in crate::consumer) struct Changes(watch::Receiver<State>);
 
 impl Changes {
-    pub(super) fn is_on(&mut self, topic_partition: &TopicPartition) -> bool {
+    pub(in crate::consumer) fn is_on(&mut self, topic_partition: &TopicPartition) -> bool {
         self.0.borrow_and_update().of(topic_partition)
     }
 
-    /// Waits until something else is paused than when this was asked last.
-    pub(super) async fn changed(&mut self) {
+    /// RetryTimers until something else is paused than when this was asked last.
+    pub(in crate::consumer) async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -12,11 +12,11 @@ use millstream_core::{BoxError, Codec, Outcome, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::handler::{Handle, Handler, Input, Verdict, guarded};
-use super::owned::Owned;
-use super::pauses::Changes;
-use super::{Consumer, ConsumerBuilder};
-use crate::delivery::{About, Delivery};
+use crate::consumer::handler::{Handle, Handler, Input, Verdict, guarded};
+use crate::consumer::partition::handle::PartitionHandle;
+use crate::consumer::pauses::Changes;
+use crate::consumer::{Consumer, ConsumerBuilder};
+use crate::delivery::{Delivery, DeliveryMetadata};
 use crate::report::Report;
 
 /// What is said of a message that was pulled and dropped.
@@ -267,10 +267,10 @@ impl<T: Send + 'static> Handle for Offering<T> {
 async fn offer<T: Send>(
     offers: &mpsc::UnboundedSender<Offer<T>>,
     value: T,
-    about: About,
+    about: DeliveryMetadata,
     timeout: Option<Duration>,
 ) -> Option<Verdict> {
-    let owned: Arc<Owned> = about.owned.clone();
+    let owned: Arc<PartitionHandle> = about.owned.clone();
     let delivery = Arc::new(Mutex::new(Some(Delivery { payload: value, about })));
     let (taken, mut is_taken) = oneshot::channel();
     let (say, said) = oneshot::channel();

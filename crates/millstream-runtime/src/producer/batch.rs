@@ -7,10 +7,10 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::Instant;
 
 use super::batcher::{Answer, Ticket};
-use super::cargo::{Cargo, Sink};
+use super::sink::{Outgoing, Sink};
 
 /// A batch that grows.
-pub(super) struct Batch<C: Cargo> {
+pub(super) struct Batch<C: Outgoing> {
     pub(super) messages: Vec<C>,
     pub(super) replies: Vec<Reply<C>>,
     rooms: Vec<OwnedSemaphorePermit>,
@@ -20,19 +20,19 @@ pub(super) struct Batch<C: Cargo> {
     deadline: Option<Instant>,
 }
 
-pub(super) enum Reply<C: Cargo> {
+pub(super) enum Reply<C: Outgoing> {
     One(Answer<Result<C::Done>>),
     Many(usize, Answer<Vec<Result<C::Done>>>),
     Flush(oneshot::Sender<()>),
 }
 
-impl<C: Cargo> Default for Batch<C> {
+impl<C: Outgoing> Default for Batch<C> {
     fn default() -> Self {
         Self { messages: Vec::new(), replies: Vec::new(), rooms: Vec::new(), begun: None, deadline: None }
     }
 }
 
-impl<C: Cargo> Batch<C> {
+impl<C: Outgoing> Batch<C> {
     pub(super) fn is_empty(&self) -> bool {
         self.replies.is_empty()
     }
@@ -63,7 +63,7 @@ impl<C: Cargo> Batch<C> {
 }
 
 /// A batch that was begun.
-pub(super) struct UnderWay<C: Cargo> {
+pub(super) struct UnderWay<C: Outgoing> {
     pub(super) messages: Arc<Vec<C>>,
     replies: Vec<Reply<C>>,
     /// Given back when all is answered.
@@ -71,7 +71,7 @@ pub(super) struct UnderWay<C: Cargo> {
     pub(super) deadline: Instant,
 }
 
-impl<C: Cargo> UnderWay<C> {
+impl<C: Outgoing> UnderWay<C> {
     /// Has the sink begin it, unless it is empty: then there is nothing to wait for.
     pub(super) fn send(&self, sink: &mut dyn Sink<C>) {
         if !self.messages.is_empty() {

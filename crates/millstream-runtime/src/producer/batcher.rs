@@ -13,11 +13,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
 use super::ProducerConfig;
-use super::cargo::{Cargo, Sink};
 use super::sender::Sender;
+use super::sink::{Outgoing, Sink};
 
 /// The sending half: shared by all clones of a producer.
-pub(super) struct Batcher<C: Cargo> {
+pub(super) struct Batcher<C: Outgoing> {
     commands: mpsc::UnboundedSender<Command<C>>,
     /// Bytes that may be under way. It bounds the channel.
     room: Arc<Semaphore>,
@@ -25,7 +25,7 @@ pub(super) struct Batcher<C: Cargo> {
     delivery_timeout: Duration,
 }
 
-pub(super) enum Command<C: Cargo> {
+pub(super) enum Command<C: Outgoing> {
     One(C, Answer<Result<C::Done>>, Ticket),
     Many(Vec<C>, Answer<Vec<Result<C::Done>>>, Ticket),
     Flush(oneshot::Sender<()>),
@@ -43,12 +43,12 @@ pub(super) struct Ticket {
 }
 
 /// The results of a chunk, now or later.
-pub(super) enum Pending<C: Cargo> {
+pub(super) enum Pending<C: Outgoing> {
     Later(usize, oneshot::Receiver<Vec<Result<C::Done>>>),
     Failed(usize, Error),
 }
 
-impl<C: Cargo> Pending<C> {
+impl<C: Outgoing> Pending<C> {
     pub(super) async fn wait(self) -> Vec<Result<C::Done>> {
         let (count, error) = match self {
             Self::Failed(count, error) => (count, error),
@@ -70,7 +70,7 @@ fn interrupted() -> Error {
     Error::new(ErrorKind::Unconfirmed, "the producer was shut down while the message was under way")
 }
 
-impl<C: Cargo> Batcher<C> {
+impl<C: Outgoing> Batcher<C> {
     pub(super) fn start(
         sink: impl Sink<C> + 'static,
         topic: TopicName,
@@ -98,7 +98,7 @@ impl<C: Cargo> Batcher<C> {
     /// Queues a chunk and gives back where its results will be.
     pub(super) async fn send_chunk(&self, messages: Vec<C>) -> Pending<C> {
         let count = messages.len();
-        let ticket = match self.reserve(messages.iter().map(Cargo::charge).sum()).await {
+        let ticket = match self.reserve(messages.iter().map(Outgoing::charge).sum()).await {
             Ok(ticket) => ticket,
             Err(error) => return Pending::Failed(count, error),
         };

@@ -1,15 +1,15 @@
 //! The producer: typed sends over one batcher.
 
+mod backpressure;
 mod batch;
 mod batcher;
-mod bound;
-mod cargo;
 mod config;
 mod delayed;
-mod growth;
-mod patience;
+mod metadata_refresh;
 mod record;
 mod sender;
+mod sink;
+mod spin_wait;
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -31,10 +31,10 @@ pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
 pub use record::{Record, Send, Sent};
 
+use backpressure::Bound;
 use batcher::Batcher;
-use bound::Bound;
-use cargo::{Cargo, ToLog, ToSchedule};
-use growth::{Growth, Partitions};
+use metadata_refresh::{MetadataRefresh, Partitions};
+use sink::{Outgoing, ToLog, ToSchedule};
 
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
 ///
@@ -108,7 +108,7 @@ impl<T> Producer<T> {
     }
 
     /// Sends what could be encoded, chunk by chunk; each result comes with what stood beside its message.
-    async fn in_chunks<C: Cargo, B>(
+    async fn in_chunks<C: Outgoing, B>(
         &self,
         batcher: &Batcher<C>,
         mut encoded: impl Iterator<Item = Result<(B, C)>>,
@@ -320,7 +320,7 @@ impl<T> ProducerBuilder<T> {
         let bound = Bound::new(stored.max_length);
         let growth = self.config.refresh.map(|every| {
             let (known, bound) = (stored.clone(), bound.clone());
-            let growth = Growth::new(self.backend.catalog, known, partitions.clone(), bound);
+            let growth = MetadataRefresh::new(self.backend.catalog, known, partitions.clone(), bound);
             AbortOnDropHandle::new(tokio::spawn(growth.run(every, observer.clone())))
         });
         let (config, name) = (&self.config, &stored.name);

@@ -17,10 +17,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::ProducerConfig;
 use super::batch::{Batch, Reply, UnderWay};
 use super::batcher::Command;
-use super::cargo::{Cargo, Sink};
-use super::patience::Patience;
+use super::sink::{Outgoing, Sink};
+use super::spin_wait::SpinWait;
 
-pub(super) struct Sender<C: Cargo> {
+pub(super) struct Sender<C: Outgoing> {
     sink: Box<dyn Sink<C>>,
     topic: TopicName,
     observer: Arc<dyn Observer>,
@@ -29,7 +29,7 @@ pub(super) struct Sender<C: Cargo> {
     closed: bool,
     max_batch: usize,
     linger: Duration,
-    patience: Patience,
+    spin_wait: SpinWait,
     /// What comes next.
     next: Batch<C>,
     /// What the sink has begun, the oldest first.
@@ -41,7 +41,7 @@ pub(super) struct Sender<C: Cargo> {
     closing: Vec<oneshot::Sender<()>>,
 }
 
-impl<C: Cargo> Sender<C> {
+impl<C: Outgoing> Sender<C> {
     pub(super) fn new(
         sink: Box<dyn Sink<C>>,
         topic: TopicName,
@@ -57,7 +57,7 @@ impl<C: Cargo> Sender<C> {
             closed: false,
             max_batch: config.max_batch,
             linger: config.linger,
-            patience: Patience::default(),
+            spin_wait: SpinWait::default(),
             next: Batch::default(),
             under_way: VecDeque::new(),
             failures: 0,
@@ -122,7 +122,7 @@ impl<C: Cargo> Sender<C> {
         let due = self.due().filter(|_| !self.is_due());
         let more = !self.is_full() && !self.closed;
         let many = self.under_way.iter().map(|batch| batch.messages.len()).sum::<usize>() >= MANY;
-        let mut watch = self.patience.begin(many);
+        let mut watch = self.spin_wait.begin(many);
         let results = tokio::select! {
             biased;
             results = self.sink.finish(), if !self.under_way.is_empty() => Some(results),
@@ -137,7 +137,7 @@ impl<C: Cargo> Sender<C> {
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => None,
             () = watch.keep() => None,
         };
-        self.patience.end(&watch);
+        self.spin_wait.end(&watch);
         if let Some(results) = results {
             self.answer(results).await;
         }

@@ -35,6 +35,17 @@ impl Scene {
     }
 }
 
+impl Scene {
+    /// Waits for a sample that was begun after this call.
+    pub(super) async fn samples_anew(&self) {
+        let rounds =
+            |scrape: &Scrape| scrape.sum("millstream_samples_total", &[("result", "ok")]).unwrap_or_default();
+        // One may be under way.
+        let until = rounds(&self.scrape().await) + 2.0;
+        self.until("a new sample", |scrape| rounds(scrape) >= until).await;
+    }
+}
+
 /// Where the value of each metric is held against what a script did: the file, and a function in it.
 const HELD: &[(&str, &str, &str)] = &[
     ("produced_total", "", "a_scripted_run"),

@@ -197,6 +197,8 @@ async fn a_task_over_which_processes_die_is_counted() {
     for worker in ["one", "another"] {
         claim_begin_and_die(scene.mq.backend(), worker, true).await;
     }
+    // One from between the two claims would show the same.
+    scene.samples_anew().await;
     scene.sees("its worker is dead", &[("tasks_expired", MAILS, 1.0)]).await;
     let worker = mails.worker().crash_limit(2).hold(Duration::from_secs(1));
     let worker = worker.start(async |_: Task<u64>| {}).await.expect("started");

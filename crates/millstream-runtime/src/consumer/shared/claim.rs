@@ -14,17 +14,17 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::super::membership::within;
-use super::Sharer;
-use super::fetch::{Origin, take_in};
-use super::settle::Say;
-use super::work::Item;
+use crate::consumer::group::membership::within;
+use crate::consumer::shared::Sharer;
+use crate::consumer::shared::fetch::{Origin, take_in};
+use crate::consumer::shared::settle::Say;
+use crate::consumer::shared::work::Item;
 
 /// The shortest pause between two looks.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Claims for one consumer.
-pub(super) struct Claimer {
+pub(in crate::consumer) struct Claimer {
     sharer: Arc<Sharer>,
     /// To the fetcher: how many partitions there are.
     grown: watch::Sender<u32>,
@@ -43,7 +43,7 @@ struct Looked {
 }
 
 impl Claimer {
-    pub(super) fn new(
+    pub(in crate::consumer) fn new(
         sharer: Arc<Sharer>,
         grown: watch::Sender<u32>,
         items: UnboundedSender<Vec<Item>>,
@@ -53,7 +53,7 @@ impl Claimer {
     }
 
     /// Claims until the consumer stops.
-    pub(super) async fn run(mut self) {
+    pub(in crate::consumer) async fn run(mut self) {
         let sharer = self.sharer.clone();
         let observer = &*sharer.context.observer;
         let monitor = sharer.context.monitor("claim");
@@ -72,7 +72,7 @@ impl Claimer {
                 tokio::select! {
                     biased;
                     () = sharer.context.changed.notified() => {}
-                    () = sharer.hand.unclaimed(), if looked.full => {}
+                    () = sharer.in_flight.unclaimed(), if looked.full => {}
                     () = sleep(looked.pause) => {}
                 }
             }
@@ -87,7 +87,7 @@ impl Claimer {
     /// Looks once after all that is ours to look after.
     async fn run_once(&mut self) -> Result<Looked> {
         let sharer = self.sharer.clone();
-        let Sharer { context, seat, hand, .. } = &*sharer;
+        let Sharer { context, seat, in_flight, .. } = &*sharer;
         let period = context.period();
         let roster = context.backend.members.roster(&seat.topic, &seat.group);
         let roster = within(context.patience(), roster).await?;
@@ -109,21 +109,21 @@ impl Claimer {
             if !ours || paused.is_on(&seat.partition(partition)) {
                 continue;
             }
-            let room = hand.claim_room();
+            let room = in_flight.claim_room();
             let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
             let heard = context.heard();
             let claim = context.backend.shared.claim(seat, partition, &alive, idle, room, &heard);
             let claimed = within(idle, claim).await;
             if claimed.is_err() {
                 // It may have been done: then entries stand under our name of which we do not know.
-                hand.start_over();
+                in_flight.start_over();
             }
             let Claimed { abandoned, given_back, next, .. } = claimed?;
             let to = (&self.items, &self.says);
             take_in(&sharer, to, partition, abandoned, asked, Origin::Abandoned(&roster.members));
             take_in(&sharer, to, partition, given_back, asked, Origin::GivenBack);
             if let Some(next) = next {
-                let full = next.is_zero() && hand.claim_room() == 0;
+                let full = next.is_zero() && in_flight.claim_room() == 0;
                 looked.full |= full;
                 if !full {
                     looked.pause = looked.pause.min(next.max(SHORTEST_PAUSE));

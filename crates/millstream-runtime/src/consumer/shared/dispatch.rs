@@ -11,13 +11,13 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
-use super::super::handler::Handler;
-use super::super::membership::within;
-use super::super::pauses::Changes;
-use super::Sharer;
-use super::hand::Key;
-use super::settle::Say;
-use super::work::{Item, Work};
+use crate::consumer::group::membership::within;
+use crate::consumer::handler::Handler;
+use crate::consumer::pauses::Changes;
+use crate::consumer::shared::Sharer;
+use crate::consumer::shared::in_flight::Key;
+use crate::consumer::shared::settle::Say;
+use crate::consumer::shared::work::{Item, Work};
 use crate::report::Counts;
 
 /// What came of messages that started together.
@@ -29,7 +29,7 @@ struct Ended {
 }
 
 /// Hands messages to handlers.
-pub(super) struct Dispatcher {
+pub(in crate::consumer) struct Dispatcher {
     sharer: Arc<Sharer>,
     items: UnboundedReceiver<Vec<Item>>,
     says: UnboundedSender<Say>,
@@ -47,7 +47,7 @@ pub(super) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(super) fn new(
+    pub(in crate::consumer) fn new(
         sharer: Arc<Sharer>,
         items: UnboundedReceiver<Vec<Item>>,
         says: UnboundedSender<Say>,
@@ -67,7 +67,7 @@ impl Dispatcher {
     }
 
     /// Works until the consumer stops; then gives back what has not begun, and waits for the handlers that run.
-    pub(super) async fn run(mut self) {
+    pub(in crate::consumer) async fn run(mut self) {
         while self.run_once().await {}
         self.end().await;
     }
@@ -106,7 +106,7 @@ impl Dispatcher {
             if !job.left.is_zero() {
                 // Noted by an owner who keeps an order, in which it waits in its place: here it is parked.
                 let key = item.key();
-                self.sharer.hand.say(key);
+                self.sharer.in_flight.say(key);
                 self.say(Say::new(key, item.job.parks()));
             } else if item.is_alone() {
                 self.alone.push_back(item);
@@ -200,8 +200,8 @@ impl Dispatcher {
             Ok(left) => self.left.extend(left),
             Err(keys) => {
                 // Panics of user code are caught where it is called: this one is ours. What it worked on is read anew.
-                self.sharer.hand.lost(keys);
-                self.sharer.hand.start_over();
+                self.sharer.in_flight.lost(keys);
+                self.sharer.in_flight.start_over();
             }
         }
     }
@@ -223,13 +223,13 @@ impl Dispatcher {
     }
 
     async fn give_back(&mut self) {
-        let Sharer { context, seat, hand, .. } = &*self.sharer;
+        let Sharer { context, seat, in_flight, .. } = &*self.sharer;
         let mut of = BTreeMap::<_, Vec<_>>::new();
         let left = std::mem::take(&mut self.left);
         Counts::add(&context.counts.handed_back, left.len());
         for item in left {
             // From now on it is not extended any more.
-            hand.settled(std::iter::once(item.key()));
+            in_flight.settled(std::iter::once(item.key()));
             of.entry(item.partition).or_default().push(item.job.receipt);
         }
         for (partition, receipts) in of {

@@ -1,4 +1,4 @@
-//! The extend loop: says of all that is in hand that it still is, three times per ttl; and watches the deadlines.
+//! The extend loop: says of all that is in flight that it still is, three times per ttl; and watches the deadlines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use millstream_core::error::Result;
 use millstream_core::log::Receipt;
 use tokio::time::sleep;
 
-use super::super::membership::within;
-use super::Sharer;
+use crate::consumer::group::membership::within;
+use crate::consumer::shared::Sharer;
 use millstream_loops::LoopMonitor;
 
 /// Extends all that one consumer has. One lost request does no harm, two in a row stop dispatch.
-pub(super) struct Extender {
+pub(in crate::consumer) struct Extender {
     sharer: Arc<Sharer>,
     monitor: LoopMonitor,
 }
 
 impl Extender {
-    pub(super) fn new(sharer: Arc<Sharer>) -> Self {
+    pub(in crate::consumer) fn new(sharer: Arc<Sharer>) -> Self {
         Self { monitor: sharer.context.monitor("extend"), sharer }
     }
 
     /// Extends until dropped.
-    pub(super) async fn run(mut self) {
+    pub(in crate::consumer) async fn run(mut self) {
         let sharer = self.sharer.clone();
         let (period, clock) = (sharer.context.period(), sharer.context.lease_clock.clone());
         let extends = async {
@@ -38,7 +38,7 @@ impl Extender {
                     Ok(()) => tokio::select! {
                         biased;
                         () = clock.sleep_until(started + period) => {}
-                        () = sharer.hand.wanted() => {}
+                        () = sharer.in_flight.wanted() => {}
                     },
                     Err(pause) => sleep(pause).await,
                 }
@@ -53,7 +53,7 @@ impl Extender {
 
     /// Extends once. After a failure, how long to pause: less than to the next regular time.
     async fn run_once(&mut self) -> Result<(), Duration> {
-        let all = self.sharer.hand.all();
+        let all = self.sharer.in_flight.all();
         let extends = all.into_iter().map(|(partition, receipts)| self.extend(partition, receipts));
         let failed = join_all(extends).await.into_iter().find_map(Result::err);
         let observer = &*self.sharer.context.observer;
@@ -70,17 +70,17 @@ impl Extender {
     }
 
     async fn extend(&self, partition: Partition, receipts: Vec<Receipt>) -> Result<()> {
-        let Sharer { context, seat, hand, .. } = &*self.sharer;
+        let Sharer { context, seat, in_flight, .. } = &*self.sharer;
         // Taken before the request: the ttl cannot have started earlier.
         let asked = context.lease_clock.now();
         let request = context.backend.shared.extend(seat, partition, &receipts);
         let lost = within(context.beat_patience(), request).await?;
-        let messages = hand.lost(lost.iter().map(|receipt| (partition, *receipt)));
+        let messages = in_flight.lost(lost.iter().map(|receipt| (partition, *receipt)));
         if messages > 0 {
             let topic_partition = seat.partition(partition);
             tracing::warn!(%topic_partition, group = %seat.group, messages, "claimed by others: handlers are told");
         }
-        hand.extended(receipts.into_iter().map(|receipt| (partition, receipt)), asked);
+        in_flight.extended(receipts.into_iter().map(|receipt| (partition, receipt)), asked);
         Ok(())
     }
 }
@@ -91,7 +91,7 @@ async fn watch_deadlines(sharer: &Sharer) {
     // Deadlines move all the time: one look at them is good for a while.
     let shortest = sharer.context.period() / 8;
     loop {
-        let (messages, next) = sharer.hand.expire();
+        let (messages, next) = sharer.in_flight.expire();
         if messages > 0 {
             tracing::warn!(group = %sharer.seat.group, messages, "not extended in time: handlers are told");
         }
@@ -100,7 +100,7 @@ async fn watch_deadlines(sharer: &Sharer) {
                 let clock = &sharer.context.lease_clock;
                 clock.sleep_until(next.max(clock.now() + shortest)).await;
             }
-            None => sharer.hand.came().await,
+            None => sharer.in_flight.came().await,
         }
     }
 }

@@ -13,20 +13,20 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::super::context::Subscription;
-use super::super::pauses::Changes;
-use super::super::poison::{Candidate, is_candidate};
-use super::super::restore::unless_deleted;
-use super::Sharer;
-use super::settle::Say;
-use super::work::Item;
+use crate::consumer::context::Subscription;
+use crate::consumer::group::restore::unless_deleted;
+use crate::consumer::partition::poison::{Candidate, is_candidate};
+use crate::consumer::pauses::Changes;
+use crate::consumer::shared::Sharer;
+use crate::consumer::shared::settle::Say;
+use crate::consumer::shared::work::Item;
 use millstream_loops::LoopMonitor;
 
 /// In how many partitions at once a group is restored.
 const AT_ONCE: usize = 32;
 
 /// Reads all partitions for one consumer.
-pub(super) struct Fetcher {
+pub(in crate::consumer) struct Fetcher {
     sharer: Arc<Sharer>,
     /// How many partitions the topic has.
     partitions: watch::Receiver<u32>,
@@ -39,7 +39,7 @@ pub(super) struct Fetcher {
 }
 
 impl Fetcher {
-    pub(super) fn new(
+    pub(in crate::consumer) fn new(
         sharer: Arc<Sharer>,
         partitions: watch::Receiver<u32>,
         items: UnboundedSender<Vec<Item>>,
@@ -50,7 +50,7 @@ impl Fetcher {
     }
 
     /// Reads until the consumer stops. Errors are told and do not end it.
-    pub(super) async fn run(mut self) {
+    pub(in crate::consumer) async fn run(mut self) {
         let sharer = self.sharer.clone();
         let observer = &*sharer.context.observer;
         let monitor = sharer.context.monitor("fetch");
@@ -69,10 +69,10 @@ impl Fetcher {
         }
     }
 
-    /// Waits for room, reads once, and hands on what was read.
+    /// RetryTimers for room, reads once, and hands on what was read.
     async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
-        let hand = self.sharer.hand.clone();
-        let room = hand.room().await;
+        let in_flight = self.sharer.in_flight.clone();
+        let room = in_flight.room().await;
         if !self.open().is_empty() {
             monitor.begin_round(self.sharer.context.period());
         }
@@ -93,7 +93,7 @@ impl Fetcher {
             Ok(read) => read,
             Err(error) => {
                 // A reply may have been lost with entries in it: the reader starts over with what is pending.
-                hand.begin_rewind();
+                in_flight.begin_rewind();
                 if error.kind() == ErrorKind::GroupMissing {
                     return self.restore_groups(&error).await;
                 }
@@ -101,14 +101,14 @@ impl Fetcher {
             }
         };
         let pending = read.iter().any(|(_, fetched)| fetched.pending);
-        if pending && !hand.is_rewinding() {
+        if pending && !in_flight.is_rewinding() {
             // The reader looked for what got lost. Once more, with an eye on what is settled meanwhile.
-            hand.begin_rewind();
+            in_flight.begin_rewind();
             self.reader = None;
             return Ok(());
         }
         if !pending {
-            hand.end_rewind();
+            in_flight.end_rewind();
         }
         for (partition, fetched) in read {
             take_in(&self.sharer, (&self.items, &self.says), partition, fetched, asked, Origin::Read);
@@ -119,7 +119,7 @@ impl Fetcher {
     async fn fetch(&mut self, room: usize) -> Result<Vec<(Partition, Fetched)>> {
         let open = self.open();
         let context = &self.sharer.context;
-        if open != self.read || self.sharer.hand.starts_over() {
+        if open != self.read || self.sharer.in_flight.starts_over() {
             self.reader = None;
         }
         if open.is_empty() {
@@ -129,13 +129,13 @@ impl Fetcher {
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
-                self.sharer.hand.begin_rewind();
+                self.sharer.in_flight.begin_rewind();
                 self.read.clone_from(&open);
                 none.insert(context.backend.shared.shared_reader(&self.sharer.seat, &open).await?)
             }
         };
         // No longer than this: what it brings is to be ours for a while still, counted from the request.
-        self.sharer.hand.begin_read();
+        self.sharer.in_flight.begin_read();
         reader.fetch(room, context.config.max_wait.min(context.period())).await
     }
 
@@ -197,7 +197,7 @@ async fn changes(paused: &mut Changes, grown: &mut watch::Receiver<u32>) {
 
 /// Where entries come from.
 #[derive(Clone, Copy)]
-pub(super) enum Origin<'a> {
+pub(in crate::consumer) enum Origin<'a> {
     Read,
     /// Somebody gave them back and never began.
     GivenBack,
@@ -206,7 +206,7 @@ pub(super) enum Origin<'a> {
 }
 
 /// Takes in what was read or claimed of one partition by a request of `asked`, and tells.
-pub(super) fn take_in(
+pub(in crate::consumer) fn take_in(
     sharer: &Arc<Sharer>,
     (items, says): (&UnboundedSender<Vec<Item>>, &UnboundedSender<Say>),
     partition: Partition,
@@ -214,7 +214,7 @@ pub(super) fn take_in(
     asked: Instant,
     origin: Origin<'_>,
 ) {
-    let Sharer { context, seat, hand, .. } = &**sharer;
+    let Sharer { context, seat, in_flight, .. } = &**sharer;
     let (topic_partition, group) = (&seat.partition(partition), &seat.group);
     let Fetched { entries, ghosts, pending, .. } = fetched;
     if !ghosts.is_empty() {
@@ -225,7 +225,7 @@ pub(super) fn take_in(
             let _ = says.send(Say::new((partition, receipt), Settlement::Ack));
         }
     }
-    let entries = hand.admit(partition, entries, asked, !matches!(origin, Origin::Read));
+    let entries = in_flight.admit(partition, entries, asked, !matches!(origin, Origin::Read));
     if !entries.is_empty() {
         let messages = entries.len();
         context.observer.observe(&Event::Fetched { topic_partition, group, messages, pending });

@@ -4,7 +4,7 @@
 //! fetch ──items──▶ dispatch ──says──▶ settle
 //!   ▲       ▲                           │
 //!   │     claim                         │
-//!   └──────────── room in hand ◀────────┘      extend: all that is in hand, on the control thread
+//!   └──────────── room in flight ◀────────┘      extend: all that is in flight, on the control thread
 //! ```
 //!
 //! Everybody reads all partitions, under a name of its own. What a consumer has, in a handler or ready for one, it
@@ -15,7 +15,7 @@ mod claim;
 mod dispatch;
 mod extend;
 mod fetch;
-mod hand;
+mod in_flight;
 mod settle;
 mod upkeep;
 mod work;
@@ -29,17 +29,17 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
-pub(super) use hand::Grasp;
-pub(super) use upkeep::run as tend;
+pub(in crate::consumer) use in_flight::EntryLease;
+pub(in crate::consumer) use upkeep::run as tend;
 
-use super::Concurrency;
-use super::context::Subscription;
+use crate::consumer::Concurrency;
+use crate::consumer::context::Subscription;
 use crate::report::Counts;
 use claim::Claimer;
 use dispatch::Dispatcher;
 use extend::Extender;
 use fetch::Fetcher;
-use hand::Hand;
+use in_flight::SharedInFlight;
 use settle::Settler;
 
 /// What handlers get to be dropped in when the time for ending is over, and settlements to be sent.
@@ -49,13 +49,13 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 struct Sharer {
     context: Arc<Subscription>,
     seat: Arc<Seat>,
-    hand: Arc<Hand>,
+    in_flight: Arc<SharedInFlight>,
     /// How many handlers run at once.
     at_once: usize,
 }
 
 /// Works until the consumer stops, and lets the handlers that have started end.
-pub(super) async fn run(context: Arc<Subscription>) {
+pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     let member = Member::new(context.member.clone(), context.incarnation.clone(), context.config.lease_ttl);
     let seat = Arc::new(Seat {
         topic: context.topic.name.clone(),
@@ -67,10 +67,10 @@ pub(super) async fn run(context: Arc<Subscription>) {
         _ => 1,
     };
     let (ttl, clock) = (context.config.lease_ttl, context.lease_clock.clone());
-    let hand = Arc::new(Hand::new(context.config.prefetch, at_once, ttl, clock));
-    let in_hand = hand.clone();
-    context.board.shares(&context.topic.name, Box::new(move || in_hand.len()));
-    let sharer = Arc::new(Sharer { context: context.clone(), seat, hand: hand.clone(), at_once });
+    let in_flight = Arc::new(SharedInFlight::new(context.config.prefetch, at_once, ttl, clock));
+    let in_hand = in_flight.clone();
+    context.status.shares(&context.topic.name, Box::new(move || in_hand.len()));
+    let sharer = Arc::new(Sharer { context: context.clone(), seat, in_flight: in_flight.clone(), at_once });
 
     let (items, to_dispatch) = mpsc::unbounded_channel();
     let (says, to_settle) = mpsc::unbounded_channel();
@@ -94,7 +94,7 @@ pub(super) async fn run(context: Arc<Subscription>) {
         () = kill => {}
         () = killed(&context) => {}
     }
-    Counts::add(&context.counts.handed_back, hand.len());
+    Counts::add(&context.counts.handed_back, in_flight.len());
 }
 
 /// Some time after handlers were given up.

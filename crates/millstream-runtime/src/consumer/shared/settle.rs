@@ -12,14 +12,14 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
-use super::Sharer;
-use super::hand::Key;
+use crate::consumer::shared::Sharer;
+use crate::consumer::shared::in_flight::Key;
 
 /// The most settlements in one request.
 const MAX_BATCH: usize = 500;
 
 /// What is said of one entry.
-pub(super) struct Say {
+pub(in crate::consumer) struct Say {
     key: Key,
     settlement: Settlement,
     /// Told when it is written.
@@ -27,12 +27,12 @@ pub(super) struct Say {
 }
 
 impl Say {
-    pub(super) fn new(key: Key, settlement: Settlement) -> Self {
+    pub(in crate::consumer) fn new(key: Key, settlement: Settlement) -> Self {
         Self { key, settlement, written: None }
     }
 
     /// The same, telling when it is written. It is never told if it is not.
-    pub(super) fn telling(key: Key, settlement: Settlement) -> (Self, oneshot::Receiver<()>) {
+    pub(in crate::consumer) fn telling(key: Key, settlement: Settlement) -> (Self, oneshot::Receiver<()>) {
         let (written, told) = oneshot::channel();
         (Self { key, settlement, written: Some(written) }, told)
     }
@@ -45,7 +45,7 @@ impl Say {
 type Waiting = BTreeMap<Partition, Vec<Say>>;
 
 /// Settles for one consumer.
-pub(super) struct Settler {
+pub(in crate::consumer) struct Settler {
     sharer: Arc<Sharer>,
     says: UnboundedReceiver<Say>,
     /// What could not be settled yet.
@@ -53,12 +53,12 @@ pub(super) struct Settler {
 }
 
 impl Settler {
-    pub(super) fn new(sharer: Arc<Sharer>, says: UnboundedReceiver<Say>) -> Self {
+    pub(in crate::consumer) fn new(sharer: Arc<Sharer>, says: UnboundedReceiver<Say>) -> Self {
         Self { sharer, says, waiting: Waiting::new() }
     }
 
     /// Settles until everything is settled and nothing more can come, or the time for ending is over.
-    pub(super) async fn run(mut self) {
+    pub(in crate::consumer) async fn run(mut self) {
         let context = self.sharer.context.clone();
         let monitor = context.monitor("settle");
         while self.collect().await {
@@ -76,7 +76,7 @@ impl Settler {
         }
     }
 
-    /// Waits for something to settle. False if nothing is left and nothing more can come.
+    /// RetryTimers for something to settle. False if nothing is left and nothing more can come.
     async fn collect(&mut self) -> bool {
         let mut count: usize = self.waiting.values().map(Vec::len).sum();
         if count == 0 {
@@ -140,13 +140,13 @@ async fn settle(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>) -> 
 
 /// Settles `batch[from..]`.
 async fn send(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>, from: usize) -> Result<()> {
-    let Sharer { context, seat, hand, .. } = sharer;
+    let Sharer { context, seat, in_flight, .. } = sharer;
     let told: Vec<_> = batch[from..].iter().map(|say| (say.key.1, say.settlement.clone())).collect();
     let asked = Instant::now();
     let settled: Settled = context.backend.shared.settle_shared(seat, partition, &told).await?;
     let elapsed = asked.elapsed();
     let done: Vec<Say> = batch.drain(from..).collect();
-    hand.settled(done.iter().filter(|say| !say.is_note()).map(|say| say.key));
+    in_flight.settled(done.iter().filter(|say| !say.is_note()).map(|say| say.key));
     for written in done.into_iter().filter_map(|say| say.written) {
         // Who asked may have given up.
         let _ = written.send(());

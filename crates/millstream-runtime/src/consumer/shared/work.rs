@@ -10,23 +10,23 @@ use millstream_core::{Limits, Partition, Settlement};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use super::super::decide::decide;
-use super::super::handler::Verdict;
-use super::super::job::{Job, handle};
-use super::super::owned::Owned;
-use super::super::poison::{Candidate, Plan};
-use super::Sharer;
-use super::hand::{Grasp, Key};
-use super::settle::Say;
+use crate::consumer::handler::Verdict;
+use crate::consumer::partition::dispatch::decide::decide;
+use crate::consumer::partition::dispatch::job::{Job, handle};
+use crate::consumer::partition::handle::PartitionHandle;
+use crate::consumer::partition::poison::{Candidate, Plan};
+use crate::consumer::shared::Sharer;
+use crate::consumer::shared::in_flight::{EntryLease, Key};
+use crate::consumer::shared::settle::Say;
 
 /// A message on its way.
-pub(super) struct Item {
-    pub(super) partition: Partition,
-    pub(super) job: Job,
+pub(in crate::consumer) struct Item {
+    pub(in crate::consumer) partition: Partition,
+    pub(in crate::consumer) job: Job,
 }
 
 impl Item {
-    pub(super) fn new(
+    pub(in crate::consumer) fn new(
         partition: Partition,
         entry: Entry,
         limits: &Limits,
@@ -36,30 +36,30 @@ impl Item {
     }
 
     /// Whether it may only be handled with no other candidate beside it.
-    pub(super) fn is_alone(&self) -> bool {
+    pub(in crate::consumer) fn is_alone(&self) -> bool {
         self.job.candidate.as_ref().is_some_and(|candidate| candidate.plan == Plan::Alone)
     }
 
-    pub(super) fn key(&self) -> Key {
+    pub(in crate::consumer) fn key(&self) -> Key {
         (self.partition, self.job.receipt)
     }
 }
 
 /// Works on messages that start together.
-pub(super) struct Work {
-    pub(super) sharer: Arc<Sharer>,
-    pub(super) says: UnboundedSender<Say>,
+pub(in crate::consumer) struct Work {
+    pub(in crate::consumer) sharer: Arc<Sharer>,
+    pub(in crate::consumer) says: UnboundedSender<Say>,
 }
 
-type Unit = Vec<(Arc<Owned>, Item)>;
+type Unit = Vec<(Arc<PartitionHandle>, Item)>;
 
 impl Work {
     /// Hands messages to the handler when it is their turn, all or (if it is a poison candidate) the only one. Gives back what
     /// was not begun because the consumer stops.
-    pub(super) async fn run(self, items: Vec<Item>) -> Vec<Item> {
+    pub(in crate::consumer) async fn run(self, items: Vec<Item>) -> Vec<Item> {
         let context = self.sharer.context.clone();
         let candidate = items.iter().any(|item| item.job.candidate.is_some());
-        let permits = context.gates.enter(items.iter().any(Item::is_alone));
+        let permits = context.limiter.enter(items.iter().any(Item::is_alone));
         let (_only, _permit) = tokio::select! {
             biased;
             () = context.stop.cancelled() => return items,
@@ -73,14 +73,17 @@ impl Work {
                 () = context.stop.cancelled() => {
                     return unit.into_iter().map(|(_, item)| item).chain([item]).chain(items).collect();
                 }
-                live = self.sharer.hand.live(item.key()) => live,
+                live = self.sharer.in_flight.live(item.key()) => live,
             };
             // What is lost somebody else has.
             let Some(cancelled) = live else { continue };
-            let grasp =
-                Grasp { hand: self.sharer.hand.clone(), seat: self.sharer.seat.clone(), key: item.key() };
+            let grasp = EntryLease {
+                in_flight: self.sharer.in_flight.clone(),
+                seat: self.sharer.seat.clone(),
+                key: item.key(),
+            };
             let place = (self.sharer.seat.partition(item.partition), self.sharer.seat.group.clone());
-            unit.push((Arc::new(Owned::shared(&context.context, place, cancelled, grasp)), item));
+            unit.push((Arc::new(PartitionHandle::shared(&context.context, place, cancelled, grasp)), item));
         }
         if candidate {
             self.try_candidate(&mut unit).await;
@@ -126,7 +129,7 @@ impl Work {
                 candidate.map(|candidate| candidate.begins(&context.incarnation, &item.job))
             }
             Some(Plan::GiveUp(crashes)) => {
-                let Owned { topic_partition, group, .. } = &**owned;
+                let PartitionHandle { topic_partition, group, .. } = &**owned;
                 let origin = item.job.origin;
                 tracing::warn!(%topic_partition, %group, %origin, crashes, "given up: processes ended over it");
                 context.observer.observe(&Event::Crashed { topic_partition, group, origin, crashes });
@@ -156,17 +159,17 @@ impl Work {
     }
 
     /// Judges what was said, and tells.
-    fn finish(&self, owned: &Owned, item: &Item, verdict: &Verdict, elapsed: Duration) {
-        let Sharer { context, hand, .. } = &*self.sharer;
+    fn finish(&self, owned: &PartitionHandle, item: &Item, verdict: &Verdict, elapsed: Duration) {
+        let Sharer { context, in_flight, .. } = &*self.sharer;
         let policies = context.policies();
         let job = &item.job;
         let (settlement, handled) = decide(verdict, || job.attempt(None, None), &policies);
-        if !hand.say(item.key()) {
+        if !in_flight.say(item.key()) {
             // Somebody else has it: what was said comes too late.
             return;
         }
         context.counts.handled(handled);
-        let Owned { topic_partition, group, .. } = owned;
+        let PartitionHandle { topic_partition, group, .. } = owned;
         let event = Event::Handled {
             topic_partition,
             group,

@@ -1,0 +1,284 @@
+//! The holder's own view of a lease: a deadline that needs nobody's answer.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use millstream_core::Lease;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use millstream_loops::LeaseClock;
+
+/// A lease, and whether it may still be relied on.
+///
+/// The server's ttl started at some time between sending the request and its answer. Counted from the sending, and
+/// a margin earlier, the holder stops dispatching before anybody else can be granted the lease, without asking.
+#[derive(Debug)]
+pub(in crate::consumer) struct LeaseGuard {
+    held: Arc<Lasting>,
+    revoked: CancellationToken,
+}
+
+/// What all who work under one lease have in common.
+#[derive(Debug)]
+struct Lasting {
+    lease: Lease,
+    view: Mutex<View>,
+    clock: Arc<LeaseClock>,
+    renewed: Notify,
+    lost: CancellationToken,
+    /// Whether it is our own decision that all work under this lease is worth nothing any more.
+    dropped: AtomicBool,
+    /// What `until` is counted from.
+    base: Instant,
+    /// The view's deadline again, in nanoseconds since `base`, for who looks before every message; 0 once it is lost.
+    until: AtomicU64,
+    /// Grows when there is a new token for handlers, or the one that there is was cancelled.
+    trust: AtomicU64,
+}
+
+#[derive(Debug)]
+struct View {
+    /// Up to when the lease may be relied on.
+    deadline: Instant,
+    /// Cancelled when that is over. After a renewal that came too late there is a new one.
+    cancelled: CancellationToken,
+}
+
+impl LeaseGuard {
+    /// A lease that was asked for at `asked`. All times are the clock's.
+    pub(in crate::consumer) fn new(lease: Lease, asked: Instant, clock: Arc<LeaseClock>) -> Self {
+        let view = View { deadline: deadline(lease.ttl, asked), cancelled: CancellationToken::new() };
+        let held = Lasting {
+            base: asked,
+            until: AtomicU64::new(nanos(asked, view.deadline)),
+            trust: AtomicU64::new(0),
+            lease,
+            clock,
+            view: Mutex::new(view),
+            renewed: Notify::new(),
+            lost: CancellationToken::new(),
+            dropped: AtomicBool::new(false),
+        };
+        Self { held: Arc::new(held), revoked: CancellationToken::new() }
+    }
+
+    /// The same lease, for work that can be ended by itself.
+    pub(in crate::consumer) fn session(&self) -> Self {
+        Self { held: self.held.clone(), revoked: self.revoked.child_token() }
+    }
+
+    pub(in crate::consumer) fn lease(&self) -> &Lease {
+        &self.held.lease
+    }
+
+    fn view(&self) -> MutexGuard<'_, View> {
+        self.held.view.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A renewal that was asked for at `asked` was granted.
+    pub(in crate::consumer) fn renewed(&self, asked: Instant) {
+        let mut view = self.view();
+        view.deadline = view.deadline.max(deadline(self.held.lease.ttl, asked));
+        if !self.held.lost.is_cancelled() {
+            self.held.until.store(nanos(self.held.base, view.deadline), Ordering::Release);
+            if view.cancelled.is_cancelled() && self.held.clock.now() < view.deadline {
+                view.cancelled = CancellationToken::new();
+                self.held.trust.fetch_add(1, Ordering::Release);
+            }
+        }
+        drop(view);
+        self.held.renewed.notify_waiters();
+    }
+
+    /// Somebody else has it, for certain.
+    pub(in crate::consumer) fn lose(&self) {
+        self.held.lost.cancel();
+        let view = self.view();
+        self.held.until.store(0, Ordering::Release);
+        view.cancelled.cancel();
+        self.held.trust.fetch_add(1, Ordering::Release);
+    }
+
+    /// It is ours still, but nothing that is done under it counts any more: work ends as if it was lost, and then it is
+    /// given back.
+    pub(in crate::consumer) fn drop_all(&self) {
+        self.held.dropped.store(true, Ordering::Release);
+        self.lose();
+    }
+
+    /// Whether [`drop_all`](Self::drop_all) was called.
+    pub(in crate::consumer) fn is_dropped(&self) -> bool {
+        self.held.dropped.load(Ordering::Acquire)
+    }
+
+    /// Cancelled when somebody else has it, or what is done under it does not count any more.
+    pub(in crate::consumer) fn lost(&self) -> &CancellationToken {
+        &self.held.lost
+    }
+
+    /// Gives the partition back: read no more, end what has started.
+    pub(in crate::consumer) fn revoke(&self) {
+        self.revoked.cancel();
+    }
+
+    /// Cancelled when the partition is to be given back.
+    pub(in crate::consumer) fn revoked(&self) -> &CancellationToken {
+        &self.revoked
+    }
+
+    /// For a handler that starts now: cancelled when the lease is lost, and when nobody can say any more that it is
+    /// not. It stays cancelled.
+    pub(in crate::consumer) fn cancelled(&self) -> CancellationToken {
+        self.view().cancelled.clone()
+    }
+
+    /// When [`expire`](Self::expire) is to be called; `None` if that has happened and no renewal came since.
+    pub(in crate::consumer) fn deadline(&self) -> Option<Instant> {
+        let view = self.view();
+        (!view.cancelled.is_cancelled()).then_some(view.deadline)
+    }
+
+    /// Tells handlers if the lease cannot be relied on any more. True if they were told now.
+    pub(in crate::consumer) fn expire(&self) -> bool {
+        let view = self.view();
+        let over = self.held.clock.now() >= view.deadline && !view.cancelled.is_cancelled();
+        if over {
+            view.cancelled.cancel();
+            self.held.trust.fetch_add(1, Ordering::Release);
+        }
+        over
+    }
+
+    /// Whether what [`cancelled`](Self::cancelled) gives may be another one, or be cancelled: then this differs from what
+    /// it was.
+    pub(in crate::consumer) fn trust(&self) -> u64 {
+        self.held.trust.load(Ordering::Acquire)
+    }
+
+    /// Whether it can be relied on at this time, which is now by the runtime's clock. Costs an atomic load and, where there
+    /// is one, a reading of the boot clock.
+    pub(in crate::consumer) fn is_live(&self, now: Instant) -> bool {
+        nanos(self.held.base, self.held.clock.at(now)) < self.held.until.load(Ordering::Acquire)
+    }
+
+    /// RetryTimers until the lease can be relied on: at once as a rule, until the next renewal if one failed.
+    /// False if it is lost.
+    pub(in crate::consumer) async fn live(&self) -> bool {
+        loop {
+            // Made before the look, so that a renewal in between is not missed.
+            let renewed = self.held.renewed.notified();
+            if self.held.lost.is_cancelled() {
+                return false;
+            }
+            if self.is_live(Instant::now()) {
+                return true;
+            }
+            tokio::select! {
+                biased;
+                () = self.held.lost.cancelled() => return false,
+                () = renewed => {}
+            }
+        }
+    }
+}
+
+fn nanos(base: Instant, at: Instant) -> u64 {
+    u64::try_from(at.saturating_duration_since(base).as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A fifth of the ttl is the margin for clocks that run at different speeds and for slow dispatch.
+fn deadline(ttl: Duration, asked: Instant) -> Instant {
+    asked + ttl - ttl / 5
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_core::{Resource, TopicPartition};
+    use millstream_memory::SuspendableClock;
+
+    fn guard() -> LeaseGuard {
+        guard_by(LeaseClock::new(None))
+    }
+
+    fn guard_by(clock: Arc<LeaseClock>) -> LeaseGuard {
+        let topic_partition = TopicPartition::new("t".parse().expect("name"), 0);
+        let resource = Resource::partition(topic_partition, "g".parse().expect("name"));
+        LeaseGuard::new(Lease::new(resource, 1, "n", Duration::from_secs(10)), clock.now(), clock)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_before_the_ttl_and_a_renewal_brings_it_back() {
+        let guard = std::sync::Arc::new(guard());
+        assert!(guard.live().await);
+        tokio::time::advance(Duration::from_secs(8)).await;
+        assert!(!guard.is_live(Instant::now()), "2 s before the server lets it go");
+        let waiting = tokio::spawn({
+            let guard = guard.clone();
+            async move { guard.live().await }
+        });
+        tokio::task::yield_now().await;
+        guard.renewed(Instant::now());
+        assert!(waiting.await.expect("no panic"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_lease_is_never_live() {
+        let guard = guard();
+        let token = guard.cancelled();
+        guard.lose();
+        assert!(!guard.live().await && !guard.is_live(Instant::now()));
+        guard.renewed(Instant::now());
+        assert!(!guard.is_live(Instant::now()));
+        assert!(!guard.live().await, "not by an answer that came late either");
+        assert!(token.is_cancelled() && guard.cancelled().is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn handlers_are_told_at_the_deadline_and_later_ones_begin_anew() {
+        let guard = guard();
+        let token = guard.cancelled();
+        assert_eq!(guard.deadline(), Some(Instant::now() + Duration::from_secs(8)));
+        assert!(!guard.expire());
+        tokio::time::advance(Duration::from_secs(8)).await;
+        let trust = guard.trust();
+        assert!(guard.expire() && token.is_cancelled());
+        assert_ne!(guard.trust(), trust, "whoever looks only at this sees it");
+        assert!(!guard.expire(), "once");
+        assert_eq!(guard.deadline(), None);
+        let long_ago = Instant::now() - Duration::from_secs(8);
+        guard.renewed(long_ago);
+        assert!(guard.cancelled().is_cancelled(), "an answer that took longer than the lease lives");
+        let trust = guard.trust();
+        guard.renewed(Instant::now());
+        assert!(token.is_cancelled() && !guard.cancelled().is_cancelled());
+        assert_ne!(guard.trust(), trust);
+    }
+    #[tokio::test(start_paused = true)]
+    async fn time_in_suspension_counts_and_a_renewal_after_it_brings_the_lease_back() {
+        let machine = SuspendableClock::new();
+        let clock = LeaseClock::new(Some(Arc::new(machine.clone())));
+        let guard = guard_by(clock.clone());
+        let token = guard.cancelled();
+        // The runtime's clock stands still meanwhile.
+        machine.suspend(Duration::from_secs(7));
+        assert!(guard.is_live(Instant::now()) && !guard.expire());
+        machine.suspend(Duration::from_secs(1));
+        assert!(!guard.is_live(Instant::now()), "no further handler begins");
+        assert!(guard.expire() && token.is_cancelled(), "and those that run are told");
+        let asked = clock.now();
+        machine.suspend(Duration::from_secs(3_600));
+        guard.renewed(asked);
+        assert!(
+            !guard.is_live(Instant::now()) && guard.cancelled().is_cancelled(),
+            "asked before another one"
+        );
+        guard.renewed(clock.now());
+        assert!(guard.is_live(Instant::now()) && !guard.cancelled().is_cancelled());
+        clock.add_missed(Duration::from_secs(8));
+        assert!(!guard.is_live(Instant::now()) && guard.expire(), "what only the server has counted");
+    }
+}

@@ -1,0 +1,121 @@
+//! The renewal loop: all leases of a topic in one request, three times per ttl; and the watch on their deadlines.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::Lease;
+use millstream_core::error::{Error, ErrorKind};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::consumer::context::Subscription;
+use crate::consumer::group::lease::LeaseGuard;
+use crate::consumer::group::lease_table::LeaseTable;
+use millstream_loops::LeaseClock;
+use millstream_loops::LoopMonitor;
+
+/// Renews the leases of all partitions that are owned. One lost renewal does no harm, two in a row stop dispatch.
+pub(in crate::consumer) struct LeaseKeeper {
+    context: Arc<Subscription>,
+    held: LeaseTable,
+    monitor: LoopMonitor,
+}
+
+impl LeaseKeeper {
+    pub(in crate::consumer) fn new(context: Arc<Subscription>, held: LeaseTable) -> Self {
+        Self { monitor: context.monitor("renew"), context, held }
+    }
+
+    /// Renews until dropped.
+    pub(in crate::consumer) async fn run(mut self) {
+        let (held, clock) = (self.held.clone(), self.context.lease_clock.clone());
+        let renewals = async {
+            loop {
+                let started = clock.now();
+                let renewed = self.run_once().await;
+                self.monitor.begin_round(self.context.period());
+                match renewed {
+                    // After a stall one renewal is enough: the missed ones are not made up for.
+                    // By this clock: after a suspension it is late already, and does not wait any longer.
+                    Ok(()) => clock.sleep_until(started + self.context.period()).await,
+                    Err(pause) => sleep(pause).await,
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            () = watch_deadlines(&held, &clock) => {}
+            () = renewals => {}
+        }
+    }
+
+    /// Renews once. After a failure, how long to pause: less than to the next regular renewal.
+    async fn run_once(&mut self) -> Result<(), Duration> {
+        let mut guards = self.held.all();
+        guards.retain(|guard| !guard.lost().is_cancelled());
+        if guards.is_empty() {
+            return Ok(());
+        }
+        let leases: Vec<Lease> = guards.iter().map(|guard| guard.lease().clone()).collect();
+        // Taken before the request: the ttl cannot have started earlier.
+        let asked = self.context.lease_clock.now();
+        let limit = self.context.beat_patience();
+        let failed = match timeout(limit, self.context.backend.leases.renew(&leases)).await {
+            Ok(results) => self.note(&guards, results, asked),
+            Err(_) => {
+                Some(Error::new(ErrorKind::Unconfirmed, format!("no answer to a renewal within {limit:?}")))
+            }
+        };
+        match failed {
+            None => {
+                self.monitor.succeeded(&*self.context.observer);
+                Ok(())
+            }
+            Some(error) => {
+                let pause = self.monitor.failed(&error, &*self.context.observer);
+                Err(self.context.retry_pause(&error, pause))
+            }
+        }
+    }
+
+    fn note(
+        &self,
+        guards: &[Arc<LeaseGuard>],
+        results: Vec<millstream_core::Result<()>>,
+        asked: Instant,
+    ) -> Option<Error> {
+        let mut failed = None;
+        for (guard, result) in guards.iter().zip(results) {
+            match result {
+                Ok(()) => guard.renewed(asked),
+                Err(error) if error.kind() == ErrorKind::Fenced => guard.lose(),
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed
+    }
+}
+
+/// Tells handlers, at the deadline of their lease, that it cannot be relied on any more. A renewal that hangs must
+/// not keep this from happening.
+async fn watch_deadlines(held: &LeaseTable, clock: &LeaseClock) {
+    loop {
+        let mut next = None;
+        for guard in held.all() {
+            if guard.expire() {
+                tracing::warn!(resource = %guard.lease().resource, "not renewed in time: handlers are told");
+            }
+            next = next.into_iter().chain(guard.deadline()).min();
+        }
+        let next = async {
+            match next {
+                Some(next) => clock.sleep_until(next).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = held.added() => {}
+            () = next => {}
+        }
+    }
+}

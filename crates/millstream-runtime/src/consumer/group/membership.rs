@@ -1,0 +1,385 @@
+//! The membership loop: says that we live, hears what we should own, and sees to it that somebody decides that.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::Partition;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::event::Event;
+use millstream_core::members::{Member, Pulse, Version, Watch};
+use millstream_core::suspension::ServerTime;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use crate::consumer::Sharing;
+use crate::consumer::context::Subscription;
+use crate::consumer::group::assignment;
+use millstream_loops::LoopMonitor;
+
+/// How long a membership has to be quiet before somebody decides anew: several who come at once make one rebalance.
+const QUIET: Duration = Duration::from_millis(100);
+/// How long at most nobody decides while members come and go all the time.
+const RESTLESS: Duration = Duration::from_secs(1);
+/// Members do the same at times that are spread over up to this, so that large groups do not do it all at once.
+const WIDEST_SPREAD: Duration = Duration::from_millis(250);
+/// How long before the next heartbeat a watch ends: a server lets go of those who wait up to 100 ms late.
+const WATCH_MARGIN: Duration = Duration::from_millis(250);
+/// The shortest pause between two heartbeats.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
+/// How long at most we go on after we said that we leave, until others are assigned what we have.
+const LONGEST_LEAVE: Duration = Duration::from_secs(1);
+
+/// What we should own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::consumer) enum Target {
+    /// Nobody has said yet.
+    Unknown,
+    /// These partitions.
+    Own(BTreeSet<Partition>),
+    /// Nothing any more: we have left.
+    Left,
+}
+
+/// Keeps us in the group of one topic.
+pub(in crate::consumer) struct Membership {
+    context: Arc<Subscription>,
+    member: Member,
+    target: watch::Sender<Target>,
+    /// The answer to the last heartbeat that had one.
+    pulse: Option<Pulse>,
+    /// The server's clock beside ours.
+    time: ServerTime,
+    /// The most partitions that the topic had.
+    partitions: u32,
+    unassigned: Option<Unassigned>,
+    watch: Option<Box<dyn Watch>>,
+    beating: LoopMonitor,
+    assigning: LoopMonitor,
+    watching: LoopMonitor,
+}
+
+/// A membership that has no assignment yet.
+#[derive(Clone, Copy, Debug)]
+struct Unassigned {
+    version: Version,
+    /// Since when there is none for any version.
+    since: Instant,
+    /// When we decide, unless somebody else has by then.
+    due: Instant,
+}
+
+impl Membership {
+    pub(in crate::consumer) fn new(context: Arc<Subscription>, target: watch::Sender<Target>) -> Self {
+        let config = &context.config;
+        // Who shares partitions keeps none of them: there is nothing to wait for.
+        let returns = config.member_id.is_some() && config.sharing == Sharing::Exclusive;
+        let ttl = if returns { config.rejoin_timeout } else { config.lease_ttl };
+        let member = Member::new(context.member.clone(), context.incarnation.clone(), ttl);
+        // Of this topic: what is created in its place may have other partitions, and is not ours to grow.
+        let mut member = member.of(&context.topic);
+        member.max_partitions = config.max_partitions;
+        member.pinned.clone_from(&config.pinned);
+        Self {
+            member,
+            target,
+            pulse: None,
+            time: ServerTime::default(),
+            partitions: context.topic.partitions,
+            unassigned: None,
+            watch: None,
+            beating: context.monitor("heartbeat"),
+            assigning: context.monitor("assign"),
+            watching: context.monitor("watch"),
+            context,
+        }
+    }
+
+    /// Stays in the group until the consumer stops, another process takes our id, or the topic or group is deleted; then
+    /// leaves.
+    pub(in crate::consumer) async fn run(mut self) {
+        let stop = self.context.stop.clone();
+        let stay = async {
+            self.beating.begin_round(Duration::ZERO);
+            while let Some(pause) = self.run_once().await {
+                self.beating.begin_round(pause);
+                self.rest(pause).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            () = stay => {}
+        }
+        self.leave().await;
+        self.target.send_replace(Target::Left);
+    }
+
+    /// One heartbeat and what follows from its answer. Gives back when the next one is due at the latest; `None` if
+    /// another process has taken our id, or what we work on was deleted.
+    async fn run_once(&mut self) -> Option<Duration> {
+        let pulse = match self.beat().await {
+            Ok(pulse) => pulse,
+            Err(error) if error.kind() == ErrorKind::Fenced => {
+                self.fenced(&error);
+                return None;
+            }
+            Err(error) if error.kind() == ErrorKind::Deleted => {
+                self.context.deleted(&self.context.topic.name, &error);
+                return None;
+            }
+            Err(error) => {
+                let pause = self.beating.failed(&error, &*self.context.observer);
+                return Some(self.context.retry_pause(&error, pause));
+            }
+        };
+        self.beating.succeeded(&*self.context.observer);
+        let regular = self.regular(&pulse);
+        let Some(due) = self.heard(pulse) else { return Some(regular) };
+        let early = due.saturating_duration_since(Instant::now());
+        if !early.is_zero() {
+            return Some(regular.min(early));
+        }
+        Some(match self.assign().await {
+            Ok(()) => {
+                self.assigning.succeeded(&*self.context.observer);
+                SHORTEST_PAUSE
+            }
+            Err(error) => self.assigning.failed(&error, &*self.context.observer).min(regular),
+        })
+    }
+
+    async fn beat(&mut self) -> Result<Pulse> {
+        let (limit, catalog) = (self.context.patience(), self.context.backend.catalog.clone());
+        match self.heartbeat().await {
+            // The server lost it: set it up again, as the readers do. Unless somebody wanted it gone.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                within(limit, catalog.restore_topic(&self.context.topic)).await?;
+                tracing::warn!(topic = %self.context.topic.name, "the topic was gone and has been created again");
+            }
+            Ok(pulse) if pulse.partitions < self.partitions => {
+                within(limit, catalog.expand(&self.context.topic.name, self.partitions)).await?;
+            }
+            answer => return answer,
+        }
+        self.heartbeat().await
+    }
+
+    async fn heartbeat(&mut self) -> Result<Pulse> {
+        match self.ask(self.pulse.is_none()).await {
+            Err(error) if error.kind() == ErrorKind::NotMember => {
+                let (topic, group, member) = (&self.context.topic.name, &self.context.group, &self.member.id);
+                tracing::warn!(%topic, %group, %member, "not in the group any more: joins it again");
+                // Should this fail, the next one does not join at once: somebody else may have come under our id by then.
+                self.ask(true).await
+            }
+            answer => answer,
+        }
+    }
+
+    async fn ask(&mut self, joining: bool) -> Result<Pulse> {
+        let (topic, group) = (&self.context.topic.name, &self.context.group);
+        let limit = self.context.beat_patience();
+        self.member.heard = self.context.heard();
+        let (clock, asked) = (&self.context.lease_clock, self.context.lease_clock.elapsed());
+        let request = self.context.backend.members.heartbeat(topic, group, &self.member, joining);
+        let pulse = within(limit, request).await?;
+        self.context.answered(&pulse.server, pulse.now);
+        // A machine may have been suspended without any clock of its own showing it. Of the lease's margin (a fifth) each
+        // of the four heartbeats in a deadline's time may use up a part without being noticed.
+        let margin = self.context.config.lease_ttl / 20;
+        if let Some(away) = self.time.heard(asked, clock.elapsed(), pulse.now, margin) {
+            tracing::warn!(%topic, %group, ?away, "the server's clock went ahead of ours: deadlines are counted anew");
+            clock.add_missed(away);
+        }
+        Ok(pulse)
+    }
+
+    /// Takes note of an answer. Gives back when we have to decide who owns what, if that is to be decided.
+    fn heard(&mut self, pulse: Pulse) -> Option<Instant> {
+        self.partitions = self.partitions.max(pulse.partitions);
+        // Before anything is taken: who comes to a paused group begins with the pause.
+        self.context.hear_paused(&self.context.topic.name, pulse.paused);
+        let due = match &pulse.assigned {
+            Some(assigned) => {
+                self.unassigned = None;
+                let exist = |partition: &Partition| partition.0 < pulse.partitions;
+                let own: BTreeSet<_> = assigned.iter().copied().filter(exist).collect();
+                self.context.status.heard(&self.context.topic.name, pulse.members, Some(&own));
+                self.aim(own, pulse.members);
+                None
+            }
+            None => {
+                self.context.status.heard(&self.context.topic.name, pulse.members, None);
+                Some(self.due(&pulse))
+            }
+        };
+        let told = |pulse: &Pulse| (pulse.version, pulse.assigned.is_some());
+        if self.pulse.as_ref().map(told) != Some(told(&pulse)) {
+            self.context.changed.notify_one();
+        }
+        self.pulse = Some(pulse);
+        due
+    }
+
+    fn due(&mut self, pulse: &Pulse) -> Instant {
+        let now = Instant::now();
+        let since = match self.unassigned {
+            Some(known) if known.version == pulse.version => return known.due,
+            Some(known) => known.since,
+            None => now,
+        };
+        let due = match pulse.members {
+            // Nobody to wait for.
+            0 | 1 => now,
+            members => (now + QUIET).min(since + RESTLESS) + spread(members, 5),
+        };
+        self.unassigned = Some(Unassigned { version: pulse.version, since, due });
+        due
+    }
+
+    fn aim(&self, own: BTreeSet<Partition>, members: u32) {
+        let partitions = own.len();
+        let target = Target::Own(own);
+        let changed = self.target.send_if_modified(|before| {
+            let changed = *before != target;
+            *before = target;
+            changed
+        });
+        if changed {
+            let (topic, group) = (&self.context.topic.name, &self.context.group);
+            tracing::info!(%topic, %group, members, partitions, "rebalanced");
+            self.context.observer.observe(&Event::Rebalanced { topic, group, members, partitions });
+        }
+    }
+
+    /// When the next heartbeat is due if nothing happens: three times per ttl, or when the first member may be dropped.
+    fn regular(&self, pulse: &Pulse) -> Duration {
+        // A tenth is jitter, so that members who joined together do not stay together.
+        let regular = self.context.period().mul_f64(0.9 + 0.1 * fastrand::f64());
+        let death = pulse
+            .next_expiry
+            .saturating_add(Duration::from_millis(1))
+            .saturating_add(spread(pulse.members, 1));
+        regular.min(death)
+    }
+
+    /// Decides who owns what, unless somebody has. The next heartbeat tells what came of it.
+    async fn assign(&mut self) -> Result<()> {
+        let (topic, group) = (&self.context.topic.name, &self.context.group);
+        let (members, limit) = (&self.context.backend.members, self.context.patience());
+        let roster = within(limit, members.roster(topic, group)).await?;
+        let current = self.pulse.as_ref().is_some_and(|pulse| pulse.version == roster.version);
+        if !current || roster.assigned == Some(roster.version) || roster.members.is_empty() {
+            return Ok(());
+        }
+        let (assignment, refused) =
+            assignment::decide(&*self.context.config.assignor, &roster, &*self.context.observer);
+        let published = within(limit, members.publish(topic, group, roster.version, &assignment)).await?;
+        tracing::debug!(%topic, %group, version = roster.version.0, published, "decided who owns what");
+        refused.map_or(Ok(()), Err)
+    }
+
+    /// RetryTimers for `pause`, or until something changes in the group.
+    async fn rest(&mut self, pause: Duration) {
+        let until = Instant::now() + pause.max(SHORTEST_PAUSE);
+        tokio::select! {
+            biased;
+            () = sleep_until(until) => {
+                // Nothing came, and nothing failed.
+                if self.watch.is_some() {
+                    self.watching.succeeded(&*self.context.observer);
+                }
+            }
+            () = self.changed(until) => {}
+        }
+    }
+
+    async fn changed(&mut self, until: Instant) {
+        let Some((seen, members)) = self.pulse.as_ref().map(|pulse| (pulse.revision, pulse.members)) else {
+            return std::future::pending().await;
+        };
+        loop {
+            match self.watched(seen, until).await {
+                Ok(()) => break,
+                Err(error) => {
+                    self.watch = None;
+                    sleep(self.watching.failed(&error, &*self.context.observer)).await;
+                }
+            }
+        }
+        self.watching.succeeded(&*self.context.observer);
+        sleep(SHORTEST_PAUSE + spread(members, 1)).await;
+    }
+
+    async fn watched(&mut self, seen: millstream_core::members::Revision, until: Instant) -> Result<()> {
+        let watch = match &mut self.watch {
+            Some(watch) => watch,
+            none => {
+                let (topic, group) = (&self.context.topic.name, &self.context.group);
+                none.insert(self.context.backend.members.watch(topic, group).await?)
+            }
+        };
+        // It ends by itself before the heartbeat: dropped in the middle, it would need a new connection every time.
+        let left = until.saturating_duration_since(Instant::now());
+        watch.changed(seen, left - WATCH_MARGIN.min(left / 4)).await
+    }
+
+    fn fenced(&self, error: &Error) {
+        let (topic, group) = (&self.context.topic.name, &self.context.group);
+        let member = &self.context.member;
+        tracing::error!(%topic, %group, %member, %error, "another process has our member id: this one stops");
+        self.context.observer.observe(&Event::MemberFenced { topic, group, member });
+        self.context.fence();
+    }
+
+    /// Says that we leave, and waits until others know that they are to have what we own; until then we go on with
+    /// it. Who comes back under the same id does not leave: its partitions are kept for it.
+    async fn leave(&mut self) {
+        if self.context.config.member_id.is_some() && self.context.config.sharing == Sharing::Exclusive {
+            return;
+        }
+        if self.context.cause().is_some_and(|cause| cause.kind() == ErrorKind::Deleted) {
+            // There is nobody left to hear of it.
+            return;
+        }
+        let patience = LONGEST_LEAVE.min(self.context.shutdown_timeout() / 2);
+        let (topic, group) = (self.context.topic.name.clone(), self.context.group.clone());
+        match timeout(patience, self.handed_over()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%topic, %group, %error, "leaving failed; we are missed soon"),
+            Err(_) => tracing::warn!(%topic, %group, "left before anybody was assigned what we have"),
+        }
+    }
+
+    async fn handed_over(&mut self) -> Result<()> {
+        let (topic, group) = (self.context.topic.name.clone(), self.context.group.clone());
+        let members = self.context.backend.members.clone();
+        members.leave(&topic, &group, &self.member).await?;
+        if !matches!(&*self.target.borrow(), Target::Own(own) if !own.is_empty()) {
+            return Ok(());
+        }
+        loop {
+            let roster = members.roster(&topic, &group).await?;
+            if roster.living().next().is_none() || roster.assigned == Some(roster.version) {
+                return Ok(());
+            }
+            self.watched(roster.revision, Instant::now() + LONGEST_LEAVE).await?;
+        }
+    }
+}
+
+/// A random part of `each` millisecond per member, of 250 ms at most.
+fn spread(members: u32, each: u64) -> Duration {
+    let widest = Duration::from_millis(each).saturating_mul(members).min(WIDEST_SPREAD);
+    widest.mul_f64(fastrand::f64())
+}
+
+/// Bounds a request: who waits for an answer for ever says nothing meanwhile.
+pub(in crate::consumer) async fn within<T>(
+    limit: Duration,
+    request: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let late = |_| Error::new(ErrorKind::Unconfirmed, format!("no answer within {limit:?}"));
+    timeout(limit, request).await.map_err(late)?
+}

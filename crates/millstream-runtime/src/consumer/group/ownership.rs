@@ -1,0 +1,293 @@
+//! The ownership loop: gives back what others should own, takes what we should, and keeps a worker for each partition.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use millstream_core::error::Result;
+use millstream_core::leases::Acquired;
+use millstream_core::{Partition, Resource, TopicPartition};
+use tokio::sync::watch;
+use tokio::task::{self, JoinSet};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::consumer::context::Subscription;
+use crate::consumer::group::lease::LeaseGuard;
+use crate::consumer::group::lease_table::LeaseTable;
+use crate::consumer::group::membership::{Target, within};
+use crate::consumer::group::pending_acquires::PendingAcquires;
+use crate::consumer::partition::worker::{self, Ended, Moved};
+use millstream_loops::LoopMonitor;
+
+/// The most leases that are asked for at once.
+const AT_ONCE: usize = 32;
+/// When a partition whose worker has ended is asked for again. Whatever ended it may end the next one too: no hurry.
+const NO_HURRY: Duration = Duration::from_millis(50);
+/// What workers get to end when handlers were given up.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Makes what is held what should be.
+///
+/// Whoever should not own a partition any more stops reading it, lets the handlers that have started end, and releases
+/// the lease: that has no deadline, and the lease is renewed meanwhile. Whoever should own it asks until then.
+pub(in crate::consumer) struct Ownership {
+    context: Arc<Subscription>,
+    held: LeaseTable,
+    target: watch::Receiver<Target>,
+    /// What we should own.
+    wanted: BTreeSet<Partition>,
+    pending_acquires: PendingAcquires,
+    requests: FuturesUnordered<BoxFuture<'static, Option<Answer>>>,
+    workers: JoinSet<Ended>,
+    /// Which partition a worker works on, also if it panics.
+    partitions: HashMap<task::Id, Partition>,
+    /// Seeks that were done, in partitions that are asked for anew.
+    moved: BTreeMap<Partition, Moved>,
+    /// What is worked on, and what is being given back.
+    owned: BTreeMap<Partition, Arc<LeaseGuard>>,
+    monitor: LoopMonitor,
+    /// Since when the consumer is to stop.
+    stopping: Option<Instant>,
+}
+
+/// The answer to one request for a lease.
+struct Answer {
+    partition: Partition,
+    answer: Result<Found>,
+}
+
+/// How a partition was found.
+enum Found {
+    Free(Arc<LeaseGuard>),
+    /// Somebody has it, for so long unless it is renewed.
+    Held(Duration),
+}
+
+impl Ownership {
+    pub(in crate::consumer) fn new(
+        context: Arc<Subscription>,
+        held: LeaseTable,
+        target: watch::Receiver<Target>,
+    ) -> Self {
+        Self {
+            monitor: context.monitor("acquire"),
+            context,
+            held,
+            target,
+            wanted: BTreeSet::new(),
+            pending_acquires: PendingAcquires::default(),
+            requests: FuturesUnordered::new(),
+            workers: JoinSet::new(),
+            partitions: HashMap::new(),
+            moved: BTreeMap::new(),
+            owned: BTreeMap::new(),
+            stopping: None,
+        }
+    }
+
+    /// Works until we have left the group; then waits for the workers, up to the shutdown timeout.
+    pub(in crate::consumer) async fn run(mut self) {
+        while self.run_once().await {}
+        self.aim(BTreeSet::new());
+        let since = self.stopping.unwrap_or_else(Instant::now);
+        let patience = self.context.shutdown_timeout().saturating_sub(since.elapsed());
+        if timeout(patience, self.drain()).await.is_err() {
+            self.context.give_up(patience);
+            if timeout(KILL_TIMEOUT, self.drain()).await.is_err() {
+                tracing::error!("a handler blocks its thread and cannot be given up: left behind");
+            }
+        }
+    }
+
+    /// Asks for what is due, and waits for the next thing to happen. False if we have left the group.
+    async fn run_once(&mut self) -> bool {
+        self.ask();
+        let context = self.context.clone();
+        let next = self.pending_acquires.next().filter(|_| self.requests.len() < AT_ONCE);
+        let due = async {
+            match next {
+                Some(next) => sleep_until(next).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = context.stop.cancelled(), if self.stopping.is_none() => {
+                self.stopping = Some(Instant::now());
+                // What we have we keep until others are to have it; more we do not take.
+                self.pending_acquires.retain(|_| false);
+                std::mem::take(&mut self.moved).into_values().for_each(Moved::answer);
+            }
+            changed = self.target.changed() => return self.retarget(changed.is_ok()).await,
+            Some(ended) = self.workers.join_next_with_id(), if !self.workers.is_empty() => self.forget(ended),
+            Some(answer) = self.requests.next(), if !self.requests.is_empty() => self.answered(answer),
+            () = due => {}
+        }
+        true
+    }
+
+    async fn retarget(&mut self, heard: bool) -> bool {
+        if !heard {
+            tracing::error!("the membership loop ended abnormally: partitions are kept as they are");
+            self.context.stop.cancelled().await;
+            return false;
+        }
+        let target = self.target.borrow_and_update().clone();
+        match target {
+            Target::Unknown => {}
+            Target::Own(wanted) => self.aim(wanted),
+            Target::Left => return false,
+        }
+        true
+    }
+
+    /// Begins to give back what is not wanted any more, and to ask for what is.
+    fn aim(&mut self, wanted: BTreeSet<Partition>) {
+        self.wanted = wanted;
+        for (partition, guard) in &self.owned {
+            if !self.wanted.contains(partition) {
+                guard.revoke();
+            }
+        }
+        self.pending_acquires.retain(|partition| self.wanted.contains(&partition));
+        let unwanted = |partition: &Partition| !self.wanted.contains(partition);
+        let gone: Vec<_> = self.moved.keys().copied().filter(unwanted).collect();
+        for moved in gone.into_iter().filter_map(|partition| self.moved.remove(&partition)) {
+            moved.answer();
+        }
+        let now = Instant::now();
+        for partition in &self.wanted {
+            if self.stopping.is_none() && !self.owned.contains_key(partition) {
+                self.pending_acquires.start(*partition, now, now);
+            }
+        }
+    }
+
+    /// Asks for what is due, as far as there are not too many questions under way.
+    fn ask(&mut self) {
+        while self.requests.len() < AT_ONCE
+            && let Some((partition, nonce)) = self.pending_acquires.take(Instant::now())
+        {
+            let (context, held) = (self.context.clone(), self.held.clone());
+            self.requests.push(Box::pin(async move {
+                let answer = acquire(context, held, partition, nonce).await;
+                Some(Answer { partition, answer })
+            }));
+        }
+    }
+
+    fn answered(&mut self, answer: Option<Answer>) {
+        let Some(Answer { partition, answer }) = answer else { return };
+        let now = Instant::now();
+        match answer {
+            Ok(found) => {
+                self.monitor.succeeded(&*self.context.observer);
+                match found {
+                    Found::Free(guard) => self.granted(partition, guard),
+                    Found::Held(expires_in) => {
+                        self.is_moved(partition);
+                        self.pending_acquires.held(partition, now, expires_in);
+                    }
+                }
+            }
+            Err(error) => {
+                let pause = self.monitor.failed(&error, &*self.context.observer);
+                self.is_moved(partition);
+                self.pending_acquires.failed(partition, now + pause);
+            }
+        }
+    }
+
+    fn granted(&mut self, partition: Partition, guard: Arc<LeaseGuard>) {
+        let wanted = self.wanted.contains(&partition) && self.stopping.is_none();
+        // PartitionHandle still: the worker before has given it back, and has not ended yet.
+        if !wanted || self.owned.contains_key(&partition) {
+            let (context, held) = (self.context.clone(), self.held.clone());
+            self.requests.push(Box::pin(async move {
+                worker::release(&context, guard.lease()).await;
+                held.remove(partition, &guard);
+                None
+            }));
+            return;
+        }
+        self.pending_acquires.end(partition);
+        self.owned.insert(partition, guard.clone());
+        let moved = self.moved.remove(&partition);
+        let task = self.workers.spawn(worker::run(self.context.clone(), guard, moved));
+        self.partitions.insert(task.id(), partition);
+    }
+
+    /// It will take a while until the partition is ours again: who has moved it need not wait for that.
+    fn is_moved(&mut self, partition: Partition) {
+        self.moved.remove(&partition).into_iter().for_each(Moved::answer);
+    }
+
+    /// RetryTimers until nothing is held and nothing can be granted any more.
+    async fn drain(&mut self) {
+        while !self.workers.is_empty() || !self.requests.is_empty() {
+            tokio::select! {
+                biased;
+                Some(ended) = self.workers.join_next_with_id(), if !self.workers.is_empty() => self.forget(ended),
+                Some(answer) = self.requests.next(), if !self.requests.is_empty() => self.answered(answer),
+            }
+        }
+    }
+
+    fn forget(&mut self, ended: std::result::Result<(task::Id, Ended), task::JoinError>) {
+        let id = match &ended {
+            Ok((id, _)) => *id,
+            Err(error) => error.id(),
+        };
+        let Some(partition) = self.partitions.remove(&id) else { return };
+        if let Some(guard) = self.owned.remove(&partition) {
+            self.held.remove(partition, &guard);
+        }
+        let mut hurry = NO_HURRY;
+        match ended {
+            Ok((_, Ended::Over)) => {}
+            Ok((_, Ended::Anew(moved))) => {
+                self.moved.extend(moved.map(|moved| (partition, moved)));
+                hurry = Duration::ZERO;
+            }
+            Err(error) => {
+                tracing::error!(%partition, %error, "a worker ended abnormally and will be started again");
+            }
+        }
+        if self.wanted.contains(&partition) && self.stopping.is_none() {
+            let now = Instant::now();
+            self.pending_acquires.start(partition, now, now + hurry);
+        } else {
+            self.is_moved(partition);
+        }
+    }
+}
+
+/// Asks for one partition. What is granted is renewed from then on, even if this runtime is blocked.
+async fn acquire(
+    context: Arc<Subscription>,
+    held: LeaseTable,
+    partition: Partition,
+    nonce: String,
+) -> Result<Found> {
+    let topic_partition = TopicPartition { topic: context.topic.name.clone(), partition };
+    let resource = Resource::partition(topic_partition, context.group.clone());
+    let control = context.control.clone();
+    let found = control.call(async move {
+        let (leases, owner) = (&context.backend.leases, context.member.as_str());
+        // Taken before the request: the ttl cannot have started earlier.
+        let (asked, heard) = (context.lease_clock.now(), context.heard());
+        let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl, &heard);
+        Ok(match within(context.patience(), acquired).await? {
+            Acquired::Granted(lease) => {
+                let guard = Arc::new(LeaseGuard::new(lease, asked, context.lease_clock.clone()));
+                held.insert(partition, guard.clone());
+                Found::Free(guard)
+            }
+            Acquired::Held(holder) => Found::Held(holder.expires_in),
+        })
+    });
+    found.await
+}

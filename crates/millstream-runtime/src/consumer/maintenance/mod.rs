@@ -1,0 +1,157 @@
+//! The upkeep loops of one partition: run what is due, when it is due or triggered.
+
+pub(in crate::consumer) mod trim;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use millstream_core::Upkeep;
+use millstream_core::error::ErrorKind;
+use millstream_core::upkeep::Trigger;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::consumer::context::Subscription;
+use crate::consumer::group::lease::LeaseGuard;
+use millstream_loops::LoopMonitor;
+
+/// How long is waited for the last run before a partition is given back. What is not done then is for who comes.
+const AT_THE_END: Duration = Duration::from_secs(1);
+
+/// One bell per upkeep: rung when its trigger happens. A ring while it works is not lost.
+pub(in crate::consumer) struct Triggers(Vec<TriggerSignal>);
+
+struct TriggerSignal {
+    trigger: Trigger,
+    rung: Notify,
+    /// Rung since its upkeep ran last.
+    due: AtomicBool,
+}
+
+impl Triggers {
+    pub(in crate::consumer) fn new(upkeep: &[Arc<dyn Upkeep>]) -> Self {
+        let bell = |trigger| TriggerSignal { trigger, rung: Notify::new(), due: AtomicBool::new(false) };
+        Self(upkeep.iter().map(|upkeep| bell(upkeep.trigger())).collect())
+    }
+
+    pub(in crate::consumer) fn parked(&self) {
+        self.ring(|trigger| matches!(trigger, Trigger::Parked));
+    }
+
+    pub(in crate::consumer) fn settled(&self) {
+        self.ring(|trigger| matches!(trigger, Trigger::Settled { .. }));
+    }
+
+    fn ring(&self, whose: impl Fn(&Trigger) -> bool) {
+        for bell in self.0.iter().filter(|bell| whose(&bell.trigger)) {
+            bell.due.store(true, Ordering::Release);
+            bell.rung.notify_one();
+        }
+    }
+}
+
+/// Runs all upkeep of one partition until `done` or until the lease is lost.
+pub(in crate::consumer) async fn run(
+    context: &Subscription,
+    guard: &LeaseGuard,
+    triggers: &Triggers,
+    done: &CancellationToken,
+) {
+    let loops = context.upkeep.iter().zip(&triggers.0).map(|(upkeep, bell)| async move {
+        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
+        let monitor = context.monitor_of(upkeep.name(), topic_partition);
+        let mut keeper = UpkeepLoop { context, guard, upkeep: &**upkeep, monitor };
+        loop {
+            let started = Instant::now();
+            bell.due.store(false, Ordering::Release);
+            let Some(after) = keeper.run_once().await else { return };
+            let at_latest = async {
+                let Some(after) = after else { return std::future::pending().await };
+                let until = started + after;
+                match keeper.upkeep.sleep(until.saturating_duration_since(Instant::now())) {
+                    Some(sleep) => sleep.await,
+                    None => sleep_until(until).await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = at_latest => {}
+                () = bell.rung.notified() => {
+                    if let Trigger::Settled { at_most_every } = bell.trigger {
+                        sleep_until(started + at_most_every).await;
+                    }
+                }
+            }
+        }
+    });
+    tokio::select! {
+        biased;
+        () = done.cancelled() => {}
+        () = guard.lost().cancelled() => {}
+        _ = join_all(loops) => {}
+    }
+}
+
+/// What was settled since the last run is seen to before a partition is given back: nobody else may come by for long.
+/// Nobody else works on the partition meanwhile.
+pub(in crate::consumer) async fn finish(
+    context: &Arc<Subscription>,
+    guard: &Arc<LeaseGuard>,
+    triggers: &Triggers,
+) {
+    let settled = |bell: &TriggerSignal| matches!(bell.trigger, Trigger::Settled { .. });
+    let due = |bell: &TriggerSignal| settled(bell) && bell.due.swap(false, Ordering::AcqRel);
+    let due = context.upkeep.iter().zip(&triggers.0).filter(|(_, bell)| due(bell));
+    let due: Vec<_> = due.map(|(upkeep, _)| upkeep.clone()).collect();
+    if due.is_empty() {
+        return;
+    }
+    let (of, with) = (context.clone(), guard.clone());
+    // Never broken off: what it has dropped is to be told. Once the lease is given back, the next step is refused.
+    let last_runs = tokio::spawn(async move {
+        let Ok((topic_partition, _)) = with.lease().partition() else { return };
+        for upkeep in due {
+            let monitor = of.monitor_of(upkeep.name(), topic_partition);
+            UpkeepLoop { context: &of, guard: &with, upkeep: &*upkeep, monitor }.run_once().await;
+        }
+    });
+    tokio::select! {
+        biased;
+        () = context.kill.cancelled() => {}
+        () = guard.lost().cancelled() => {}
+        ended = timeout(AT_THE_END, last_runs) => {
+            if let Ok(Err(error)) = ended {
+                tracing::error!(%error, "upkeep ended abnormally");
+            }
+        }
+    }
+}
+
+struct UpkeepLoop<'a> {
+    context: &'a Subscription,
+    guard: &'a LeaseGuard,
+    upkeep: &'a dyn Upkeep,
+    monitor: LoopMonitor,
+}
+
+impl UpkeepLoop<'_> {
+    /// Runs the upkeep. Gives back when it wants to run again, or `None` if the lease is lost.
+    async fn run_once(&mut self) -> Option<Option<Duration>> {
+        let observer = &*self.context.observer;
+        self.monitor.begin_round(Duration::ZERO);
+        match self.upkeep.run_once(self.guard.lease(), observer).await {
+            Ok(after) => {
+                self.monitor.succeeded(observer);
+                Some(after)
+            }
+            Err(error) if error.kind() == ErrorKind::Fenced => {
+                self.guard.lose();
+                None
+            }
+            Err(error) => Some(Some(self.monitor.failed(&error, observer))),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Trimming: drops from the log what the topic's retention says, for all of its groups.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::error::Result;
+use millstream_core::event::{Event, Observer};
+use millstream_core::log::{Lost, Trimmed};
+use millstream_core::upkeep::{Trigger, Upkeep};
+use millstream_core::{Backend, Lease, Retention, TopicName, TopicSpec};
+use tokio::time::Instant;
+
+/// How often at most a partition is trimmed: a call costs about as much as reading a few messages.
+const AT_MOST_EVERY: Duration = Duration::from_secs(1);
+/// How often at least, and how often it is asked whether the retention is still the same.
+const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
+/// How often a log is looked at whose length is bounded, whether anything is settled or not.
+const BOUNDED_EVERY: Duration = Duration::from_secs(5);
+/// After which pause there is more to be done.
+const AT_ONCE: Duration = Duration::from_millis(10);
+
+/// Trims the partitions of one topic, some time after something was settled in one, and as time passes.
+pub(in crate::consumer) struct Trimmer {
+    backend: Backend,
+    topic: TopicName,
+    known: Mutex<Known>,
+    /// Held while it is asked what the retention is.
+    asking: tokio::sync::Mutex<()>,
+}
+
+/// What the retention was when it was asked last, and answered.
+#[derive(Clone, Copy)]
+struct Known {
+    retention: Retention,
+    at: Instant,
+}
+
+impl Trimmer {
+    pub(in crate::consumer) fn new(backend: Backend, topic: &TopicSpec) -> Self {
+        let known = Mutex::new(Known { retention: topic.retention, at: Instant::now() });
+        Self { backend, topic: topic.name.clone(), known, asking: tokio::sync::Mutex::default() }
+    }
+
+    async fn retention(&self) -> Result<Retention> {
+        let known = *self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.at.elapsed() < AT_LEAST_EVERY {
+            return Ok(known.retention);
+        }
+        // One of many partitions asks, for all of them; if it gets no answer, the next one does.
+        let Ok(_asking) = self.asking.try_lock() else { return Ok(known.retention) };
+        let at = Instant::now();
+        let retention = self.backend.catalog.topic(&self.topic).await?.retention;
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known { retention, at };
+        Ok(retention)
+    }
+}
+
+impl fmt::Debug for Trimmer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Trimmer").field("topic", &self.topic).finish_non_exhaustive()
+    }
+}
+
+/// When to look again if nothing is settled.
+fn period(retention: Retention) -> Duration {
+    match retention {
+        // A tenth of the age late is as good as in time.
+        Retention::ConsumedAfter(age) | Retention::Age(age) => {
+            (age / 10).clamp(AT_MOST_EVERY, AT_LEAST_EVERY)
+        }
+        Retention::Length(_) => BOUNDED_EVERY,
+        _ => AT_LEAST_EVERY,
+    }
+}
+
+#[async_trait]
+impl Upkeep for Trimmer {
+    fn name(&self) -> &'static str {
+        "trim"
+    }
+
+    fn trigger(&self) -> Trigger {
+        Trigger::Settled { at_most_every: AT_MOST_EVERY }
+    }
+
+    async fn run_once(&self, lease: &Lease, events: &dyn Observer) -> Result<Option<Duration>> {
+        let retention = self.retention().await?;
+        if retention == Retention::Keep {
+            return Ok(Some(AT_LEAST_EVERY));
+        }
+        let Trimmed { dropped, lost, more } = self.backend.log.trim(lease, retention).await?;
+        let (topic_partition, _) = lease.partition()?;
+        if dropped > 0 {
+            events.observe(&Event::Trimmed { topic_partition, messages: dropped });
+        }
+        for Lost { group, unread, pending } in lost {
+            tracing::warn!(
+                %topic_partition, %group, unread, pending, %retention,
+                "entries were dropped that a group had not settled"
+            );
+            events.observe(&Event::Lost { topic_partition, group: &group, unread, pending });
+        }
+        Ok(Some(if more { AT_ONCE } else { period(retention) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_memory::MemoryBackend;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_retention_that_could_not_be_asked_for_is_asked_for_again() {
+        let backend = Backend::from(MemoryBackend::new());
+        let topic = TopicSpec::new("t".parse().expect("name"), 1).expect("a topic");
+        let trimmer = Trimmer::new(backend.clone(), &topic);
+        assert_eq!(trimmer.retention().await.expect("known"), topic.retention);
+        tokio::time::advance(AT_LEAST_EVERY).await;
+        assert!(trimmer.retention().await.is_err(), "there is no such topic");
+        let other = topic.with_retention(Retention::Keep);
+        backend.catalog.create_topic(&other).await.expect("created");
+        assert_eq!(trimmer.retention().await.expect("asked"), Retention::Keep);
+    }
+
+    #[test]
+    fn what_grows_old_is_looked_at_in_time_and_not_too_often() {
+        let seconds = Duration::from_secs;
+        for (retention, expected) in [
+            (Retention::Consumed, seconds(60)),
+            (Retention::Length(7), seconds(5)),
+            (Retention::Age(Duration::from_millis(1)), seconds(1)),
+            (Retention::Age(seconds(100)), seconds(10)),
+            (Retention::ConsumedAfter(seconds(86_400)), seconds(60)),
+        ] {
+            assert_eq!(period(retention), expected, "{retention}");
+        }
+    }
+}

@@ -1,0 +1,474 @@
+//! Which messages of a partition may be handled now: queues in which order is kept. It knows no clock and no task.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+
+use bytes::Bytes;
+
+/// What shares a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::consumer) enum By {
+    /// Everything of the partition.
+    Partition,
+    /// What has one key; what has none is alone in its lane.
+    Key,
+    /// Nothing.
+    Entry,
+}
+
+/// Names a lane, as long as something waits or runs in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::consumer) struct KeyQueue(usize);
+
+/// The place of something that was given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::consumer) struct Ticket {
+    lane: usize,
+    /// Its place in the order of arrival.
+    number: u64,
+    /// Whether it counts as one of those that run at once, or runs along with one that does.
+    first: bool,
+}
+
+/// Items in queues.
+///
+/// Of a lane one runs at a time, in the order of arrival. Of those that may start, the one that came first is next:
+/// so nothing starves, and with one at a time the order of the partition is kept as far as no lane is blocked.
+#[derive(Debug)]
+pub(in crate::consumer) struct KeyQueues<T> {
+    by: By,
+    at_once: usize,
+    running: usize,
+    queues: Vec<Queue<T>>,
+    /// KeyQueues that nobody uses.
+    free: Vec<usize>,
+    keys: HashMap<Bytes, usize>,
+    /// KeyQueues that something can start in, by the number of their first item.
+    ready: BinaryHeap<Reverse<(u64, usize)>>,
+    arrivals: u64,
+    /// How many wait in blocked queues.
+    blocked: usize,
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    key: Option<Bytes>,
+    items: VecDeque<Item<T>>,
+    running: usize,
+    blocked: bool,
+}
+
+#[derive(Debug)]
+struct Item<T> {
+    number: u64,
+    value: T,
+}
+
+impl<T> Queue<T> {
+    fn new(key: Option<Bytes>) -> Self {
+        Self { key, items: VecDeque::new(), running: 0, blocked: false }
+    }
+}
+
+impl<T> KeyQueues<T> {
+    /// At most `at_once` run at the same time.
+    pub(in crate::consumer) fn new(by: By, at_once: usize) -> Self {
+        let queues = if by == By::Partition { vec![Queue::new(None)] } else { Vec::new() };
+        Self {
+            by,
+            at_once,
+            running: 0,
+            queues,
+            free: Vec::new(),
+            keys: HashMap::new(),
+            ready: BinaryHeap::new(),
+            arrivals: 0,
+            blocked: 0,
+        }
+    }
+
+    /// How many wait in blocked queues.
+    pub(in crate::consumer) fn blocked(&self) -> usize {
+        self.blocked
+    }
+
+    /// Whether anything may start now.
+    pub(in crate::consumer) fn is_ready(&self) -> bool {
+        self.running < self.at_once && !self.ready.is_empty()
+    }
+
+    /// Whether it matters which key something has.
+    pub(in crate::consumer) fn is_by_key(&self) -> bool {
+        self.by == By::Key
+    }
+
+    /// Takes in what came last.
+    pub(in crate::consumer) fn push(&mut self, key: Option<&Bytes>, value: T) {
+        let at = self.lane_of(key);
+        let number = self.arrivals;
+        self.arrivals += 1;
+        let lane = &mut self.queues[at];
+        lane.items.push_back(Item { number, value });
+        if lane.blocked {
+            self.blocked += 1;
+        } else if lane.running == 0 && lane.items.len() == 1 {
+            self.ready.push(Reverse((number, at)));
+        }
+    }
+
+    fn lane_of(&mut self, key: Option<&Bytes>) -> usize {
+        let key = match (self.by, key) {
+            (By::Partition, _) => return 0,
+            (By::Entry, _) => None,
+            (By::Key, key) => key,
+        };
+        if let Some(at) = key.and_then(|key| self.keys.get(key)) {
+            return *at;
+        }
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.queues.push(Queue::new(None));
+            self.queues.len() - 1
+        });
+        if let Some(key) = key {
+            self.queues[at].key = Some(key.clone());
+            self.keys.insert(key.clone(), at);
+        }
+        at
+    }
+
+    /// What may start now.
+    pub(in crate::consumer) fn next(&mut self) -> Option<(Ticket, T)> {
+        if self.running >= self.at_once {
+            return None;
+        }
+        let Reverse((_, at)) = self.ready.pop()?;
+        let (ticket, value) = self.take(at, true)?;
+        self.running += 1;
+        Some((ticket, value))
+    }
+
+    /// What may run along with what [`next`](Self::next) gave last, as one batch. Where the whole partition is one
+    /// lane, that is what follows; else the first of another lane, so that what has one key is never in one batch.
+    pub(in crate::consumer) fn also(&mut self) -> Option<(Ticket, T)> {
+        let at = match self.by {
+            By::Partition => 0,
+            By::Key | By::Entry => self.ready.pop()?.0.1,
+        };
+        self.take(at, false)
+    }
+
+    fn take(&mut self, at: usize, first: bool) -> Option<(Ticket, T)> {
+        let lane = &mut self.queues[at];
+        let Item { number, value } = lane.items.pop_front()?;
+        lane.running += 1;
+        Some((Ticket { lane: at, number, first }, value))
+    }
+
+    /// What had this ticket is done with.
+    pub(in crate::consumer) fn done(&mut self, ticket: Ticket) {
+        self.leave(ticket);
+        self.open(ticket.lane);
+    }
+
+    /// What had this ticket goes back to its place, and comes up again.
+    pub(in crate::consumer) fn put_back(&mut self, ticket: Ticket, value: T) {
+        self.leave(ticket);
+        let items = &mut self.queues[ticket.lane].items;
+        let place = items.partition_point(|item| item.number < ticket.number);
+        items.insert(place, Item { number: ticket.number, value });
+        self.open(ticket.lane);
+    }
+
+    /// What had this ticket goes back to its place, and nothing of its lane starts until
+    /// [`unblock`](Self::unblock) is called. `None` if more of its lane runs: then it comes up again after that.
+    pub(in crate::consumer) fn block(&mut self, ticket: Ticket, value: T) -> Option<KeyQueue> {
+        if self.queues[ticket.lane].running > 1 {
+            self.put_back(ticket, value);
+            return None;
+        }
+        self.leave(ticket);
+        let lane = &mut self.queues[ticket.lane];
+        lane.items.push_front(Item { number: ticket.number, value });
+        lane.blocked = true;
+        self.blocked += lane.items.len();
+        Some(KeyQueue(ticket.lane))
+    }
+
+    /// Lets a lane that was blocked go on.
+    pub(in crate::consumer) fn unblock(&mut self, KeyQueue(at): KeyQueue) {
+        let lane = &mut self.queues[at];
+        if std::mem::take(&mut lane.blocked) {
+            self.blocked -= lane.items.len();
+            self.open(at);
+        }
+    }
+
+    fn leave(&mut self, ticket: Ticket) {
+        self.queues[ticket.lane].running -= 1;
+        if ticket.first {
+            self.running -= 1;
+        }
+    }
+
+    /// Nothing of this lane may run any more: what is next?
+    fn open(&mut self, at: usize) {
+        let lane = &mut self.queues[at];
+        if lane.running > 0 {
+            return;
+        }
+        if let Some(front) = lane.items.front() {
+            self.ready.push(Reverse((front.number, at)));
+        } else if self.by != By::Partition {
+            if let Some(key) = lane.key.take() {
+                self.keys.remove(&key);
+            }
+            self.free.push(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    fn key(n: u8) -> Option<Bytes> {
+        // Every fifth has none.
+        (!n.is_multiple_of(5)).then(|| Bytes::from(vec![n % 5]))
+    }
+
+    /// What a lane is by definition, told apart from how it is kept.
+    fn lane(by: By, key: Option<&Bytes>, item: usize) -> String {
+        match (by, key) {
+            (By::Partition, _) => "all".into(),
+            (By::Key, Some(key)) => format!("key {key:?}"),
+            _ => format!("entry {item}"),
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push { key: u8 },
+        Next,
+        Also,
+        Done(usize),
+        PutBack(usize),
+        Block(usize),
+        Unblock(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => any::<u8>().prop_map(|key| Step::Push { key }),
+            4 => Just(Step::Next),
+            1 => Just(Step::Also),
+            3 => any::<usize>().prop_map(Step::Done),
+            1 => any::<usize>().prop_map(Step::PutBack),
+            1 => any::<usize>().prop_map(Step::Block),
+            2 => any::<usize>().prop_map(Step::Unblock),
+        ]
+    }
+
+    /// KeyQueues beside a model of them that is too simple to be wrong.
+    struct Model {
+        by: By,
+        at_once: usize,
+        queues: KeyQueues<usize>,
+        keys: Vec<Option<Bytes>>,
+        running: Vec<(Ticket, usize)>,
+        waiting: BTreeSet<usize>,
+        blocked: BTreeMap<String, KeyQueue>,
+        done: BTreeSet<usize>,
+    }
+
+    impl Model {
+        fn new(by: By, at_once: usize) -> Self {
+            let (keys, running) = (Vec::new(), Vec::new());
+            let queues = KeyQueues::new(by, at_once);
+            let (waiting, blocked, done) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
+            Self { by, at_once, queues, keys, running, waiting, blocked, done }
+        }
+
+        fn lane(&self, item: usize) -> String {
+            lane(self.by, self.keys[item].as_ref(), item)
+        }
+
+        /// The first that may start by the rules.
+        fn expected(&self) -> Option<usize> {
+            let units = self.running.iter().filter(|(ticket, _)| ticket.first).count();
+            if units >= self.at_once {
+                return None;
+            }
+            let busy: BTreeSet<_> = self.running.iter().map(|(_, item)| self.lane(*item)).collect();
+            let free = |item: &&usize| {
+                let lane = self.lane(**item);
+                !busy.contains(&lane) && !self.blocked.contains_key(&lane)
+            };
+            self.waiting.iter().find(free).copied()
+        }
+
+        fn next(&mut self) -> bool {
+            let expected = self.expected();
+            let next = self.queues.next();
+            assert_eq!(next.map(|(_, item)| item), expected);
+            let Some((ticket, item)) = next else { return false };
+            assert!(self.waiting.remove(&item));
+            self.running.push((ticket, item));
+            true
+        }
+
+        fn also(&mut self) {
+            // Along with the one that was given last, and is the only one.
+            if self.running.len() != 1 {
+                return;
+            }
+            if let Some((ticket, item)) = self.queues.also() {
+                assert!(!self.blocked.contains_key(&self.lane(item)));
+                let earlier = self.waiting.range(..item).find(|other| self.lane(**other) == self.lane(item));
+                assert_eq!(earlier, None, "in the order of the lane");
+                if self.by != By::Partition {
+                    assert_ne!(self.lane(self.running[0].1), self.lane(item));
+                }
+                assert!(self.waiting.remove(&item));
+                self.running.push((ticket, item));
+            }
+        }
+
+        fn run(&mut self, step: &Step) {
+            let pick = |n: usize, of: usize| (of > 0).then(|| n % of);
+            match *step {
+                Step::Push { key: n } => {
+                    let item = self.keys.len();
+                    self.keys.push(key(n));
+                    self.waiting.insert(item);
+                    self.queues.push(self.keys[item].as_ref(), item);
+                }
+                Step::Next => {
+                    self.next();
+                }
+                Step::Also => self.also(),
+                Step::Done(n) => {
+                    if let Some(n) = pick(n, self.running.len()) {
+                        let (ticket, item) = self.running.remove(n);
+                        self.queues.done(ticket);
+                        assert!(self.done.insert(item));
+                    }
+                }
+                Step::PutBack(n) => {
+                    if let Some(n) = pick(n, self.running.len()) {
+                        let (ticket, item) = self.running.remove(n);
+                        self.queues.put_back(ticket, item);
+                        self.waiting.insert(item);
+                    }
+                }
+                Step::Block(n) => {
+                    if let Some(n) = pick(n, self.running.len()) {
+                        let (ticket, item) = self.running.remove(n);
+                        self.waiting.insert(item);
+                        if let Some(lane) = self.queues.block(ticket, item) {
+                            self.blocked.insert(self.lane(item), lane);
+                        }
+                    }
+                }
+                Step::Unblock(n) => {
+                    if let Some(n) = pick(n, self.blocked.len())
+                        && let Some(name) = self.blocked.keys().nth(n).cloned()
+                        && let Some(lane) = self.blocked.remove(&name)
+                    {
+                        self.queues.unblock(lane);
+                    }
+                }
+            }
+            let blocked = self.waiting.iter().filter(|item| self.blocked.contains_key(&self.lane(**item)));
+            assert_eq!(self.queues.blocked(), blocked.count());
+            let units = self.running.iter().filter(|(ticket, _)| ticket.first).count();
+            assert!(units <= self.at_once);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn lanes_do_what_their_rules_say_and_lose_nothing(
+            by in prop::sample::select(vec![By::Partition, By::Key, By::Entry]),
+            at_once in 1usize..5,
+            steps in prop::collection::vec(step(), 0..200),
+        ) {
+            // A partition that is one lane never runs more than one unit.
+            let mut model = Model::new(by, at_once);
+            for step in &steps {
+                // Parts of a batch end together with the first: as the dispatcher does it.
+                if let Step::Done(_) | Step::PutBack(_) | Step::Block(_) = step {
+                    let along = model.running.iter().any(|(ticket, _)| !ticket.first);
+                    if along {
+                        while let Some(at) = model.running.iter().position(|(ticket, _)| !ticket.first) {
+                            model.run(&match step {
+                                Step::Done(_) => Step::Done(at),
+                                Step::Block(_) => Step::Block(at),
+                                _ => Step::PutBack(at),
+                            });
+                        }
+                    }
+                }
+                model.run(step);
+            }
+            // Nothing is stuck and nothing is lost: with nothing blocked any more everything ends.
+            for lane in std::mem::take(&mut model.blocked).into_values() {
+                model.queues.unblock(lane);
+            }
+            loop {
+                while model.next() {}
+                if model.running.is_empty() {
+                    break;
+                }
+                while !model.running.is_empty() {
+                    model.run(&Step::Done(0));
+                }
+            }
+            prop_assert_eq!(model.done.len(), model.keys.len());
+            prop_assert!(model.queues.keys.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_blocked_lane_blocks_no_other_and_keeps_its_order() {
+        let mut queues = KeyQueues::new(By::Key, 1);
+        let (a, b) = (Bytes::from("a"), Bytes::from("b"));
+        for (key, item) in [(&a, 1), (&a, 2), (&b, 3), (&a, 4)] {
+            queues.push(Some(key), item);
+        }
+        let (ticket, item) = queues.next().expect("the first");
+        let lane = queues.block(ticket, item).expect("nothing else of it runs");
+        assert_eq!(queues.blocked(), 3);
+        let (ticket, item) = queues.next().expect("the other lane");
+        assert_eq!(item, 3);
+        queues.done(ticket);
+        assert!(queues.next().is_none());
+        queues.unblock(lane);
+        let order: Vec<_> = std::iter::from_fn(|| {
+            let (ticket, item) = queues.next()?;
+            queues.done(ticket);
+            Some(item)
+        })
+        .collect();
+        assert_eq!(order, [1, 2, 4]);
+    }
+
+    #[test]
+    fn a_batch_of_a_whole_partition_keeps_its_order_when_parts_come_back() {
+        let mut queues = KeyQueues::new(By::Partition, 1);
+        (1..=5).for_each(|item| queues.push(None, item));
+        let mut batch = vec![queues.next().expect("the first")];
+        batch.extend(std::iter::from_fn(|| queues.also()).take(3));
+        for (ticket, item) in batch {
+            if item % 2 == 1 { queues.put_back(ticket, item) } else { queues.done(ticket) }
+        }
+        let order: Vec<_> = std::iter::from_fn(|| {
+            let (ticket, item) = queues.next()?;
+            queues.done(ticket);
+            Some(item)
+        })
+        .collect();
+        assert_eq!(order, [1, 3, 5]);
+    }
+}

@@ -1,0 +1,129 @@
+//! Which messages of a partition wait in their place for their next attempt, and up to when.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::Duration;
+
+use millstream_core::log::Receipt;
+use tokio::time::Instant;
+
+use crate::consumer::partition::dispatch::key_queues::KeyQueue;
+
+/// Messages that wait in their place.
+///
+/// A wait begins when the note of it is written: from then on the server counts as well, so that an attempt is never
+/// forgotten, and never made early by the server's clock.
+#[derive(Debug, Default)]
+pub(in crate::consumer) struct RetryTimers {
+    waiting: HashMap<Receipt, RetryTimer>,
+    timers: BinaryHeap<Reverse<(Instant, Receipt)>>,
+}
+
+#[derive(Debug)]
+struct RetryTimer {
+    after: Duration,
+    /// `None` until the note is written.
+    due: Option<Instant>,
+    /// The lane that waits for it.
+    lane: Option<KeyQueue>,
+}
+
+impl RetryTimers {
+    /// Whether nothing waits.
+    pub(in crate::consumer) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// RetryTimer for `after`, counted from the moment that the note is written.
+    pub(in crate::consumer) fn after_note(&mut self, receipt: Receipt, after: Duration) {
+        self.waiting.insert(receipt, RetryTimer { after, due: None, lane: None });
+    }
+
+    /// A note that was read says that there is `left` to wait.
+    pub(in crate::consumer) fn for_rest(&mut self, receipt: Receipt, left: Duration, now: Instant) {
+        self.after_note(receipt, left);
+        self.written(receipt, now);
+    }
+
+    /// The note is written.
+    pub(in crate::consumer) fn written(&mut self, receipt: Receipt, now: Instant) {
+        if let Some(wait) = self.waiting.get_mut(&receipt)
+            && wait.due.is_none()
+        {
+            let due = now + wait.after;
+            wait.due = Some(due);
+            self.timers.push(Reverse((due, receipt)));
+        }
+    }
+
+    /// Whether it need not wait (any more). If it has to, its lane is to wait: see [`blocks`](Self::blocks).
+    pub(in crate::consumer) fn is_over(&mut self, receipt: Receipt, now: impl FnOnce() -> Instant) -> bool {
+        let over = match self.waiting.get(&receipt) {
+            None => return true,
+            Some(wait) => wait.due.is_some_and(|due| due <= now()),
+        };
+        if over {
+            self.waiting.remove(&receipt);
+        }
+        over
+    }
+
+    /// This lane waits for it.
+    pub(in crate::consumer) fn blocks(&mut self, receipt: Receipt, lane: KeyQueue) {
+        if let Some(wait) = self.waiting.get_mut(&receipt) {
+            wait.lane = Some(lane);
+        }
+    }
+
+    /// When the next wait ends.
+    pub(in crate::consumer) fn next(&self) -> Option<Instant> {
+        self.timers.peek().map(|Reverse((due, _))| *due)
+    }
+
+    /// A lane whose wait has ended, each once.
+    pub(in crate::consumer) fn ended(&mut self, now: Instant) -> Option<KeyQueue> {
+        while self.next()? <= now {
+            let Reverse((_, receipt)) = self.timers.pop()?;
+            if let Some(lane) = self.waiting.get_mut(&receipt).and_then(|wait| wait.lane.take()) {
+                return Some(lane);
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::consumer::partition::dispatch::key_queues::{By, KeyQueues};
+    use millstream_core::MessageId;
+    use millstream_core::log::Source;
+
+    const S: fn(u64) -> Duration = Duration::from_secs;
+
+    fn receipt(ms: u64) -> Receipt {
+        Receipt { source: Source::Log, id: MessageId::new(ms, 0) }
+    }
+
+    #[test]
+    fn a_wait_counts_from_the_note() {
+        let mut queues = KeyQueues::new(By::Key, 1);
+        queues.push(None, ());
+        let (ticket, ()) = queues.next().expect("one");
+        let lane = queues.block(ticket, ()).expect("a lane");
+        let mut waits = RetryTimers::default();
+        let start = Instant::now();
+        waits.after_note(receipt(1), S(5));
+        waits.blocks(receipt(1), lane);
+        assert!(waits.next().is_none() && !waits.is_over(receipt(1), || start + S(60)));
+        waits.written(receipt(1), start + S(2));
+        waits.written(receipt(1), start + S(4));
+        assert_eq!(waits.next(), Some(start + S(7)));
+        assert!(!waits.is_over(receipt(1), || start + S(6)));
+        assert_eq!(waits.ended(start + S(6)), None);
+        assert_eq!(waits.ended(start + S(7)), Some(lane));
+        assert_eq!(waits.ended(start + S(7)), None, "once");
+        assert!(waits.is_over(receipt(1), || start + S(7)));
+        assert!(waits.waiting.is_empty());
+    }
+}

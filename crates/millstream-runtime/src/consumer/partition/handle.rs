@@ -1,0 +1,106 @@
+//! A partition as those see it who hold a message of it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::{GroupName, TopicPartition};
+use tokio_util::sync::CancellationToken;
+
+use crate::consumer::context::Context;
+use crate::consumer::group::lease::LeaseGuard;
+use crate::consumer::shared::EntryLease;
+
+/// A partition as those see it who hold a message of it. Messages that were started under the same trust in its
+/// lease share one.
+pub(crate) struct PartitionHandle {
+    pub(crate) topic_partition: TopicPartition,
+    pub(crate) group: GroupName,
+    pub(crate) epoch: u64,
+    /// Cancelled when the lease can no longer be relied on.
+    pub(crate) cancelled: CancellationToken,
+    context: Arc<Context>,
+    grip: HeldAs,
+}
+
+/// What makes a message ours.
+enum HeldAs {
+    /// The lease of its partition.
+    Lease(Arc<LeaseGuard>),
+    /// It stands under our name.
+    Entry(Arc<EntryLease>),
+}
+
+impl PartitionHandle {
+    pub(in crate::consumer) fn new(context: &Arc<Context>, guard: &Arc<LeaseGuard>) -> Result<Self> {
+        let lease = guard.lease();
+        let (topic_partition, group) = lease.partition()?;
+        Ok(Self {
+            topic_partition: topic_partition.clone(),
+            group: group.clone(),
+            epoch: lease.epoch,
+            cancelled: guard.cancelled(),
+            context: context.clone(),
+            grip: HeldAs::Lease(guard.clone()),
+        })
+    }
+
+    /// One message of a partition that nobody owns.
+    pub(in crate::consumer) fn shared(
+        context: &Arc<Context>,
+        (topic_partition, group): (TopicPartition, GroupName),
+        cancelled: CancellationToken,
+        grasp: EntryLease,
+    ) -> Self {
+        let grip = HeldAs::Entry(Arc::new(grasp));
+        Self { topic_partition, group, epoch: 0, cancelled, context: context.clone(), grip }
+    }
+
+    /// Ready when nothing of this partition is to start any more.
+    pub(in crate::consumer) async fn ending(&self) {
+        let (ended, given_up) = match &self.grip {
+            HeldAs::Lease(guard) => (guard.lost(), guard.revoked()),
+            HeldAs::Entry(_) => (&self.cancelled, &self.context.stop),
+        };
+        tokio::select! {
+            biased;
+            () = ended.cancelled() => {}
+            () = given_up.cancelled() => {}
+        }
+    }
+
+    /// Asks at once whether the message is still ours, and keeps it for another ttl.
+    pub(in crate::consumer) async fn extend(&self) -> Result<()> {
+        let guard = match &self.grip {
+            HeldAs::Lease(guard) => guard,
+            HeldAs::Entry(grasp) => {
+                let extend = grasp.clone().extend(self.context.backend.shared.clone());
+                return self.context.control.call(extend).await;
+            }
+        };
+        let (leases, lease) = (self.context.backend.leases.clone(), guard.lease().clone());
+        // Taken before the request: the ttl cannot have started earlier.
+        let asked = self.context.lease_clock.now();
+        let renew = async move {
+            let unanswered = || Err(Error::new(ErrorKind::Protocol, "a renewal was not answered"));
+            leases.renew(&[lease]).await.pop().unwrap_or_else(unanswered)
+        };
+        let renewed = self.context.control.call(renew).await;
+        match &renewed {
+            Ok(()) => guard.renewed(asked),
+            Err(error) if error.kind() == ErrorKind::Fenced => guard.lose(),
+            Err(_) => {}
+        }
+        renewed
+    }
+}
+
+impl fmt::Debug for PartitionHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PartitionHandle")
+            .field("topic_partition", &self.topic_partition)
+            .field("group", &self.group)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,177 @@
+//! What is known of a running consumer: what it works on, and what it should own.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use millstream_core::error::Result;
+use millstream_core::{Partition, Start, TopicName, TopicPartition};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::consumer::partition::in_flight::InFlight;
+
+/// What is known of a running consumer, told by those who know.
+#[derive(Default)]
+pub(in crate::consumer) struct Status {
+    /// Handlers that run now.
+    running: AtomicUsize,
+    topics: Mutex<BTreeMap<TopicName, TopicStatus>>,
+    /// What is read and not settled of topics that are shared.
+    hands: Mutex<BTreeMap<TopicName, Count>>,
+    workers: Mutex<BTreeMap<TopicPartition, Worker>>,
+}
+
+/// Says how many there are now.
+pub(in crate::consumer) type Count = Box<dyn Fn() -> usize + Send + Sync>;
+
+/// What is known of the group of one topic.
+#[derive(Clone, Debug, Default)]
+pub(in crate::consumer) struct TopicStatus {
+    pub(in crate::consumer) members: u32,
+    /// `None` while nobody has said.
+    pub(in crate::consumer) assigned: Option<BTreeSet<Partition>>,
+}
+
+/// One partition that is worked on.
+struct Worker {
+    epoch: u64,
+    in_flight: Arc<InFlight>,
+    seeks: mpsc::UnboundedSender<Seek>,
+}
+
+/// Those that were asked for and not done yet, the first one first.
+pub(in crate::consumer) type Seeks = VecDeque<Seek>;
+
+/// Somebody wants to go on elsewhere.
+pub(in crate::consumer) struct Seek {
+    pub(in crate::consumer) start: Start,
+    pub(in crate::consumer) answer: oneshot::Sender<Result<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Status {
+    /// A handler runs until this is dropped.
+    pub(in crate::consumer) fn handler(&self) -> RunningHandler<'_> {
+        self.running.fetch_add(1, Ordering::Relaxed);
+        RunningHandler(&self.running)
+    }
+
+    pub(in crate::consumer) fn running(&self) -> usize {
+        self.running.load(Ordering::Relaxed)
+    }
+
+    /// This topic is consumed.
+    pub(in crate::consumer) fn consumes(&self, topic: &TopicName) {
+        lock(&self.topics).entry(topic.clone()).or_default();
+    }
+
+    /// A heartbeat was answered.
+    pub(in crate::consumer) fn heard(
+        &self,
+        topic: &TopicName,
+        members: u32,
+        assigned: Option<&BTreeSet<Partition>>,
+    ) {
+        let mut topics = lock(&self.topics);
+        let known = topics.entry(topic.clone()).or_default();
+        known.members = members;
+        if let Some(assigned) = assigned
+            && known.assigned.as_ref() != Some(assigned)
+        {
+            known.assigned = Some(assigned.clone());
+        }
+    }
+
+    pub(in crate::consumer) fn topics(&self) -> BTreeMap<TopicName, TopicStatus> {
+        lock(&self.topics).clone()
+    }
+
+    /// A partition is worked on, until the entry is dropped.
+    pub(in crate::consumer) fn works_on(
+        self: &Arc<Self>,
+        topic_partition: &TopicPartition,
+        epoch: u64,
+        in_flight: Arc<InFlight>,
+    ) -> (WorkerStatus, mpsc::UnboundedReceiver<Seek>) {
+        let (seeks, orders) = mpsc::unbounded_channel();
+        lock(&self.workers).insert(topic_partition.clone(), Worker { epoch, in_flight, seeks });
+        (WorkerStatus { status: self.clone(), topic_partition: topic_partition.clone(), epoch }, orders)
+    }
+
+    /// What is worked on.
+    pub(in crate::consumer) fn owned(&self) -> BTreeSet<TopicPartition> {
+        lock(&self.workers).keys().cloned().collect()
+    }
+
+    /// A topic is shared: this says how much of it is read and not settled.
+    pub(in crate::consumer) fn shares(&self, topic: &TopicName, in_hand: Count) {
+        lock(&self.hands).insert(topic.clone(), in_hand);
+    }
+
+    /// How many messages of a topic are read and not settled.
+    pub(in crate::consumer) fn in_flight(&self, topic: &TopicName) -> usize {
+        let workers = lock(&self.workers);
+        let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
+        let owned: usize = of_topic.map(|(_, worker)| worker.in_flight.unsettled()).sum();
+        owned + lock(&self.hands).get(topic).map_or(0, |in_hand| in_hand())
+    }
+
+    /// How many poison candidates of a topic are read and not settled.
+    pub(in crate::consumer) fn candidates(&self, topic: &TopicName) -> usize {
+        let workers = lock(&self.workers);
+        let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
+        of_topic.map(|(_, worker)| worker.in_flight.inherited().1).sum()
+    }
+
+    /// Asks the worker of a partition. The answer never comes if the partition is given up before.
+    pub(in crate::consumer) fn seek(
+        &self,
+        topic_partition: &TopicPartition,
+        start: Start,
+    ) -> Option<oneshot::Receiver<Result<()>>> {
+        let (answer, answered) = oneshot::channel();
+        let seeks = lock(&self.workers).get(topic_partition)?.seeks.clone();
+        seeks.send(Seek { start, answer }).ok()?;
+        Some(answered)
+    }
+}
+
+/// A handler that runs.
+pub(in crate::consumer) struct RunningHandler<'a>(&'a AtomicUsize);
+
+impl Drop for RunningHandler<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A partition that is worked on.
+pub(in crate::consumer) struct WorkerStatus {
+    status: Arc<Status>,
+    topic_partition: TopicPartition,
+    epoch: u64,
+}
+
+impl WorkerStatus {
+    /// The work begins anew.
+    pub(in crate::consumer) fn begins_anew(&self, in_flight: &Arc<InFlight>) {
+        if let Some(worker) = lock(&self.status.workers).get_mut(&self.topic_partition)
+            && worker.epoch == self.epoch
+        {
+            worker.in_flight = in_flight.clone();
+        }
+    }
+}
+
+impl Drop for WorkerStatus {
+    fn drop(&mut self) {
+        let mut workers = lock(&self.status.workers);
+        // The next worker of this partition may have begun before this one has ended.
+        if workers.get(&self.topic_partition).is_some_and(|worker| worker.epoch == self.epoch) {
+            workers.remove(&self.topic_partition);
+        }
+    }
+}

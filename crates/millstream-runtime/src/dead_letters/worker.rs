@@ -1,0 +1,312 @@
+//! The loop of a dead-letter consumer: claim a page, handle it, say what becomes of it.
+//!
+//! A claim is for a whole page, and is renewed while the page is worked on. Nothing is begun that may no longer be ours.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::{FutureExt, StreamExt, stream};
+use millstream_core::dead_letters::{Claim, Deed};
+use millstream_core::error::Result;
+use millstream_core::event::{Event, Observer};
+use millstream_core::inspect::Range;
+use millstream_core::panics::{Panicked, UserCode, discard, error_text};
+use millstream_core::{
+    Backend, BoxError, Codec, DeadLetter, GroupName, Limits, MessageId, TopicName, TopicPartition,
+};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::letter::Counts;
+use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
+use millstream_loops::LeaseClock;
+use millstream_loops::{LoopMonitor, Loops, Scope};
+
+/// The most letters that are claimed at once.
+const PAGE: usize = 20;
+
+/// What a consumer of dead letters has to do with.
+pub(super) struct DeadLetterWorker {
+    backend: Backend,
+    topic: TopicName,
+    group: GroupName,
+    config: DeadLetterConfig,
+    observer: Arc<dyn Observer>,
+    stop: CancellationToken,
+    counts: Arc<Counts>,
+    /// The name of its claims.
+    by: String,
+    /// What claims are counted by.
+    clock: Arc<LeaseClock>,
+    /// Up to where each partition was looked through since the last sweep.
+    seen: BTreeMap<TopicPartition, MessageId>,
+    swept: Option<Instant>,
+}
+
+/// The letters of a page that are claimed and not done with.
+struct HeldLetters {
+    ids: Mutex<BTreeSet<MessageId>>,
+    /// When the claim was asked for that holds now.
+    since: Mutex<Instant>,
+}
+
+impl HeldLetters {
+    fn ids(&self) -> MutexGuard<'_, BTreeSet<MessageId>> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn since(&self) -> MutexGuard<'_, Instant> {
+        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl DeadLetterWorker {
+    pub(super) fn new(
+        backend: Backend,
+        topic: TopicName,
+        group: GroupName,
+        config: DeadLetterConfig,
+        observer: Arc<dyn Observer>,
+        stop: CancellationToken,
+        counts: Arc<Counts>,
+    ) -> Self {
+        let by = format!("consumer-{:032x}", fastrand::u128(..));
+        let (clock, seen, swept) = (LeaseClock::of(&backend), BTreeMap::new(), None);
+        Self { backend, topic, group, config, observer, stop, counts, by, clock, seen, swept }
+    }
+
+    /// Looks again and again, until it is stopped.
+    pub(super) async fn run<T, F, Fut>(mut self, codec: &'static dyn Codec<T>, handler: F)
+    where
+        T: Send + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        let loops = Loops::default();
+        let monitor = loops.monitor("consume dead letters", Scope::Topic(self.topic.clone()));
+        loops.announce(Some(&self.group), &*self.observer);
+        while !self.stop.is_cancelled() {
+            let pause = match self.run_once(codec, &handler).await {
+                Ok(()) => {
+                    monitor.succeeded(&*self.observer);
+                    self.config.poll
+                }
+                Err(error) => monitor.failed(&error, &*self.observer),
+            };
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Handles what is new, and what is there again when it is time for a sweep.
+    async fn run_once<T, F, Fut>(&mut self, codec: &'static dyn Codec<T>, handler: &F) -> Result<()>
+    where
+        T: Send + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        if self.swept.is_none_or(|at| at.elapsed() >= self.config.sweep) {
+            self.seen.clear();
+            self.swept = Some(Instant::now());
+        }
+        let topic = self.backend.catalog.topic(&self.topic).await?;
+        let begun = self.counts.begun.load(Ordering::Relaxed);
+        // A partition that cannot be asked keeps no other one waiting.
+        let mut failed = None;
+        for topic_partition in topic.iter() {
+            if let Err(error) = self.partition(&topic_partition, codec, handler).await {
+                failed.get_or_insert(error);
+            }
+        }
+        let is_whole = failed.is_none() && !self.stop.is_cancelled();
+        if is_whole && self.counts.begun.load(Ordering::Relaxed) == begun {
+            Counts::add(&self.counts.idle);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn partition<T, F, Fut>(
+        &mut self,
+        topic_partition: &TopicPartition,
+        codec: &'static dyn Codec<T>,
+        handler: &F,
+    ) -> Result<()>
+    where
+        T: Send + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        let mut more = true;
+        while more && !self.stop.is_cancelled() {
+            let after = self.seen.get(topic_partition).copied().unwrap_or(MessageId::ZERO);
+            let range = Range { after, ..Range::ALL };
+            let role = &self.backend.dead_letters;
+            let page = role.list(topic_partition, &self.group, range, PAGE).await?;
+            more = page.more;
+            let Some(last) = page.items.last().map(|letter| letter.id) else { break };
+            self.work(topic_partition, page.items, codec, handler).await?;
+            if !self.stop.is_cancelled() {
+                self.seen.insert(topic_partition.clone(), last);
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims letters and handles those that it got.
+    async fn work<T, F, Fut>(
+        &self,
+        topic_partition: &TopicPartition,
+        letters: Vec<DeadLetter>,
+        codec: &'static dyn Codec<T>,
+        handler: &F,
+    ) -> Result<()>
+    where
+        T: Send + 'static,
+        F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
+        Fut: Future + Send + 'static,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id).collect();
+        let hand = HeldLetters { ids: Mutex::default(), since: Mutex::new(self.clock.now()) };
+        let claimed = self.claim(topic_partition, &ids).await?;
+        hand.ids().extend(claimed);
+        let handled = stream::iter(letters).for_each_concurrent(self.config.concurrency, async |letter| {
+            // With the claims that are renewed at a third of the hold, more than two thirds is never long ago.
+            let held = self.clock.now().saturating_duration_since(*hand.since());
+            let ours = held < self.config.hold * 2 / 3 && hand.ids().contains(&letter.id);
+            if ours && !self.stop.is_cancelled() {
+                let id = letter.id;
+                Counts::add(&self.counts.begun);
+                let outcome = self.ask(letter, codec, handler).await;
+                self.settle(topic_partition, id, &outcome).await;
+                hand.ids().remove(&id);
+            }
+        });
+        tokio::select! {
+            biased;
+            () = handled => {}
+            () = self.renew(topic_partition, &hand) => {}
+        }
+        let rest: Vec<_> = hand.ids().iter().map(|id| (*id, Deed::Leave(Duration::ZERO))).collect();
+        if !rest.is_empty() {
+            let role = &self.backend.dead_letters;
+            role.settle(topic_partition, &self.group, Some(&self.by), &rest).await?;
+        }
+        Ok(())
+    }
+
+    async fn claim(&self, topic_partition: &TopicPartition, ids: &[MessageId]) -> Result<Vec<MessageId>> {
+        let claim = Claim { by: self.by.clone(), hold: self.config.hold, left_too: false };
+        self.backend.dead_letters.claim(topic_partition, &self.group, ids, &claim).await
+    }
+
+    /// Keeps what is in hand. Never ends.
+    async fn renew(&self, topic_partition: &TopicPartition, hand: &HeldLetters) {
+        loop {
+            self.clock.sleep_until(self.clock.now() + self.config.hold / 3).await;
+            let (asked, ids) = (self.clock.now(), Vec::from_iter(hand.ids().iter().copied()));
+            match self.claim(topic_partition, &ids).await {
+                Ok(kept) => {
+                    *hand.since() = asked;
+                    hand.ids().retain(|id| kept.contains(id) || !ids.contains(id));
+                }
+                // Nothing more is begun until it works again; what is begun goes on.
+                Err(error) => tracing::warn!(%topic_partition, %error, "claims are not renewed"),
+            }
+        }
+    }
+
+    /// What the handler says; a letter that it fails over is left.
+    async fn ask<T, F, Fut>(
+        &self,
+        dead: DeadLetter,
+        codec: &'static dyn Codec<T>,
+        handler: &F,
+    ) -> DeadLetterOutcome
+    where
+        F: Fn(Letter<T>) -> Fut,
+        Fut: Future,
+        Fut::Output: IntoDeadLetterOutcome,
+    {
+        let (id, topic_partition) = (dead.id, dead.topic_partition.clone());
+        let said = async {
+            let letter = Letter::read(dead, codec);
+            if let Err(error) = &letter.payload
+                && let Some(panicked) = Panicked::within(&**error)
+            {
+                self.observer.observe(&panicked.event());
+            }
+            handler(letter).await.into_outcome()
+        };
+        let said: std::result::Result<_, BoxError> = match AssertUnwindSafe(said).catch_unwind().await {
+            Ok(Ok(DeadLetterOutcome::ReplayAs(envelope))) => match envelope.check(&Limits::default()) {
+                Ok(()) => Ok(DeadLetterOutcome::ReplayAs(envelope)),
+                Err(error) => Err(error.into()),
+            },
+            Ok(said) => said,
+            Err(payload) => Err(Panicked::new(UserCode::Handler, payload).into()),
+        };
+        said.unwrap_or_else(|failure| {
+            Counts::add(&self.counts.failed);
+            let (error, unreadable) = error_text(&*failure);
+            for panicked in unreadable.iter().chain(Panicked::within(&*failure)) {
+                self.observer.observe(&panicked.event());
+            }
+            discard(failure, &*self.observer);
+            tracing::warn!(%topic_partition, %id, error, "the handler of a dead letter failed: it is left");
+            DeadLetterOutcome::Leave
+        })
+    }
+
+    /// Tells the store, again if that may help: what is not told is handled again when the claim has run out.
+    async fn settle(&self, topic_partition: &TopicPartition, id: MessageId, outcome: &DeadLetterOutcome) {
+        let deeds = [(id, outcome.deed(self.config.leave_for))];
+        let mut monitor: Option<LoopMonitor> = None;
+        loop {
+            let role = &self.backend.dead_letters;
+            match role.settle(topic_partition, &self.group, Some(&self.by), &deeds).await {
+                Ok(done) => {
+                    let counter = match outcome {
+                        _ if done.is_empty() => &self.counts.lost,
+                        DeadLetterOutcome::Delete => &self.counts.deleted,
+                        DeadLetterOutcome::Replay | DeadLetterOutcome::ReplayAs(_) => &self.counts.replayed,
+                        DeadLetterOutcome::Leave | DeadLetterOutcome::LeaveFor(_) => &self.counts.left,
+                    };
+                    Counts::add(counter);
+                    if let Some(work) = outcome.work() {
+                        self.observer.observe(&Event::DeadLetters {
+                            topic_partition,
+                            group: &self.group,
+                            work,
+                            done: done.len(),
+                            passed_over: 1 - done.len().min(1),
+                            refused: 0,
+                        });
+                    }
+                    if let Some(monitor) = monitor {
+                        monitor.succeeded(&*self.observer);
+                    }
+                    return;
+                }
+                Err(error) => {
+                    let scope = || Scope::Partition(topic_partition.clone());
+                    let begin = || LoopMonitor::unlisted("settle dead letters", scope());
+                    let pause = monitor.get_or_insert_with(begin).failed(&error, &*self.observer);
+                    if !error.is_transient() || self.stop.is_cancelled() {
+                        return;
+                    }
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+}
