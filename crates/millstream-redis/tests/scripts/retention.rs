@@ -57,7 +57,7 @@ async fn append(bench: &Bench, count: usize) -> Vec<MessageId> {
 
 #[tokio::test]
 async fn a_stopped_group_keeps_what_it_needs_and_no_more() {
-    let mut bench = Bench::private(&["--slowlog-log-slower-than", "5000"]).await;
+    let mut bench = Bench::private(&[]).await;
     bench.backend.delete_group(&bench.spec.name, &bench.group).await.expect("deleted");
     let mut running = [Member::new(&bench, "a").await, Member::new(&bench, "b").await];
     let mut stopped = Member::new(&bench, "stopped").await;
@@ -99,9 +99,9 @@ async fn a_stopped_group_keeps_what_it_needs_and_no_more() {
     for member in &mut running {
         member.work(&bench, ROUND, 0).await;
     }
-    bench.cmd("SLOWLOG RESET").await;
+    let load = bench.watch_load().await;
     assert_eq!(trim(&bench, &running[0].lease).await.dropped, 19_600);
-    assert_eq!(bench.int("SLOWLOG LEN").await, 0, "{:?}", bench.cmd("SLOWLOG GET").await);
+    bench.is_never_held_up(&load, Duration::from_millis(5)).await;
     assert_eq!(bench.int(&format!("XLEN {log}")).await, 0);
     let after = memory(&mut bench).await;
     assert!(after <= baseline + 1_000, "{after} bytes, {baseline} before");
@@ -110,7 +110,7 @@ async fn a_stopped_group_keeps_what_it_needs_and_no_more() {
 
 #[tokio::test]
 async fn what_is_lost_is_counted_over_many_calls() {
-    let mut bench = Bench::private(&["--slowlog-log-slower-than", "5000"]).await;
+    let mut bench = Bench::private(&[]).await;
     bench.backend.delete_group(&bench.spec.name, &bench.group).await.expect("deleted");
     let appended = append(&bench, ENTRIES).await;
     let mut fast = Member::new(&bench, "fast").await;
@@ -118,12 +118,12 @@ async fn what_is_lost_is_counted_over_many_calls() {
     let mut slow = Member::new(&bench, "slow").await;
     slow.work(&bench, 3_000, 700).await;
     bench.cmd(&format!("XGROUP CREATE {} not:ours 0", bench.log())).await;
-    bench.cmd("SLOWLOG RESET").await;
+    let load = bench.watch_load().await;
     let trimmed = bench.backend.trim(&fast.lease, Retention::Length(77)).await.expect("trimmed");
     let (unread, pending) = (ENTRIES as u64 - 77 - 3_000, 700);
     assert_eq!((trimmed.dropped, trimmed.more), (ENTRIES - 77, false));
     assert_eq!(trimmed.lost, [Lost { group: slow.group.clone(), unread, pending }]);
-    assert_eq!(bench.int("SLOWLOG LEN").await, 0, "{:?}", bench.cmd("SLOWLOG GET").await);
+    bench.is_never_held_up(&load, Duration::from_millis(5)).await;
     let log = bench.log();
     assert_eq!(bench.int(&format!("XLEN {log}")).await, 77);
     let age = Duration::from_millis(1);
@@ -156,15 +156,15 @@ async fn scripts(bench: &mut Bench) -> usize {
 /// To free 10,000 entries of 100 KiB takes 80 ms: so one call does less where they are large.
 #[tokio::test]
 async fn large_entries_are_dropped_few_at_a_time() {
-    let mut bench = Bench::private(&["--slowlog-log-slower-than", "20000"]).await;
+    let mut bench = Bench::private(&[]).await;
     append_large(&bench, 1_000).await;
-    bench.cmd("SLOWLOG RESET").await;
+    let load = bench.watch_load().await;
     bench.cmd("CONFIG RESETSTAT").await;
     let trimmed = bench.backend.trim(&bench.lease, Retention::Length(100)).await.expect("trimmed");
     assert_eq!((trimmed.dropped, trimmed.more), (900, false));
     let calls = scripts(&mut bench).await;
     assert!((4..=20).contains(&calls), "{calls} calls");
-    assert_eq!(bench.int("SLOWLOG LEN").await, 0, "{:?}", bench.cmd("SLOWLOG GET").await);
+    bench.is_never_held_up(&load, Duration::from_millis(20)).await;
     // Of small ones as many go at once as may: 1,000, since nobody has read them and they are counted.
     append(&bench, 5_000).await;
     bench.cmd("CONFIG RESETSTAT").await;

@@ -1,8 +1,6 @@
 //! What an operator sees and does, over a queue in memory.
 
-#[path = "admin/dead_letters.rs"]
 mod dead_letters;
-#[path = "admin/replaying.rs"]
 mod replaying;
 
 use std::time::Duration;

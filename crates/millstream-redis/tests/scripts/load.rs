@@ -1,0 +1,68 @@
+//! How long single commands keep a server busy, in processor time: what others do on the machine does not count.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::server::Bench;
+
+/// A command that took less wall time than this is no candidate for keeping the server busy.
+const LIGHT: Duration = Duration::from_micros(200);
+
+/// Begun by [`Bench::watch_load`].
+pub(crate) struct Load {
+    cpu: Duration,
+}
+
+impl Bench {
+    /// Notes from now on which commands a private server runs.
+    pub(crate) async fn watch_load(&mut self) -> Load {
+        self.cmd("CONFIG SET slowlog-log-slower-than 0 slowlog-max-len 100000").await;
+        self.cmd("SLOWLOG RESET").await;
+        Load { cpu: self.cpu().await }
+    }
+
+    /// Processor time of the server's main thread.
+    async fn cpu(&mut self) -> Duration {
+        let Value::BulkString(text) = self.cmd("INFO cpu").await else { panic!("no text") };
+        let text = String::from_utf8(text).expect("text");
+        let of = |name: &str| -> f64 {
+            let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("told since 6.2");
+            line.trim_start_matches(':').parse().expect("seconds")
+        };
+        Duration::from_secs_f64(of("used_cpu_sys_main_thread") + of("used_cpu_user_main_thread"))
+    }
+
+    /// Since then no command kept the server busy for longer than `most`: the mean of all that are not light. Work that is
+    /// not cut up is one command, and shows.
+    pub(crate) async fn is_never_held_up(&mut self, since: &Load, most: Duration) {
+        let cpu = self.cpu().await - since.cpu;
+        let Value::Array(entries) = self.cmd("SLOWLOG GET -1").await else { panic!("no list") };
+        let took = |entry: &Value| match entry {
+            Value::Array(parts) => match parts.get(2) {
+                Some(Value::Int(micros)) => Duration::from_micros(u64::try_from(*micros).unwrap_or(0)),
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        };
+        let mut heavy: Vec<Duration> = entries.iter().map(took).filter(|took| *took >= LIGHT).collect();
+        heavy.sort_unstable();
+        let count = u32::try_from(heavy.len().max(1)).expect("few");
+        let mean = cpu / count;
+        assert!(
+            mean <= most,
+            "{mean:?} of processor time for each of {count} commands, {most:?} at the most; by the clock {heavy:?}"
+        );
+    }
+}
+
+#[tokio::test]
+#[should_panic(expected = "of processor time for each of 1 commands")]
+async fn one_long_command_is_found() {
+    let mut bench = Bench::private(&[]).await;
+    let load = bench.watch_load().await;
+    bench.cmd("PING").await;
+    let busy = redis::Script::new("local x = 0 for i = 1, 20000000 do x = x + i end return 0");
+    let _: i64 = busy.invoke_async(&mut bench.raw).await.expect("done");
+    bench.is_never_held_up(&load, Duration::from_millis(5)).await;
+}

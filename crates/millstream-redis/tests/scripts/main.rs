@@ -1,0 +1,40 @@
+//! Every script alone against a real server, and the reader, the catalog and connections with it.
+//!
+//! Uses the server of `MILLSTREAM_TEST_REDIS`, or starts `redis-server`. Tests that would disturb others always
+//! start one of their own.
+
+mod appender;
+mod bytes;
+mod catalog;
+mod connect;
+mod dead_letters;
+mod deleting;
+mod deleting_twice;
+mod durability;
+mod lag;
+mod leases;
+mod load;
+mod members;
+mod members_together;
+mod notes;
+mod parked;
+mod reader;
+mod recurring;
+mod repairs;
+mod retention;
+mod schedule;
+mod schedule_faults;
+mod schedule_wake;
+mod seek;
+mod server;
+mod settle;
+mod shared;
+mod tasks;
+mod tasks_cost;
+mod tasks_faults;
+mod tasks_limits;
+mod tasks_outages;
+mod tasks_watch;
+mod trimming;
+mod unfinished;
+mod whole;
