@@ -9,6 +9,7 @@
 pub mod crew;
 pub mod delays;
 mod docs;
+pub mod fixture;
 pub mod history;
 pub mod member;
 pub mod monitor;
@@ -16,7 +17,6 @@ pub mod order;
 pub mod owners;
 pub mod process;
 pub mod proxy;
-pub mod scene;
 #[path = "../../crates/millstream-metrics/tests/support/scrape.rs"]
 pub mod scrape;
 pub mod server;

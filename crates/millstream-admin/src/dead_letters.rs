@@ -11,7 +11,7 @@ mod walk;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use millstream_core::dead_letters::Deed;
+use millstream_core::dead_letters::DeadLetterAction;
 use millstream_core::event::LetterWork;
 use millstream_core::inspect::{MAX_PAGE_BYTES, Range};
 use millstream_core::{
@@ -284,9 +284,13 @@ impl DeadLetterQueue {
         let mut walk = self.walk(filter, limit).await?;
         let mut purged = 0;
         while !walk.is_done() {
-            let mut partitions: BTreeMap<TopicPartition, Vec<(MessageId, Deed)>> = BTreeMap::new();
+            let mut partitions: BTreeMap<TopicPartition, Vec<(MessageId, DeadLetterAction)>> =
+                BTreeMap::new();
             for letter in walk.run_once(PORTION).await? {
-                partitions.entry(letter.topic_partition).or_default().push((letter.id, Deed::Purge));
+                partitions
+                    .entry(letter.topic_partition)
+                    .or_default()
+                    .push((letter.id, DeadLetterAction::Purge));
             }
             for (topic_partition, deeds) in partitions {
                 let role = &self.backend.dead_letters;

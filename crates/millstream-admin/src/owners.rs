@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use millstream_core::inspect::Ownership;
-use millstream_core::members::Roster;
+use millstream_core::members::GroupMembers;
 use millstream_core::{GroupName, MemberId, Partition, Result, TopicName};
 
 use crate::Admin;
@@ -37,8 +37,8 @@ pub struct OwnedPartition {
 /// Everybody in a group, and every partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owners {
-    /// The members, those that [ran out](Roster::is_overdue) and were not dropped yet among them, and the assignment that was published last.
-    pub roster: Roster,
+    /// The members, those that [ran out](GroupMembers::is_overdue) and were not dropped yet among them, and the assignment that was published last.
+    pub roster: GroupMembers,
     /// All partitions, in their order.
     pub partitions: Vec<OwnedPartition>,
 }
@@ -78,7 +78,7 @@ impl Admin {
 }
 
 /// Who should own each partition. Members that do not live should own nothing.
-fn assigned(roster: &Roster) -> BTreeMap<Partition, MemberId> {
+fn assigned(roster: &GroupMembers) -> BTreeMap<Partition, MemberId> {
     let lives = |id: &MemberId| roster.living().any(|member| member.id == *id);
     let of = roster.assignment.iter().filter(|(member, _)| lives(member));
     of.flat_map(|(member, partitions)| partitions.iter().map(|it| (*it, member.clone()))).collect()
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn who_is_dead_should_own_nothing() {
-        let mut roster = Roster::default();
+        let mut roster = GroupMembers::default();
         let ids = ["a", "b"].map(|id| id.parse::<MemberId>().expect("an id"));
         roster.members.push(Member::new(ids[0].clone(), "1", Duration::from_secs(1)));
         for (id, partition) in ids.iter().zip(0..) {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Error, Result};
 use millstream::ErrorKind;
 
-use crate::commands::message::plain;
+use crate::commands::message::sanitize;
 use crate::output::Closed;
 
 /// How a command ended that did not fail.
@@ -73,7 +73,7 @@ pub(crate) fn code(ended: Result<Exit>) -> ExitCode {
     let code = code_of(&error);
     if code != 0 {
         // As lines of clap begin.
-        let text = plain::text(format!("{error:#}").as_bytes());
+        let text = sanitize::text(format!("{error:#}").as_bytes());
         let advice = advice(&error).map(|advice| format!("; {advice}")).unwrap_or_default();
         // Whoever closed stderr does not want to know.
         let _ = writeln!(std::io::stderr(), "error: {text}{advice}");

@@ -7,10 +7,10 @@ mod context;
 mod exit;
 mod global;
 mod human;
-mod near;
+mod log_buffer;
 mod output;
 mod parse;
-mod told;
+mod suggest;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -22,7 +22,7 @@ use tracing_subscriber::EnvFilter;
 use commands::Command;
 use exit::Exit;
 use global::Global;
-use near::Typed;
+use suggest::Typed;
 
 /// The tool of Millstream, a message queue on Redis Streams.
 #[derive(Debug, Parser)]
@@ -77,7 +77,11 @@ fn main() -> ExitCode {
     // What goes wrong in the background is told as it happens, and not in the output.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(TOLD));
     let colours = output::colours(&std::io::stderr());
-    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(|| told::Told).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(colours)
+        .with_writer(|| log_buffer::Told)
+        .init();
     exit::code(run(cli, &Typed::of(&matches)))
 }
 
@@ -85,7 +89,7 @@ fn run(Cli { global, command }: Cli, typed: &Typed) -> Result<Exit> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         match command.run(&global).await {
-            Err(error) => Err(near::explain(error, typed, &global).await),
+            Err(error) => Err(suggest::explain(error, typed, &global).await),
             ended => ended,
         }
     })

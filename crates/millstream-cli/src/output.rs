@@ -7,7 +7,7 @@ use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
-use crate::commands::message::plain;
+use crate::commands::message::sanitize;
 
 /// Where data goes, and words.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,7 @@ impl Output {
     /// If it cannot be written; [`Closed`] if nobody reads.
     pub(crate) fn show<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
         if self.json {
-            return self.write(&(plain::json(&serde_json::to_string(value)?).into_owned() + "\n"));
+            return self.write(&(sanitize::json(&serde_json::to_string(value)?).into_owned() + "\n"));
         }
         let mut text = text(value);
         if !text.is_empty() && !text.ends_with('\n') {
@@ -78,7 +78,7 @@ impl Output {
     /// anything.
     pub(crate) fn note(&self, text: &str) {
         // Whoever closed stderr does not want to know.
-        let _ = writeln!(io::stderr(), "{}", plain::text(text.as_bytes()));
+        let _ = writeln!(io::stderr(), "{}", sanitize::text(text.as_bytes()));
     }
 
     /// A word in its colour, if there are colours. In a table it would count as longer than it is seen.
@@ -110,7 +110,7 @@ where
     table.load_style(presets::NOTHING);
     table.set_header(titles.iter().map(|title| title.trim_start_matches('>')));
     for row in rows {
-        table.add_row(row.into_iter().map(|cell| plain::text(Into::<String>::into(cell).as_bytes())));
+        table.add_row(row.into_iter().map(|cell| sanitize::text(Into::<String>::into(cell).as_bytes())));
     }
     for (column, title) in table.column_iter_mut().zip(titles) {
         column.set_padding((0, 2));
@@ -129,7 +129,7 @@ pub(crate) fn list<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> St
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let lines: Vec<_> = pairs
         .iter()
-        .map(|(name, value)| format!("{name:width$}  {}", plain::text(value.as_bytes())))
+        .map(|(name, value)| format!("{name:width$}  {}", sanitize::text(value.as_bytes())))
         .collect();
     lines.join("\n")
 }

@@ -155,7 +155,7 @@ impl Pin {
 pub trait Catalog: Send + Sync {
     /// Registers a topic unless it is there, and gives back the topic as it is stored: the first number of
     /// partitions and the first retention win. If it is remembered that it was deleted, that is forgotten, and the new one
-    /// says so in [`reborn`](TopicSpec::reborn): who still works on the one before is not to take it for the same.
+    /// says so in [`generation`](TopicSpec::generation): who still works on the one before is not to take it for the same.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the stored format is newer than
@@ -171,7 +171,7 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if it is being deleted, or was within the time that is
     /// [remembered](REMEMBERED): nothing is created. Also if it was created again since: then it is not the topic that the
-    /// caller knows, by its [`reborn`](TopicSpec::reborn). Those of [`create_topic`](Self::create_topic).
+    /// caller knows, by its [`generation`](TopicSpec::generation). Those of [`create_topic`](Self::create_topic).
     async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
 
     /// Gives a topic more partitions, and every group of it a place on the new ones, with their oldest entry.

@@ -137,7 +137,7 @@ pub struct Claim {
     pub by: String,
     /// For how long, in milliseconds rounded up, by the server's clock; at most [`MAX_HOLD`].
     pub hold: Duration,
-    /// Whether letters are claimed too that were [left](Deed::Leave) for later.
+    /// Whether letters are claimed too that were [left](DeadLetterAction::Leave) for later.
     pub left_too: bool,
 }
 
@@ -159,7 +159,7 @@ impl Claim {
 
 /// What becomes of a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum DeadLetterAction {
     /// It goes back to its group, and to no other, as a first attempt.
     Replay,
     /// The same, with another body: at most [`MAX_BODY_FIELDS`](wire::MAX_BODY_FIELDS) fields; none for the one it has.
@@ -171,7 +171,7 @@ pub enum Deed {
     Leave(Duration),
 }
 
-impl Deed {
+impl DeadLetterAction {
     /// Whether a store can do it.
     ///
     /// # Errors
@@ -236,7 +236,7 @@ pub trait DeadLetters: Send + Sync {
     /// Does something to dead letters, and tells to which. Each is done once, however many do it at the same time.
     ///
     /// Passed over are those that are gone, and those that somebody other than `by` has claimed. With `by`, which is for
-    /// who has claimed them, also those that somebody has [left](Deed::Leave) for later: whoever finds that was too slow,
+    /// who has claimed them, also those that somebody has [left](DeadLetterAction::Leave) for later: whoever finds that was too slow,
     /// and somebody else has decided since. A claim that ran out counts as long as nobody else has come. Without `by`,
     /// what was left is replayed and purged as if nothing was said of it: who names a letter without a claim means it.
     ///
@@ -248,7 +248,7 @@ pub trait DeadLetters: Send + Sync {
         topic_partition: &TopicPartition,
         group: &GroupName,
         by: Option<&str>,
-        deeds: &[(MessageId, Deed)],
+        deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>>;
 
     /// Puts letters back that were taken elsewhere before, each under a new id; tells these ids. `None` for one that is
@@ -288,7 +288,7 @@ pub trait DeadLetters: Send + Sync {
         group: &GroupName,
         ids: &[MessageId],
     ) -> Result<usize> {
-        let deeds: Vec<_> = ids.iter().map(|id| (*id, Deed::Replay)).collect();
+        let deeds: Vec<_> = ids.iter().map(|id| (*id, DeadLetterAction::Replay)).collect();
         Ok(self.settle(topic_partition, group, None, &deeds).await?.len())
     }
 
@@ -302,7 +302,7 @@ pub trait DeadLetters: Send + Sync {
         group: &GroupName,
         ids: &[MessageId],
     ) -> Result<usize> {
-        let deeds: Vec<_> = ids.iter().map(|id| (*id, Deed::Purge)).collect();
+        let deeds: Vec<_> = ids.iter().map(|id| (*id, DeadLetterAction::Purge)).collect();
         Ok(self.settle(topic_partition, group, None, &deeds).await?.len())
     }
 }

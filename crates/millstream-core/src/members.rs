@@ -33,9 +33,9 @@ pub struct Member {
     pub max_partitions: Option<u32>,
     /// Partitions that it wants in any case while it lives: a set, read back in the order of numbers.
     pub pinned: Vec<Partition>,
-    /// Which of the topics of that name it works on, by its [`TopicSpec::reborn`](crate::TopicSpec::reborn); `None` for
+    /// Which of the topics of that name it works on, by its [`TopicSpec::generation`](crate::TopicSpec::generation); `None` for
     /// whichever is there. Nobody else is told.
-    pub reborn: Option<u64>,
+    pub generation: Option<u64>,
     /// Since when it has been answered without a gap: without that it drops nobody. Nobody else is told.
     pub heard: Continuity,
 }
@@ -45,7 +45,7 @@ impl Member {
     #[must_use]
     pub fn new(id: MemberId, incarnation: impl Into<String>, ttl: Duration) -> Self {
         let (max_partitions, pinned, heard) = (None, Vec::new(), Continuity::new(ttl));
-        Self { id, incarnation: incarnation.into(), ttl, max_partitions, pinned, reborn: None, heard }
+        Self { id, incarnation: incarnation.into(), ttl, max_partitions, pinned, generation: None, heard }
     }
 
     /// The same member, with at most this many partitions.
@@ -57,7 +57,7 @@ impl Member {
     /// The same member, of this topic and none that is created in its place.
     #[must_use]
     pub fn of(self, topic: &TopicSpec) -> Self {
-        Self { reborn: Some(topic.reborn), ..self }
+        Self { generation: Some(topic.generation), ..self }
     }
 
     /// The same member, which has been answered for so long.
@@ -89,7 +89,7 @@ pub type Assignment = BTreeMap<MemberId, Vec<Partition>>;
 /// The answer to a heartbeat: what a member has to know, in a size that does not grow with the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Pulse {
+pub struct HeartbeatReply {
     /// The version of the membership.
     pub version: Version,
     /// The newest change.
@@ -112,7 +112,7 @@ pub struct Pulse {
     pub now: u64,
 }
 
-impl Pulse {
+impl HeartbeatReply {
     /// An answer as a backend makes it.
     #[must_use]
     pub fn new(version: Version, revision: Revision, members: u32, partitions: u32) -> Self {
@@ -125,7 +125,7 @@ impl Pulse {
 /// A whole group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Roster {
+pub struct GroupMembers {
     /// The version of the membership.
     pub version: Version,
     /// The newest change.
@@ -143,7 +143,7 @@ pub struct Roster {
     pub assignment: Assignment,
 }
 
-impl Roster {
+impl GroupMembers {
     /// The members whose ttl has not passed since they were heard of.
     pub fn living(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| !self.is_overdue(member))
@@ -184,7 +184,7 @@ pub trait Members: Send + Sync {
         group: &GroupName,
         member: &Member,
         joining: bool,
-    ) -> Result<Pulse>;
+    ) -> Result<HeartbeatReply>;
 
     /// Takes `member` out of the group. Nothing happens if it is not in it, or another incarnation has its id.
     ///
@@ -197,7 +197,7 @@ pub trait Members: Send + Sync {
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
     /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if what is stored makes no sense.
-    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster>;
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers>;
 
     /// Publishes an assignment for `version`. `false`, and nothing happens, if that is not the version of the
     /// membership any more, or has an assignment already.

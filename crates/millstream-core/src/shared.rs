@@ -20,7 +20,7 @@ use crate::topic::{Partition, TopicPartition};
 
 /// A consumer's place in a group that shares partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct SharedMember {
     /// Of which topic.
     pub topic: TopicName,
     /// In which group.
@@ -29,7 +29,7 @@ pub struct Seat {
     pub consumer: MemberId,
 }
 
-impl Seat {
+impl SharedMember {
     /// The partition with this number.
     #[must_use]
     pub fn partition(&self, partition: Partition) -> TopicPartition {
@@ -75,7 +75,11 @@ pub trait Shared: Send + Sync {
     ///
     /// # Errors
     /// Transient ones. The groups are first looked at by [`SharedReader::fetch`].
-    async fn shared_reader(&self, seat: &Seat, partitions: &[Partition]) -> Result<Box<dyn SharedReader>>;
+    async fn shared_reader(
+        &self,
+        seat: &SharedMember,
+        partitions: &[Partition],
+    ) -> Result<Box<dyn SharedReader>>;
 
     /// As [`Log::settle`](crate::Log::settle), for entries that are pending under the consumer's name. Those that are
     /// not (claimed by somebody, settled before) count as stale, and nothing is done.
@@ -84,7 +88,7 @@ pub trait Shared: Send + Sync {
     /// Transient ones, after which the batch can be sent again as it is.
     async fn settle_shared(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled>;
@@ -96,7 +100,12 @@ pub trait Shared: Send + Sync {
     ///
     /// # Errors
     /// Transient ones.
-    async fn extend(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<Vec<Receipt>>;
+    async fn extend(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<Vec<Receipt>>;
 
     /// Says that the consumer, which is about to leave the group, has not begun with these entries: once it is not
     /// alive, others can claim them at once. What is not under its name is left alone. It must not settle them any
@@ -104,7 +113,7 @@ pub trait Shared: Send + Sync {
     ///
     /// # Errors
     /// Transient ones. Without this call the entries are claimed later.
-    async fn give_back(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<()>;
+    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()>;
 
     /// Takes over up to `max` entries of one partition, fewer where they are large, from consumers that are not among `alive`, whatever mode they
     /// read in, if nobody has touched them for `idle`, or they were [given back](Self::give_back). The claimer itself is
@@ -124,7 +133,7 @@ pub trait Shared: Send + Sync {
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn claim(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,

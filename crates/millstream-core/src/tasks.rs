@@ -50,7 +50,7 @@ impl QueueSpec {
 
 /// What a worker asks for.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct ClaimRequest {
     /// Who asks: unique to one start of a worker, at most 128 bytes without spaces.
     pub worker: String,
     /// How many it can take: at most [`MAX_CLAIM`]. With 0 it takes none, and lets another one look out for what is due:
@@ -221,14 +221,14 @@ pub trait Tasks: Send + Sync {
     /// Transient ones.
     async fn queues(&self) -> Result<Vec<QueueName>>;
 
-    /// Claims what is due, in one step: claims that ran out and are [free](Ask::heard), then tasks by due time. Never one
+    /// Claims what is due, in one step: claims that ran out and are [free](ClaimRequest::heard), then tasks by due time. Never one
     /// early; each by one worker at a time. A task whose body somebody deleted is claimed as well, without fields. With large bodies there
     /// may be fewer than would be due, one at least: about 1 MiB; then `next` is zero.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). What a lost reply claimed comes back when
     /// its claim runs out. It works on a server that is out of memory.
-    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed>;
+    async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed>;
 
     /// Tells what became of tasks, each as (id, token). One whose claim ran out and was given to another is stale:
     /// nothing is done; one that ran out and that nobody has claimed since is settled. Sent again after a lost reply it

@@ -158,7 +158,7 @@ pub struct TopicSpec {
     /// been deleted on purpose, in milliseconds since 1970 by the server's clock. It only grows. 0 for the first one, as
     /// far as is [remembered](crate::catalog::REMEMBERED), and for one that was lost with the data and restored. The
     /// backend says; who creates a topic is not asked.
-    pub reborn: u64,
+    pub generation: u64,
 }
 
 impl TopicSpec {
@@ -172,7 +172,7 @@ impl TopicSpec {
             format!("topic {name} has {partitions} partitions, 1 to {MAX_PARTITIONS} are allowed")
         });
         problems.finish()?;
-        Ok(Self { name, partitions, retention: Retention::default(), max_length: None, reborn: 0 })
+        Ok(Self { name, partitions, retention: Retention::default(), max_length: None, generation: 0 })
     }
 
     /// The same topic with another retention.
@@ -189,8 +189,8 @@ impl TopicSpec {
 
     /// The same topic as another one of that name, as a backend reads it.
     #[must_use]
-    pub fn with_reborn(self, reborn: u64) -> Self {
-        Self { reborn, ..self }
+    pub fn with_generation(self, generation: u64) -> Self {
+        Self { generation, ..self }
     }
 
     /// Whether the settings make sense.

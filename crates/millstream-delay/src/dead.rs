@@ -70,7 +70,7 @@ impl<T: 'static> DeadTasks<T> {
     /// # Errors
     /// Those of [`Tasks::replay_tasks`](millstream_core::Tasks::replay_tasks); what was moved stays moved.
     pub async fn replay<'a>(&self, tasks: impl IntoIterator<Item = &'a DeadTask>) -> Result<u64> {
-        self.each_shard(tasks, Deed::Replay).await
+        self.each_shard(tasks, DeadLetterAction::Replay).await
     }
 
     /// Schedules all of them anew that are there now. Gives back how many. What dies again meanwhile is left.
@@ -78,7 +78,7 @@ impl<T: 'static> DeadTasks<T> {
     /// # Errors
     /// As [`replay`](Self::replay).
     pub async fn replay_all(&self) -> Result<u64> {
-        self.each_page(Deed::Replay).await
+        self.each_page(DeadLetterAction::Replay).await
     }
 
     /// Deletes dead tasks for good. Gives back how many.
@@ -86,7 +86,7 @@ impl<T: 'static> DeadTasks<T> {
     /// # Errors
     /// Those of [`Tasks::purge_tasks`](millstream_core::Tasks::purge_tasks); what was deleted stays deleted.
     pub async fn purge<'a>(&self, tasks: impl IntoIterator<Item = &'a DeadTask>) -> Result<u64> {
-        self.each_shard(tasks, Deed::Purge).await
+        self.each_shard(tasks, DeadLetterAction::Purge).await
     }
 
     /// Deletes all of them that are there now, for good. Gives back how many.
@@ -101,7 +101,11 @@ impl<T: 'static> DeadTasks<T> {
         Ok(done)
     }
 
-    async fn each_shard<'a>(&self, tasks: impl IntoIterator<Item = &'a DeadTask>, deed: Deed) -> Result<u64> {
+    async fn each_shard<'a>(
+        &self,
+        tasks: impl IntoIterator<Item = &'a DeadTask>,
+        deed: DeadLetterAction,
+    ) -> Result<u64> {
         let tasks: Vec<_> = tasks.into_iter().collect();
         let mut done = 0;
         for shard in self.queue.spec.iter() {
@@ -113,7 +117,7 @@ impl<T: 'static> DeadTasks<T> {
         Ok(done)
     }
 
-    async fn each_page(&self, deed: Deed) -> Result<u64> {
+    async fn each_page(&self, deed: DeadLetterAction) -> Result<u64> {
         let mut done = 0;
         for shard in self.queue.spec.iter() {
             let mut after = MessageId::ZERO;
@@ -131,17 +135,17 @@ impl<T: 'static> DeadTasks<T> {
         Ok(done)
     }
 
-    async fn act(&self, shard: &Shard, ids: &[MessageId], deed: Deed) -> Result<u64> {
+    async fn act(&self, shard: &Shard, ids: &[MessageId], deed: DeadLetterAction) -> Result<u64> {
         let tasks = &self.queue.backend.tasks;
         Ok(match deed {
-            Deed::Replay => tasks.replay_tasks(shard, ids).await?,
-            Deed::Purge => tasks.purge_tasks(shard, ids).await?,
+            DeadLetterAction::Replay => tasks.replay_tasks(shard, ids).await?,
+            DeadLetterAction::Purge => tasks.purge_tasks(shard, ids).await?,
         } as u64)
     }
 }
 
 #[derive(Clone, Copy)]
-enum Deed {
+enum DeadLetterAction {
     Replay,
     Purge,
 }

@@ -323,7 +323,7 @@ mod tests {
         let monitor = LoopMonitor::unlisted("fetch", topic());
         let transient = Error::new(ErrorKind::Unavailable, "away");
         let first = monitor.failed(&transient, &Ignore);
-        let tenth = (0..9).map(|_| monitor.failed(&transient, &Ignore)).last().expect("nine");
+        let tenth = (0..9).map(|_| monitor.failed(&transient, &Ignore)).next_back().expect("nine");
         assert!(first <= Duration::from_millis(50) && tenth > first && tenth <= Duration::from_secs(2));
         let monitor = LoopMonitor::unlisted("fetch", topic());
         let wrong = Error::new(ErrorKind::WrongType, "a list");

@@ -21,8 +21,8 @@ impl Catalog for MemoryBackend {
         let mut state = self.lock();
         let now = self.now();
         let deleted = state.deleted_topics.remove(&spec.name).filter(|deleted| deleted.until > now);
-        let reborn = deleted.map_or(0, |deleted| now.millis().max(deleted.at + 1));
-        let create = || spec.clone().with_reborn(reborn);
+        let generation = deleted.map_or(0, |deleted| now.millis().max(deleted.at + 1));
+        let create = || spec.clone().with_generation(generation);
         Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
     }
 
@@ -33,12 +33,12 @@ impl Catalog for MemoryBackend {
         let gone = match state.topics.get(&spec.name) {
             None => deleted,
             // Another one in the place of the one that the caller knows.
-            Some(stored) => stored.reborn > spec.reborn,
+            Some(stored) => stored.generation > spec.generation,
         };
         if gone {
             return Err(Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)));
         }
-        let create = || spec.clone().with_reborn(0);
+        let create = || spec.clone().with_generation(0);
         Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
     }
 
@@ -55,7 +55,7 @@ impl Catalog for MemoryBackend {
         let grown = TopicSpec::new(name.clone(), partitions)?
             .with_retention(topic.retention)
             .with_max_length(topic.max_length)
-            .with_reborn(topic.reborn);
+            .with_generation(topic.generation);
         state.topics.insert(name.clone(), grown.clone());
         let groups = state.topic_groups.get(name).cloned().unwrap_or_default();
         for tp in grown.iter().skip(topic.partitions as usize) {
@@ -90,10 +90,10 @@ impl Catalog for MemoryBackend {
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
         let mut state = self.lock();
-        let Some(reborn) = state.topics.get(name).map(|topic| topic.reborn) else { return Ok(false) };
+        let Some(generation) = state.topics.get(name).map(|topic| topic.generation) else { return Ok(false) };
         state.forget_topic(name);
         let now = self.now();
-        let deleted = DeletedTopic { at: now.millis().max(reborn), until: now.plus(REMEMBERED) };
+        let deleted = DeletedTopic { at: now.millis().max(generation), until: now.plus(REMEMBERED) };
         state.deleted_topics.insert(name.clone(), deleted);
         Ok(true)
     }

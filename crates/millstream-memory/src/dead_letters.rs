@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use millstream_core::dead_letters::{Claim, DeadLetters, Deed, IMPORT_MEMORY, MAX_HOLD, check_body};
+use millstream_core::dead_letters::{
+    Claim, DeadLetterAction, DeadLetters, IMPORT_MEMORY, MAX_HOLD, check_body,
+};
 use millstream_core::inspect::{Page, Range};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{DeadLetter, GroupName, History, MessageId, Result, TopicPartition};
@@ -103,7 +105,7 @@ impl DeadLetters for MemoryBackend {
         topic_partition: &TopicPartition,
         group: &GroupName,
         by: Option<&str>,
-        deeds: &[(MessageId, Deed)],
+        deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>> {
         deeds.iter().try_for_each(|(_, deed)| deed.check())?;
         let mut state = self.lock();
@@ -158,7 +160,7 @@ impl DeadLetters for MemoryBackend {
 }
 
 /// Does something to one letter; `false` if it is gone, or somebody else's.
-fn settle(of_group: &mut Group, id: MessageId, deed: &Deed, by: Option<&str>, now: Now) -> bool {
+fn settle(of_group: &mut Group, id: MessageId, deed: &DeadLetterAction, by: Option<&str>, now: Now) -> bool {
     let Group { dead, retry, desk, .. } = of_group;
     let may = match desk.holder(id, now.millis()) {
         None => true,
@@ -171,11 +173,11 @@ fn settle(of_group: &mut Group, id: MessageId, deed: &Deed, by: Option<&str>, no
     }
     let before = desk.claims.remove(&id);
     match deed {
-        Deed::Replay | Deed::ReplayAs(_) => {
+        DeadLetterAction::Replay | DeadLetterAction::ReplayAs(_) => {
             let Some(fields) = dead.remove(id) else { return false };
             let (lead, mut body) = wire::split_dead(&fields);
             let origin = wire::text(lead, wire::ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(id);
-            if let Deed::ReplayAs(other) = deed
+            if let DeadLetterAction::ReplayAs(other) = deed
                 && !other.is_empty()
             {
                 body = other;
@@ -183,8 +185,8 @@ fn settle(of_group: &mut Group, id: MessageId, deed: &Deed, by: Option<&str>, no
             retry.append(now.millis(), wire::redelivery(1, origin, "", &History::default(), body));
             true
         }
-        Deed::Purge => dead.remove(id).is_some(),
-        Deed::Leave(left) => {
+        DeadLetterAction::Purge => dead.remove(id).is_some(),
+        DeadLetterAction::Leave(left) => {
             let mine = before.is_some_and(|before| before.by.is_some() && before.by.as_deref() == by);
             if mine && !left.is_zero() {
                 let until = now.plus((*left).min(MAX_HOLD)).millis().max(now.millis() + 1);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
+use millstream_core::members::{
+    Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
+};
 use millstream_core::{
     Continuity, Error, ErrorKind, GroupName, MemberId, MessageId, Partition, Result, TopicName, TopicSpec,
 };
@@ -40,12 +42,12 @@ impl Members for MemoryBackend {
         group: &GroupName,
         member: &Member,
         joining: bool,
-    ) -> Result<Pulse> {
+    ) -> Result<HeartbeatReply> {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
-        let TopicSpec { partitions, reborn, .. } = *state.topic(topic)?;
-        if member.reborn.is_some_and(|known| known < reborn) {
+        let TopicSpec { partitions, generation, .. } = *state.topic(topic)?;
+        if member.generation.is_some_and(|known| known < generation) {
             let why = format!("topic {topic} was deleted, and created again since");
             return Err(Error::new(ErrorKind::Deleted, why));
         }
@@ -80,10 +82,10 @@ impl Members for MemoryBackend {
         Ok(())
     }
 
-    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
         let state = self.lock();
         let now = self.now();
-        let mut roster = Roster::default();
+        let mut roster = GroupMembers::default();
         roster.partitions = state.topic(topic).map_or(0, |topic| topic.partitions);
         let Some(membership) = state.peek_membership(topic, group) else { return Ok(roster) };
         (roster.version, roster.revision) = (membership.version, membership.revision);
@@ -127,10 +129,10 @@ impl Members for MemoryBackend {
 
 impl Membership {
     /// Takes the heartbeat of `member`.
-    fn heartbeat(&mut self, member: &Member, partitions: u32, server: &str, now: Now) -> Pulse {
+    fn heartbeat(&mut self, member: &Member, partitions: u32, server: &str, now: Now) -> HeartbeatReply {
         let mut member = member.clone();
         // That was for us alone.
-        member.reborn = None;
+        member.generation = None;
         let heard = std::mem::replace(&mut member.heard, Continuity::new(member.ttl));
         in_order(&mut member.pinned);
         let known = self.members.get(&member.id);
@@ -146,7 +148,7 @@ impl Membership {
             self.changed(true, now);
         }
         let members = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
-        let mut pulse = Pulse::new(self.version, self.revision, members, partitions);
+        let mut pulse = HeartbeatReply::new(self.version, self.revision, members, partitions);
         (pulse.server, pulse.now) = (server.to_owned(), now.millis());
         if self.assigned == Some(self.version) {
             pulse.assigned = Some(self.assignment.get(&id).cloned().unwrap_or_default());

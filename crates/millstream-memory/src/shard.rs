@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use millstream_core::history::{self, History};
 use millstream_core::schedule::{Due, ScheduleId};
-use millstream_core::tasks::{Ask, Claimed, ClaimedTask, MAX_CLAIM, TaskCounts, Verdict};
+use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, MAX_CLAIM, TaskCounts, Verdict};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{MessageId, Reason};
 use tokio::sync::Notify;
@@ -71,7 +71,7 @@ impl Shard {
     }
 
     /// Hands out what is due, by this server; `tokens` counts what was ever handed out anywhere.
-    pub(crate) fn claim(&mut self, ask: &Ask, now: Now, server: &str, tokens: &mut u64) -> Claimed {
+    pub(crate) fn claim(&mut self, ask: &ClaimRequest, now: Now, server: &str, tokens: &mut u64) -> Claimed {
         let limit = ask.limit.min(MAX_CLAIM);
         let mut claimed = Claimed { now: now.millis(), server: server.to_owned(), ..Claimed::default() };
         // All of them first: a claim that holds for no time at all runs out in this millisecond.
@@ -130,7 +130,14 @@ impl Shard {
         self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now.millis()).cloned().collect()
     }
 
-    fn hand_out(&mut self, id: ScheduleId, item: Item, ask: &Ask, now: Now, tokens: &mut u64) -> ClaimedTask {
+    fn hand_out(
+        &mut self,
+        id: ScheduleId,
+        item: Item,
+        ask: &ClaimRequest,
+        now: Now,
+        tokens: &mut u64,
+    ) -> ClaimedTask {
         *tokens += 1;
         let (token, deadline) = (format!("{}-{tokens}", ask.worker), now.due(Due::In(ask.hold)));
         let Past { attempt, crashes, error, history } = item.past.clone();
@@ -157,7 +164,7 @@ impl Shard {
     /// their patience ends. While claims are open those two come three times per hold: then they may take over what runs
     /// out. Whoever claims sees to it that another one is among them, with one call per third of a hold; one that it hears
     /// itself it passes on.
-    fn come(&mut self, ask: &Ask, claims: bool, full: bool, head: Now, now: Now) -> Duration {
+    fn come(&mut self, ask: &ClaimRequest, claims: bool, full: bool, head: Now, now: Now) -> Duration {
         let third = ask.hold / 3;
         let open = !self.deadlines.is_empty();
         let asked = self.asked.take().filter(|(at, _)| now < at.plus(third));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::log::{Fetched, Receipt, Settled, Settlement, Source};
-use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
+use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
 use millstream_core::{Continuity, Lease, MemberId, MessageId, Partition, Result, TopicPartition};
 use tokio::sync::Notify;
 
@@ -21,7 +21,11 @@ use crate::stream::{By, Reading};
 
 #[async_trait]
 impl Shared for MemoryBackend {
-    async fn shared_reader(&self, seat: &Seat, partitions: &[Partition]) -> Result<Box<dyn SharedReader>> {
+    async fn shared_reader(
+        &self,
+        seat: &SharedMember,
+        partitions: &[Partition],
+    ) -> Result<Box<dyn SharedReader>> {
         let mut state = self.lock();
         let place = |partition: &Partition| {
             let topic_partition = seat.partition(*partition);
@@ -44,7 +48,7 @@ impl Shared for MemoryBackend {
 
     async fn settle_shared(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
@@ -62,7 +66,12 @@ impl Shared for MemoryBackend {
         Ok(settled)
     }
 
-    async fn extend(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<Vec<Receipt>> {
+    async fn extend(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<Vec<Receipt>> {
         breathe().await;
         let (mut state, by) = (self.lock(), Some(seat.consumer.clone()));
         let now = self.now();
@@ -77,7 +86,7 @@ impl Shared for MemoryBackend {
         Ok(entries.iter().filter(lost).copied().collect())
     }
 
-    async fn give_back(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<()> {
+    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
         breathe().await;
         let (mut state, by) = (self.lock(), Some(seat.consumer.clone()));
         let Some(group) = state.group(&seat.partition(partition), &seat.group) else { return Ok(()) };
@@ -93,7 +102,7 @@ impl Shared for MemoryBackend {
 
     async fn claim(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
@@ -142,7 +151,7 @@ impl Shared for MemoryBackend {
 
 struct MemorySharedReader {
     backend: MemoryBackend,
-    seat: Seat,
+    seat: SharedMember,
     by: By,
     places: Vec<ReadPlace>,
     phase: Phase,

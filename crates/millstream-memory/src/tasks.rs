@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{ScheduleId, Shard};
 use millstream_core::tasks::{
-    Ask, Claimed, DeadTask, Extended, MAX_SHARDS, QueueSpec, TaskCounts, Tasks, Verdict,
+    ClaimRequest, Claimed, DeadTask, Extended, MAX_SHARDS, QueueSpec, TaskCounts, Tasks, Verdict,
 };
 use millstream_core::{Error, ErrorKind, MessageId, QueueName, Result};
 
@@ -38,7 +38,7 @@ impl Tasks for MemoryBackend {
         Ok(self.lock().queues.keys().cloned().collect())
     }
 
-    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+    async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed> {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling, Shard};
-use millstream_core::tasks::{Ask, Verdict};
+use millstream_core::tasks::{ClaimRequest, Verdict};
 use millstream_core::{Backend, Envelope, ErrorKind, History, MessageId, Place, Reason, wire};
 use millstream_memory::MemoryBackend;
 use proptest::prelude::*;
@@ -245,7 +245,7 @@ impl Bench {
     }
 
     async fn claim(&mut self, worker: usize, limit: usize, hold: u64) {
-        let ask = Ask {
+        let ask = ClaimRequest {
             worker: format!("worker-{worker}"),
             limit,
             hold: Duration::from_micros(hold),

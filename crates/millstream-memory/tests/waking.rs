@@ -9,7 +9,7 @@ use millstream_core::catalog::Start;
 use millstream_core::leases::Acquired;
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling, Seen, Shard};
-use millstream_core::tasks::{Ask, Verdict};
+use millstream_core::tasks::{ClaimRequest, Verdict};
 use millstream_core::{
     Backend, Envelope, GroupName, History, Lease, Place, Resource, TopicPartition, TopicSpec, wire,
 };
@@ -75,8 +75,8 @@ impl Bench {
         self.backend.recurring.put(&place.into(), &recurrence, OnConflict::Keep).await.unwrap();
     }
 
-    fn ask(worker: &str, limit: usize) -> Ask {
-        Ask {
+    fn ask(worker: &str, limit: usize) -> ClaimRequest {
+        ClaimRequest {
             worker: worker.into(),
             limit,
             hold: 30 * SECOND,

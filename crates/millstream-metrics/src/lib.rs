@@ -5,10 +5,10 @@ mod clock;
 mod gauges;
 #[cfg(feature = "http")]
 mod http;
-#[cfg(feature = "prometheus")]
-mod kit;
 mod lag;
 mod metric;
+#[cfg(feature = "prometheus")]
+mod metrics;
 mod observer;
 #[cfg(feature = "opentelemetry")]
 pub mod otel;
@@ -23,10 +23,10 @@ pub mod table;
 
 #[cfg(feature = "http")]
 pub use http::{Server, ServerConfig};
-#[cfg(feature = "prometheus")]
-pub use kit::Metrics;
 pub use lag::{Lag, LagFailed, Lags};
-pub use metric::{From, Kind, MESSAGES, Metric, SECONDS};
+pub use metric::{Kind, MESSAGES, Metric, MetricSource, SECONDS};
+#[cfg(feature = "prometheus")]
+pub use metrics::Metrics;
 pub use observer::MetricsObserver;
 #[cfg(feature = "prometheus")]
 pub use prometheus::Prometheus;

@@ -27,7 +27,7 @@ impl Kind {
 
 /// Where a metric's values come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum From {
+pub enum MetricSource {
     /// Events of this process: there from the first event on.
     Events,
     /// The health of this process's consumers.
@@ -45,7 +45,7 @@ pub struct Metric {
     /// What kind it is.
     pub kind: Kind,
     /// Where it comes from.
-    pub from: From,
+    pub from: MetricSource,
     /// Its labels, beside those that [every series](crate::MetricsConfig::label) of the process has.
     pub labels: &'static [&'static str],
     /// What it says, in one sentence.
@@ -66,7 +66,7 @@ impl Metric {
     pub(crate) const fn new(
         name: &'static str,
         kind: Kind,
-        from: From,
+        from: MetricSource,
         labels: &'static [&'static str],
         help: &'static str,
     ) -> Self {

@@ -3,9 +3,9 @@
 //! A counter of messages counts one message of one group each time that it happens to it: a message that is retried
 //! twice and then done counts as delivered three times, failed and retried twice, and acked once.
 
-use crate::metric::From::{Events, Health, Server};
 use crate::metric::Kind::{Counter, Gauge, Histogram};
 use crate::metric::Metric;
+use crate::metric::MetricSource::{Events, Health, Server};
 
 /// One partition of a topic, in one group.
 const GROUP: &[&str] = &["topic", "partition", "group"];

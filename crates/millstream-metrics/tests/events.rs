@@ -9,7 +9,7 @@ use millstream_core::log::{Settled, Source};
 use millstream_core::panics::UserCode;
 use millstream_core::schedule::{Place, ScheduleId, Shard};
 use millstream_core::{Error, ErrorKind, Event, MessageId, Observer};
-use millstream_metrics::{From, Kind, Metrics, MetricsConfig, table};
+use millstream_metrics::{Kind, MetricSource, Metrics, MetricsConfig, table};
 
 use support::{Hand, Puppet, group, metrics, names, tp, value};
 
@@ -202,7 +202,7 @@ fn everything_in_the_table_comes_from_somewhere() {
     }
     let text = metrics.render();
     let found = names(&text);
-    for metric in table::ALL.iter().filter(|metric| metric.from != From::Server) {
+    for metric in table::ALL.iter().filter(|metric| metric.from != MetricSource::Server) {
         // That is the sampler's.
         if metric.name == table::SAMPLES.name {
             continue;

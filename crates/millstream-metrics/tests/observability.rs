@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use millstream_metrics::{From, Kind, Metric, table};
+use millstream_metrics::{Kind, Metric, MetricSource, table};
 
 fn read(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -151,9 +151,9 @@ fn every_alert_is_explained() {
 fn rendered() -> String {
     let mut text = String::new();
     for (title, from) in [
-        ("Of events of this process", From::Events),
-        ("Of the consumers and workers of this process", From::Health),
-        ("Of the server, the same in every process that asks", From::Server),
+        ("Of events of this process", MetricSource::Events),
+        ("Of the consumers and workers of this process", MetricSource::Health),
+        ("Of the server, the same in every process that asks", MetricSource::Server),
     ] {
         let _ =
             write!(text, "\n### {title}\n\n| metric | kind | labels | what it says |\n|---|---|---|---|\n");

@@ -12,7 +12,7 @@ use millstream_core::topic::TopicPartition;
 use redis::Pipeline;
 
 use crate::bulk::Bulk;
-use crate::catalog::memory::Memory;
+use crate::catalog::lag_cache::Memory;
 use crate::config::RedisConfig;
 use crate::connection::{Dial, Kept, Line, Pooled, Shared};
 use crate::durability::{self, Risk};

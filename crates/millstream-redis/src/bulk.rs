@@ -12,9 +12,9 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use crate::connection::{Dial, Line, is_demoted};
-use crate::foreign;
 use crate::request::Request;
 use crate::socket::Socket;
+use crate::wrong_type;
 
 /// A few connections, opened when they are needed.
 pub(crate) struct Bulk {
@@ -69,7 +69,7 @@ impl Bulk {
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
         }
         drop(permit);
-        foreign::name_keys(&mut values, pipe);
+        wrong_type::name_keys(&mut values, pipe);
         Ok(Weighed { values, bytes, took })
     }
 }

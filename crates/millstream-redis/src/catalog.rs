@@ -1,15 +1,15 @@
 //! The catalog role: plain commands, in an order that leaves nothing half visible.
 
+mod count_range;
 mod deleting;
-mod ends;
 mod groups;
 mod lag;
-mod look;
-pub(crate) mod memory;
-mod pins;
+pub(crate) mod lag_cache;
+mod retention_pins;
 mod settings;
+mod snapshot;
+mod start_offset;
 mod stats;
-mod walk;
 
 use async_trait::async_trait;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
@@ -23,8 +23,8 @@ use redis::{Pipeline, Value};
 use crate::backend::{Inner, RedisBackend};
 use crate::connection::Line;
 use crate::{reply, script};
+use count_range::{Walk, above};
 pub(crate) use groups::gone;
-use walk::{Walk, above};
 
 /// The most partitions that one pipeline looks at: a topic may have 16,384.
 const CHUNK: usize = 500;

@@ -15,10 +15,10 @@ use redis::{
 use tokio::time::timeout;
 
 use crate::config::RedisConfig;
+use crate::control_thread::ControlThread;
 use crate::error::{Phase, translate, unexpected};
-use crate::foreign;
-use crate::keeper::Keeper;
 use crate::socket::Socket;
+use crate::wrong_type;
 
 /// Takes pipelines. The answer has one value per command; an error of the server stands as a value.
 pub(crate) trait Line: Sync {
@@ -249,20 +249,20 @@ pub(crate) fn is_demoted(values: &[Value]) -> bool {
 /// A shared connection that lives on a thread of its own, with every request on it: neither the connection nor a lock
 /// nor a place in a queue is ever in the hands of a task that may not be run for a while.
 pub(crate) struct Kept {
-    keeper: Keeper,
+    control_thread: ControlThread,
     shared: Shared,
 }
 
 impl Kept {
     pub(crate) fn new(shared: Shared) -> Self {
-        Self { keeper: Keeper::default(), shared }
+        Self { control_thread: ControlThread::default(), shared }
     }
 }
 
 impl Line for Kept {
     async fn send(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
         let (shared, pipe) = (self.shared.clone(), pipe.clone());
-        self.keeper.run(async move { shared.send(&pipe).await }).await
+        self.control_thread.run(async move { shared.send(&pipe).await }).await
     }
 }
 
@@ -323,7 +323,7 @@ pub(crate) fn no_answer(limit: Duration) -> Error {
 pub(crate) fn complete(answer: redis::RedisResult<Vec<Value>>, pipe: &Pipeline) -> Result<Vec<Value>> {
     let mut values = answer.map_err(|error| translate(&error, Phase::Sent))?;
     if values.len() == pipe.len() {
-        foreign::name_keys(&mut values, pipe);
+        wrong_type::name_keys(&mut values, pipe);
         Ok(values)
     } else {
         Err(unexpected(format_args!("{} replies to {} commands", values.len(), pipe.len())))

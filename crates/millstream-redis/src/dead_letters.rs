@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use millstream_core::dead_letters::{
-    Claim, DeadLetter, DeadLetters, Deed, IMPORT_MEMORY, MAX_HOLD, check_body,
+    Claim, DeadLetter, DeadLetterAction, DeadLetters, IMPORT_MEMORY, MAX_HOLD, check_body,
 };
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
@@ -72,7 +72,7 @@ impl DeadLetters for RedisBackend {
         topic_partition: &TopicPartition,
         group: &GroupName,
         by: Option<&str>,
-        deeds: &[(MessageId, Deed)],
+        deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>> {
         deeds.iter().try_for_each(|(_, deed)| deed.check())?;
         let keys = &self.inner.keys;
@@ -90,13 +90,13 @@ impl DeadLetters for RedisBackend {
                 }
                 call.push(id.to_string());
                 match deed {
-                    Deed::Replay => call.extend(["replay", "0"]),
-                    Deed::ReplayAs(body) => {
+                    DeadLetterAction::Replay => call.extend(["replay", "0"]),
+                    DeadLetterAction::ReplayAs(body) => {
                         call.push("replay");
                         bytes += push_fields(&mut call, body);
                     }
-                    Deed::Purge => call.extend(["purge", "0"]),
-                    Deed::Leave(left) => {
+                    DeadLetterAction::Purge => call.extend(["purge", "0"]),
+                    DeadLetterAction::Leave(left) => {
                         call.extend(["leave", "1"]);
                         call.push(millis(*left));
                     }

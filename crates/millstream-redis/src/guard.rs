@@ -45,14 +45,14 @@ pub(crate) struct Guard {
 
 /// What is to be read of one stream.
 #[derive(Clone, Copy)]
-pub(crate) struct Ask {
+pub(crate) struct ClaimRequest {
     pub(crate) stream: usize,
     pub(crate) count: usize,
     /// New entries, or what was handed out above an id.
     pub(crate) after: Option<MessageId>,
 }
 
-impl Ask {
+impl ClaimRequest {
     /// How many commands ask this.
     fn commands(&self) -> usize {
         1 + usize::from(self.after.is_some())
@@ -173,7 +173,7 @@ impl Guard {
     /// `block` for that or for an entry of either stream.
     pub(crate) async fn read(
         &mut self,
-        asks: &[Ask],
+        asks: &[ClaimRequest],
         above: Option<Above>,
         block: Option<Duration>,
     ) -> Result<Answer> {
@@ -208,7 +208,7 @@ impl Guard {
         let count = done.array()?;
         self.check_token(watch.ok(), token)?;
         let Some(count) = count else { return Ok(Answer { woke, pages: None, noted }) };
-        let asked: usize = asks.iter().map(Ask::commands).sum();
+        let asked: usize = asks.iter().map(ClaimRequest::commands).sum();
         if count != asked {
             return Err(unexpected(format_args!("{count} replies to {asked} commands")));
         }
@@ -219,7 +219,7 @@ impl Guard {
     fn read_request(
         &self,
         mut request: Request,
-        asks: &[Ask],
+        asks: &[ClaimRequest],
         above: Option<Above>,
         block: Option<Duration>,
     ) -> Request {
@@ -254,7 +254,7 @@ impl Guard {
         request
     }
 
-    fn add_read(&self, request: &mut Request, ask: &Ask) {
+    fn add_read(&self, request: &mut Request, ask: &ClaimRequest) {
         let (stream, group) = (self.stream(ask.stream), self.group.as_str().as_bytes());
         let (count, consumer) = (Digits::number(ask.count as u64), CONSUMER.as_bytes());
         let count = count.as_bytes();
@@ -275,7 +275,7 @@ impl Guard {
 
     /// A server that is out of memory refuses whatever stands inside MULTI, also what would help it: consumers
     /// could then never drain it. A script is let through, and costs twice as much.
-    async fn read_by_script(&mut self, asks: &[Ask]) -> Result<Vec<Page>> {
+    async fn read_by_script(&mut self, asks: &[ClaimRequest]) -> Result<Vec<Page>> {
         let mut pipe = Pipeline::with_capacity(asks.len());
         for ask in asks {
             let count = ask.count.to_string();
@@ -294,7 +294,7 @@ impl Guard {
         pages.collect()
     }
 
-    fn page(&self, ask: &Ask, done: &mut Cursor<'_>) -> Result<Page> {
+    fn page(&self, ask: &ClaimRequest, done: &mut Cursor<'_>) -> Result<Page> {
         let on = |error| self.on(ask.stream, error);
         let streams = done.streams().map_err(on)?;
         let entries = streams.into_iter().flat_map(|(_, entries)| entries).collect();

@@ -9,16 +9,16 @@ mod durability;
 
 mod bulk;
 mod connection;
+mod control_thread;
 mod cursor;
 mod error;
-mod foreign;
-mod keeper;
 mod reply;
 mod request;
 mod resp;
 mod script;
 mod socket;
 mod waiters;
+mod wrong_type;
 
 mod appender;
 mod audit;

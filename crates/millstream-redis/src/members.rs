@@ -7,7 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
-use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
+use millstream_core::members::{
+    Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
+};
 use millstream_core::name::{GroupName, MemberId, TopicName};
 use redis::aio::MultiplexedConnection;
 use redis::{Pipeline, Value};
@@ -36,7 +38,7 @@ impl Members for RedisBackend {
         group: &GroupName,
         member: &Member,
         joining: bool,
-    ) -> Result<Pulse> {
+    ) -> Result<HeartbeatReply> {
         let keys = GroupKeys::new(&self.inner, topic, group);
         let (ttl, wishes) = (ttl_ms(member.ttl), wishes(member)?);
         let script = &self.inner.scripts.heartbeat;
@@ -44,7 +46,7 @@ impl Members for RedisBackend {
         let call = script.call([members, said, assignment, changes, meta, state]);
         let call = call.args([member.id.as_str(), incarnation(member)?]).arg(ttl).arg(wishes);
         let call = call.arg(u8::from(joining));
-        let call = call.arg(member.reborn.map(|reborn| reborn.to_string()).unwrap_or_default());
+        let call = call.arg(member.generation.map(|generation| generation.to_string()).unwrap_or_default());
         let call = call.arg(member.heard.to_string());
         let answer = script::run_one(&self.inner.leases, call).await.map_err(|error| match error.kind() {
             ErrorKind::Fenced => {
@@ -73,7 +75,7 @@ impl Members for RedisBackend {
         script::run_one(&self.inner.leases, call).await.map(drop)
     }
 
-    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
         let keys = GroupKeys::new(&self.inner, topic, group);
         let script = &self.inner.scripts.roster;
         let call = script.call([&keys.members, &keys.member, &keys.assignment, &keys.changes, &keys.meta]);
@@ -167,10 +169,10 @@ fn number<T: std::str::FromStr>(value: Value, what: &str) -> Result<T> {
     text.parse().map_err(|_| unexpected(format_args!("{text:?} instead of {what}")))
 }
 
-fn pulse(answer: Value) -> Result<Pulse> {
+fn pulse(answer: Value) -> Result<HeartbeatReply> {
     let [version, revision, members, partitions, next_ms, assigned, paused, server, now] =
         reply::tuple(answer)?;
-    let mut pulse = Pulse::new(
+    let mut pulse = HeartbeatReply::new(
         Version(number(version, "a version")?),
         Revision(reply::id(revision)?),
         number(members, "a number of members")?,
@@ -199,12 +201,12 @@ fn by_member(hash: Value) -> Result<(BTreeMap<MemberId, String>, Option<Version>
     Ok((texts, version))
 }
 
-fn roster(answer: Value) -> Result<Roster> {
+fn roster(answer: Value) -> Result<GroupMembers> {
     let [all, said, assignment, revision, partitions, now_ms] = reply::tuple(answer)?;
     let now_ms: u64 = number(now_ms, "milliseconds")?;
     let (mut said, version) = by_member(said)?;
     let (assignment, assigned) = by_member(assignment)?;
-    let mut roster = Roster::default();
+    let mut roster = GroupMembers::default();
     roster.version = version.unwrap_or_default();
     roster.revision = Revision(reply::id(revision)?);
     if partitions != Value::Nil {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// What one XREADGROUP is to read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Ask {
+pub(crate) struct ClaimRequest {
     pub(crate) streams: Vec<usize>,
     /// From each at most.
     pub(crate) count: usize,
@@ -38,15 +38,15 @@ impl Plan {
     }
 
     /// Waits on all streams at once. One entry of each may come at the same time.
-    pub(crate) fn wait(&self, max: usize) -> Ask {
-        Ask { streams: (0..self.streams).collect(), count: (max / self.streams).max(1) }
+    pub(crate) fn wait(&self, max: usize) -> ClaimRequest {
+        ClaimRequest { streams: (0..self.streams).collect(), count: (max / self.streams).max(1) }
     }
 
-    pub(crate) fn look(&mut self, max: usize) -> Vec<Ask> {
+    pub(crate) fn look(&mut self, max: usize) -> Vec<ClaimRequest> {
         if self.full.is_empty() {
             let streams = self.window(self.streams.min(max));
             let count = max / streams.len().max(1);
-            return vec![Ask { streams, count: count.max(1) }];
+            return vec![ClaimRequest { streams, count: count.max(1) }];
         }
         if max == 1 {
             self.turn = !self.turn;
@@ -61,10 +61,10 @@ impl Plan {
         full.truncate(rest);
         let mut asks = Vec::with_capacity(2);
         if !full.is_empty() {
-            asks.push(Ask { count: rest / full.len(), streams: full });
+            asks.push(ClaimRequest { count: rest / full.len(), streams: full });
         }
         if !looked.is_empty() {
-            asks.push(Ask { streams: looked, count: 1 });
+            asks.push(ClaimRequest { streams: looked, count: 1 });
         }
         asks
     }
@@ -76,7 +76,7 @@ impl Plan {
     }
 
     /// How many entries each stream of a question gave.
-    pub(crate) fn told(&mut self, ask: &Ask, got: &[usize]) {
+    pub(crate) fn told(&mut self, ask: &ClaimRequest, got: &[usize]) {
         for (at, got) in ask.streams.iter().zip(got) {
             if *got >= ask.count {
                 self.full.insert(*at);

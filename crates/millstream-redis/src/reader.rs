@@ -11,7 +11,7 @@ use millstream_core::log::{Entry, Fetched, Reader, Receipt, Source};
 use millstream_core::wire;
 
 use crate::backend::Inner;
-use crate::guard::{Above, Ask, Guard, Position};
+use crate::guard::{Above, ClaimRequest, Guard, Position};
 use millstream_core::pages::PageSizer;
 
 /// The longest single wait on the server; longer ones are several.
@@ -172,7 +172,7 @@ impl StreamReader {
 
     /// One page of what was handed out before. `None` if there is no such page, or the fence was touched.
     async fn pending(&mut self, stream: usize, after: MessageId, max: usize) -> Result<Option<Fetched>> {
-        let ask = Ask { stream, count: max, after: Some(after) };
+        let ask = ClaimRequest { stream, count: max, after: Some(after) };
         let answer = self.guard.read(&[ask], None, None).await?;
         let (bytes, took) = self.guard.weight();
         let Some(page) = answer.pages.and_then(|mut pages| pages.pop()) else { return self.touched().await };
@@ -265,8 +265,8 @@ impl StreamReader {
     /// How much of each stream the next read takes: `max` in all, a quarter of it from the retry log. Of a stream that
     /// had nothing the last time, while the other had something, it takes a single entry: enough to see that there is
     /// more.
-    fn plan(&self, max: usize) -> Vec<Ask> {
-        let ask = |stream, count| Ask { stream, count, after: None };
+    fn plan(&self, max: usize) -> Vec<ClaimRequest> {
+        let ask = |stream, count| ClaimRequest { stream, count, after: None };
         if max > 1 {
             let retries = match self.empty {
                 [false, true] => 1,

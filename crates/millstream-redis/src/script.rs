@@ -7,7 +7,7 @@ use redis::{Cmd, Pipeline, ServerErrorKind, ToRedisArgs, Value};
 
 use crate::connection::Line;
 use crate::error::answered;
-use crate::foreign;
+use crate::wrong_type;
 
 /// A script with its hash.
 pub(crate) struct Loaded {
@@ -128,7 +128,7 @@ pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Ve
         let error = answered(error);
         // Which of its keys it is, the server does not say.
         let named = match error.kind() {
-            ErrorKind::WrongType => foreign::in_script(line, &call.script.source, &call.keys).await,
+            ErrorKind::WrongType => wrong_type::in_script(line, &call.script.source, &call.keys).await,
             _ => None,
         };
         results.push(Err(match named {

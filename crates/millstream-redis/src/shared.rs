@@ -8,7 +8,7 @@ use millstream_core::error::{Error, Result};
 use millstream_core::leases::Lease;
 use millstream_core::log::{Entry, Fetched, Receipt, Settled, Settlement, Source};
 use millstream_core::name::{GroupName, MemberId};
-use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
+use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
 use millstream_core::topic::{Partition, TopicPartition};
 use millstream_core::wire::Fields;
 use redis::{Pipeline, Value};
@@ -33,13 +33,17 @@ const GIVEN_BACK_MS: u64 = 1 << 36;
 
 #[async_trait]
 impl Shared for RedisBackend {
-    async fn shared_reader(&self, seat: &Seat, partitions: &[Partition]) -> Result<Box<dyn SharedReader>> {
+    async fn shared_reader(
+        &self,
+        seat: &SharedMember,
+        partitions: &[Partition],
+    ) -> Result<Box<dyn SharedReader>> {
         Ok(Box::new(StreamsReader::new(self.inner.clone(), seat.clone(), partitions)))
     }
 
     async fn settle_shared(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
@@ -47,17 +51,22 @@ impl Shared for RedisBackend {
         self.settle_by(Right::Consumer(&seat.consumer), &tp, &seat.group, batch).await
     }
 
-    async fn extend(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<Vec<Receipt>> {
+    async fn extend(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<Vec<Receipt>> {
         self.touch(seat, partition, entries, 0).await
     }
 
-    async fn give_back(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<()> {
+    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
         self.touch(seat, partition, entries, GIVEN_BACK_MS).await.map(drop)
     }
 
     async fn claim(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
@@ -108,7 +117,7 @@ impl RedisBackend {
     /// Sets for how long nobody has touched entries of a consumer. Gives back those that it has not.
     async fn touch(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         entries: &[Receipt],
         idle_ms: u64,

@@ -12,19 +12,19 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
-use millstream_core::shared::{Seat, SharedReader};
+use millstream_core::shared::{SharedMember, SharedReader};
 use millstream_core::topic::Partition;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::error::unexpected;
 use crate::guard::{add_weight, weight};
-use crate::plan::{Ask, Plan};
+use crate::plan::{ClaimRequest, Plan};
 use crate::reply::{self, RawEntry};
 use crate::request::Request;
 use crate::resp::Head;
 use crate::socket::Socket;
-use crate::{foreign, note};
+use crate::{note, wrong_type};
 use millstream_core::pages::PageSizer;
 
 /// The longest single wait on the server, and the shortest: to the server, 0 ms means for ever.
@@ -35,7 +35,7 @@ const WEIGHED: usize = 32;
 
 pub(crate) struct StreamsReader {
     inner: Arc<Inner>,
-    seat: Seat,
+    seat: SharedMember,
     streams: Vec<Stream>,
     /// Not there while a request is under way: whoever drops that drops it too.
     socket: Option<Socket>,
@@ -81,7 +81,7 @@ impl Read {
 }
 
 impl StreamsReader {
-    pub(crate) fn new(inner: Arc<Inner>, seat: Seat, partitions: &[Partition]) -> Self {
+    pub(crate) fn new(inner: Arc<Inner>, seat: SharedMember, partitions: &[Partition]) -> Self {
         let mut streams = Vec::with_capacity(2 * partitions.len());
         for partition in partitions {
             let tp = seat.partition(*partition);
@@ -243,7 +243,7 @@ impl StreamsReader {
     }
 
     /// What nobody has seen, after waiting up to `block`.
-    async fn new_entries(&mut self, asks: Vec<Ask>, block: Option<Duration>) -> Result<Read> {
+    async fn new_entries(&mut self, asks: Vec<ClaimRequest>, block: Option<Duration>) -> Result<Read> {
         let mut pipe = Pipeline::with_capacity(asks.len());
         for ask in &asks {
             pipe.cmd("XREADGROUP")
@@ -295,11 +295,11 @@ impl StreamsReader {
     }
 
     /// The error that stands in place of entries, with the key that it is about if the server can be asked about one.
-    fn refused(&self, ask: &Ask, answer: Value, cmd: &Cmd) -> Error {
+    fn refused(&self, ask: &ClaimRequest, answer: Value, cmd: &Cmd) -> Error {
         let mut named = Pipeline::new();
         named.add_command(cmd.clone());
         let mut answer = [answer];
-        foreign::name_keys(&mut answer, &named);
+        wrong_type::name_keys(&mut answer, &named);
         let [answer] = answer;
         let first = ask.streams.first().copied().unwrap_or_default();
         match reply::ok(answer) {
@@ -321,7 +321,7 @@ impl StreamsReader {
         self.exchange(pipe, Duration::ZERO).await?;
         let mut replies = self.socket()?.replies();
         let mut values = (0..pipe.len()).map(|_| replies.next()?.value()).collect::<Result<Vec<_>>>()?;
-        foreign::name_keys(&mut values, pipe);
+        wrong_type::name_keys(&mut values, pipe);
         Ok(values)
     }
 

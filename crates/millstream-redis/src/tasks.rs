@@ -11,7 +11,7 @@ use millstream_core::log::Settled;
 use millstream_core::name::QueueName;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard, Waiting};
 use millstream_core::tasks::{
-    Ask, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
+    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
 };
 use millstream_core::wire::{self, Fields, PACKED};
 use redis::{Pipeline, Value};
@@ -174,7 +174,7 @@ impl Tasks for RedisBackend {
         self.inner.queues().await
     }
 
-    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+    async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed> {
         check_worker(&ask.worker)?;
         let keys = keys(&self.inner, shard);
         let call = self.inner.scripts.claim_tasks.call(keys.each_ref());

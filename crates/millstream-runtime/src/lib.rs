@@ -23,7 +23,7 @@ pub use dead_letters::{
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use delivery::Delivery;
 pub use producer::{
-    Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig, Record, Send, SendDelayed,
-    Sent,
+    Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig, Record, SendDelayed,
+    SendFuture, Sent,
 };
 pub use report::Report;

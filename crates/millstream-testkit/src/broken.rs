@@ -1,7 +1,7 @@
 //! Backends with one classic mistake each: what the suite is there to find.
 //!
 //! A suite that nothing fails proves nothing. [`Broken`] stands around a good backend and spoils one thing.
-//! The test `every_case_can_fail` runs every case against every [`Sabotage`].
+//! The test `every_case_can_fail` runs every case against every [`Mutant`].
 
 mod audit;
 mod catalog;
@@ -10,10 +10,10 @@ mod inspect;
 mod leases;
 mod log;
 mod members;
+mod mutant;
 mod notes;
 mod reader;
 mod recurring;
-mod sabotage;
 mod schedule;
 mod shared;
 mod tasks;
@@ -22,11 +22,11 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use sabotage::Sabotage;
+pub use mutant::Mutant;
 
 use millstream_core::leases::{Lease, Token};
 use millstream_core::log::{Entry, Note, Receipt};
-use millstream_core::members::{Assignment, Member, Pulse};
+use millstream_core::members::{Assignment, HeartbeatReply, Member};
 use millstream_core::wire::Fields;
 use millstream_core::{
     Backend, DeadLetter, GroupName, MemberId, MessageId, Resource, TopicName, TopicPartition,
@@ -37,7 +37,7 @@ use tokio::time::Instant;
 #[derive(Clone)]
 pub struct Broken {
     inner: Backend,
-    sabotage: Sabotage,
+    sabotage: Mutant,
     memo: Arc<Mutex<Memo>>,
 }
 
@@ -81,7 +81,7 @@ struct Memo {
     /// The first heartbeat of each member that did not leave.
     members: HashMap<(TopicName, GroupName, MemberId), (Member, Instant)>,
     /// The first answer in each group.
-    pulses: HashMap<(TopicName, GroupName), Pulse>,
+    pulses: HashMap<(TopicName, GroupName), HeartbeatReply>,
     /// What was published last.
     published: HashMap<(TopicName, GroupName), Assignment>,
     schedule: schedule::Memo,
@@ -91,7 +91,7 @@ struct Memo {
 impl Broken {
     /// `backend` with this mistake. It has to see everything that is done to the backend.
     #[must_use]
-    pub fn new(backend: impl Into<Backend>, sabotage: Sabotage) -> Self {
+    pub fn new(backend: impl Into<Backend>, sabotage: Mutant) -> Self {
         Self { inner: backend.into(), sabotage, memo: Arc::default() }
     }
 
@@ -99,12 +99,12 @@ impl Broken {
         self.memo.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is(&self, sabotage: Sabotage) -> bool {
+    fn is(&self, sabotage: Mutant) -> bool {
         self.sabotage == sabotage
     }
 
     /// The lease of whoever holds the resource, if this is what is broken; else `lease`.
-    fn unfenced(&self, sabotage: Sabotage, lease: &Lease) -> Lease {
+    fn unfenced(&self, sabotage: Mutant, lease: &Lease) -> Lease {
         let granted = self.is(sabotage).then(|| self.memo().granted.get(&lease.resource).cloned()).flatten();
         granted.unwrap_or_else(|| lease.clone())
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millstream_core::Backend;
 use millstream_memory::MemoryBackend;
-use millstream_testkit::broken::{Broken, Sabotage};
+use millstream_testkit::broken::{Broken, Mutant};
 use millstream_testkit::{Case, Harness, cases};
 use support::Console;
 use tokio::runtime::{Builder, Runtime};
@@ -18,7 +18,7 @@ const STUCK: Duration = Duration::from_secs(60);
 /// What a broken backend gets away with costs this much of the paused clock at most.
 const DEADLINE: Duration = Duration::from_millis(300);
 
-fn fails(runtime: &Runtime, case: &Case, sabotage: Sabotage) -> bool {
+fn fails(runtime: &Runtime, case: &Case, sabotage: Mutant) -> bool {
     runtime.block_on(async {
         let memory = MemoryBackend::new();
         let operator = Console(memory.operator());
@@ -39,7 +39,7 @@ fn every_case_can_fail() {
     let cases = cases();
     let mut caught: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut catches: BTreeSet<String> = BTreeSet::new();
-    for sabotage in Sabotage::ALL {
+    for sabotage in Mutant::ALL {
         let by = caught.entry(format!("{sabotage:?}")).or_default();
         for case in cases.iter().filter(|case| fails(&runtime, case, *sabotage)) {
             by.push(format!("{case:?}"));

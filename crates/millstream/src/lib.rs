@@ -20,7 +20,7 @@ pub use millstream_runtime::{
     ConsumerState, DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome,
     DeadLetterReport, Delayed, DelayedMessage, DelayedMessages, DelayedRecord, Delivery, Events, Failure,
     Health, IntoBatchOutcome, IntoDeadLetterOutcome, Letter, LoopHealth, OnFull, Producer, ProducerBuilder,
-    ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, Send, SendDelayed, Sent, Sharing,
+    ProducerConfig, Pulled, Puller, Record, Report, RetryOrder, SendDelayed, SendFuture, Sent, Sharing,
     TopicHealth,
 };
 

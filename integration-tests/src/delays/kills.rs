@@ -12,11 +12,11 @@ use millstream_delay::{DelayQueue, TaskRecord};
 use super::worker::{Setup, label};
 use super::{time_of, wall_ms_in, wall_us};
 use crate::eventually;
+use crate::fixture::Fixture;
 use crate::history::{Handling, History, Line, Sink, What, now_us};
 use crate::member::{self, End, GROUP, Job};
 use crate::owners::How;
 use crate::process::Process;
-use crate::scene::Scene;
 use crate::server::Server;
 
 /// How long scheduling may take before the first is due, per task.
@@ -246,7 +246,7 @@ pub async fn of_topic(bin: &'static str, plan: &Plan) -> String {
         crash_limit: 1_000,
         ..member::Setup::new(&server.url(), "kills", PARTITIONS)
     };
-    let mut scene = Scene::new(bin, setup).await;
+    let mut scene = Fixture::new(bin, setup).await;
     let base_ms = plan.base_ms();
     let jobs: Vec<Job> = (0..plan.tasks).map(|number| plan.job(number, base_ms)).collect();
     let records =

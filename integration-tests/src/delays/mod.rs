@@ -1,14 +1,14 @@
 //! What tests and figures of delayed messages and delay queues share: both sides of the delay engine under one name,
 //! what the server counts, and one file for each thing that is measured.
 
-pub mod burden;
 pub mod clock;
 pub mod kills;
-pub mod listen;
+pub mod load;
+pub mod monitor;
 pub mod precision;
+mod recorder;
 pub mod stage;
 pub mod traffic;
-mod witness;
 pub mod worker;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};

@@ -7,7 +7,7 @@ use millstream::{Consumer, Delivery, Millstream, Record, Topic};
 use millstream_core::Backend;
 use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 
-use super::witness::witnessed;
+use super::recorder::witnessed;
 use super::{Engine, quantile, spread, time_of, wall_ms_in, wall_us};
 use crate::server::Server;
 
@@ -74,7 +74,7 @@ impl Lateness {
 /// If anything fails, or does not come at all.
 pub async fn run(course: &Course) -> Lateness {
     let server = Server::start();
-    let mut scene = Scene::begin(&server, course.engine).await;
+    let mut scene = Fixture::begin(&server, course.engine).await;
     park(&scene, course.parked).await;
     let lead = Duration::from_millis(1_500 + course.tasks / 4);
     let base = wall_ms_in(lead);
@@ -92,7 +92,7 @@ pub async fn run(course: &Course) -> Lateness {
 /// As [`run`].
 pub async fn asleep(engine: Engine, rounds: usize) -> Lateness {
     let server = Server::start();
-    let mut scene = Scene::begin(&server, engine).await;
+    let mut scene = Fixture::begin(&server, engine).await;
     park(&scene, 1).await;
     scene.start().await;
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -104,7 +104,7 @@ pub async fn asleep(engine: Engine, rounds: usize) -> Lateness {
     scene.end().await
 }
 
-async fn park(scene: &Scene, messages: u64) {
+async fn park(scene: &Fixture, messages: u64) {
     let far = wall_ms_in(FAR);
     let dues: Vec<u64> = (0..messages).map(|nth| far + nth).collect();
     for dues in dues.chunks(20_000) {
@@ -113,7 +113,7 @@ async fn park(scene: &Scene, messages: u64) {
 }
 
 /// Both sides, as far as this needs them. A payload is when it is due.
-struct Scene {
+struct Fixture {
     engine: Engine,
     mq: Millstream,
     queue: DelayQueue<u64>,
@@ -123,7 +123,7 @@ struct Scene {
     worker: Option<Worker>,
 }
 
-impl Scene {
+impl Fixture {
     async fn begin(server: &Server, engine: Engine) -> Self {
         let mq = Millstream::connect(&server.url()).await.expect("connected");
         let (backend, claims): (Backend, _) = witnessed(mq.backend());

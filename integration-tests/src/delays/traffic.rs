@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use millstream::{Delivery, Millstream, Record, Topic};
 use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 
-use super::listen::{Ear, Heard};
+use super::monitor::{Ear, Heard};
 use super::{Engine, time_of, wall_ms_in, wall_us};
 use crate::server::Server;
 

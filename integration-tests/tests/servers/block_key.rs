@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use integration_tests::fixture::{Fixture, To};
 use integration_tests::history::{What, figure};
 use integration_tests::member::{Job, Mode, Setup};
 use integration_tests::order::strict;
-use integration_tests::scene::{Scene, To};
 use integration_tests::server::Server;
 
 const PARTITIONS: u32 = 8;
@@ -17,7 +17,7 @@ const BETWEEN_KILLS: Duration = Duration::from_millis(250);
 
 /// Kills a member and starts another. Gives back how many messages were pending in its partitions, and those that it had
 /// handled and settled, unless somebody else might have settled them meanwhile.
-async fn kill_one(scene: &mut Scene) -> (usize, Option<BTreeSet<u64>>) {
+async fn kill_one(scene: &mut Fixture) -> (usize, Option<BTreeSet<u64>>) {
     let pids = scene.pids();
     let victim = pids[fastrand::usize(0..pids.len())];
     scene.read();
@@ -52,7 +52,7 @@ async fn no_message_overtakes_one_of_its_key_while_processes_are_killed() {
         crash_limit: 1_000,
         ..Setup::new(&server.url(), "ordered", PARTITIONS)
     };
-    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
     // One in twenty fails three times; all keys have some.
     let fails = |number: u64| if (number / KEYS + number % KEYS).is_multiple_of(20) { 3 } else { 0 };
     let jobs: Vec<(Job, To)> = (0..MESSAGES)

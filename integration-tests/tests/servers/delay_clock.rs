@@ -15,7 +15,7 @@ use integration_tests::process::Process;
 use integration_tests::server::Server;
 use millstream::{Delivery, Millstream, Record, Topic};
 use millstream_core::Place;
-use millstream_core::tasks::Ask;
+use millstream_core::tasks::ClaimRequest;
 use millstream_delay::{DelayQueue, Task, TaskRecord};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -93,7 +93,7 @@ async fn claims_of_a_dead_worker_come_back_though_the_clock_was_set_back() {
     let shard =
         queue.schedule(&7).id("held").await.map(|_| millstream_core::Shard::new(queue.name().clone(), 0));
     let shard = shard.expect("scheduled");
-    let ask = Ask {
+    let ask = ClaimRequest {
         worker: "dead".into(),
         limit: 1,
         hold: MS(2_000),

@@ -2,7 +2,7 @@
 //! (fault 50: a step that is too large blocks everybody). The bounds leave room for an unoptimised build and a busy machine;
 //! the binary `delays` measures.
 
-use integration_tests::delays::burden::{catch_up, cost};
+use integration_tests::delays::load::{catch_up, cost};
 use integration_tests::delays::{Engine, quantile, spread};
 use integration_tests::history::figure;
 

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use integration_tests::delays::stage::Stage;
 use integration_tests::delays::{Engine, time_of, wall_ms_in};
 use integration_tests::eventually;
+use integration_tests::fixture::Fixture;
 use integration_tests::history::{What, figure, now_us};
 use integration_tests::member::{Job, Setup};
-use integration_tests::scene::Scene;
 use integration_tests::server::Server;
 use millstream::{ErrorKind, Record};
-use millstream_core::tasks::Ask;
+use millstream_core::tasks::ClaimRequest;
 use millstream_core::{Place, Shard};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
@@ -72,7 +72,7 @@ async fn out_of_memory(engine: Engine) {
 
 /// Takes what is due, if anything is, and never says anything of it.
 async fn take(stage: &Stage, shard: &Shard) -> usize {
-    let ask = Ask {
+    let ask = ClaimRequest {
         worker: "dead".into(),
         limit: 10,
         hold: MS(1_000),
@@ -99,7 +99,7 @@ async fn the_partitions_of_a_dead_owner_are_taken_over_without_memory() {
     const JOBS: u64 = 200;
     let server = Server::start();
     let setup = Setup { ttl_ms: 500, ..Setup::new(&server.url(), "jobs", 4) };
-    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
     let victim = scene.start();
     scene.start();
     scene.balanced().await;

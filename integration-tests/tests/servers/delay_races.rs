@@ -39,13 +39,20 @@ fn shuffled() -> Vec<u64> {
 
 /// What is done with a message by its id.
 #[derive(Clone, Copy, Debug)]
-enum Deed {
+enum DeadLetterAction {
     Cancel,
     Later,
     Now,
 }
 
-const DEEDS: [Deed; 6] = [Deed::Cancel, Deed::Cancel, Deed::Later, Deed::Later, Deed::Now, Deed::Now];
+const DEEDS: [DeadLetterAction; 6] = [
+    DeadLetterAction::Cancel,
+    DeadLetterAction::Cancel,
+    DeadLetterAction::Later,
+    DeadLetterAction::Later,
+    DeadLetterAction::Now,
+    DeadLetterAction::Now,
+];
 
 /// All that happened to each id adds up to one.
 async fn one_won(name: &str, cancelled: &Times, handled: &Times) -> [usize; 2] {
@@ -120,15 +127,15 @@ async fn of_those_who_race_for_a_task_one_wins() {
                 for number in shuffled() {
                     let id = id(number);
                     match deed {
-                        Deed::Cancel => {
+                        DeadLetterAction::Cancel => {
                             if queue.cancel(&id).await.expect("asked") {
                                 add(&cancelled, number);
                             }
                         }
-                        Deed::Later => {
+                        DeadLetterAction::Later => {
                             _ = queue.reschedule(&id, Duration::from_millis(30)).await.expect("asked");
                         }
-                        Deed::Now => _ = queue.run_now(&id).await.expect("asked"),
+                        DeadLetterAction::Now => _ = queue.run_now(&id).await.expect("asked"),
                     }
                 }
             })
@@ -172,15 +179,15 @@ async fn of_those_who_race_for_a_delayed_message_one_wins() {
                 for number in shuffled() {
                     let id = id(number);
                     match deed {
-                        Deed::Cancel => {
+                        DeadLetterAction::Cancel => {
                             if delayed.cancel(&id).await.expect("asked") {
                                 add(&cancelled, number);
                             }
                         }
-                        Deed::Later => {
+                        DeadLetterAction::Later => {
                             _ = delayed.reschedule(&id, Duration::from_millis(30)).await.expect("asked");
                         }
-                        Deed::Now => _ = delayed.run_now(&id).await.expect("asked"),
+                        DeadLetterAction::Now => _ = delayed.run_now(&id).await.expect("asked"),
                     }
                 }
             })

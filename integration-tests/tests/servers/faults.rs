@@ -17,7 +17,7 @@ const LOG: &str = "stream:topic:{numbers:p:0}";
 type Handled = Arc<Mutex<BTreeMap<u64, u32>>>;
 
 /// A producer and two instances of a consumer at work on a server of their own, and everything they tell.
-struct Scene {
+struct Fixture {
     server: Server,
     mq: Millstream,
     producer: Producer<u64>,
@@ -29,7 +29,7 @@ struct Scene {
     next: u64,
 }
 
-impl Scene {
+impl Fixture {
     async fn begin(server: Server) -> Self {
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let observer = {
@@ -154,7 +154,7 @@ impl Scene {
 /// The process of the server is killed and comes back later.
 #[tokio::test]
 async fn a_restart_of_the_server_loses_nothing() {
-    let mut scene = Scene::begin(Server::builder().appendonly(true).start()).await;
+    let mut scene = Fixture::begin(Server::builder().appendonly(true).start()).await;
     let sending = async {
         scene.send(2_000).await;
         scene
@@ -171,7 +171,7 @@ async fn a_restart_of_the_server_loses_nothing() {
 /// Every connection is cut, several times, under load.
 #[tokio::test]
 async fn cut_connections_are_made_again() {
-    let mut scene = Scene::begin(Server::start()).await;
+    let mut scene = Fixture::begin(Server::start()).await;
     for _ in 0..5 {
         scene.send(100).await;
         for kind in ["normal", "master", "pubsub"] {
@@ -188,7 +188,7 @@ async fn cut_connections_are_made_again() {
 /// The script cache is emptied.
 #[tokio::test]
 async fn flushed_scripts_are_loaded_again() {
-    let mut scene = Scene::begin(Server::start()).await;
+    let mut scene = Fixture::begin(Server::start()).await;
     for _ in 0..5 {
         scene.server.cli(&["SCRIPT", "FLUSH"]);
         scene.send(50).await;
@@ -202,7 +202,7 @@ async fn flushed_scripts_are_loaded_again() {
 /// Somebody destroys the group. It is created again where it was, and told.
 #[tokio::test]
 async fn a_destroyed_group_is_restored_at_its_frontier() {
-    let mut scene = Scene::begin(Server::start()).await;
+    let mut scene = Fixture::begin(Server::start()).await;
     for partition in 0..4 {
         let log = format!("stream:topic:{{numbers:p:{partition}}}");
         assert_eq!(scene.server.cli(&["XGROUP", "DESTROY", &log, "g"]), "1");
@@ -217,7 +217,7 @@ async fn a_destroyed_group_is_restored_at_its_frontier() {
 /// Somebody deletes the streams, with what is in them. What comes after is handled.
 #[tokio::test]
 async fn a_deleted_stream_is_told_and_survived() {
-    let scene = Scene::begin(Server::start()).await;
+    let scene = Fixture::begin(Server::start()).await;
     for partition in 0..4 {
         let tag = format!("{{numbers:p:{partition}}}");
         scene.server.cli(&["DEL", &format!("stream:topic:{tag}"), &format!("stream:topic:{tag}:retry:g")]);
@@ -231,7 +231,7 @@ async fn a_deleted_stream_is_told_and_survived() {
 /// At its worst: everything is gone, leases included.
 #[tokio::test]
 async fn a_flushed_server_is_told_and_survived() {
-    let scene = Scene::begin(Server::start()).await;
+    let scene = Fixture::begin(Server::start()).await;
     scene.server.cli(&["FLUSHALL"]);
     scene.tells("LeaseLost").await;
     let scene = scene.lives_on().await;
@@ -242,7 +242,7 @@ async fn a_flushed_server_is_told_and_survived() {
 /// The server answers nobody for some seconds.
 #[tokio::test]
 async fn a_paused_server_is_waited_for() {
-    let mut scene = Scene::begin(Server::start()).await;
+    let mut scene = Fixture::begin(Server::start()).await;
     scene.server.cli(&["CLIENT", "PAUSE", "3000", "ALL"]);
     scene.send(20).await;
     let mut scene = scene.lives_on().await;
@@ -256,7 +256,7 @@ async fn a_paused_server_is_waited_for() {
 /// The process of the server is stopped and goes on later.
 #[tokio::test]
 async fn a_stopped_server_process_is_waited_for() {
-    let scene = Scene::begin(Server::start()).await;
+    let scene = Fixture::begin(Server::start()).await;
     scene.server.pause();
     tokio::time::sleep(Duration::from_secs(3)).await;
     scene.server.resume();
@@ -268,7 +268,7 @@ async fn a_stopped_server_process_is_waited_for() {
 /// Somebody's script keeps the server busy.
 #[tokio::test]
 async fn a_busy_server_is_waited_for() {
-    let scene = Scene::begin(Server::builder().arg("--busy-reply-threshold", "50").start()).await;
+    let scene = Fixture::begin(Server::builder().arg("--busy-reply-threshold", "50").start()).await;
     let url = scene.server.url();
     let busy = std::thread::spawn(move || {
         let client = redis::Client::open(url).expect("a client");

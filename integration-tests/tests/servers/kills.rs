@@ -3,10 +3,10 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use integration_tests::fixture::{Fixture, To};
 use integration_tests::history::{Handling, What, figure};
 use integration_tests::member::{End, GROUP, Job, Setup};
 use integration_tests::owners::How;
-use integration_tests::scene::{Scene, To};
 use integration_tests::server::Server;
 use millstream::Limits;
 
@@ -51,7 +51,7 @@ async fn kills(instances: usize, kills: usize, messages: u64) {
         crash_limit: 1_000,
         ..Setup::new(&server.url(), "numbers", PARTITIONS)
     };
-    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
     let jobs: Vec<(Job, To)> = (0..messages).map(|number| (job(number), To::Key(number % KEYS))).collect();
     scene.send(&jobs).await;
 

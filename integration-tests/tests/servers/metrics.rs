@@ -35,14 +35,14 @@ const SLOW: u64 = 33;
 const ATTEMPTS: u32 = 3;
 const LATER: u64 = 7;
 
-struct Scene {
+struct Fixture {
     mq: Millstream,
     metrics: Metrics,
     server: Server,
     keys: Keys,
 }
 
-impl Scene {
+impl Fixture {
     async fn at(url: &str) -> Self {
         Self::with(url, &MetricsConfig::default().label("service", "shop")).await
     }
@@ -124,7 +124,7 @@ fn count(range: &std::ops::Range<u64>) -> f64 {
     (range.end - range.start) as f64
 }
 
-async fn a_scripted_run(scene: &Scene) {
+async fn a_scripted_run(scene: &Fixture) {
     let truth = Arc::new(Truth::default());
     assert_eq!((scene.status("/livez").await, scene.status("/readyz").await), (200, 200));
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
@@ -247,7 +247,7 @@ fn times(found: &Scrape) {
 }
 
 /// The consumer is shut down: what is sent then is the lag, exactly.
-async fn rest(scene: &Scene, consumer: Consumer, producer: &millstream::Producer<u64>, before: &Scrape) {
+async fn rest(scene: &Fixture, consumer: Consumer, producer: &millstream::Producer<u64>, before: &Scrape) {
     let report = consumer.shutdown().await;
     let acked = before.sum("millstream_acked_total", &[]);
     assert_eq!(acked, Some(report.acked as f64), "the consumer counts the same");
@@ -279,12 +279,12 @@ async fn rest(scene: &Scene, consumer: Consumer, producer: &millstream::Producer
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_figure_agrees_with_a_scripted_run_in_memory() {
-    a_scripted_run(&Scene::at("memory://").await).await;
+    a_scripted_run(&Fixture::at("memory://").await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_figure_agrees_with_a_scripted_run_on_redis() {
-    a_scripted_run(&Scene::at(&shared_url()).await).await;
+    a_scripted_run(&Fixture::at(&shared_url()).await).await;
 }
 
 /// A message in the hands of a handler that does not end, until the consumer is given up.
@@ -302,7 +302,7 @@ async fn stuck(mq: &Millstream) -> (Consumer, Arc<tokio::sync::Semaphore>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_planted_ghost_is_counted() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
     let sent = producer.send(&1).partition(0).await.expect("sent");
     let (consumer, begun) = stuck(&scene.mq).await;
@@ -324,7 +324,7 @@ async fn a_planted_ghost_is_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_acknowledgement_that_comes_late_is_counted() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let (begun, go) = (Arc::new(tokio::sync::Semaphore::new(0)), Arc::new(tokio::sync::Semaphore::new(0)));
     let handler = {
         let (begun, go) = (begun.clone(), go.clone());
@@ -349,7 +349,7 @@ async fn an_acknowledgement_that_comes_late_is_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_is_away_ends_readiness_and_not_liveness() {
     let mut redis = Redis::builder().appendonly(true).start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let consumer = scene.mq.consumer(ORDERS, "billing").lease_ttl(Duration::from_secs(1));
     let consumer = consumer.start(async |_: Delivery<u64>| {}).await.expect("started");
     let ready = async |status: u16| scene.status("/readyz").await == status;
@@ -392,7 +392,7 @@ fn asked_for() -> BTreeSet<String> {
 async fn what_dashboard_and_alerts_ask_for_is_exported_by_a_run() {
     let mut redis = Redis::start();
     let config = MetricsConfig::default().max_series(2);
-    let scene = Scene::with(&redis.url(), &config).await;
+    let scene = Fixture::with(&redis.url(), &config).await;
     let mails = millstream::delay::DelayQueue::<u64>::new("mails").observer(scene.metrics.clone());
     let mails = mails.open(scene.mq.backend()).await.expect("a queue");
     let worker = mails.worker().start(async |_: millstream::delay::Task<u64>| {}).await.expect("a worker");

@@ -14,7 +14,7 @@ use millstream_core::inspect::{Inspect, Range, Stream};
 use millstream_core::keys::Keys;
 use millstream_core::leases::{Acquired, Lease, Leases, Resource};
 use millstream_core::log::{Append, Log, Settlement};
-use millstream_core::shared::{Seat, Shared};
+use millstream_core::shared::{Shared, SharedMember};
 use millstream_core::{Error, GroupName, MessageId, Partition, Result, TopicPartition, TopicSpec};
 use millstream_redis::{RedisBackend, RedisConfig};
 
@@ -24,7 +24,7 @@ const SLOW: u64 = 10_000_000;
 const P: Partition = Partition(0);
 
 /// A server with entries of 1 MiB, and a backend that reaches it over a slow link.
-struct Scene {
+struct Fixture {
     server: Server,
     proxy: Proxy,
     /// Past the link.
@@ -36,7 +36,7 @@ struct Scene {
     lease: Lease,
 }
 
-impl Scene {
+impl Fixture {
     async fn new(rate: u64, limit: Duration, entries: usize) -> Self {
         let server = Server::start();
         let proxy = Proxy::to(server.port());
@@ -78,9 +78,9 @@ impl Scene {
         }
     }
 
-    fn seat(&self, name: &str) -> Seat {
+    fn seat(&self, name: &str) -> SharedMember {
         let consumer = name.parse().expect("a name");
-        Seat { topic: self.spec.name.clone(), group: self.group.clone(), consumer }
+        SharedMember { topic: self.spec.name.clone(), group: self.group.clone(), consumer }
     }
 
     /// Reads everything once as the owner, over the slow link, and settles nothing.
@@ -172,7 +172,7 @@ impl Pings {
 }
 
 /// What one entry costs the server by itself: how long it works on a command that reads one.
-fn one_entry(scene: &Scene) -> Duration {
+fn one_entry(scene: &Fixture) -> Duration {
     let log = Keys::new().log(&scene.tp);
     scene.server.cli(&["CONFIG", "RESETSTAT"]);
     for _ in 0..20 {
@@ -187,7 +187,7 @@ fn one_entry(scene: &Scene) -> Duration {
 
 /// Reads and claims so many entries of 1 MiB over a link of 10 MB/s, and looks at what the server does for others meanwhile.
 async fn beside_pages(entries: usize) {
-    let scene = Scene::new(SLOW, Duration::from_secs(5), entries).await;
+    let scene = Fixture::new(SLOW, Duration::from_secs(5), entries).await;
     let calm = Pings::begin(&scene.server);
     tokio::time::sleep(Duration::from_secs(1)).await;
     let (calm, one) = (calm.p99(), one_entry(&scene));
@@ -238,7 +238,7 @@ async fn pages_fill_a_slow_link_at_full_size() {
 
 /// A page that takes longer to arrive than an answer may take to begin, in every way of reading.
 async fn arrive(rate: u64, limit: Duration, entries: usize) {
-    let scene = Scene::new(rate, limit, entries).await;
+    let scene = Fixture::new(rate, limit, entries).await;
     let first = scene.read(entries).await;
     assert_eq!(scene.read(entries).await, first, "what is pending");
 

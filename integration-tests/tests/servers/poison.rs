@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use integration_tests::fixture::{Fixture, To};
 use integration_tests::history::{What, figure, now_us};
 use integration_tests::member::{End, GROUP, Job, Mode, Setup};
-use integration_tests::scene::{Scene, To};
 use integration_tests::server::Server;
 use millstream::Limits;
 
@@ -22,7 +22,7 @@ struct Deaths {
 }
 
 /// Keeps `instances` members alive until everything is handled or dead, and notes what was settled at each death.
-async fn keep_alive(scene: &mut Scene, instances: usize, poisons: usize) -> Deaths {
+async fn keep_alive(scene: &mut Fixture, instances: usize, poisons: usize) -> Deaths {
     let mut deaths = Deaths::default();
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut alive_us = now_us();
@@ -64,7 +64,7 @@ async fn poison(name: &str, mode: Mode, instances: usize, poisons: &[u64]) {
     let server = Server::start();
     let setup =
         Setup { ttl_ms: 1_000, mode, crash_limit: LIMIT, ..Setup::new(&server.url(), "poison", PARTITIONS) };
-    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
     let jobs: Vec<(Job, To)> = (0..MESSAGES)
         .map(|number| {
             let end = if poisons.contains(&number) { End::Abort } else { End::Ack };

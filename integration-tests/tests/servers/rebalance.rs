@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
+use integration_tests::fixture::Fixture;
 use integration_tests::history::{Line, What, figure, now_us, quantiles};
 use integration_tests::member::{Job, Mode, Setup};
 use integration_tests::owners::{How, fewest_moves};
-use integration_tests::scene::Scene;
 use integration_tests::server::Server;
 use millstream::{Producer, Record};
 use tokio::sync::watch;
@@ -54,7 +54,7 @@ struct Step {
 }
 
 /// Starts and shuts down members, all at once, and waits until the partitions are shared evenly by who is left.
-async fn change(scene: &mut Scene, start: usize, end: usize) -> Step {
+async fn change(scene: &mut Fixture, start: usize, end: usize) -> Step {
     let before = scene.terms.owners();
     let from = scene.processes.len();
     let at_us = now_us();
@@ -96,7 +96,7 @@ async fn change(scene: &mut Scene, start: usize, end: usize) -> Step {
 async fn instances_come_and_go_with_the_fewest_moves_and_nobody_notices() {
     let server = Server::start();
     let setup = Setup { mode: Mode::PerKey(4), ..Setup::new(&server.url(), "steady", PARTITIONS) };
-    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
     let (end, sending) = load(scene.producer.clone());
     change(&mut scene, 1, 0).await;
 
@@ -154,7 +154,7 @@ async fn instances_come_and_go_with_the_fewest_moves_and_nobody_notices() {
 async fn an_instance_that_comes_back_under_its_name_moves_nothing() {
     let server = Server::start();
     let setup = Setup { ttl_ms: 500, ..Setup::new(&server.url(), "named", 12) };
-    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup.clone()).await;
+    let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup.clone()).await;
     let sink = scene.setup.sink.clone();
     let named = |name: &str| Setup { member_id: Some(name.to_owned()), sink: sink.clone(), ..setup.clone() };
     for name in ["a", "c"] {
@@ -172,7 +172,7 @@ async fn an_instance_that_comes_back_under_its_name_moves_nothing() {
             _ => {}
         }
         let next = scene.start_as(&named("b"));
-        let back = |scene: &Scene| scene.terms.of_process(next) == theirs;
+        let back = |scene: &Fixture| scene.terms.of_process(next) == theirs;
         scene.until("its partitions are its again", back).await;
         if way == "replaced" {
             let told = |line: &Line| line.pid == pid && line.what == What::Superseded;

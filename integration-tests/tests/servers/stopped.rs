@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use integration_tests::eventually;
+use integration_tests::fixture::{Fixture, To};
 use integration_tests::history::{Line, What, figure, now_us, quantiles};
 use integration_tests::member::{End, Job, Mode, Setup};
 use integration_tests::monitor::Monitor;
-use integration_tests::scene::{Scene, To};
 use integration_tests::server::Server;
 
 const SCENES: usize = 10;
@@ -30,7 +30,7 @@ async fn scene(url: String, topic: usize) -> Measured {
     let ttl_ms = u64::try_from(TTL.as_millis()).expect("small");
     let mode = Mode::Unordered(ENDS.len());
     let setup = Setup { ttl_ms, mode, ..Setup::new(&url, &format!("topic-{topic}"), PARTITIONS) };
-    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
     let mut measured = Measured::default();
     let mut number = 0;
     scene.start();
@@ -54,7 +54,7 @@ async fn scene(url: String, topic: usize) -> Measured {
         }
         scene.send(&jobs).await;
         let in_hand = number - first;
-        let held_by = |scene: &Scene, pid: u32| {
+        let held_by = |scene: &Fixture, pid: u32| {
             let held = |line: &&Line| matches!(&line.what, What::Started(it) if line.pid == pid && it.number >= first);
             scene.history.lines.iter().filter(held).count() as u64
         };
@@ -161,7 +161,7 @@ async fn an_owner_whose_handlers_block_every_thread_keeps_its_partitions() {
     const BLOCK_MS: u64 = 1_500;
     let server = Server::start();
     let setup = Setup { ttl_ms: 500, ..Setup::new(&server.url(), "blocked", PARTITIONS * 2) };
-    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
     scene.start();
     scene.start();
     scene.balanced().await;

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use integration_tests::fixture::{Fixture, To};
 use integration_tests::history::{Line, What, figure, quantiles};
 use integration_tests::member::{Job, Setup};
-use integration_tests::scene::{Scene, To};
 use integration_tests::server::Server;
 
 const SCENES: usize = 10;
@@ -27,7 +27,7 @@ struct Measured {
 async fn scene(url: String, topic: usize) -> Measured {
     let ttl_ms = u64::try_from(TTL.as_millis()).expect("small");
     let setup = Setup { ttl_ms, ..Setup::new(&url, &format!("topic-{topic}"), PARTITIONS) };
-    let mut scene = Scene::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    let mut scene = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
     let mut measured = Measured::default();
     let mut number = 0;
     scene.start();

@@ -12,7 +12,7 @@ use millstream_core::keys::Keys;
 use millstream_core::leases::Acquired;
 use millstream_core::log::{Append, Entry, Source};
 use millstream_core::schedule::{OnConflict, Place, ScheduleId, Scheduling, Shard};
-use millstream_core::tasks::{Ask, QueueSpec};
+use millstream_core::tasks::{ClaimRequest, QueueSpec};
 use millstream_core::{
     Backend, Due, Envelope, GroupName, History, Lease, MessageId, Reader, Resource, Settlement,
     TopicPartition, TopicSpec, wire,
@@ -283,7 +283,7 @@ async fn what_is_wrong_at_a_shard_is_found_and_repaired() {
     let now = ScheduleId::new("d").expect("an id");
     stage.backend.schedule.reschedule(&place, &[now], Due::NOW).await.expect("moved");
     let claimed = async || {
-        let ask = Ask {
+        let ask = ClaimRequest {
             worker: "w".to_owned(),
             limit: 10,
             hold: HOUR,

@@ -1,7 +1,7 @@
 //! Who guards the simulation: it has to find backends that make a classic mistake.
 
 use millstream_core::Backend;
-use millstream_testkit::broken::{Broken, Sabotage};
+use millstream_testkit::broken::{Broken, Mutant};
 
 use crate::scenario::Scenario;
 use crate::{watchdog, world};
@@ -10,39 +10,39 @@ use crate::{watchdog, world};
 const PATIENCE: u64 = 1_000;
 
 /// Mistakes that show in what handlers see or in what is left. Others cost time, or matter to callers that are not here.
-const MISTAKES: [Sabotage; 32] = [
-    Sabotage::AppendForgets,
-    Sabotage::PendingSkipped,
-    Sabotage::PendingReversed,
-    Sabotage::GroupsCompete,
-    Sabotage::FenceIgnoredOnFetch,
-    Sabotage::FenceIgnoredOnSettle,
-    Sabotage::FenceIgnoredOnTrim,
-    Sabotage::FenceIgnoredOnPromote,
-    Sabotage::FenceIgnoredOnRenew,
-    Sabotage::AcksForgotten,
-    Sabotage::RetryEarly,
-    Sabotage::RetryLosesBody,
-    Sabotage::RetryLosesStory,
-    Sabotage::OriginForgotten,
-    Sabotage::DeadLetterDropped,
-    Sabotage::DeadLetterLosesStory,
-    Sabotage::HoldForgotten,
-    Sabotage::HoldIsAck,
-    Sabotage::NotesLostAtTakeover,
-    Sabotage::NotesShared,
-    Sabotage::NoteWaitEarly,
-    Sabotage::TrimsUnread,
-    Sabotage::TwoOwners,
-    Sabotage::RenewForgotten,
-    Sabotage::LeaseNeverExpires,
-    Sabotage::ReleaseForgotten,
-    Sabotage::ReleaseUnchecked,
-    Sabotage::EpochRepeats,
-    Sabotage::ResourcesCollide,
-    Sabotage::PromotedTwice,
-    Sabotage::DeadLettersShared,
-    Sabotage::PublishForgotten,
+const MISTAKES: [Mutant; 32] = [
+    Mutant::AppendForgets,
+    Mutant::PendingSkipped,
+    Mutant::PendingReversed,
+    Mutant::GroupsCompete,
+    Mutant::FenceIgnoredOnFetch,
+    Mutant::FenceIgnoredOnSettle,
+    Mutant::FenceIgnoredOnTrim,
+    Mutant::FenceIgnoredOnPromote,
+    Mutant::FenceIgnoredOnRenew,
+    Mutant::AcksForgotten,
+    Mutant::RetryEarly,
+    Mutant::RetryLosesBody,
+    Mutant::RetryLosesStory,
+    Mutant::OriginForgotten,
+    Mutant::DeadLetterDropped,
+    Mutant::DeadLetterLosesStory,
+    Mutant::HoldForgotten,
+    Mutant::HoldIsAck,
+    Mutant::NotesLostAtTakeover,
+    Mutant::NotesShared,
+    Mutant::NoteWaitEarly,
+    Mutant::TrimsUnread,
+    Mutant::TwoOwners,
+    Mutant::RenewForgotten,
+    Mutant::LeaseNeverExpires,
+    Mutant::ReleaseForgotten,
+    Mutant::ReleaseUnchecked,
+    Mutant::EpochRepeats,
+    Mutant::ResourcesCollide,
+    Mutant::PromotedTwice,
+    Mutant::DeadLettersShared,
+    Mutant::PublishForgotten,
 ];
 
 /// The mistakes of one of four tests: together they use all cores.
@@ -74,7 +74,7 @@ fn every_mistake_is_found_3() {
 }
 
 /// Whether a run on a backend with this mistake goes wrong.
-fn finds(seed: u64, mistake: Sabotage) -> bool {
+fn finds(seed: u64, mistake: Mutant) -> bool {
     let _watched = watchdog::watch(seed);
     let broken = |memory| Backend::from(Broken::new(memory, mistake)).in_process();
     !world::run_on(&Scenario::new(seed), broken).breaches.is_empty()

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millstream_core::dead_letters::{Claim, Deed};
+use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::event::LetterWork;
 use millstream_core::log::Append;
 use millstream_core::partitioner::{ByKey, Partitioner};
@@ -250,11 +250,11 @@ impl Replayer {
         let (mut deeds, mut refused) = (Vec::new(), Vec::new());
         for letter in letters {
             if edit.is_empty() {
-                deeds.push((letter.id, Deed::Replay));
+                deeds.push((letter.id, DeadLetterAction::Replay));
                 continue;
             }
             match readable(edit.apply(&letter.body)) {
-                Ok(body) => deeds.push((letter.id, Deed::ReplayAs(body))),
+                Ok(body) => deeds.push((letter.id, DeadLetterAction::ReplayAs(body))),
                 Err(why) => refused.push((letter, why)),
             }
         }
@@ -321,7 +321,8 @@ impl Replayer {
             }
         }
         self.teller.tell(topic_partition, LetterWork::Replay, came);
-        let freed: Vec<_> = free.into_iter().map(|id| (id, Deed::Leave(Duration::ZERO))).collect();
+        let freed: Vec<_> =
+            free.into_iter().map(|id| (id, DeadLetterAction::Leave(Duration::ZERO))).collect();
         let deleted = self.delete_sent().await;
         if !freed.is_empty() {
             role.settle(topic_partition, &self.group, Some(&self.by), &freed).await?;
@@ -332,9 +333,9 @@ impl Replayer {
 
     /// Deletes what was sent: before anything else is, so that nothing is sent twice while we live.
     async fn delete_sent(&mut self) -> Result<()> {
-        let mut partitions: BTreeMap<TopicPartition, Vec<(MessageId, Deed)>> = BTreeMap::new();
+        let mut partitions: BTreeMap<TopicPartition, Vec<(MessageId, DeadLetterAction)>> = BTreeMap::new();
         for (topic_partition, id) in &self.sent {
-            partitions.entry(topic_partition.clone()).or_default().push((*id, Deed::Purge));
+            partitions.entry(topic_partition.clone()).or_default().push((*id, DeadLetterAction::Purge));
         }
         for (topic_partition, deeds) in partitions {
             let role = &self.backend.dead_letters;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use millstream_admin::{
     Admin, Cursor, DeadLetterFilter, DeadLetterQuery, DeadLetterQueue, Filter, Imported, from_line, to_line,
 };
-use millstream_core::dead_letters::{Claim, Deed};
+use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::{
     Backend, DeadLetter, Envelope, ErrorKind, GroupName, History, MessageId, Partition, Reason, TopicName,
     TopicPartition, TopicSpec, wire,
@@ -266,7 +266,7 @@ async fn what_was_left_or_claimed_is_listed_like_all() {
     let grave = Grave::new(3).await;
     let all = grave.letters.list(10).await.expect("listed");
     grave.claim(&all[..2], "me", Duration::from_secs(60)).await;
-    let leave = [(all[0].id, Deed::Leave(Duration::from_secs(60)))];
+    let leave = [(all[0].id, DeadLetterAction::Leave(Duration::from_secs(60)))];
     let role = &grave.backend.dead_letters;
     role.settle(&all[0].topic_partition, &grave.group, Some("me"), &leave).await.expect("left");
     assert_eq!(grave.letters.list(10).await.expect("listed").len(), 3);

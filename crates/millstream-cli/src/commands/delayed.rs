@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 use super::DryRun;
 use super::ids::{self, Words};
 use super::message::content::DueArgs;
-use super::message::{Body, plain};
+use super::message::{Body, sanitize};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
@@ -124,11 +124,11 @@ impl Waits {
         };
         let (key, payload) = match &self.body {
             Body::Message(it) => {
-                (human::or_none(it.key.as_ref(), |key| plain::line(key)), plain::short(&it.payload))
+                (human::or_none(it.key.as_ref(), |key| sanitize::line(key)), sanitize::short(&it.payload))
             }
             Body::Malformed(why, _) => ("-".to_owned(), format!("no message: {why}")),
         };
-        vec![plain::line(self.id.as_bytes()), human::time(self.due), left, key, payload]
+        vec![sanitize::line(self.id.as_bytes()), human::time(self.due), left, key, payload]
     }
 }
 

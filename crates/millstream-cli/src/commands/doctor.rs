@@ -5,7 +5,7 @@ use clap::Args;
 use millstream::admin::{Level, Report};
 use serde::Serialize;
 
-use super::message::plain;
+use super::message::sanitize;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::output::{Output, Tone};
@@ -50,7 +50,7 @@ impl View {
                 _ => Tone::Bad,
             };
             let level = output.paint(tone, &format!("{level:5}"));
-            let found = plain::text(found.as_bytes());
+            let found = sanitize::text(found.as_bytes());
             text += &format!("{level}  {subject:width$}  {found}\n");
             if !advice.is_empty() {
                 text += &format!("{:7}{:width$}  {advice}\n", "", "");

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{ChildStdin, Command};
 
-use super::complaint::Complaint;
+use super::stderr_tail::StderrTail;
 use crate::commands::message::{Body, View, json};
 use crate::human;
 
@@ -45,7 +45,7 @@ impl Exec {
         let mut child = command.spawn().context("cannot run sh")?;
         let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
         let stdin = child.stdin.take();
-        let complaint = Complaint::of(child.stderr.take());
+        let complaint = StderrTail::of(child.stderr.take());
         let ends = async {
             let mut feeding = std::pin::pin!(feed(stdin, payload));
             tokio::select! {

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::DryRun;
-use super::message::plain;
+use super::message::sanitize;
 use crate::context::Context;
 use crate::exit::Exit;
 
@@ -51,11 +51,11 @@ pub(crate) async fn each(
     cx.output.show(&outcome, |outcome| {
         let verb = if outcome.dry_run { format!("would be {}", words.done) } else { words.done.to_owned() };
         let lines: Vec<_> =
-            outcome.done.iter().map(|id| format!("{}: {verb}", plain::line(id.as_bytes()))).collect();
+            outcome.done.iter().map(|id| format!("{}: {verb}", sanitize::line(id.as_bytes()))).collect();
         lines.join("\n")
     })?;
     for id in &outcome.missing {
-        cx.output.note(&format!("{}: {}", plain::line(id.as_bytes()), words.missing));
+        cx.output.note(&format!("{}: {}", sanitize::line(id.as_bytes()), words.missing));
     }
     failed?;
     if !outcome.missing.is_empty() {

@@ -10,7 +10,7 @@ use millstream::layers::core::schedule::Waiting;
 use millstream::{Error, ErrorKind, GroupName, TopicName};
 use serde::Serialize;
 
-use super::told::Failed;
+use super::failures::Failed;
 use super::view::GroupView;
 use crate::context::{Context, stopped};
 use crate::exit::{Exit, not_found};

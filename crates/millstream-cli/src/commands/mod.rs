@@ -1,12 +1,12 @@
 //! The commands: a module each, a line each in the list, a line each where they are run.
 
-mod complaint;
 mod completions;
 mod consume;
 mod delayed;
 mod dlq;
 mod doctor;
 mod exec;
+mod failures;
 mod group;
 mod ids;
 mod lag;
@@ -21,8 +21,8 @@ mod queue;
 mod recurring;
 mod retries;
 mod schedule;
+mod stderr_tail;
 mod tail;
-mod told;
 #[cfg(feature = "top")]
 mod top;
 mod topic;

@@ -10,7 +10,7 @@ use millstream::delay::{DelayQueue, Recur, RecurringEntry, RecurringMessages};
 use millstream::layers::core::QueueName;
 use millstream::{ErrorKind, Topic, TopicName};
 
-use super::message::plain;
+use super::message::sanitize;
 use crate::context::Context;
 use crate::exit::not_found;
 use crate::human;
@@ -100,7 +100,7 @@ impl Shown {
             _ => None,
         };
         let Some((mut text, policy, zone)) = known else {
-            return Self { text: plain::line(rule.as_bytes()), zone: Tz::UTC };
+            return Self { text: sanitize::line(rule.as_bytes()), zone: Tz::UTC };
         };
         for word in policy {
             match word.strip_prefix("grace:").map(|ms| (ms, ms.parse())) {
@@ -111,7 +111,7 @@ impl Shown {
                 None => text += &format!(", missed {word}"),
             }
         }
-        Self { text: plain::line(text.as_bytes()), zone }
+        Self { text: sanitize::line(text.as_bytes()), zone }
     }
 
     /// A time in its zone, in milliseconds since 1970: `2026-01-31T09:00:00+01:00`.

@@ -9,7 +9,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use super::group::Of;
-use super::message::{Body, plain};
+use super::message::{Body, sanitize};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
@@ -90,7 +90,7 @@ impl Entry {
             None => "due".to_owned(),
         };
         let key = match &self.body {
-            Body::Message(it) => human::or_none(it.key.as_ref(), |key| plain::line(key)),
+            Body::Message(it) => human::or_none(it.key.as_ref(), |key| sanitize::line(key)),
             Body::Malformed(..) => "-".to_owned(),
         };
         [
@@ -100,7 +100,7 @@ impl Entry {
             human::time(self.parked.due),
             due,
             key,
-            plain::short(self.parked.error.as_bytes()),
+            sanitize::short(self.parked.error.as_bytes()),
         ]
     }
 }

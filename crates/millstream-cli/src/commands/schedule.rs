@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::DryRun;
 use super::ids::{self, Words};
 use super::message::content::ContentArgs;
-use super::message::plain;
+use super::message::sanitize;
 use super::recurring::{Home, Shown, millis};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
@@ -285,7 +285,7 @@ impl Add {
                 added.times_ms.iter().map(|time| format!("\n  {}", shown.time(*time))).collect();
             format!(
                 "{}: {outcome}; {} it is due at{}{}",
-                plain::line(added.id.as_bytes()),
+                sanitize::line(added.id.as_bytes()),
                 shown.text,
                 times.concat(),
                 paused
@@ -315,7 +315,7 @@ async fn list(cx: &Context, of: &Of) -> Result<Exit> {
                 (true, _) => "paused".to_owned(),
                 (false, next) => next.map_or_else(|| "over".to_owned(), |next| shown.time(next)),
             };
-            [plain::line(entry.id.as_bytes()), entry.place.clone(), next, shown.text]
+            [sanitize::line(entry.id.as_bytes()), entry.place.clone(), next, shown.text]
         };
         output::table(&["id", "place", "next", "rule"], entries.iter().map(row))
     })?;
@@ -338,7 +338,7 @@ async fn next(cx: &Context, of: &Of, ids: &[String], count: usize) -> Result<Exi
     }
     cx.output.show(&all, |all| {
         let rows = all.iter().zip(&shown).flat_map(|(it, shown)| {
-            let id = plain::line(it.id.as_bytes());
+            let id = sanitize::line(it.id.as_bytes());
             let none = if it.paused { "paused" } else { "over" };
             let times: Vec<_> = match &it.times_ms[..] {
                 [] => vec![(u64::MAX, none.to_owned())],

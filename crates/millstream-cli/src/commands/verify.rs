@@ -10,7 +10,7 @@ use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
 use super::DryRun;
-use super::message::plain;
+use super::message::sanitize;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::output::{Output, Tone};
@@ -161,7 +161,7 @@ impl FindingView {
         };
         let word = output.paint(tone, &format!("{word:8}"));
         let Self { fault, scope, id, detail, .. } = self;
-        let (id, detail) = (plain::line(id.as_bytes()), plain::line(detail.as_bytes()));
+        let (id, detail) = (sanitize::line(id.as_bytes()), sanitize::line(detail.as_bytes()));
         format!("{word}  {fault}  {scope}  {id}  {detail}\n")
     }
 }

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::suspension::ServerTime;
-use millstream_core::tasks::{Ask, Claimed, ClaimedTask, MAX_CLAIM};
+use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, MAX_CLAIM};
 use millstream_core::{Place, Shard};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
@@ -296,7 +296,7 @@ impl Claimer {
 
 async fn claim(context: &Context, shard: &Shard, limit: usize) -> Result<Claimed> {
     let config = &context.config;
-    let ask = Ask {
+    let ask = ClaimRequest {
         worker: context.name.clone(),
         limit,
         hold: config.hold,

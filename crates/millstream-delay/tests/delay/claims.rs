@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::link::Link;
 use crate::support::{MS, SECS, Seen, events, eventually, memory, open};
 use millstream_core::schedule::Placed;
-use millstream_core::tasks::{Ask, ClaimedTask, Verdict};
+use millstream_core::tasks::{ClaimRequest, ClaimedTask, Verdict};
 use millstream_core::{Backend, Shard};
 use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 use tokio::sync::Notify;
@@ -26,7 +26,7 @@ async fn noting(queue: &DelayQueue<u64>, hold: Duration) -> (Worker, Seen<(u64, 
 /// What somebody else claims, as soon as it can.
 async fn claim(backend: &Backend) -> ClaimedTask {
     let shard = Shard::new("q".parse().expect("a name"), 0);
-    let ask = Ask {
+    let ask = ClaimRequest {
         worker: "b".into(),
         limit: 1,
         hold: SECS(9),

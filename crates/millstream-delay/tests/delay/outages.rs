@@ -14,7 +14,7 @@ use tokio::time::Instant;
 const HOLD: Duration = Duration::from_secs(10);
 
 /// Workers with a link each, whose handlers end when they are told to.
-struct Team {
+struct Workers {
     backend: Backend,
     links: Vec<Arc<Link>>,
     workers: Vec<Worker>,
@@ -23,7 +23,7 @@ struct Team {
     go: Arc<Notify>,
 }
 
-impl Team {
+impl Workers {
     async fn new(workers: usize, room: usize) -> Self {
         let (links, seen, go) = (Vec::new(), Seen::default(), Arc::default());
         let mut team = Self { backend: memory(), links, workers: Vec::new(), seen, go };
@@ -83,7 +83,7 @@ impl Team {
 #[tokio::test(start_paused = true)]
 async fn an_outage_costs_nobody_a_claim_however_long_it_is_and_however_often_it_comes() {
     for tenths in [3, 5, 7, 9, 11, 14, 17, 25] {
-        let mut team = Team::new(3, 2).await;
+        let mut team = Workers::new(3, 2).await;
         for number in 0..4 {
             team.schedule(number).await;
         }
@@ -109,7 +109,7 @@ async fn an_outage_costs_nobody_a_claim_however_long_it_is_and_however_often_it_
 #[tokio::test(start_paused = true)]
 async fn who_died_in_an_outage_is_replaced_within_two_holds_of_its_end() {
     for tenths in [5, 9, 14, 25] {
-        let team = Team::new(3, 1).await;
+        let team = Workers::new(3, 1).await;
         team.schedule(1).await;
         team.seen.reach(1).await;
         team.schedule(2).await;
@@ -138,7 +138,7 @@ async fn who_died_in_an_outage_is_replaced_within_two_holds_of_its_end() {
 async fn without_an_outage_the_dead_are_replaced_within_a_hold() {
     // The others have slept for long when it claims, and it dies at once: nothing but its call makes them come.
     for after in [0, 1_000, 7_300, 14_900, 31_000] {
-        let team = Team::new(3, 1).await;
+        let team = Workers::new(3, 1).await;
         tokio::time::sleep(MS(after)).await;
         team.schedule(1).await;
         team.seen.reach(1).await;
@@ -154,7 +154,7 @@ async fn without_an_outage_the_dead_are_replaced_within_a_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn who_joins_judges_nobody_at_first_and_who_was_without_room_judges_at_once() {
-    let mut team = Team::new(2, 1).await;
+    let mut team = Workers::new(2, 1).await;
     team.schedule(1).await;
     team.schedule(2).await;
     team.seen.reach(2).await;
@@ -182,7 +182,7 @@ async fn who_joins_judges_nobody_at_first_and_who_was_without_room_judges_at_onc
 
 #[tokio::test(start_paused = true)]
 async fn who_is_cut_off_alone_loses_its_claim() {
-    let team = Team::new(2, 1).await;
+    let team = Workers::new(2, 1).await;
     team.schedule(1).await;
     team.seen.reach(1).await;
     let busy = |nth: &usize| team.workers[*nth].progress().running == 1;

@@ -10,7 +10,7 @@ use millstream_core::event::Event;
 use millstream_core::panics::UserCode;
 use millstream_core::policy::{Decision, Failure, Fixed, RetryPolicy, Verdict};
 use millstream_core::schedule::{Due, OnConflict, Scheduling};
-use millstream_core::tasks::Ask;
+use millstream_core::tasks::ClaimRequest;
 use millstream_core::{
     BoxError, Codec, Continuity, DeadLetterPolicy, Envelope, ErrorKind, Outcome, Place, Reason, Shard,
     TopicSpec, wire,
@@ -178,7 +178,7 @@ async fn a_task_whose_job_panics_comes_back() {
     let queue = open(&link.over(&backend), 1).await;
     queue.schedule(&1).await.expect("scheduled");
     let shard = Shard::new("q".parse().expect("a name"), 0);
-    let ask = Ask {
+    let ask = ClaimRequest {
         worker: "dead".into(),
         limit: 1,
         hold: SECS(3),

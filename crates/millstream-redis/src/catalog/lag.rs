@@ -10,9 +10,9 @@ use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::topic::TopicPartition;
 
-use super::look::{GroupLook, Look};
-use super::memory::{Proof, Tally};
-use super::walk::{Walk, above};
+use super::count_range::{Walk, above};
+use super::lag_cache::{Proof, Tally};
+use super::snapshot::{GroupLook, Look};
 use crate::backend::RedisBackend;
 
 /// What is known of a lag.

@@ -23,7 +23,8 @@ impl RedisBackend {
         // All in one script, so that nobody reads half of it.
         let call = self.inner.scripts.create_topic.call([&meta, &deleted]);
         let call = call.arg(mode.as_str()).arg(spec.partitions).arg(FORMAT);
-        let call = call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0)).arg(spec.reborn);
+        let call =
+            call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0)).arg(spec.generation);
         let answer = script::run_one(&self.inner.pool, call).await;
         let stored = answer.map_err(|error| match error.kind() {
             ErrorKind::Deleted => Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)),
@@ -88,7 +89,7 @@ impl RedisBackend {
 }
 
 fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
-    let [partitions, format, retention, max_length, deleting, reborn] = reply::tuple(meta)?;
+    let [partitions, format, retention, max_length, deleting, generation] = reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
     if nothing || deleting != Value::Nil {
         return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")));
@@ -107,9 +108,9 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
         Value::Nil => None,
         stored => Some(number(stored, "maxLength")?).filter(|entries| *entries > 0),
     };
-    let reborn = if reborn == Value::Nil { 0 } else { number(reborn, "reborn")? };
+    let generation = if generation == Value::Nil { 0 } else { number(generation, "reborn")? };
     let spec = TopicSpec::new(name.clone(), partitions).map_err(|_| damaged("partitionCount"))?;
-    Ok(spec.with_retention(retention).with_max_length(max_length).with_reborn(reborn))
+    Ok(spec.with_retention(retention).with_max_length(max_length).with_generation(generation))
 }
 
 fn check_format(name: &TopicName, format: u64) -> Result<()> {

@@ -10,7 +10,7 @@ use redis::{Pipeline, Value};
 
 use super::CHUNK;
 use super::lag::{Lag, Trust};
-use super::look::Look;
+use super::snapshot::Look;
 use crate::backend::RedisBackend;
 use crate::connection::Line;
 use crate::reply;

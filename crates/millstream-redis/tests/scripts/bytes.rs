@@ -8,7 +8,7 @@ use millstream_core::log::{Append, Log, Receipt, Settlement};
 use millstream_core::name::GroupName;
 use millstream_core::recurring::{Recurrence, Recurring};
 use millstream_core::schedule::{Due, OnConflict, Placed, Schedule, Scheduling};
-use millstream_core::shared::{Seat, Shared};
+use millstream_core::shared::{Shared, SharedMember};
 use millstream_core::topic::Partition;
 use millstream_core::wire::Fields;
 
@@ -23,9 +23,9 @@ fn large(n: usize) -> Fields {
     vec![("payload".into(), vec![b'x'; MIB].into()), ("n".into(), n.to_string().into())]
 }
 
-fn seat(bench: &Bench, name: &str) -> Seat {
+fn seat(bench: &Bench, name: &str) -> SharedMember {
     let consumer = name.parse().expect("a name");
-    Seat { topic: bench.spec.name.clone(), group: bench.group.clone(), consumer }
+    SharedMember { topic: bench.spec.name.clone(), group: bench.group.clone(), consumer }
 }
 
 /// How often a command was called, and for how many microseconds the server worked on it.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use millstream_core::dead_letters::{Claim, DeadLetter, DeadLetters, Deed, Reason};
+use millstream_core::dead_letters::{Claim, DeadLetter, DeadLetterAction, DeadLetters, Reason};
 use millstream_core::error::ErrorKind;
 use millstream_core::history::History;
 use millstream_core::id::MessageId;
@@ -43,10 +43,10 @@ pub(crate) async fn life(bench: &mut Bench) {
     let (tp, group) = (&bench.tp, &bench.group);
     assert_eq!(bench.backend.claim(tp, group, &ids[..3], &claim("a")).await.expect("claimed"), ids[..3]);
     let deeds = [
-        (ids[0], Deed::ReplayAs(message("y"))),
-        (ids[1], Deed::Purge),
-        (ids[2], Deed::Leave(HOLD)),
-        (ids[3], Deed::Replay),
+        (ids[0], DeadLetterAction::ReplayAs(message("y"))),
+        (ids[1], DeadLetterAction::Purge),
+        (ids[2], DeadLetterAction::Leave(HOLD)),
+        (ids[3], DeadLetterAction::Replay),
     ];
     assert_eq!(bench.backend.settle(tp, group, Some("a"), &deeds).await.expect("settled"), ids);
     assert!(bench.backend.purge_through(tp, group, MessageId::MAX).await.expect("purged") >= 1);
@@ -70,20 +70,20 @@ async fn claims_and_imports_are_forgotten_by_themselves() {
     let brief = Claim { hold: Duration::from_secs(1), ..claim("a") };
     bench.backend.claim(&tp, &group, &ids[..1], &brief).await.expect("claimed");
     assert!(bench.int(&format!("PTTL {claims}")).await > 50_000, "the longest claim says how long");
-    let leave = [(ids[0], Deed::Leave(2 * HOLD))];
+    let leave = [(ids[0], DeadLetterAction::Leave(2 * HOLD))];
     bench.backend.settle(&tp, &group, Some("a"), &leave).await.expect("left");
     assert!(bench.int(&format!("PTTL {claims}")).await > 110_000);
-    bench.backend.settle(&tp, &group, Some("a"), &ids.map_to(Deed::Purge)).await.expect("purged");
+    bench.backend.settle(&tp, &group, Some("a"), &ids.map_to(DeadLetterAction::Purge)).await.expect("purged");
     assert_eq!(bench.backend.purge(&tp, &group, &ids).await.expect("purged"), 1, "what was left is nobody's");
     assert_eq!(bench.int(&format!("EXISTS {claims}")).await, 0, "nothing is left of what is settled");
 }
 
 trait MapTo {
-    fn map_to(&self, deed: Deed) -> Vec<(MessageId, Deed)>;
+    fn map_to(&self, deed: DeadLetterAction) -> Vec<(MessageId, DeadLetterAction)>;
 }
 
 impl MapTo for Vec<MessageId> {
-    fn map_to(&self, deed: Deed) -> Vec<(MessageId, Deed)> {
+    fn map_to(&self, deed: DeadLetterAction) -> Vec<(MessageId, DeadLetterAction)> {
         self.iter().map(|id| (*id, deed.clone())).collect()
     }
 }
@@ -111,7 +111,7 @@ async fn large_letters_are_dealt_with_a_few_at_a_time() {
     let claimed = calls(&mut bench).await;
     // And one that the server does not know the script yet.
     assert_eq!(claimed - before, 12 + 1, "two letters are 1 MiB");
-    let replays = ids.map_to(Deed::Replay);
+    let replays = ids.map_to(DeadLetterAction::Replay);
     assert_eq!(bench.backend.settle(&tp, &group, Some("a"), &replays).await.expect("replayed"), ids);
     assert_eq!(calls(&mut bench).await - claimed, 12 + 1);
     let retry_log = bench.retry_log();

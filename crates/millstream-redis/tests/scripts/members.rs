@@ -6,7 +6,7 @@ use millstream_core::catalog::Catalog;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::ErrorKind;
 use millstream_core::keys::Key;
-use millstream_core::members::{Assignment, Member, Members, Pulse, Version};
+use millstream_core::members::{Assignment, HeartbeatReply, Member, Members, Version};
 use millstream_core::name::MemberId;
 use millstream_core::topic::Partition;
 use tokio::time::sleep;
@@ -33,7 +33,7 @@ pub(crate) fn assignment(of: &[(&str, &[u32])]) -> Assignment {
 }
 
 impl Bench {
-    pub(crate) async fn beat(&self, member: &Member, joining: bool) -> Pulse {
+    pub(crate) async fn beat(&self, member: &Member, joining: bool) -> HeartbeatReply {
         self.backend.heartbeat(&self.spec.name, &self.group, member, joining).await.expect("a pulse")
     }
 
@@ -125,7 +125,7 @@ async fn an_id_is_taken_over_by_who_joins_and_by_nobody_else() {
 }
 
 /// A heartbeat of one that keeps the record of what it was answered.
-async fn beat_hearing(bench: &Bench, member: &Member, heard: &mut Continuity) -> Pulse {
+async fn beat_hearing(bench: &Bench, member: &Member, heard: &mut Continuity) -> HeartbeatReply {
     let pulse = bench.beat(&member.clone().hearing(heard.clone()), false).await;
     heard.advance(&pulse.server, pulse.now);
     pulse

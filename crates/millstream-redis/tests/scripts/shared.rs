@@ -8,7 +8,7 @@ use millstream_core::id::MessageId;
 use millstream_core::leases::Leases;
 use millstream_core::log::{Fetched, Receipt, Settled, Settlement, Source};
 use millstream_core::schedule::Schedule;
-use millstream_core::shared::{Seat, Shared, SharedReader};
+use millstream_core::shared::{Shared, SharedMember, SharedReader};
 use millstream_core::topic::Partition;
 use millstream_lua::{ACK, CLAIM, DEAD_LETTER, HOLD, RETRY, Script};
 use millstream_redis::RedisConfig;
@@ -19,9 +19,9 @@ use crate::server::{Bench, Server, dead, fetch, retry};
 const NOW: Duration = Duration::ZERO;
 const P: Partition = Partition(0);
 
-fn seat(bench: &Bench, name: &str) -> Seat {
+fn seat(bench: &Bench, name: &str) -> SharedMember {
     let consumer = name.parse().expect("a name");
-    Seat { topic: bench.spec.name.clone(), group: bench.group.clone(), consumer }
+    SharedMember { topic: bench.spec.name.clone(), group: bench.group.clone(), consumer }
 }
 
 async fn open(bench: &Bench, name: &str) -> Box<dyn SharedReader> {
@@ -225,7 +225,7 @@ async fn many_partitions_are_read_as_one() {
     use millstream_core::catalog::{Catalog, Start};
     use millstream_core::log::{Append, Log};
     bench.backend.create_group(&spec, &bench.group, Start::Earliest).await.expect("created");
-    let seat = Seat { topic: spec.name.clone(), ..seat(&bench, "a") };
+    let seat = SharedMember { topic: spec.name.clone(), ..seat(&bench, "a") };
     let partitions: Vec<_> = (0..40).map(Partition).collect();
     let mut reader = bench.backend.shared_reader(&seat, &partitions).await.expect("a reader");
     assert!(reader.fetch(10, Duration::from_millis(20)).await.expect("fetched").is_empty());

@@ -9,7 +9,7 @@ use millstream_core::history::History;
 use millstream_core::id::MessageId;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{Due, OnConflict, Place, Placed, Schedule, ScheduleId, Scheduling, Shard};
-use millstream_core::tasks::{Ask, Claimed, ClaimedTask, QueueSpec, TaskCounts, Tasks, Verdict};
+use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, QueueSpec, TaskCounts, Tasks, Verdict};
 use millstream_core::wire::{Fields, MAX_BODY_FIELDS};
 
 use crate::server::{Bench, fields, message};
@@ -26,8 +26,8 @@ pub(crate) fn id(id: &str) -> ScheduleId {
     ScheduleId::new(id).expect("an id")
 }
 
-pub(crate) fn ask(worker: &str, limit: usize) -> Ask {
-    Ask {
+pub(crate) fn ask(worker: &str, limit: usize) -> ClaimRequest {
+    ClaimRequest {
         worker: worker.into(),
         limit,
         hold: LONG,
@@ -68,7 +68,7 @@ impl Bench {
         }
     }
 
-    pub(crate) async fn claim(&self, ask: &Ask) -> Claimed {
+    pub(crate) async fn claim(&self, ask: &ClaimRequest) -> Claimed {
         self.tasks().claim(&shard(), ask).await.expect("claimed")
     }
 

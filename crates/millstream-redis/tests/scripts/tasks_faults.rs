@@ -9,15 +9,15 @@ use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::schedule::{Due, Schedule};
-use millstream_core::tasks::{Ask, Tasks, Verdict};
+use millstream_core::tasks::{ClaimRequest, Tasks, Verdict};
 use millstream_redis::RedisBackend;
 
 use crate::server::{Bench, message};
 use crate::tasks::{DONE, LONG, NOW, STALE, ask, dead, id, retry, shard};
 
 /// Claims that run out at once.
-fn brief(worker: &str, limit: usize) -> Ask {
-    Ask { hold: NOW, ..ask(worker, limit) }
+fn brief(worker: &str, limit: usize) -> ClaimRequest {
+    ClaimRequest { hold: NOW, ..ask(worker, limit) }
 }
 
 fn names(count: usize) -> impl Iterator<Item = String> {
@@ -80,7 +80,7 @@ async fn what_ran_out_comes_first_and_is_bounded() {
 async fn a_task_whose_claims_run_out_too_often_dies() {
     let mut bench = Bench::new().await;
     bench.put_now(["a".into(), "b".into()]).await;
-    let careful = |limit| Ask { crash_limit: 3, ..brief("w", limit) };
+    let careful = |limit| ClaimRequest { crash_limit: 3, ..brief("w", limit) };
     for crashes in 0..3 {
         let claimed = bench.claim(&careful(10)).await;
         assert_eq!((claimed.tasks.len(), claimed.crashed), (2, 0));
@@ -113,7 +113,7 @@ async fn a_server_out_of_memory_lets_workers_get_on() {
     let place = bench.place();
     run_out().await;
     bench.cmd("CONFIG SET maxmemory 1").await;
-    let claimed = bench.claim(&Ask { crash_limit: 1, ..ask("w-1", 4) }).await;
+    let claimed = bench.claim(&ClaimRequest { crash_limit: 1, ..ask("w-1", 4) }).await;
     assert_eq!((claimed.tasks.len(), claimed.crashed), (3, 1), "{crashing:?}");
     let [a, b, c] = &claimed.tasks[..] else { panic!("{claimed:?}") };
     let ours: Vec<_> = claimed.tasks.iter().map(|task| (task.id.clone(), task.token.clone())).collect();
@@ -158,7 +158,7 @@ async fn a_key_of_a_foreign_type_is_met_before_anything_was_changed() {
             before.insert(key, bench.cmd(&dump(key.as_str())).await);
         }
         bench.cmd(&format!("SET {foreign} x")).await;
-        let error = bench.tasks().claim(&shard(), &Ask { crash_limit: 1, ..ask("w", 9) }).await;
+        let error = bench.tasks().claim(&shard(), &ClaimRequest { crash_limit: 1, ..ask("w", 9) }).await;
         assert_eq!(error.expect_err("foreign").kind(), ErrorKind::WrongType, "claim: {foreign}");
         for verdict in [Verdict::Complete, retry(Due::NOW, &a, 2, "x"), dead(&a, "x")] {
             let batch = [(a.id.clone(), a.token.clone(), verdict)];

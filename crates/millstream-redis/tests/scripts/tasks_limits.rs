@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::id::MessageId;
 use millstream_core::schedule::{Due, Placed, Schedule};
-use millstream_core::tasks::{Ask, ClaimedTask, Tasks, Verdict};
+use millstream_core::tasks::{ClaimRequest, ClaimedTask, Tasks, Verdict};
 use millstream_core::wire::Fields;
 use redis::Value;
 
@@ -85,13 +85,13 @@ async fn large_tasks_are_given_up_in_parts_too() {
     let bench = Bench::new().await;
     put_large(&bench, 6).await;
     for _ in 0..3 {
-        let tasks = bench.claim(&Ask { hold: NOW, ..ask("w", 2) }).await.tasks;
+        let tasks = bench.claim(&ClaimRequest { hold: NOW, ..ask("w", 2) }).await.tasks;
         assert_eq!(tasks.len(), 2);
         let begun: Vec<_> = tasks.into_iter().map(|task| (task.id, task.token)).collect();
         bench.backend.extend(&shard(), &begun, NOW, true).await.expect("begun");
         let until = bench.claim(&ask("w", 0)).await.now + 1;
         while bench.claim(&ask("w", 0)).await.now < until {}
-        let claimed = bench.claim(&Ask { crash_limit: 1, ..ask("w", 3) }).await;
+        let claimed = bench.claim(&ClaimRequest { crash_limit: 1, ..ask("w", 3) }).await;
         assert_eq!((claimed.crashed, claimed.tasks.len()), (2, 0));
     }
     assert_eq!(bench.counts().await.dead, 6);
@@ -125,8 +125,8 @@ async fn a_task_under_no_id_of_ours_is_passed_over_and_given_up() {
         add.cmd("ZADD").arg(delay.as_str()).arg(1).arg(name);
         add.query_async::<Value>(&mut bench.raw).await.expect("added");
     }
-    let careful = Ask { hold: NOW, crash_limit: 3, ..ask("w", 10) };
-    let claimed = bench.claim(&Ask { hold: NOW, ..careful.clone() }).await;
+    let careful = ClaimRequest { hold: NOW, crash_limit: 3, ..ask("w", 10) };
+    let claimed = bench.claim(&ClaimRequest { hold: NOW, ..careful.clone() }).await;
     let names: Vec<_> = claimed.tasks.iter().map(|task| task.id.as_str()).collect();
     assert_eq!(names, ["t-\u{fffd}"], "each is itself");
     assert_eq!(bench.verdict(&claimed.tasks[0], Verdict::Complete).await, DONE);
@@ -160,7 +160,7 @@ async fn a_clock_that_was_set_back_freezes_no_claim() {
     bench.put_now(["dead", "alive", "patient", "long"].map(str::to_owned)).await;
     let tasks = bench.claim(&ask("w", 3)).await.tasks;
     let hour = Duration::from_secs(3_600);
-    let long = bench.claim(&Ask { hold: 3 * hour, ..ask("w", 1) }).await.tasks.remove(0);
+    let long = bench.claim(&ClaimRequest { hold: 3 * hour, ..ask("w", 1) }).await.tasks.remove(0);
     // Its hold is what it was extended by.
     let patient = [(tasks[2].id.clone(), tasks[2].token.clone())];
     assert_eq!(bench.tasks().extend(&shard(), &patient, 2 * hour, false).await.expect("ours").ours, [true]);
@@ -190,7 +190,7 @@ async fn a_clock_that_was_set_back_freezes_no_claim() {
 async fn what_a_handed_out_claim_had_before_is_told_from_what_is_new() {
     let bench = Bench::new().await;
     bench.put_now(["t".into()]).await;
-    let first = bench.claim(&Ask { hold: NOW, ..ask("w", 1) }).await.tasks.remove(0);
+    let first = bench.claim(&ClaimRequest { hold: NOW, ..ask("w", 1) }).await.tasks.remove(0);
     assert_eq!(first.before, None);
     tokio::time::sleep(Duration::from_millis(2)).await;
     let second = bench.claim_one("v").await;

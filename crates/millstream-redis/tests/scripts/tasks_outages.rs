@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use millstream_core::Continuity;
-use millstream_core::tasks::{Ask, Claimed, ClaimedTask};
+use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask};
 use millstream_redis::RedisConfig;
 
 use crate::server::{Bench, Server};
@@ -24,7 +24,7 @@ impl Asker {
     }
 
     async fn asks(&mut self, bench: &Bench) -> millstream_core::Result<Claimed> {
-        let ask = Ask { hold: HOLD, crash_limit: 1, heard: self.heard.clone(), ..ask(self.name, 5) };
+        let ask = ClaimRequest { hold: HOLD, crash_limit: 1, heard: self.heard.clone(), ..ask(self.name, 5) };
         let claimed = bench.tasks().claim(&shard(), &ask).await?;
         if !claimed.server.is_empty() {
             self.heard.advance(&claimed.server, claimed.now);
@@ -59,7 +59,7 @@ async fn after_restarts_nothing_is_taken_from_the_living_and_the_dead_are_replac
     let port = server.port;
     let bench = Bench::at(RedisConfig::new(server.url()), None).await;
     bench.put_now(["t".into()]).await;
-    let task = bench.claim(&Ask { hold: HOLD, ..ask("w", 1) }).await.tasks.remove(0);
+    let task = bench.claim(&ClaimRequest { hold: HOLD, ..ask("w", 1) }).await.tasks.remove(0);
     let (mut asker, mut kept) = (Asker::new("v"), 0);
     for _ in 0..3 {
         asker.is_whole(&bench, &task).await;
@@ -99,7 +99,7 @@ async fn a_request_that_waited_in_a_paused_server_takes_nothing_over() {
         assert!(Command::new("kill").args([signal, &pid]).status().expect("kill runs").success());
     };
     bench.put_now(["t".into()]).await;
-    let task = bench.claim(&Ask { hold: HOLD, ..ask("w", 1) }).await.tasks.remove(0);
+    let task = bench.claim(&ClaimRequest { hold: HOLD, ..ask("w", 1) }).await.tasks.remove(0);
     let mut asker = Asker::new("v");
     asker.is_whole(&bench, &task).await;
     signal("-STOP");

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use millstream_core::schedule::Due;
-use millstream_core::tasks::{Ask, Verdict};
+use millstream_core::tasks::{ClaimRequest, Verdict};
 
 use crate::server::{Bench, message};
 use crate::tasks::{DONE, LONG, NOW, ask, retry, shard};
@@ -132,7 +132,7 @@ async fn claims_that_run_out_and_recurrences_are_looked_out_for() {
     let mut bench = Bench::new().await;
     bench.put_now(["t".into()]).await;
     let hold = Duration::from_secs(7);
-    bench.claim(&Ask { hold, ..ask("w-1", 1) }).await;
+    bench.claim(&ClaimRequest { hold, ..ask("w-1", 1) }).await;
     assert!(called(&bench).await);
     assert!(about(next(&bench, "w-2").await, hold));
     let recur = bench.keys.recur(&bench.place());

@@ -116,7 +116,7 @@ impl<H: Handle> Call for Arc<H> {
     }
 }
 
-/// RetryTimers for something, and calls if that is not ready at once.
+/// Waits for something, and calls if that is not ready at once.
 pub(in crate::consumer) async fn noticing<F: Future>(future: F, waits: impl FnOnce()) -> F::Output {
     let (mut future, mut waits) = (pin!(future), Some(waits));
     poll_fn(|cx| {

@@ -118,7 +118,7 @@ impl Consumer {
         self.context.counts.report()
     }
 
-    /// RetryTimers until it has ended. It does so by itself only if another process consumes under the same member id, or one of
+    /// Waits until it has ended. It does so by itself only if another process consumes under the same member id, or one of
     /// its topics, or its group there, was deleted: [`cause`](Self::cause) says so, and the observer is told.
     pub async fn ended(&self) {
         self.context.ended.cancelled().await;
@@ -134,7 +134,7 @@ impl Consumer {
         self.context.cause().map(Error::duplicate)
     }
 
-    /// RetryTimers until `shutdown` is ready, or it has ended by itself, and shuts down.
+    /// Waits until `shutdown` is ready, or it has ended by itself, and shuts down.
     async fn until(self, shutdown: impl Future<Output = ()>) -> Result<Report> {
         tokio::select! {
             biased;

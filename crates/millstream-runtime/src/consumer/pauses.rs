@@ -167,7 +167,7 @@ impl Pause {
         self.paused
     }
 
-    /// RetryTimers until it is paused, or not.
+    /// Waits until it is paused, or not.
     pub(in crate::consumer) async fn until(&mut self, paused: bool) {
         while self.is_on() != paused {
             if self.state.changed().await.is_err() {
@@ -187,7 +187,7 @@ impl Changes {
         self.0.borrow_and_update().of(topic_partition)
     }
 
-    /// RetryTimers until something else is paused than when this was asked last.
+    /// Waits until something else is paused than when this was asked last.
     pub(in crate::consumer) async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;

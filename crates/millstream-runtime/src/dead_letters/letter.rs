@@ -125,14 +125,14 @@ impl Counts {
 
 impl DeadLetterOutcome {
     /// What the store is told.
-    pub(super) fn deed(&self, leave_for: Duration) -> millstream_core::Deed {
-        use millstream_core::Deed;
+    pub(super) fn deed(&self, leave_for: Duration) -> millstream_core::DeadLetterAction {
+        use millstream_core::DeadLetterAction;
         match self {
-            Self::Delete => Deed::Purge,
-            Self::Replay => Deed::Replay,
-            Self::ReplayAs(envelope) => Deed::ReplayAs(wire::encode(envelope)),
-            Self::Leave => Deed::Leave(leave_for),
-            Self::LeaveFor(time) => Deed::Leave(*time),
+            Self::Delete => DeadLetterAction::Purge,
+            Self::Replay => DeadLetterAction::Replay,
+            Self::ReplayAs(envelope) => DeadLetterAction::ReplayAs(wire::encode(envelope)),
+            Self::Leave => DeadLetterAction::Leave(leave_for),
+            Self::LeaveFor(time) => DeadLetterAction::Leave(*time),
         }
     }
 

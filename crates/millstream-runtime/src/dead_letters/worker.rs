@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt, stream};
-use millstream_core::dead_letters::{Claim, Deed};
+use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::inspect::Range;
@@ -196,7 +196,8 @@ impl DeadLetterWorker {
             () = handled => {}
             () = self.renew(topic_partition, &hand) => {}
         }
-        let rest: Vec<_> = hand.ids().iter().map(|id| (*id, Deed::Leave(Duration::ZERO))).collect();
+        let rest: Vec<_> =
+            hand.ids().iter().map(|id| (*id, DeadLetterAction::Leave(Duration::ZERO))).collect();
         if !rest.is_empty() {
             let role = &self.backend.dead_letters;
             role.settle(topic_partition, &self.group, Some(&self.by), &rest).await?;

@@ -9,7 +9,7 @@ use millstream_core::{Partition, Result};
 use uuid::Uuid;
 
 use super::Producer;
-use super::record::{Record, Send};
+use super::record::{Record, SendFuture};
 
 /// A value to be sent for later: `Record::new(&reminder).key("k").delay(Duration::from_secs(60))`.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ pub struct SendDelayed<'a, T: 'static> {
     record: DelayedRecord<'a, T>,
 }
 
-impl<'a, T> Send<'a, T> {
+impl<'a, T> SendFuture<'a, T> {
     /// To be read not before this time has passed, by the server's clock: by all groups. It is stored when this is
     /// awaited.
     pub fn delay(self, delay: Duration) -> SendDelayed<'a, T> {

@@ -104,7 +104,7 @@ impl MetadataRefresh {
             stored => stored?,
         };
         let (topic, partitions) = (&stored.name, stored.partitions);
-        if self.partitions.are_deleted() || stored.reborn > self.topic.reborn {
+        if self.partitions.are_deleted() || stored.generation > self.topic.generation {
             tracing::warn!(%topic, partitions, "the topic was deleted and created again: sending to the new one");
             self.partitions.start_over(partitions);
         } else if self.partitions.grow(partitions) {

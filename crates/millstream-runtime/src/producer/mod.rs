@@ -29,7 +29,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
-pub use record::{Record, Send, Sent};
+pub use record::{Record, SendFuture, Sent};
 
 use backpressure::Bound;
 use batcher::Batcher;
@@ -71,8 +71,8 @@ impl<T> Producer<T> {
     /// [`ErrorKind::Unconfirmed`], [`ErrorKind::WrongType`], [`ErrorKind::Denied`], [`ErrorKind::Closed`];
     /// [`ErrorKind::Deleted`] once this producer [knows](ProducerConfig::refresh) that its topic was deleted, until it is
     /// created again.
-    pub fn send<'a>(&'a self, value: &'a T) -> Send<'a, T> {
-        Send { producer: self, record: Record::new(value) }
+    pub fn send<'a>(&'a self, value: &'a T) -> SendFuture<'a, T> {
+        SendFuture { producer: self, record: Record::new(value) }
     }
 
     /// Sends many values in as few requests as possible, and gives one result per value in their order.
@@ -344,7 +344,7 @@ impl<T> ProducerBuilder<T> {
 
 /// The stored topic wins over the constant; somebody should know that they differ.
 pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
-    if asked.clone().with_reborn(stored.reborn) != *stored {
+    if asked.clone().with_generation(stored.generation) != *stored {
         tracing::warn!(
             topic = %stored.name,
             asked_partitions = asked.partitions,

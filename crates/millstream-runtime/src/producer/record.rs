@@ -59,12 +59,12 @@ pub struct Sent {
 /// A send that starts when it is awaited.
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
-pub struct Send<'a, T: 'static> {
+pub struct SendFuture<'a, T: 'static> {
     pub(super) producer: &'a Producer<T>,
     pub(super) record: Record<'a, T>,
 }
 
-impl<T> Send<'_, T> {
+impl<T> SendFuture<'_, T> {
     /// The key: messages of one key go to one partition and keep their order.
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.record = self.record.key(key);
@@ -84,7 +84,7 @@ impl<T> Send<'_, T> {
     }
 }
 
-impl<'a, T: Sync> IntoFuture for Send<'a, T> {
+impl<'a, T: Sync> IntoFuture for SendFuture<'a, T> {
     type Output = Result<Sent>;
     type IntoFuture = BoxFuture<'a, Result<Sent>>;
 

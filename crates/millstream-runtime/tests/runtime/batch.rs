@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::course::*;
+use crate::support::scenario::*;
 use crate::support::*;
 use bytes::Bytes;
 use millstream_core::log::Append;
@@ -193,7 +193,7 @@ async fn where_keys_have_an_order_no_two_of_one_are_in_one_batch() {
         let bench = bench();
         let keys = ["a", "b", "c", ""];
         send(&bench, &(0..40).map(|n| (keys[n as usize % 4], n)).collect::<Vec<_>>()).await;
-        let (course, batches) = (Course::default(), Batches::default());
+        let (course, batches) = (Scenario::default(), Batches::default());
         let consumer = bench
             .consumer(NUMBERS, "g")
             .concurrency(concurrency)

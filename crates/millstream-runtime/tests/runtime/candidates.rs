@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::poison::{SECOND, TTL, candidates, noted_of, process_of, stats_are_clean};
-use crate::support::course::*;
+use crate::support::scenario::*;
 use crate::support::*;
 use millstream_core::Topic;
 use millstream_runtime::{Concurrency, ConsumerBuilder, Delivery, Record};
@@ -23,7 +23,7 @@ async fn send_sixty(bench: &Bench) -> Topic<u64> {
 async fn after_one_end_everything_is_handled_as_usual_and_nothing_is_noted() {
     let bench = bench();
     let topic = send_sixty(&bench).await;
-    let (dying, course) = (Course::default(), Course::default());
+    let (dying, course) = (Scenario::default(), Scenario::default());
     let set = |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(8)).prefetch(20);
     let first = process_of(&bench, topic.clone(), &dying, &[0], set).await;
     dying.until(1).await;
@@ -46,14 +46,14 @@ async fn after_one_end_everything_is_handled_as_usual_and_nothing_is_noted() {
 async fn after_two_ends_what_was_pending_at_both_is_noted_as_it_begins_and_no_more_than_may_run() {
     let bench = bench();
     let topic = send_sixty(&bench).await;
-    let dying = Course::default();
+    let dying = Scenario::default();
     let set = |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(8)).prefetch(20);
     let mut dead = Vec::new();
     for _ in 0..2 {
         dead.push(process_of(&bench, topic.clone(), &dying, &[0], set).await);
         tokio::time::sleep(10 * SECOND).await;
     }
-    let course = Course::default();
+    let course = Scenario::default();
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let (link, builder) = linked(&bench, topic.clone());
     let third = set(builder.lease_ttl(TTL)).start({
@@ -84,14 +84,14 @@ async fn after_two_ends_what_was_pending_at_both_is_noted_as_it_begins_and_no_mo
 async fn after_three_ends_what_had_begun_runs_alone_over_all_partitions_while_the_rest_goes_on() {
     let bench = bench();
     let topic = send_sixty(&bench).await;
-    let dying = Course::default();
+    let dying = Scenario::default();
     let set = |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(8)).prefetch(20);
     let mut dead = Vec::new();
     for _ in 0..3 {
         dead.push(process_of(&bench, topic.clone(), &dying, &[0], set).await);
         tokio::time::sleep(10 * SECOND).await;
     }
-    let course = Course::default();
+    let course = Scenario::default();
     // Those that the third one had begun: what was pending at its end with a note.
     let began: BTreeSet<u64> = noted_of(&bench, 3).await;
     assert!((1..=24).contains(&began.len()), "{began:?}");
@@ -108,7 +108,7 @@ async fn after_three_ends_what_had_begun_runs_alone_over_all_partitions_while_th
 async fn what_had_begun_beside_the_culprit_is_handled_as_usual_once_that_is_known() {
     let bench = bench();
     let topic = send_sixty(&bench).await;
-    let dying = Course::default();
+    let dying = Scenario::default();
     let set = |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(8)).prefetch(20);
     let mut dead = Vec::new();
     for _ in 0..4 {
@@ -118,7 +118,7 @@ async fn what_had_begun_beside_the_culprit_is_handled_as_usual_once_that_is_know
     // The fourth end was that of the culprit alone; some had not had their turn by then.
     let began: BTreeSet<u64> = noted_of(&bench, 3).await;
     assert!(began.len() > 8, "{began:?}");
-    let course = Course::default();
+    let course = Scenario::default();
     let fifth = process_of(&bench, topic, &course, &[], set).await.1;
     eventually(|| stats_are_clean(&bench), || "all".into()).await;
     assert_eq!(bench.told.lines("Crashed {"), 1);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::course::{Course, stats};
+use crate::support::scenario::{Scenario, stats};
 use crate::support::*;
 use millstream_core::{ErrorKind, MessageId, Outcome, Resource, Retention, Start, Topic, TopicPartition};
 use millstream_runtime::{Concurrency, Consumer, ConsumerBuilder, Delivery, Record};
@@ -19,7 +19,7 @@ async fn kept() -> (Bench, Vec<MessageId>) {
 }
 
 /// Each message takes so long.
-async fn start(builder: ConsumerBuilder<u64>, course: &Course, takes: Duration) -> Consumer {
+async fn start(builder: ConsumerBuilder<u64>, course: &Scenario, takes: Duration) -> Consumer {
     let course = course.clone();
     let handler = move |delivery: Delivery<u64>| {
         let running = course.begin(&delivery);
@@ -46,7 +46,7 @@ async fn spread(bench: &Bench, each: u64) {
     }
 }
 
-fn values(course: &Course) -> Vec<u64> {
+fn values(course: &Scenario) -> Vec<u64> {
     course.calls().iter().map(|call| call.value).collect()
 }
 
@@ -54,7 +54,7 @@ fn values(course: &Course) -> Vec<u64> {
 async fn a_pause_lets_handlers_end_and_a_resume_goes_on_at_once_in_order() {
     let bench = bench();
     produce(&bench, 10).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = start(bench.consumer(NUMBERS, "g"), &course, Duration::from_secs(1)).await;
     course.until(3).await;
     consumer.pause();
@@ -81,7 +81,7 @@ async fn a_pause_lets_handlers_end_and_a_resume_goes_on_at_once_in_order() {
 async fn a_pause_of_a_partition_stops_that_one_alone_and_holds_over_a_move() {
     let bench = bench();
     spread(&bench, 4).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let first = start(bench.consumer(WIDE, "g"), &course, MS(10)).await;
     first.pause_partition(&tp(1));
     course.until(8).await;
@@ -90,7 +90,7 @@ async fn a_pause_of_a_partition_stops_that_one_alone_and_holds_over_a_move() {
     let before = values(&course).len();
 
     // All partitions go to another instance, and come back.
-    let other = Course::default();
+    let other = Scenario::default();
     let second = start(bench.consumer(WIDE, "g").pin([0, 1, 2]), &other, MS(10)).await;
     other.until(12 - before).await;
     second.shutdown().await;
@@ -107,7 +107,7 @@ async fn a_pause_of_a_partition_stops_that_one_alone_and_holds_over_a_move() {
 async fn a_pause_for_a_time_ends_by_itself_and_those_of_partitions_do_not() {
     let bench = bench();
     spread(&bench, 4).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = start(bench.consumer(WIDE, "g"), &course, MS(10)).await;
     consumer.pause_for(Duration::from_secs(30));
     consumer.pause_partition(&tp(2));
@@ -130,7 +130,7 @@ async fn a_pause_for_a_time_ends_by_itself_and_those_of_partitions_do_not() {
 async fn a_paused_partition_does_not_keep_others_from_the_handlers_they_share() {
     let bench = bench();
     spread(&bench, 6).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let builder = bench.consumer(WIDE, "g").max_handlers(1);
     let consumer = start(builder, &course, MS(100)).await;
     course.until(2).await;
@@ -151,7 +151,7 @@ async fn a_paused_partition_does_not_keep_others_from_the_handlers_they_share() 
 async fn a_consumer_that_is_paused_shuts_down_and_hands_back_what_it_holds() {
     let bench = bench();
     produce(&bench, 10).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = start(bench.consumer(NUMBERS, "g"), &course, Duration::from_secs(1)).await;
     course.until(2).await;
     consumer.pause();
@@ -184,7 +184,7 @@ async fn a_pause_holds_for_what_is_pulled_also_if_it_was_offered_before() {
 async fn a_pause_holds_for_batches_that_are_being_filled() {
     let bench = bench();
     produce(&bench, 10).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let batched = bench.consumer(NUMBERS, "batches").start_batch((4, Duration::from_secs(1)), {
         let course = course.clone();
         move |batch: millstream_runtime::Batch<u64>| {
@@ -206,7 +206,7 @@ async fn a_pause_holds_for_batches_that_are_being_filled() {
 #[tokio::test(start_paused = true)]
 async fn a_seek_waits_for_handlers_and_goes_on_at_once_under_a_new_lease() {
     let (bench, ids) = kept().await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = start(bench.consumer(NUMBERS, "g"), &course, Duration::from_secs(1)).await;
     course.until(8).await;
     let asked = Instant::now();
@@ -230,7 +230,7 @@ async fn a_seek_waits_for_handlers_and_goes_on_at_once_under_a_new_lease() {
 #[tokio::test(start_paused = true)]
 async fn a_seek_of_a_paused_consumer_moves_it_and_it_stays_paused() {
     let (bench, _) = kept().await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = start(bench.consumer(NUMBERS, "g"), &course, MS(10)).await;
     course.until(10).await;
     consumer.pause();
@@ -245,7 +245,7 @@ async fn a_seek_of_a_paused_consumer_moves_it_and_it_stays_paused() {
 #[tokio::test(start_paused = true)]
 async fn a_seek_finds_a_group_that_was_destroyed_meanwhile() {
     let (bench, _) = kept().await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = start(bench.consumer(NUMBERS, "g"), &course, MS(10)).await;
     course.until(10).await;
     consumer.pause();
@@ -261,7 +261,7 @@ async fn a_seek_finds_a_group_that_was_destroyed_meanwhile() {
 async fn a_seek_elsewhere_is_an_error_that_says_so() {
     let bench = bench();
     produce(&bench, 2).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = start(bench.consumer(NUMBERS, "g"), &course, Duration::from_secs(60)).await;
     course.until(1).await;
     let error = consumer.seek(&tp(7), Start::Earliest).await.expect_err("not owned");
@@ -278,7 +278,7 @@ async fn a_seek_elsewhere_is_an_error_that_says_so() {
     });
     sleep(MS(10)).await;
     bench.memory.operator().expire_lease(&Resource::partition(partition(), "g".parse().expect("name")));
-    let taker = start(bench.consumer(NUMBERS, "g").pin([0]), &Course::default(), MS(10)).await;
+    let taker = start(bench.consumer(NUMBERS, "g").pin([0]), &Scenario::default(), MS(10)).await;
     let error = seeking.await.expect("no panic").expect_err("lost");
     assert_eq!(error.kind(), ErrorKind::Fenced);
     taker.shutdown().await;
@@ -288,7 +288,7 @@ async fn a_seek_elsewhere_is_an_error_that_says_so() {
 async fn a_shutdown_has_the_time_that_it_is_given() {
     let bench = bench();
     produce(&bench, 2).await;
-    let course = Course::default();
+    let course = Scenario::default();
     for (within, acked) in [(Duration::from_secs(3), 0), (Duration::from_secs(100), 1)] {
         let consumer = start(bench.consumer(NUMBERS, "g"), &course, Duration::from_secs(40)).await;
         let before = course.count();
@@ -313,7 +313,7 @@ async fn several_topics_share_the_handlers_of_a_consumer() {
     let words = bench.producer(WORDS).await;
     let texts: Vec<String> = (0..20).map(|n| n.to_string()).collect();
     words.send_all(texts.iter().map(Record::new)).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let running = std::sync::Arc::new(tokio::sync::Semaphore::new(3));
     let count = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let builder =

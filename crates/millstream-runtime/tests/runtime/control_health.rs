@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::support::course::{Course, for_ever, linked};
+use crate::support::scenario::{Scenario, for_ever, linked};
 use crate::support::*;
 use millstream_core::Topic;
 use millstream_runtime::{Consumer, ConsumerEvent, ConsumerState, Delivery, Health};
@@ -28,7 +28,7 @@ fn owns_all(health: &Health) -> bool {
 async fn it_tells_what_it_does_and_what_it_owns() {
     let bench = bench();
     produce(&bench, 5).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = bench.consumer(NUMBERS, "g").start({
         let course = course.clone();
         move |delivery: Delivery<u64>| {
@@ -114,7 +114,7 @@ async fn an_outage_is_told_and_leaves_it_live_but_not_ready() {
 async fn a_loop_that_hangs_is_not_live() {
     let bench = bench();
     let (link, builder) = linked(&bench, NUMBERS);
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = builder.start({
         let course = course.clone();
         move |delivery: Delivery<u64>| {

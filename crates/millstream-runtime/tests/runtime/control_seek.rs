@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::course::Course;
+use crate::support::scenario::Scenario;
 use crate::support::*;
 use millstream_admin::{Admin, SeekPreview};
 use millstream_core::{
@@ -31,7 +31,7 @@ async fn half_way(bench: &Bench) -> Vec<MessageId> {
         producer.send(&(n + 100)).partition(1).await.expect("sent");
         sleep(Duration::from_secs(1)).await;
     }
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = bench.consumer(WIDE, "g").start({
         let course = course.clone();
         move |delivery: Delivery<u64>| {
@@ -55,7 +55,7 @@ async fn half_way(bench: &Bench) -> Vec<MessageId> {
 
 /// What a consumer of the group is given from now on in the first partition.
 async fn given(bench: &Bench, count: usize) -> Vec<(u64, u32)> {
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = bench.consumer(WIDE, "g").start({
         let course = course.clone();
         move |delivery: Delivery<u64>| {

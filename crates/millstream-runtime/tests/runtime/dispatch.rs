@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use crate::support::course::*;
+use crate::support::scenario::*;
 use crate::support::*;
 use millstream_core::policy::{Decision, Failure, FailureKind, Fixed};
 use millstream_core::{Resource, RetryPolicy, Topic};
@@ -26,7 +26,7 @@ async fn send_keyed(bench: &Bench, keys: u64, count: u64) {
 async fn keys_run_side_by_side_and_each_in_its_order() {
     let bench = bench();
     send_keyed(&bench, 10, 300).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = bench.consumer(NUMBERS, "g").concurrency(Concurrency::PerKey(8)).prefetch(64).start({
         let course = course.clone();
         move |delivery: Delivery<u64>| {
@@ -53,7 +53,7 @@ async fn without_order_or_without_keys_as_many_run_as_may() {
         let bench = bench();
         let key = if concurrency == Concurrency::Unordered(16) { "same" } else { "" };
         send(&bench, &(0..200).map(|n| (key, n)).collect::<Vec<_>>()).await;
-        let course = Course::default();
+        let course = Scenario::default();
         let consumer = bench.consumer(NUMBERS, "g").concurrency(concurrency).start({
             let course = course.clone();
             move |delivery: Delivery<u64>| {
@@ -81,7 +81,7 @@ async fn a_limit_over_all_partitions_is_kept_and_they_take_turns() {
     let values: Vec<u64> = (0..300).collect();
     let records = values.iter().map(|n| millstream_runtime::Record::new(n).partition((n % 3) as u32));
     assert!(producer.send_all(records).await.iter().all(Result::is_ok));
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer =
         bench.consumer(topic, "g").concurrency(Concurrency::Unordered(10)).max_handlers(4).start({
             let course = course.clone();
@@ -112,7 +112,7 @@ async fn a_limit_over_all_partitions_is_kept_and_they_take_turns() {
 async fn at_the_end_those_that_run_may_end_and_are_given_up_after_the_timeout() {
     let bench = bench();
     send_keyed(&bench, 20, 20).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = bench
         .consumer(NUMBERS, "g")
         .concurrency(Concurrency::PerKey(4))
@@ -143,7 +143,7 @@ async fn at_the_end_those_that_run_may_end_and_are_given_up_after_the_timeout() 
 async fn after_a_lost_lease_nothing_begins_and_those_that_run_are_told() {
     let bench = bench();
     send_keyed(&bench, 20, 20).await;
-    let (course, told) = (Course::default(), Arc::new(Mutex::new(BTreeSet::new())));
+    let (course, told) = (Scenario::default(), Arc::new(Mutex::new(BTreeSet::new())));
     let (link, first) = linked(&bench, NUMBERS);
     let first = first.concurrency(Concurrency::PerKey(4)).shutdown_timeout(MS(100)).start({
         let (course, told) = (course.clone(), told.clone());
@@ -221,7 +221,7 @@ async fn a_handler_that_takes_too_long_is_dropped_and_has_failed() {
     for concurrency in [Concurrency::Serial, Concurrency::Unordered(4)] {
         let bench = bench();
         send_keyed(&bench, 4, 4).await;
-        let (course, kinds) = (Course::default(), Arc::new(Mutex::new(Vec::new())));
+        let (course, kinds) = (Scenario::default(), Arc::new(Mutex::new(Vec::new())));
         let consumer = bench
             .consumer(NUMBERS, "g")
             .concurrency(concurrency)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::course::*;
+use crate::support::scenario::*;
 use crate::support::*;
 use millstream_core::policy::{Fixed, Never};
 use millstream_core::{Outcome, Reason};
@@ -16,7 +16,7 @@ const AB: [(&str, u64); 6] = [("a", 0), ("a", 1), ("b", 2), ("a", 3), ("b", 4), 
 
 /// Fails on this value, up to this attempt.
 fn failing(
-    course: &Course,
+    course: &Scenario,
     value: u64,
     up_to: u32,
 ) -> impl Fn(Delivery<u64>) -> std::future::Ready<Result<(), String>> + use<> {
@@ -35,7 +35,7 @@ async fn what_has_the_key_of_a_failed_message_waits_and_the_rest_overtakes() {
     for concurrency in [Concurrency::Serial, Concurrency::PerKey(4)] {
         let bench = bench();
         send(&bench, &AB).await;
-        let course = Course::default();
+        let course = Scenario::default();
         let consumer = bench
             .consumer(NUMBERS, "g")
             .concurrency(concurrency)
@@ -74,7 +74,7 @@ async fn what_has_the_key_of_a_failed_message_waits_and_the_rest_overtakes() {
 async fn a_whole_partition_can_wait() {
     let bench = bench();
     send(&bench, &AB).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = bench
         .consumer(NUMBERS, "g")
         .retry_order(RetryOrder::BlockPartition)
@@ -92,7 +92,7 @@ async fn a_whole_partition_can_wait() {
 async fn the_lane_goes_on_when_a_message_is_given_up_and_wishes_are_kept() {
     let bench = bench();
     send(&bench, &[("a", 0), ("a", 1), ("a", 2), ("a", 3)]).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = bench
         .consumer(NUMBERS, "g")
         .concurrency(Concurrency::PerKey(4))
@@ -128,7 +128,7 @@ async fn the_lane_goes_on_when_a_message_is_given_up_and_wishes_are_kept() {
 async fn change_owner(orderly: bool, concurrency: Concurrency, order: RetryOrder) {
     let bench = bench();
     send(&bench, &AB).await;
-    let (first, second) = (Course::default(), Course::default());
+    let (first, second) = (Scenario::default(), Scenario::default());
     let (link, one) = linked(&bench, NUMBERS);
     let set = |builder: millstream_runtime::ConsumerBuilder<u64>| {
         builder.concurrency(concurrency).retry_order(order).retry(Fixed::new(60 * SECOND).attempts(5))
@@ -177,7 +177,7 @@ async fn what_waits_in_its_place_takes_no_room_from_the_rest_up_to_a_bound() {
     messages.extend((70..200).map(|n| ("a", n)));
     messages.push(("b", 200));
     send(&bench, &messages).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let mended = Arc::new(AtomicBool::new(false));
     let consumer = bench
         .consumer(NUMBERS, "g")
@@ -212,7 +212,7 @@ async fn what_waits_in_its_place_takes_no_room_from_the_rest_up_to_a_bound() {
 async fn a_note_that_cannot_be_written_is_tried_again_and_waited_for() {
     let bench = bench();
     send(&bench, &[("a", 0), ("a", 1)]).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let settles = bench.log.clone();
     let consumer = bench
         .consumer(NUMBERS, "g")
@@ -242,7 +242,7 @@ async fn a_note_that_cannot_be_written_is_tried_again_and_waited_for() {
 async fn what_waits_in_its_place_is_ours_and_not_taken_for_new_when_pending_is_read_again() {
     let bench = bench();
     send(&bench, &AB).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = bench
         .consumer(NUMBERS, "g")
         .retry_order(RetryOrder::BlockKey)
@@ -272,7 +272,7 @@ async fn replayed_dead_letters_take_their_lane() {
     broken.shutdown().await;
     assert_eq!(dead(&bench, "g").await.replay_all().await.expect("replayed"), 2);
     send(&bench, &[("a", 2), ("b", 3)]).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let consumer = bench
         .consumer(NUMBERS, "g")
         .concurrency(Concurrency::PerKey(4))
@@ -293,7 +293,7 @@ async fn replayed_dead_letters_take_their_lane() {
 async fn who_lets_others_overtake_parks_what_another_order_left_waiting() {
     let bench = bench();
     send(&bench, &AB).await;
-    let (first, second) = (Course::default(), Course::default());
+    let (first, second) = (Scenario::default(), Scenario::default());
     let blocking = bench
         .consumer(NUMBERS, "g")
         .retry_order(RetryOrder::BlockPartition)

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::support::group::{Group, Instance, group};
-use crate::support::team::{Does, Team, few};
+use crate::support::workers::{Does, Workers, few};
 use crate::support::*;
 use millstream_core::Outcome;
 use millstream_runtime::{ConsumerBuilder, Delivery};
@@ -187,9 +187,9 @@ async fn sharers_that_live_through_an_outage_keep_what_they_had() {
     for (seed, part) in (0..12).zip(OUTAGES.into_iter().cycle()) {
         fastrand::seed(seed);
         let does = if seed % 2 == 0 { long } else { short };
-        let team = Team::new(2);
+        let team = Workers::new(2);
         let (a, b) = (team.join("a", does, few).await, team.join("b", does, few).await);
-        let ttl = crate::support::team::TTL;
+        let ttl = crate::support::workers::TTL;
         sleep(2 * ttl + ttl.mul_f64(fastrand::f64())).await;
         team.send(0..16).await;
         sleep(MS(500)).await;

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::course::*;
 use crate::support::link::Link;
+use crate::support::scenario::*;
 use crate::support::*;
 use millstream_core::log::Note;
 use millstream_core::policy::{Discard, Fixed};
@@ -19,7 +19,7 @@ pub(crate) const TTL: Duration = Duration::from_secs(2);
 /// A process whose handler dies over the values in `deadly`: it is cut off, and never ends.
 async fn process(
     bench: &Bench,
-    course: &Course,
+    course: &Scenario,
     deadly: &'static [u64],
     set: impl FnOnce(ConsumerBuilder<u64>) -> ConsumerBuilder<u64>,
 ) -> (Arc<Link>, Consumer) {
@@ -29,7 +29,7 @@ async fn process(
 pub(crate) async fn process_of(
     bench: &Bench,
     topic: Topic<u64>,
-    course: &Course,
+    course: &Scenario,
     deadly: &'static [u64],
     set: impl FnOnce(ConsumerBuilder<u64>) -> ConsumerBuilder<u64>,
 ) -> (Arc<Link>, Consumer) {
@@ -101,7 +101,7 @@ async fn a_message_that_kills_processes_is_given_up_at_the_fourth_end_and_the_re
     for concurrency in [Concurrency::Serial, Concurrency::PerKey(4), Concurrency::Unordered(4)] {
         let bench = bench();
         send(&bench, &(0..20).map(|n| (["a", "b", "c"][n as usize % 3], n)).collect::<Vec<_>>()).await;
-        let course = Course::default();
+        let course = Scenario::default();
         let mut processes = Vec::new();
         for _ in 0..6 {
             processes.push(process(&bench, &course, &[7], |it| it.concurrency(concurrency)).await);
@@ -128,7 +128,7 @@ async fn the_limit_counts_ends_and_four_are_the_fewest() {
     for (limit, ends) in [(2, 4), (3, 4), (4, 5), (6, 7)] {
         let bench = bench();
         send(&bench, &[("a", 0), ("a", 1)]).await;
-        let course = Course::default();
+        let course = Scenario::default();
         let mut processes = Vec::new();
         for _ in 0..ends + 2 {
             let set = |it: ConsumerBuilder<u64>| it.crash_limit(limit).dead_letters(Discard);
@@ -148,7 +148,7 @@ async fn owners_that_return_withdraw_their_ends_and_make_no_candidates() {
     let bench = bench();
     send(&bench, &[("a", 0), ("a", 1)]).await;
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
-    let course = Course::default();
+    let course = Scenario::default();
     let mut both = Vec::new();
     for _ in 0..2 {
         let (link, builder) = linked(&bench, NUMBERS);
@@ -198,7 +198,7 @@ pub(crate) fn stats_are_clean(bench: &Bench) -> bool {
 async fn nothing_is_suspected_when_partitions_are_given_back_in_an_orderly_way() {
     let bench = bench();
     send(&bench, &(0..5).map(|n| ("a", n)).collect::<Vec<_>>()).await;
-    let course = Course::default();
+    let course = Scenario::default();
     for _ in 0..6 {
         // The handler never ends and is given up: the process does not die over it.
         let consumer = bench.consumer(NUMBERS, "g").shutdown_timeout(MS(10)).start({
@@ -222,7 +222,7 @@ async fn nothing_is_suspected_when_partitions_are_given_back_in_an_orderly_way()
 async fn a_suspicion_is_taken_back_when_the_suspect_is_handed_over() {
     let bench = bench();
     send(&bench, &[("a", 0), ("a", 1)]).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let dead = process(&bench, &course, &[0], |it| it).await;
     tokio::time::sleep(10 * SECOND).await;
     for round in 0..4 {
@@ -252,7 +252,7 @@ async fn a_process_that_lives_raises_no_count_against_its_own_messages() {
     let bench = bench();
     send(&bench, &[("a", 0), ("a", 1)]).await;
     let resource = Resource::partition(partition(), "g".parse().expect("name"));
-    let course = Course::default();
+    let course = Scenario::default();
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let consumer = bench.consumer(NUMBERS, "g").lease_ttl(TTL).shutdown_timeout(MS(50)).start({
         let (course, gate) = (course.clone(), gate.clone());
@@ -297,7 +297,7 @@ async fn a_suspect_that_fails_in_the_usual_way_is_none_any_more() {
     for order in [RetryOrder::Skip, RetryOrder::BlockKey] {
         let bench = bench();
         send(&bench, &[("a", 0), ("a", 1)]).await;
-        let course = Course::default();
+        let course = Scenario::default();
         let first = process(&bench, &course, &[0], |it| it.retry_order(order)).await;
         tokio::time::sleep(10 * SECOND).await;
         let held = Arc::new(Mutex::new(Vec::new()));
@@ -374,7 +374,7 @@ async fn a_suspect_keeps_its_attempt_its_error_and_its_wait() {
 async fn a_suspicion_that_cannot_be_written_keeps_the_suspect_from_starting() {
     let bench = bench();
     send(&bench, &[("a", 0)]).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let mut dead = Vec::new();
     for _ in 0..2 {
         dead.push(process(&bench, &course, &[0], |it| it).await);
@@ -394,7 +394,7 @@ async fn a_suspicion_that_cannot_be_written_keeps_the_suspect_from_starting() {
 async fn an_event_tells_which_message_it_was() {
     let bench = bench();
     send(&bench, &[("a", 0)]).await;
-    let course = Course::default();
+    let course = Scenario::default();
     let crashed = Arc::new(Mutex::new(Vec::new()));
     let mut processes = Vec::new();
     for _ in 0..6 {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::course::*;
+use crate::support::scenario::*;
 use crate::support::*;
 use millstream_core::policy::{Fixed, Never};
 use millstream_core::{ErrorKind, Reason, Resource};
@@ -107,7 +107,7 @@ async fn several_tasks_share_the_work_in_the_order_of_keys() {
     let bench = bench();
     send(&bench, &(0..100).map(|n| (["a", "b", "c", "d"][n as usize % 4], n)).collect::<Vec<_>>()).await;
     let puller = bench.consumer(NUMBERS, "g").concurrency(Concurrency::PerKey(8)).pull().await;
-    let (puller, course) = (Arc::new(puller.expect("started")), Course::default());
+    let (puller, course) = (Arc::new(puller.expect("started")), Scenario::default());
     let tasks: Vec<_> = (0..3)
         .map(|_| {
             let (puller, course) = (puller.clone(), course.clone());

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::support::course::*;
+use crate::support::scenario::*;
 use crate::support::*;
 use millstream_core::policy::{ByError, Exponential, Fixed, Never, Within};
 use millstream_core::{Outcome, Reason};
@@ -17,9 +17,9 @@ type Saw = (Duration, u64, u32, Option<String>, String);
 
 /// Remembers what it sees, and says what it is told to.
 #[derive(Clone)]
-struct Witness(Arc<Mutex<Vec<Saw>>>, Instant);
+struct HandlerLog(Arc<Mutex<Vec<Saw>>>, Instant);
 
-impl Witness {
+impl HandlerLog {
     fn new() -> Self {
         Self(Arc::default(), Instant::now())
     }
@@ -97,7 +97,7 @@ async fn in_all_modes<F: Future>(test: impl Fn(String, Bench, ConsumerBuilder<u6
 async fn a_snooze_uses_no_attempt_and_forgets_nothing() {
     in_all_modes(|mode, bench, consumer| async move {
         send(&bench, &[("a", 0)]).await;
-        let witness = Witness::new();
+        let witness = HandlerLog::new();
         // The policy allows one retry: it is not asked about snoozes.
         let consumer = witness
             .start(consumer.retry(Fixed::new(MS(10)).attempts(2)), |_, call| match call {
@@ -132,7 +132,7 @@ async fn a_snooze_uses_no_attempt_and_forgets_nothing() {
 async fn what_has_the_key_of_a_snoozed_message_waits_behind_it() {
     let bench = bench();
     send(&bench, &[("a", 0), ("a", 1), ("b", 2)]).await;
-    let witness = Witness::new();
+    let witness = HandlerLog::new();
     let consumer = bench.consumer(NUMBERS, "g").retry_order(RetryOrder::BlockKey);
     let says = |delivery: &Delivery<u64>, call| match (delivery.payload, call) {
         (0, 1) => Outcome::snooze(SECOND),
@@ -158,7 +158,7 @@ async fn a_retry_at_a_time_comes_then_by_the_servers_clock() {
         let sent = sent.elapsed();
         // It lies for a while: its id is old when it fails.
         tokio::time::sleep(3 * SECOND).await;
-        let witness = Witness::new();
+        let witness = HandlerLog::new();
         let begun = Instant::now();
         let says = |delivery: &Delivery<u64>, call| match call {
             1 => Outcome::retry_at(after(delivery, 10 * SECOND), "not yet"),
@@ -189,7 +189,7 @@ async fn a_retry_at_a_time_comes_then_by_the_servers_clock() {
 async fn a_budget_ends_retries_and_the_dead_letter_tells_of_all_failures() {
     in_all_modes(|mode, bench, consumer| async move {
         send(&bench, &[("a", 0)]).await;
-        let witness = Witness::new();
+        let witness = HandlerLog::new();
         // At 0, 2, 4 and 6 seconds. At 6 the next one would be over the budget.
         let policy = Within::new(7 * SECOND, Fixed::new(2 * SECOND).attempts(u32::MAX));
         let says = |delivery: &Delivery<u64>, _| Outcome::retry(format!("no {}", delivery.attempt()));
@@ -220,7 +220,7 @@ async fn a_budget_goes_on_under_another_owner_and_in_another_mode() {
         send(&bench, &[("a", 0)]).await;
         let policy = || Within::new(61 * SECOND, Fixed::new(30 * SECOND).attempts(u32::MAX));
         let says = |_: &Delivery<u64>, _| Outcome::retry("no");
-        let witness = Witness::new();
+        let witness = HandlerLog::new();
         let (mode, consumer) = modes(&bench).remove(first);
         let consumer = witness.start(consumer.retry(policy()), says).await;
         witness.until(2).await;
@@ -242,7 +242,7 @@ async fn a_budget_goes_on_under_another_owner_and_in_another_mode() {
 async fn classes_of_errors_have_policies_of_their_own() {
     let bench = bench();
     send(&bench, &[("a", 0), ("b", 1), ("c", 2)]).await;
-    let witness = Witness::new();
+    let witness = HandlerLog::new();
     let policy = ByError::otherwise(Exponential::from(SECOND).no_jitter().attempts(3))
         .on::<std::num::ParseIntError>(Never)
         .when(|failure| failure.error.to_string().contains("429"), Within::new(SECOND, Fixed::new(MS(400))));
@@ -262,7 +262,7 @@ async fn classes_of_errors_have_policies_of_their_own() {
 async fn each_message_of_a_batch_is_put_off_by_itself() {
     in_all_modes(|mode, bench, consumer| async move {
         send(&bench, &[("a", 0), ("b", 1), ("c", 2), ("d", 3)]).await;
-        let witness = Witness::new();
+        let witness = HandlerLog::new();
         let seen = witness.clone();
         let handler = move |batch: Batch<u64>| {
             let first = seen.saw().len() < 4;

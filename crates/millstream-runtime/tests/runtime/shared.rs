@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::support::team::{Mate, TTL, Team, few};
+use crate::support::workers::{Mate, TTL, Workers, few};
 use crate::support::*;
 use futures_util::future::join_all;
 use millstream_core::policy::{Fixed, Never};
@@ -19,7 +19,7 @@ fn quick(_: &Delivery<u64>) -> (Duration, Outcome) {
 
 #[tokio::test(start_paused = true)]
 async fn more_consumers_than_partitions_all_work() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let names = ["a", "b", "c", "d", "e", "f"];
     let mates = join_all(names.map(|name| team.join(name, quick, few))).await;
     let started = Instant::now();
@@ -38,7 +38,7 @@ async fn more_consumers_than_partitions_all_work() {
 async fn what_a_dead_one_had_is_handled_by_others_within_a_ttl() {
     for seed in 0..5 {
         fastrand::seed(seed);
-        let team = Team::new(3);
+        let team = Workers::new(3);
         let slow = |_: &Delivery<u64>| (60 * SECOND, Outcome::Ack);
         let a = team.join("a", slow, few).await;
         team.send(0..3).await;
@@ -62,7 +62,7 @@ async fn what_a_dead_one_had_is_handled_by_others_within_a_ttl() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_handler_keeps_what_it_has() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let slow = |_: &Delivery<u64>| (7 * TTL, Outcome::Ack);
     let a = team.join("a", slow, few).await;
     team.send(0..3).await;
@@ -77,7 +77,7 @@ async fn a_slow_handler_keeps_what_it_has() {
 
 #[tokio::test(start_paused = true)]
 async fn one_that_was_away_settles_nothing_that_others_have() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let slow = |_: &Delivery<u64>| (SECOND, Outcome::Ack);
     let a = team.join("a", slow, few).await;
     team.send(0..3).await;
@@ -106,7 +106,7 @@ async fn one_that_was_away_settles_nothing_that_others_have() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handler_is_told_when_nobody_can_say_any_more_that_its_message_is_ours() {
-    let team = Team::new(1);
+    let team = Workers::new(1);
     let slow = |_: &Delivery<u64>| (60 * SECOND, Outcome::Ack);
     let a = team.join("a", slow, few).await;
     // Two in handlers, and one that is ready.
@@ -127,7 +127,7 @@ async fn a_handler_is_told_when_nobody_can_say_any_more_that_its_message_is_ours
 
 #[tokio::test(start_paused = true)]
 async fn failures_come_back_to_anybody_and_die_at_the_end() {
-    let team = Team::new(4);
+    let team = Workers::new(4);
     let fails = |delivery: &Delivery<u64>| {
         let says = match (delivery.payload % 3, delivery.attempt()) {
             (0, _) => Outcome::retry("never"),
@@ -158,7 +158,7 @@ async fn failures_come_back_to_anybody_and_die_at_the_end() {
 #[tokio::test(start_paused = true)]
 async fn a_message_that_kills_is_given_up_and_its_neighbours_are_handled() {
     const POISON: u64 = 7;
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let dies = |delivery: &Delivery<u64>| {
         (if delivery.payload == POISON { 1_000 * SECOND } else { MS(50) }, Outcome::Ack)
     };
@@ -192,7 +192,7 @@ async fn a_message_that_kills_is_given_up_and_its_neighbours_are_handled() {
 
 #[tokio::test(start_paused = true)]
 async fn who_leaves_gives_back_at_once_what_it_has_not_begun() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let slow = |_: &Delivery<u64>| (4 * SECOND, Outcome::Ack);
     let a = team.join("a", slow, |builder| few(builder).prefetch(20)).await;
     team.send(0..10).await;
@@ -216,7 +216,7 @@ async fn who_leaves_gives_back_at_once_what_it_has_not_begun() {
 
 #[tokio::test(start_paused = true)]
 async fn who_leaves_keeps_what_it_has_begun_and_nothing_that_waits_for_its_turn() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let slow = |_: &Delivery<u64>| (3 * TTL, Outcome::Ack);
     let set = |builder| few(builder).max_handlers(1).shutdown_timeout(4 * TTL);
     let a = team.join("a", slow, set).await;
@@ -237,7 +237,7 @@ async fn who_leaves_keeps_what_it_has_begun_and_nothing_that_waits_for_its_turn(
 
 #[tokio::test(start_paused = true)]
 async fn handlers_that_do_not_end_are_given_up() {
-    let team = Team::new(1);
+    let team = Workers::new(1);
     let endless = |_: &Delivery<u64>| (100_000 * SECOND, Outcome::Ack);
     let a = team.join("a", endless, |builder| few(builder).shutdown_timeout(5 * SECOND)).await;
     team.send(0..3).await;
@@ -255,7 +255,7 @@ async fn handlers_that_do_not_end_are_given_up() {
 
 #[tokio::test(start_paused = true)]
 async fn lost_replies_lose_no_message() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let a = team.join("a", quick, few).await;
     let b = team.join("b", |_| (60 * SECOND, Outcome::Ack), few).await;
     team.send(0..6).await;
@@ -273,7 +273,7 @@ async fn lost_replies_lose_no_message() {
 
 #[tokio::test(start_paused = true)]
 async fn a_group_that_was_destroyed_is_created_again() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let mates = join_all(["a", "b", "c"].map(|name| team.join(name, quick, few))).await;
     team.send(0..6).await;
     team.all_done(6).await;
@@ -291,12 +291,12 @@ async fn a_group_that_was_destroyed_is_created_again() {
 
 #[tokio::test(start_paused = true)]
 async fn new_partitions_are_read() {
-    let team = Team::new(1);
+    let team = Workers::new(1);
     let mates = join_all(["a", "b"].map(|name| team.join(name, quick, few))).await;
     team.send(0..2).await;
     team.all_done(2).await;
     team.backend.catalog.expand(&"orders".parse().expect("name"), 3).await.expect("grown");
-    let grown = Team { topic: millstream_core::Topic::new("orders").partitions(3), ..team };
+    let grown = Workers { topic: millstream_core::Topic::new("orders").partitions(3), ..team };
     grown.send(10..16).await;
     grown.all_done(8).await;
     grown.assert_at_rest().await;
@@ -305,7 +305,7 @@ async fn new_partitions_are_read() {
 
 #[tokio::test(start_paused = true)]
 async fn what_an_owner_left_is_taken_over_and_the_other_way_round() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let slow = |_: &Delivery<u64>| (60 * SECOND, Outcome::Ack);
     let owner = team.join("owner", slow, |builder| builder.lease_ttl(TTL)).await;
     team.send(0..4).await;
@@ -331,7 +331,7 @@ async fn what_an_owner_left_is_taken_over_and_the_other_way_round() {
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_holds_what_is_ready_and_keeps_it() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let a = team.join("a", |_| (SECOND, Outcome::Ack), few).await;
     team.send(0..6).await;
     team.begun("a", 2).await;
@@ -359,7 +359,7 @@ async fn a_pause_holds_what_is_ready_and_keeps_it() {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_pulled_is_kept_and_can_be_asked_for() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let (link, builder) = team.builder("a");
     let puller = few(builder).pull().await.expect("a puller");
     team.send(0..3).await;
@@ -385,7 +385,7 @@ async fn what_is_pulled_is_kept_and_can_be_asked_for() {
 
 #[tokio::test(start_paused = true)]
 async fn batches_are_of_one_partition_and_wait_to_be_filled() {
-    let team = Team::new(2);
+    let team = Workers::new(2);
     let (_, builder) = team.builder("a");
     let sizes = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
     let seen = sizes.clone();
@@ -407,7 +407,7 @@ async fn batches_are_of_one_partition_and_wait_to_be_filled() {
 
 #[tokio::test(start_paused = true)]
 async fn order_and_sharing_do_not_go_together() {
-    let team = Team::new(1);
+    let team = Workers::new(1);
     let cases = [Concurrency::Serial, Concurrency::PerKey(4)];
     for concurrency in cases {
         let (_, builder) = team.builder("a");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::*;
 use async_trait::async_trait;
 use millstream_core::leases::{Acquired, Holder};
-use millstream_core::members::{Assignment, Member, Pulse, Roster, Version, Watch};
+use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Version, Watch};
 use millstream_core::{Backend, Continuity, GroupName, Lease, Leases, Members, Resource, Result, TopicName};
 use millstream_memory::SuspendableClock;
 use millstream_runtime::{Concurrency, Consumer, ConsumerBuilder, Delivery, Sharing};
@@ -21,7 +21,13 @@ struct Ahead(Arc<dyn Members>, Arc<AtomicU64>);
 
 #[async_trait]
 impl Members for Ahead {
-    async fn heartbeat(&self, t: &TopicName, g: &GroupName, member: &Member, joining: bool) -> Result<Pulse> {
+    async fn heartbeat(
+        &self,
+        t: &TopicName,
+        g: &GroupName,
+        member: &Member,
+        joining: bool,
+    ) -> Result<HeartbeatReply> {
         let mut pulse = self.0.heartbeat(t, g, member, joining).await?;
         pulse.now += self.1.load(Ordering::Acquire);
         Ok(pulse)
@@ -31,7 +37,7 @@ impl Members for Ahead {
         self.0.leave(topic, group, member).await
     }
 
-    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
         self.0.roster(topic, group).await
     }
 

@@ -4,15 +4,15 @@ use async_trait::async_trait;
 use millstream_core::Result;
 use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, Scope};
 
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 #[async_trait]
 impl Audit for Broken {
     async fn audit(&self, scope: &Scope, check: Check, after: Option<&str>) -> Result<Audited> {
         let mut page = self.inner.audit.audit(scope, check, after).await?;
         match self.sabotage {
-            Sabotage::AuditBlind => page.findings.clear(),
-            Sabotage::AuditSuspects if page.findings.is_empty() && page.looked_at > 0 => {
+            Mutant::AuditBlind => page.findings.clear(),
+            Mutant::AuditSuspects if page.findings.is_empty() && page.looked_at > 0 => {
                 page.findings.push(Finding::new(Fault::Ghost, scope, "log:1-1", "made up"));
             }
             _ => {}
@@ -22,8 +22,8 @@ impl Audit for Broken {
 
     async fn repair(&self, finding: &Finding) -> Result<bool> {
         match self.sabotage {
-            Sabotage::RepairForgotten => Ok(true),
-            Sabotage::RepairAlways => self.inner.audit.repair(finding).await.map(|_| true),
+            Mutant::RepairForgotten => Ok(true),
+            Mutant::RepairAlways => self.inner.audit.repair(finding).await.map(|_| true),
             _ => self.inner.audit.repair(finding).await,
         }
     }

@@ -8,7 +8,7 @@ use millstream_core::{
     Error, ErrorKind, GroupName, MessageId, Result, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 #[async_trait]
 impl Catalog for Broken {
@@ -19,17 +19,17 @@ impl Catalog for Broken {
             self.inner.catalog.create_group(&stored, &group, Start::Earliest).await?;
         }
         Ok(match self.sabotage {
-            Sabotage::LastTopicWins => spec.clone().with_reborn(stored.reborn),
-            Sabotage::RebornUntold => stored.with_reborn(0),
+            Mutant::LastTopicWins => spec.clone().with_generation(stored.generation),
+            Mutant::RebornUntold => stored.with_generation(0),
             _ => stored,
         })
     }
 
     async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
         match self.sabotage {
-            Sabotage::RestoreUndeletes => self.inner.catalog.create_topic(spec).await,
-            Sabotage::RestoreForgotten => Ok(spec.clone()),
-            Sabotage::DeletedForEver if self.memo().deleted.contains(spec.name.as_str()) => {
+            Mutant::RestoreUndeletes => self.inner.catalog.create_topic(spec).await,
+            Mutant::RestoreForgotten => Ok(spec.clone()),
+            Mutant::DeletedForEver if self.memo().deleted.contains(spec.name.as_str()) => {
                 Err(Error::new(ErrorKind::Deleted, "for ever"))
             }
             _ => self.inner.catalog.restore_topic(spec).await,
@@ -38,10 +38,10 @@ impl Catalog for Broken {
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
         match self.inner.catalog.topic(name).await {
-            Err(error) if error.kind() == ErrorKind::NotFound && self.is(Sabotage::UnknownTopicInvented) => {
+            Err(error) if error.kind() == ErrorKind::NotFound && self.is(Mutant::UnknownTopicInvented) => {
                 TopicSpec::new(name.clone(), 1)
             }
-            Ok(stored) if self.is(Sabotage::RebornUntold) => Ok(stored.with_reborn(0)),
+            Ok(stored) if self.is(Mutant::RebornUntold) => Ok(stored.with_generation(0)),
             other => other,
         }
     }
@@ -50,23 +50,23 @@ impl Catalog for Broken {
         let inner = &self.inner.catalog;
         let mut partitions = partitions;
         match self.sabotage {
-            Sabotage::ExpandStopsAtLimit => partitions = partitions.min(MAX_PARTITIONS),
-            Sabotage::ExpandForgotten => {
+            Mutant::ExpandStopsAtLimit => partitions = partitions.min(MAX_PARTITIONS),
+            Mutant::ExpandForgotten => {
                 let stored = inner.topic(name).await?;
                 return TopicSpec::new(name.clone(), partitions.max(stored.partitions));
             }
-            Sabotage::ExpandShrinks => {
+            Mutant::ExpandShrinks => {
                 inner.expand(name, partitions).await?;
                 return TopicSpec::new(name.clone(), partitions);
             }
-            Sabotage::UnknownTopicInvented => {
+            Mutant::UnknownTopicInvented => {
                 inner.create_topic(&TopicSpec::new(name.clone(), 1)?).await?;
             }
             _ => {}
         }
         let before = inner.topic(name).await?.partitions;
         let grown = inner.expand(name, partitions).await?;
-        if self.is(Sabotage::ExpandWithoutGroups) {
+        if self.is(Mutant::ExpandWithoutGroups) {
             let groups = inner.groups(name).await?;
             let new = grown.iter().skip(before as usize);
             let missing = new.flat_map(|tp| groups.iter().map(move |group| (tp.clone(), group.clone())));
@@ -85,9 +85,9 @@ impl Catalog for Broken {
         let count =
             async |start, end, limit| self.inner.catalog.count(topic_partition, start, end, limit).await;
         match (self.sabotage, start) {
-            (Sabotage::CountIgnoresLimit, _) => count(start, end, u64::MAX).await,
-            (Sabotage::CountIgnoresEnd, _) => count(start, None, limit).await,
-            (Sabotage::CountIncludesStart, Start::After(id)) => count(Start::At(id.ms), end, limit).await,
+            (Mutant::CountIgnoresLimit, _) => count(start, end, u64::MAX).await,
+            (Mutant::CountIgnoresEnd, _) => count(start, None, limit).await,
+            (Mutant::CountIncludesStart, Start::After(id)) => count(Start::At(id.ms), end, limit).await,
             _ => count(start, end, limit).await,
         }
     }
@@ -96,16 +96,16 @@ impl Catalog for Broken {
         let inner = &self.inner.catalog;
         let mut change = *change;
         match self.sabotage {
-            Sabotage::AlterForgotten => return change.of(inner.topic(name).await?),
-            Sabotage::AlterResets => {
+            Mutant::AlterForgotten => return change.of(inner.topic(name).await?),
+            Mutant::AlterResets => {
                 change = TopicChange::new()
                     .retention(change.retention.unwrap_or_default())
                     .max_length(change.max_length.flatten());
             }
-            Sabotage::AlterUnchecked if change.of(inner.topic(name).await?).is_err() => {
+            Mutant::AlterUnchecked if change.of(inner.topic(name).await?).is_err() => {
                 return inner.topic(name).await;
             }
-            Sabotage::UnknownTopicInvented => {
+            Mutant::UnknownTopicInvented => {
                 inner.create_topic(&TopicSpec::new(name.clone(), 1)?).await?;
             }
             _ => {}
@@ -116,8 +116,8 @@ impl Catalog for Broken {
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
         let inner = &self.inner.catalog;
         let known = match self.sabotage {
-            Sabotage::DeleteForgotten => return inner.topic(name).await.map(|_| true).or(Ok(false)),
-            Sabotage::DeleteKeepsTheKeys => {
+            Mutant::DeleteForgotten => return inner.topic(name).await.map(|_| true).or(Ok(false)),
+            Mutant::DeleteKeepsTheKeys => {
                 let groups = inner.groups(name).await?;
                 let known = inner.delete_topic(name).await?;
                 if known {
@@ -125,7 +125,7 @@ impl Catalog for Broken {
                 }
                 known
             }
-            Sabotage::DeleteByPrefix => {
+            Mutant::DeleteByPrefix => {
                 let mut known = false;
                 for topic in inner.topics().await? {
                     if topic.as_str().starts_with(name.as_str()) {
@@ -137,20 +137,20 @@ impl Catalog for Broken {
             _ => inner.delete_topic(name).await?,
         };
         self.memo().deleted.insert(name.to_string());
-        Ok(known || self.is(Sabotage::DeletedAlways))
+        Ok(known || self.is(Mutant::DeletedAlways))
     }
 
     async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
         let inner = &self.inner.catalog;
         self.memo().deleted.insert(format!("{topic} {group}"));
         match self.sabotage {
-            Sabotage::DeleteTakesOthers => {
+            Mutant::DeleteTakesOthers => {
                 for group in inner.groups(topic).await? {
                     inner.delete_group(topic, &group).await?;
                 }
             }
-            Sabotage::DeleteUnknownPassed if inner.topic(topic).await.is_err() => return Ok(false),
-            Sabotage::DeleteKeepsRetries => {
+            Mutant::DeleteUnknownPassed if inner.topic(topic).await.is_err() => return Ok(false),
+            Mutant::DeleteKeepsRetries => {
                 let spec = inner.topic(topic).await?;
                 let mut kept = Vec::new();
                 for tp in spec.iter() {
@@ -162,12 +162,12 @@ impl Catalog for Broken {
             }
             _ => {}
         }
-        Ok(inner.delete_group(topic, group).await? || self.is(Sabotage::DeletedAlways))
+        Ok(inner.delete_group(topic, group).await? || self.is(Mutant::DeletedAlways))
     }
 
     async fn topics(&self) -> Result<Vec<TopicName>> {
         let mut topics = self.inner.catalog.topics().await?;
-        if self.is(Sabotage::ListsUnsorted) {
+        if self.is(Mutant::ListsUnsorted) {
             topics.reverse();
         }
         Ok(topics)
@@ -175,40 +175,40 @@ impl Catalog for Broken {
 
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
         let start = match self.sabotage {
-            Sabotage::StartAlwaysLatest => Start::Latest,
-            Sabotage::StartAlwaysEarliest => Start::Earliest,
-            Sabotage::BeyondTheEndIsTheBeginning => match topic.iter().next() {
+            Mutant::StartAlwaysLatest => Start::Latest,
+            Mutant::StartAlwaysEarliest => Start::Earliest,
+            Mutant::BeyondTheEndIsTheBeginning => match topic.iter().next() {
                 Some(tp) => self.not_beyond(&tp, start).await?,
                 None => start,
             },
             _ => start,
         };
         let mut created = self.inner.catalog.create_group(topic, group, start).await?;
-        let ends = self.is(Sabotage::PauseEndsWithCreate);
-        let lasts = self.is(Sabotage::PauseOutlivesGroup)
+        let ends = self.is(Mutant::PauseEndsWithCreate);
+        let lasts = self.is(Mutant::PauseOutlivesGroup)
             && self.memo().paused.contains(&(topic.name.clone(), group.clone()));
         if ends || lasts {
             self.inner.catalog.set_paused(&topic.name, group, lasts).await?;
         }
-        if self.is(Sabotage::GroupMissesGrowth) {
+        if self.is(Mutant::GroupMissesGrowth) {
             let grown = self.inner.catalog.topic(&topic.name).await?;
             let new = grown.iter().skip(topic.partitions as usize);
             self.memo().missing.extend(new.map(|tp| (tp, group.clone())));
         }
         let mut memo = self.memo();
         for tp in topic.iter() {
-            if !created.new && self.is(Sabotage::GroupStartsAgain) {
+            if !created.new && self.is(Mutant::GroupStartsAgain) {
                 memo.rewound.insert((tp.clone(), group.clone()), MessageId::ZERO);
             }
             memo.groups.insert((tp, group.clone()));
         }
-        created.new |= self.is(Sabotage::GroupAlwaysNew);
+        created.new |= self.is(Mutant::GroupAlwaysNew);
         Ok(created)
     }
 
     async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
         let mut groups = self.inner.catalog.groups(topic).await?;
-        if self.is(Sabotage::ListsUnsorted) {
+        if self.is(Mutant::ListsUnsorted) {
             groups.reverse();
         }
         Ok(groups)
@@ -220,35 +220,35 @@ impl Catalog for Broken {
         group: &GroupName,
         after: MessageId,
     ) -> Result<bool> {
-        if self.is(Sabotage::RestoreUnchecked) {
+        if self.is(Mutant::RestoreUnchecked) {
             self.inner.catalog.create_topic(&TopicSpec::new(topic_partition.topic.clone(), 1)?).await?;
         }
-        let after = if self.is(Sabotage::RestoreForgetsWhere) { MessageId::ZERO } else { after };
-        if self.is(Sabotage::RestoreRewinds) {
+        let after = if self.is(Mutant::RestoreForgetsWhere) { MessageId::ZERO } else { after };
+        if self.is(Mutant::RestoreRewinds) {
             self.memo().rewound.insert((topic_partition.clone(), group.clone()), after);
         }
-        if self.is(Sabotage::RestoreUndeletes) {
+        if self.is(Mutant::RestoreUndeletes) {
             let topic = TopicSpec::new(topic_partition.topic.clone(), 1)?;
             self.inner.catalog.create_group(&topic, group, Start::Earliest).await?;
         }
         let gone = format!("{} {group}", topic_partition.topic);
-        if self.is(Sabotage::DeletedForEver) && self.memo().deleted.contains(&gone) {
+        if self.is(Mutant::DeletedForEver) && self.memo().deleted.contains(&gone) {
             return Err(Error::new(ErrorKind::Deleted, "for ever"));
         }
         let missing = self.inner.catalog.restore_group(topic_partition, group, after).await?;
-        Ok(missing || self.is(Sabotage::RestoredAlways))
+        Ok(missing || self.is(Mutant::RestoredAlways))
     }
 
     async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool> {
         let inner = &self.inner.catalog;
         match self.sabotage {
-            Sabotage::GroupPauseForgotten => return inner.group_state(topic, group).await.map(|_| true),
-            Sabotage::PauseTakesOthers => {
+            Mutant::GroupPauseForgotten => return inner.group_state(topic, group).await.map(|_| true),
+            Mutant::PauseTakesOthers => {
                 for other in inner.groups(topic).await?.iter().filter(|other| *other != group) {
                     inner.set_paused(topic, other, paused).await?;
                 }
             }
-            Sabotage::PauseUnknownPassed if !inner.groups(topic).await?.contains(group) => return Ok(false),
+            Mutant::PauseUnknownPassed if !inner.groups(topic).await?.contains(group) => return Ok(false),
             _ => {}
         }
         self.memo().paused.insert((topic.clone(), group.clone()));
@@ -261,21 +261,21 @@ impl Catalog for Broken {
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
         let mut stats = self.inner.catalog.stats(topic, group).await?;
-        if self.is(Sabotage::StatsSkipEmpty) {
+        if self.is(Mutant::StatsSkipEmpty) {
             stats.retain(|stats| stats.length > 0);
         }
         for stats in &mut stats {
             match self.sabotage {
-                Sabotage::StatsLie => stats.lag = stats.lag.map(|lag| lag + stats.pending),
-                Sabotage::StatsForgetRetries => stats.retrying = 0,
-                Sabotage::StatsForgetPosition => stats.position = None,
-                Sabotage::LagByIds => {
+                Mutant::StatsLie => stats.lag = stats.lag.map(|lag| lag + stats.pending),
+                Mutant::StatsForgetRetries => stats.retrying = 0,
+                Mutant::StatsForgetPosition => stats.position = None,
+                Mutant::LagByIds => {
                     stats.lag = stats.lag.map(|lag| lag.max(stats.length.saturating_sub(stats.pending)));
                 }
-                Sabotage::OldestOfTheLog if stats.oldest.is_none() && stats.length > 0 => {
+                Mutant::OldestOfTheLog if stats.oldest.is_none() && stats.length > 0 => {
                     stats.oldest = Some(std::time::Duration::ZERO);
                 }
-                Sabotage::OldestForgetsPending if stats.lag == Some(0) => stats.oldest = None,
+                Mutant::OldestForgetsPending if stats.lag == Some(0) => stats.oldest = None,
                 _ => {}
             }
         }
@@ -286,22 +286,22 @@ impl Catalog for Broken {
         let inner = &self.inner.catalog;
         let mut pins = inner.pins(topic).await?;
         match self.sabotage {
-            Sabotage::PinsTheFastest => {
+            Mutant::PinsTheFastest => {
                 let fastest = inner.groups(&topic.name).await?.pop();
                 pins.iter_mut().zip(fastest).for_each(|(pin, group)| pin.group = group);
             }
-            Sabotage::PinsCountAll => {
+            Mutant::PinsCountAll => {
                 let all = inner.groups(&topic.name).await?.into_iter().next();
                 for (pin, group) in pins.iter_mut().zip(all) {
                     pin.entries += inner.stats(topic, &group).await?.len() as u64;
                 }
             }
-            Sabotage::PinsAlways if pins.is_empty() => {
+            Mutant::PinsAlways if pins.is_empty() => {
                 let groups = inner.groups(&topic.name).await?;
                 let named = topic.iter().zip(groups);
                 pins.extend(named.map(|(tp, group)| Pin::new(tp.partition, group, MessageId::ZERO)));
             }
-            Sabotage::PinsWithoutIdle => pins.iter_mut().for_each(|pin| pin.idle = None),
+            Mutant::PinsWithoutIdle => pins.iter_mut().for_each(|pin| pin.idle = None),
             _ => {}
         }
         Ok(pins)

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use millstream_core::dead_letters::{Claim, Deed};
+use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::inspect::{Page, Range};
 use millstream_core::log::Append;
 use millstream_core::{DeadLetter, DeadLetters, GroupName, Log, MessageId, Result, TopicPartition};
 
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 #[async_trait]
 impl DeadLetters for Broken {
@@ -20,7 +20,7 @@ impl DeadLetters for Broken {
         range: Range,
         limit: usize,
     ) -> Result<Page<DeadLetter>> {
-        let range = if self.is(Sabotage::ListUnpaged) {
+        let range = if self.is(Mutant::ListUnpaged) {
             Range { newest_first: range.newest_first, ..Range::ALL }
         } else {
             range
@@ -29,8 +29,8 @@ impl DeadLetters for Broken {
         let mut page = inner.list(topic_partition, group, range, limit).await?;
         let letters = &mut page.items;
         match self.sabotage {
-            Sabotage::ListReversed => letters.reverse(),
-            Sabotage::DeadLettersShared => {
+            Mutant::ListReversed => letters.reverse(),
+            Mutant::DeadLettersShared => {
                 let others: Vec<_> = self.memo().groups.iter().cloned().collect();
                 for (tp, other) in others {
                     if tp.topic == topic_partition.topic && (&tp, &other) != (topic_partition, group) {
@@ -38,14 +38,14 @@ impl DeadLetters for Broken {
                     }
                 }
             }
-            Sabotage::DeadBodyMangled => {
+            Mutant::DeadBodyMangled => {
                 for (name, value) in letters.iter_mut().flat_map(|letter| &mut letter.body) {
                     for bytes in [name, value] {
                         *bytes = Bytes::from(String::from_utf8_lossy(bytes).into_owned());
                     }
                 }
             }
-            Sabotage::ReplayCopies | Sabotage::DeleteKeepsRetries => {
+            Mutant::ReplayCopies | Mutant::DeleteKeepsRetries => {
                 let replayed = self.memo().replayed.clone();
                 let mine = replayed.into_iter().filter(|letter| {
                     (&letter.topic_partition, &letter.group) == (topic_partition, group)
@@ -69,14 +69,14 @@ impl DeadLetters for Broken {
     ) -> Result<Vec<MessageId>> {
         let mut claim = claim.clone();
         match self.sabotage {
-            Sabotage::ClaimsShared => claim.by = "everybody".into(),
-            Sabotage::ClaimForever => claim.hold = Duration::from_secs(3_600),
-            Sabotage::LeftForgotten => claim.left_too = true,
-            Sabotage::LeftForGood => claim.left_too = false,
+            Mutant::ClaimsShared => claim.by = "everybody".into(),
+            Mutant::ClaimForever => claim.hold = Duration::from_secs(3_600),
+            Mutant::LeftForgotten => claim.left_too = true,
+            Mutant::LeftForGood => claim.left_too = false,
             _ => {}
         }
         let claimed = self.inner.dead_letters.claim(topic_partition, group, ids, &claim).await?;
-        Ok(if self.is(Sabotage::ClaimUnchecked) { ids.to_vec() } else { claimed })
+        Ok(if self.is(Mutant::ClaimUnchecked) { ids.to_vec() } else { claimed })
     }
 
     async fn settle(
@@ -84,42 +84,45 @@ impl DeadLetters for Broken {
         topic_partition: &TopicPartition,
         group: &GroupName,
         by: Option<&str>,
-        deeds: &[(MessageId, Deed)],
+        deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>> {
         let inner = &self.inner.dead_letters;
         let ids: Vec<_> = deeds.iter().map(|(id, _)| *id).collect();
         let mut deeds = deeds.to_vec();
         let mut by = by;
         match self.sabotage {
-            Sabotage::ClaimsShared if by.is_some() => by = Some("everybody"),
-            Sabotage::ClaimsNobodys => by = None,
-            Sabotage::ClaimsIgnored => return self.settle_unclaimed(topic_partition, group, &deeds).await,
-            Sabotage::LeaveUnchecked => {
+            Mutant::ClaimsShared if by.is_some() => by = Some("everybody"),
+            Mutant::ClaimsNobodys => by = None,
+            Mutant::ClaimsIgnored => return self.settle_unclaimed(topic_partition, group, &deeds).await,
+            Mutant::LeaveUnchecked => {
                 let by = by.unwrap_or("somebody").to_owned();
                 let claim = Claim { by, hold: Duration::from_secs(1), left_too: true };
                 inner.claim(topic_partition, group, &ids, &claim).await?;
                 return inner.settle(topic_partition, group, Some(&claim.by), &deeds).await;
             }
-            Sabotage::LeftIsAnybodys if by.is_some() => {
+            Mutant::LeftIsAnybodys if by.is_some() => {
                 let mut settled = inner.settle(topic_partition, group, by, &deeds).await?;
                 settled.extend(inner.settle(topic_partition, group, None, &deeds).await?);
                 return Ok(settled);
             }
-            Sabotage::EditForgotten => {
+            Mutant::EditForgotten => {
                 for (_, deed) in &mut deeds {
-                    if let Deed::ReplayAs(_) = deed {
-                        *deed = Deed::Replay;
+                    if let DeadLetterAction::ReplayAs(_) = deed {
+                        *deed = DeadLetterAction::Replay;
                     }
                 }
             }
-            Sabotage::PurgeForgotten if deeds.iter().all(|(_, deed)| *deed == Deed::Purge) => return Ok(ids),
-            Sabotage::ReplayCopies | Sabotage::ReplayToTheLog => {
+            Mutant::PurgeForgotten if deeds.iter().all(|(_, deed)| *deed == DeadLetterAction::Purge) => {
+                return Ok(ids);
+            }
+            Mutant::ReplayCopies | Mutant::ReplayToTheLog => {
                 let known = inner.list(topic_partition, group, Range::ALL, usize::MAX).await?.items;
-                let replayed = deeds.iter().filter(|(_, deed)| *deed == Deed::Replay).map(|(id, _)| *id);
+                let replayed =
+                    deeds.iter().filter(|(_, deed)| *deed == DeadLetterAction::Replay).map(|(id, _)| *id);
                 let replayed: Vec<_> = replayed.collect();
                 let letters: Vec<_> =
                     known.into_iter().filter(|letter| replayed.contains(&letter.id)).collect();
-                if self.is(Sabotage::ReplayCopies) {
+                if self.is(Mutant::ReplayCopies) {
                     self.memo().replayed.extend(letters);
                     inner.settle(topic_partition, group, by, &deeds).await?;
                     return Ok(ids);
@@ -131,8 +134,8 @@ impl DeadLetters for Broken {
                     }
                 }
                 for (_, deed) in &mut deeds {
-                    if *deed == Deed::Replay {
-                        *deed = Deed::Purge;
+                    if *deed == DeadLetterAction::Replay {
+                        *deed = DeadLetterAction::Purge;
                     }
                 }
             }
@@ -148,9 +151,9 @@ impl DeadLetters for Broken {
         letters: &[DeadLetter],
         again: bool,
     ) -> Result<Vec<Option<MessageId>>> {
-        let again = again && !self.is(Sabotage::PutOnce) || self.is(Sabotage::PutTwice);
+        let again = again && !self.is(Mutant::PutOnce) || self.is(Mutant::PutTwice);
         let put = self.inner.dead_letters.put(topic_partition, group, letters, again).await?;
-        if self.is(Sabotage::PutForgotten) {
+        if self.is(Mutant::PutForgotten) {
             let ids: Vec<_> = put.iter().flatten().copied().collect();
             self.inner.dead_letters.purge(topic_partition, group, &ids).await?;
         }
@@ -165,11 +168,11 @@ impl DeadLetters for Broken {
     ) -> Result<usize> {
         let inner = &self.inner.dead_letters;
         match self.sabotage {
-            Sabotage::PurgeForgotten => {
+            Mutant::PurgeForgotten => {
                 let range = Range { before: last.next(), ..Range::ALL };
                 Ok(inner.list(topic_partition, group, range, usize::MAX).await?.items.len())
             }
-            Sabotage::PurgeIgnoresIds => inner.purge_through(topic_partition, group, MessageId::MAX).await,
+            Mutant::PurgeIgnoresIds => inner.purge_through(topic_partition, group, MessageId::MAX).await,
             _ => inner.purge_through(topic_partition, group, last).await,
         }
     }
@@ -181,7 +184,7 @@ impl Broken {
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        deeds: &[(MessageId, Deed)],
+        deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>> {
         let mut settled = Vec::new();
         for by in ["a", "b"] {

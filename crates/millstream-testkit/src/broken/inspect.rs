@@ -10,7 +10,7 @@ use millstream_core::inspect::{
 use millstream_core::log::Source;
 use millstream_core::{GroupName, MessageId, Resource, Result, TopicPartition, TopicSpec};
 
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 #[async_trait]
 impl Inspect for Broken {
@@ -22,13 +22,13 @@ impl Inspect for Broken {
         limit: usize,
     ) -> Result<Page<Stored>> {
         let range = match self.sabotage {
-            Sabotage::LookUnpaged => Range { newest_first: range.newest_first, ..Range::ALL },
-            Sabotage::LookForward => Range { newest_first: false, ..range },
+            Mutant::LookUnpaged => Range { newest_first: range.newest_first, ..Range::ALL },
+            Mutant::LookForward => Range { newest_first: false, ..range },
             _ => range,
         };
-        let limit = if self.is(Sabotage::LookLimitIgnored) { MAX_PAGE } else { limit };
+        let limit = if self.is(Mutant::LookLimitIgnored) { MAX_PAGE } else { limit };
         let mut page = self.inner.inspect.entries(topic_partition, stream, range, limit).await?;
-        if self.is(Sabotage::LookMangles) {
+        if self.is(Mutant::LookMangles) {
             for (name, value) in page.items.iter_mut().flat_map(|stored| &mut stored.fields) {
                 for bytes in [name, value] {
                     *bytes = Bytes::from(String::from_utf8_lossy(bytes).into_owned());
@@ -46,21 +46,21 @@ impl Inspect for Broken {
         after: MessageId,
         limit: usize,
     ) -> Result<Page<Pending>> {
-        if self.is(Sabotage::LookTakes) {
+        if self.is(Mutant::LookTakes) {
             let resource = Resource::partition(topic_partition.clone(), group.clone());
             let granted = self.memo().granted.get(&resource).cloned();
             if let Some(lease) = granted {
                 self.inner.log.reader(&lease).await?.fetch(100, Duration::ZERO).await?;
             }
         }
-        let after = if self.is(Sabotage::PendingUnpaged) { MessageId::ZERO } else { after };
+        let after = if self.is(Mutant::PendingUnpaged) { MessageId::ZERO } else { after };
         let inner = &self.inner.inspect;
         let mut page = inner.pending(topic_partition, group, source, after, limit).await?;
         for pending in &mut page.items {
             match self.sabotage {
-                Sabotage::LookHidesNotes => pending.note = None,
-                Sabotage::LookHidesDeliveries => pending.deliveries = 1,
-                Sabotage::LookHidesIdle => pending.idle = Duration::ZERO,
+                Mutant::LookHidesNotes => pending.note = None,
+                Mutant::LookHidesDeliveries => pending.deliveries = 1,
+                Mutant::LookHidesIdle => pending.idle = Duration::ZERO,
                 _ => {}
             }
         }
@@ -74,11 +74,11 @@ impl Inspect for Broken {
         after: Option<(u64, MessageId)>,
         limit: usize,
     ) -> Result<Page<Parked>> {
-        let after = after.filter(|_| !self.is(Sabotage::ParkedUnpaged));
+        let after = after.filter(|_| !self.is(Mutant::ParkedUnpaged));
         let mut page = self.inner.inspect.parked(topic_partition, group, after, limit).await?;
         match self.sabotage {
-            Sabotage::ParkedReversed => page.items.reverse(),
-            Sabotage::ParkedWithoutBody => page.items.iter_mut().for_each(|parked| parked.body.clear()),
+            Mutant::ParkedReversed => page.items.reverse(),
+            Mutant::ParkedWithoutBody => page.items.iter_mut().for_each(|parked| parked.body.clear()),
             _ => {}
         }
         Ok(page)
@@ -87,9 +87,9 @@ impl Inspect for Broken {
     async fn owners(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Ownership>> {
         let mut owners = self.inner.inspect.owners(topic, group).await?;
         match self.sabotage {
-            Sabotage::OwnersHidden => owners.iter_mut().for_each(|owner| owner.holder = None),
-            Sabotage::OwnersEndsHidden => owners.iter_mut().for_each(|owner| owner.ends = 0),
-            Sabotage::FreeNotShown => owners.retain(|owner| owner.holder.is_some()),
+            Mutant::OwnersHidden => owners.iter_mut().for_each(|owner| owner.holder = None),
+            Mutant::OwnersEndsHidden => owners.iter_mut().for_each(|owner| owner.ends = 0),
+            Mutant::FreeNotShown => owners.retain(|owner| owner.holder.is_some()),
             _ => {}
         }
         Ok(owners)
@@ -97,7 +97,7 @@ impl Inspect for Broken {
 
     async fn consumers(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<Vec<Reading>> {
         let mut readings = self.inner.inspect.consumers(topic_partition, group).await?;
-        if self.is(Sabotage::ConsumersHidden) {
+        if self.is(Mutant::ConsumersHidden) {
             readings.clear();
         }
         Ok(readings)
@@ -105,7 +105,7 @@ impl Inspect for Broken {
 
     async fn server(&self) -> Result<Server> {
         let mut server = self.inner.inspect.server().await?;
-        if self.is(Sabotage::ServerUnnamed) {
+        if self.is(Mutant::ServerUnnamed) {
             server.kind.clear();
         }
         Ok(server)
@@ -113,7 +113,7 @@ impl Inspect for Broken {
 
     async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>> {
         let mut usage = self.inner.inspect.usage(partitions, groups).await?;
-        if self.is(Sabotage::UsageStuck) {
+        if self.is(Mutant::UsageStuck) {
             usage.iter_mut().for_each(|usage| usage.bytes = 1);
         }
         Ok(usage)

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource};
 use millstream_core::{Continuity, Result};
 
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 #[async_trait]
 impl Leases for Broken {
@@ -21,13 +21,13 @@ impl Leases for Broken {
         let mut nonce = nonce.to_owned();
         let mut granted_for = ttl;
         match self.sabotage {
-            Sabotage::NonceIgnored => {
+            Mutant::NonceIgnored => {
                 let mut memo = self.memo();
                 memo.count += 1;
                 nonce = format!("{nonce}-{}", memo.count);
             }
-            Sabotage::LeaseNeverExpires => granted_for = Duration::from_secs(86_400),
-            Sabotage::ReleaseKeepsTheToken => self.release_at_last(resource).await?,
+            Mutant::LeaseNeverExpires => granted_for = Duration::from_secs(86_400),
+            Mutant::ReleaseKeepsTheToken => self.release_at_last(resource).await?,
             _ => {}
         }
         let again =
@@ -35,13 +35,13 @@ impl Leases for Broken {
         let asked = self.renamed(resource);
         let assured = Continuity::assured();
         let heard = match self.sabotage {
-            Sabotage::JudgesAtOnce => &assured,
-            Sabotage::NeverJudges => &Continuity::new(ttl),
+            Mutant::JudgesAtOnce => &assured,
+            Mutant::NeverJudges => &Continuity::new(ttl),
             _ => heard,
         };
         let acquired = self.inner.leases.acquire(&asked, owner, &nonce, granted_for, heard).await?;
         let mut lease = match acquired {
-            Acquired::Held(holder) if self.is(Sabotage::TwoOwners) => {
+            Acquired::Held(holder) if self.is(Mutant::TwoOwners) => {
                 return Ok(Acquired::Granted(Lease::new(resource.clone(), holder.epoch + 1, &nonce, ttl)));
             }
             Acquired::Held(_) => return Ok(acquired),
@@ -49,13 +49,13 @@ impl Leases for Broken {
         };
         lease.resource = resource.clone();
         lease.ttl = ttl;
-        if self.is(Sabotage::EpochRepeats) {
+        if self.is(Mutant::EpochRepeats) {
             lease.epoch = 1;
         }
         match self.sabotage {
-            Sabotage::EndsHidden => lease.ends.clear(),
-            Sabotage::EndsMadeUp if lease.ends.is_empty() => lease.ends.push(1),
-            Sabotage::EndsToldOnce if again => lease.ends.clear(),
+            Mutant::EndsHidden => lease.ends.clear(),
+            Mutant::EndsMadeUp if lease.ends.is_empty() => lease.ends.push(1),
+            Mutant::EndsToldOnce if again => lease.ends.clear(),
             _ => {}
         }
         self.memo().granted.insert(resource.clone(), lease.clone());
@@ -64,8 +64,8 @@ impl Leases for Broken {
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
         match self.sabotage {
-            Sabotage::RenewForgotten => return leases.iter().map(|_| Ok(())).collect(),
-            Sabotage::ExpiryIsFinal => {
+            Mutant::RenewForgotten => return leases.iter().map(|_| Ok(())).collect(),
+            Mutant::ExpiryIsFinal => {
                 let mut results = Vec::new();
                 for lease in leases {
                     results.push(match self.fence_expired(lease).await {
@@ -79,8 +79,8 @@ impl Leases for Broken {
         }
         let results = self.inner.leases.renew(leases).await;
         match self.sabotage {
-            Sabotage::FenceIgnoredOnRenew => leases.iter().map(|_| Ok(())).collect(),
-            Sabotage::RenewAllOrNothing if results.iter().any(Result::is_err) => {
+            Mutant::FenceIgnoredOnRenew => leases.iter().map(|_| Ok(())).collect(),
+            Mutant::RenewAllOrNothing if results.iter().any(Result::is_err) => {
                 leases.iter().map(|lease| Err(lease.fenced())).collect()
             }
             _ => results,
@@ -89,29 +89,25 @@ impl Leases for Broken {
 
     async fn release(&self, lease: &Lease) -> Result<()> {
         match self.sabotage {
-            Sabotage::ReleaseForgotten => Ok(()),
-            Sabotage::ReleaseKeepsTheToken => {
+            Mutant::ReleaseForgotten => Ok(()),
+            Mutant::ReleaseKeepsTheToken => {
                 self.memo().released.insert(lease.resource.clone());
                 Ok(())
             }
-            Sabotage::EndsForgotten => self.inner.leases.release(&lease.clone().after_ends(Vec::new())).await,
+            Mutant::EndsForgotten => self.inner.leases.release(&lease.clone().after_ends(Vec::new())).await,
             _ => {
-                let lease = self.unfenced(Sabotage::ReleaseUnchecked, lease);
+                let lease = self.unfenced(Mutant::ReleaseUnchecked, lease);
                 self.inner.leases.release(&lease).await
             }
         }
     }
 
     async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
-        if self.is(Sabotage::EndNeverWithdrawn) {
-            Ok(())
-        } else {
-            self.inner.leases.withdraw_end(lease).await
-        }
+        if self.is(Mutant::EndNeverWithdrawn) { Ok(()) } else { self.inner.leases.withdraw_end(lease).await }
     }
 
     async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
-        let forgotten = self.memo().released.contains(resource) || self.is(Sabotage::HolderUnknown);
+        let forgotten = self.memo().released.contains(resource) || self.is(Mutant::HolderUnknown);
         if forgotten { Ok(None) } else { self.inner.leases.holder(resource).await }
     }
 }
@@ -132,7 +128,7 @@ impl Broken {
     fn renamed(&self, resource: &Resource) -> Resource {
         let mut resource = resource.clone();
         if let Resource::Partition { topic_partition, .. } = &mut resource
-            && self.is(Sabotage::ResourcesCollide)
+            && self.is(Mutant::ResourcesCollide)
         {
             topic_partition.partition.0 = 0;
         }

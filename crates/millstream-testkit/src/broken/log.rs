@@ -13,20 +13,20 @@ use millstream_core::{
 };
 
 use super::reader::BrokenReader;
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 #[async_trait]
 impl Log for Broken {
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
         let mut batch = batch.to_vec();
         match self.sabotage {
-            Sabotage::AppendReorders => batch.reverse(),
-            Sabotage::AppendMangles => {
+            Mutant::AppendReorders => batch.reverse(),
+            Mutant::AppendMangles => {
                 for entry in &mut batch {
                     entry.fields = BTreeMap::from_iter(entry.fields.clone()).into_iter().collect();
                 }
             }
-            Sabotage::AppendToOnePartition => {
+            Mutant::AppendToOnePartition => {
                 let first = batch.first().map(|entry| entry.topic_partition.clone());
                 for entry in &mut batch {
                     entry.topic_partition.clone_from(first.as_ref().expect("the batch is not empty"));
@@ -38,12 +38,12 @@ impl Log for Broken {
         for entry in &batch {
             let failed = results.iter().any(Result::is_err);
             results.push(match self.sabotage {
-                Sabotage::AppendStopsAtBadEntry if failed => Err(Error::new(ErrorKind::Protocol, "aborted")),
-                Sabotage::AppendForgets if self.every_fifth() => Ok(MessageId::new(u64::MAX / 2, 0)),
+                Mutant::AppendStopsAtBadEntry if failed => Err(Error::new(ErrorKind::Protocol, "aborted")),
+                Mutant::AppendForgets if self.every_fifth() => Ok(MessageId::new(u64::MAX / 2, 0)),
                 _ => self.append_one(entry).await,
             });
         }
-        if self.is(Sabotage::AppendReorders) {
+        if self.is(Mutant::AppendReorders) {
             results.reverse();
         }
         results
@@ -55,13 +55,13 @@ impl Log for Broken {
     }
 
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
-        let lease = self.unfenced(Sabotage::FenceIgnoredOnSettle, lease);
+        let lease = self.unfenced(Mutant::FenceIgnoredOnSettle, lease);
         let mut batch = batch.to_vec();
         let count = batch.len();
         match self.sabotage {
-            Sabotage::ExpiryFences => self.fence_expired(&lease).await?,
-            Sabotage::AcksForgotten => batch.retain(|(_, settlement)| *settlement != Settlement::Ack),
-            Sabotage::SettleAllOrNothing => {
+            Mutant::ExpiryFences => self.fence_expired(&lease).await?,
+            Mutant::AcksForgotten => batch.retain(|(_, settlement)| *settlement != Settlement::Ack),
+            Mutant::SettleAllOrNothing => {
                 let mut receipts: Vec<_> = batch.iter().map(|(receipt, _)| *receipt).collect();
                 receipts.sort_unstable();
                 receipts.dedup();
@@ -69,7 +69,7 @@ impl Log for Broken {
                     return Ok(Settled { applied: 0, stale: count });
                 }
             }
-            Sabotage::RetryToTheLog => {
+            Mutant::RetryToTheLog => {
                 for (receipt, settlement) in &mut batch {
                     self.append_again(&lease, *receipt, settlement).await?;
                 }
@@ -81,27 +81,27 @@ impl Log for Broken {
             Settlement::Hold(note) => {
                 let key = (tp.clone(), group.clone(), *receipt);
                 let keep = self.noted(key, &lease.token, note);
-                if self.is(Sabotage::HoldIsAck) {
+                if self.is(Mutant::HoldIsAck) {
                     *settlement = Settlement::Ack;
                 }
                 keep
             }
             _ => true,
         });
-        if self.is(Sabotage::DueTimesMerged) {
+        if self.is(Mutant::DueTimesMerged) {
             merge_due_times(&mut batch);
         }
         let mut settled = match self.inner.log.settle(&lease, &batch).await {
-            Err(error) if error.kind() == ErrorKind::GroupMissing && self.is(Sabotage::LostGroupSettles) => {
+            Err(error) if error.kind() == ErrorKind::GroupMissing && self.is(Mutant::LostGroupSettles) => {
                 Settled { applied: 0, stale: batch.len() }
             }
             other => other?,
         };
         match self.sabotage {
-            Sabotage::HoldUnchecked if batch.iter().all(|(_, says)| matches!(says, Settlement::Hold(_))) => {
+            Mutant::HoldUnchecked if batch.iter().all(|(_, says)| matches!(says, Settlement::Hold(_))) => {
                 settled = Settled { applied: count, stale: 0 };
             }
-            Sabotage::SettledAlways => settled = Settled { applied: count, stale: 0 },
+            Mutant::SettledAlways => settled = Settled { applied: count, stale: 0 },
             // What was confirmed and forgotten.
             _ => settled.applied += count - batch.len(),
         }
@@ -114,21 +114,21 @@ impl Log for Broken {
     }
 
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
-        let lease = self.unfenced(Sabotage::FenceIgnoredOnTrim, lease);
+        let lease = self.unfenced(Mutant::FenceIgnoredOnTrim, lease);
         let retention = match (self.sabotage, retention) {
-            (Sabotage::TrimIgnoresRetention, _) | (Sabotage::TrimIgnoresAge, Retention::ConsumedAfter(_)) => {
+            (Mutant::TrimIgnoresRetention, _) | (Mutant::TrimIgnoresAge, Retention::ConsumedAfter(_)) => {
                 Retention::Consumed
             }
-            (Sabotage::TrimIgnoresAge, Retention::Age(_)) => Retention::Age(Duration::from_nanos(1)),
-            (Sabotage::TrimKeepsOneMore, Retention::Length(entries)) => {
+            (Mutant::TrimIgnoresAge, Retention::Age(_)) => Retention::Age(Duration::from_nanos(1)),
+            (Mutant::TrimKeepsOneMore, Retention::Length(entries)) => {
                 Retention::Length(entries.saturating_add(1))
             }
             _ => retention,
         };
         let mut trimmed = self.inner.log.trim(&lease, retention).await?;
         match self.sabotage {
-            Sabotage::LossUntold => trimmed.lost.clear(),
-            Sabotage::LossMixed => {
+            Mutant::LossUntold => trimmed.lost.clear(),
+            Mutant::LossMixed => {
                 for lost in &mut trimmed.lost {
                     (lost.unread, lost.pending) = (lost.unread + lost.pending, 0);
                 }
@@ -137,16 +137,16 @@ impl Log for Broken {
         }
         let (tp, group) = lease.partition()?;
         let pending = match self.sabotage {
-            Sabotage::TrimForgetsThePosition => self.oldest_pending(tp).await?,
+            Mutant::TrimForgetsThePosition => self.oldest_pending(tp).await?,
             _ => None,
         };
         let mut memo = self.memo();
         let last = match self.sabotage {
-            Sabotage::TrimForgetsThePosition => pending.map(MessageId::previous),
-            Sabotage::TrimForgotten => return Ok(Trimmed::default()),
-            Sabotage::TrimsUnread => memo.appended.get(tp).and_then(|entries| entries.last()).map(|e| e.0),
+            Mutant::TrimForgetsThePosition => pending.map(MessageId::previous),
+            Mutant::TrimForgotten => return Ok(Trimmed::default()),
+            Mutant::TrimsUnread => memo.appended.get(tp).and_then(|entries| entries.last()).map(|e| e.0),
             // What this group was handed out: `taken` has the last group that saw an entry.
-            Sabotage::TrimsForOneGroup => {
+            Mutant::TrimsForOneGroup => {
                 let seen = |((of, id), by): (&(_, MessageId), &_)| (of == tp && by == group).then_some(*id);
                 memo.taken.iter().filter_map(seen).max()
             }
@@ -166,13 +166,13 @@ impl Log for Broken {
         let before = self.lengths(&partitions).await.unwrap_or_default();
         let results = self.append(batch).await;
         let after = self.lengths(&partitions).await.unwrap_or_default();
-        let lengths = if self.is(Sabotage::MeasuredBefore) { before } else { after };
+        let lengths = if self.is(Mutant::MeasuredBefore) { before } else { after };
         Measured { results, lengths: partitions.into_iter().zip(lengths).collect() }
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
         let mut lengths = self.inner.log.lengths(partitions).await?;
-        if self.is(Sabotage::LengthsReversed) {
+        if self.is(Mutant::LengthsReversed) {
             lengths.reverse();
         }
         Ok(lengths)
@@ -229,29 +229,29 @@ impl Broken {
     /// Spoils what is told of one entry.
     fn spoil(&self, receipt: Receipt, settlement: &mut Settlement) {
         match (self.sabotage, &mut *settlement) {
-            (Sabotage::RetryEarly, Settlement::Retry { due, .. }) => *due = earlier(*due),
-            (Sabotage::RetryTimeIgnored, Settlement::Retry { due: due @ Due::At(_), .. }) => {
+            (Mutant::RetryEarly, Settlement::Retry { due, .. }) => *due = earlier(*due),
+            (Mutant::RetryTimeIgnored, Settlement::Retry { due: due @ Due::At(_), .. }) => {
                 *due = Due::NOW;
             }
-            (Sabotage::SnoozeCounts, Settlement::Retry { attempt, history, .. })
+            (Mutant::SnoozeCounts, Settlement::Retry { attempt, history, .. })
                 if history.tells_of(*attempt - 1) =>
             {
                 *attempt += 1;
             }
             (
-                Sabotage::HistoryForgotten,
+                Mutant::HistoryForgotten,
                 Settlement::Retry { history, .. }
                 | Settlement::DeadLetter { history, .. }
                 | Settlement::Hold(Note { history, .. }),
             ) => *history = History::default(),
             (
-                Sabotage::OriginForgotten,
+                Mutant::OriginForgotten,
                 Settlement::Retry { origin, .. } | Settlement::DeadLetter { origin, .. },
             ) => {
                 *origin = receipt.id;
             }
-            (Sabotage::DeadLetterDropped, Settlement::DeadLetter { .. }) => *settlement = Settlement::Ack,
-            (Sabotage::DeadLetterLosesStory, Settlement::DeadLetter { reason, attempts, error, .. }) => {
+            (Mutant::DeadLetterDropped, Settlement::DeadLetter { .. }) => *settlement = Settlement::Ack,
+            (Mutant::DeadLetterLosesStory, Settlement::DeadLetter { reason, attempts, error, .. }) => {
                 (*reason, *attempts) = (Reason::parse(""), 0);
                 error.clear();
             }

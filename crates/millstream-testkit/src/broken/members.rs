@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
+use millstream_core::members::{
+    Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
+};
 use millstream_core::{Continuity, Error, ErrorKind, GroupName, Result, TopicName, TopicSpec};
 use tokio::time::{Instant, sleep};
 
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -19,7 +21,7 @@ impl Members for Broken {
         group: &GroupName,
         member: &Member,
         joining: bool,
-    ) -> Result<Pulse> {
+    ) -> Result<HeartbeatReply> {
         let group = &self.club(group);
         let key = (topic.clone(), group.clone(), member.id.clone());
         let first =
@@ -27,32 +29,32 @@ impl Members for Broken {
         let mut told = member.clone();
         let mut joining = joining;
         match self.sabotage {
-            Sabotage::UnknownTopicInvented => {
+            Mutant::UnknownTopicInvented => {
                 self.inner.catalog.create_topic(&TopicSpec::new(topic.clone(), 1)?).await?;
             }
-            Sabotage::HeartbeatsForgotten if first.1.elapsed() > member.ttl => {
+            Mutant::HeartbeatsForgotten if first.1.elapsed() > member.ttl => {
                 self.inner.members.leave(topic, group, member).await?;
             }
-            Sabotage::MembersNeverDie => told.ttl = DAY,
-            Sabotage::WishesIgnored => {
+            Mutant::MembersNeverDie => told.ttl = DAY,
+            Mutant::WishesIgnored => {
                 told = first.0.clone();
                 told.incarnation.clone_from(&member.incarnation);
             }
-            Sabotage::JoiningIgnored => joining = false,
-            Sabotage::OldIncarnationAccepted => joining = true,
-            Sabotage::RebornUnchecked => told.reborn = None,
-            Sabotage::DroppedForGood if first.0.incarnation == member.incarnation => {
+            Mutant::JoiningIgnored => joining = false,
+            Mutant::OldIncarnationAccepted => joining = true,
+            Mutant::GenerationUnchecked => told.generation = None,
+            Mutant::DroppedForGood if first.0.incarnation == member.incarnation => {
                 self.look_for(topic, group, member).await?;
             }
-            Sabotage::JudgesAtOnce => told.heard = Continuity::assured(),
-            Sabotage::NeverJudges => told.heard = Continuity::new(member.ttl),
+            Mutant::JudgesAtOnce => told.heard = Continuity::assured(),
+            Mutant::NeverJudges => told.heard = Continuity::new(member.ttl),
             _ => {}
         }
         let pulse = match self.inner.members.heartbeat(topic, group, &told, joining).await {
-            Err(error) if error.kind() == ErrorKind::Deleted && self.is(Sabotage::DeletionUntold) => {
-                return Ok(Pulse::new(Version(1), Revision::default(), 1, 1));
+            Err(error) if error.kind() == ErrorKind::Deleted && self.is(Mutant::DeletionUntold) => {
+                return Ok(HeartbeatReply::new(Version(1), Revision::default(), 1, 1));
             }
-            Err(error) if error.kind() == ErrorKind::NotMember && self.is(Sabotage::LateHeartbeatJoins) => {
+            Err(error) if error.kind() == ErrorKind::NotMember && self.is(Mutant::LateHeartbeatJoins) => {
                 self.inner.members.heartbeat(topic, group, &told, true).await?
             }
             other => other?,
@@ -65,8 +67,8 @@ impl Members for Broken {
         self.memo().members.remove(&(topic.clone(), group.clone(), member.id.clone()));
         let mut leaves = member.clone();
         match self.sabotage {
-            Sabotage::LeaveForgotten => return Ok(()),
-            Sabotage::LeaveIgnoresIncarnation => {
+            Mutant::LeaveForgotten => return Ok(()),
+            Mutant::LeaveIgnoresIncarnation => {
                 let members = self.inner.members.roster(topic, group).await?.members;
                 leaves = members.into_iter().find(|known| known.id == member.id).unwrap_or(leaves);
             }
@@ -75,26 +77,26 @@ impl Members for Broken {
         self.inner.members.leave(topic, group, &leaves).await
     }
 
-    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
         let group = &self.club(group);
         let mut roster = self.inner.members.roster(topic, group).await?;
         let memo = self.memo();
         let key = (topic.clone(), group.clone());
         match self.sabotage {
-            Sabotage::RosterUnsorted => roster.members.reverse(),
+            Mutant::RosterUnsorted => roster.members.reverse(),
             // Of all, when the first of them was.
-            Sabotage::HeardOfTogether => {
+            Mutant::HeardOfTogether => {
                 let longest = roster.heard.values().max().copied().unwrap_or_default();
                 roster.heard.values_mut().for_each(|ago| *ago = longest);
             }
-            Sabotage::RosterHidesTheOverdue => roster.members = roster.living().cloned().collect(),
-            Sabotage::MembersNeverDie => {
+            Mutant::RosterHidesTheOverdue => roster.members = roster.living().cloned().collect(),
+            Mutant::MembersNeverDie => {
                 for member in &mut roster.members {
                     let key = (topic.clone(), group.clone(), member.id.clone());
                     member.ttl = memo.members.get(&key).map_or(member.ttl, |(first, _)| first.ttl);
                 }
             }
-            Sabotage::PublishTwice => {
+            Mutant::PublishTwice => {
                 if let Some(last) = memo.published.get(&key) {
                     roster.assignment.clone_from(last);
                 }
@@ -114,12 +116,12 @@ impl Members for Broken {
         let group = &self.club(group);
         let inner = &self.inner.members;
         match self.sabotage {
-            Sabotage::PublishForgotten => Ok(true),
-            Sabotage::PublishIgnoresVersion => {
+            Mutant::PublishForgotten => Ok(true),
+            Mutant::PublishIgnoresVersion => {
                 let version = inner.roster(topic, group).await?.version;
                 inner.publish(topic, group, version, assignment).await
             }
-            Sabotage::PublishTwice => {
+            Mutant::PublishTwice => {
                 let first = inner.publish(topic, group, version, assignment).await?;
                 let current = first || inner.roster(topic, group).await?.assigned == Some(version);
                 if current {
@@ -141,7 +143,7 @@ impl Members for Broken {
 impl Broken {
     /// The group that is really asked.
     fn club(&self, group: &GroupName) -> GroupName {
-        if self.is(Sabotage::MembershipsShared) {
+        if self.is(Mutant::MembershipsShared) {
             return GroupName::new("everybody").unwrap_or_else(|_| group.clone());
         }
         group.clone()
@@ -164,8 +166,8 @@ impl Broken {
         topic: &TopicName,
         group: &GroupName,
         member: &Member,
-        mut pulse: Pulse,
-    ) -> Result<Pulse> {
+        mut pulse: HeartbeatReply,
+    ) -> Result<HeartbeatReply> {
         let assignment = self.inner.members.roster(topic, group).await?.assignment;
         let mut memo = self.memo();
         memo.count += 1;
@@ -173,23 +175,23 @@ impl Broken {
         let key = (topic.clone(), group.clone());
         let first = memo.pulses.entry(key.clone()).or_insert_with(|| pulse.clone()).clone();
         match self.sabotage {
-            Sabotage::MembersMiscounted => pulse.members = 1,
-            Sabotage::PauseUntold => pulse.paused = false,
-            Sabotage::VersionStuck => pulse.version = first.version,
-            Sabotage::VersionEveryHeartbeat => pulse.version.0 += count,
-            Sabotage::RevisionStuck => pulse.revision = first.revision,
-            Sabotage::GrowthUnseen => pulse.partitions = first.partitions,
-            Sabotage::ServerRenamed => pulse.server = count.to_string(),
-            Sabotage::ServerTimeStuck => pulse.now = first.now,
-            Sabotage::NextExpiryOwn => pulse.next_expiry = member.ttl,
-            Sabotage::AssignedEverything => {
+            Mutant::MembersMiscounted => pulse.members = 1,
+            Mutant::PauseUntold => pulse.paused = false,
+            Mutant::VersionStuck => pulse.version = first.version,
+            Mutant::VersionEveryHeartbeat => pulse.version.0 += count,
+            Mutant::RevisionStuck => pulse.revision = first.revision,
+            Mutant::GrowthUnseen => pulse.partitions = first.partitions,
+            Mutant::ServerRenamed => pulse.server = count.to_string(),
+            Mutant::ServerTimeStuck => pulse.now = first.now,
+            Mutant::NextExpiryOwn => pulse.next_expiry = member.ttl,
+            Mutant::AssignedEverything => {
                 let all = |_| assignment.values().flatten().copied().collect();
                 pulse.assigned = pulse.assigned.map(all);
             }
-            Sabotage::AssignmentOutlivesVersion => {
+            Mutant::AssignmentOutlivesVersion => {
                 pulse.assigned = pulse.assigned.or_else(|| assignment.get(&member.id).cloned());
             }
-            Sabotage::PublishTwice => {
+            Mutant::PublishTwice => {
                 let last = memo.published.get(&key).and_then(|last| last.get(&member.id));
                 pulse.assigned = pulse.assigned.map(|first| last.cloned().unwrap_or(first));
             }
@@ -211,10 +213,10 @@ impl Watch for BrokenWatch {
     async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()> {
         let mut seen = seen;
         match self.broken.sabotage {
-            Sabotage::WatchImpatient => return Ok(()),
-            Sabotage::WatchDeaf => sleep(wait).await,
-            Sabotage::WatchEndless => sleep(wait * 20).await,
-            Sabotage::WatchForgetsThePast => {
+            Mutant::WatchImpatient => return Ok(()),
+            Mutant::WatchDeaf => sleep(wait).await,
+            Mutant::WatchEndless => sleep(wait * 20).await,
+            Mutant::WatchForgetsThePast => {
                 let now = self.broken.inner.members.roster(&self.topic, &self.group).await?;
                 seen = seen.max(now.revision);
             }

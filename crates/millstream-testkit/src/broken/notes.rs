@@ -8,7 +8,7 @@ use millstream_core::log::{Fetched, Note, Receipt, Source};
 use millstream_core::{Error, ErrorKind, GroupName, Lease, Result, TopicPartition};
 
 use super::log::earlier;
-use super::{Broken, Memo, Sabotage};
+use super::{Broken, Memo, Mutant};
 
 impl Broken {
     /// Remembers a note, spoils it, and says whether it is handed on.
@@ -21,10 +21,10 @@ impl Broken {
         let source = key.2.source;
         let known = self.memo().notes.insert(key, (token.clone(), note.clone())).is_some();
         match self.sabotage {
-            Sabotage::HoldForgotten => false,
-            Sabotage::NotesOfTheLogOnly => source == Source::Log,
-            Sabotage::FirstNoteStays => !known,
-            Sabotage::NoteWaitEarly => {
+            Mutant::HoldForgotten => false,
+            Mutant::NotesOfTheLogOnly => source == Source::Log,
+            Mutant::FirstNoteStays => !known,
+            Mutant::NoteWaitEarly => {
                 note.due = earlier(note.due);
                 true
             }
@@ -42,21 +42,21 @@ impl Broken {
     }
 
     pub(super) async fn broken_seek(&self, lease: &Lease, start: Start) -> Result<()> {
-        let lease = self.unfenced(Sabotage::FenceIgnoredOnSeek, lease);
+        let lease = self.unfenced(Mutant::FenceIgnoredOnSeek, lease);
         let (tp, group) = lease.partition()?;
         let mut to = start;
         match (self.sabotage, start) {
-            (Sabotage::SeekForgotten, _) => return Ok(()),
-            (Sabotage::SeekIgnoresTime, Start::At(_)) => to = Start::Earliest,
-            (Sabotage::BeyondTheEndIsTheBeginning, start) => to = self.not_beyond(tp, start).await?,
-            (Sabotage::SeekLeavesPending, _) => self.leave_pending(&lease).await?,
-            (Sabotage::SeekDropsRetries, _) => {
+            (Mutant::SeekForgotten, _) => return Ok(()),
+            (Mutant::SeekIgnoresTime, Start::At(_)) => to = Start::Earliest,
+            (Mutant::BeyondTheEndIsTheBeginning, start) => to = self.not_beyond(tp, start).await?,
+            (Mutant::SeekLeavesPending, _) => self.leave_pending(&lease).await?,
+            (Mutant::SeekDropsRetries, _) => {
                 self.memo().without_retries.insert((tp.clone(), group.clone()));
             }
             _ => {}
         }
         match self.inner.log.seek(&lease, to).await {
-            Ok(()) if self.is(Sabotage::SeekKeepsTheLease) => self
+            Ok(()) if self.is(Mutant::SeekKeepsTheLease) => self
                 .inner
                 .leases
                 .acquire(
@@ -68,7 +68,7 @@ impl Broken {
                 )
                 .await
                 .map(drop),
-            Err(error) if error.kind() == ErrorKind::GroupMissing && self.is(Sabotage::LostGroupHidden) => {
+            Err(error) if error.kind() == ErrorKind::GroupMissing && self.is(Mutant::LostGroupHidden) => {
                 Ok(())
             }
             other => other,
@@ -98,7 +98,7 @@ impl Memo {
     /// Spoils what was noted, and what a seek should have changed.
     pub(super) fn spoil_notes(
         &mut self,
-        sabotage: Sabotage,
+        sabotage: Mutant,
         lease: &Lease,
         fetched: &mut Fetched,
     ) -> Result<()> {
@@ -111,23 +111,23 @@ impl Memo {
         for entry in &mut fetched.entries {
             let noted = self.notes.get(&(tp.clone(), group.clone(), entry.receipt));
             match (sabotage, &mut entry.note, noted) {
-                (Sabotage::NotesLostAtTakeover, note, Some((token, _))) if *token != lease.token => {
+                (Mutant::NotesLostAtTakeover, note, Some((token, _))) if *token != lease.token => {
                     *note = None;
                 }
-                (Sabotage::NotesOutliveTheirEntry, note @ None, Some((_, noted))) => {
+                (Mutant::NotesOutliveTheirEntry, note @ None, Some((_, noted))) => {
                     *note = Some(noted.clone());
                 }
-                (Sabotage::NotesShared, note @ None, None) => {
+                (Mutant::NotesShared, note @ None, None) => {
                     let other = |((of, _, receipt), _): &(&(TopicPartition, _, Receipt), _)| {
                         (of, receipt) == (tp, &entry.receipt)
                     };
                     *note = self.notes.iter().find(other).map(|(_, (_, noted))| noted.clone());
                 }
-                (Sabotage::NoteLosesStory, Some(note), _) => {
+                (Mutant::NoteLosesStory, Some(note), _) => {
                     note.error.clear();
                     note.by.clear();
                 }
-                (Sabotage::NoteWaitStands, Some(note), Some((_, noted))) => note.due = noted.due,
+                (Mutant::NoteWaitStands, Some(note), Some((_, noted))) => note.due = noted.due,
                 _ => {}
             }
         }

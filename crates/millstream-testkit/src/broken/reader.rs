@@ -10,7 +10,7 @@ use millstream_core::wire::{self, REDELIVERY_FIELDS};
 use millstream_core::{ErrorKind, Lease, Result};
 use tokio::time::{Instant, sleep};
 
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 pub(super) struct BrokenReader {
     broken: Broken,
@@ -30,9 +30,9 @@ impl Reader for BrokenReader {
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         self.broken.refuse_missing(&self.lease)?;
         let mut fetched = match self.broken.sabotage {
-            Sabotage::MaxIgnored => self.inner.fetch(max * 3, wait).await?,
-            Sabotage::WaitIgnored => self.inner.fetch(max, Duration::ZERO).await?,
-            Sabotage::WakesLate => {
+            Mutant::MaxIgnored => self.inner.fetch(max * 3, wait).await?,
+            Mutant::WaitIgnored => self.inner.fetch(max, Duration::ZERO).await?,
+            Mutant::WakesLate => {
                 let fetched = self.inner.fetch(max, Duration::ZERO).await?;
                 if is_empty(&fetched) {
                     sleep(wait).await;
@@ -41,30 +41,30 @@ impl Reader for BrokenReader {
                     fetched
                 }
             }
-            Sabotage::PendingSkipped => loop {
+            Mutant::PendingSkipped => loop {
                 let fetched = self.inner.fetch(max, wait).await?;
                 if !fetched.pending {
                     break fetched;
                 }
             },
-            Sabotage::DropLosesReply => {
+            Mutant::DropLosesReply => {
                 let fetched = self.inner.fetch(max, wait).await?;
                 sleep(Duration::from_millis(3)).await;
                 fetched
             }
-            Sabotage::LostGroupHidden => match self.inner.fetch(max, wait).await {
+            Mutant::LostGroupHidden => match self.inner.fetch(max, wait).await {
                 Err(error) if error.kind() == ErrorKind::GroupMissing => {
                     sleep(wait).await;
                     Fetched::default()
                 }
                 other => other?,
             },
-            Sabotage::FenceIgnoredOnFetch => {
+            Mutant::FenceIgnoredOnFetch => {
                 self.follow_the_owner().await?;
                 self.inner.fetch(max, wait).await?
             }
-            Sabotage::FenceCheckedBeforeTheWait => self.fetch_unfenced_after_waiting(max, wait).await?,
-            Sabotage::ExpiryFences => {
+            Mutant::FenceCheckedBeforeTheWait => self.fetch_unfenced_after_waiting(max, wait).await?,
+            Mutant::ExpiryFences => {
                 self.broken.fence_expired(&self.lease).await?;
                 self.inner.fetch(max, wait).await?
             }
@@ -112,24 +112,24 @@ impl BrokenReader {
         let mut memo = self.broken.memo();
         let key = (tp.clone(), group.clone());
         match self.broken.sabotage {
-            Sabotage::PendingReversed if fetched.pending => fetched.entries.reverse(),
-            Sabotage::DeliveriesStuckAtOne => {
+            Mutant::PendingReversed if fetched.pending => fetched.entries.reverse(),
+            Mutant::DeliveriesStuckAtOne => {
                 fetched.entries.iter_mut().for_each(|entry| entry.deliveries = 1);
             }
-            Sabotage::LargePagesCut => cut_large(&mut fetched.entries),
-            Sabotage::GhostsHidden => fetched.ghosts.clear(),
-            Sabotage::WokenHidden => fetched.woken = false,
-            Sabotage::WokenAlways => fetched.woken = true,
-            Sabotage::GroupsCompete => fetched.entries.retain(|entry| {
+            Mutant::LargePagesCut => cut_large(&mut fetched.entries),
+            Mutant::GhostsHidden => fetched.ghosts.clear(),
+            Mutant::WokenHidden => fetched.woken = false,
+            Mutant::WokenAlways => fetched.woken = true,
+            Mutant::GroupsCompete => fetched.entries.retain(|entry| {
                 let first = memo.taken.entry((tp.clone(), entry.receipt.id)).or_insert_with(|| group.clone());
                 first == group
             }),
-            Sabotage::TrimsForOneGroup => {
+            Mutant::TrimsForOneGroup => {
                 for entry in fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Log) {
                     memo.taken.insert((tp.clone(), entry.receipt.id), group.clone());
                 }
             }
-            Sabotage::RetriesLast => {
+            Mutant::RetriesLast => {
                 let (log, retry) = std::mem::take(&mut fetched.entries)
                     .into_iter()
                     .partition(|e| e.receipt.source == Source::Log);
@@ -139,19 +139,19 @@ impl BrokenReader {
                     fetched.entries = self.held.drain(..self.held.len().min(max)).collect();
                 }
             }
-            Sabotage::RetryLosesBody => redeliveries(fetched, |entry| {
+            Mutant::RetryLosesBody => redeliveries(fetched, |entry| {
                 entry.fields.truncate(REDELIVERY_FIELDS.len());
             }),
-            Sabotage::RetryLosesStory => redeliveries(fetched, |entry| {
+            Mutant::RetryLosesStory => redeliveries(fetched, |entry| {
                 entry.fields.drain(..REDELIVERY_FIELDS.len());
             }),
-            Sabotage::RetryWrapsRetry => redeliveries(fetched, |entry| {
+            Mutant::RetryWrapsRetry => redeliveries(fetched, |entry| {
                 if wire::decode(entry.receipt, &entry.fields, &Limits::default()).attempt > 2 {
                     let lead = entry.fields[..REDELIVERY_FIELDS.len()].to_vec();
                     entry.fields.splice(..0, lead);
                 }
             }),
-            Sabotage::PromotedTwice => {
+            Mutant::PromotedTwice => {
                 let seen = memo.promoted.entry(key).or_default();
                 let redelivered = |e: &&Entry| e.receipt.source == Source::Retry && seen.insert(e.receipt);
                 let again: Vec<_> = fetched.entries.iter().filter(redelivered).cloned().collect();
@@ -159,7 +159,7 @@ impl BrokenReader {
                 fetched.entries.extend(self.held.drain(..self.held.len().min(room)));
                 self.held.extend(again);
             }
-            Sabotage::GroupStartsAgain | Sabotage::RestoreRewinds => {
+            Mutant::GroupStartsAgain | Mutant::RestoreRewinds => {
                 if let Some(after) = memo.rewound.remove(&key) {
                     let entries = memo.appended.get(tp).into_iter().flatten().filter(|(id, _)| *id > after);
                     let again = entries.take(max).map(|(id, fields)| Entry {

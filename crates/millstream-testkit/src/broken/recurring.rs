@@ -7,18 +7,18 @@ use millstream_core::Result;
 use millstream_core::recurring::{DueRecurrences, MAX_DUE, Recurrence, Recurring};
 use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId};
 
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 #[async_trait]
 impl Recurring for Broken {
     async fn put(&self, place: &Place, recurrence: &Recurrence, on_conflict: OnConflict) -> Result<Placed> {
         let (mut recurrence, mut how) = (recurrence.clone(), on_conflict);
         match (self.sabotage, on_conflict) {
-            (Sabotage::AppendMangles, _) => {
+            (Mutant::AppendMangles, _) => {
                 recurrence.fields = BTreeMap::from_iter(recurrence.fields).into_iter().collect();
             }
-            (Sabotage::KeepReplaces, OnConflict::Keep) => how = OnConflict::Replace,
-            (Sabotage::ReplaceKeeps, OnConflict::Replace) | (Sabotage::RejectKeeps, OnConflict::Reject) => {
+            (Mutant::KeepReplaces, OnConflict::Keep) => how = OnConflict::Replace,
+            (Mutant::ReplaceKeeps, OnConflict::Replace) | (Mutant::RejectKeeps, OnConflict::Reject) => {
                 how = OnConflict::Keep;
             }
             _ => {}
@@ -26,22 +26,22 @@ impl Recurring for Broken {
         let place = &self.place(place);
         let before = self.inner.recurring.get(place, &recurrence.id).await?;
         let placed = self.inner.recurring.put(place, &recurrence, how).await?;
-        if self.is(Sabotage::ReplaceUndoesPause) && placed == Placed::Replaced {
+        if self.is(Mutant::ReplaceUndoesPause) && placed == Placed::Replaced {
             let next = recurrence.next.filter(|_| before.is_some_and(|before| before.paused));
             if next.is_some() {
                 self.inner.recurring.pause(place, &recurrence.id, next).await?;
             }
         }
         Ok(match (self.sabotage, placed) {
-            (Sabotage::KeepReplaces, Placed::Replaced) => Placed::Kept,
-            (Sabotage::ReplaceKeeps, Placed::Kept) if on_conflict == OnConflict::Replace => Placed::Replaced,
+            (Mutant::KeepReplaces, Placed::Replaced) => Placed::Kept,
+            (Mutant::ReplaceKeeps, Placed::Kept) if on_conflict == OnConflict::Replace => Placed::Replaced,
             _ => placed,
         })
     }
 
     async fn remove(&self, place: &Place, id: &ScheduleId) -> Result<bool> {
         let place = &self.place(place);
-        if self.is(Sabotage::RemoveForgotten) {
+        if self.is(Mutant::RemoveForgotten) {
             return Ok(self.recurrence(place, id).await?.is_some());
         }
         self.inner.recurring.remove(place, id).await
@@ -50,7 +50,7 @@ impl Recurring for Broken {
     async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
         let place = &self.place(place);
         match (self.sabotage, next) {
-            (Sabotage::PauseForgotten, None) | (Sabotage::PausedForGood, Some(_)) => {
+            (Mutant::PauseForgotten, None) | (Mutant::PausedForGood, Some(_)) => {
                 Ok(self.recurrence(place, id).await?.is_some())
             }
             _ => self.inner.recurring.pause(place, id, next).await,
@@ -59,7 +59,7 @@ impl Recurring for Broken {
 
     async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>> {
         let found = self.inner.recurring.get(&self.place(place), id).await?;
-        Ok(found.filter(|it| !it.paused || !self.is(Sabotage::PausedNotFound)))
+        Ok(found.filter(|it| !it.paused || !self.is(Mutant::PausedNotFound)))
     }
 
     async fn recurrences(
@@ -68,16 +68,16 @@ impl Recurring for Broken {
         after: Option<ScheduleId>,
         limit: usize,
     ) -> Result<Vec<Recurrence>> {
-        let after = after.filter(|_| !self.is(Sabotage::ListUnpaged));
+        let after = after.filter(|_| !self.is(Mutant::ListUnpaged));
         let mut page = self.inner.recurring.recurrences(&self.place(place), after, limit).await?;
-        if self.is(Sabotage::ListReversed) {
+        if self.is(Mutant::ListReversed) {
             page.reverse();
         }
         Ok(page)
     }
 
     async fn now(&self) -> Result<u64> {
-        let ahead = if self.is(Sabotage::DueByAnotherClock) { 30_000 } else { 0 };
+        let ahead = if self.is(Mutant::DueByAnotherClock) { 30_000 } else { 0 };
         Ok(self.inner.recurring.now().await? + ahead)
     }
 
@@ -85,13 +85,13 @@ impl Recurring for Broken {
         let place = &self.place(place);
         let mut due = self.inner.recurring.due(place).await?;
         match self.sabotage {
-            Sabotage::DueAlways => {
+            Mutant::DueAlways => {
                 due.recurrences = self.all(place).await?;
                 due.recurrences.retain(|it| !it.paused && it.next.is_some());
                 due.recurrences.sort_by_key(|it| it.next);
             }
-            Sabotage::DueReversed => due.recurrences.reverse(),
-            Sabotage::DueByAnotherClock => due.now += 30_000,
+            Mutant::DueReversed => due.recurrences.reverse(),
+            Mutant::DueByAnotherClock => due.now += 30_000,
             _ => {}
         }
         Ok(due)
@@ -109,21 +109,21 @@ impl Recurring for Broken {
         let inner = &self.inner.recurring;
         let (mut fires, mut expected) = (fires, expected);
         match self.sabotage {
-            Sabotage::FireUnchecked => {
+            Mutant::FireUnchecked => {
                 expected = self.recurrence(place, id).await?.and_then(|it| it.next).unwrap_or(expected);
             }
-            Sabotage::FireForgotten => fires = &[],
-            Sabotage::FireReplaces => {
+            Mutant::FireForgotten => fires = &[],
+            Mutant::FireReplaces => {
                 let ids = fires.iter().map(|at| ScheduleId::new(format!("{id}@{at}")));
                 self.inner.schedule.cancel(place, &ids.collect::<Result<Vec<_>>>()?).await?;
             }
-            Sabotage::FireIgnoresPause if self.recurrence(place, id).await?.is_some_and(|it| it.paused) => {
+            Mutant::FireIgnoresPause if self.recurrence(place, id).await?.is_some_and(|it| it.paused) => {
                 inner.pause(place, id, Some(expected)).await?;
             }
             _ => {}
         }
         let fired = inner.fire(place, id, fires, expected, next).await?;
-        if self.is(Sabotage::FireForgetsTheOver) && fired && next.is_none() {
+        if self.is(Mutant::FireForgetsTheOver) && fired && next.is_none() {
             inner.remove(place, id).await?;
         }
         Ok(fired)

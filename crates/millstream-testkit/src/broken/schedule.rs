@@ -14,7 +14,7 @@ use millstream_core::{Error, ErrorKind, Lease, Result, TopicPartition};
 use tokio::time::{Instant, sleep};
 
 use super::log::earlier;
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -33,11 +33,11 @@ pub(super) struct Memo {
 impl Schedule for Broken {
     async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
         let mut batch = batch.to_vec();
-        if self.is(Sabotage::ScheduledAtOnePlace) {
+        if self.is(Mutant::ScheduledAtOnePlace) {
             let first = batch.first().map(|it| it.place.clone());
             batch.iter_mut().for_each(|it| it.place = first.clone().unwrap_or_else(|| it.place.clone()));
         }
-        if self.is(Sabotage::DueTimesMerged) {
+        if self.is(Mutant::DueTimesMerged) {
             let millis = |due| match due {
                 Due::In(delay) => delay,
                 Due::At(_) => Duration::ZERO,
@@ -51,7 +51,7 @@ impl Schedule for Broken {
                 true => Err(Error::new(ErrorKind::Unavailable, "stopped")),
                 false => self.schedule_one(scheduling).await,
             };
-            stopped = self.is(Sabotage::ScheduleStopsAtBad) && result.is_err();
+            stopped = self.is(Mutant::ScheduleStopsAtBad) && result.is_err();
             results.push(result);
         }
         results
@@ -59,13 +59,13 @@ impl Schedule for Broken {
 
     async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
         let place = &self.place(place);
-        if self.is(Sabotage::CancelForgotten) {
+        if self.is(Mutant::CancelForgotten) {
             return self.waits(place, ids).await;
         }
         let mut cancelled = self.inner.schedule.cancel(place, ids).await?;
         match self.sabotage {
-            Sabotage::CancelAlwaysWins => cancelled.fill(true),
-            Sabotage::CancelAllOrNothing if cancelled.contains(&false) => cancelled.fill(false),
+            Mutant::CancelAlwaysWins => cancelled.fill(true),
+            Mutant::CancelAllOrNothing if cancelled.contains(&false) => cancelled.fill(false),
             _ => {}
         }
         Ok(cancelled)
@@ -73,13 +73,13 @@ impl Schedule for Broken {
 
     async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
         let place = &self.place(place);
-        if self.is(Sabotage::RescheduleForgotten) {
+        if self.is(Mutant::RescheduleForgotten) {
             return self.waits(place, ids).await;
         }
         let mut moved = self.inner.schedule.reschedule(place, ids, due).await?;
         match self.sabotage {
-            Sabotage::RescheduleAlwaysWins => moved.fill(true),
-            Sabotage::RescheduleLosesBody => {
+            Mutant::RescheduleAlwaysWins => moved.fill(true),
+            Mutant::RescheduleLosesBody => {
                 for (id, _) in ids.iter().zip(&moved).filter(|(_, moved)| **moved) {
                     let (id, place, on_conflict) = (id.clone(), place.clone(), OnConflict::Replace);
                     let fields = vec![("payload".into(), "another".into())];
@@ -95,8 +95,8 @@ impl Schedule for Broken {
     async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>> {
         let found = self.inner.schedule.get(&self.place(place), id).await?;
         Ok(match self.sabotage {
-            Sabotage::WaitingHidden => None,
-            Sabotage::WaitingShownEmpty => found.map(|it| Scheduled { fields: Fields::new(), ..it }),
+            Mutant::WaitingHidden => None,
+            Mutant::WaitingShownEmpty => found.map(|it| Scheduled { fields: Fields::new(), ..it }),
             _ => found,
         })
     }
@@ -110,18 +110,18 @@ impl Schedule for Broken {
         let place = &self.place(place);
         let (mut after, mut limit) = (after, limit);
         match (self.sabotage, &mut after) {
-            (Sabotage::ListUnpaged, _) => after = None,
-            (Sabotage::PagesSkipTies, Some((_, id))) => *id = ScheduleId::new("\u{10ffff}")?,
-            (Sabotage::PagesNeedTheirCursor, Some((_, id)))
+            (Mutant::ListUnpaged, _) => after = None,
+            (Mutant::PagesSkipTies, Some((_, id))) => *id = ScheduleId::new("\u{10ffff}")?,
+            (Mutant::PagesNeedTheirCursor, Some((_, id)))
                 if self.inner.schedule.get(place, id).await?.is_none() =>
             {
                 return Ok(Vec::new());
             }
-            (Sabotage::PagesUnbounded, _) => limit = MAX_PAGE,
+            (Mutant::PagesUnbounded, _) => limit = MAX_PAGE,
             _ => {}
         }
         let mut page = self.inner.schedule.scheduled(place, after, limit).await?;
-        if self.is(Sabotage::PagesUnbounded) {
+        if self.is(Mutant::PagesUnbounded) {
             while let Some(last) = page.last() {
                 let after = Some((last.due, last.id.clone()));
                 let more = self.inner.schedule.scheduled(place, after, limit).await?;
@@ -131,7 +131,7 @@ impl Schedule for Broken {
                 page.extend(more);
             }
         }
-        if self.is(Sabotage::ListReversed) {
+        if self.is(Mutant::ListReversed) {
             page.reverse();
         }
         Ok(page)
@@ -141,9 +141,9 @@ impl Schedule for Broken {
         let place = &self.place(place);
         let mut waiting = self.inner.schedule.waiting(place).await?;
         match (self.sabotage, place) {
-            (Sabotage::WaitingMiscounted, _) => waiting.total = waiting.overdue,
-            (Sabotage::OverdueUncounted, _) => waiting.overdue = 0,
-            (Sabotage::ClaimedCountsAsWaiting, Place::Shard(shard)) => {
+            (Mutant::WaitingMiscounted, _) => waiting.total = waiting.overdue,
+            (Mutant::OverdueUncounted, _) => waiting.overdue = 0,
+            (Mutant::ClaimedCountsAsWaiting, Place::Shard(shard)) => {
                 waiting.total += self.inner.tasks.counts(shard).await?.claimed;
             }
             _ => {}
@@ -152,14 +152,14 @@ impl Schedule for Broken {
     }
 
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
-        let lease = self.unfenced(Sabotage::FenceIgnoredOnPromote, lease);
-        if self.is(Sabotage::ExpiryFences) {
+        let lease = self.unfenced(Mutant::FenceIgnoredOnPromote, lease);
+        if self.is(Mutant::ExpiryFences) {
             self.fence_expired(&lease).await?;
         }
         let tp = lease.partition()?.0.clone();
         let delayed = match self.sabotage {
             // What is out of reach for a while is not promoted.
-            Sabotage::PromoteForgetsDelayed => self.postpone(&tp).await?,
+            Mutant::PromoteForgetsDelayed => self.postpone(&tp).await?,
             _ => Vec::new(),
         };
         let promoted = self.inner.schedule.promote(&lease, limit).await;
@@ -168,14 +168,14 @@ impl Schedule for Broken {
         }
         let mut promoted = promoted?;
         match self.sabotage {
-            Sabotage::LimitIgnored => {
+            Mutant::LimitIgnored => {
                 while promoted.next == Some(Duration::ZERO) && !promoted.recurring {
                     let more = self.inner.schedule.promote(&lease, MAX_PROMOTE).await?;
                     promoted.moved += more.moved;
                     promoted.next = more.next;
                 }
             }
-            Sabotage::PromoteForAllGroups => {
+            Mutant::PromoteForAllGroups => {
                 for other in self.other_groups(&tp, Some(&lease)) {
                     promoted.moved += self.inner.schedule.promote(&other, limit).await?.moved;
                 }
@@ -188,14 +188,14 @@ impl Schedule for Broken {
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
         let mut promoted = self.inner.schedule.promote_delayed(topic_partition, limit).await?;
         match self.sabotage {
-            Sabotage::LimitIgnored => {
+            Mutant::LimitIgnored => {
                 while promoted.next == Some(Duration::ZERO) && !promoted.recurring {
                     let more = self.inner.schedule.promote_delayed(topic_partition, MAX_PROMOTE).await?;
                     promoted.moved += more.moved;
                     promoted.next = more.next;
                 }
             }
-            Sabotage::RetriesPromotedByAnybody => {
+            Mutant::RetriesPromotedByAnybody => {
                 for lease in self.other_groups(topic_partition, None) {
                     promoted.moved += self.inner.schedule.promote(&lease, limit).await?.moved;
                 }
@@ -209,19 +209,19 @@ impl Schedule for Broken {
         let inner = &self.inner.schedule;
         let until = Instant::now() + timeout;
         match self.sabotage {
-            Sabotage::ScheduleWakesNobody => {
+            Mutant::ScheduleWakesNobody => {
                 sleep(timeout).await;
                 Ok(seen.clone())
             }
-            Sabotage::ScheduleWaitIgnored => inner.wait(topic_partition, seen, Duration::ZERO).await,
-            Sabotage::ScheduleWaitForgetsThePast => {
+            Mutant::ScheduleWaitIgnored => inner.wait(topic_partition, seen, Duration::ZERO).await,
+            Mutant::ScheduleWaitForgetsThePast => {
                 let now = inner.wait(topic_partition, &Seen::default(), timeout).await?;
                 if *seen == Seen::default() {
                     return Ok(now);
                 }
                 inner.wait(topic_partition, &now, timeout).await
             }
-            Sabotage::ScheduleWakesOne if *seen != Seen::default() => {
+            Mutant::ScheduleWakesOne if *seen != Seen::default() => {
                 let now = inner.wait(topic_partition, seen, timeout).await?;
                 let first = self.memo().schedule.woken.insert((topic_partition.clone(), now.0.clone()));
                 if !first {
@@ -237,7 +237,7 @@ impl Schedule for Broken {
 impl Broken {
     /// The place that is really asked.
     pub(super) fn place(&self, place: &Place) -> Place {
-        if !self.is(Sabotage::PlacesShared) {
+        if !self.is(Mutant::PlacesShared) {
             return place.clone();
         }
         match place {
@@ -249,27 +249,26 @@ impl Broken {
     async fn schedule_one(&self, mut it: Scheduling) -> Result<Placed> {
         it.place = self.place(&it.place);
         match (self.sabotage, it.due, it.on_conflict) {
-            (Sabotage::ScheduledEarly, due, _) => it.due = earlier(due),
-            (Sabotage::PastWaits, Due::At(at), _) if at <= self.inner.recurring.due(&it.place).await?.now => {
+            (Mutant::ScheduledEarly, due, _) => it.due = earlier(due),
+            (Mutant::PastWaits, Due::At(at), _) if at <= self.inner.recurring.due(&it.place).await?.now => {
                 it.due = Due::In(HOUR);
             }
-            (Sabotage::FarIsNow, Due::In(delay), _) if delay >= Due::FAR => it.due = Due::NOW,
-            (Sabotage::FarIsNow, Due::At(u64::MAX), _) => it.due = Due::NOW,
-            (Sabotage::AppendMangles, ..) => {
+            (Mutant::FarIsNow, Due::In(delay), _) if delay >= Due::FAR => it.due = Due::NOW,
+            (Mutant::FarIsNow, Due::At(u64::MAX), _) => it.due = Due::NOW,
+            (Mutant::AppendMangles, ..) => {
                 it.fields = BTreeMap::from_iter(it.fields).into_iter().collect();
             }
-            (Sabotage::EmptyScheduled, ..) if it.fields.is_empty() => return Ok(Placed::New),
-            (Sabotage::IdsNeverFree, ..)
+            (Mutant::EmptyScheduled, ..) if it.fields.is_empty() => return Ok(Placed::New),
+            (Mutant::IdsNeverFree, ..)
                 if !self.memo().schedule.used.insert((it.place.clone(), it.id.clone())) =>
             {
                 return Ok(Placed::Kept);
             }
-            (Sabotage::KeepReplaces, _, OnConflict::Keep) => it.on_conflict = OnConflict::Replace,
-            (Sabotage::ReplaceKeeps, _, OnConflict::Replace)
-            | (Sabotage::RejectKeeps, _, OnConflict::Reject) => {
+            (Mutant::KeepReplaces, _, OnConflict::Keep) => it.on_conflict = OnConflict::Replace,
+            (Mutant::ReplaceKeeps, _, OnConflict::Replace) | (Mutant::RejectKeeps, _, OnConflict::Reject) => {
                 it.on_conflict = OnConflict::Keep;
             }
-            (Sabotage::DelayedTwice, ..) => {
+            (Mutant::DelayedTwice, ..) => {
                 if let Place::Partition(tp) = &it.place {
                     self.memo().schedule.delayed.insert(tp.clone(), it.fields.clone());
                 }
@@ -280,8 +279,8 @@ impl Broken {
         let placed = self.inner.schedule.schedule(&[it]).await.pop();
         let placed = placed.ok_or_else(|| Error::new(ErrorKind::Protocol, "no result"))??;
         Ok(match (self.sabotage, placed) {
-            (Sabotage::KeepReplaces, Placed::Replaced) => Placed::Kept,
-            (Sabotage::ClaimedIsReplaced, Placed::Kept) if replaces => Placed::Replaced,
+            (Mutant::KeepReplaces, Placed::Replaced) => Placed::Kept,
+            (Mutant::ClaimedIsReplaced, Placed::Kept) if replaces => Placed::Replaced,
             _ => placed,
         })
     }
@@ -305,17 +304,17 @@ impl Broken {
 
     async fn spoil_promoted(&self, tp: &TopicPartition, mut promoted: Promoted) -> Result<Promoted> {
         match self.sabotage {
-            Sabotage::NextUnknown => promoted.next = None,
-            Sabotage::NextAlwaysNow => promoted.next = Some(Duration::ZERO),
-            Sabotage::OrphansHidden => promoted.orphans = 0,
-            Sabotage::NextForgetsRecurring => {
+            Mutant::NextUnknown => promoted.next = None,
+            Mutant::NextAlwaysNow => promoted.next = Some(Duration::ZERO),
+            Mutant::OrphansHidden => promoted.orphans = 0,
+            Mutant::NextForgetsRecurring => {
                 let place = tp.clone().into();
                 let head = self.inner.schedule.scheduled(&place, None, 1).await?.pop();
                 let now = self.inner.recurring.due(&place).await?.now;
                 promoted.next = head.map(|it| Duration::from_millis(it.due.saturating_sub(now)));
                 promoted.recurring = false;
             }
-            Sabotage::DelayedTwice if promoted.moved > 0 => {
+            Mutant::DelayedTwice if promoted.moved > 0 => {
                 let again = self.memo().schedule.delayed.remove(tp);
                 if let Some(fields) = again {
                     self.inner.log.append(&[Append { topic_partition: tp.clone(), fields }]).await;

@@ -7,13 +7,13 @@ use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard};
 use millstream_core::tasks::{
-    Ask, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
+    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
 };
 use millstream_core::{Continuity, ErrorKind, History, MessageId, QueueName, Reason, Result};
 use tokio::time::{Instant, sleep};
 
 use super::log::earlier;
-use super::{Broken, Sabotage};
+use super::{Broken, Mutant};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
@@ -35,8 +35,8 @@ pub(super) struct Memo {
 impl Tasks for Broken {
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
         match (self.sabotage, self.inner.tasks.create_queue(spec).await) {
-            (Sabotage::LastQueueWins, Ok(_)) => Ok(spec.clone()),
-            (Sabotage::ShardsUnchecked, Err(error)) if error.kind() == ErrorKind::InvalidConfig => {
+            (Mutant::LastQueueWins, Ok(_)) => Ok(spec.clone()),
+            (Mutant::ShardsUnchecked, Err(error)) if error.kind() == ErrorKind::InvalidConfig => {
                 Ok(spec.clone())
             }
             (_, created) => created,
@@ -45,7 +45,7 @@ impl Tasks for Broken {
 
     async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
         match self.inner.tasks.queue(name).await {
-            Err(error) if self.is(Sabotage::UnknownQueueInvented) && error.kind() == ErrorKind::NotFound => {
+            Err(error) if self.is(Mutant::UnknownQueueInvented) && error.kind() == ErrorKind::NotFound => {
                 self.inner.tasks.create_queue(&QueueSpec { name: name.clone(), shards: 1 }).await
             }
             found => found,
@@ -54,32 +54,32 @@ impl Tasks for Broken {
 
     async fn queues(&self) -> Result<Vec<QueueName>> {
         let mut queues = self.inner.tasks.queues().await?;
-        if self.is(Sabotage::ListsUnsorted) {
+        if self.is(Mutant::ListsUnsorted) {
             queues.reverse();
         }
         Ok(queues)
     }
 
-    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+    async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed> {
         let shard = &self.shard(shard);
         let mut told = ask.clone();
         match self.sabotage {
-            Sabotage::LimitIgnored if ask.limit > 0 => told.limit = MAX_CLAIM,
-            Sabotage::ClaimsNeverRunOut => told.hold = DAY,
-            Sabotage::CrashLimitIgnored => told.crash_limit = 0,
-            Sabotage::OutagesIgnored => told.heard = Continuity::assured(),
-            Sabotage::OutagesNeverEnd => told.heard = Continuity::new(ask.hold),
-            Sabotage::PatienceIgnored => told.patience = DAY,
-            Sabotage::BusyTellsNobody if ask.limit == 0 => {
+            Mutant::LimitIgnored if ask.limit > 0 => told.limit = MAX_CLAIM,
+            Mutant::ClaimsNeverRunOut => told.hold = DAY,
+            Mutant::CrashLimitIgnored => told.crash_limit = 0,
+            Mutant::OutagesIgnored => told.heard = Continuity::assured(),
+            Mutant::OutagesNeverEnd => told.heard = Continuity::new(ask.hold),
+            Mutant::PatienceIgnored => told.patience = DAY,
+            Mutant::BusyTellsNobody if ask.limit == 0 => {
                 return Ok(Claimed { next: ask.patience, ..Claimed::default() });
             }
             _ => {}
         }
         let mut claimed = self.inner.tasks.claim(shard, &told).await?;
-        if self.is(Sabotage::LimitIgnored) && claimed.tasks.len() == MAX_CLAIM {
+        if self.is(Mutant::LimitIgnored) && claimed.tasks.len() == MAX_CLAIM {
             claimed.tasks.extend(self.inner.tasks.claim(shard, &told).await?.tasks);
         }
-        if self.is(Sabotage::ClaimsAreHeavy) {
+        if self.is(Mutant::ClaimsAreHeavy) {
             while claimed.tasks.len() < told.limit {
                 let more = self.inner.tasks.claim(shard, &told).await?.tasks;
                 if more.is_empty() {
@@ -88,7 +88,7 @@ impl Tasks for Broken {
                 claimed.tasks.extend(more);
             }
         }
-        if self.is(Sabotage::LostClaimsCrash) {
+        if self.is(Mutant::LostClaimsCrash) {
             let claims: Vec<_> =
                 claimed.tasks.iter().map(|task| (task.id.clone(), task.token.clone())).collect();
             self.inner.tasks.extend(shard, &claims, told.hold, true).await?;
@@ -100,12 +100,12 @@ impl Tasks for Broken {
                 memo.tasks.tokens.insert((shard.clone(), task.id.clone()), token);
             }
         }
-        if self.is(Sabotage::UnbegunClaimsKill) && ask.crash_limit > 0 {
+        if self.is(Mutant::UnbegunClaimsKill) && ask.crash_limit > 0 {
             let (all, limit) = (claimed.tasks.len(), ask.crash_limit);
             claimed.tasks.retain(|task| task.crashes < limit);
             claimed.crashed += all - claimed.tasks.len();
         }
-        if self.is(Sabotage::ServerUntold) {
+        if self.is(Mutant::ServerUntold) {
             claimed.server.clear();
         }
         self.spoil_tasks(shard, ask, &mut claimed.tasks);
@@ -120,15 +120,15 @@ impl Tasks for Broken {
         let known = |id: &ScheduleId| self.memo().tasks.tokens.get(&(shard.clone(), id.clone())).cloned();
         let mut told = batch.to_vec();
         match self.sabotage {
-            Sabotage::TokenIgnored => {
+            Mutant::TokenIgnored => {
                 for (id, token, _) in &mut told {
                     *token = known(id).map_or_else(|| token.clone(), |(known, _)| known);
                 }
             }
-            Sabotage::RunOutIsFinal => {
+            Mutant::RunOutIsFinal => {
                 told.retain(|(id, ..)| known(id).is_none_or(|(_, until)| Instant::now() < until));
             }
-            Sabotage::SettleAllOrNothing => {
+            Mutant::SettleAllOrNothing => {
                 if batch.iter().any(|(id, token, _)| known(id).is_none_or(|(known, _)| known != *token)) {
                     return Ok(stale);
                 }
@@ -137,20 +137,20 @@ impl Tasks for Broken {
                     .iter()
                     .for_each(|(id, ..)| drop(memo.tasks.tokens.remove(&(shard.clone(), id.clone()))));
             }
-            Sabotage::HandedBackForgives => {
+            Mutant::HandedBackForgives => {
                 let snoozed =
                     |verdict: &Verdict| matches!(verdict, Verdict::Retry { error, .. } if error.is_empty());
                 let snoozed = batch.iter().filter(|(.., verdict)| snoozed(verdict));
                 let claims: Vec<_> = snoozed.map(|(id, token, _)| (id.clone(), token.clone())).collect();
                 self.inner.tasks.extend(shard, &claims, HOUR, true).await?;
             }
-            Sabotage::AcksForgotten => told.retain(|(.., verdict)| *verdict != Verdict::Complete),
+            Mutant::AcksForgotten => told.retain(|(.., verdict)| *verdict != Verdict::Complete),
             _ => told.iter_mut().for_each(|(.., verdict)| self.spoil_verdict(verdict)),
         }
         let mut settled = self.inner.tasks.settle_tasks(shard, &told).await?;
         match self.sabotage {
-            Sabotage::SettledAlways => settled = Settled { applied: count, stale: 0 },
-            Sabotage::AcksForgotten => settled.applied += count - told.len(),
+            Mutant::SettledAlways => settled = Settled { applied: count, stale: 0 },
+            Mutant::AcksForgotten => settled.applied += count - told.len(),
             _ => settled.stale += count - told.len(),
         }
         Ok(settled)
@@ -166,10 +166,10 @@ impl Tasks for Broken {
         let shard = &self.shard(shard);
         let mut claims = claims.to_vec();
         match self.sabotage {
-            Sabotage::ExtendForgotten => {
+            Mutant::ExtendForgotten => {
                 return Ok(Extended { ours: vec![true; claims.len()], ..Extended::default() });
             }
-            Sabotage::TokenIgnored => {
+            Mutant::TokenIgnored => {
                 for (id, token) in &mut claims {
                     let known = self.memo().tasks.tokens.get(&(shard.clone(), id.clone())).cloned();
                     *token = known.map_or_else(|| token.clone(), |(known, _)| known);
@@ -177,13 +177,13 @@ impl Tasks for Broken {
             }
             _ => {}
         }
-        let begun = begun && !self.is(Sabotage::BegunForgotten);
-        let hold = if self.is(Sabotage::ClaimsNeverRunOut) { DAY } else { hold };
+        let begun = begun && !self.is(Mutant::BegunForgotten);
+        let hold = if self.is(Mutant::ClaimsNeverRunOut) { DAY } else { hold };
         let mut held = self.inner.tasks.extend(shard, &claims, hold, begun).await?;
         match self.sabotage {
-            Sabotage::ExtendSilent => held.ours.fill(true),
-            Sabotage::ExtendAllOrNothing if held.ours.contains(&false) => held.ours.fill(false),
-            Sabotage::ServerUntold => held.server.clear(),
+            Mutant::ExtendSilent => held.ours.fill(true),
+            Mutant::ExtendAllOrNothing if held.ours.contains(&false) => held.ours.fill(false),
+            Mutant::ServerUntold => held.server.clear(),
             _ => {}
         }
         Ok(held)
@@ -192,12 +192,12 @@ impl Tasks for Broken {
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
         let shard = &self.shard(shard);
         match self.sabotage {
-            Sabotage::CallsNobody => {
+            Mutant::CallsNobody => {
                 sleep(timeout).await;
                 Ok(false)
             }
-            Sabotage::CallsEverybody => Ok(true),
-            Sabotage::CallsForgotten => {
+            Mutant::CallsEverybody => Ok(true),
+            Mutant::CallsForgotten => {
                 self.inner.tasks.wait(shard, Duration::ZERO).await?;
                 self.inner.tasks.wait(shard, timeout).await
             }
@@ -207,7 +207,7 @@ impl Tasks for Broken {
 
     async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
         let mut counts = self.inner.tasks.counts(&self.shard(shard)).await?;
-        if self.is(Sabotage::TaskCountsLie) {
+        if self.is(Mutant::TaskCountsLie) {
             counts.waiting.total += counts.claimed;
             counts.expired = 0;
         }
@@ -215,9 +215,9 @@ impl Tasks for Broken {
     }
 
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
-        let after = if self.is(Sabotage::ListUnpaged) { MessageId::ZERO } else { after };
+        let after = if self.is(Mutant::ListUnpaged) { MessageId::ZERO } else { after };
         let mut dead = self.inner.tasks.dead_tasks(&self.shard(shard), after, limit).await?;
-        if self.is(Sabotage::ListReversed) {
+        if self.is(Mutant::ListReversed) {
             dead.reverse();
         }
         Ok(dead)
@@ -230,19 +230,19 @@ impl Tasks for Broken {
         let tasks = dead.into_iter().filter(|it| ids.contains(&it.id)).map(|it| it.task);
         let tasks: Vec<_> = tasks.collect();
         match self.sabotage {
-            Sabotage::TaskReplayForgotten => return Ok(ids.len()),
-            Sabotage::ReplayTakesTheId => drop(self.inner.schedule.cancel(&place, &tasks).await?),
+            Mutant::TaskReplayForgotten => return Ok(ids.len()),
+            Mutant::ReplayTakesTheId => drop(self.inner.schedule.cancel(&place, &tasks).await?),
             _ => {}
         }
         let replayed = self.inner.tasks.replay_tasks(shard, ids).await?;
-        if self.is(Sabotage::ReplayedLate) {
+        if self.is(Mutant::ReplayedLate) {
             self.inner.schedule.reschedule(&place, &tasks, Due::In(HOUR)).await?;
         }
         Ok(replayed)
     }
 
     async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
-        if self.is(Sabotage::PurgeForgotten) {
+        if self.is(Mutant::PurgeForgotten) {
             return Ok(ids.len());
         }
         self.inner.tasks.purge_tasks(&self.shard(shard), ids).await
@@ -250,7 +250,7 @@ impl Tasks for Broken {
 
     async fn purge_all(&self, shard: &Shard) -> Result<usize> {
         let shard = &self.shard(shard);
-        if self.is(Sabotage::PurgeForgotten) {
+        if self.is(Mutant::PurgeForgotten) {
             return Ok(self.inner.tasks.counts(shard).await?.dead as usize);
         }
         self.inner.tasks.purge_all(shard).await
@@ -260,16 +260,16 @@ impl Tasks for Broken {
 impl Broken {
     /// The shard that is really asked.
     fn shard(&self, shard: &Shard) -> Shard {
-        let shared = self.is(Sabotage::PlacesShared);
+        let shared = self.is(Mutant::PlacesShared);
         if shared { Shard::new(shard.queue.clone(), 0) } else { shard.clone() }
     }
 
-    fn spoil_tasks(&self, shard: &Shard, ask: &Ask, tasks: &mut Vec<ClaimedTask>) {
+    fn spoil_tasks(&self, shard: &Shard, ask: &ClaimRequest, tasks: &mut Vec<ClaimedTask>) {
         let mut memo = self.memo();
         match self.sabotage {
-            Sabotage::TasksReversed => tasks.reverse(),
-            Sabotage::BodilessHidden => tasks.retain(|task| !task.fields.is_empty()),
-            Sabotage::ClaimedTwice => match memo.tasks.twice.get_mut(shard) {
+            Mutant::TasksReversed => tasks.reverse(),
+            Mutant::BodilessHidden => tasks.retain(|task| !task.fields.is_empty()),
+            Mutant::ClaimedTwice => match memo.tasks.twice.get_mut(shard) {
                 Some(again) if tasks.len() < ask.limit => tasks.extend(again.take()),
                 Some(_) => {}
                 None => {
@@ -282,14 +282,14 @@ impl Broken {
         }
         for task in tasks {
             match self.sabotage {
-                Sabotage::TaskLosesBody => task.fields.clear(),
-                Sabotage::TokensRepeat => task.token = "token".into(),
-                Sabotage::BeforeUntold => task.before = None,
-                Sabotage::BeforeMadeUp => task.before = Some("token".into()),
-                Sabotage::CrashesUncounted => task.crashes = 0,
-                Sabotage::OwnClaimsCrash if task.before.is_some() => task.crashes = task.crashes.max(1),
-                Sabotage::CrashIsAttempt => task.attempt += task.crashes,
-                Sabotage::CrashesForEver => {
+                Mutant::TaskLosesBody => task.fields.clear(),
+                Mutant::TokensRepeat => task.token = "token".into(),
+                Mutant::BeforeUntold => task.before = None,
+                Mutant::BeforeMadeUp => task.before = Some("token".into()),
+                Mutant::CrashesUncounted => task.crashes = 0,
+                Mutant::OwnClaimsCrash if task.before.is_some() => task.crashes = task.crashes.max(1),
+                Mutant::CrashIsAttempt => task.attempt += task.crashes,
+                Mutant::CrashesForEver => {
                     let most = memo.tasks.crashes.entry((shard.clone(), task.id.clone())).or_default();
                     *most = task.crashes.max(*most);
                     task.crashes = *most;
@@ -300,29 +300,29 @@ impl Broken {
     }
 
     /// Spoils when a worker is to come back.
-    async fn spoil_next(&self, shard: &Shard, ask: &Ask, claimed: &mut Claimed) -> Result<()> {
+    async fn spoil_next(&self, shard: &Shard, ask: &ClaimRequest, claimed: &mut Claimed) -> Result<()> {
         let place = Place::from(shard.clone());
         let until = |at: u64| Duration::from_millis(at.saturating_sub(claimed.now)).min(ask.patience);
         match self.sabotage {
-            Sabotage::RecurringUntold => claimed.recurring = false,
-            Sabotage::NextForgetsRecurring => {
+            Mutant::RecurringUntold => claimed.recurring = false,
+            Mutant::NextForgetsRecurring => {
                 let recurs = !self.inner.recurring.recurrences(&place, None, 1).await?.is_empty();
                 claimed.next = if recurs { ask.patience } else { claimed.next };
             }
-            Sabotage::NextForgetsClaims => {
+            Mutant::NextForgetsClaims => {
                 let waiting = self.inner.schedule.waiting(&place).await?.total;
                 claimed.next = if waiting == 0 { ask.patience } else { claimed.next };
             }
-            Sabotage::EverybodyWatches => {
+            Mutant::EverybodyWatches => {
                 let head = self.inner.schedule.scheduled(&place, None, 1).await?.pop();
                 claimed.next = head.map_or(claimed.next, |it| until(it.due));
             }
-            Sabotage::NextAlwaysNow => claimed.next = Duration::ZERO,
-            Sabotage::HeadRemembered | Sabotage::WatcherNeverReplaced if claimed.tasks.is_empty() => {
+            Mutant::NextAlwaysNow => claimed.next = Duration::ZERO,
+            Mutant::HeadRemembered | Mutant::WatcherNeverReplaced if claimed.tasks.is_empty() => {
                 let at = claimed.now + claimed.next.as_millis() as u64;
                 let first = (ask.worker.clone(), at);
                 let first = self.memo().tasks.watcher.entry(shard.clone()).or_insert(first).clone();
-                if self.is(Sabotage::HeadRemembered) {
+                if self.is(Mutant::HeadRemembered) {
                     claimed.next = until(first.1);
                 } else if first.0 != ask.worker {
                     claimed.next = ask.patience;
@@ -335,16 +335,16 @@ impl Broken {
 
     fn spoil_verdict(&self, verdict: &mut Verdict) {
         match (self.sabotage, &mut *verdict) {
-            (Sabotage::TaskRetriesDropped, Verdict::Retry { .. })
-            | (Sabotage::DeadLetterDropped, Verdict::Dead { .. }) => *verdict = Verdict::Complete,
-            (Sabotage::RetryEarly, Verdict::Retry { due, .. }) => *due = earlier(*due),
-            (Sabotage::SnoozeCounts, Verdict::Retry { attempt, error, .. }) if error.is_empty() => {
+            (Mutant::TaskRetriesDropped, Verdict::Retry { .. })
+            | (Mutant::DeadLetterDropped, Verdict::Dead { .. }) => *verdict = Verdict::Complete,
+            (Mutant::RetryEarly, Verdict::Retry { due, .. }) => *due = earlier(*due),
+            (Mutant::SnoozeCounts, Verdict::Retry { attempt, error, .. }) if error.is_empty() => {
                 *attempt += 1;
             }
-            (Sabotage::HistoryForgotten, Verdict::Retry { history, .. } | Verdict::Dead { history, .. }) => {
+            (Mutant::HistoryForgotten, Verdict::Retry { history, .. } | Verdict::Dead { history, .. }) => {
                 *history = History::default();
             }
-            (Sabotage::DeadLetterLosesStory, Verdict::Dead { reason, attempts, error, .. }) => {
+            (Mutant::DeadLetterLosesStory, Verdict::Dead { reason, attempts, error, .. }) => {
                 (*reason, *attempts) = (Reason::parse(""), 0);
                 error.clear();
             }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
-use millstream_core::dead_letters::{Claim, DeadLetters, Deed};
+use millstream_core::dead_letters::{Claim, DeadLetterAction, DeadLetters};
 use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{Append, Appender, Log, Measured, Reader, Receipt, Settled, Settlement, Trimmed};
-use millstream_core::members::{Assignment, Member, Members, Pulse, Roster, Version, Watch};
+use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
@@ -188,7 +188,7 @@ impl DeadLetters for Client {
         tp: &TopicPartition,
         group: &GroupName,
         by: Option<&str>,
-        deeds: &[(MessageId, Deed)],
+        deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>> {
         let (inner, by) = (self.0.backend.dead_letters.clone(), by.map(str::to_owned));
         let (tp, group, deeds) = (tp.clone(), group.clone(), deeds.to_vec());
@@ -302,7 +302,7 @@ impl Members for Client {
         group: &GroupName,
         member: &Member,
         joining: bool,
-    ) -> Result<Pulse> {
+    ) -> Result<HeartbeatReply> {
         call!(self, Members, members.heartbeat(topic, group, member; joining))
     }
 
@@ -310,7 +310,7 @@ impl Members for Client {
         call!(self, Members, members.leave(topic, group, member;))
     }
 
-    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
         call!(self, Members, members.roster(topic, group;))
     }
 

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::log::{Fetched, Receipt, Settled, Settlement};
 use millstream_core::pages::PageSizer;
-use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
+use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
 use millstream_core::{Lease, MemberId, Partition, Result};
 use tokio::time::Instant;
 
@@ -18,7 +18,11 @@ use super::roles::call;
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Shared for Client {
-    async fn shared_reader(&self, seat: &Seat, partitions: &[Partition]) -> Result<Box<dyn SharedReader>> {
+    async fn shared_reader(
+        &self,
+        seat: &SharedMember,
+        partitions: &[Partition],
+    ) -> Result<Box<dyn SharedReader>> {
         let opened = call!(self, Log, shared.shared_reader(seat, partitions;))?;
         let (client, seat, partitions) = (self.clone(), seat.clone(), partitions.to_vec());
         Ok(Box::new(ChaosReader {
@@ -32,7 +36,7 @@ impl Shared for Client {
 
     async fn settle_shared(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
@@ -42,13 +46,18 @@ impl Shared for Client {
         self.call(Role::Log, request, Err).await
     }
 
-    async fn extend(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<Vec<Receipt>> {
+    async fn extend(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<Vec<Receipt>> {
         let (inner, seat, entries) = (self.0.backend.shared.clone(), seat.clone(), entries.to_vec());
         let request = async move { inner.extend(&seat, partition, &entries).await };
         self.call(Role::Log, request, Err).await
     }
 
-    async fn give_back(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<()> {
+    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
         let (inner, seat, entries) = (self.0.backend.shared.clone(), seat.clone(), entries.to_vec());
         let request = async move { inner.give_back(&seat, partition, &entries).await };
         self.call(Role::Log, request, Err).await
@@ -56,7 +65,7 @@ impl Shared for Client {
 
     async fn claim(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
@@ -82,7 +91,7 @@ impl Shared for Client {
 /// that was dropped.
 struct ChaosReader {
     client: Client,
-    seat: Seat,
+    seat: SharedMember,
     partitions: Vec<Partition>,
     inner: Option<Box<dyn SharedReader>>,
     pages: PageSizer,

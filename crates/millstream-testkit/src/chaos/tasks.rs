@@ -6,7 +6,9 @@ use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::recurring::{DueRecurrences, Recurrence, Recurring};
 use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId, Shard};
-use millstream_core::tasks::{Ask, Claimed, DeadTask, Extended, QueueSpec, TaskCounts, Tasks, Verdict};
+use millstream_core::tasks::{
+    ClaimRequest, Claimed, DeadTask, Extended, QueueSpec, TaskCounts, Tasks, Verdict,
+};
 use millstream_core::{MessageId, QueueName, Result};
 
 use super::Client;
@@ -29,7 +31,7 @@ impl Tasks for Client {
         call!(self, Tasks, tasks.queues(;))
     }
 
-    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+    async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed> {
         call!(self, Tasks, tasks.claim(shard, ask;))
     }
 

@@ -11,7 +11,7 @@ use millstream_core::leases::{Acquired, Holder, Leases};
 use millstream_core::log::{
     Append, Appender, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
 };
-use millstream_core::members::{Assignment, Member, Members, Pulse, Roster, Version, Watch};
+use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{
     Due, Place as Waits, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
@@ -322,7 +322,7 @@ impl Members for Recorder {
         group: &GroupName,
         member: &Member,
         joining: bool,
-    ) -> Result<Pulse> {
+    ) -> Result<HeartbeatReply> {
         let pulse = self.0.inner.members.heartbeat(topic, group, member, joining).await?;
         if let Some(instance) = caller::name() {
             let mut members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
@@ -341,7 +341,7 @@ impl Members for Recorder {
         self.0.inner.members.leave(topic, group, member).await
     }
 
-    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
         self.0.inner.members.roster(topic, group).await
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::log::{Fetched, Receipt, Settled, Settlement};
-use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
+use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
 use millstream_core::{Lease, MemberId, Partition, Result};
 
 use super::recorder::{Notes, Recorder};
@@ -13,7 +13,7 @@ use super::story::Share;
 use super::{Event, Handing};
 use crate::caller;
 
-fn share(seat: &Seat, partition: Partition) -> Share {
+fn share(seat: &SharedMember, partition: Partition) -> Share {
     (seat.partition(partition), seat.group.clone())
 }
 
@@ -33,14 +33,18 @@ impl Notes {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Shared for Recorder {
-    async fn shared_reader(&self, seat: &Seat, partitions: &[Partition]) -> Result<Box<dyn SharedReader>> {
+    async fn shared_reader(
+        &self,
+        seat: &SharedMember,
+        partitions: &[Partition],
+    ) -> Result<Box<dyn SharedReader>> {
         let inner = self.0.inner.shared.shared_reader(seat, partitions).await?;
         Ok(Box::new(RecordedReader { notes: self.0.clone(), seat: seat.clone(), inner }))
     }
 
     async fn settle_shared(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
@@ -49,17 +53,22 @@ impl Shared for Recorder {
         Ok(settled)
     }
 
-    async fn extend(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<Vec<Receipt>> {
+    async fn extend(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<Vec<Receipt>> {
         self.0.inner.shared.extend(seat, partition, entries).await
     }
 
-    async fn give_back(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<()> {
+    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
         self.0.inner.shared.give_back(seat, partition, entries).await
     }
 
     async fn claim(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
@@ -86,7 +95,7 @@ impl Shared for Recorder {
 
 struct RecordedReader {
     notes: Arc<Notes>,
-    seat: Seat,
+    seat: SharedMember,
     inner: Box<dyn SharedReader>,
 }
 

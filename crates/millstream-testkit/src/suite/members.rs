@@ -9,7 +9,7 @@ mod watching;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millstream_core::members::{Assignment, Member, Pulse, Roster, Version};
+use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Version};
 use millstream_core::{Continuity, GroupName, MemberId, Result, TopicName};
 
 use super::suite;
@@ -46,11 +46,11 @@ impl Club {
         Ok(member)
     }
 
-    async fn join(&self, member: &Member) -> Result<Pulse> {
+    async fn join(&self, member: &Member) -> Result<HeartbeatReply> {
         self.h.backend.members.heartbeat(&self.topic, &self.group, member, true).await
     }
 
-    async fn beat(&self, member: &Member) -> Result<Pulse> {
+    async fn beat(&self, member: &Member) -> Result<HeartbeatReply> {
         self.h.backend.members.heartbeat(&self.topic, &self.group, member, false).await
     }
 
@@ -63,7 +63,7 @@ impl Club {
     }
 
     /// The whole group, but for what time does to it.
-    async fn roster(&self) -> Result<Roster> {
+    async fn roster(&self) -> Result<GroupMembers> {
         let mut roster = self.h.backend.members.roster(&self.topic, &self.group).await?;
         roster.heard.clear();
         Ok(roster)
@@ -75,7 +75,7 @@ impl Club {
     }
 
     /// The heartbeat of one that has seen to it that whoever ran out is gone.
-    async fn judge(&self, member: &Member) -> Result<Pulse> {
+    async fn judge(&self, member: &Member) -> Result<HeartbeatReply> {
         self.beat(&member.clone().hearing(Continuity::assured())).await
     }
 

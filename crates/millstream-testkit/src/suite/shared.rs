@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::log::{Entry, Fetched, Receipt, Settled};
-use millstream_core::shared::{Claimed, Seat, SharedReader};
+use millstream_core::shared::{Claimed, SharedMember, SharedReader};
 use millstream_core::{
     Continuity, GroupName, MemberId, MessageId, Partition, Settlement, TopicPartition, TopicSpec,
 };
@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// One consumer among many, with a reader.
 struct Sharer {
-    seat: Seat,
+    seat: SharedMember,
     reader: Box<dyn SharedReader>,
     partitions: Vec<Partition>,
     harness: Harness,
@@ -48,7 +48,7 @@ async fn sharers<const N: usize>(
 impl Sharer {
     async fn join(h: &Harness, topic: &TopicSpec, name: &str) -> Result<Self, Violation> {
         let consumer = MemberId::new(name)?;
-        let seat = Seat { topic: topic.name.clone(), group: GroupName::new("group")?, consumer };
+        let seat = SharedMember { topic: topic.name.clone(), group: GroupName::new("group")?, consumer };
         let partitions: Vec<_> = (0..topic.partitions).map(Partition).collect();
         let reader = h.backend.shared.shared_reader(&seat, &partitions).await?;
         Ok(Self { seat, reader, partitions, harness: h.clone() })

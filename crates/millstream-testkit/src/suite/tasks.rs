@@ -13,7 +13,7 @@ use millstream_core::Reason;
 use millstream_core::history::History;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard};
-use millstream_core::tasks::{Ask, Claimed, ClaimedTask, TaskCounts, Verdict as Says};
+use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, TaskCounts, Verdict as Says};
 
 use super::schedule::{HOUR, body, id, place_all};
 use super::suite;
@@ -55,16 +55,16 @@ impl Desk {
         self.place((1..).map(Due::At).zip(tasks).map(|(due, id)| (id, due))).await
     }
 
-    async fn claim(&self, ask: &Ask) -> Result<Claimed, Violation> {
+    async fn claim(&self, ask: &ClaimRequest) -> Result<Claimed, Violation> {
         Ok(self.h.backend.tasks.claim(&self.shard, ask).await?)
     }
 
     /// Claims until `count` tasks came.
-    async fn take(&self, ask: &Ask, count: usize) -> Result<Vec<ClaimedTask>, Violation> {
+    async fn take(&self, ask: &ClaimRequest, count: usize) -> Result<Vec<ClaimedTask>, Violation> {
         let mut patience = self.h.patience(&format!("{count} tasks to be claimed"));
         let mut tasks = Vec::new();
         while tasks.len() < count {
-            let claimed = self.claim(&Ask { limit: count - tasks.len(), ..ask.clone() }).await?;
+            let claimed = self.claim(&ClaimRequest { limit: count - tasks.len(), ..ask.clone() }).await?;
             if claimed.tasks.is_empty() {
                 patience.pause().await?;
             }
@@ -74,7 +74,7 @@ impl Desk {
     }
 
     /// Claims one task.
-    async fn take_one(&self, ask: &Ask) -> Result<ClaimedTask, Violation> {
+    async fn take_one(&self, ask: &ClaimRequest) -> Result<ClaimedTask, Violation> {
         let task = self.take(ask, 1).await?.pop();
         task.ok_or_else(|| Violation::new("one task was claimed, and is not there"))
     }
@@ -131,8 +131,8 @@ const APPLIED: Settled = Settled { applied: 1, stale: 0 };
 const STALE: Settled = Settled { applied: 0, stale: 1 };
 
 /// A worker that holds what it has, and has time.
-fn ask(worker: &str, limit: usize) -> Ask {
-    Ask {
+fn ask(worker: &str, limit: usize) -> ClaimRequest {
+    ClaimRequest {
         worker: worker.to_owned(),
         limit,
         hold: LONG,

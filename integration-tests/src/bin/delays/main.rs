@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use integration_tests::delays::{Engine, burden, kills, precision, spread, traffic};
+use integration_tests::delays::{Engine, kills, load, precision, spread, traffic};
 
 const ENGINES: [Engine; 2] = [Engine::Queue, Engine::Topic];
 const ALL: [&str; 6] = ["precision", "idle", "herd", "cost", "catch-up", "kills"];
@@ -86,7 +86,7 @@ async fn herd(share: u64) {
 
 async fn cost(share: u64) {
     for engine in ENGINES {
-        let cost = burden::cost(engine, 200_000 / share).await;
+        let cost = load::cost(engine, 200_000 / share).await;
         println!(
             "{engine:?}: schedule {:.2} + go {:.2} = {:.2} µs of server CPU; complete {:.2} µs; {:.0} bytes while it waits",
             cost.schedule_us,
@@ -101,7 +101,7 @@ async fn cost(share: u64) {
 async fn catch_up(share: u64) {
     for engine in ENGINES {
         let messages = 500_000 / share;
-        let up = burden::catch_up(engine, messages).await;
+        let up = load::catch_up(engine, messages).await;
         println!(
             "{engine:?}: {messages} overdue in {:.1?}, {:.0}/s, {:.1} µs of server CPU each; PING {}; scripts took (µs) {}",
             up.took,

@@ -6,7 +6,7 @@ use millstream::metrics::table;
 /// A name without its prefix, labels, and the value: the sum over all series with these labels.
 pub(super) type Figure<'a> = (&'a str, &'a [(&'a str, &'a str)], f64);
 
-impl Scene {
+impl Fixture {
     /// Waits until all of these are so, and sees that they stay so for two more samples.
     pub(super) async fn sees(&self, what: &str, figures: &[Figure<'_>]) -> Scrape {
         let wrong = |scrape: &Scrape| -> Vec<String> {
@@ -35,7 +35,7 @@ impl Scene {
     }
 }
 
-impl Scene {
+impl Fixture {
     /// Waits for a sample that was begun after this call.
     pub(super) async fn samples_anew(&self) {
         let rounds =

@@ -38,7 +38,7 @@ impl Gate {
     }
 }
 
-async fn gated(scene: &Scene, sharing: Sharing, gate: &Gate) -> Consumer {
+async fn gated(scene: &Fixture, sharing: Sharing, gate: &Gate) -> Consumer {
     let gate = gate.clone();
     let consumer = scene.mq.consumer(ORDERS, "billing").sharing(sharing).member_id("web-1").prefetch(16);
     let consumer = match sharing {
@@ -54,7 +54,7 @@ async fn gated(scene: &Scene, sharing: Sharing, gate: &Gate) -> Consumer {
 
 /// Four handlers run, one per partition where these have owners; the other messages wait in the consumer's memory.
 async fn what_is_in_hand(sharing: Sharing) {
-    let scene = Scene::at(&shared_url()).await;
+    let scene = Fixture::at(&shared_url()).await;
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
     let gate = Gate::new();
     let consumer = gated(&scene, sharing, &gate).await;
@@ -118,7 +118,7 @@ async fn what_those_who_share_have_in_hand_is_counted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_for_nobody_is_counted() {
-    let scene = Scene::at(&shared_url()).await;
+    let scene = Fixture::at(&shared_url()).await;
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
     let consumer = scene.mq.consumer(ORDERS, "billing");
     let consumer = consumer.start(async |_: Delivery<u64>| Outcome::dead_letter("no use")).await;

@@ -9,7 +9,7 @@ const DEAD: u64 = 12;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_done_with_dead_letters_is_counted() {
-    let scene = Scene::at(&shared_url()).await;
+    let scene = Fixture::at(&shared_url()).await;
     let reject = async |_: Delivery<u64>| Outcome::dead_letter("no use");
     let keeping = scene.mq.consumer(ORDERS, "billing").start(reject).await.expect("started");
     let dropping = scene.mq.consumer(ORDERS, "audit").dead_letters(Discard).start(reject).await;
@@ -120,7 +120,7 @@ async fn what_is_done_with_dead_letters_is_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sends_that_fail_are_counted() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
     producer.send(&0).await.expect("sent");
     redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);

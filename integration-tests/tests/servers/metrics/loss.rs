@@ -11,7 +11,7 @@ const SHORT: Topic<u64> = Topic::new("short").partitions(1).retention(Retention:
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_lost_and_who_keeps_what_are_counted() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let backend = scene.mq.backend();
     let short = backend.catalog.create_topic(&SHORT.spec().expect("a topic")).await.expect("created");
     let kept = backend.catalog.create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
@@ -78,7 +78,7 @@ async fn what_is_lost_and_who_keeps_what_are_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_topic_that_is_half_deleted_does_not_hide_the_others() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let users = Topic::<u64>::new("users").partitions(1);
     for topic in [ORDERS, users] {
         let consumer = scene

@@ -1,8 +1,8 @@
 //! What happens to consumers and their partitions: leases that run out, names that are taken, groups and ends of logs that
 //! are gone, processes that die over a message.
 
+use integration_tests::fixture::{Fixture as Members, To};
 use integration_tests::member::{End, GROUP, Job, Setup};
-use integration_tests::scene::{Scene as Members, To};
 use millstream_core::Resource;
 use millstream_core::leases::Acquired;
 
@@ -10,7 +10,7 @@ use super::*;
 
 const BILLING: &[(&str, &str)] = &[("topic", "orders"), ("group", "billing")];
 
-async fn quick(scene: &Scene, name: &str) -> Consumer {
+async fn quick(scene: &Fixture, name: &str) -> Consumer {
     let consumer = scene.mq.consumer(ORDERS, "billing").lease_ttl(Duration::from_secs(1)).member_id(name);
     consumer.start(async |_: Delivery<u64>| {}).await.expect("started")
 }
@@ -18,7 +18,7 @@ async fn quick(scene: &Scene, name: &str) -> Consumer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_that_run_out_are_counted() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let consumer = quick(&scene, "web-1").await;
     let owned = [("partitions_owned", BILLING, 4.0), ("consumer_ready", BILLING, 1.0)];
     scene.sees("it owns all", &owned).await;
@@ -71,7 +71,7 @@ async fn leases_that_run_out_are_counted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_comes_and_is_fenced_is_counted() {
-    let scene = Scene::at(&shared_url()).await;
+    let scene = Fixture::at(&shared_url()).await;
     let first = quick(&scene, "web-1").await;
     let alone = [("rebalances_total", BILLING, 1.0), ("members", BILLING, 1.0)];
     scene.sees("one is alone", &alone).await;
@@ -122,7 +122,7 @@ impl millstream_core::RetryPolicy for Panics {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn panics_of_user_code_are_counted() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let consumer =
         scene.mq.consumer(ORDERS, "billing").retry(Panics).start(async |_: Delivery<u64>| Err::<(), _>("no"));
     let consumer = consumer.await.expect("started");
@@ -144,7 +144,7 @@ async fn panics_of_user_code_are_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn poison_candidates_are_counted() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     quick(&scene, "web-1").await.shutdown().await;
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
     for number in 0..2 {
@@ -184,7 +184,7 @@ async fn poison_candidates_are_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_server_loses_is_counted() {
     let mut redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let consumer = scene.mq.consumer(ORDERS, "billing").start(async |_: Delivery<u64>| {}).await;
     let consumer = consumer.expect("started");
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
@@ -235,7 +235,7 @@ async fn a_message_over_which_processes_die_is_counted() {
     let mq = Millstream::at(redis.url()).namespace("members").metrics(&metrics).await.expect("connected");
     let server = metrics.serve(mq.backend(), config.sampler(sampler)).await.expect("served");
     let keys = Keys::within(&"members".parse().expect("a namespace"));
-    let scene = Scene { mq, metrics, server, keys };
+    let scene = Fixture { mq, metrics, server, keys };
     let ttl = Duration::from_secs(1);
     let consumer = scene.mq.consumer(members.topic.clone(), GROUP).crash_limit(2).lease_ttl(ttl);
     let consumer = consumer.start(async |_: Delivery<Job>| {}).await.expect("started");

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use millstream::delay::{DelayQueue, Shard, Task};
 use millstream_core::Backend;
-use millstream_core::tasks::Ask;
+use millstream_core::tasks::ClaimRequest;
 
 use super::hands::Gate;
 use super::*;
@@ -13,7 +13,7 @@ const MAILS: &[(&str, &str)] = &[("queue", "mails"), ("shard", "0")];
 const QUEUE: &[(&str, &str)] = &[("queue", "mails")];
 const HOUR: Duration = Duration::from_secs(3_600);
 
-async fn mails(scene: &Scene) -> DelayQueue<u64> {
+async fn mails(scene: &Fixture) -> DelayQueue<u64> {
     let mails = DelayQueue::<u64>::new("mails").observer(scene.metrics.clone());
     mails.open(scene.mq.backend()).await.expect("a queue")
 }
@@ -30,7 +30,7 @@ async fn claim_and_die(backend: &Backend) {
 /// The same; its handler has begun or not, as far as it says.
 async fn claim_begin_and_die(backend: &Backend, worker: &str, begun: bool) {
     let hold = Duration::from_millis(300);
-    let ask = Ask {
+    let ask = ClaimRequest {
         worker: worker.into(),
         limit: 1,
         hold,
@@ -49,7 +49,7 @@ async fn claim_begin_and_die(backend: &Backend, worker: &str, begun: bool) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_are_counted() {
-    let scene = Scene::at(&shared_url()).await;
+    let scene = Fixture::at(&shared_url()).await;
     let mails = mails(&scene).await;
     for number in 0..5 {
         mails.schedule(&number).await.expect("scheduled");
@@ -130,7 +130,7 @@ async fn tasks_are_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_that_run_out_are_counted() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let mails = mails(&scene).await;
     mails.schedule(&1).id("a").await.expect("scheduled");
     claim_and_die(scene.mq.backend()).await;
@@ -191,7 +191,7 @@ async fn claims_that_run_out_are_counted() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_over_which_processes_die_is_counted() {
-    let scene = Scene::at(&shared_url()).await;
+    let scene = Fixture::at(&shared_url()).await;
     let mails = mails(&scene).await;
     mails.schedule(&1).id("killer").await.expect("scheduled");
     for worker in ["one", "another"] {
@@ -219,7 +219,7 @@ async fn a_task_over_which_processes_die_is_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_recurs_is_counted() {
     const PERIOD: Duration = Duration::from_millis(500);
-    let scene = Scene::at(&shared_url()).await;
+    let scene = Fixture::at(&shared_url()).await;
     let mails = mails(&scene).await;
     let payload = 1;
     mails.recurring("daily").every(PERIOD).grace(PERIOD).payload(&payload).await.expect("put");
@@ -254,7 +254,7 @@ async fn what_recurs_is_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_has_lost_its_body_is_counted() {
     let redis = Redis::start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
     for number in 0..2 {
         let sent = producer.send(&number).delay(Duration::from_millis(1)).partition(1);

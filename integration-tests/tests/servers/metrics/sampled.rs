@@ -87,7 +87,7 @@ async fn troubles_are_counted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn loops_say_how_they_are() {
     let mut redis = Redis::builder().appendonly(true).start();
-    let scene = Scene::at(&redis.url()).await;
+    let scene = Fixture::at(&redis.url()).await;
     let mails = DelayQueue::<u64>::new("mails").observer(scene.metrics.clone());
     let mails = mails.open(scene.mq.backend()).await.expect("a queue");
     let worker = mails.worker().start(async |_: Task<u64>| {}).await.expect("started");
@@ -205,7 +205,7 @@ async fn a_lag_that_is_not_known_is_no_number() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_over_the_limit_is_counted() {
-    let scene = Scene::with(&shared_url(), &MetricsConfig::default().max_series(3)).await;
+    let scene = Fixture::with(&shared_url(), &MetricsConfig::default().max_series(3)).await;
     for name in ["a", "b", "c", "d", "e"] {
         let producer = scene.mq.producer(Topic::<u64>::new("t").named(name).partitions(1)).await;
         producer.expect("a producer").send(&1).await.expect("sent");

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::select::{Wanted, open};
 use crate::commands::DryRun;
 use crate::commands::group::Of;
-use crate::commands::message::plain;
+use crate::commands::message::sanitize;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
@@ -104,7 +104,7 @@ impl Export {
             let mut lines = String::new();
             for line in queue.export(&mut walk, PAGE).await? {
                 // The same letter for whoever reads it, and nothing for a terminal.
-                lines += &plain::json(&line);
+                lines += &sanitize::json(&line);
                 lines.push('\n');
                 exported += 1;
             }

@@ -3,7 +3,7 @@
 mod consume;
 mod edit;
 mod file;
-mod look;
+mod inspect;
 mod purge;
 mod replay;
 mod select;
@@ -31,9 +31,9 @@ pub(crate) struct Dlq {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    List(look::List),
-    Show(look::Show),
-    Count(look::Count),
+    List(inspect::List),
+    Show(inspect::Show),
+    Count(inspect::Count),
     Consume(consume::Consume),
     Export(file::Export),
     Import(file::Import),

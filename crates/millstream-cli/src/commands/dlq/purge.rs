@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 
-use super::look::{Shown, table};
+use super::inspect::{Shown, table};
 use super::select::Chosen;
 use crate::commands::DryRun;
 use crate::context::Context;

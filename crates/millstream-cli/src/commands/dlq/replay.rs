@@ -9,7 +9,7 @@ use millstream::{Partition, TopicName};
 use serde::Serialize;
 
 use super::edit::{EditArgs, by_hand};
-use super::look::{Shown, table};
+use super::inspect::{Shown, table};
 use super::select::Chosen;
 use crate::commands::DryRun;
 use crate::context::{self, Context};

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::Of;
 use crate::commands::DryRun;
-use crate::commands::told::{Failed, Told};
+use crate::commands::failures::{Failed, Told};
 use crate::commands::view::GroupView;
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;

@@ -2,7 +2,7 @@
 
 mod change;
 mod idle;
-mod look;
+mod inspect;
 mod pause;
 mod reset;
 
@@ -26,8 +26,8 @@ pub(crate) struct Group {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    List(look::List),
-    Describe(look::Describe),
+    List(inspect::List),
+    Describe(inspect::Describe),
     Create(change::Create),
     Reset(reset::Reset),
     Pause(pause::Pause),

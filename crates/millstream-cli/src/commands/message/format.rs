@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::template::{self, Template};
-use super::{Body, View, json, plain};
+use super::{Body, View, json, sanitize};
 use crate::context::Context;
 use crate::human;
 use crate::output::Closed;
@@ -96,13 +96,13 @@ impl Printer {
         match &self.format {
             Format::Json => {
                 let line = serde_json::to_string(view)?;
-                out.extend_from_slice(plain::json(&line).as_bytes());
+                out.extend_from_slice(sanitize::json(&line).as_bytes());
                 out.push(b'\n');
             }
             Format::Payload => {
                 match &view.body {
                     Body::Message(it) if self.is_terminal => {
-                        out.extend_from_slice(plain::text(&it.payload).as_bytes());
+                        out.extend_from_slice(sanitize::text(&it.payload).as_bytes());
                     }
                     Body::Message(it) => out.extend_from_slice(&it.payload),
                     Body::Malformed(_, fields) => out.extend_from_slice(json::fields(fields).as_bytes()),
@@ -127,15 +127,15 @@ const TITLES: &str = "time                      part  id                    key 
 fn row(view: &View) -> String {
     let (key, payload) = match &view.body {
         Body::Message(envelope) => {
-            let key = envelope.key.as_ref().map_or_else(|| "-".to_owned(), |key| plain::line(key));
-            let mut payload = plain::short(&envelope.payload);
+            let key = envelope.key.as_ref().map_or_else(|| "-".to_owned(), |key| sanitize::line(key));
+            let mut payload = sanitize::short(&envelope.payload);
             if !envelope.headers.is_empty() {
-                payload = format!("[{}] {payload}", plain::cut(&template::headers(&envelope.headers)));
+                payload = format!("[{}] {payload}", sanitize::cut(&template::headers(&envelope.headers)));
             }
             (key, payload)
         }
         Body::Malformed(why, fields) => {
-            ("-".to_owned(), format!("no message: {why}: {}", plain::cut(&json::fields(fields))))
+            ("-".to_owned(), format!("no message: {why}: {}", sanitize::cut(&json::fields(fields))))
         }
     };
     let again =
@@ -165,12 +165,12 @@ mod tests {
         assert_eq!(row, expected);
         let none = Body::Malformed("no payload field".into(), vec![("a\x1b".into(), "\u{9b}".into())]);
         let none = super::row(&view(none));
-        assert!(!none.trim_end().contains(plain::is_control), "{none}");
+        assert!(!none.trim_end().contains(sanitize::is_control), "{none}");
     }
 
     #[test]
     fn a_long_payload_is_cut_and_says_so() {
-        let row = row(&view(Body::Message(Envelope::new("é".repeat(plain::SHOWN + 10)))));
+        let row = row(&view(Body::Message(Envelope::new("é".repeat(sanitize::SHOWN + 10)))));
         assert!(row.ends_with("é… (20 B more)\n"), "{row}");
     }
 

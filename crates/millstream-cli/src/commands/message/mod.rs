@@ -3,7 +3,7 @@
 pub(crate) mod content;
 pub(crate) mod format;
 pub(crate) mod json;
-pub(crate) mod plain;
+pub(crate) mod sanitize;
 mod template;
 
 use bytes::Bytes;

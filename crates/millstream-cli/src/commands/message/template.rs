@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use anyhow::{Result, bail};
 use millstream::{Envelope, Headers};
 
-use super::{Body, View, json, plain};
+use super::{Body, View, json, sanitize};
 
 /// What a template may say, for the help.
 pub(crate) const HELP: &str = "%s payload, %S its bytes, %k key, %K its bytes, %h headers (a=1,b=2), %t topic, \
@@ -111,14 +111,14 @@ impl Template {
 }
 
 fn shown(bytes: &[u8], safe: bool) -> Cow<'_, [u8]> {
-    if safe { plain::text(bytes).into_bytes().into() } else { bytes.into() }
+    if safe { sanitize::text(bytes).into_bytes().into() } else { bytes.into() }
 }
 
 /// `a=1,b=2`, in one line.
 pub(crate) fn headers(headers: &Headers) -> String {
     let each = headers
         .iter()
-        .map(|(name, value)| format!("{}={}", plain::line(name.as_bytes()), plain::line(value)));
+        .map(|(name, value)| format!("{}={}", sanitize::line(name.as_bytes()), sanitize::line(value)));
     each.collect::<Vec<_>>().join(",")
 }
 

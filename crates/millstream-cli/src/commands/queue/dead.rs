@@ -10,7 +10,7 @@ use millstream::{Limits, MessageId};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use crate::commands::message::{Body, plain};
+use crate::commands::message::{Body, sanitize};
 use crate::commands::{DryRun, recurring};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
@@ -105,7 +105,7 @@ struct Outcome {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Deed {
+enum Action {
     Replay,
     Purge,
 }
@@ -114,8 +114,8 @@ impl Dead {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         match self.what {
             What::List { queue, limit } => list(cx, &queue, limit).await,
-            What::Replay(chosen) => chosen.each(cx, Deed::Replay).await,
-            What::Purge(chosen) => chosen.each(cx, Deed::Purge).await,
+            What::Replay(chosen) => chosen.each(cx, Action::Replay).await,
+            What::Purge(chosen) => chosen.each(cx, Action::Purge).await,
         }
     }
 }
@@ -129,9 +129,11 @@ async fn list(cx: &Context, queue: &QueueName, limit: usize) -> Result<Exit> {
         let row = |Shown(it): &Shown<'_>| {
             let payload = it
                 .envelope(&Limits::default())
-                .map_or_else(|why| why.to_string(), |it| plain::short(&it.payload));
-            let (task, error) =
-                (plain::line(it.task.as_str().as_bytes()), plain::cut(&plain::line(it.error.as_bytes())));
+                .map_or_else(|why| why.to_string(), |it| sanitize::short(&it.payload));
+            let (task, error) = (
+                sanitize::line(it.task.as_str().as_bytes()),
+                sanitize::cut(&sanitize::line(it.error.as_bytes())),
+            );
             [task, human::time(it.id.ms), it.reason.to_string(), it.attempts.to_string(), error, payload]
         };
         output::table(&["task", "died", "reason", ">attempts", "error", "payload"], shown.iter().map(row))
@@ -144,7 +146,7 @@ async fn list(cx: &Context, queue: &QueueName, limit: usize) -> Result<Exit> {
 }
 
 impl Chosen {
-    async fn each(&self, cx: &Context, deed: Deed) -> Result<Exit> {
+    async fn each(&self, cx: &Context, deed: Action) -> Result<Exit> {
         recurring::queue(cx, &self.queue).await?;
         // What is asked about is what is done: not what dies while somebody reads the question.
         let (found, missing) = self.find(cx).await?;
@@ -152,24 +154,28 @@ impl Chosen {
         let what = human::of(count, "dead task", "dead tasks");
         if !self.dry.dry_run && count > 0 {
             match deed {
-                Deed::Purge => cx.confirm(&format!("Delete {what} of {} for good?", self.queue))?,
-                Deed::Replay if self.all => cx.confirm(&format!("Replay {what} of {}?", self.queue))?,
-                Deed::Replay => {}
+                Action::Purge => {
+                    cx.confirm(&format!("Delete {what} of {} for good?", self.queue))?;
+                }
+                Action::Replay if self.all => {
+                    cx.confirm(&format!("Replay {what} of {}?", self.queue))?;
+                }
+                Action::Replay => {}
             }
         }
         let done = if self.dry.dry_run { count } else { act(cx, &found, deed).await? };
         let missing: Vec<_> = missing.into_iter().collect();
         let outcome = Outcome { count: done, missing, dry_run: self.dry.dry_run };
         let verb = match deed {
-            Deed::Replay => "replayed",
-            Deed::Purge => "deleted",
+            Action::Replay => "replayed",
+            Action::Purge => "deleted",
         };
         cx.output.show(&outcome, |it| {
             let verb = if it.dry_run { format!("would be {verb}") } else { verb.to_owned() };
             format!("{} {verb}", human::of(it.count, "dead task", "dead tasks"))
         })?;
         for task in &outcome.missing {
-            cx.output.note(&format!("{}: it is not dead", plain::line(task.as_bytes())));
+            cx.output.note(&format!("{}: it is not dead", sanitize::line(task.as_bytes())));
         }
         if !self.all && done < count {
             let left = human::of(count - done, "task", "tasks");
@@ -213,14 +219,14 @@ impl Chosen {
 }
 
 /// Does it to each that is still there. Gives back to how many.
-async fn act(cx: &Context, found: &BTreeMap<Shard, Vec<MessageId>>, deed: Deed) -> Result<u64> {
+async fn act(cx: &Context, found: &BTreeMap<Shard, Vec<MessageId>>, deed: Action) -> Result<u64> {
     let tasks = &cx.mq.backend().tasks;
     let mut done = 0;
     for (shard, ids) in found {
         for ids in ids.chunks(PAGE) {
             done += match deed {
-                Deed::Replay => tasks.replay_tasks(shard, ids).await?,
-                Deed::Purge => tasks.purge_tasks(shard, ids).await?,
+                Action::Replay => tasks.replay_tasks(shard, ids).await?,
+                Action::Purge => tasks.purge_tasks(shard, ids).await?,
             } as u64;
         }
     }

@@ -16,7 +16,7 @@ use super::DryRun;
 use super::delayed::Waits;
 use super::ids::{self, Words};
 use super::message::content::{ContentArgs, DueArgs};
-use super::message::{Body, plain};
+use super::message::{Body, sanitize};
 use super::recurring;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
@@ -323,7 +323,7 @@ impl Added {
 
     fn show(&self, cx: &Context) -> Result<Exit> {
         cx.output.show(self, |it| {
-            let id = it.id.as_ref().map_or_else(|| "a task".to_owned(), |id| plain::line(id.as_bytes()));
+            let id = it.id.as_ref().map_or_else(|| "a task".to_owned(), |id| sanitize::line(id.as_bytes()));
             match (it.outcome, it.dry_run) {
                 ("kept", _) => format!("{id}: not scheduled, since one waits or is worked on under this id"),
                 (_, true) => format!("{id}: would be scheduled"),

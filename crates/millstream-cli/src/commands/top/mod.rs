@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::context::{self, Context};
 use crate::exit::{Exit, Usage};
-use crate::told::Hold;
+use crate::log_buffer::Hold;
 use crate::{output, parse};
 use model::Model;
 use round::Focus;

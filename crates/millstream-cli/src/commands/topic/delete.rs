@@ -6,9 +6,9 @@ use millstream::admin::InUse;
 use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
-use super::look::{self, Counted};
+use super::inspect::{self, Counted};
 use crate::commands::DryRun;
-use crate::commands::told::Failed;
+use crate::commands::failures::Failed;
 use crate::commands::view::GroupView;
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
@@ -58,7 +58,7 @@ impl View {
             "topic {} with {}, {} for later, {} parked for a retry, {}",
             self.topic,
             entries,
-            look::known(self.delayed),
+            inspect::known(self.delayed),
             human::count(sum(|it| it.retrying)),
             one(sum(|it| it.dead), "dead letter", "dead letters"),
         );
@@ -76,7 +76,7 @@ impl Delete {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let counted = match admin.survey(&self.topic).await {
-            Ok(survey) => look::counted(cx, &survey).await?,
+            Ok(survey) => inspect::counted(cx, &survey).await?,
             // Stopped half-way before: the rest is still to be done.
             Err(error)
                 if error.kind() == ErrorKind::NotFound && admin.topics().await?.contains(&self.topic) =>

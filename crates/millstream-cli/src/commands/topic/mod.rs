@@ -2,7 +2,7 @@
 
 mod change;
 mod delete;
-mod look;
+mod inspect;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -23,8 +23,8 @@ pub(crate) struct Topic {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    List(look::List),
-    Describe(look::Describe),
+    List(inspect::List),
+    Describe(inspect::Describe),
     Create(change::Create),
     Alter(change::Alter),
     Expand(change::Expand),

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::log::Settled;
-use millstream_core::tasks::{Ask, Claimed, DeadTask, Extended, QueueSpec, TaskCounts, Tasks, Verdict};
+use millstream_core::tasks::{
+    ClaimRequest, Claimed, DeadTask, Extended, QueueSpec, TaskCounts, Tasks, Verdict,
+};
 use millstream_core::{Backend, Error, ErrorKind, MessageId, QueueName, Result, ScheduleId, Shard};
 use tokio_util::sync::CancellationToken;
 
@@ -98,7 +100,7 @@ impl Tasks for Linked {
         self.tasks.queues().await
     }
 
-    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+    async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed> {
         self.link.pass("claim").await?;
         assert!(lose(&self.link.panics).is_ok(), "a claim panics");
         self.link.largest.fetch_max(ask.limit, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use millstream_core::assignment::Balanced;
 use millstream_core::error::{Error, ErrorKind};
-use millstream_core::members::{Assignment, Roster};
+use millstream_core::members::{Assignment, GroupMembers};
 use millstream_core::panics::{UserCode, catch};
 use millstream_core::{Assignor, Observer, Partition};
 
@@ -12,7 +12,7 @@ use millstream_core::{Assignor, Observer, Partition};
 /// partitions do not stay without an owner; with the reason.
 pub(in crate::consumer) fn decide(
     assignor: &dyn Assignor,
-    roster: &Roster,
+    roster: &GroupMembers,
     observer: &dyn Observer,
 ) -> (Assignment, Option<Error>) {
     let ask =
@@ -34,7 +34,7 @@ pub(in crate::consumer) fn decide(
 }
 
 /// What is wrong with an assignment.
-fn check(assignment: &Assignment, roster: &Roster) -> Option<String> {
+fn check(assignment: &Assignment, roster: &GroupMembers) -> Option<String> {
     let mut owned = BTreeSet::new();
     for (id, partitions) in assignment {
         if roster.members.binary_search_by(|member| member.id.cmp(id)).is_err() {
@@ -72,9 +72,9 @@ mod tests {
         }
     }
 
-    fn roster() -> Roster {
+    fn roster() -> GroupMembers {
         let member = |id: &str| Member::new(MemberId::new(id).expect("name"), "i", Duration::from_secs(1));
-        let mut roster = Roster::default();
+        let mut roster = GroupMembers::default();
         roster.partitions = 4;
         roster.members = vec![member("a"), member("b")];
         roster

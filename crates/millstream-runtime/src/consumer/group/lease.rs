@@ -164,7 +164,7 @@ impl LeaseGuard {
         nanos(self.held.base, self.held.clock.at(now)) < self.held.until.load(Ordering::Acquire)
     }
 
-    /// RetryTimers until the lease can be relied on: at once as a rule, until the next renewal if one failed.
+    /// Waits until the lease can be relied on: at once as a rule, until the next renewal if one failed.
     /// False if it is lost.
     pub(in crate::consumer) async fn live(&self) -> bool {
         loop {
@@ -181,6 +181,18 @@ impl LeaseGuard {
                 () = self.held.lost.cancelled() => return false,
                 () = renewed => {}
             }
+        }
+    }
+}
+
+/// Revokes the lease if the loop that holds this panics. Panics of user code are caught where it is called, so one that ends
+/// a loop is a defect of ours; the partition must not hang then, but be taken up anew.
+pub(in crate::consumer) struct RevokedByPanic(pub(in crate::consumer) Arc<LeaseGuard>);
+
+impl Drop for RevokedByPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.revoke();
         }
     }
 }

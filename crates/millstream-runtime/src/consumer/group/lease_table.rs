@@ -41,7 +41,7 @@ impl LeaseTable {
         self.lock().remove(&(partition, guard.lease().epoch));
     }
 
-    /// RetryTimers until a lease is added; at once if one was since the last time.
+    /// Waits until a lease is added; at once if one was since the last time.
     pub(in crate::consumer) async fn added(&self) {
         self.0.added.notified().await;
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millstream_core::Partition;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::members::{Member, Pulse, Version, Watch};
+use millstream_core::members::{HeartbeatReply, Member, Version, Watch};
 use millstream_core::suspension::ServerTime;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -47,7 +47,7 @@ pub(in crate::consumer) struct Membership {
     member: Member,
     target: watch::Sender<Target>,
     /// The answer to the last heartbeat that had one.
-    pulse: Option<Pulse>,
+    pulse: Option<HeartbeatReply>,
     /// The server's clock beside ours.
     time: ServerTime,
     /// The most partitions that the topic had.
@@ -149,7 +149,7 @@ impl Membership {
         })
     }
 
-    async fn beat(&mut self) -> Result<Pulse> {
+    async fn beat(&mut self) -> Result<HeartbeatReply> {
         let (limit, catalog) = (self.context.patience(), self.context.backend.catalog.clone());
         match self.heartbeat().await {
             // The server lost it: set it up again, as the readers do. Unless somebody wanted it gone.
@@ -165,7 +165,7 @@ impl Membership {
         self.heartbeat().await
     }
 
-    async fn heartbeat(&mut self) -> Result<Pulse> {
+    async fn heartbeat(&mut self) -> Result<HeartbeatReply> {
         match self.ask(self.pulse.is_none()).await {
             Err(error) if error.kind() == ErrorKind::NotMember => {
                 let (topic, group, member) = (&self.context.topic.name, &self.context.group, &self.member.id);
@@ -177,7 +177,7 @@ impl Membership {
         }
     }
 
-    async fn ask(&mut self, joining: bool) -> Result<Pulse> {
+    async fn ask(&mut self, joining: bool) -> Result<HeartbeatReply> {
         let (topic, group) = (&self.context.topic.name, &self.context.group);
         let limit = self.context.beat_patience();
         self.member.heard = self.context.heard();
@@ -196,7 +196,7 @@ impl Membership {
     }
 
     /// Takes note of an answer. Gives back when we have to decide who owns what, if that is to be decided.
-    fn heard(&mut self, pulse: Pulse) -> Option<Instant> {
+    fn heard(&mut self, pulse: HeartbeatReply) -> Option<Instant> {
         self.partitions = self.partitions.max(pulse.partitions);
         // Before anything is taken: who comes to a paused group begins with the pause.
         self.context.hear_paused(&self.context.topic.name, pulse.paused);
@@ -214,7 +214,7 @@ impl Membership {
                 Some(self.due(&pulse))
             }
         };
-        let told = |pulse: &Pulse| (pulse.version, pulse.assigned.is_some());
+        let told = |pulse: &HeartbeatReply| (pulse.version, pulse.assigned.is_some());
         if self.pulse.as_ref().map(told) != Some(told(&pulse)) {
             self.context.changed.notify_one();
         }
@@ -222,7 +222,7 @@ impl Membership {
         due
     }
 
-    fn due(&mut self, pulse: &Pulse) -> Instant {
+    fn due(&mut self, pulse: &HeartbeatReply) -> Instant {
         let now = Instant::now();
         let since = match self.unassigned {
             Some(known) if known.version == pulse.version => return known.due,
@@ -254,7 +254,7 @@ impl Membership {
     }
 
     /// When the next heartbeat is due if nothing happens: three times per ttl, or when the first member may be dropped.
-    fn regular(&self, pulse: &Pulse) -> Duration {
+    fn regular(&self, pulse: &HeartbeatReply) -> Duration {
         // A tenth is jitter, so that members who joined together do not stay together.
         let regular = self.context.period().mul_f64(0.9 + 0.1 * fastrand::f64());
         let death = pulse
@@ -280,7 +280,7 @@ impl Membership {
         refused.map_or(Ok(()), Err)
     }
 
-    /// RetryTimers for `pause`, or until something changes in the group.
+    /// Waits for `pause`, or until something changes in the group.
     async fn rest(&mut self, pause: Duration) {
         let until = Instant::now() + pause.max(SHORTEST_PAUSE);
         tokio::select! {

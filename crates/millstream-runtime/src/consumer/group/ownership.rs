@@ -225,7 +225,7 @@ impl Ownership {
         self.moved.remove(&partition).into_iter().for_each(Moved::answer);
     }
 
-    /// RetryTimers until nothing is held and nothing can be granted any more.
+    /// Waits until nothing is held and nothing can be granted any more.
     async fn drain(&mut self) {
         while !self.workers.is_empty() || !self.requests.is_empty() {
             tokio::select! {

@@ -1,4 +1,4 @@
-//! PendingAcquires: partitions that we should own and somebody else still has, and when each is asked for again.
+//! Pending acquires: partitions that we should own and somebody else still has, and when each is asked for again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

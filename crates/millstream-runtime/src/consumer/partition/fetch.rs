@@ -83,7 +83,7 @@ impl Fetcher {
         }
     }
 
-    /// RetryTimers for room, reads once, and hands on what was read.
+    /// Waits for room, reads once, and hands on what was read.
     async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
         let room = self.in_flight.room().await;
         monitor.begin_round(self.context.config.max_wait);

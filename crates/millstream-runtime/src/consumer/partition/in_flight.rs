@@ -182,7 +182,7 @@ impl InFlight {
         self.let_go.notify_one();
     }
 
-    /// RetryTimers until something is to be read once more; at once if that was so since the last time.
+    /// Waits until something is to be read once more; at once if that was so since the last time.
     pub(in crate::consumer) async fn let_go(&self) {
         self.let_go.notified().await;
     }
@@ -203,7 +203,7 @@ impl InFlight {
         self.state().behind = 4 * brought >= 3 * asked;
     }
 
-    /// RetryTimers until so much is free that reading goes in batches, and says how much is: half while there is more to read
+    /// Waits until so much is free that reading goes in batches, and says how much is: half while there is more to read
     /// than there is room for, so that one half is read while the other is handled; else a quarter.
     pub(in crate::consumer) async fn room(&self) -> usize {
         loop {

@@ -167,7 +167,7 @@ impl Poison {
         true
     }
 
-    /// RetryTimers until the next one can be handled alone, or need not be any more, and gives back its lane.
+    /// Waits until the next one can be handled alone, or need not be any more, and gives back its lane.
     pub(in crate::consumer) async fn turn(&mut self, limiter: &Limiter) -> KeyQueue {
         loop {
             // Made before the look, so that what is explained in between is not missed.

@@ -64,7 +64,7 @@ impl Settler {
         }
     }
 
-    /// RetryTimers for something to settle. False if nothing is left and nothing more can come.
+    /// Waits for something to settle. False if nothing is left and nothing more can come.
     async fn collect(&mut self) -> bool {
         if self.waiting.is_empty() {
             let first = tokio::select! {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::error::Result;
-use millstream_core::members::Roster;
+use millstream_core::members::GroupMembers;
 use millstream_core::shared::{Claimed, consumer_of};
 use millstream_core::{MemberId, Partition};
 use tokio::sync::mpsc::UnboundedSender;
@@ -135,7 +135,7 @@ impl Claimer {
 }
 
 /// Whether a member is to look after a partition.
-fn is_ours(roster: &Roster, me: &MemberId, partition: Partition) -> bool {
+fn is_ours(roster: &GroupMembers, me: &MemberId, partition: Partition) -> bool {
     let living = |id: &MemberId| roster.members.binary_search_by(|member| member.id.cmp(id));
     let Ok(place) = living(me) else { return false };
     let assigned = roster.assignment.iter().find(|(_, partitions)| partitions.contains(&partition));
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn somebody_looks_after_each_partition_and_only_one() {
         let id = |name: &str| MemberId::new(name).expect("a name");
-        let mut roster = Roster::default();
+        let mut roster = GroupMembers::default();
         roster.members =
             ["a", "b", "c"].map(|name| Member::new(id(name), "i", Duration::from_secs(1))).to_vec();
         roster.partitions = 8;

@@ -69,7 +69,7 @@ impl Fetcher {
         }
     }
 
-    /// RetryTimers for room, reads once, and hands on what was read.
+    /// Waits for room, reads once, and hands on what was read.
     async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
         let in_flight = self.sharer.in_flight.clone();
         let room = in_flight.room().await;

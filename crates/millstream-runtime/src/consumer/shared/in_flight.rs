@@ -8,7 +8,7 @@ use std::time::Duration;
 use millstream_core::Partition;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::log::{Entry, Receipt};
-use millstream_core::shared::{Seat, Shared};
+use millstream_core::shared::{Shared, SharedMember};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -205,7 +205,7 @@ impl SharedInFlight {
         self.state().held.get_mut(&key).map(|held| held.said = true).is_some()
     }
 
-    /// RetryTimers until it is certainly ours, at once as a rule, and gives back what tells that it is no more. `None` if it is
+    /// Waits until it is certainly ours, at once as a rule, and gives back what tells that it is no more. `None` if it is
     /// somebody else's, or settled.
     pub(in crate::consumer) async fn live(&self, key: Key) -> Option<CancellationToken> {
         loop {
@@ -264,7 +264,7 @@ impl SharedInFlight {
         self.state().held.len()
     }
 
-    /// RetryTimers until at least a quarter is free, so that reading goes in batches, and says how much is.
+    /// Waits until at least a quarter is free, so that reading goes in batches, and says how much is.
     pub(in crate::consumer) async fn room(&self) -> usize {
         loop {
             let (held, claimed) = {
@@ -293,7 +293,7 @@ impl SharedInFlight {
 /// One entry, as its handler holds it.
 pub(in crate::consumer) struct EntryLease {
     pub(in crate::consumer) in_flight: Arc<SharedInFlight>,
-    pub(in crate::consumer) seat: Arc<Seat>,
+    pub(in crate::consumer) seat: Arc<SharedMember>,
     pub(in crate::consumer) key: Key,
 }
 

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::members::Member;
-use millstream_core::shared::{Seat, consumer_of};
+use millstream_core::shared::{SharedMember, consumer_of};
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
@@ -48,7 +48,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// What the loops of this mode share.
 struct Sharer {
     context: Arc<Subscription>,
-    seat: Arc<Seat>,
+    seat: Arc<SharedMember>,
     in_flight: Arc<SharedInFlight>,
     /// How many handlers run at once.
     at_once: usize,
@@ -57,7 +57,7 @@ struct Sharer {
 /// Works until the consumer stops, and lets the handlers that have started end.
 pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     let member = Member::new(context.member.clone(), context.incarnation.clone(), context.config.lease_ttl);
-    let seat = Arc::new(Seat {
+    let seat = Arc::new(SharedMember {
         topic: context.topic.name.clone(),
         group: context.group.clone(),
         consumer: consumer_of(&member),

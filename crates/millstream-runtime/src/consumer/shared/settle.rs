@@ -76,7 +76,7 @@ impl Settler {
         }
     }
 
-    /// RetryTimers for something to settle. False if nothing is left and nothing more can come.
+    /// Waits for something to settle. False if nothing is left and nothing more can come.
     async fn collect(&mut self) -> bool {
         let mut count: usize = self.waiting.values().map(Vec::len).sum();
         if count == 0 {

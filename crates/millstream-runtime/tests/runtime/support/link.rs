@@ -9,11 +9,13 @@ use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::leases::{Acquired, Holder};
 use millstream_core::log::{Append, Fetched, Measured, Receipt, Settled, Trimmed};
-use millstream_core::members::{Assignment, Member, Members, Pulse, Revision, Roster, Version, Watch};
+use millstream_core::members::{
+    Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
+};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
-use millstream_core::shared::{Claimed, Seat, Shared, SharedReader};
+use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
 use millstream_core::{
     Backend, Error, ErrorKind, GroupName, Lease, Leases, Log, MemberId, MessageId, Partition, Reader,
     Resource, Result, Retention, Settlement, Start, TopicName, TopicPartition,
@@ -176,7 +178,7 @@ impl Members for Linked<dyn Members> {
         group: &GroupName,
         member: &Member,
         joining: bool,
-    ) -> Result<Pulse> {
+    ) -> Result<HeartbeatReply> {
         self.link.member("heartbeat", self.role.heartbeat(topic, group, member, joining)).await
     }
 
@@ -184,7 +186,7 @@ impl Members for Linked<dyn Members> {
         self.link.member("leave", self.role.leave(topic, group, member)).await
     }
 
-    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<Roster> {
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
         self.link.member("roster", self.role.roster(topic, group)).await
     }
 
@@ -306,34 +308,43 @@ impl Schedule for Linked<dyn Schedule> {
 
 #[async_trait]
 impl Shared for Linked<dyn Shared> {
-    async fn shared_reader(&self, seat: &Seat, partitions: &[Partition]) -> Result<Box<dyn SharedReader>> {
+    async fn shared_reader(
+        &self,
+        seat: &SharedMember,
+        partitions: &[Partition],
+    ) -> Result<Box<dyn SharedReader>> {
         let reader = self.link.pass("open reader", self.role.shared_reader(seat, partitions)).await?;
         Ok(Box::new(LinkedSharedReader { link: self.link.clone(), reader }))
     }
 
     async fn settle_shared(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
         self.link.pass("settle", self.role.settle_shared(seat, partition, batch)).await
     }
 
-    async fn extend(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<Vec<Receipt>> {
+    async fn extend(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<Vec<Receipt>> {
         if one_less(&self.link.lose_renewals) {
             return Err(Error::new(ErrorKind::Unavailable, "lost"));
         }
         self.link.pass("extend", self.role.extend(seat, partition, entries)).await
     }
 
-    async fn give_back(&self, seat: &Seat, partition: Partition, entries: &[Receipt]) -> Result<()> {
+    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
         self.link.pass("give back", self.role.give_back(seat, partition, entries)).await
     }
 
     async fn claim(
         &self,
-        seat: &Seat,
+        seat: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,

@@ -1,10 +1,10 @@
 //! What the runtime's tests share: a log that fails on command, and an observer that remembers.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test file uses its part")]
 
-pub mod course;
 pub mod group;
 pub mod link;
-pub mod team;
+pub mod scenario;
+pub mod workers;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

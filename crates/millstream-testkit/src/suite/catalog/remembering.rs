@@ -47,7 +47,7 @@ async fn a_topic_that_is_created_again_can_be_restored(h: Harness) -> Verdict {
     catalog.delete_topic(&topic.name).await?;
     let other = TopicSpec::new(topic.name.clone(), 3)?;
     let created = catalog.create_topic(&other).await?;
-    equal!(created.clone().with_reborn(0), other, "a topic that is created again");
+    equal!(created.clone().with_generation(0), other, "a topic that is created again");
     equal!(catalog.restore_topic(&created).await?, created, "the topic as restored");
     Ok(())
 }
@@ -56,20 +56,20 @@ async fn a_topic_that_is_created_again_can_be_restored(h: Harness) -> Verdict {
 async fn a_topic_that_is_created_again_is_another_one(h: Harness) -> Verdict {
     let catalog = &h.backend.catalog;
     let first = h.topic(2).await?;
-    equal!(first.reborn, 0, "which topic of its name the first one is");
+    equal!(first.generation, 0, "which topic of its name the first one is");
     let mut before = first.clone();
     for _ in 0..3 {
         catalog.delete_topic(&first.name).await?;
         // What somebody knows of the topic before does not matter.
         let created = catalog.create_topic(&before).await?;
-        ensure!(created.reborn > before.reborn, "{} after {}", created.reborn, before.reborn);
+        ensure!(created.generation > before.generation, "{} after {}", created.generation, before.generation);
         equal!(catalog.topic(&first.name).await?, created, "the topic as stored");
         equal!(catalog.create_topic(&first).await?, created, "the topic, created once more");
         refused(catalog.restore_topic(&before).await, ErrorKind::Deleted, "restoring the one before")?;
         refused(catalog.restore_topic(&first).await, ErrorKind::Deleted, "restoring the first one")?;
         before = created;
     }
-    equal!(catalog.expand(&first.name, 3).await?.reborn, before.reborn, "which one it is, expanded");
+    equal!(catalog.expand(&first.name, 3).await?.generation, before.generation, "which one it is, expanded");
     equal!(catalog.restore_topic(&before).await?.partitions, 3, "partitions of the topic as restored");
     Ok(())
 }

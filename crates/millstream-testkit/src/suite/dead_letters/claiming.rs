@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::dead_letters::{Claim, Deed};
+use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::envelope::Limits;
 use millstream_core::log::Source;
 use millstream_core::wire::{self, MAX_BODY_FIELDS};
@@ -43,7 +43,12 @@ impl Grave {
         self.h.backend.dead_letters.claim(&self.tp, &self.group, ids, claim).await
     }
 
-    async fn settle(&mut self, by: Option<&str>, ids: &[MessageId], deed: &Deed) -> Result<Vec<MessageId>> {
+    async fn settle(
+        &mut self,
+        by: Option<&str>,
+        ids: &[MessageId],
+        deed: &DeadLetterAction,
+    ) -> Result<Vec<MessageId>> {
         let deeds: Vec<_> = ids.iter().map(|id| (*id, deed.clone())).collect();
         self.h.backend.dead_letters.settle(&self.tp, &self.group, by, &deeds).await
     }
@@ -68,13 +73,17 @@ async fn what_somebody_claims_is_nobody_elses(h: Harness) -> Verdict {
     equal!(grave.claim(&ids[..2], &claim("a", LONG)).await?, ids[..2], "claimed");
     equal!(grave.claim(&ids, &claim("b", LONG)).await?, ids[2..], "claimed by somebody else");
     for by in [None, Some("b")] {
-        equal!(grave.settle(by, &ids[..2], &Deed::Replay).await?, [], "replayed by {by:?}");
-        equal!(grave.settle(by, &ids[..2], &Deed::Purge).await?, [], "purged by {by:?}");
+        equal!(grave.settle(by, &ids[..2], &DeadLetterAction::Replay).await?, [], "replayed by {by:?}");
+        equal!(grave.settle(by, &ids[..2], &DeadLetterAction::Purge).await?, [], "purged by {by:?}");
     }
     equal!(grave.replay(&ids).await?, 0, "replayed by who claims nothing");
     equal!(grave.ids(3).await?, ids, "what is there, as ever");
-    equal!(grave.settle(Some("a"), &ids[..1], &Deed::Replay).await?, ids[..1], "replayed by who has it");
-    equal!(grave.settle(Some("a"), &ids, &Deed::Purge).await?, ids[1..2], "purged by who has it");
+    equal!(
+        grave.settle(Some("a"), &ids[..1], &DeadLetterAction::Replay).await?,
+        ids[..1],
+        "replayed by who has it"
+    );
+    equal!(grave.settle(Some("a"), &ids, &DeadLetterAction::Purge).await?, ids[1..2], "purged by who has it");
     equal!(grave.owner.take(1).await?.len(), 1, "messages that came back");
     equal!(grave.ids(1).await?, ids[2..], "what is left");
     Ok(())
@@ -120,8 +129,8 @@ async fn a_claim_runs_out_for_whoever_comes(h: Harness) -> Verdict {
     equal!(grave.claim(&ids, &claim("a", SHORT)).await?, ids, "claimed");
     equal!(grave.eventually(&ids, &claim("b", LONG)).await?, ids, "claimed after it ran out");
     equal!(grave.claim(&ids, &claim("a", LONG)).await?, [], "claimed by who had it before");
-    equal!(grave.settle(Some("a"), &ids, &Deed::Purge).await?, [], "purged by who had it before");
-    equal!(grave.settle(Some("b"), &ids, &Deed::Purge).await?, ids, "purged by who has it");
+    equal!(grave.settle(Some("a"), &ids, &DeadLetterAction::Purge).await?, [], "purged by who had it before");
+    equal!(grave.settle(Some("b"), &ids, &DeadLetterAction::Purge).await?, ids, "purged by who has it");
     Ok(())
 }
 
@@ -131,7 +140,11 @@ async fn a_claim_that_nobody_took_still_counts(h: Harness) -> Verdict {
     let ids = grave.ids(2).await?;
     equal!(grave.claim(&ids, &claim("a", SHORT)).await?, ids, "claimed");
     equal!(grave.eventually(&ids[..1], &claim("b", LONG)).await?, ids[..1], "claimed after it ran out");
-    equal!(grave.settle(Some("a"), &ids, &Deed::Replay).await?, ids[1..], "replayed of what nobody took");
+    equal!(
+        grave.settle(Some("a"), &ids, &DeadLetterAction::Replay).await?,
+        ids[1..],
+        "replayed of what nobody took"
+    );
     Ok(())
 }
 
@@ -153,7 +166,7 @@ async fn what_is_left_is_claimed_later(h: Harness) -> Verdict {
     grave.claim(&ids, &claim("a", LONG)).await?;
     for (at, left) in [LONG, SHORT, Duration::ZERO].into_iter().enumerate() {
         let one = &ids[at..=at];
-        equal!(grave.settle(Some("a"), one, &Deed::Leave(left)).await?, one, "left for {left:?}");
+        equal!(grave.settle(Some("a"), one, &DeadLetterAction::Leave(left)).await?, one, "left for {left:?}");
     }
     equal!(
         grave.claim(&ids[2..], &claim("b", LONG)).await?,
@@ -173,7 +186,7 @@ async fn what_is_left_can_be_replayed_and_purged(h: Harness) -> Verdict {
     grave.bury(&[message(0), message(1)]).await?;
     let ids = grave.ids(2).await?;
     grave.claim(&ids, &claim("a", LONG)).await?;
-    equal!(grave.settle(Some("a"), &ids, &Deed::Leave(LONG)).await?, ids, "left");
+    equal!(grave.settle(Some("a"), &ids, &DeadLetterAction::Leave(LONG)).await?, ids, "left");
     equal!(grave.replay(&ids[..1]).await?, 1, "replayed of what was left");
     equal!(grave.purge(&ids[1..]).await?, 1, "purged of what was left");
     grave.list(0).await?;
@@ -187,15 +200,24 @@ async fn who_was_too_slow_leaves_alone_what_somebody_else_has_left(h: Harness) -
     let ids = grave.ids(2).await?;
     grave.claim(&ids, &claim("a", SHORT)).await?;
     equal!(grave.eventually(&ids[..1], &claim("b", LONG)).await?, ids[..1], "claimed after it ran out");
-    equal!(grave.settle(Some("b"), &ids[..1], &Deed::Leave(LONG)).await?, ids[..1], "left");
-    for deed in [Deed::Replay, Deed::Purge, Deed::Leave(Duration::ZERO), Deed::Leave(SHORT)] {
+    equal!(grave.settle(Some("b"), &ids[..1], &DeadLetterAction::Leave(LONG)).await?, ids[..1], "left");
+    for deed in [
+        DeadLetterAction::Replay,
+        DeadLetterAction::Purge,
+        DeadLetterAction::Leave(Duration::ZERO),
+        DeadLetterAction::Leave(SHORT),
+    ] {
         equal!(grave.settle(Some("a"), &ids[..1], &deed).await?, [], "{deed:?} of who was too slow");
     }
     equal!(grave.ids(2).await?, ids, "what is there, as ever");
     equal!(grave.claim(&ids[..1], &claim("c", LONG)).await?, [], "claimed of what is still left");
     // Who names it without a claim means it; and what nobody else has taken is still his who claimed it.
     equal!(grave.replay(&ids[..1]).await?, 1, "replayed of what was left");
-    equal!(grave.settle(Some("a"), &ids, &Deed::Purge).await?, ids[1..], "purged of what nobody took");
+    equal!(
+        grave.settle(Some("a"), &ids, &DeadLetterAction::Purge).await?,
+        ids[1..],
+        "purged of what nobody took"
+    );
     Ok(())
 }
 
@@ -205,7 +227,7 @@ async fn only_who_has_a_letter_can_leave_it(h: Harness) -> Verdict {
     let ids = grave.ids(2).await?;
     grave.claim(&ids[..1], &claim("a", LONG)).await?;
     for by in [None, Some("b")] {
-        equal!(grave.settle(by, &ids, &Deed::Leave(LONG)).await?, [], "left by {by:?}");
+        equal!(grave.settle(by, &ids, &DeadLetterAction::Leave(LONG)).await?, [], "left by {by:?}");
     }
     equal!(grave.claim(&ids, &claim("b", LONG)).await?, ids[1..], "claimed after all that");
     Ok(())
@@ -215,7 +237,8 @@ async fn an_edited_letter_comes_back_with_another_body(h: Harness) -> Verdict {
     let mut grave = Grave::new(h).await?;
     let origins = grave.bury(&[message(0), message(1)]).await?;
     let ids = grave.ids(2).await?;
-    let deeds = [(ids[0], Deed::ReplayAs(foreign())), (ids[1], Deed::ReplayAs(Vec::new()))];
+    let deeds =
+        [(ids[0], DeadLetterAction::ReplayAs(foreign())), (ids[1], DeadLetterAction::ReplayAs(Vec::new()))];
     let settled = grave.h.backend.dead_letters.settle(&grave.tp, &grave.group, None, &deeds).await?;
     equal!(settled, ids, "replayed");
     let entries = grave.owner.take(2).await?;
@@ -233,7 +256,7 @@ async fn a_body_of_too_many_fields_is_refused(h: Harness) -> Verdict {
     grave.bury(&[message(0), message(1)]).await?;
     let ids = grave.ids(2).await?;
     let wide = vec![("n".into(), "v".into()); MAX_BODY_FIELDS + 1];
-    let deeds = [(ids[0], Deed::Replay), (ids[1], Deed::ReplayAs(wide.clone()))];
+    let deeds = [(ids[0], DeadLetterAction::Replay), (ids[1], DeadLetterAction::ReplayAs(wide.clone()))];
     let settled = grave.h.backend.dead_letters.settle(&grave.tp, &grave.group, None, &deeds).await;
     ensure!(
         settled.as_ref().is_err_and(|error| error.kind() == ErrorKind::TooLarge),
@@ -248,7 +271,7 @@ async fn a_body_of_too_many_fields_is_refused(h: Harness) -> Verdict {
     );
     let widest = vec![("n".into(), "v".into()); MAX_BODY_FIELDS];
     equal!(
-        grave.settle(None, &ids[..1], &Deed::ReplayAs(widest.clone())).await?,
+        grave.settle(None, &ids[..1], &DeadLetterAction::ReplayAs(widest.clone())).await?,
         ids[..1],
         "replayed as the widest"
     );

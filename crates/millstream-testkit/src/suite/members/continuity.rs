@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::members::{Assignment, Member, Pulse};
+use millstream_core::members::{Assignment, HeartbeatReply, Member};
 use millstream_core::{Continuity, ErrorKind};
 use tokio::time::Instant;
 
@@ -72,7 +72,7 @@ async fn who_was_not_answered_without_a_gap_drops_nobody(h: Harness) -> Verdict 
 }
 
 /// Sends a heartbeat, with what has been answered so far.
-async fn beat(club: &Club, member: &Member, heard: &mut Continuity) -> Result<Pulse, Violation> {
+async fn beat(club: &Club, member: &Member, heard: &mut Continuity) -> Result<HeartbeatReply, Violation> {
     let pulse = club.beat(&member.clone().hearing(heard.clone())).await?;
     heard.advance(&pulse.server, pulse.now);
     Ok(pulse)

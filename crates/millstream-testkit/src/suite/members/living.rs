@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::members::{Roster, Version};
+use millstream_core::members::{GroupMembers, Version};
 use millstream_core::{Continuity, ErrorKind, GroupName, Partition, TopicName};
 use tokio::time::Instant;
 
@@ -268,9 +268,9 @@ async fn an_unknown_topic_has_no_members(h: Harness) -> Verdict {
         let pulse = club.h.backend.members.heartbeat(&club.topic, &club.group, &ann, joining).await;
         refused(pulse, ErrorKind::NotFound, "a heartbeat in an unknown topic")?;
     }
-    equal!(club.roster().await?, Roster::default(), "the roster of an unknown topic");
+    equal!(club.roster().await?, GroupMembers::default(), "the roster of an unknown topic");
     club.leave(&ann).await?;
-    equal!(club.roster().await?, Roster::default(), "the roster of an unknown topic after a leave");
+    equal!(club.roster().await?, GroupMembers::default(), "the roster of an unknown topic after a leave");
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::schedule::Due;
-use millstream_core::tasks::{Ask, Claimed, ClaimedTask, Verdict as Says};
+use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, Verdict as Says};
 use millstream_core::{Continuity, MessageId, Reason};
 
 use super::{Desk, HOUR, STALE, ask, body, claim, failure, names, retry, snooze, suite, told};
@@ -28,8 +28,8 @@ suite!("tasks":
     an_extension_tells_which_server_answered_and_when,
 );
 
-fn brief(worker: &str, limit: usize) -> Ask {
-    Ask { hold: BRIEF, ..ask(worker, limit) }
+fn brief(worker: &str, limit: usize) -> ClaimRequest {
+    ClaimRequest { hold: BRIEF, ..ask(worker, limit) }
 }
 
 async fn a_claim_that_ran_out_comes_back_first(h: Harness) -> Verdict {
@@ -155,11 +155,11 @@ async fn a_further_crash_counts_if_a_handler_had_begun(h: Harness) -> Verdict {
     desk.place_due(["a"]).await?;
     // So short that each runs out before the next claim, and none is extended but the one that begins.
     let hold = Duration::from_millis(20);
-    let limited = |worker| Ask { hold, crash_limit: 3, ..ask(worker, 1) };
+    let limited = |worker| ClaimRequest { hold, crash_limit: 3, ..ask(worker, 1) };
     for (worker, crashes) in [("a", 0), ("b", 1), ("c", 1), ("d", 1)] {
         equal!(desk.take_one(&limited(worker)).await?.crashes, crashes, "crashes of what no handler began");
     }
-    let task = desk.take_one(&Ask { hold: LONG, ..limited("e") }).await?;
+    let task = desk.take_one(&ClaimRequest { hold: LONG, ..limited("e") }).await?;
     desk.begins(&task, LONG).await?;
     // It stays written down, whoever extends.
     ensure!(desk.extend(&task, hold).await?, "a claim is not ours at once");
@@ -208,9 +208,9 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
     let desk = Desk::new(h).await?;
     desk.place_due(["a"]).await?;
     let hold = Duration::from_millis(20);
-    let limited = Ask { hold, crash_limit: 2, ..ask("w", 1) };
+    let limited = ClaimRequest { hold, crash_limit: 2, ..ask("w", 1) };
     for crashes in 0..2 {
-        let task = desk.take_one(&Ask { hold: LONG, ..limited.clone() }).await?;
+        let task = desk.take_one(&ClaimRequest { hold: LONG, ..limited.clone() }).await?;
         equal!(task.crashes, crashes, "crashes before the limit");
         desk.begins(&task, hold).await?;
     }
@@ -248,7 +248,7 @@ fn answered(server: &str, now: u64, ttl: Duration, long: Duration) -> Continuity
 impl Desk {
     /// What the server calls itself.
     async fn server(&self) -> Result<String, Violation> {
-        let claimed = self.claim(&Ask { heard: Continuity::new(BRIEF), ..ask("nobody", 0) }).await?;
+        let claimed = self.claim(&ClaimRequest { heard: Continuity::new(BRIEF), ..ask("nobody", 0) }).await?;
         ensure!(!claimed.server.is_empty(), "a worker without a record is not told which server answers");
         Ok(claimed.server)
     }
@@ -264,7 +264,7 @@ impl Desk {
         loop {
             let now = self.h.now(&self.place).await?;
             let heard = answered(server, now, ttl, long);
-            if let Some(task) = self.claim(&Ask { heard, ..ask("v", 1) }).await?.tasks.pop() {
+            if let Some(task) = self.claim(&ClaimRequest { heard, ..ask("v", 1) }).await?.tasks.pop() {
                 return Ok(task);
             }
             patience.pause().await?;
@@ -273,7 +273,7 @@ impl Desk {
 
     /// Expects that nothing is taken over with this record.
     async fn leaves(&self, heard: Continuity, why: &str) -> Result<Claimed, Violation> {
-        let claimed = self.claim(&Ask { heard, crash_limit: 1, ..ask("v", 5) }).await?;
+        let claimed = self.claim(&ClaimRequest { heard, crash_limit: 1, ..ask("v", 5) }).await?;
         ensure!(claimed.tasks.is_empty(), "taken over {why}: {:?}", claimed.tasks);
         equal!(claimed.crashed, 0, "given up {why}");
         Ok(claimed)
@@ -331,7 +331,7 @@ async fn the_longer_hold_counts(h: Harness) -> Verdict {
 async fn an_answer_that_was_lost_is_no_crash(h: Harness) -> Verdict {
     let desk = Desk::new(h).await?;
     desk.place_due(["a"]).await?;
-    let brief = |worker| Ask { hold: Duration::from_millis(20), crash_limit: 1, ..ask(worker, 1) };
+    let brief = |worker| ClaimRequest { hold: Duration::from_millis(20), crash_limit: 1, ..ask(worker, 1) };
     let first = desk.take_one(&brief("w")).await?;
     let again = desk.take_one(&brief("w")).await?;
     equal!(again.before.as_ref(), Some(&first.token), "the token before that of what ran out");

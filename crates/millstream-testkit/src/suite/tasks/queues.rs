@@ -88,7 +88,7 @@ async fn a_shard_is_counted(h: Harness) -> Verdict {
     desk.place([("later", Due::In(HOUR))]).await?;
     let given_up = desk.take_one(&ask("w", 1)).await?;
     desk.settles(&given_up, dead(&given_up)).await?;
-    desk.take_one(&super::Ask { hold: BRIEF, ..ask("w", 1) }).await?;
+    desk.take_one(&super::ClaimRequest { hold: BRIEF, ..ask("w", 1) }).await?;
     desk.runs_out(BRIEF).await?;
     let counts = desk.counts().await?;
     let waiting = Waiting { total: 5, overdue: 4 };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{Due, OnConflict};
-use millstream_core::tasks::{Ask, Claimed, Verdict as Says};
+use millstream_core::tasks::{ClaimRequest, Claimed, Verdict as Says};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -58,7 +58,7 @@ impl Desk {
     }
 
     /// When a worker is to come back, in microseconds since 1970.
-    async fn told(&self, ask: &Ask) -> Result<u64, Violation> {
+    async fn told(&self, ask: &ClaimRequest) -> Result<u64, Violation> {
         let Claimed { tasks, next, now, .. } = self.claim(ask).await?;
         ensure!(tasks.is_empty(), "claimed: {tasks:?}");
         Ok(now * 1_000 + next.as_micros() as u64)
@@ -121,7 +121,7 @@ async fn whatever_is_due_first_calls_somebody(h: Harness) -> Verdict {
     let desk = Desk::new(h).await?;
     desk.place_due(["dead", "fails"]).await?;
     desk.is_called("something was scheduled").await?;
-    let tasks = desk.take(&Ask { hold: HOUR * 10, ..ask("w", 2) }, 2).await?;
+    let tasks = desk.take(&ClaimRequest { hold: HOUR * 10, ..ask("w", 2) }, 2).await?;
     desk.settles(&tasks[0], dead(&tasks[0])).await?;
     desk.place([("a", Due::In(HOUR * 5)), ("z", Due::In(HOUR * 9))]).await?;
     desk.is_called("something was scheduled").await?;
@@ -177,7 +177,7 @@ async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict 
     ensure!(claimed.tasks.is_empty(), "claimed with a limit of 0: {:?}", claimed.tasks);
     called(waiter).await?;
     let now = desk.h.now(&desk.place).await?;
-    let head = desk.told(&Ask { patience: HOUR * 2, ..ask("v", 1) }).await?;
+    let head = desk.told(&ClaimRequest { patience: HOUR * 2, ..ask("v", 1) }).await?;
     ensure!(head < now * 1_000 + 3_600_500_000, "who was called is told {head}, and it is {now}");
     // It takes as much as it can.
     desk.place_due(["b"]).await?;
@@ -254,7 +254,7 @@ async fn nobody_is_told_to_wait_longer_than_it_likes(h: Harness) -> Verdict {
             desk.place([(name, Due::In(HOUR))]).await?;
         }
         for worker in ["u", "v", "u"] {
-            let next = desk.claim(&Ask { patience, ..ask(worker, 1) }).await?.next;
+            let next = desk.claim(&ClaimRequest { patience, ..ask(worker, 1) }).await?.next;
             ensure!(
                 next <= patience && !next.is_zero(),
                 "{worker} is to come in {next:?}, with {patience:?}"
@@ -267,7 +267,7 @@ async fn nobody_is_told_to_wait_longer_than_it_likes(h: Harness) -> Verdict {
 async fn a_worker_is_told_when_a_claim_runs_out(h: Harness) -> Verdict {
     let desk = Desk::new(h).await?;
     desk.place_due(["a"]).await?;
-    let claimed = desk.claim(&Ask { hold: SECOND, ..ask("w", 1) }).await?;
+    let claimed = desk.claim(&ClaimRequest { hold: SECOND, ..ask("w", 1) }).await?;
     equal!(names(&claimed.tasks), ["a"], "claimed");
     let (told, end) = (desk.told(&ask("v", 1)).await?, (claimed.now + 1_000) * 1_000);
     ensure!(told.abs_diff(end) < 5_000, "told {told}, a claim runs out at {end}");
@@ -294,10 +294,10 @@ async fn a_worker_is_told_of_what_recurs(h: Harness) -> Verdict {
 async fn while_claims_are_open_two_workers_come_three_times_per_hold(h: Harness) -> Verdict {
     let desk = Desk::new(h).await?;
     let hold = Duration::from_millis(300);
-    let idle = |worker| Ask { hold, ..ask(worker, 5) };
+    let idle = |worker| ClaimRequest { hold, ..ask(worker, 5) };
     equal!(desk.claim(&idle("u")).await?.next, HOUR, "when a worker is to come, with nothing to do");
     desk.place_due(["a"]).await?;
-    let claimed = desk.claim(&Ask { hold: LONG, limit: 1, ..idle("w") }).await?;
+    let claimed = desk.claim(&ClaimRequest { hold: LONG, limit: 1, ..idle("w") }).await?;
     equal!(names(&claimed.tasks), ["a"], "claimed");
     for worker in ["u", "v", "u", "v"] {
         let next = desk.claim(&idle(worker)).await?.next;

@@ -1,6 +1,6 @@
 //! `millstream dlq consume`: dead letters as they come, and what becomes of each.
 
-mod clerk;
+mod handler;
 mod question;
 
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::commands::group::Of;
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage};
 use crate::{human, parse};
-use clerk::{Choice, Clerk};
+use handler::{Choice, LetterHandler};
 
 /// How often it is looked for letters that are new.
 const POLL: Duration = Duration::from_secs(1);
@@ -145,8 +145,8 @@ impl Consume {
         if self.limit == Some(0) {
             return Ok(Exit::Done);
         }
-        let (clerk, mut ends) = Clerk::new(cx.output, choice, self.limit, self.dry.dry_run);
-        let clerk = Arc::new(clerk);
+        let (letter_handler, mut ends) = LetterHandler::new(cx.output, choice, self.limit, self.dry.dry_run);
+        let letter_handler = Arc::new(letter_handler);
         let stopped = context::stopped();
         tokio::pin!(stopped);
         // Letters are printed as soon as it has started: from now on a signal is noticed, and not the end.
@@ -159,10 +159,10 @@ impl Consume {
             () = std::future::ready(()) => {}
         }
         let handler = {
-            let clerk = clerk.clone();
+            let letter_handler = letter_handler.clone();
             move |letter: millstream::Letter<Bytes>| {
-                let clerk = clerk.clone();
-                async move { clerk.handle(&letter.dead).await }
+                let letter_handler = letter_handler.clone();
+                async move { letter_handler.handle(&letter.dead).await }
             }
         };
         let dead = cx.mq.dead_letter_consumer(Topic::raw("").named(topic.as_str()), group.as_str());
@@ -182,7 +182,7 @@ impl Consume {
             }
         };
         // Whoever is asked need not answer any more; commands that run may end.
-        clerk.stop();
+        letter_handler.stop();
         let shutdown = consumer.shutdown();
         tokio::pin!(shutdown);
         let report = tokio::select! {
@@ -191,14 +191,14 @@ impl Consume {
             // The one of before is spent.
             again = context::stopped() => {
                 again?;
-                clerk.cut();
+                letter_handler.cut();
                 shutdown.await
             }
         };
         if let Ended::Failed(error) = ended {
             return Err(error);
         }
-        cx.output.note(&told(report, clerk.untouched(), clerk.failed()));
+        cx.output.note(&told(report, letter_handler.untouched(), letter_handler.failed()));
         if matches!(ended, Ended::Stopped) { self.is_stopped() } else { Ok(Exit::Done) }
     }
 

@@ -7,7 +7,7 @@ use millstream::DeadLetter;
 use tokio::sync::oneshot;
 
 use super::Fate;
-use crate::commands::dlq::look;
+use crate::commands::dlq::inspect;
 use crate::exit::Usage;
 
 /// Whether anybody can be asked.
@@ -26,7 +26,7 @@ pub(super) fn possible() -> Result<()> {
 /// # Errors
 /// If it cannot be asked.
 pub(super) async fn ask(letter: &DeadLetter) -> Result<Option<Fate>> {
-    let story = look::story(letter);
+    let story = inspect::story(letter);
     let (tell, told) = oneshot::channel();
     // On a thread that nobody waits for: a read from a terminal ends when somebody types, and not before.
     std::thread::Builder::new()

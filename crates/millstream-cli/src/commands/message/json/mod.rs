@@ -15,7 +15,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::commands::message::plain::is_control;
+    use crate::commands::message::sanitize::is_control;
     use crate::commands::message::{Body, View};
 
     fn view(envelope: Envelope) -> View {
@@ -51,7 +51,7 @@ mod tests {
             let envelope = Envelope::new(payload).with_key(&b"k\xff"[..]);
             let envelope = envelope.with_header("b", "1").with_header("a", &b"\xfe"[..]).with_header("a", "");
             let line = written(&envelope);
-            let safe = crate::commands::message::plain::json(&line);
+            let safe = crate::commands::message::sanitize::json(&line);
             assert!(!safe.contains(is_control), "{safe}");
             let read = read(safe.as_bytes()).unwrap_or_else(|error| panic!("{error}: {safe}"));
             assert_eq!(read.envelope, envelope, "{safe}");

@@ -8,7 +8,7 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use crate::commands::message::plain::{self, is_control};
+use crate::commands::message::sanitize::{self, is_control};
 use crate::commands::message::{Body, View};
 
 /// `{"topic":…,"partition":…,"id":…,"time_ms":…,"key":…,"headers":…,"payload":…}`.
@@ -124,5 +124,5 @@ impl Serialize for Text<'_> {
 /// The fields of what is no message, as JSON in one line.
 pub(crate) fn fields(fields: &[Field]) -> String {
     let pairs: Vec<_> = fields.iter().map(|(name, value)| (Text(name), Text(value))).collect();
-    plain::json(&serde_json::to_string(&pairs).unwrap_or_default()).into_owned()
+    sanitize::json(&serde_json::to_string(&pairs).unwrap_or_default()).into_owned()
 }

@@ -40,10 +40,10 @@ pub(in crate::consumer) struct KeyQueues<T> {
     at_once: usize,
     running: usize,
     queues: Vec<Queue<T>>,
-    /// KeyQueues that nobody uses.
+    /// Queues that nobody uses.
     free: Vec<usize>,
     keys: HashMap<Bytes, usize>,
-    /// KeyQueues that something can start in, by the number of their first item.
+    /// Queues that something can start in, by the number of their first item.
     ready: BinaryHeap<Reverse<(u64, usize)>>,
     arrivals: u64,
     /// How many wait in blocked queues.
@@ -270,7 +270,7 @@ mod tests {
         ]
     }
 
-    /// KeyQueues beside a model of them that is too simple to be wrong.
+    /// Queues beside a model of them that is too simple to be wrong.
     struct Model {
         by: By,
         at_once: usize,

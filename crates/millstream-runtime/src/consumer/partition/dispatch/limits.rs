@@ -50,7 +50,7 @@ impl Limiter {
         self.more_explained.notified()
     }
 
-    /// RetryTimers until a handler may run, and, if it is to handle a candidate alone, until no other one does.
+    /// Waits until a handler may run, and, if it is to handle a candidate alone, until no other one does.
     pub(in crate::consumer) async fn enter(
         &self,
         alone: bool,

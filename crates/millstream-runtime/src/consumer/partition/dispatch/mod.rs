@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::PollSemaphore;
 
 use crate::consumer::context::Subscription;
-use crate::consumer::group::lease::LeaseGuard;
+use crate::consumer::group::lease::{LeaseGuard, RevokedByPanic};
 use crate::consumer::handler::{Handler, Verdict, noticing};
 use crate::consumer::partition::dispatch::decide::decide;
 use crate::consumer::partition::dispatch::job::{Job, handle};
@@ -53,7 +53,7 @@ impl Dispatcher {
     /// Works until the consumer stops or the lease is lost; then waits for the handlers that run. What was read and
     /// not started stays pending, and the next owner gets it first.
     pub(in crate::consumer) async fn run(self) {
-        let _alarm = Alarm(self.guard.clone());
+        let _revoked = RevokedByPanic(self.guard.clone());
         match PartitionHandle::new(&self.context.context, &self.guard) {
             Ok(owned) => {
                 let mut dispatch = Dispatch::new(self, owned);
@@ -64,18 +64,6 @@ impl Dispatcher {
                 tracing::error!(%error, "a partition cannot be worked on");
                 self.guard.revoke();
             }
-        }
-    }
-}
-
-/// Panics of user code are caught where it is called: one that ends this loop is a defect of ours. The partition must
-/// not hang then, but be taken up anew.
-struct Alarm(Arc<LeaseGuard>);
-
-impl Drop for Alarm {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.revoke();
         }
     }
 }
@@ -467,7 +455,7 @@ impl Dispatch {
     }
 }
 
-/// RetryTimers for our turn among the handlers of the consumer, and until the lease can be relied on. `None` if it is lost.
+/// Waits for our turn among the handlers of the consumer, and until the lease can be relied on. `None` if it is lost.
 async fn turn(guard: &LeaseGuard, turns: &mut Option<PollSemaphore>) -> Option<Option<OwnedSemaphorePermit>> {
     let permit = match turns {
         // The place in the queue is kept when this is dropped and asked again.

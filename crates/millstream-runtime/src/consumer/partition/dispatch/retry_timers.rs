@@ -34,7 +34,7 @@ impl RetryTimers {
         self.waiting.is_empty()
     }
 
-    /// RetryTimer for `after`, counted from the moment that the note is written.
+    /// Wait for `after`, counted from the moment that the note is written.
     pub(in crate::consumer) fn after_note(&mut self, receipt: Receipt, after: Duration) {
         self.waiting.insert(receipt, RetryTimer { after, due: None, lane: None });
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use millstream::{Delivery, Millstream, Record, Topic};
 use millstream_core::schedule::MAX_PROMOTE;
-use millstream_core::tasks::{Ask, MAX_CLAIM, Verdict};
+use millstream_core::tasks::{ClaimRequest, MAX_CLAIM, Verdict};
 use millstream_core::{ScheduleId, Shard, TopicPartition};
 use millstream_delay::{DelayQueue, Task, TaskRecord};
 
@@ -105,7 +105,7 @@ async fn go(mq: &Millstream, engine: Engine) -> (u64, Vec<(ScheduleId, String)>)
                 promoted.expect("promoted").moved
             }
             Engine::Queue => {
-                let ask = Ask {
+                let ask = ClaimRequest {
                     worker: "burden".into(),
                     limit: MAX_CLAIM,
                     hold: Duration::from_secs(3_600),

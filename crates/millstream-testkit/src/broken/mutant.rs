@@ -6,9 +6,9 @@ macro_rules! sabotages {
         /// A mistake.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
-        pub enum Sabotage { $($(#[$doc])* $name,)* }
+        pub enum Mutant { $($(#[$doc])* $name,)* }
 
-        impl Sabotage {
+        impl Mutant {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
         }
@@ -330,7 +330,7 @@ sabotages! {
     /// A topic that is created again is taken for the one before.
     RebornUntold,
     /// Who worked on a topic that was deleted goes on with the next of its name.
-    RebornUnchecked,
+    GenerationUnchecked,
     /// A topic that was lost is said to be restored.
     RestoreForgotten,
     /// A restored group is always said to have been missing.

@@ -30,7 +30,7 @@ pub struct Call {
     pub ended: Option<(Instant, bool)>,
 }
 
-pub struct Team {
+pub struct Workers {
     pub memory: MemoryBackend,
     pub backend: Backend,
     pub topic: Topic<u64>,
@@ -64,7 +64,7 @@ pub fn few(builder: ConsumerBuilder<u64>) -> ConsumerBuilder<u64> {
     builder.sharing(Sharing::Shared).concurrency(Concurrency::Unordered(2)).prefetch(3).lease_ttl(TTL)
 }
 
-impl Team {
+impl Workers {
     pub fn new(partitions: u32) -> Self {
         let memory = MemoryBackend::new();
         let backend = Backend::from(memory.clone());

@@ -10,8 +10,8 @@ use millstream_core::topic::{TopicPartition, TopicSpec};
 use redis::{Pipeline, Value};
 
 use super::CHUNK;
-use super::look::Look;
-use super::walk::Walk;
+use super::count_range::Walk;
+use super::snapshot::Look;
 use crate::backend::RedisBackend;
 use crate::connection::Line;
 use crate::reply;
@@ -84,7 +84,7 @@ fn whole(look: &Look, pin: &Pin) -> bool {
 /// The watermark of the group after the slowest; behind the end if there is none.
 fn next(look: &Look) -> millstream_core::MessageId {
     let end = look.last.unwrap_or_default().next();
-    let mut marks: Vec<_> = look.groups.iter().map(super::look::GroupLook::watermark).collect();
+    let mut marks: Vec<_> = look.groups.iter().map(super::snapshot::GroupLook::watermark).collect();
     marks.sort_unstable();
     marks.get(1).copied().unwrap_or(end).min(end)
 }

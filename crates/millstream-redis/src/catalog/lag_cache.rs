@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 
-use super::look::{GroupLook, Look};
+use super::snapshot::{GroupLook, Look};
 
 /// Of how many groups on partitions something is remembered.
 const MOST: usize = 10_000;

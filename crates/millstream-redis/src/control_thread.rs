@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 /// Runs requests on a thread of its own. The thread starts with the first one and ends with this value.
 #[derive(Default)]
-pub(crate) struct Keeper(Mutex<Option<Running>>);
+pub(crate) struct ControlThread(Mutex<Option<Running>>);
 
 struct Running {
     runtime: Handle,
@@ -22,7 +22,7 @@ struct Running {
     _stop: oneshot::Sender<()>,
 }
 
-impl Keeper {
+impl ControlThread {
     /// Runs `request` over there and waits for what it brings. It goes on if nobody waits any more.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
@@ -53,7 +53,7 @@ fn start() -> std::io::Result<Running> {
     let handle = runtime.handle().clone();
     let (stop, stopped) = oneshot::channel::<()>();
     // Requests under way and connections end with the runtime. Nobody waits for the thread: it never blocks.
-    thread::Builder::new().name("millstream-keeper".into()).spawn(move || {
+    thread::Builder::new().name("millstream-control_thread".into()).spawn(move || {
         let _ = runtime.block_on(stopped);
     })?;
     Ok(Running { runtime: handle, _stop: stop })
@@ -65,27 +65,33 @@ mod tests {
 
     #[tokio::test]
     async fn it_is_one_thread_and_not_the_callers_and_ends_with_its_owner() {
-        let keeper = Keeper::default();
+        let control_thread = ControlThread::default();
         let name = || async { Ok(thread::current().name().map(str::to_owned)) };
-        assert_eq!(keeper.run(name()).await.expect("a name").as_deref(), Some("millstream-keeper"));
+        assert_eq!(
+            control_thread.run(name()).await.expect("a name").as_deref(),
+            Some("millstream-control_thread")
+        );
         let id = || async { Ok(thread::current().id()) };
-        assert_eq!(keeper.run(id()).await.expect("an id"), keeper.run(id()).await.expect("an id"));
+        assert_eq!(
+            control_thread.run(id()).await.expect("an id"),
+            control_thread.run(id()).await.expect("an id")
+        );
 
         let (ended, end) = oneshot::channel::<()>();
-        let forever = keeper.runtime().expect("a runtime").spawn(async move {
+        let forever = control_thread.runtime().expect("a runtime").spawn(async move {
             let _ended = ended;
             std::future::pending::<()>().await;
         });
-        drop(keeper);
+        drop(control_thread);
         assert!(end.await.is_err(), "what it ran is dropped");
         assert!(forever.await.is_err());
     }
 
     #[tokio::test]
     async fn a_request_that_panics_is_an_error_and_the_next_one_works() {
-        let keeper = Keeper::default();
-        let error = keeper.run::<()>(async { panic!("boom") }).await.expect_err("a panic");
+        let control_thread = ControlThread::default();
+        let error = control_thread.run::<()>(async { panic!("boom") }).await.expect_err("a panic");
         assert_eq!(error.kind(), ErrorKind::Unconfirmed);
-        keeper.run(async { Ok(()) }).await.expect("the thread lives");
+        control_thread.run(async { Ok(()) }).await.expect("the thread lives");
     }
 }

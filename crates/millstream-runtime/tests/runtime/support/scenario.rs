@@ -26,10 +26,10 @@ pub struct Call {
 
 /// All calls, in the order in which they began.
 #[derive(Clone, Default)]
-pub struct Course(Arc<Mutex<Vec<Call>>>);
+pub struct Scenario(Arc<Mutex<Vec<Call>>>);
 
 /// A call that is under way. Dropped, it has ended.
-pub struct Running(Course, usize);
+pub struct Running(Scenario, usize);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -37,7 +37,7 @@ impl Drop for Running {
     }
 }
 
-impl Course {
+impl Scenario {
     pub fn begin(&self, delivery: &Delivery<u64>) -> Running {
         let mut calls = self.0.lock().expect("lock");
         calls.push(Call {

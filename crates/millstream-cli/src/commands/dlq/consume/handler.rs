@@ -11,9 +11,9 @@ use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 
 use super::{Ended, Fate, question};
-use crate::commands::dlq::look::{self, Shown};
+use crate::commands::dlq::inspect::{self, Shown};
 use crate::commands::exec::Exec;
-use crate::commands::message::{Body, View, plain};
+use crate::commands::message::{Body, View, sanitize};
 use crate::output::Output;
 
 /// Who says what becomes of a letter.
@@ -38,7 +38,7 @@ enum Stage {
 
 /// Handles letters. Shared by all that are handled at once.
 #[derive(Debug)]
-pub(super) struct Clerk {
+pub(super) struct LetterHandler {
     output: Output,
     choice: Choice,
     dry_run: bool,
@@ -67,7 +67,7 @@ struct Line<'a> {
 /// It goes back at once, and nothing is said of it.
 const UNTOUCHED: DeadLetterOutcome = DeadLetterOutcome::LeaveFor(Duration::ZERO);
 
-impl Clerk {
+impl LetterHandler {
     /// With where it tells that it has ended.
     pub(super) fn new(
         output: Output,
@@ -77,7 +77,7 @@ impl Clerk {
     ) -> (Self, mpsc::UnboundedReceiver<Ended>) {
         let (ends, ended) = mpsc::unbounded_channel();
         let limit = limit.unwrap_or(u64::MAX);
-        let clerk = Self {
+        let handler = Self {
             output,
             choice,
             dry_run,
@@ -89,7 +89,7 @@ impl Clerk {
             ends,
             titled: Mutex::new(!std::io::stdout().is_terminal()),
         };
-        (clerk, ended)
+        (handler, ended)
     }
 
     /// Nobody is asked any more.
@@ -190,8 +190,8 @@ impl Clerk {
         let mut titled = self.titled.lock().unwrap_or_else(PoisonError::into_inner);
         let had_titles = std::mem::replace(&mut *titled, true);
         self.output.show(&Line { letter: Shown(letter), then: fate.as_str() }, |_| {
-            let titles = if had_titles { "" } else { look::TITLES };
-            format!("{titles}{}", look::line(letter, fate.as_str()))
+            let titles = if had_titles { "" } else { inspect::TITLES };
+            format!("{titles}{}", inspect::line(letter, fate.as_str()))
         })
     }
 
@@ -215,7 +215,7 @@ fn described(letter: &DeadLetter) -> (View, [(&'static str, String); 3]) {
         body: Body::of(&letter.body),
     };
     let more = [
-        ("MILLSTREAM_REASON", plain::line(letter.reason.as_str().as_bytes())),
+        ("MILLSTREAM_REASON", sanitize::line(letter.reason.as_str().as_bytes())),
         ("MILLSTREAM_ERROR", letter.error.clone()),
         ("MILLSTREAM_ORIGIN", letter.origin.to_string()),
     ];

@@ -6,13 +6,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream::{MessageId, Result};
 use millstream_core::log::Settled;
-use millstream_core::tasks::{Ask, Claimed, DeadTask, QueueSpec, TaskCounts, Tasks, Verdict};
+use millstream_core::tasks::{ClaimRequest, Claimed, DeadTask, QueueSpec, TaskCounts, Tasks, Verdict};
 use millstream_core::{Backend, QueueName, ScheduleId, Shard};
 
 /// Milliseconds from when each task was due to when it was claimed.
 pub(super) type Claims = Arc<Mutex<Vec<i64>>>;
 
-struct Witness {
+struct Recorder {
     tasks: Arc<dyn Tasks>,
     claims: Claims,
 }
@@ -20,13 +20,13 @@ struct Witness {
 /// The same backend, which writes down its claims.
 pub(super) fn witnessed(backend: &Backend) -> (Backend, Claims) {
     let claims = Claims::default();
-    let tasks = Arc::new(Witness { tasks: backend.tasks.clone(), claims: claims.clone() });
+    let tasks = Arc::new(Recorder { tasks: backend.tasks.clone(), claims: claims.clone() });
     (Backend { tasks, ..backend.clone() }, claims)
 }
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
-impl Tasks for Witness {
+impl Tasks for Recorder {
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
         self.tasks.create_queue(spec).await
     }
@@ -39,7 +39,7 @@ impl Tasks for Witness {
         self.tasks.queues().await
     }
 
-    async fn claim(&self, shard: &Shard, ask: &Ask) -> Result<Claimed> {
+    async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed> {
         let claimed = self.tasks.claim(shard, ask).await?;
         let late = |due: u64| claimed.now.cast_signed() - due.cast_signed();
         let late = claimed.tasks.iter().map(|task| late(task.due));

@@ -9,7 +9,7 @@ use millstream::{PartitionStats, TopicName};
 use serde::Serialize;
 
 use super::Of;
-use crate::commands::told::{Failed, Told};
+use crate::commands::failures::{Failed, Told};
 use crate::commands::view::{GroupView, ms};
 use crate::context::Context;
 use crate::exit::Exit;

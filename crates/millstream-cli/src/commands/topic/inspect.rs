@@ -6,7 +6,7 @@ use millstream::admin::TopicSurvey;
 use millstream::{ErrorKind, GroupName, TopicName};
 use serde::Serialize;
 
-use crate::commands::told::{Failed, Told};
+use crate::commands::failures::{Failed, Told};
 use crate::commands::view::{GroupView, TopicView};
 use crate::context::Context;
 use crate::exit::Exit;

@@ -14,7 +14,7 @@ use crate::owners::Terms;
 use crate::process::Process;
 
 /// A topic and the processes that consume it.
-pub struct Scene {
+pub struct Fixture {
     bin: &'static str,
     /// How members are started.
     pub setup: Setup,
@@ -42,7 +42,7 @@ pub struct Scene {
     _folder: TempDir,
 }
 
-impl Scene {
+impl Fixture {
     /// A topic without members; `bin` is the `member` binary.
     ///
     /// # Panics
@@ -237,7 +237,7 @@ impl Scene {
 }
 
 /// Says what happened last if the test failed.
-impl Drop for Scene {
+impl Drop for Fixture {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;

@@ -11,7 +11,7 @@ use serde::{Serialize, Serializer};
 
 use super::select::{Wanted, open};
 use crate::commands::group::Of;
-use crate::commands::message::{Body, json, plain};
+use crate::commands::message::{Body, json, sanitize};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output};
@@ -108,11 +108,11 @@ pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> St
             it.id.to_string(),
             it.topic_partition.partition.to_string(),
             human::time(it.id.ms),
-            plain::line(it.reason.as_str().as_bytes()),
+            sanitize::line(it.reason.as_str().as_bytes()),
             it.attempts.to_string(),
-            plain::cut(&plain::line(it.error.as_bytes())),
-            human::or_none(key, |key| plain::cut(&plain::line(&key))),
-            envelope.map_or_else(|why| why.to_string(), |it| plain::short(&it.payload)),
+            sanitize::cut(&sanitize::line(it.error.as_bytes())),
+            human::or_none(key, |key| sanitize::cut(&sanitize::line(&key))),
+            envelope.map_or_else(|why| why.to_string(), |it| sanitize::short(&it.payload)),
         ]
     };
     let titles = ["id", ">partition", "died", "reason", ">attempts", "error", "key", "payload"];
@@ -126,15 +126,19 @@ pub(super) const TITLES: &str =
 /// A letter as it comes, in one line, with what becomes of it. Widths are fixed, since what comes later is not known.
 pub(super) fn line(letter: &DeadLetter, then: &str) -> String {
     let payload = match Body::of(&letter.body) {
-        Body::Message(envelope) => plain::short(&envelope.payload),
+        Body::Message(envelope) => sanitize::short(&envelope.payload),
         Body::Malformed(why, fields) => {
-            format!("no message: {}: {}", plain::line(why.as_bytes()), plain::cut(&json::fields(&fields)))
+            format!(
+                "no message: {}: {}",
+                sanitize::line(why.as_bytes()),
+                sanitize::cut(&json::fields(&fields))
+            )
         }
     };
     let (died, partition, id) =
         (human::time(letter.id.ms), letter.topic_partition.partition.0, letter.id.to_string());
-    let reason = plain::line(letter.reason.as_str().as_bytes());
-    let error = plain::cut(&plain::line(letter.error.as_bytes()));
+    let reason = sanitize::line(letter.reason.as_str().as_bytes());
+    let error = sanitize::cut(&sanitize::line(letter.error.as_bytes()));
     let attempts = letter.attempts;
     format!(
         "{died:<24}  {partition:>4}  {id:<20}  {reason:<11}  {attempts:>8}  {then:<6}  {error}; {payload}"
@@ -203,22 +207,25 @@ pub(super) fn story(letter: &DeadLetter) -> String {
         ("partition", letter.topic_partition.partition.to_string()),
         ("group", letter.group.to_string()),
         ("died", human::time(letter.id.ms)),
-        ("reason", plain::line(letter.reason.as_str().as_bytes())),
+        ("reason", sanitize::line(letter.reason.as_str().as_bytes())),
         ("attempts", letter.attempts.to_string()),
-        ("error", plain::line(letter.error.as_bytes())),
+        ("error", sanitize::line(letter.error.as_bytes())),
         ("origin", format!("{}, sent {}", letter.origin, human::time(letter.origin.ms))),
     ];
     for failed in letter.history.failures() {
-        let error = plain::line(failed.error.as_bytes());
+        let error = sanitize::line(failed.error.as_bytes());
         pairs.push(("failed", format!("{} attempt {}: {error}", human::time(failed.at), failed.attempt)));
     }
     match Body::of(&letter.body) {
         Body::Message(envelope) => {
-            pairs.push(("key", human::or_none(envelope.key.as_ref(), |key| plain::line(key))));
+            pairs.push(("key", human::or_none(envelope.key.as_ref(), |key| sanitize::line(key))));
             for (name, value) in envelope.headers.iter() {
-                pairs.push(("header", format!("{}={}", plain::line(name.as_bytes()), plain::line(value))));
+                pairs.push((
+                    "header",
+                    format!("{}={}", sanitize::line(name.as_bytes()), sanitize::line(value)),
+                ));
             }
-            format!("{}\n{}", output::list(pairs), plain::text(&envelope.payload))
+            format!("{}\n{}", output::list(pairs), sanitize::text(&envelope.payload))
         }
         Body::Malformed(why, fields) => {
             pairs.push(("malformed", why));
@@ -253,7 +260,7 @@ impl Count {
         cx.output.show(&counted, |counted| {
             let mut lines = human::of(counted.count, "dead letter", "dead letters");
             for (reason, count) in counted.reasons.iter().flatten() {
-                lines += &format!("\n  {}: {}", plain::line(reason.as_bytes()), human::count(*count));
+                lines += &format!("\n  {}: {}", sanitize::line(reason.as_bytes()), human::count(*count));
             }
             for (partition, count) in counted.partitions.iter().flatten().filter(|_| self.reasons) {
                 lines += &format!("\n  partition {partition}: {}", human::count(*count));

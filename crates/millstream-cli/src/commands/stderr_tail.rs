@@ -8,7 +8,7 @@ use tokio::io::AsyncReadExt;
 use tokio::process::ChildStderr;
 use tokio::task::JoinHandle;
 
-use super::message::plain;
+use super::message::sanitize;
 
 /// The most bytes that stay.
 const MOST: usize = 500;
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// The stderr of a command.
 #[derive(Debug)]
-pub(super) struct Complaint {
+pub(super) struct StderrTail {
     tail: Arc<Mutex<Tail>>,
     /// Goes on as long as anybody writes there.
     passing: JoinHandle<()>,
@@ -31,7 +31,7 @@ struct Tail {
     line: Vec<u8>,
 }
 
-impl Complaint {
+impl StderrTail {
     /// Begins to pass it on.
     pub(super) fn of(stderr: Option<ChildStderr>) -> Self {
         let tail: Arc<Mutex<Tail>> = Arc::default();
@@ -72,7 +72,7 @@ impl Tail {
     fn told(&self) -> Option<String> {
         let line = if self.line.trim_ascii().is_empty() { &self.last } else { &self.line };
         let line = line.trim_ascii();
-        (!line.is_empty()).then(|| plain::line(line))
+        (!line.is_empty()).then(|| sanitize::line(line))
     }
 }
 
