@@ -1,4 +1,4 @@
-//! Assignment: who should own which partition; a pure function of the members and of what was assigned before.
+//! Assignment of partitions to members: a pure function of the members and of the previous assignment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -6,25 +6,24 @@ use std::fmt;
 use crate::members::{Assignment, Member};
 use crate::topic::Partition;
 
-/// Decides who should own which partition.
+/// Decides which member should own which partition.
 ///
-/// It must be a pure function: every member may compute it, and the first result that is published holds. All
-/// members of a group should use the same one.
+/// It must be a pure function: every member may compute it, and the first published result applies. All members of a
+/// group should use the same one.
 pub trait Assignor: fmt::Debug + Send + Sync {
     /// Assigns partitions `0..partitions`. `members` are in the order of their ids and not empty; `previous` is the
-    /// assignment before, which may name members that are gone and partitions that do not exist.
+    /// previous assignment, which may name members that are gone and partitions that do not exist.
     ///
-    /// Each member should get an entry, each partition at most one owner. A partition that nobody gets is not
-    /// consumed.
+    /// Each member should get an entry, each partition at most one owner. A partition without an owner is not consumed.
     fn assign(&self, partitions: u32, members: &[Member], previous: &Assignment) -> Assignment;
 }
 
-/// The default: numbers of partitions that differ by at most one, and as few moves as that allows.
+/// The default assignor: partition counts that differ by at most one, and as few moves as that allows.
 ///
-/// Pinned partitions go first to who wants them (of several, to the smallest id). Nobody gets more than its
-/// [`max_partitions`](Member::max_partitions), pins included; what is left over then is not consumed by anybody.
-/// Within these limits the numbers of partitions of any two members differ by at most one, unless pins force a
-/// difference, and no assignment with these numbers moves fewer partitions.
+/// Pinned partitions go first to the members that want them (of several, to the one with the smallest id). No member gets
+/// more than its [`max_partitions`](Member::max_partitions), pins included; partitions that are left over are not
+/// consumed. Within these limits the partition counts of any two members differ by at most one, unless pins force a
+/// difference, and no assignment with these counts moves fewer partitions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balanced;
 
@@ -34,7 +33,7 @@ impl Assignor for Balanced {
         let mut held: Vec<Vec<Partition>> = members.iter().map(|member| pins(member, &mut free)).collect();
         let pinned: Vec<usize> = held.iter().map(Vec::len).collect();
 
-        // What each had before and nobody has pinned: as much of it as its share allows it keeps.
+        // Each member keeps as many of its previous, unpinned partitions as its share allows.
         let kept: Vec<Vec<Partition>> = members
             .iter()
             .map(|member| {
@@ -50,6 +49,7 @@ impl Assignor for Balanced {
                 if at < room {
                     held.push(partition);
                 } else {
+                    // Beyond the share: free for members that are below theirs.
                     free.insert(partition);
                 }
             }
@@ -64,7 +64,7 @@ impl Assignor for Balanced {
     }
 }
 
-/// Takes a member's pins out of what is free.
+/// Takes a member's pins out of the free partitions, and returns them.
 fn pins(member: &Member, free: &mut BTreeSet<Partition>) -> Vec<Partition> {
     let limit = member.max_partitions.map_or(usize::MAX, |most| most as usize);
     let mut pins = Vec::new();
@@ -76,12 +76,13 @@ fn pins(member: &Member, free: &mut BTreeSet<Partition>) -> Vec<Partition> {
     pins
 }
 
-/// How many partitions each member gets: one after the other is given to whoever has the fewest, and of those to
-/// whoever would have to give one away otherwise.
+/// Returns the number of partitions of each member. Partitions are given out one at a time, to the member that has the
+/// fewest; of several, to the one that would otherwise have to give one away.
 fn shares(partitions: usize, members: &[Member], pinned: &[usize], wanted: &[usize]) -> Vec<usize> {
     let mut shares = pinned.to_vec();
     let limit = |member: &Member| member.max_partitions.map_or(usize::MAX, |most| most as usize);
-    // Members by share and then by how much they would lose: a heap in the order in which they are served.
+    // Members by share and then by the number of partitions that they would lose: a heap in the order in which they are
+    // served.
     let mut queue: BTreeMap<(usize, std::cmp::Reverse<usize>, usize), ()> = BTreeMap::new();
     let place = |at: usize, share: usize| (share, std::cmp::Reverse(wanted[at].saturating_sub(share)), at);
     for (at, member) in members.iter().enumerate() {
@@ -94,6 +95,7 @@ fn shares(partitions: usize, members: &[Member], pinned: &[usize], wanted: &[usi
         let Some(((_, _, at), ())) = queue.pop_first() else { break };
         shares[at] += 1;
         left -= 1;
+        // A member at its limit leaves the queue. With no member left in it, the remaining partitions get no owner.
         if shares[at] < limit(&members[at]) {
             queue.insert(place(at, shares[at]), ());
         }

@@ -1,8 +1,8 @@
-//! The audit role: finds what contradicts itself, and puts it right without losing a message.
+//! The audit role: finds inconsistencies, and repairs them without losing a message.
 //!
 //! A message of a group is in exactly one place: unread, pending, parked, in the retry log, or among the dead letters.
-//! What is looked at together is looked at in one step, so what merely moves while everything runs is no finding; the
-//! few that concern several places at once ([`Fault::needs_second_look`]) are to be looked for twice.
+//! Places that must agree are read in one step, so a message that merely moves while everything runs causes no finding.
+//! The few faults that concern several places at once ([`Fault::needs_second_look`]) must be confirmed by a second check.
 
 use std::fmt;
 
@@ -13,24 +13,24 @@ use crate::name::{GroupName, TopicName};
 use crate::schedule::Shard;
 use crate::topic::TopicPartition;
 
-/// The most items that one page looks at.
+/// The most items of one page.
 pub const MAX_PAGE: usize = 100;
 
-/// Where something is looked for.
+/// Scope of a check.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// A topic as a whole.
     Topic(TopicName),
     /// A partition, for all groups.
     Partition(TopicPartition),
-    /// A partition, as far as one group is concerned.
+    /// A partition, for one group.
     Group(TopicPartition, GroupName),
     /// A shard of a delay queue.
     Shard(Shard),
 }
 
 impl Scope {
-    /// What is to be looked at there.
+    /// Returns the checks of this scope.
     #[must_use]
     pub const fn checks(&self) -> &'static [Check] {
         match self {
@@ -64,7 +64,7 @@ impl fmt::Display for Scope {
     }
 }
 
-/// One structure that is walked through.
+/// Check of one structure, page by page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Check {
@@ -74,7 +74,7 @@ pub enum Check {
     Types,
     /// The groups on a log.
     Groups,
-    /// Where the group stands in its streams.
+    /// The group's positions in its streams.
     Position,
     /// Lease and fence.
     Lease,
@@ -82,15 +82,15 @@ pub enum Check {
     Parked,
     /// Bodies of retries.
     ParkedBodies,
-    /// What is pending of the log.
+    /// Pending entries of the log.
     Pending,
-    /// What is pending of the retry log.
+    /// Pending entries of the retry log.
     PendingRetries,
-    /// What was handed out of the retry log.
+    /// Entries of the retry log that were handed out.
     RetryLog,
-    /// Notes of what is pending.
+    /// Notes on pending entries.
     Notes,
-    /// Names under which something is pending.
+    /// Names under which entries are pending.
     Consumers,
     /// Due times of scheduled messages or tasks.
     Waiting,
@@ -103,7 +103,7 @@ pub enum Check {
 }
 
 impl Check {
-    /// As a fixed snake-case word.
+    /// Returns the check as a fixed snake-case word.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -127,21 +127,21 @@ impl Check {
     }
 }
 
-/// What can be wrong.
+/// Kind of inconsistency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Fault {
-    /// A topic is there and not in the list of topics.
+    /// A topic exists and is not in the list of topics.
     TopicUnlisted,
     /// A topic is listed and has no settings.
     TopicWithoutSettings,
-    /// What is stored of a topic, or of a group as a whole, makes no sense.
+    /// Stored data of a topic, or of a group as a whole, is invalid.
     SettingsDamaged,
     /// A partition is not in the topic's list.
     PartitionUnlisted,
-    /// The list has more partitions than the topic: an expansion that was not finished.
+    /// The list has more partitions than the topic: an unfinished expansion.
     PartitionsUnfinished,
-    /// A topic or group is marked as being deleted, and a part of it is still there.
+    /// A topic or group is marked as being deleted, and a part of its data still exists.
     DeletionUnfinished,
     /// A key holds a type that is not ours.
     WrongType,
@@ -149,11 +149,11 @@ pub enum Fault {
     GroupUnlisted,
     /// A group of the topic is missing on a partition.
     GroupMissing,
-    /// A group stands beyond the end of its stream: what comes next would be skipped.
+    /// A group's position is beyond the end of its stream: the next entries would be skipped.
     PositionAhead,
-    /// A lease that never ends, or whose token is not the fence's.
+    /// A lease never expires, or its token differs from the fence's.
     LeaseBroken,
-    /// The epoch or ttl of a fence makes no sense: nobody can own the partition.
+    /// The epoch or ttl of a fence is invalid: the partition cannot be owned.
     FenceDamaged,
     /// The body of a retry is gone.
     RetryLost,
@@ -165,9 +165,9 @@ pub enum Fault {
     Ghost,
     /// An entry of the retry log was handed out and is neither pending nor deleted.
     RetryLeaked,
-    /// A note of something that is not pending.
+    /// A note exists for an entry that is not pending.
     NoteStray,
-    /// Entries are pending under a name that nobody reads under, and nobody is there to take them over.
+    /// Entries are pending under a name that no consumer reads under, and no consumer runs that would take them over.
     ConsumerStray,
     /// The body of a scheduled message or task is gone.
     BodyLost,
@@ -175,23 +175,23 @@ pub enum Fault {
     BodyStranded,
     /// A task waits and is worked on at the same time.
     TaskTwice,
-    /// The state of a task that is not there.
+    /// A state is stored for a task that does not exist.
     StateStray,
 }
 
-/// Whether something is put right, and by whom.
+/// Way in which a fault is repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// [`Audit::repair`] does it; until then messages wait, or would be lost or skipped.
+    /// By [`Audit::repair`]; until then messages wait, or would be lost or skipped.
     Repair,
-    /// [`Audit::repair`] does it at once; consumers and workers do it by themselves when they come to it.
+    /// By [`Audit::repair`] at once, or later by consumers and workers themselves.
     Heals,
-    /// A person has to decide.
+    /// By a decision of a person.
     Person,
 }
 
 impl Fault {
-    /// As a fixed snake-case word.
+    /// Returns the remedy as a fixed snake-case word.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -221,7 +221,7 @@ impl Fault {
         }
     }
 
-    /// What is to be done about it.
+    /// Returns the remedy for it.
     #[must_use]
     pub const fn remedy(self) -> Remedy {
         match self {
@@ -251,7 +251,7 @@ impl Fault {
         }
     }
 
-    /// Whether it concerns several places, which cannot be looked at in one step: somebody may just be about it.
+    /// Whether it concerns several places, which cannot be read in one step: a change may just be under way.
     #[must_use]
     pub const fn needs_second_look(self) -> bool {
         matches!(
@@ -267,7 +267,7 @@ impl Fault {
         )
     }
 
-    /// What it means and what a repair does, in a sentence.
+    /// Returns a sentence on the meaning of the fault and the effect of a repair.
     #[must_use]
     pub const fn advice(self) -> &'static str {
         match self {
@@ -317,21 +317,21 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Something that is wrong.
+/// Inconsistency that was found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Finding {
-    /// What.
+    /// The kind.
     pub fault: Fault,
-    /// Where.
+    /// The scope in which it was found.
     pub scope: Scope,
-    /// Of what: an id, a name, a key.
+    /// The object concerned: an id, a name, a key.
     pub id: String,
-    /// What was seen, for people.
+    /// Details, for people.
     pub detail: String,
 }
 
 impl Finding {
-    /// A finding as a backend makes it.
+    /// Creates a finding as a backend returns it.
     #[must_use]
     pub fn new(fault: Fault, scope: &Scope, id: impl Into<String>, detail: impl Into<String>) -> Self {
         Self { fault, scope: scope.clone(), id: id.into(), detail: detail.into() }
@@ -344,30 +344,31 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The result of one look.
+/// Result of one check of a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Audited {
-    /// What is wrong in this page.
+    /// Inconsistencies in this page.
     pub findings: Vec<Finding>,
-    /// How many items it looked at.
+    /// Number of items that were checked.
     pub looked_at: u64,
-    /// Where to go on; `None` at the end.
+    /// Position at which the next page starts; `None` at the end.
     pub next: Option<String>,
 }
 
-/// Finds and repairs.
+/// Finds and repairs inconsistencies.
 #[async_trait]
 pub trait Audit: Send + Sync {
-    /// Looks at one page of one structure: up to [`MAX_PAGE`] items behind `after`, which is what the page before gave
-    /// as [`next`](Audited::next). Changes nothing. What is there during the whole walk is looked at.
+    /// Checks one page of one structure: up to [`MAX_PAGE`] items behind `after`, which is [`next`](Audited::next) of the
+    /// previous page. Changes nothing. Every item that exists from the first page to the last one is checked.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a check that the scope does not have;
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
     async fn audit(&self, scope: &Scope, check: Check, after: Option<&str>) -> Result<Audited>;
 
-    /// Puts one thing right, if it is still so; `false`, and nothing is done, if it is not, a person
-    /// [has to decide](Remedy::Person), or it cannot be done now: a look tells. No message is lost by it; some may be handled twice. Needs no lease.
+    /// Repairs one inconsistency, if it still exists. Returns `false`, and changes nothing, if it does not, if a person
+    /// [has to decide](Remedy::Person), or if it cannot be repaired now: another audit shows which. No message is lost by
+    /// a repair; some may be handled twice. Needs no lease.
     ///
     /// # Errors
     /// As [`audit`](Self::audit).

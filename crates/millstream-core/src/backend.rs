@@ -1,4 +1,4 @@
-//! A backend: one implementation of every role, behind trait objects.
+//! Backend: an implementation of every role, behind trait objects.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,45 +16,45 @@ use crate::shared::Shared;
 use crate::suspension::BootClock;
 use crate::tasks::Tasks;
 
-/// The roles that the runtime works with. Cloning is cheap.
+/// Implementations of all roles that the runtime works with. Cloning is cheap.
 ///
 /// A type that implements all roles becomes one with [`Backend::new`]. The fields are public so that a
 /// single role can be wrapped or replaced.
 #[derive(Clone)]
 pub struct Backend {
-    /// Append, fetch, settle, trim.
+    /// Appends, fetches, settles and trims.
     pub log: Arc<dyn Log>,
-    /// What is due later.
+    /// Keeps messages that are due later.
     pub schedule: Arc<dyn Schedule>,
-    /// What is scheduled again and again.
+    /// Keeps recurring schedules.
     pub recurring: Arc<dyn Recurring>,
-    /// Delay queues, for those who want no topics.
+    /// Delay queues, for use without topics.
     pub tasks: Arc<dyn Tasks>,
-    /// Ownership.
+    /// Grants ownership of partitions.
     pub leases: Arc<dyn Leases>,
-    /// What will not be retried.
+    /// Keeps messages that will not be retried.
     pub dead_letters: Arc<dyn DeadLetters>,
-    /// Topics and groups.
+    /// Keeps topics and groups.
     pub catalog: Arc<dyn Catalog>,
-    /// Who is alive in a group, and who should own what.
+    /// Keeps the live members of groups and their assignments.
     pub members: Arc<dyn Members>,
-    /// Reading and settling as one of many, without an owner.
+    /// Reads and settles for many consumers of a partition, without an owner.
     pub shared: Arc<dyn Shared>,
-    /// Looking at what is there.
+    /// Lists stored data, read-only.
     pub inspect: Arc<dyn Inspect>,
-    /// Finding and repairing what is wrong.
+    /// Finds and repairs inconsistencies.
     pub audit: Arc<dyn Audit>,
-    /// Whether everything happens in this process, by the clock of the caller's runtime. Then the runtime keeps leases
-    /// on the caller's runtime too; else on a thread of its own, which handlers cannot starve.
+    /// Whether the backend lives in this process and uses the clock of the caller's runtime. Then leases are renewed on
+    /// the caller's runtime too; otherwise on a thread of its own, which handlers cannot starve.
     pub local: bool,
-    /// Counts the time that this machine was suspended, for leases that go on running out meanwhile. `None` where the
-    /// runtime's own clock is all there is: in tests, for a [local](Self#structfield.local) backend, and where the
-    /// platform has none.
+    /// Clock that also counts the time for which this machine was suspended, since leases continue to expire meanwhile.
+    /// `None` where only the runtime's own clock exists: in tests, for a [local](Self#structfield.local) backend, and
+    /// where the platform has none.
     pub boot_clock: Option<Arc<dyn BootClock>>,
 }
 
 impl Backend {
-    /// A backend whose roles are all played by one value.
+    /// Creates a backend from one value that implements all roles.
     #[must_use]
     pub fn new<B>(backend: B) -> Self
     where
@@ -79,13 +79,13 @@ impl Backend {
         }
     }
 
-    /// The same backend, known to live in this process. See [`local`](Self#structfield.local).
+    /// Returns the same backend, marked as living in this process. See [`local`](Self#structfield.local).
     #[must_use]
     pub fn in_process(self) -> Self {
         Self { local: true, boot_clock: None, ..self }
     }
 
-    /// The same backend, with a clock that counts while the machine is suspended.
+    /// Returns the same backend, with a clock that also counts while the machine is suspended.
     #[must_use]
     pub fn with_boot_clock(self, clock: impl BootClock + 'static) -> Self {
         Self { boot_clock: Some(Arc::new(clock)), ..self }

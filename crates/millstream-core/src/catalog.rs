@@ -1,4 +1,4 @@
-//! The catalog role: topics, partitions, groups, and how they stand.
+//! The catalog role: topics, partitions, groups, and their state.
 
 use std::time::Duration;
 
@@ -9,96 +9,96 @@ use crate::id::MessageId;
 use crate::name::{GroupName, TopicName};
 use crate::topic::{Partition, TopicChange, TopicPartition, TopicSpec};
 
-/// The version of keys and fields that this library writes; it stands in every topic's meta hash.
+/// Version of keys and fields that this library writes; stored in every topic's meta hash.
 pub const FORMAT: u32 = 1;
 
-/// Where a new group starts reading.
+/// Position at which a new group starts reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Start {
-    /// With the oldest entry that is there. The default: a work queue must not skip what was sent before the
-    /// first consumer came.
+    /// The oldest entry that exists. The default: a work queue must not skip what was sent before the first consumer
+    /// started.
     #[default]
     Earliest,
-    /// With what is appended from now on.
+    /// Entries that are appended from now on.
     Latest,
-    /// With the first entry above this id. One that is beyond the end of the log is its end: nothing that comes is
-    /// skipped.
+    /// The first entry above this id. An id beyond the end of the log counts as its end: no later entry is skipped.
     After(MessageId),
-    /// With the first entry that was appended at this time or later: milliseconds since 1970 by the server's clock. A
-    /// time after the last entry is the end of the log, as above.
+    /// The first entry that was appended at this time or later: milliseconds since 1970 by the server's clock. A time
+    /// after the last entry counts as the end of the log, as above.
     At(u64),
 }
 
-/// For how long it is remembered that a topic or group was deleted: who was away for longer and still runs creates it
-/// again, as after a loss of data.
+/// Time for which the deletion of a topic or group is remembered: 1 hour. A consumer that was away for longer and still
+/// runs creates it again, as after a loss of data.
 pub const REMEMBERED: Duration = Duration::from_secs(3_600);
 
-/// What is kept of a group as a whole, apart from where it stands.
+/// State of a group as a whole, apart from its positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupState {
-    /// Since when it is [paused](Catalog::set_paused), in milliseconds since 1970 by the server's clock; `None` if it
-    /// is not.
+    /// Time since which it is [paused](Catalog::set_paused), in milliseconds since 1970 by the server's clock; `None` if
+    /// it is not.
     pub paused: Option<u64>,
-    /// Whether it is being deleted: if nobody is at it, that was stopped half-way.
+    /// Whether it is being deleted: if no deletion is running, one has stopped half-way.
     pub deleting: bool,
 }
 
 impl GroupState {
-    /// A group that works.
+    /// Creates the state of a group that is neither paused nor being deleted.
     #[must_use]
     pub const fn new() -> Self {
         Self { paused: None, deleting: false }
     }
 }
 
-/// The answer to [`Catalog::create_group`].
+/// Result of [`Catalog::create_group`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupCreated {
-    /// Whether the topic did not know the group before; also for those who come while it is being created.
+    /// Whether the topic did not have the group before; true also for callers that arrive while it is being created.
     pub new: bool,
-    /// The partitions on which it was created now. If the group is not new, it had been lost there
-    /// (or the topic has grown), and starts there with the oldest entry.
+    /// Partitions on which it was created by this call. If the group is not new, it had been lost there (or the topic has
+    /// grown), and starts there with the oldest entry.
     pub partitions: Vec<Partition>,
 }
 
-/// How one partition stands with one group.
+/// State of one partition for one group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PartitionStats {
-    /// Which partition.
+    /// The partition.
     pub partition: Partition,
-    /// Entries in the log.
+    /// Number of entries in the log.
     pub length: u64,
-    /// Entries that were ever appended to it, those included that have left; what was appended between two looks is the
-    /// difference. It starts over with a log that was deleted. `None` if the server keeps no count.
+    /// Number of entries that were ever appended to it, those included that have been dropped: the difference of two
+    /// readings is what was appended in between. It starts over with a log that was deleted. `None` if the server keeps
+    /// no count.
     pub appended: Option<u64>,
-    /// The id of the last entry that was handed out to the group; `None` if the group is not there.
+    /// Id of the last entry that was handed out to the group; `None` if the group does not exist.
     pub position: Option<MessageId>,
-    /// Entries that were never handed out to the group: exact, or `None` where that would take too long to find out
-    /// (the server has lost count, since entries were deleted or the group began inside the log, and there are too many
-    /// on both sides of it to be counted).
+    /// Number of entries that were never handed out to the group: exact, or `None` where that would take too long to find
+    /// out (the server has lost count, since entries were deleted or the group began inside the log, and there are too
+    /// many on both sides of its position to be counted).
     pub lag: Option<u64>,
-    /// Entries that were never handed out to the group, at least: as many as were found, if [`lag`](Self::lag) is not
-    /// known; else the same.
+    /// Lower bound of [`lag`](Self::lag): the number of entries that were counted, if `lag` is not known; otherwise the
+    /// same number.
     pub lag_at_least: u64,
-    /// How old the oldest entry of the log is that the group has not settled, unread or pending, by the server's clock.
-    /// `None` if there is none, or the group is not there. What is parked for a retry or stands in the retry log does
-    /// not count.
+    /// Age of the oldest entry of the log that the group has not settled, unread or pending, by the server's clock.
+    /// `None` if there is none, or the group does not exist. Parked retries and the retry log do not count.
     pub oldest: Option<Duration>,
-    /// Entries handed out and not settled, from log and retry log.
+    /// Number of entries handed out and not settled, from log and retry log.
     pub pending: u64,
-    /// Messages parked until their retry is due, and due ones not yet handed out.
+    /// Number of messages parked until their retry is due, and of due ones not yet handed out.
     pub retrying: u64,
-    /// Of these, how many are in the group's retry log and were not handed out yet: they were due when somebody looked.
+    /// Number of these that are in the group's retry log and were not handed out yet: they were due when they were
+    /// promoted.
     pub due: u64,
-    /// Dead letters.
+    /// Number of dead letters.
     pub dead: u64,
 }
 
 impl PartitionStats {
-    /// A partition in which nothing is.
+    /// Creates the state of an empty partition.
     #[must_use]
     pub const fn empty(partition: Partition) -> Self {
         Self {
@@ -121,63 +121,65 @@ impl PartitionStats {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pin {
-    /// Which partition.
+    /// The partition.
     pub partition: Partition,
-    /// Which group has settled the least.
+    /// The group, which has settled the least.
     pub group: GroupName,
-    /// The oldest entry that has to stay for it.
+    /// Id of the oldest entry that has to stay for it.
     pub watermark: MessageId,
-    /// How long ago it asked for entries last, by the server's clock, whoever asked; `None` if nobody ever did, or the
-    /// server does not say.
+    /// Time since the group last requested entries, by the server's clock, with any consumer; `None` if it never did, or
+    /// the server does not report it.
     pub idle: Option<Duration>,
-    /// Entries that stay for this group alone: every other group has settled them. If that is not the whole log, they are
-    /// counted up to [`LIMIT`](Self::LIMIT).
+    /// Number of entries that stay for this group alone: every other group has settled them. Unless that is the whole
+    /// log, they are counted up to [`LIMIT`](Self::LIMIT).
     pub entries: u64,
-    /// Whether there are no more than these.
+    /// Whether `entries` is exact, not a lower bound.
     pub exact: bool,
-    /// About how many bytes of the server's memory these take.
+    /// Approximate number of bytes of the server's memory that these entries take.
     pub bytes: u64,
 }
 
 impl Pin {
-    /// Up to so many entries are counted one by one; where the whole log stays, its length is known.
+    /// Largest number of entries that are counted one by one; where the whole log stays, its length is known.
     pub const LIMIT: u64 = 10_000;
 
-    /// What `group` keeps in a partition.
+    /// Creates the record of what `group` keeps in a partition.
     #[must_use]
     pub const fn new(partition: Partition, group: GroupName, watermark: MessageId) -> Self {
         Self { partition, group, watermark, idle: None, entries: 0, exact: true, bytes: 0 }
     }
 }
 
-/// Knows which topics and groups there are. Nothing here is needed for safety: that is the leases' part.
+/// Keeps topics and groups. Safety does not depend on this role: leases ensure it.
 #[async_trait]
 pub trait Catalog: Send + Sync {
-    /// Registers a topic unless it is there, and gives back the topic as it is stored: the first number of
-    /// partitions and the first retention win. If it is remembered that it was deleted, that is forgotten, and the new one
-    /// says so in [`generation`](TopicSpec::generation): who still works on the one before is not to take it for the same.
+    /// Registers a topic unless it exists, and returns its stored settings: the number of partitions and the retention of
+    /// the first call win. If the topic was deleted before, the record of that is removed, and the new topic has another
+    /// [`generation`](TopicSpec::generation), so that whatever still works on the deleted one does not take it for the
+    /// same.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the stored format is newer than
-    /// [`FORMAT`], or a setting is not known; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
-    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if the stored settings make no sense;
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the given ones do not.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the stored format is newer than [`FORMAT`], or a
+    /// setting is not known; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
+    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if the stored settings are invalid;
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) if the given ones are;
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) while it is being deleted. Transient ones.
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
 
     /// Creates a topic again that was lost with the data, as [`create_topic`](Self::create_topic) does, but not one that
-    /// was deleted: for who runs and finds no topic any more.
+    /// was deleted. It is for running clients whose topic no longer exists.
     ///
     /// # Errors
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if it is being deleted, or was within the time that is
-    /// [remembered](REMEMBERED): nothing is created. Also if it was created again since: then it is not the topic that the
-    /// caller knows, by its [`generation`](TopicSpec::generation). Those of [`create_topic`](Self::create_topic).
+    /// [remembered](REMEMBERED): nothing is created. Also if it was created again since: by its
+    /// [`generation`](TopicSpec::generation) it is then not the topic that the caller knows. Those of
+    /// [`create_topic`](Self::create_topic).
     async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
 
-    /// Gives a topic more partitions, and every group of it a place on the new ones, with their oldest entry.
-    /// Nothing happens if it has as many already. Gives back the topic as it is stored then.
+    /// Adds partitions to a topic, and creates every group of it on the new ones, starting with their oldest entry. Does
+    /// nothing if it has as many already. Returns the stored settings afterwards.
     ///
-    /// From then on keys may go to other partitions than before; see the ordering guide.
+    /// From then on keys may map to other partitions than before; see the ordering guide.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
@@ -185,7 +187,7 @@ pub trait Catalog: Send + Sync {
     /// [`MAX_PARTITIONS`](crate::topic::MAX_PARTITIONS); those of [`create_topic`](Self::create_topic).
     async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec>;
 
-    /// How many entries of a partition's log come after `start` and not after `end`, counted up to `limit`: what a
+    /// Counts the entries of a partition's log after `start` and not after `end`, up to `limit`: those that a
     /// [`seek`](crate::Log::seek) would read again or skip.
     ///
     /// # Errors
@@ -198,82 +200,85 @@ pub trait Catalog: Send + Sync {
         limit: u64,
     ) -> Result<u64>;
 
-    /// A topic as it is stored.
+    /// Returns the stored settings of a topic.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound), and those of [`create_topic`](Self::create_topic).
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec>;
 
-    /// Changes settings of a topic, and gives it back as it is stored then. Those who run notice with time.
+    /// Changes settings of a topic, and returns the stored settings afterwards. Running clients apply them with a delay.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
-    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a setting that makes no sense: nothing was
-    /// changed. Those of [`create_topic`](Self::create_topic).
+    /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for an invalid setting: nothing was changed. Those
+    /// of [`create_topic`](Self::create_topic).
     async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec>;
 
-    /// Deletes a topic with all that is kept for it and its groups: logs, retries, dead letters, what was scheduled,
-    /// leases, members, settings. Also what groups have that were never registered, if they are on a log. Gives back
-    /// whether there was such a topic.
+    /// Deletes a topic with everything that is stored for it and its groups: logs, retries, dead letters, scheduled
+    /// messages, leases, members, settings. This includes the data of groups that were never registered, if they are on a
+    /// log. Returns whether there was such a topic.
     ///
-    /// It is not asked whether anybody works on it. Consumers lose their leases, and then hear that the topic was
-    /// deleted: that is [remembered](REMEMBERED), so that they end and do not [restore](Self::restore_topic) it; also if
-    /// it is created again before they ask. A producer brings logs back until it asks for the topic the next time, and is
-    /// refused from then on: stop it first. To get rid of what it brought, create the topic again and delete it again.
+    /// It does not check whether the topic is in use. Consumers lose their leases, and then learn that the topic was
+    /// deleted: that is [remembered](REMEMBERED), so that they end and do not [restore](Self::restore_topic) it, even if
+    /// it is created again in the meantime. A producer creates logs again until it next reads the topic's settings, and
+    /// is refused from then on: stop producers first. To remove such logs, create the topic again and delete it again.
     ///
-    /// Stopped half-way, the topic is not there for anybody, and a part of what it had is left; the same call again does
-    /// the rest. Of several who delete it at the same time, each ends the same deletion: who is slow and finds that
-    /// another one has ended it stops, and leaves a topic alone that was created since.
+    /// If the deletion stops half-way, the topic no longer exists for any client, and a part of its data is left; the
+    /// same call again deletes the rest. Several concurrent calls complete the same deletion: a slow one that finds it
+    /// completed stops, and leaves a topic alone that was created since.
     ///
     /// # Errors
     /// Transient ones; those of [`create_topic`](Self::create_topic).
     async fn delete_topic(&self, name: &TopicName) -> Result<bool>;
 
-    /// All topics, sorted by name.
+    /// Returns the names of all topics, sorted.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn topics(&self) -> Result<Vec<TopicName>>;
 
-    /// Registers a group and creates it on every partition where it is missing. That it was deleted before is forgotten.
+    /// Registers a group and creates it on every partition where it is missing. The record of an earlier deletion is
+    /// removed.
     ///
-    /// Where it starts is for a new group alone to say. On a partition that lost a known one it starts with the oldest
-    /// entry: what it had settled there nobody knows, and nothing unsettled is to be skipped. Of several who create a new
-    /// one at the same time, the first one says where it starts.
+    /// `start` applies to a new group only. On a partition that lost a known group, the group starts with the oldest
+    /// entry: its position there is lost, and nothing unsettled may be skipped. If several callers create a new group
+    /// concurrently, the `start` of the first one applies.
     ///
     /// # Errors
-    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) while it is being deleted. Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) while it is being deleted. Transient ones;
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated>;
 
-    /// Deletes a group of a topic with all that is kept for it, also one that is on logs without being registered.
-    /// Gives back whether there was such a group.
+    /// Deletes a group of a topic with everything that is stored for it, also a group that is on logs without being
+    /// registered. Returns whether there was such a group.
     ///
-    /// It is not asked whether anybody works in it. Its consumers lose their leases first, and with their next heartbeat
-    /// hear that it was deleted: that is [remembered](REMEMBERED), so that they end and do not
-    /// [restore](Self::restore_group) it. Stopped half-way, the group is marked as being deleted, with a part of what it
-    /// had; the same call again does the rest. Of several who delete it at the same time, each ends the same deletion, as
+    /// It does not check whether the group is in use. Its consumers first lose their leases, and learn with their next
+    /// heartbeat that the group was deleted: that is [remembered](REMEMBERED), so that they end and do not
+    /// [restore](Self::restore_group) it. If the deletion stops half-way, the group stays marked as being deleted, with a
+    /// part of its data; the same call again deletes the rest. Several concurrent calls complete the same deletion, as
     /// [of a topic](Self::delete_topic).
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) without such a topic. Transient ones.
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no such topic. Transient ones.
     async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool>;
 
-    /// All groups of a topic, sorted by name.
+    /// Returns the names of all groups of a topic, sorted.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>>;
 
-    /// Creates the group again on a partition that lost it, so that reading goes on above `after`, and registers
-    /// it again. If it is there, nothing happens. Gives back whether it was missing.
+    /// Creates the group again on a partition that lost it, so that reading continues above `after`, and registers it
+    /// again. Does nothing if the group exists. Returns whether it was missing.
     ///
-    /// If the log ends below `after`, it is not the log that `after` was read from: the group then starts with its
-    /// oldest entry.
+    /// If the log ends below `after`, it is not the log that `after` was read from: the group then starts with its oldest
+    /// entry.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic is not there, and
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic does not exist, and
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was within the time that is
-    /// [remembered](REMEMBERED) and was not created since: nothing is created then. Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [remembered](REMEMBERED) and was not created since: nothing is created then. Transient ones;
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn restore_group(
         &self,
         topic_partition: &TopicPartition,
@@ -281,30 +286,31 @@ pub trait Catalog: Send + Sync {
         after: MessageId,
     ) -> Result<bool>;
 
-    /// Pauses a group as a whole, or lets it go on; gives back whether that changed anything. It is kept with the group,
-    /// and told to its members with their next [heartbeat](crate::Members::heartbeat), for which they are woken: so all
-    /// of them, and who comes later, take nothing new until it is over.
+    /// Pauses or resumes a group as a whole; returns whether that changed anything. The state is stored with the group.
+    /// Members receive it with their next [heartbeat](crate::Members::heartbeat), which this call triggers: so all of
+    /// them, and members that join later, take nothing new until the group is resumed.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) without such a topic or group;
+    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no such topic or group;
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) while it is being deleted. Transient ones;
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool>;
 
-    /// What is kept of a group as a whole. One of which nothing is kept works, if it is there.
+    /// Returns the state of a group as a whole. A group without stored state is neither paused nor being deleted, if it
+    /// exists.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState>;
 
-    /// How every partition stands with the group, in the order of partitions.
+    /// Returns the state of every partition for the group, in the order of partitions.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>>;
 
-    /// Which group keeps most from being dropped, of every partition whose log has entries and a group that has not
-    /// settled them all.
+    /// Returns the group that keeps the most entries from being dropped, for every partition whose log has entries and a
+    /// group that has not settled them all.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).

@@ -1,29 +1,29 @@
-//! Codecs: how a payload becomes bytes and a value again.
+//! Codecs: conversion of payloads between values and bytes.
 
 use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::error::BoxError;
 
-/// Turns values of `T` into payload bytes and back.
+/// Converts values of `T` into payload bytes and back.
 ///
 /// A codec is a unit struct or a `static`: a [`Topic`](crate::Topic) holds it by `&'static` reference. It
 /// must be pure: the same value gives bytes that decode to the same value, in every process.
 pub trait Codec<T>: Send + Sync {
-    /// The name of the format, for logs and docs: `json`.
+    /// Returns the name of the format, for logs and docs: `json`.
     fn name(&self) -> &'static str;
 
-    /// The bytes of a value.
+    /// Returns the bytes of a value.
     ///
     /// # Errors
-    /// Whatever keeps the value from being written; the send fails with
+    /// Any error that keeps the value from being written; the send fails with
     /// [`ErrorKind::Encode`](crate::ErrorKind::Encode).
     fn encode(&self, value: &T) -> Result<Bytes, BoxError>;
 
-    /// The value of a payload.
+    /// Returns the value of a payload.
     ///
     /// # Errors
-    /// Whatever is wrong with the bytes; the message goes to the dead letters with
+    /// Any error in the bytes; the message becomes a dead letter with
     /// [`Reason::Undecodable`](crate::Reason::Undecodable), and its bytes are kept.
     fn decode(&self, payload: &Bytes) -> Result<T, BoxError>;
 }
@@ -48,7 +48,7 @@ impl<T: Serialize + DeserializeOwned> Codec<T> for Json {
     }
 }
 
-/// The bytes as they are. Nothing is copied.
+/// Bytes as they are. Nothing is copied.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Raw;
 

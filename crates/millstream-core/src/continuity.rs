@@ -1,19 +1,19 @@
-//! Continuity: since when a client has been answered by one server without a gap.
+//! Continuity: the time for which one server has answered a client without a gap.
 //!
-//! A heartbeat, lease, claim or idle time that ran out says one of two things: whoever should have renewed it is dead,
-//! or nobody could reach the server. A request that acts on it (drops a member, takes a lease or an entry over) therefore
-//! carries the asker's continuity, and the server lets it act only if the asker itself has been answered by this very
-//! server, without a gap, for one ttl: long enough for everybody who lived through an outage to come back first.
+//! A heartbeat, lease, claim or idle time can expire for two reasons: the client that should have renewed it is dead, or
+//! no client could reach the server. So a request that acts on it (drops a member, takes over a lease or an entry)
+//! carries the sender's continuity. The server lets it act only if this very server has answered the sender for one ttl
+//! without a gap: long enough for every client that survived an outage to come back first.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Since when a client has been answered by one server without a gap.
+/// Time for which one server has answered a client without a gap.
 ///
-/// Times are the server's, in milliseconds since 1970; the client's clock decides nothing. A restart and a fail-over
-/// change the server's identity. A gap is half a ttl without an answer: clients ask three times per ttl. It is shorter
-/// than what an innocent client may be silent for (a ttl, less a third of it since its last heartbeat) by the time that
-/// client needs to be heard again.
+/// Times are the server's, in milliseconds since 1970; the client's clock has no part in it. A restart and a fail-over
+/// change the server's identity. A gap is half a ttl without an answer: clients send three requests per ttl. A live
+/// client may be silent for a ttl less the third of it that has passed since its last heartbeat. A gap is shorter than
+/// that by the time that such a client needs for its next heartbeat to arrive.
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,7 +33,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuity {
     ttl_ms: u64,
-    /// `None` before the first answer.
+    /// The answers since the last gap; `None` before the first answer.
     answered: Option<Answered>,
     assured: bool,
 }
@@ -45,28 +45,29 @@ struct Answered {
     until: u64,
 }
 
-/// Stands for the identity of a server that does not give one: then gaps alone are counted.
+/// Identity of a server that does not give one: then only gaps count.
 pub const UNNAMED: &str = "-";
 
-/// Stands for [`Continuity::assured`] in requests.
+/// Wire form of [`Continuity::assured`] in requests.
 const ASSURED: &str = "*";
 
 impl Continuity {
-    /// Of a client that has not been answered yet. `ttl` is that of the leases, heartbeats or claims that it judges.
+    /// Creates the continuity of a client before its first answer. `ttl` is that of the leases, heartbeats or claims that
+    /// it judges.
     #[must_use]
     pub fn new(ttl: Duration) -> Self {
         let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 52);
         Self { ttl_ms, answered: None, assured: false }
     }
 
-    /// Of somebody who has seen to it that whoever is judged is gone: an operator, or a test. It judges at once, and does
-    /// not belong into a loop.
+    /// Creates a continuity that judges at once: for an operator or a test that has made sure that the others are gone.
+    /// It must not be used in a loop.
     #[must_use]
     pub fn assured() -> Self {
         Self { ttl_ms: 1, answered: None, assured: true }
     }
 
-    /// A server answered: at `now`, by its own clock.
+    /// Records an answer of `server`, at `now` by the server's clock.
     pub fn advance(&mut self, server: &str, now: u64) {
         match &mut self.answered {
             Some(answered) if answered.reaches(server, now, self.ttl_ms) => answered.until = now,
@@ -74,30 +75,31 @@ impl Continuity {
         }
     }
 
-    /// Whether a request that this server executes at `now` may count against others that they were not heard.
+    /// Whether a request that this server executes at `now` may treat expired clients as dead.
     #[must_use]
     pub fn judges(&self, server: &str, now: u64) -> bool {
         self.assured || self.judges_in(server, now) == Some(0)
     }
 
-    /// In how many milliseconds it [judges](Self::judges), if it goes on without a gap; `None` if it would have to begin
-    /// anew.
+    /// Returns the number of milliseconds until it [judges](Self::judges), if no gap occurs; `None` if it would have to
+    /// start over.
     fn judges_in(&self, server: &str, now: u64) -> Option<u64> {
         let answered =
             self.answered.as_ref().filter(|answered| answered.reaches(server, now, self.ttl_ms))?;
         Some(answered.since.saturating_add(self.ttl_ms).saturating_sub(now))
     }
 
-    /// How long until it [judges](Self::judges): a whole ttl if it has to begin anew.
+    /// Returns the time until it [judges](Self::judges): a whole ttl if it has to start over.
     #[must_use]
     pub fn left(&self, server: &str, now: u64) -> Duration {
         let left = if self.assured { Some(0) } else { self.judges_in(server, now) };
         Duration::from_millis(left.unwrap_or(self.ttl_ms))
     }
 
-    /// When a claim may be taken over that runs out at `deadline` and was renewed last for `hold`: milliseconds of the
-    /// server's clock, like both. Whoever holds it for longer than the ttl may take longer to come back; and if the ttl is
-    /// longer than the claim, gaps that are long for the claim do not show.
+    /// Returns the time at which a claim may be taken over that expires at `deadline` and was last renewed for `hold`:
+    /// milliseconds, by the server's clock for both times. The longer one of ttl and `hold` counts: a worker that holds
+    /// for longer than the ttl may take longer to come back, and with a ttl longer than the claim, gaps that are long for
+    /// the claim go unnoticed.
     #[must_use]
     pub fn free_at(&self, server: &str, now: u64, deadline: u64, hold: u64) -> u64 {
         if self.assured {
@@ -109,7 +111,7 @@ impl Continuity {
         judges.max(deadline.saturating_sub(hold).saturating_add(longest))
     }
 
-    /// Whether it has [judged](Self::judges) at the last answer.
+    /// Whether it [judged](Self::judges) at the last answer.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         let whole = |answered: &Answered| answered.until - answered.since >= self.ttl_ms;
@@ -120,13 +122,13 @@ impl Continuity {
 impl Answered {
     /// Whether an answer of `server` at `now` follows without a gap.
     fn reaches(&self, server: &str, now: u64, ttl_ms: u64) -> bool {
-        // Backwards is a gap as well: then nothing is known of how much time has passed.
+        // A clock that was set back counts as a gap: the time that has passed is then unknown.
         server == self.server && now.checked_sub(self.until).is_some_and(|gap| gap < ttl_ms.div_ceil(2))
     }
 }
 
-/// As requests carry it: `<ttl> <since> <until> <server>`, times in milliseconds; `*` for an
-/// [assured](Continuity::assured) one, and nothing before the first answer.
+/// Writes the form that requests carry: `<ttl> <since> <until> <server>`, times in milliseconds; `*` for an
+/// [assured](Continuity::assured) one; empty before the first answer.
 impl fmt::Display for Continuity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.answered {
@@ -180,7 +182,7 @@ mod tests {
     #[test]
     fn a_claim_is_free_when_it_and_the_record_are_as_old_as_the_longer_of_both_holds() {
         let whole = heard(&[("a", 500), ("a", 540), ("a", 580), ("a", 620)]);
-        // Deadline, hold and when it is free.
+        // Deadline, hold, and the time at which it is free.
         for (deadline, hold, free) in [(630, 100, 630), (590, 100, 600), (630, 30, 700), (630, 200, 700)] {
             assert_eq!(whole.free_at("a", 640, deadline, hold), free, "{deadline} {hold}");
             assert_eq!(whole.free_at("b", 640, deadline, hold), 640 + hold.max(100), "another server");

@@ -1,4 +1,4 @@
-//! The dead-letters role: what will not be retried, and how it comes back.
+//! The dead-letters role: messages that will not be retried, and their replay.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,28 +15,28 @@ use crate::name::GroupName;
 use crate::topic::TopicPartition;
 use crate::wire::{self, Field, Fields, Malformed};
 
-/// Why a message was given up.
+/// Reason why a message was given up.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The retry policy had no further attempt.
+    /// The retry policy allowed no further attempt.
     Exhausted,
-    /// The handler said so.
+    /// The handler rejected the message.
     Rejected,
     /// The codec could not read the payload.
     Undecodable,
-    /// The entry is not a message: no payload, a field twice, or over a limit.
+    /// The entry is not a message: no payload, a duplicate field, or over a limit.
     Malformed,
-    /// Processes died over it, as often as the consumer allows.
+    /// Processes died while they handled it, as often as the consumer allows.
     Crashed,
-    /// A parked message whose body was gone when it became due; only its id is left.
+    /// The body of a parked message was gone when it became due; only its id is left.
     Orphan,
-    /// A word that this version does not know.
+    /// A reason that this version does not know.
     Other(Cow<'static, str>),
 }
 
 impl Reason {
-    /// The word in the entry, in metrics and in the CLI.
+    /// Returns the word in the entry, in metrics and in the CLI.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -50,7 +50,7 @@ impl Reason {
         }
     }
 
-    /// Reads the word back.
+    /// Parses the word.
     #[must_use]
     pub fn parse(word: &str) -> Self {
         [Self::Exhausted, Self::Rejected, Self::Undecodable, Self::Malformed, Self::Crashed, Self::Orphan]
@@ -66,24 +66,24 @@ impl fmt::Display for Reason {
     }
 }
 
-/// A message that a group gave up, with where it came from and its original entry.
+/// Message that a group gave up, with its place of origin and its original entry.
 #[derive(Clone, Debug)]
 pub struct DeadLetter {
-    /// The id of the dead letter; its first part is when the message died, by the server's clock.
+    /// Id of the dead letter; its first part is the time of death, by the server's clock.
     pub id: MessageId,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// How many attempts were made.
+    /// Number of attempts that were made.
     pub attempts: u32,
-    /// What the last attempt failed with; empty if none was made.
+    /// Error of the last attempt; empty if none was made.
     pub error: String,
-    /// The id of the message in its partition's log.
+    /// Id of the message in its partition's log.
     pub origin: MessageId,
     /// The partition it came from and goes back to.
     pub topic_partition: TopicPartition,
     /// The group that gave it up.
     pub group: GroupName,
-    /// What all attempts failed with, as far as that is kept.
+    /// Failures of all attempts, as far as they are kept.
     pub history: History,
     /// The original entry, byte for byte.
     pub body: Fields,
@@ -92,7 +92,7 @@ pub struct DeadLetter {
 impl DeadLetter {
     /// Reads a dead letter of `group` in `topic_partition` from its entry.
     ///
-    /// An entry that somebody else put there is shown too, with an empty reason and itself as the body.
+    /// An entry that another program put there is returned too, with an empty reason and itself as the body.
     #[must_use]
     pub fn from_entry(
         id: MessageId,
@@ -115,34 +115,34 @@ impl DeadLetter {
         }
     }
 
-    /// The message, if the body is one.
+    /// Decodes the message.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The reason why the body is not a message.
     pub fn envelope(&self, limits: &Limits) -> Result<Envelope, Malformed> {
         wire::decode_body(&self.body, limits)
     }
 }
 
-/// For how long it is remembered which letters were [put back](DeadLetters::put), counted from the last one.
+/// Time for which a letter that was [put back](DeadLetters::put) is remembered, counted from the last one: 7 days.
 pub const IMPORT_MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// The longest that a claim holds, or that a letter is left alone: longer ones are cut.
+/// Longest time for which a claim holds or a letter is left alone: longer times are cut to it. 365 days.
 pub const MAX_HOLD: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// What somebody asks for who wants dead letters to himself for a while.
+/// Request for exclusive access to dead letters for a limited time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Who: 1 to 128 bytes without spaces, unique to one run of one program.
+    /// Name of the claimer: 1 to 128 bytes without spaces, unique to one run of one program.
     pub by: String,
-    /// For how long, in milliseconds rounded up, by the server's clock; at most [`MAX_HOLD`].
+    /// Time for which the claim holds, in milliseconds rounded up, by the server's clock; at most [`MAX_HOLD`].
     pub hold: Duration,
-    /// Whether letters are claimed too that were [left](DeadLetterAction::Leave) for later.
+    /// Whether to claim also letters that were [left](DeadLetterAction::Leave) for later.
     pub left_too: bool,
 }
 
 impl Claim {
-    /// The name, if it can be one.
+    /// Returns the name, if it is valid.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] if it is empty, too long, has spaces, or is `-`.
@@ -157,22 +157,23 @@ impl Claim {
     }
 }
 
-/// What becomes of a dead letter.
+/// Action on a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeadLetterAction {
-    /// It goes back to its group, and to no other, as a first attempt.
+    /// Move it back to its group, and to no other, as a first attempt.
     Replay,
-    /// The same, with another body: at most [`MAX_BODY_FIELDS`](wire::MAX_BODY_FIELDS) fields; none for the one it has.
+    /// The same, with another body: at most [`MAX_BODY_FIELDS`](wire::MAX_BODY_FIELDS) fields; an empty one keeps the
+    /// body that it has.
     ReplayAs(Fields),
-    /// It is deleted for good.
+    /// Delete it permanently.
     Purge,
-    /// It stays, and who has claimed it has it no more; nobody else can leave it. For so long it is not claimed again,
-    /// unless by those who claim what was [left, too](Claim::left_too); at most [`MAX_HOLD`].
+    /// Keep it and end its claim; only the claimer can do this. For this time it is not claimed again, except by claims
+    /// with [`left_too`](Claim::left_too); at most [`MAX_HOLD`].
     Leave(Duration),
 }
 
 impl DeadLetterAction {
-    /// Whether a store can do it.
+    /// Checks whether a store can do it.
     ///
     /// # Errors
     /// [`ErrorKind::TooLarge`] for a body with too many fields.
@@ -184,7 +185,7 @@ impl DeadLetterAction {
     }
 }
 
-/// Whether a body can be put among dead letters, or replayed in the place of another.
+/// Checks whether a body can be stored as a dead letter, or replayed in place of another one.
 ///
 /// # Errors
 /// [`ErrorKind::TooLarge`] if it has too many fields.
@@ -199,15 +200,14 @@ pub fn check_body(body: &[Field]) -> Result<()> {
 }
 
 /// Lists, claims, settles and puts back dead letters of one group in one partition.
-///
-/// None of this needs a lease: operators do it while consumers run. A *claim* keeps a letter for one of them while
-/// something is done that cannot be one step, such as publishing it to another topic. It ends when the letter is
-/// settled, or runs out by the server's clock: then somebody else may claim it.
+/// None of this needs a lease: operators do it while consumers run. A *claim* reserves a letter for one of them during
+/// work that cannot be one step, such as publishing it to another topic. It ends when the letter is settled, or expires
+/// by the server's clock: then another process may claim the letter.
 #[async_trait]
 pub trait DeadLetters: Send + Sync {
-    /// Up to `limit` (at most [`MAX_PAGE`](crate::inspect::MAX_PAGE)) dead letters, and about
-    /// [`MAX_PAGE_BYTES`](crate::inspect::MAX_PAGE_BYTES). [`Range::behind`] the last one there may be more. Claimed ones
-    /// are among them.
+    /// Returns up to `limit` (at most [`MAX_PAGE`](crate::inspect::MAX_PAGE)) dead letters, of about
+    /// [`MAX_PAGE_BYTES`](crate::inspect::MAX_PAGE_BYTES) in total. There may be more [behind](Range::behind) the last
+    /// one. Claimed letters are included.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].
@@ -219,12 +219,12 @@ pub trait DeadLetters: Send + Sync {
         limit: usize,
     ) -> Result<Page<DeadLetter>>;
 
-    /// Claims dead letters, and tells which: not those that are gone, or that somebody else has claimed. Whoever
-    /// claims his own again has them for longer.
+    /// Claims dead letters, and returns the ids of those that were claimed: not those that are gone, or that another
+    /// process has claimed. A process that claims its own letters again extends its claim.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`]; [`ErrorKind::InvalidConfig`] for a name that is none. What was claimed
-    /// stays claimed until it runs out.
+    /// Transient ones; [`ErrorKind::WrongType`]; [`ErrorKind::InvalidConfig`] for an invalid name. Letters that were
+    /// claimed stay claimed until the claim expires.
     async fn claim(
         &self,
         topic_partition: &TopicPartition,
@@ -233,16 +233,18 @@ pub trait DeadLetters: Send + Sync {
         claim: &Claim,
     ) -> Result<Vec<MessageId>>;
 
-    /// Does something to dead letters, and tells to which. Each is done once, however many do it at the same time.
+    /// Applies actions to dead letters, and returns the ids of those that were done. Each letter is settled once, however
+    /// many requests run concurrently.
     ///
-    /// Passed over are those that are gone, and those that somebody other than `by` has claimed. With `by`, which is for
-    /// who has claimed them, also those that somebody has [left](DeadLetterAction::Leave) for later: whoever finds that was too slow,
-    /// and somebody else has decided since. A claim that ran out counts as long as nobody else has come. Without `by`,
-    /// what was left is replayed and purged as if nothing was said of it: who names a letter without a claim means it.
+    /// Letters that are gone are skipped, and so are letters that are claimed by another name than `by`. `by` is for the
+    /// claimer. With it, letters that another process has [left](DeadLetterAction::Leave) for later are skipped too: the
+    /// caller was too slow, and the other process has decided since. An expired claim counts as long as no other process
+    /// has claimed the letter. Without `by`, letters that were left are replayed and purged like any other: a caller that
+    /// names a letter without a claim means it.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`]. What was done stays done. [`ErrorKind::TooLarge`] for a body with too
-    /// many fields: nothing was done.
+    /// Transient ones; [`ErrorKind::WrongType`]. Actions that were done stay done. [`ErrorKind::TooLarge`] for a body
+    /// with too many fields: nothing was done.
     async fn settle(
         &self,
         topic_partition: &TopicPartition,
@@ -251,11 +253,11 @@ pub trait DeadLetters: Send + Sync {
         deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>>;
 
-    /// Puts letters back that were taken elsewhere before, each under a new id; tells these ids. `None` for one that is
-    /// still there under the id it had, or that was put back before, whatever became of it; the latter is remembered for
-    /// [`IMPORT_MEMORY`], and passed over with `again`.
+    /// Puts exported letters back, each under a new id; returns these ids. `None` for a letter that still exists under
+    /// its old id, or that was put back before, whatever became of it. The latter is remembered for [`IMPORT_MEMORY`];
+    /// `again` ignores it.
     ///
-    /// Their topic, partition and group are written as they are said here.
+    /// Their topic, partition and group are taken from the arguments.
     ///
     /// # Errors
     /// As [`settle`](Self::settle).
@@ -267,10 +269,10 @@ pub trait DeadLetters: Send + Sync {
         again: bool,
     ) -> Result<Vec<Option<MessageId>>>;
 
-    /// Deletes all dead letters up to an id, claimed or not. Gives back how many.
+    /// Deletes all dead letters up to an id, claimed or not. Returns the number of deleted letters.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`]. What was deleted stays deleted.
+    /// Transient ones; [`ErrorKind::WrongType`]. Letters that were deleted stay deleted.
     async fn purge_through(
         &self,
         topic_partition: &TopicPartition,
@@ -278,7 +280,7 @@ pub trait DeadLetters: Send + Sync {
         last: MessageId,
     ) -> Result<usize>;
 
-    /// Moves dead letters that nobody has claimed back to their group. Gives back how many.
+    /// Moves unclaimed dead letters back to their group. Returns the number of moved letters.
     ///
     /// # Errors
     /// As [`settle`](Self::settle).
@@ -292,7 +294,7 @@ pub trait DeadLetters: Send + Sync {
         Ok(self.settle(topic_partition, group, None, &deeds).await?.len())
     }
 
-    /// Deletes dead letters that nobody has claimed for good. Gives back how many.
+    /// Deletes unclaimed dead letters permanently. Returns the number of deleted letters.
     ///
     /// # Errors
     /// As [`settle`](Self::settle).

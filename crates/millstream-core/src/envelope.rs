@@ -1,4 +1,4 @@
-//! The envelope: key, headers, payload. Bytes in, the same bytes out.
+//! The envelope of a message: key, headers, payload. All bytes are preserved.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A message as it travels: the payload is bytes that Millstream never looks into.
+/// Message as it is sent: the payload is bytes that Millstream never inspects.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Envelope {
-    /// What the partition is chosen by. Messages of one key keep their order.
+    /// Key that the partition is chosen by. Messages of one key keep their order.
     pub key: Option<Bytes>,
     /// Names and values beside the payload.
     pub headers: Headers,
@@ -18,27 +18,27 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// A message without key and headers.
+    /// Creates a message without key and headers.
     #[must_use]
     pub fn new(payload: impl Into<Bytes>) -> Self {
         Self { payload: payload.into(), ..Self::default() }
     }
 
-    /// The same message under a key.
+    /// Returns the same message with a key.
     #[must_use]
     pub fn with_key(mut self, key: impl Into<Bytes>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// The same message with one more header.
+    /// Returns the same message with one more header.
     #[must_use]
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Bytes>) -> Self {
         self.headers.append(name, value);
         self
     }
 
-    /// Bytes of payload, key and headers together: what a buffer is charged for the message.
+    /// Returns the number of bytes of payload, key and headers together, which counts against the limit of a buffer.
     #[must_use]
     pub fn size(&self) -> usize {
         self.payload.len() + self.key.as_ref().map_or(0, Bytes::len) + self.headers.size()
@@ -69,7 +69,7 @@ impl Envelope {
     }
 }
 
-/// Sizes only: keys and payloads are other people's secrets.
+/// Prints sizes only: keys and payloads may be secret.
 impl fmt::Debug for Envelope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Envelope")
@@ -80,19 +80,19 @@ impl fmt::Debug for Envelope {
     }
 }
 
-/// How large a message may be, checked on sending and on reading.
+/// Limits on the size of a message, checked on sending and on reading.
 ///
-/// Redis itself stops at 512 MiB a string, long after a message has blocked everybody else.
+/// Redis itself stops at 512 MiB a string, long after a message has blocked all other clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Most bytes of payload. Default: 1 MiB. Larger things belong in an object store, their name here.
+    /// Largest payload, in bytes. Default: 1 MiB. Keep larger objects in an object store, and send their names.
     pub payload: usize,
-    /// Most bytes of key. Default: 1 KiB.
+    /// Largest key, in bytes. Default: 1 KiB.
     pub key: usize,
-    /// Most headers. Default: 64.
+    /// Largest number of headers. Default: 64.
     pub headers: usize,
-    /// Most bytes of all header names and values together. Default: 8 KiB, as most HTTP servers.
+    /// Largest size of all header names and values together, in bytes. Default: 8 KiB, as in most HTTP servers.
     pub header_bytes: usize,
 }
 
@@ -103,7 +103,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The same limits with another most bytes of payload.
+    /// Returns the same limits with another largest payload, in bytes.
     #[must_use]
     pub const fn with_payload(mut self, bytes: usize) -> Self {
         self.payload = bytes;
@@ -111,64 +111,64 @@ impl Limits {
     }
 }
 
-/// Headers in the order they were added. A name may stand more than once, as in Kafka and HTTP.
+/// Headers in the order they were added. A name may occur more than once, as in Kafka and HTTP.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Headers(Vec<(Box<str>, Bytes)>);
 
 impl Headers {
-    /// No headers.
+    /// Creates an empty list of headers.
     #[must_use]
     pub const fn new() -> Self {
         Self(Vec::new())
     }
 
-    /// Adds a header behind the others, also if the name is there already.
+    /// Adds a header behind the others, also if the name exists already.
     pub fn append(&mut self, name: impl Into<String>, value: impl Into<Bytes>) {
         self.0.push((name.into().into_boxed_str(), value.into()));
     }
 
-    /// The first value of a name.
+    /// Returns the first value of a name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Bytes> {
         self.iter().find(|(n, _)| *n == name).map(|(_, value)| value)
     }
 
-    /// The first value of a name, if it is text.
+    /// Returns the first value of a name, if it is text.
     #[must_use]
     pub fn get_str(&self, name: &str) -> Option<&str> {
         self.get(name).and_then(|value| std::str::from_utf8(value).ok())
     }
 
-    /// All values of a name in their order.
+    /// Returns all values of a name in their order.
     pub fn get_all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Bytes> {
         self.iter().filter(move |(n, _)| *n == name).map(|(_, value)| value)
     }
 
-    /// All headers in their order.
+    /// Returns all headers in their order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Bytes)> {
         self.0.iter().map(|(name, value)| (&**name, value))
     }
 
-    /// How many headers there are.
+    /// Returns the number of headers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no headers.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Bytes of all names and values.
+    /// Returns the number of bytes of all names and values.
     #[must_use]
     pub fn size(&self) -> usize {
         self.0.iter().map(|(name, value)| name.len() + value.len()).sum()
     }
 }
 
-/// Names only: values may be secrets.
+/// Prints names only: values may be secret.
 impl fmt::Debug for Headers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()

@@ -1,15 +1,16 @@
-//! The one error type: a kind for code, transience for loops, a message and a source for people.
+//! The error type of all crates: a kind for code to match on, transience for retry loops, a message and a source for
+//! people.
 
 use std::error::Error as StdError;
 use std::fmt;
 
-/// What every fallible function of Millstream returns.
+/// Result of every fallible function of Millstream.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A boxed error, as handlers and codecs give it.
+/// Boxed error, as handlers and codecs return it.
 pub type BoxError = Box<dyn StdError + Send + Sync + 'static>;
 
-/// What went wrong, by what the caller can do about it.
+/// Kind of an error, by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -23,25 +24,25 @@ pub enum ErrorKind {
     Encode,
     /// A codec could not turn bytes into a value, or an entry is not a message.
     Decode,
-    /// The topic, group, entry or resource is not there.
+    /// The topic, group, entry or resource does not exist.
     NotFound,
-    /// Something with this id is there already, and the caller did not want to replace it.
+    /// Something with this id exists already, and the caller did not want to replace it.
     Exists,
-    /// A key holds a type that is not ours: somebody else uses the same key.
+    /// A key holds a type that is not ours: something else uses the same key.
     WrongType,
     /// The lease was lost: another owner has been granted the resource since. Nothing was done.
     Fenced,
-    /// A member of a group is not in it any more: it was dropped, or what the server knew of it is lost. It may join again.
+    /// A member is not in its group any more: it was dropped, or the server lost its record. It may join again.
     NotMember,
     /// The consumer group vanished from a partition (destroyed, or the stream deleted).
     GroupMissing,
-    /// The topic or group was deleted on purpose: who was working on it ends, and does not create it again.
+    /// The topic or group was deleted on purpose: whatever worked on it ends, and does not create it again.
     Deleted,
     /// The server is out of memory or a local buffer stayed full: slow down and try again.
     Backpressure,
-    /// The server could not be reached or cannot serve now. Certainly nothing was done.
+    /// The server could not be reached or cannot serve now. The request certainly had no effect.
     Unavailable,
-    /// The connection was cut or timed out after the request went out: it may or may not have been done.
+    /// The connection was cut or timed out after the request went out: it may or may not have taken effect.
     Unconfirmed,
     /// The server refuses these credentials, this command or these keys.
     Denied,
@@ -49,12 +50,12 @@ pub enum ErrorKind {
     Unsupported,
     /// The producer or consumer was closed.
     Closed,
-    /// The server answered something that the protocol does not allow.
+    /// The server sent an answer that the protocol does not allow.
     Protocol,
 }
 
 impl ErrorKind {
-    /// The kind as a fixed snake-case word, for metrics labels and logs.
+    /// Returns the kind as a fixed snake-case word, for metrics labels and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -87,7 +88,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// An error of Millstream.
+/// Error of Millstream.
 ///
 /// `Display` is one line; `Debug` is the full report with the source. Neither ever prints a payload.
 pub struct Error(Box<Inner>);
@@ -100,48 +101,48 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind`. The message is lower case and without a full stop.
+    /// Creates an error of `kind`. The message is lower case and without a full stop.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner { kind, message: message.into(), problems: Vec::new(), source: None }))
     }
 
-    /// The same error with the cause beneath it.
+    /// Returns the same error with `source` as its cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<BoxError>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// The same error with what was being done in front of its message: `append to orders/3: …`.
+    /// Returns the same error with the operation that failed in front of its message: `append to orders/3: …`.
     #[must_use]
     pub fn during(mut self, operation: impl fmt::Display) -> Self {
         self.0.message = format!("{operation}: {}", self.0.message);
         self
     }
 
-    /// What went wrong.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Everything that is wrong with a configuration; empty for every other kind.
+    /// Returns everything that is wrong with a configuration; empty for every other kind.
     #[must_use]
     pub fn problems(&self) -> &[String] {
         &self.0.problems
     }
 
-    /// Whether the same request may succeed later without anybody changing anything.
+    /// Whether the same request may succeed later without any change to it.
     ///
-    /// Loops go on after a transient error and back off; callers may try again. After
-    /// [`ErrorKind::Unconfirmed`] a second try can do the work twice.
+    /// Loops continue after a transient error and back off; callers may retry. After [`ErrorKind::Unconfirmed`] a retry
+    /// can do the work twice.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Backpressure | ErrorKind::Unavailable | ErrorKind::Unconfirmed)
     }
 
-    /// A copy for another receiver of the same failure: the source is flattened into the message.
+    /// Returns a copy for another receiver of the same failure. The source is flattened into the message.
     #[must_use]
     pub fn duplicate(&self) -> Self {
         let message = match &self.0.source {
@@ -175,7 +176,7 @@ impl StdError for Error {
     }
 }
 
-/// Collects everything that is wrong with a configuration, so that it is reported at once.
+/// Collects everything that is wrong with a configuration, so that one error reports all of it.
 ///
 /// ```
 /// use millstream_core::error::Problems;
@@ -200,14 +201,14 @@ impl Problems {
         Self { what, found: Vec::new() }
     }
 
-    /// Notes a problem unless `holds`.
+    /// Adds a problem unless `holds`.
     pub fn require(&mut self, holds: bool, problem: impl FnOnce() -> String) {
         if !holds {
             self.found.push(problem());
         }
     }
 
-    /// Notes the error of a failed check, and gives back the value of one that held.
+    /// Returns the value of a check that succeeded, or adds the error of one that failed and returns `None`.
     pub fn take<T>(&mut self, checked: Result<T>) -> Option<T> {
         match checked {
             Ok(value) => Some(value),
@@ -222,7 +223,7 @@ impl Problems {
         }
     }
 
-    /// `Ok` if nothing was noted.
+    /// Returns `Ok` if no problem was added.
     ///
     /// # Errors
     /// One [`ErrorKind::InvalidConfig`] that lists every problem.

@@ -1,4 +1,4 @@
-//! Events: what the runtime and the backends tell. Metrics and logs are made from them.
+//! Events that the runtime and the backends emit. Metrics and logs are made from them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use crate::panics::{UserCode, catch};
 use crate::schedule::{Place, ScheduleId, Shard};
 use crate::topic::TopicPartition;
 
-/// How a handler ended.
+/// Result of handling a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Handled {
-    /// It said [`Outcome::Ack`](crate::Outcome::Ack).
+    /// The handler returned [`Outcome::Ack`](crate::Outcome::Ack).
     Acked,
-    /// It failed, and the message comes back.
+    /// The attempt failed, and the message is retried.
     Retried,
     /// The message was given up and kept as a dead letter.
     Dead,
-    /// The handler put it off, without using an attempt.
+    /// The handler postponed the message, without using an attempt.
     Snoozed,
     /// The message was given up and dropped by the dead-letter policy.
     Discarded,
 }
 
 impl Handled {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 5] = [Self::Acked, Self::Retried, Self::Dead, Self::Snoozed, Self::Discarded];
 
-    /// The word for it, in metrics and traces.
+    /// Returns the word for it in metrics and traces.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -47,28 +47,28 @@ impl Handled {
     }
 }
 
-/// What an attempt failed with.
+/// Cause of a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The handler gave back an error.
+    /// The handler returned an error.
     Error,
     /// The handler panicked.
     Panic,
-    /// The handler took longer than it may.
+    /// The handler exceeded its time limit.
     Timeout,
-    /// The handler said that there is no use in another attempt.
+    /// The handler rejected the message: another attempt would not help.
     Rejected,
     /// The codec could not read the payload.
     Undecodable,
     /// The entry is not a message.
     Malformed,
-    /// Processes died over it.
+    /// Processes died while they handled it.
     Crashed,
 }
 
 impl Cause {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 7] = [
         Self::Error,
         Self::Panic,
@@ -79,7 +79,7 @@ impl Cause {
         Self::Crashed,
     ];
 
-    /// The word for it, in metrics and traces.
+    /// Returns the word for it in metrics and traces.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -93,7 +93,7 @@ impl Cause {
         }
     }
 
-    /// The reason of a message that is given up for it.
+    /// Returns the reason with which a message is given up for this cause.
     #[must_use]
     pub const fn reason(self) -> Reason {
         match self {
@@ -106,25 +106,25 @@ impl Cause {
     }
 }
 
-/// What is done with dead letters.
+/// Operation on dead letters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LetterWork {
-    /// They go back to their group, or to a topic.
+    /// They are moved back to their group, or to a topic.
     Replay,
-    /// They are deleted for good.
+    /// They are deleted permanently.
     Purge,
-    /// They are read out as lines, and stay.
+    /// They are written out as lines, and stay.
     Export,
-    /// They are put back from such lines.
+    /// They are restored from exported lines.
     Import,
 }
 
 impl LetterWork {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 4] = [Self::Replay, Self::Purge, Self::Export, Self::Import];
 
-    /// The word for it, in metrics and traces.
+    /// Returns the word for it in metrics and traces.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -136,392 +136,392 @@ impl LetterWork {
     }
 }
 
-/// Something that happened. Counts are of one batch, so that an observer is called per batch, not per message.
+/// Something that happened. Counts are per batch, so that an observer is called once per batch, not per message.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
     /// Messages were appended.
     Produced {
-        /// To which topic.
+        /// The topic.
         topic: &'a TopicName,
-        /// How many.
+        /// Number of messages.
         messages: usize,
     },
     /// Messages were scheduled for later.
     Delayed {
-        /// To which topic.
+        /// The topic.
         topic: &'a TopicName,
-        /// How many. One that waited already under its id counts as well.
+        /// Number of messages, those included that waited already under their id.
         messages: usize,
     },
     /// A consumer has started.
     ConsumerStarted {
-        /// Of which group.
+        /// The consumer's group.
         group: &'a GroupName,
-        /// Its name in the group.
+        /// The consumer's name in the group.
         member: &'a MemberId,
-        /// Can say how it is, until it has ended and after that. It may be kept.
+        /// Reports the consumer's health while it runs and after it has ended. It may be kept.
         health: &'a Arc<dyn HealthCheck>,
     },
     /// A worker of a delay queue has started.
     WorkerStarted {
-        /// Of which queue.
+        /// The worker's queue.
         queue: &'a QueueName,
-        /// Can say how it is, until it has ended and after that. It may be kept.
+        /// Reports the worker's health while it runs and after it has ended. It may be kept.
         health: &'a Arc<dyn WorkerCheck>,
     },
     /// Loops have started that belong to no consumer and no worker.
     LoopsStarted {
-        /// For which group, if it is for one.
+        /// The group, if the loops work for one.
         group: Option<&'a GroupName>,
-        /// Can say how they are, until they have ended and after that. It may be kept.
+        /// Reports the loops' health while they run and after they have ended. It may be kept.
         loops: &'a Arc<dyn LoopsCheck>,
     },
     /// Messages could not be appended or scheduled, or it is not known whether they were.
     ProduceFailed {
-        /// To which topic.
+        /// The topic.
         topic: &'a TopicName,
-        /// How many.
+        /// Number of messages.
         messages: usize,
-        /// Why; of several reasons the first.
+        /// The reason; the first one if there are several.
         error: &'a Error,
     },
-    /// A partition is ours.
+    /// This instance now owns a partition.
     Assigned {
-        /// Which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
         /// The epoch of the lease.
         epoch: u64,
     },
-    /// A partition was given back in an orderly way.
+    /// A partition was released in an orderly way.
     Revoked {
-        /// Which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
         /// The epoch of the lease.
         epoch: u64,
     },
-    /// A lease ran out or was taken: what is in flight will be handled again by the next owner.
+    /// A lease expired or was taken: the next owner handles again what is in flight.
     LeaseLost {
-        /// Which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
         /// The epoch of the lease.
         epoch: u64,
     },
-    /// A member knows what it should own now. What it owns beyond that it gives back; the rest it takes as soon as it
-    /// is free.
+    /// A member received a new assignment. It releases the partitions that are not in it, and takes the others as soon as
+    /// they are free.
     Rebalanced {
-        /// Of which topic.
+        /// The topic.
         topic: &'a TopicName,
-        /// In which group.
+        /// The group.
         group: &'a GroupName,
-        /// How many members the group has.
+        /// Number of members in the group.
         members: u32,
-        /// How many partitions this one should own.
+        /// Number of partitions assigned to this member.
         partitions: usize,
     },
-    /// Another process has taken our member id: two run with the same static one. This one stops.
+    /// Another process has taken over this member id: two processes run with the same static id. This one stops.
     MemberFenced {
-        /// Of which topic.
+        /// The topic.
         topic: &'a TopicName,
-        /// In which group.
+        /// The group.
         group: &'a GroupName,
-        /// The id.
+        /// The member id.
         member: &'a MemberId,
     },
-    /// A topic or group was deleted while we worked on it. The consumer stops.
+    /// A topic or group was deleted while this consumer worked on it. The consumer stops.
     Deleted {
-        /// Of which topic.
+        /// The topic.
         topic: &'a TopicName,
-        /// Which group of it we work in.
+        /// The consumer's group.
         group: &'a GroupName,
-        /// What the backend said.
+        /// The error that the backend returned.
         error: &'a Error,
     },
-    /// Somebody paused the whole group: nothing of the topic is read, by any member.
+    /// The whole group was paused: no member reads anything of the topic.
     GroupPaused {
-        /// Of which topic.
+        /// The topic.
         topic: &'a TopicName,
-        /// Which group.
+        /// The group.
         group: &'a GroupName,
     },
     /// The pause of the whole group is over.
     GroupResumed {
-        /// Of which topic.
+        /// The topic.
         topic: &'a TopicName,
-        /// Which group.
+        /// The group.
         group: &'a GroupName,
     },
-    /// The server lost the end of what it had told us, in a fail-over or restart: the group stands before what was
-    /// handed out already. Those messages are handled again, and what was appended after them may be lost.
+    /// The server lost its latest writes in a fail-over or restart: the group's position is before entries that were
+    /// handed out already. Those messages are handled again, and messages that were appended after them may be lost.
     TailLost {
-        /// In which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
-        /// Where we stood.
+        /// The last position that the reader had reached.
         from: MessageId,
-        /// Where the server stands.
+        /// The group's position on the server.
         to: MessageId,
     },
-    /// A partition was taken over from an owner that ended without giving it back, and everything has been read that was
-    /// pending then.
+    /// A partition was taken over from an owner that ended without releasing it, and everything has been read that was
+    /// pending at that time.
     TakenOver {
-        /// Which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
-        /// How many owners have ended in a row.
+        /// Number of owners that ended in a row without releasing it.
         ends: usize,
-        /// How many messages were pending. They are handled again.
+        /// Number of pending messages. They are handled again.
         messages: usize,
-        /// How many of them are poison candidates: pending at two ends or more.
+        /// Number of poison candidates among them: messages that were pending at two or more ends.
         candidates: usize,
     },
-    /// A message over which processes died is given up without being handed to the handler again.
+    /// A message was given up without another call of the handler, since processes died while they handled it.
     Crashed {
-        /// From which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
         /// Its id in the log.
         origin: MessageId,
-        /// How many processes died.
+        /// Number of processes that died.
         crashes: u32,
     },
-    /// Somebody paused the consumer, or one partition: nothing of it is read, and no further handler starts.
+    /// The consumer, or one of its partitions, was paused: nothing of it is read, and no further handler starts.
     Paused {
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
-        /// Which partition; `None` for all of the consumer.
+        /// The partition; `None` for the whole consumer.
         topic_partition: Option<&'a TopicPartition>,
     },
     /// The pause is over.
     Resumed {
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
-        /// Which partition; `None` for all of the consumer but those that are paused by themselves.
+        /// The partition; `None` for the whole consumer except partitions that are paused individually.
         topic_partition: Option<&'a TopicPartition>,
     },
     /// Entries were read.
     Fetched {
-        /// From which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// By which group.
+        /// The group.
         group: &'a GroupName,
-        /// How many.
+        /// Number of entries.
         messages: usize,
         /// Whether they had been handed out before.
         pending: bool,
     },
-    /// Pending entries whose bodies somebody deleted. They can never be handled.
+    /// Pending entries were found whose bodies have been deleted. They can never be handled.
     Ghosts {
-        /// In which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
-        /// How many.
+        /// Number of entries.
         messages: usize,
     },
     /// A message was handled.
     Handled {
-        /// From which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// By which group.
+        /// The group.
         group: &'a GroupName,
-        /// The number of the attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// How it ended.
+        /// The result.
         handled: Handled,
-        /// How long the handler took.
+        /// Run time of the handler.
         elapsed: Duration,
-        /// The id of the message in its partition's log, which says when it was readable.
+        /// Id of the message in its partition's log; its time part is when the message became readable.
         origin: MessageId,
         /// Whether it was read from the log, or from the group's retry log.
         source: Source,
-        /// What it failed with; `None` if it did not.
+        /// Cause of the failure; `None` if the attempt did not fail.
         cause: Option<Cause>,
     },
     /// A batch was settled.
     Settled {
-        /// In which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
-        /// What took effect and what came too late.
+        /// Numbers of settlements that took effect and that came too late.
         settled: Settled,
-        /// How long the backend took to answer.
+        /// Time until the backend answered.
         elapsed: Duration,
     },
     /// Parked messages became due and readable.
     Promoted {
-        /// In which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
-        /// How many.
+        /// Number of messages.
         messages: usize,
-        /// How many had lost their body.
+        /// Number of messages that had lost their body.
         orphans: usize,
-        /// How long after its due time the first of them was moved; `None` if it was not known before when it is due.
+        /// Delay between the due time of the first of them and its move; `None` if the due time was not known in advance.
         late: Option<Duration>,
     },
-    /// Delayed messages became due and readable, moved by one who owns nothing.
+    /// Delayed messages became due and readable, moved by a promoter that owns no partition.
     DelayedPromoted {
-        /// In which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// How many.
+        /// Number of messages.
         messages: usize,
-        /// How many had lost their body.
+        /// Number of messages that had lost their body.
         orphans: usize,
-        /// How long after its due time the first of them was moved; `None` if it was not known before when it is due.
+        /// Delay between the due time of the first of them and its move; `None` if the due time was not known in advance.
         late: Option<Duration>,
     },
-    /// Something that recurs was due, and its messages were scheduled.
+    /// A recurring schedule was due, and its messages were scheduled.
     Fired {
-        /// At which place.
+        /// The place where it fires.
         place: &'a Place,
-        /// Its id.
+        /// Id of the recurring schedule.
         id: &'a ScheduleId,
-        /// How many.
+        /// Number of messages.
         messages: usize,
-        /// How many times were passed over, because nobody was there in time.
+        /// Number of runs that were skipped, because no process ran in time.
         missed: usize,
     },
     /// Tasks of a delay queue were claimed.
     Claimed {
-        /// From which shard.
+        /// The shard.
         shard: &'a Shard,
-        /// How many.
+        /// Number of tasks.
         tasks: usize,
-        /// How many of them had been claimed before by workers that died or stood still.
+        /// Number of tasks that had been claimed before, by workers that died or stalled.
         again: usize,
-        /// How many were given up instead, because that had happened too often.
+        /// Number of tasks that were given up instead, because that had happened too often.
         crashed: usize,
     },
-    /// A task was worked on.
+    /// A task was handled.
     Worked {
-        /// From which shard.
+        /// The shard.
         shard: &'a Shard,
-        /// The number of the attempt.
+        /// Number of the attempt.
         attempt: u32,
-        /// How it ended.
+        /// The result.
         handled: Handled,
-        /// How long after its due time it was claimed, by the server's clock.
+        /// Delay between its due time and its claim, by the server's clock.
         late: Duration,
-        /// How long the handler took.
+        /// Run time of the handler.
         elapsed: Duration,
     },
     /// Tasks were settled.
     TasksSettled {
-        /// In which shard.
+        /// The shard.
         shard: &'a Shard,
-        /// What took effect and what came too late.
+        /// Numbers of settlements that took effect and that came too late.
         settled: Settled,
     },
-    /// Claims ran out while tasks were worked on: others have them by now, or will.
+    /// Claims expired while their tasks were handled: other workers have claimed the tasks, or will.
     ClaimsLost {
-        /// In which shard.
+        /// The shard.
         shard: &'a Shard,
-        /// How many.
+        /// Number of tasks.
         tasks: usize,
     },
-    /// Entries were dropped from the log, as the topic's retention says.
+    /// Entries were dropped from the log under the topic's retention.
     Trimmed {
-        /// In which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// How many; those that a group [lost](Event::Lost) included.
+        /// Number of entries, those included that a group [lost](Event::Lost).
         messages: usize,
     },
-    /// Entries were dropped from the log that a group had not settled, since the topic's retention says so.
+    /// Entries that a group had not settled were dropped from the log under the topic's retention.
     Lost {
-        /// In which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Which group lost them: not only that of the consumer that tells it.
+        /// The group that lost them: not only the group of the consumer that emits this event.
         group: &'a GroupName,
-        /// How many were never handed out to it.
+        /// Number of entries that were never handed out to it.
         unread: u64,
-        /// How many were handed out and not settled.
+        /// Number of entries that were handed out and not settled.
         pending: u64,
     },
-    /// Something was done with dead letters: by an operator, or by a consumer of dead letters.
+    /// An operator, or a consumer of dead letters, processed dead letters.
     DeadLetters {
-        /// From which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Of which group.
+        /// The group.
         group: &'a GroupName,
-        /// What was to be done.
+        /// The operation.
         work: LetterWork,
-        /// With how many it was done.
+        /// Number of dead letters for which it was done.
         done: usize,
-        /// How many were passed over: gone meanwhile, claimed by somebody else, or put back before.
+        /// Number of dead letters that were skipped: gone meanwhile, claimed by another process, or put back before.
         passed_over: usize,
-        /// How many stay, since they cannot be sent so.
+        /// Number of dead letters that stay, since they cannot be sent in this form.
         refused: usize,
     },
-    /// The group was gone from a partition and has been created again.
+    /// The group was missing on a partition and has been created again.
     GroupRestored {
-        /// In which partition.
+        /// The partition.
         topic_partition: &'a TopicPartition,
-        /// Which group.
+        /// The group.
         group: &'a GroupName,
-        /// Reading goes on above this id: what was in flight there is handled again.
+        /// Reading continues above this id: messages that were in flight are handled again.
         after: MessageId,
     },
-    /// A loop met an error. It goes on, and tries again after a pause.
+    /// A loop failed. It continues, and retries after a pause.
     Failing {
-        /// What was tried: "fetch", "settle", …
+        /// The operation that failed: "fetch", "settle", …
         operation: &'static str,
-        /// For which partition, if it is for one.
+        /// The partition, if the loop works for one.
         topic_partition: Option<&'a TopicPartition>,
-        /// What went wrong.
+        /// The error.
         error: &'a Error,
     },
-    /// Code of the user panicked. The panic was caught, and what happened instead is documented per kind of code.
+    /// User code panicked. The panic was caught; the fallback is documented per kind of code.
     Panicked {
-        /// Which code.
+        /// The kind of code.
         code: UserCode,
-        /// The panic's message.
+        /// The message of the panic.
         text: &'a str,
     },
-    /// A loop that had been failing works again.
+    /// A loop that had been failing succeeded again.
     Recovered {
-        /// What works again.
+        /// The operation that succeeded.
         operation: &'static str,
-        /// For which partition, if it is for one.
+        /// The partition, if the loop works for one.
         topic_partition: Option<&'a TopicPartition>,
     },
 }
 
-/// Is told of every event, on the thread where it happened: count it and return.
+/// Receives every event, on the thread that emits it: count it and return.
 pub trait Observer: Send + Sync {
-    /// Something happened.
+    /// Receives an event.
     fn observe(&self, event: &Event<'_>);
 }
 
-/// A closure is an observer.
+/// Calls the closure for each event.
 impl<F: Fn(&Event<'_>) + Send + Sync> Observer for F {
     fn observe(&self, event: &Event<'_>) {
         self(event);
     }
 }
 
-/// A shared observer is one.
+/// Passes each event on to the shared observer.
 impl<O: Observer + ?Sized> Observer for Arc<O> {
     fn observe(&self, event: &Event<'_>) {
         (**self).observe(event);
     }
 }
 
-/// Two observers: each is told of every event, the first one first.
+/// Passes each event on to both observers, to the first one first.
 ///
-/// A panic of one does not keep the other from its events: that one gets the event, and [`Event::Panicked`]. The panic
-/// goes on after that.
+/// A panic of one observer does not keep the other from its events: the other one receives the event, and then
+/// [`Event::Panicked`]. After that the panic continues.
 impl<A: Observer, B: Observer> Observer for (A, B) {
     fn observe(&self, event: &Event<'_>) {
         let first = catch(UserCode::Observer, || self.0.observe(event));
@@ -537,7 +537,7 @@ impl<A: Observer, B: Observer> Observer for (A, B) {
     }
 }
 
-/// Looks away.
+/// Ignores every event.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ignore;
 

@@ -1,4 +1,4 @@
-//! Health: how a running consumer or worker is, as plain values, and who can say it.
+//! Health of running consumers, workers and loops as plain values, and the traits that report it.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::name::{GroupName, MemberId, QueueName, TopicName};
 use crate::topic::Partition;
 
-/// Can say at any time how something is that runs: for probes and gauges. Told to observers when it starts
+/// Reports the health of a consumer at any time, for probes and gauges. Observers receive it when the consumer starts
 /// ([`Event::ConsumerStarted`](crate::Event::ConsumerStarted)).
 pub trait HealthCheck: Send + Sync {
-    /// How it is now. It asks nobody, and takes microseconds.
+    /// Returns the current health. It makes no request and takes microseconds.
     fn health(&self) -> Health;
 }
 
@@ -19,10 +19,10 @@ impl fmt::Debug for dyn HealthCheck {
     }
 }
 
-/// Can say at any time how a worker of a delay queue is. Told to observers when it starts
+/// Reports the health of a worker of a delay queue at any time. Observers receive it when the worker starts
 /// ([`Event::WorkerStarted`](crate::Event::WorkerStarted)).
 pub trait WorkerCheck: Send + Sync {
-    /// How it is now. It asks nobody, and takes microseconds.
+    /// Returns the current health. It makes no request and takes microseconds.
     fn health(&self) -> WorkerHealth;
 }
 
@@ -32,11 +32,11 @@ impl fmt::Debug for dyn WorkerCheck {
     }
 }
 
-/// Can say at any time how loops are that belong to no consumer and no worker: of a producer, of a consumer of dead letters,
-/// of a promoter that owns nothing. Told to observers when they start
+/// Reports the health of loops that belong to no consumer and no worker: those of a producer, of a consumer of dead
+/// letters, of a promoter that owns no partition. Observers receive it when the loops start
 /// ([`Event::LoopsStarted`](crate::Event::LoopsStarted)).
 pub trait LoopsCheck: Send + Sync {
-    /// How they are now; none once they have ended. It asks nobody, and takes microseconds.
+    /// Returns the current health of the loops; none once they have ended. It makes no request and takes microseconds.
     fn loops(&self) -> Vec<LoopHealth>;
 }
 
@@ -46,28 +46,28 @@ impl fmt::Debug for dyn LoopsCheck {
     }
 }
 
-/// What a consumer is doing.
+/// State of a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ConsumerState {
-    /// It does not know yet what it should own.
+    /// It has no assignment yet.
     Joining,
-    /// It works.
+    /// It is running.
     Running,
-    /// All of it is paused: by itself, or all its groups are.
+    /// All of it is paused: the consumer itself is, or all its groups are.
     Paused,
     /// It is shutting down.
     Leaving,
     /// It has ended.
     Ended,
-    /// Another process has taken its member id: it ends, or has ended.
+    /// Another process has taken over its member id: it is ending, or has ended.
     Fenced,
-    /// A topic of it, or its group, was deleted: it ends, or has ended.
+    /// A topic of it, or its group, was deleted: it is ending, or has ended.
     Deleted,
 }
 
 impl ConsumerState {
-    /// The word for it.
+    /// Returns the word for the state.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -82,30 +82,31 @@ impl ConsumerState {
     }
 }
 
-/// How one topic stands with a consumer.
+/// Health of one topic of a consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopicHealth {
-    /// Which topic.
+    /// The topic.
     pub topic: TopicName,
-    /// How many members the group has, as the last heartbeat told.
+    /// Number of members in the group, as of the last heartbeat.
     pub members: u32,
-    /// What this instance should own; `None` while nobody has said.
+    /// Partitions assigned to this instance; `None` before the first assignment.
     pub assigned: Option<Vec<Partition>>,
-    /// What it works on.
+    /// Partitions that it works on.
     pub owned: Vec<Partition>,
-    /// What is paused by itself, owned or not.
+    /// Partitions that are paused individually, owned or not.
     pub paused: Vec<Partition>,
-    /// Whether the whole group is [paused](crate::Catalog::set_paused), as the last heartbeat told.
+    /// Whether the whole group is [paused](crate::Catalog::set_paused), as of the last heartbeat.
     pub group_paused: bool,
-    /// Messages of it that are read and not settled, handlers that run included.
+    /// Number of its messages that are read and not settled, those in running handlers included.
     pub in_flight: usize,
-    /// Poison candidates among them: messages that were pending at two or more unexplained ends of owners in a row.
+    /// Number of poison candidates among them: messages that were pending at two or more unexplained ends of owners in a
+    /// row.
     pub candidates: usize,
 }
 
 impl TopicHealth {
-    /// A topic of which nothing is known yet.
+    /// Creates the health of a topic before anything is known of it.
     #[must_use]
     pub const fn new(topic: TopicName) -> Self {
         Self {
@@ -121,69 +122,69 @@ impl TopicHealth {
     }
 }
 
-/// A loop that fails, and tries again.
+/// Failure of a loop that keeps retrying.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// For how long it has been failing.
+    /// Time since the loop began to fail.
     pub lasts: Duration,
-    /// What it failed with last.
+    /// The last error.
     pub error: String,
 }
 
-/// How one loop is.
+/// Health of one loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LoopHealth {
-    /// What it does: `heartbeat`, `renew`, `acquire`, `assign` and `watch` for a topic; `fetch`, `settle`, and kinds of
-    /// upkeep like `promote` and `trim` for a partition. Outside of consumers: `refresh`, `promote`, and
+    /// Operation of the loop: `heartbeat`, `renew`, `acquire`, `assign` and `watch` for a topic; `fetch`, `settle`, and
+    /// kinds of upkeep like `promote` and `trim` for a partition. Outside of consumers: `refresh`, `promote`, and
     /// `consume dead letters`.
     pub operation: &'static str,
-    /// Of which topic.
+    /// The topic.
     pub topic: TopicName,
-    /// Of which partition, if it is for one.
+    /// The partition, if the loop works for one.
     pub partition: Option<Partition>,
-    /// How long ago it came round last, well or not, or began. A loop that has nothing to do does not come round.
+    /// Time since its last iteration, successful or not, or since it began. An idle loop does not iterate.
     pub last_progress: Duration,
-    /// Whether it is failing now.
+    /// The failure, if it is failing now.
     pub failing: Option<Failure>,
-    /// Whether it is more than a minute late: whatever the server does, that should not be.
+    /// Whether it is more than a minute late, which should not happen whatever the server does.
     pub stalled: bool,
 }
 
 impl LoopHealth {
-    /// A loop that came round just now.
+    /// Creates the health of a loop that has just made an iteration.
     #[must_use]
     pub const fn new(operation: &'static str, topic: TopicName, partition: Option<Partition>) -> Self {
         Self { operation, topic, partition, last_progress: Duration::ZERO, failing: None, stalled: false }
     }
 }
 
-/// How a consumer is.
+/// Health of a consumer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// Its group.
+    /// The group.
     pub group: GroupName,
-    /// Its name in the group.
+    /// The consumer's name in the group.
     pub member: MemberId,
-    /// What it is doing.
+    /// The state.
     pub state: ConsumerState,
-    /// Whether its end was asked for: it was shut down or dropped.
+    /// Whether its end was requested: it was shut down or dropped.
     pub asked_to_end: bool,
     /// Its topics, in the order of their names.
     pub topics: Vec<TopicHealth>,
-    /// Messages that are read and not settled, handlers that run included.
+    /// Number of messages that are read and not settled, those in running handlers included.
     pub in_flight: usize,
-    /// Calls of handlers that have not ended. Of messages that are pulled, these are all that are offered or held.
+    /// Number of handler calls that have not returned. For pulled messages: all that are offered or held.
     pub running_handlers: usize,
     /// All its loops.
     pub loops: Vec<LoopHealth>,
-    /// Whether the group can have heard of it: its heartbeats have not failed for longer than a lease lives.
+    /// Whether its heartbeats reach the group: they have not failed for longer than a lease's ttl.
     pub connected: bool,
 }
 
 impl Health {
-    /// A consumer without topics and loops, that the group hears of.
+    /// Creates the health of a connected consumer without topics and loops.
     #[must_use]
     pub const fn new(group: GroupName, member: MemberId, state: ConsumerState) -> Self {
         Self {
@@ -201,9 +202,9 @@ impl Health {
 
     /// Whether the process should go on: for a liveness probe.
     ///
-    /// False if the consumer has ended by itself (it was fenced, or what it worked on was deleted), or if a loop hangs: it is more than a minute later
-    /// than it should be. A server that is away, slow handlers, and having nothing to do are no reasons: a restart
-    /// would not help.
+    /// False if the consumer has ended by itself (it was fenced, or what it worked on was deleted), or if a loop is
+    /// stalled: more than a minute late. An unreachable server, slow handlers and idleness do not make it false: a
+    /// restart would not help.
     #[must_use]
     pub fn is_live(&self) -> bool {
         let ended =
@@ -213,95 +214,94 @@ impl Health {
 
     /// Whether it takes part in its group: for a readiness probe.
     ///
-    /// True from the moment when it knows what it should own (that may be nothing) until it leaves; but false while
-    /// its heartbeats have been failing for longer than a lease lives, since then others take what it has. Pausing
-    /// changes nothing.
+    /// True from its first assignment (which may be empty) until it leaves. False while its heartbeats have been failing
+    /// for longer than a lease's ttl, since other members then take its partitions. Pausing has no effect on it.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.connected && matches!(self.state, ConsumerState::Running | ConsumerState::Paused)
     }
 
-    /// The loops that are failing now.
+    /// Returns the loops that are failing now.
     pub fn failing(&self) -> impl Iterator<Item = (&LoopHealth, &Failure)> {
         self.loops.iter().filter_map(|each| Some((each, each.failing.as_ref()?)))
     }
 
-    /// The loops that hang.
+    /// Returns the loops that are stalled.
     pub fn stalled(&self) -> impl Iterator<Item = &LoopHealth> {
         self.loops.iter().filter(|each| each.stalled)
     }
 }
 
-/// How one loop of a worker is.
+/// Health of one loop of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerLoop {
-    /// What it does: `claim`, `wait`, `fire` and `settle` for a shard, `extend` and `expire` for all of them.
+    /// Operation of the loop: `claim`, `wait`, `fire` and `settle` for a shard, `extend` and `expire` for all of them.
     pub operation: &'static str,
-    /// For which shard, if it is for one.
+    /// The shard, if the loop works for one.
     pub shard: Option<u32>,
-    /// How long ago it came round last, well or not, or began. A loop that has nothing to do does not come round.
+    /// Time since its last iteration, successful or not, or since it began. An idle loop does not iterate.
     pub last_progress: Duration,
-    /// Whether it is failing now.
+    /// The failure, if it is failing now.
     pub failing: Option<Failure>,
-    /// Whether it is more than a minute late: whatever the server does, that should not be.
+    /// Whether it is more than a minute late, which should not happen whatever the server does.
     pub stalled: bool,
 }
 
 impl WorkerLoop {
-    /// A loop that came round just now.
+    /// Creates the health of a loop that has just made an iteration.
     #[must_use]
     pub const fn new(operation: &'static str, shard: Option<u32>) -> Self {
         Self { operation, shard, last_progress: Duration::ZERO, failing: None, stalled: false }
     }
 }
 
-/// How a worker of a delay queue is.
+/// Health of a worker of a delay queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerHealth {
-    /// Its queue.
+    /// The queue.
     pub queue: QueueName,
-    /// Its name, which no other start has.
+    /// The worker's name; unique to this start.
     pub worker: String,
-    /// What it is doing: it joins until the server has answered for each shard. It is never paused or fenced.
+    /// The state: it is joining until the server has answered for each shard. It is never paused or fenced.
     pub state: ConsumerState,
-    /// Whether its end was asked for: it was shut down or dropped.
+    /// Whether its end was requested: it was shut down or dropped.
     pub asked_to_end: bool,
-    /// Tasks in its hands.
+    /// Number of tasks that it has claimed and not settled.
     pub running: usize,
     /// All its loops.
     pub loops: Vec<WorkerLoop>,
-    /// Whether it can have work: claiming has not failed for longer than a claim holds.
+    /// Whether it can claim tasks: claiming has not failed for longer than a claim holds.
     pub connected: bool,
 }
 
 impl WorkerHealth {
-    /// A worker without loops, whose claims are answered.
+    /// Creates the health of a connected worker without loops.
     #[must_use]
     pub const fn new(queue: QueueName, worker: String, state: ConsumerState) -> Self {
         Self { queue, worker, state, asked_to_end: false, running: 0, loops: Vec::new(), connected: true }
     }
 
-    /// Whether the process should go on: it has not ended by itself, and no loop hangs.
+    /// Whether the process should go on: it has not ended by itself, and no loop is stalled.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.state != ConsumerState::Ended && self.stalled().next().is_none()
     }
 
-    /// Whether it works: the server has answered for each shard, and has not been failing for longer than a claim
-    /// holds.
+    /// Whether it works: the server has answered for each shard, and claiming has not been failing for longer than a
+    /// claim holds.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.connected && self.state == ConsumerState::Running
     }
 
-    /// The loops that are failing now.
+    /// Returns the loops that are failing now.
     pub fn failing(&self) -> impl Iterator<Item = (&WorkerLoop, &Failure)> {
         self.loops.iter().filter_map(|each| Some((each, each.failing.as_ref()?)))
     }
 
-    /// The loops that hang.
+    /// Returns the loops that are stalled.
     pub fn stalled(&self) -> impl Iterator<Item = &WorkerLoop> {
         self.loops.iter().filter(|each| each.stalled)
     }

@@ -1,33 +1,33 @@
-//! What earlier attempts at a message failed with, by the server's clock.
+//! Failures of earlier attempts at a message, by the server's clock.
 
 use std::fmt;
 
 /// The most failures that are kept: the first one, and the newest of the others.
 pub const MAX_FAILURES: usize = 10;
 
-/// The longest text of a failure in a history; the newest one is also kept at full length beside it.
+/// Longest text of a failure in a history, in bytes; the newest one is also kept at full length beside it.
 pub const MAX_TEXT_LEN: usize = 120;
 
-/// One attempt that failed.
+/// Attempt that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// When that was told to the server: milliseconds since 1970 by its clock.
+    /// Time at which the server recorded the failure: milliseconds since 1970 by its clock.
     pub at: u64,
-    /// The number of the attempt.
+    /// Number of the attempt.
     pub attempt: u32,
-    /// What it failed with, in one line, cut to [`MAX_TEXT_LEN`] bytes.
+    /// Error of the attempt, in one line, cut to [`MAX_TEXT_LEN`] bytes.
     pub error: String,
 }
 
 /// The failures of a message, oldest first; at most [`MAX_FAILURES`].
 ///
-/// On the wire a failure is a line, `<at> <attempt> <error>`. The client gives the newest one without its time: the
-/// server's script knows that.
+/// On the wire a failure is a line, `<at> <attempt> <error>`. The client sends the newest one without its time, which the
+/// server's script adds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History(Vec<Failed>);
 
 impl History {
-    /// Reads the wire form. Lines that are none are passed over.
+    /// Parses the wire form. Invalid lines are skipped.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut history = Self::default();
@@ -42,45 +42,46 @@ impl History {
         history
     }
 
-    /// The failures, oldest first.
+    /// Returns the failures, oldest first.
     #[must_use]
     pub fn failures(&self) -> &[Failed] {
         &self.0
     }
 
-    /// When the first attempt failed, in milliseconds since 1970 by the server's clock.
+    /// Returns the time at which the first attempt failed, in milliseconds since 1970 by the server's clock.
     #[must_use]
     pub fn since(&self) -> Option<u64> {
         self.0.first().map(|failed| failed.at)
     }
 
-    /// Whether nothing has failed yet.
+    /// Whether no attempt has failed yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// One more failure. The first one stays; of the others the oldest makes room.
+    /// Adds a failure. The first one stays; the oldest of the others is dropped if there are too many.
     pub fn push(&mut self, failed: Failed) {
         self.make_room();
         self.0.push(failed);
     }
 
-    /// Whether there is nothing to add of this attempt: it was none (0), or its failure stands here.
+    /// Whether nothing is to be added for this attempt: there was none (0), or its failure is included.
     #[must_use]
     pub fn tells_of(&self, attempt: u32) -> bool {
         attempt == 0 || self.0.last().is_some_and(|newest| newest.attempt >= attempt)
     }
 
-    /// Adds that an attempt failed, unless this [tells of](Self::tells_of) it.
+    /// Adds the failure of an attempt, unless it is [included](Self::tells_of).
     pub fn add(&mut self, at: u64, attempt: u32, error: &str) {
         if !self.tells_of(attempt) {
             self.push(Failed { at, attempt, error: one_line(error) });
         }
     }
 
-    /// The same for a script, which knows the time: what is kept, ending where it goes on, and the [`line()`] that it puts
-    /// behind that, after `<now> `; an empty one if nothing is to be added.
+    /// Prepares the same for a script, which knows the time. Returns the wire form of the failures that are kept, up to
+    /// where the script continues, and the [`line()`] that the script appends after `<now> `; an empty line if nothing is
+    /// to be added.
     #[must_use]
     pub fn adding(&self, attempt: u32, error: &str) -> (String, String) {
         if self.tells_of(attempt) {
@@ -93,7 +94,8 @@ impl History {
         (kept, line(attempt, error))
     }
 
-    /// The wire form of what is kept when one more is added by a script, which puts `<now> ` and [`line()`] behind it.
+    /// Returns the wire form of the failures that are kept when a script adds one more: it appends `<now> ` and
+    /// [`line()`].
     #[must_use]
     pub fn before_one_more(&self) -> String {
         let mut kept = self.clone();
@@ -103,12 +105,13 @@ impl History {
 
     fn make_room(&mut self) {
         while self.0.len() >= MAX_FAILURES {
+            // Not the first one: `since` returns its time.
             self.0.remove(1);
         }
     }
 }
 
-/// What a script puts behind its time: `<attempt> <error>`.
+/// Returns the part of a line that a script writes after its time: `<attempt> <error>`.
 #[must_use]
 pub fn line(attempt: u32, error: &str) -> String {
     format!("{attempt} {}", one_line(error))
@@ -122,7 +125,7 @@ fn one_line(error: &str) -> String {
     text
 }
 
-/// The wire form.
+/// Writes the wire form.
 impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (nth, Failed { at, attempt, error }) in self.0.iter().enumerate() {

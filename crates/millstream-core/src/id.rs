@@ -1,14 +1,14 @@
-//! The id of an entry in a partition: server milliseconds and a sequence number.
+//! Id of an entry in a partition: server milliseconds and a sequence number.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The id of an entry: `1700000000000-0`. Ids of one partition grow strictly.
+/// Id of an entry: `1700000000000-0`. Ids of one partition grow strictly.
 ///
-/// The first part is the server's clock in milliseconds since 1970 at the append, the second counts the
-/// entries of that millisecond. It is what Redis calls an entry id and Kafka an offset.
+/// The first part is the server's clock in milliseconds since 1970 at the append, the second counts the entries of that
+/// millisecond. Redis calls it an entry id; it corresponds to an offset in Kafka.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId {
     /// Milliseconds since 1970-01-01 UTC, by the server's clock.
@@ -23,13 +23,13 @@ impl MessageId {
     /// After every entry.
     pub const MAX: Self = Self { ms: u64::MAX, seq: u64::MAX };
 
-    /// The id `ms-seq`.
+    /// Creates the id `ms-seq`.
     #[must_use]
     pub const fn new(ms: u64, seq: u64) -> Self {
         Self { ms, seq }
     }
 
-    /// The smallest id above this one ([`MessageId::MAX`] stays).
+    /// Returns the smallest id above this one ([`MessageId::MAX`] stays).
     #[must_use]
     pub const fn next(self) -> Self {
         match (self.seq.checked_add(1), self.ms.checked_add(1)) {
@@ -39,7 +39,7 @@ impl MessageId {
         }
     }
 
-    /// The largest id below this one ([`MessageId::ZERO`] stays).
+    /// Returns the largest id below this one ([`MessageId::ZERO`] stays).
     #[must_use]
     pub const fn previous(self) -> Self {
         match (self.seq.checked_sub(1), self.ms.checked_sub(1)) {
@@ -49,7 +49,7 @@ impl MessageId {
         }
     }
 
-    /// Reads an id from the bytes of a reply.
+    /// Parses an id from the bytes of a reply.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`] if it is not `digits-digits`.

@@ -1,7 +1,7 @@
-//! The inspect role: looking at what is there without owning it.
+//! The inspect role: reads stored data without owning it.
 //!
-//! Nothing here needs a lease, and nothing here changes anything: operators look while consumers run. Every answer is
-//! bounded, in items and in bytes: what is larger comes in pages.
+//! Nothing here needs a lease, and nothing here changes anything: operators inspect a queue while consumers run. Every
+//! answer is bounded, in items and in bytes: longer lists come in pages.
 
 use std::time::Duration;
 
@@ -16,68 +16,68 @@ use crate::name::GroupName;
 use crate::topic::{Partition, TopicPartition, TopicSpec};
 use crate::wire::Fields;
 
-/// The most items that one page has.
+/// The most items of one page.
 pub const MAX_PAGE: usize = 1_000;
 
-/// About the most bytes of one page: it ends behind the item that reaches this.
+/// Approximate size limit of one page, in bytes: it ends behind the item that reaches this.
 pub const MAX_PAGE_BYTES: usize = 4 << 20;
 
-/// A part of a list.
+/// Part of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page<T> {
     /// The items.
     pub items: Vec<T>,
-    /// Whether there may be more behind the last one.
+    /// Whether there may be more items behind the last one.
     pub more: bool,
 }
 
 impl<T> Page<T> {
-    /// Nothing, and nothing behind it.
+    /// Creates an empty page, with nothing behind it.
     #[must_use]
     pub const fn empty() -> Self {
         Self { items: Vec::new(), more: false }
     }
 }
 
-/// A stream of a partition.
+/// Stream of a partition.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Stream {
-    /// The log: what all groups read.
+    /// The log, which all groups read.
     Log,
-    /// A group's retry log: what comes back to it.
+    /// A group's retry log, with the messages that return to it.
     Retry(GroupName),
 }
 
-/// Which entries of a stream, and in which order.
+/// Range of entries of a stream, with its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Above this id.
+    /// Lower bound, exclusive.
     pub after: MessageId,
-    /// Below this id.
+    /// Upper bound, exclusive.
     pub before: MessageId,
-    /// The largest id first. The next page is then below the last one of this.
+    /// Whether the largest id comes first. The next page is then below the last entry of this one.
     pub newest_first: bool,
 }
 
 impl Range {
-    /// All of them, oldest first.
+    /// All entries, oldest first.
     pub const ALL: Self = Self { after: MessageId::ZERO, before: MessageId::MAX, newest_first: false };
 
-    /// What comes behind an entry of the page before.
+    /// Returns the range behind an entry: the last one of the previous page.
     #[must_use]
     pub const fn behind(self, last: MessageId) -> Self {
         if self.newest_first { Self { before: last, ..self } } else { Self { after: last, ..self } }
     }
 
-    /// Whether no id can be in it.
+    /// Whether the range can contain no id.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.after.next() >= self.before
     }
 }
 
-/// An entry as it stands in a stream.
+/// Entry as it is stored in a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// Its id.
@@ -86,68 +86,68 @@ pub struct Stored {
     pub fields: Fields,
 }
 
-/// An entry that was handed out and not settled.
+/// Entry that was handed out and not settled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
     /// Its id in the stream that it was read from.
     pub id: MessageId,
-    /// Under whose name it stands. Where a partition has an owner that is one fixed word, whoever owns it; see
-    /// [`Inspect::owners`].
+    /// Name under which it is pending. Where a partition has an owner that is one fixed word, whichever member the owner
+    /// is; see [`Inspect::owners`].
     pub consumer: String,
-    /// For how long nobody has touched it.
+    /// Idle time: time since it was last handed out or extended.
     pub idle: Duration,
-    /// How often it was handed out.
+    /// Number of times that it was handed out.
     pub deliveries: u64,
-    /// What was noted of it.
+    /// Note that is stored for it.
     pub note: Option<Note>,
 }
 
-/// A retry that waits.
+/// Retry that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parked {
     /// The id of the message in its partition's log.
     pub origin: MessageId,
-    /// When it is due: milliseconds since 1970 by the server's clock.
+    /// Due time: milliseconds since 1970 by the server's clock.
     pub due: u64,
-    /// The number of the attempt that comes next; 0 if the body is gone.
+    /// Number of the next attempt; 0 if the body is gone.
     pub attempt: u32,
-    /// What the last attempt failed with.
+    /// Error of the last attempt.
     pub error: String,
-    /// What all attempts failed with.
+    /// Failures of all attempts.
     pub history: History,
-    /// The original entry; empty if somebody deleted it.
+    /// The original entry; empty if its body has been deleted.
     pub body: Fields,
 }
 
-/// Who has a partition for a group.
+/// Ownership of a partition for a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ownership {
     /// The partition.
     pub partition: Partition,
-    /// Who has it, with its epoch and what is left of the lease; `None` if it is free.
+    /// The owner, with its epoch and the time until its lease expires; `None` if the partition is free.
     pub holder: Option<Holder>,
-    /// For how long its last grant was; `None` if there never was one.
+    /// Ttl of the last grant; `None` if there never was one.
     pub ttl: Option<Duration>,
-    /// How many owners before that one ended in a row without giving it back: they died, or were cut off.
+    /// Number of owners before the last one that ended in a row without releasing it: they died, or were cut off.
     pub ends: usize,
 }
 
-/// A name under which entries are read.
+/// Name under which a group reads entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// Of which stream.
+    /// The stream.
     pub source: Source,
     /// The name.
     pub consumer: String,
-    /// How many entries stand under it.
+    /// Number of entries that are pending under it.
     pub pending: u64,
-    /// How long ago it was last heard of.
+    /// Time since its last request.
     pub idle: Duration,
-    /// How long ago it last got an entry; `None` if it never did, or that is not known.
+    /// Time since it last received an entry; `None` if it never did, or that is not known.
     pub inactive: Option<Duration>,
 }
 
-/// What a backend runs on. What could not be asked for is `None`.
+/// Server that a backend runs on. Values that could not be read are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Server {
@@ -159,51 +159,51 @@ pub struct Server {
     pub mode: Option<String>,
     /// `master` or `replica`.
     pub role: Option<String>,
-    /// Replicas that are connected.
+    /// Number of connected replicas.
     pub replicas: Option<u64>,
-    /// Whether a cluster says that it is whole.
+    /// Whether a cluster reports that it is complete.
     pub cluster_ok: Option<bool>,
-    /// For how long it runs.
+    /// Time since the server started.
     pub uptime: Option<Duration>,
-    /// How far the server's clock is ahead of ours, in milliseconds; behind it if negative. Exact up to half a round
+    /// Milliseconds that the server's clock is ahead of the local one; negative if it is behind. Exact up to half a round
     /// trip.
     pub ahead_ms: Option<i64>,
-    /// A round trip: the middle one of several.
+    /// Time of a round trip: the median of several.
     pub latency: Option<Duration>,
-    /// Bytes in use.
+    /// Used memory, in bytes.
     pub used_memory: Option<u64>,
-    /// The most bytes that it may use; 0 for no limit.
+    /// Memory limit, in bytes; 0 for no limit.
     pub max_memory: Option<u64>,
-    /// What it does when they are used up.
+    /// Eviction policy that applies at the memory limit.
     pub eviction: Option<String>,
-    /// Keys that it has evicted so far.
+    /// Number of keys that it has evicted so far.
     pub evicted: Option<u64>,
-    /// Connections, and the most that there may be.
+    /// Number of connections, and their limit.
     pub clients: Option<(u64, u64)>,
-    /// Whether what is written gets to the disk: the last snapshot and the append-only file as they ended.
+    /// Whether data is written to the disk: the results of the last snapshot and of the append-only file.
     pub disk_ok: Option<bool>,
     /// Settings with which messages can be lost.
     pub risks: Vec<Risk>,
-    /// Commands that this user may not use, and that are needed.
+    /// Required commands that this user may not use.
     pub denied: Vec<String>,
-    /// What the server can do beyond what is needed.
+    /// Optional features that the server has.
     pub features: Vec<String>,
-    /// What could not be asked for, and why not.
+    /// Values that could not be read, with the reasons.
     pub unknown: Vec<String>,
 }
 
-/// A setting with which messages can be lost.
+/// Setting with which messages can be lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Risk {
-    /// The setting, by the server's name for it.
+    /// Name of the setting on the server.
     pub setting: String,
     /// Its value.
     pub value: String,
-    /// What can happen, and what to set instead.
+    /// The possible loss, and the recommended value.
     pub reason: String,
 }
 
-/// What takes memory.
+/// Structure that takes memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Structure {
@@ -213,7 +213,7 @@ pub enum Structure {
     RetryLog,
     /// A group's parked retries.
     Parked,
-    /// What was noted of pending entries.
+    /// Notes on pending entries.
     Notes,
     /// A group's dead letters.
     DeadLetters,
@@ -221,12 +221,12 @@ pub enum Structure {
     Lease,
     /// Scheduled messages.
     Delayed,
-    /// What recurs.
+    /// Recurring schedules.
     Recurring,
 }
 
 impl Structure {
-    /// As a fixed snake-case word.
+    /// Returns the structure as a fixed snake-case word.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -242,26 +242,26 @@ impl Structure {
     }
 }
 
-/// How much of the memory one structure takes.
+/// Memory use of one structure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// The partition.
     pub partition: Partition,
-    /// The group, for what is a group's.
+    /// The group, for a structure that belongs to one.
     pub group: Option<GroupName>,
-    /// What it is.
+    /// The structure.
     pub structure: Structure,
-    /// How many entries, messages or fields it has.
+    /// Number of its entries, messages or fields.
     pub items: u64,
-    /// How many bytes, as the server estimates it from samples.
+    /// Number of bytes, as the server estimates it from samples.
     pub bytes: u64,
 }
 
-/// Looks, and changes nothing.
+/// Reads stored data, and changes nothing.
 #[async_trait]
 pub trait Inspect: Send + Sync {
-    /// Up to `limit` (at most [`MAX_PAGE`]) entries of a stream, and about [`MAX_PAGE_BYTES`].
-    /// [`Range::behind`] the last one there may be more.
+    /// Returns up to `limit` (at most [`MAX_PAGE`]) entries of a stream, of about [`MAX_PAGE_BYTES`] in total. There may
+    /// be more [behind](Range::behind) the last one.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
@@ -273,8 +273,8 @@ pub trait Inspect: Send + Sync {
         limit: usize,
     ) -> Result<Page<Stored>>;
 
-    /// Up to `limit` (at most [`MAX_PAGE`]) entries with an id above `after` that were handed out to the group and not
-    /// settled, in the order of ids. None if there is no such group.
+    /// Returns up to `limit` (at most [`MAX_PAGE`]) entries with an id above `after` that were handed out to the group
+    /// and not settled, in the order of ids. Returns none if there is no such group.
     ///
     /// # Errors
     /// As [`entries`](Self::entries).
@@ -287,8 +287,8 @@ pub trait Inspect: Send + Sync {
         limit: usize,
     ) -> Result<Page<Pending>>;
 
-    /// Up to `limit` (at most [`MAX_PAGE`]) retries of the group that wait, by due time, behind `after`: due time and
-    /// origin of the last one of the page before.
+    /// Returns up to `limit` (at most [`MAX_PAGE`]) waiting retries of the group, in the order of due times. The page
+    /// starts after `after`, the due time and origin of the last retry of the previous page.
     ///
     /// # Errors
     /// As [`entries`](Self::entries).
@@ -300,29 +300,30 @@ pub trait Inspect: Send + Sync {
         limit: usize,
     ) -> Result<Page<Parked>>;
 
-    /// Who has each partition for the group, in the order of partitions.
+    /// Returns the ownership of each partition for the group, in the order of partitions.
     ///
     /// # Errors
     /// As [`entries`](Self::entries).
     async fn owners(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Ownership>>;
 
-    /// The names under which the group reads a partition, those of the log first, by name.
+    /// Returns the names under which the group reads a partition, those of the log first, in the order of names.
     ///
     /// # Errors
     /// As [`entries`](Self::entries).
     async fn consumers(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<Vec<Reading>>;
 
-    /// What this runs on, as far as it may be asked.
+    /// Returns what is known of the server, as far as this user may read it.
     ///
     /// # Errors
     /// Transient ones.
     async fn server(&self) -> Result<Server>;
 
-    /// What these partitions take, with what is kept there for these groups. Structures that are not there are left
+    /// Returns the memory use of these partitions, with the data of these groups. Structures that do not exist are left
     /// out.
     ///
     /// # Errors
-    /// As [`entries`](Self::entries); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it cannot be told.
+    /// As [`entries`](Self::entries); [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the server does not
+    /// report it.
     async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>>;
 }
 

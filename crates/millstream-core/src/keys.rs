@@ -1,8 +1,7 @@
-//! Keys: the only place where one is made.
+//! Keys of the store: the only place where they are built.
 //!
-//! Everything that must change together shares the hash tag of its partition, `{topic:p:partition}`, and so a
-//! slot: a topic spreads over a cluster, and a script never leaves its node. `docs/protocol.md#keys` lists
-//! them all.
+//! All keys that must change together share the hash tag of their partition, `{topic:p:partition}`, and so a slot: a
+//! topic is spread over a cluster, and a script never leaves its node. `docs/protocol.md#keys` lists all of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,12 +10,12 @@ use crate::name::{GroupName, Namespace, QueueName, TopicName};
 use crate::schedule::{Place, Shard};
 use crate::topic::{Partition, TopicPartition};
 
-/// A key of the store. Only [`Keys`] makes one.
+/// Key of the store. Only [`Keys`] creates one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key(Arc<str>);
 
 impl Key {
-    /// The key as text.
+    /// Returns the key as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -35,20 +34,20 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Makes all keys of one namespace.
+/// Builds all keys of one namespace.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     prefix: String,
 }
 
 impl Keys {
-    /// Keys without a namespace.
+    /// Creates keys without a namespace.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Keys that start with `namespace:`.
+    /// Creates keys that start with `namespace:`.
     #[must_use]
     pub fn within(namespace: &Namespace) -> Self {
         Self { prefix: format!("{namespace}:") }
@@ -76,13 +75,13 @@ impl Keys {
         self.key(format_args!("stream:topic:{}:dlq:{group}", Tag(tp)))
     }
 
-    /// Hash with a ttl: who has claimed which of a group's dead letters, by id.
+    /// Hash with a ttl: the claims on a group's dead letters, by id.
     #[must_use]
     pub fn dead_claims(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:dlq:claim:{}:{group}", Tag(tp)))
     }
 
-    /// Hash with a ttl: which dead letters were put back, by the id they had.
+    /// Hash with a ttl: the dead letters that were put back, by the id they had.
     #[must_use]
     pub fn dead_imports(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:dlq:import:{}:{group}", Tag(tp)))
@@ -124,38 +123,38 @@ impl Keys {
         self.key(format_args!("streaming:mq:delay:item:{}", PlaceTag(place)))
     }
 
-    /// Sorted set: what recurs at a place, id by when it is due next, in milliseconds.
+    /// Sorted set: recurring schedules of a place, id by next due time in milliseconds.
     #[must_use]
     pub fn recur(&self, place: &Place) -> Key {
         self.key(format_args!("streaming:mq:recur:{}", PlaceTag(place)))
     }
 
-    /// Hash: rule and body of what recurs, by id.
+    /// Hash: rule and body of recurring schedules, by id.
     #[must_use]
     pub fn recur_items(&self, place: &Place) -> Key {
         self.key(format_args!("streaming:mq:recur:item:{}", PlaceTag(place)))
     }
 
-    /// At a partition a stream of one entry, the newest head of its schedule: wakes all who wait. At a shard a list of at
-    /// most one element: calls one of those who wait.
+    /// At a partition a stream of one entry, the newest head of its schedule: wakes all waiting clients. At a shard a
+    /// list of at most one element: wakes one waiting worker.
     #[must_use]
     pub fn wake(&self, place: &Place) -> Key {
         self.key(format_args!("streaming:mq:wake:{}", PlaceTag(place)))
     }
 
-    /// Sorted set: tasks that are worked on, id by when their claim runs out, in milliseconds.
+    /// Sorted set: tasks that are worked on, id by the time in milliseconds at which their claim expires.
     #[must_use]
     pub fn claims(&self, shard: &Shard) -> Key {
         self.key(format_args!("streaming:mq:claim:{}", ShardTag(shard)))
     }
 
-    /// Hash: what is known of tasks beside their bodies, by id: due time, attempt, crashes, token, errors.
+    /// Hash: state of tasks beside their bodies, by id: due time, attempt, crashes, token, errors.
     #[must_use]
     pub fn task_states(&self, shard: &Shard) -> Key {
         self.key(format_args!("streaming:mq:claim:state:{}", ShardTag(shard)))
     }
 
-    /// Hash: the worker that looks out for what is due.
+    /// Hash: the worker that waits for the next due task.
     #[must_use]
     pub fn watcher(&self, shard: &Shard) -> Key {
         self.key(format_args!("streaming:mq:watcher:{}", ShardTag(shard)))
@@ -179,19 +178,19 @@ impl Keys {
         self.key(format_args!("streaming:mq:queue:{{{queue}}}:meta"))
     }
 
-    /// Hash: what is noted of a group's pending entries, by source and id.
+    /// Hash: notes on a group's pending entries, by source and id.
     #[must_use]
     pub fn held(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:held:{}:{group}", Tag(tp)))
     }
 
-    /// Sorted set: the members of a group, by when their heartbeat runs out, in milliseconds.
+    /// Sorted set: the members of a group, by the time in milliseconds at which their heartbeat expires.
     #[must_use]
     pub fn members(&self, topic: &TopicName, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:members:{{{topic}}}:{group}"))
     }
 
-    /// Hash: what each member said of itself, and the version of the membership.
+    /// Hash: the settings of each member, and the version of the membership.
     #[must_use]
     pub fn member(&self, topic: &TopicName, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:member:{{{topic}}}:{group}"))
@@ -203,19 +202,20 @@ impl Keys {
         self.key(format_args!("streaming:mq:assignment:{{{topic}}}:{group}"))
     }
 
-    /// Stream of one entry: the newest change of a group's members or assignment; wakes who waits for one.
+    /// Stream of one entry: the newest change of a group's members or assignment; wakes clients that wait for one.
     #[must_use]
     pub fn changes(&self, topic: &TopicName, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:changes:{{{topic}}}:{group}"))
     }
 
-    /// Which partition of `topic` a log belongs to, by its key; `None` if it is none of the topic's.
+    /// Returns the partition of `topic` that a log belongs to, by its key; `None` if it is none of the topic's.
     #[must_use]
     pub fn partition_of(&self, topic: &TopicName, log: &str) -> Option<Partition> {
+        // The log keys of a topic differ in the number only: this one without `0}` is their common prefix.
         let first = self.log(&TopicPartition::new(topic.clone(), 0));
         let number = log.strip_prefix(first.as_str().strip_suffix("0}")?)?.strip_suffix('}')?;
         let partition = Partition(number.parse().ok()?);
-        // Not `007`.
+        // Accepts only the canonical form, not `007`.
         (partition.to_string() == number).then_some(partition)
     }
 
@@ -231,7 +231,7 @@ impl Keys {
         self.key(format_args!("streaming:mq:topic:{{{topic}}}:meta"))
     }
 
-    /// String: says for a while that a topic was deleted on purpose, so that who runs does not create it again.
+    /// String with a ttl: marks a topic as deleted on purpose, so that running clients do not create it again.
     #[must_use]
     pub fn topic_deleted(&self, topic: &TopicName) -> Key {
         self.key(format_args!("streaming:mq:topic:{{{topic}}}:deleted"))

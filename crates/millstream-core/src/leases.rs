@@ -1,4 +1,4 @@
-//! The leases role: who owns a resource now, with a token that fences everybody before.
+//! The leases role: the current owner of each resource, with a token that fences all previous owners.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::name::GroupName;
 use crate::topic::TopicPartition;
 
-/// What can be owned.
+/// Resource that can be owned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Resource {
-    /// A partition, as far as one group is concerned.
+    /// A partition, for one group.
     Partition {
         /// The partition.
         topic_partition: TopicPartition,
@@ -25,7 +25,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// Partition `topic_partition` of `group`.
+    /// Returns the resource of partition `topic_partition` for `group`.
     #[must_use]
     pub fn partition(topic_partition: TopicPartition, group: GroupName) -> Self {
         Self::Partition { topic_partition, group }
@@ -40,18 +40,18 @@ impl fmt::Display for Resource {
     }
 }
 
-/// Proves one grant: `<epoch>:<nonce>`. Backends compare it for equality.
+/// Proof of one grant: `<epoch>:<nonce>`. Backends compare it for equality.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Token(Arc<str>);
 
 impl Token {
-    /// The token of a grant.
+    /// Creates the token of a grant.
     #[must_use]
     pub fn new(epoch: u64, nonce: &str) -> Self {
         Self(format!("{epoch}:{nonce}").into())
     }
 
-    /// The token as it stands in the store.
+    /// Returns the token as it is stored.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -64,43 +64,43 @@ impl fmt::Display for Token {
     }
 }
 
-/// The right to act on a resource until its ttl passes without a renewal.
+/// Right to act on a resource until its ttl passes without a renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lease {
-    /// What is owned.
+    /// The resource.
     pub resource: Resource,
-    /// What every fenced call shows.
+    /// Token that every fenced call passes.
     pub token: Token,
-    /// Grows with every grant of this resource, also over a fail-over. Hand it to stores of your own and let
+    /// Number that grows with every grant of this resource, also over a fail-over. Pass it on to other stores and let
     /// them refuse smaller ones.
     pub epoch: u64,
-    /// How long the lease lives after a grant or renewal.
+    /// Lifetime of the lease after a grant or renewal.
     pub ttl: Duration,
-    /// The epochs of owners before this one that ended in a row without giving the lease back, oldest first: their
-    /// processes died, or were cut off for too long. An entry that was pending at several of these ends may be what the
-    /// owners died over. An owner that gives the lease back before it has found out keeps them here, and the next one is
-    /// given the same. At most [`MAX_ENDS`].
+    /// Epochs of previous owners that ended in a row without releasing the lease, oldest first: their processes died, or
+    /// were cut off for too long. An entry that was pending at several of these ends may have caused them. If an owner
+    /// releases the lease before it has found the cause, the list stays here, and the next owner is given the same. At
+    /// most [`MAX_ENDS`].
     pub ends: Vec<u64>,
 }
 
-/// The most ends in a row that are remembered; of more the newest.
+/// The most ends in a row that are kept; if there are more, the newest.
 pub const MAX_ENDS: usize = 32;
 
 impl Lease {
-    /// A grant, as a backend makes it.
+    /// Creates a lease as a backend grants it.
     #[must_use]
     pub fn new(resource: Resource, epoch: u64, nonce: &str, ttl: Duration) -> Self {
         Self { resource, token: Token::new(epoch, nonce), epoch, ttl, ends: Vec::new() }
     }
 
-    /// The same lease, after these ends.
+    /// Returns the same lease with these ends.
     #[must_use]
     pub fn after_ends(self, ends: Vec<u64>) -> Self {
         Self { ends, ..self }
     }
 
-    /// The partition and group of a lease on a partition.
+    /// Returns the partition and group of a lease on a partition.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a lease on anything else.
@@ -112,47 +112,47 @@ impl Lease {
         }
     }
 
-    /// The error of every fenced call after this lease was lost.
+    /// Returns the error of every fenced call after this lease was lost.
     #[must_use]
     pub fn fenced(&self) -> Error {
         Error::new(ErrorKind::Fenced, format!("lease on {} is lost (epoch {})", self.resource, self.epoch))
     }
 }
 
-/// The answer to a request for a lease.
+/// Result of a request for a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// It is yours.
+    /// The caller owns the resource.
     Granted(Lease),
-    /// Somebody has it.
+    /// Another owner has it.
     Held(Holder),
 }
 
-/// Who has a resource.
+/// Current owner of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// The name that the owner gave.
+    /// Name that the owner gave when it acquired the lease.
     pub owner: String,
-    /// The epoch of its grant.
+    /// Epoch of its grant.
     pub epoch: u64,
-    /// When the lease ends unless it is renewed, from now.
+    /// Time from now until the lease expires unless it is renewed.
     pub expires_in: Duration,
 }
 
 /// Grants, renews and ends leases.
 #[async_trait]
 pub trait Leases: Send + Sync {
-    /// Asks for a resource.
+    /// Requests a resource.
     ///
-    /// `nonce` is unique to this request and makes it idempotent: asked again with the same nonce after a lost
-    /// reply, the same lease is given. `owner` is shown to people and decides nothing.
+    /// `nonce` is unique to this request and makes it idempotent: a request that is repeated with the same nonce after a
+    /// lost reply returns the same lease. `owner` is shown to people and has no effect.
     ///
-    /// A lease that ran out and was never given back is granted only if `heard` [judges](Continuity::judges): else it
-    /// counts as held for as long as that takes. What was given back, or never owned, anybody is granted.
+    /// A lease that expired and was never released is granted only if `heard` [judges](Continuity::judges); until then it
+    /// counts as held. A resource that was released, or never owned, is granted to any caller.
     ///
-    /// The epoch is larger than every epoch granted for this resource before, also if the store lost its
-    /// newest writes in a fail-over. A grant of a lease that was never given back adds its epoch to [`Lease::ends`]; the
-    /// same request asked again is given the same.
+    /// The epoch is larger than every epoch granted for this resource before, also if the store lost its newest writes in
+    /// a fail-over. If the previous lease was never released, the grant adds that lease's epoch to [`Lease::ends`]; a
+    /// repetition of the same request returns the same list.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].
@@ -165,25 +165,24 @@ pub trait Leases: Send + Sync {
         heard: &Continuity,
     ) -> Result<Acquired>;
 
-    /// Lets leases live for another ttl. One result per lease, [`ErrorKind::Fenced`] for those that somebody
-    /// else was granted since. A lease that merely ran out is revived as long as nobody took it.
+    /// Extends leases by another ttl. Returns one result per lease, [`ErrorKind::Fenced`] if another owner was granted
+    /// the resource since. A lease that merely expired is revived as long as no other owner took it.
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>>;
 
-    /// Gives a resource back. From then on the token is good for nothing. The next grant has the [ends](Lease::ends) of
-    /// `lease`.
+    /// Releases a resource. From then on the token is invalid. The next grant has the [ends](Lease::ends) of `lease`.
     ///
     /// # Errors
-    /// [`ErrorKind::Fenced`] if it was somebody else's already.
+    /// [`ErrorKind::Fenced`] if another owner had it already.
     async fn release(&self, lease: &Lease) -> Result<()>;
 
-    /// Withdraws the end that was counted for this lease: its owner lost it, but has not ended. Nothing happens if none
-    /// was.
+    /// Removes the end that was counted for this lease: its owner lost it, but its process has not ended. Does nothing if
+    /// none was counted.
     ///
     /// # Errors
-    /// Transient ones, after which it can be asked again; [`ErrorKind::WrongType`].
+    /// Transient ones, after which the call can be repeated; [`ErrorKind::WrongType`].
     async fn withdraw_end(&self, lease: &Lease) -> Result<()>;
 
-    /// Who has the resource now.
+    /// Returns the current owner of the resource.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].

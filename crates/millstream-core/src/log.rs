@@ -1,7 +1,7 @@
 //! The log role: append, fetch, settle, trim.
 //!
-//! A partition has one *log* that all groups read, and per group one *retry log* for what comes back to that
-//! group alone: retries that are due and replayed dead letters. A group reads both; nobody else sees the second.
+//! A partition has one *log* that all groups read, and per group one *retry log* for messages that return to that group
+//! alone: retries that are due and replayed dead letters. A group reads both; no other group reads its retry log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::schedule::Due;
 use crate::topic::{Retention, TopicPartition};
 use crate::wire::Fields;
 
-/// Which of a partition's two streams an entry was read from.
+/// Stream of a partition from which an entry was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// The partition's log: new messages, for every group.
@@ -28,261 +28,269 @@ pub enum Source {
     Retry,
 }
 
-/// Names an entry that was handed out, so that it can be settled.
+/// Reference to an entry that was handed out, with which it is settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Receipt {
-    /// Where the entry was read.
+    /// The stream that the entry was read from.
     pub source: Source,
     /// Its id there.
     pub id: MessageId,
 }
 
-/// One entry to be appended.
+/// Entry to be appended.
 #[derive(Clone, Debug)]
 pub struct Append {
-    /// Where to.
+    /// The partition to append to.
     pub topic_partition: TopicPartition,
-    /// The entry, as [`wire::encode`](crate::wire::encode) writes it.
+    /// The entry, in the form that [`wire::encode`](crate::wire::encode) writes.
     pub fields: Fields,
 }
 
-/// An entry as a group's owner reads it. [`wire::decode`](crate::wire::decode) turns it into a message.
+/// Entry as a group's owner reads it. [`wire::decode`](crate::wire::decode) turns it into a message.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// What settles it.
+    /// The reference with which it is settled.
     pub receipt: Receipt,
-    /// How often it was handed out without being settled, this time included: 1 for a first reading.
+    /// Number of times that it was handed out without being settled, this time included: 1 for a first reading.
     pub deliveries: u32,
     /// Its fields, byte for byte as they were appended.
     pub fields: Fields,
-    /// What was noted of it when it was handed out before.
+    /// Note that was stored for it when it was handed out before.
     pub note: Option<Note>,
 }
 
-/// What an owner notes of a pending entry, for itself and for the owners after it.
+/// Note on a pending entry, which an owner stores for itself and for the owners after it.
 ///
-/// A note goes when its entry is settled. It is how an attempt count survives a takeover where messages wait in
-/// their place (to keep their order), and how a message that kills processes is found out.
+/// A note is deleted when its entry is settled. Where messages wait in their place (to keep their order), the attempt
+/// count survives a takeover in it. It also serves to detect a message that kills processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Note {
-    /// The number of the attempt that comes next; 0 if nothing is said of attempts.
+    /// Number of the next attempt; 0 if the note does not concern attempts.
     pub attempt: u32,
-    /// When it may be made. Read back as what is [left](Note::left) to wait, by the server's clock.
+    /// Due time of that attempt. When a note is read, it is the time [left](Note::left), by the server's clock.
     pub due: Due,
-    /// At how many unexplained ends of owners it was noted as begun, this time included; 0 if it is no poison candidate.
+    /// Number of unexplained ends of owners at which the entry was noted as begun, this one included; 0 if it is no
+    /// poison candidate.
     pub suspicions: u32,
-    /// Who noted this: names without spaces and commas, oldest first, with `,` between them, at most 128 bytes. Of a poison
-    /// candidate the [epochs](crate::Lease::epoch) of the leases under which it began.
+    /// Names of those that stored the note: without spaces and commas, oldest first, separated by `,`, at most 128 bytes.
+    /// For a poison candidate: the [epochs](crate::Lease::epoch) of the leases under which it was begun.
     pub by: String,
-    /// What the last attempt failed with; cut to [`MAX_ERROR_LEN`](crate::wire::MAX_ERROR_LEN) bytes.
+    /// Error of the last attempt; cut to [`MAX_ERROR_LEN`](crate::wire::MAX_ERROR_LEN) bytes.
     pub error: String,
-    /// What the attempts before failed with. The server adds the failure of attempt `attempt - 1` with `error`, unless
-    /// this [tells of](History::tells_of) it.
+    /// Failures of the attempts before. The server adds the failure of attempt `attempt - 1` with `error`, unless the
+    /// history [contains](History::tells_of) it.
     pub history: History,
 }
 
 impl Note {
-    /// How long there is left to wait, in a note that was read.
+    /// Returns the remaining wait of a note that was read.
     #[must_use]
     pub fn left(&self) -> Duration {
         match self.due {
             Due::In(left) => left,
-            // Not what is read back.
+            // A note that was read has no absolute time.
             Due::At(_) => Duration::ZERO,
         }
     }
 }
 
-/// The result of one [`Reader::fetch`].
+/// Result of one [`Reader::fetch`].
 #[derive(Debug, Default)]
 pub struct Fetched {
-    /// What was read, each source in the order of its ids.
+    /// The entries, those of each source in the order of their ids.
     pub entries: Vec<Entry>,
-    /// Entries that were handed out before and whose fields are gone since: trimmed or deleted by somebody.
-    /// Settle them as [`Settlement::Ack`], and tell.
+    /// Entries that were handed out before and whose fields have been trimmed or deleted since. Settle them as
+    /// [`Settlement::Ack`], and emit [`Event::Ghosts`](crate::Event::Ghosts).
     pub ghosts: Vec<Receipt>,
-    /// Whether this came from the pending list: entries handed out earlier, to this owner or one before. After entries
-    /// that are new it says that the reader has started over by itself, and may have looked before some of this was
-    /// settled: who does not know what was settled since the call began opens another reader.
+    /// Whether the entries are from the pending list: handed out earlier, to this owner or a previous one. If this is set
+    /// after a fetch of new entries, the reader has started over by itself, and may have read the list before some of
+    /// these entries were settled. A caller that does not know which entries were settled since the call began opens
+    /// another reader.
     pub pending: bool,
-    /// Whether something was scheduled at this partition, since the call before, that is due before all that waited.
+    /// Whether, since the previous call, something was scheduled at this partition that is due before everything that
+    /// waited.
     pub woken: bool,
-    /// The group stood before what this reader had handed out of the log: the server lost the end of what it had told,
-    /// in a fail-over or restart. From where, and to where; told once. Not set after
-    /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing): that the caller knows of.
+    /// Positions from and to which the group was set back: its position was before entries of the log that this reader
+    /// had handed out, since the server lost its latest writes in a fail-over or restart. Reported once. Not set after
+    /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing), which the caller has received already.
     pub rewound: Option<(MessageId, MessageId)>,
-    /// The newest entry that this reader had handed out is not on the server any more, or another one stands under its id,
-    /// and the group stands before it: a fail-over lost the end of the log or the retry log, and what comes next may have
-    /// the ids that were returned. Messages in flight have to be dropped, and the lease to be given back: a settlement of it
-    /// could take another message off the list. Nothing else was read.
+    /// Whether a fail-over lost the end of the log or the retry log: the newest entry that this reader had handed out is
+    /// gone, or its id belongs to another entry, and the group's position is before it. Entries that come next may have
+    /// ids that were returned before. The caller must drop the messages in flight and release the lease: a settlement of
+    /// one of them could take another message off the pending list. Nothing else was read.
     pub tail_lost: bool,
 }
 
-/// What the log is told of an entry that was handed out.
+/// Settlement of an entry that was handed out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settlement {
     /// Done. It is never handed out again.
     Ack,
-    /// Not settled yet: it stays pending, and this is noted in place of what was noted before. Whoever reads the
-    /// pending list next reads the note with the entry.
+    /// Not settled yet: the entry stays pending, and the note replaces the previous one. The next reader of the pending
+    /// list reads the note with the entry.
     Hold(Note),
     /// Hand it out again to this group, not before it is due.
     Retry {
-        /// When, by the server's clock.
+        /// Due time, by the server's clock.
         due: Due,
-        /// The number of the attempt that comes next: the one that it had if this is to use none.
+        /// Number of the next attempt: the current number, if this one is not to be counted.
         attempt: u32,
-        /// The id of the first entry in the log.
+        /// Id of the message's first entry, in the log.
         origin: MessageId,
-        /// What the last attempt failed with; empty if none has.
+        /// Error of the last attempt; empty if none has failed.
         error: String,
-        /// What the attempts before failed with. The server adds the failure of attempt `attempt - 1` with `error`,
-        /// unless this [tells of](History::tells_of) it.
+        /// Failures of the attempts before. The server adds the failure of attempt `attempt - 1` with `error`, unless the
+        /// history [contains](History::tells_of) it.
         history: History,
     },
     /// Do not hand it out again; keep it with the group's dead letters.
     DeadLetter {
-        /// Why.
+        /// The reason.
         reason: Reason,
-        /// How many attempts were made.
+        /// Number of attempts that were made.
         attempts: u32,
-        /// The id of the first entry in the log.
+        /// Id of the message's first entry, in the log.
         origin: MessageId,
-        /// What the last attempt failed with, or why there was none.
+        /// Error of the last attempt, or the reason why there was none.
         error: String,
-        /// What the attempts before failed with. The server adds the failure of attempt `attempts` with `error`, unless
-        /// this [tells of](History::tells_of) it.
+        /// Failures of the attempts before. The server adds the failure of attempt `attempts` with `error`, unless the
+        /// history [contains](History::tells_of) it.
         history: History,
     },
 }
 
-/// What became of a batch of settlements.
+/// Result of a batch of settlements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
-    /// How many took effect. A [`Settlement::Hold`] of a pending entry does.
+    /// Number of settlements that took effect. A [`Settlement::Hold`] of a pending entry counts.
     pub applied: usize,
-    /// How many had been settled or deleted before (a lost reply, an operator): nothing was done again.
+    /// Number of entries that had been settled or deleted before (a lost reply, an operator): nothing was done again.
     pub stale: usize,
 }
 
-/// The answer to [`Log::trim`].
+/// Result of [`Log::trim`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trimmed {
-    /// How many entries were dropped.
+    /// Number of entries that were dropped.
     pub dropped: usize,
-    /// Whose they were, as far as a group had not settled them; in the order of names. Empty unless the retention is
+    /// Dropped entries that groups had not settled, in the order of the groups' names. Empty unless the retention is
     /// [lossy](crate::Retention::is_lossy).
     pub lost: Vec<Lost>,
-    /// Whether it stopped before everything was dropped that could be: ask again.
+    /// Whether it stopped before everything was dropped that could be: call again.
     pub more: bool,
 }
 
-/// What a group lost.
+/// Entries that one group lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// Which group.
+    /// The group.
     pub group: GroupName,
-    /// Entries above its position: never handed out to it, or to be handed out again since the position was set back. What
-    /// is pending there counts as both.
+    /// Number of entries above its position: never handed out to it, or to be handed out again since the position was set
+    /// back. Pending entries above the position count here and in `pending`.
     pub unread: u64,
-    /// Entries that were handed out to it and not settled. Whoever has one in hand can still end with it; it cannot be
-    /// tried again.
+    /// Number of entries that were handed out to it and not settled. A handler that has one can still complete it; it
+    /// cannot be retried.
     pub pending: u64,
 }
 
-/// The answer to [`Log::append_measured`].
+/// Result of [`Log::append_measured`].
 #[derive(Debug)]
 pub struct Measured {
-    /// One result per entry, as of [`Log::append`].
+    /// One result per entry, as [`Log::append`] returns it.
     pub results: Vec<Result<MessageId>>,
-    /// How many entries each log has.
+    /// Number of entries in each log.
     pub lengths: Vec<(TopicPartition, u64)>,
 }
 
 /// Reads and writes the logs of partitions.
 ///
-/// Everything but [`append`](Log::append) needs the partition's lease and fails with
-/// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), with no effect, once somebody else was granted it.
+/// [`append`](Log::append), [`append_measured`](Log::append_measured), [`appender`](Log::appender) and
+/// [`lengths`](Log::lengths) need no lease. Everything else needs the partition's lease. Once another owner was granted
+/// it, such a call fails with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) and has no effect.
 #[async_trait]
 pub trait Log: Send + Sync {
     /// Appends entries, in the order of the batch within each partition.
     ///
-    /// The answer has one result per entry. A failed entry does not keep the others from being appended. An entry
-    /// without fields is refused.
+    /// Returns one result per entry. A failed entry does not keep the others from being appended. An entry without fields
+    /// is refused.
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>>;
 
-    /// Opens what a producer appends with, if this log has something better than one [`append`](Self::append) after the
-    /// other, which is what `None` means: the default.
+    /// Opens an appender for one producer, or returns `None` if this log has nothing better than one
+    /// [`append`](Self::append) after the other. Default: `None`.
     fn appender(&self) -> Option<Box<dyn Appender>> {
         None
     }
 
-    /// Opens a reader for the partition and group of `lease`. It starts with what is pending.
+    /// Opens a reader for the partition and group of `lease`. It starts with the pending entries.
     ///
     /// # Errors
-    /// Transient ones. The lease and the group are first looked at by [`Reader::fetch`].
+    /// Transient ones. The lease and the group are first checked by [`Reader::fetch`].
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>>;
 
-    /// Tells the log what became of entries. Each settlement is atomic, and done at most once: sent again
-    /// after a lost reply it counts as stale. So does a retry or dead letter of an entry whose fields are gone:
-    /// it leaves the pending list, and there is nothing to keep.
+    /// Settles entries. Each settlement is atomic and done at most once: one that is sent again after a lost reply counts
+    /// as stale. So does a retry or dead letter of an entry whose fields are gone: it leaves the pending list, and there
+    /// is nothing to keep.
     ///
     /// # Errors
-    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error after which the batch can be
-    /// sent again as it is. [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing) if an entry of the log is to be
-    /// held, retried or kept and its group is gone: nothing is done for such entries, whatever else is in the batch is
-    /// settled. An ack that comes so late is stale as ever: there is nothing to lose.
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error after which the batch can be sent again
+    /// unchanged. [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing) if an entry of the log is to be held,
+    /// retried or kept and its group is gone: nothing is done for such entries, and the rest of the batch is settled. An
+    /// ack in that case is stale as usual: there is nothing to lose.
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled>;
 
-    /// Moves the group's position in the log: reading goes on with the first entry above `start`. What is pending
-    /// above that position is forgotten, since it will be read again as new; so is what is pending up to it, with its
-    /// notes, since it is to be skipped. The retry log, what is parked and the dead letters stay.
+    /// Moves the group's position in the log: reading continues with the first entry above `start`. Entries that are
+    /// pending above that position leave the pending list, since they will be read again as new. Entries that are pending
+    /// up to it leave it too, with their notes, since they are to be skipped. The retry log, parked retries and dead
+    /// letters stay.
     ///
-    /// The lease is given back in the same step: entries come again under the ids that they had, and what was said of them
-    /// before, also a settlement that is still under way, must not count for them. So its reader, its settlements and its
-    /// release fail with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) from then on; whoever goes on acquires it anew.
-    /// Unlike a [release](crate::Leases::release) that leaves open whether the owner before was found to be abandoned.
+    /// The same step releases the lease. Entries come again under the ids that they had, and earlier settlements, also
+    /// one that is still under way, must not apply to them. From then on the reader, the settlements and the release of
+    /// this lease fail with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced); to continue, acquire it again. Unlike a
+    /// [release](crate::Leases::release), this keeps the stored [ends](crate::Lease::ends) as they are: their cause stays
+    /// open.
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced); [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing):
-    /// nothing was done, and the lease is as it was. After a transient error it can be asked again; if it was done, the
-    /// answer to that is [`ErrorKind::Fenced`](crate::ErrorKind::Fenced).
+    /// nothing was done, and the lease is unchanged. After a transient error the call can be repeated; if the first one
+    /// took effect, the repetition fails with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced).
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()>;
 
-    /// Drops entries of the log, the oldest first, as `retention` says. If that is not
-    /// [lossy](crate::Retention::is_lossy), only such that every group has settled; never one that is unread or pending
-    /// in any (both: a position can be set back while something is pending), and without a group none. What is pending and
-    /// was deleted by somebody neither keeps anything nor counts as lost. Does a bounded amount of work: see [`Trimmed::more`].
+    /// Drops entries of the log, the oldest first, according to `retention`. If that is not
+    /// [lossy](crate::Retention::is_lossy), only entries that every group has settled are dropped: never one that is
+    /// unread or pending in any group (both are checked: a position can be set back while something is pending), and none
+    /// if there is no group. Pending entries that have been deleted neither keep anything nor count as lost. Each call
+    /// does a bounded amount of work: see [`Trimmed::more`].
     ///
     /// # Errors
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error.
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed>;
 
-    /// [`append`](Self::append), and how many entries the log of each partition of the batch has behind it, in one
-    /// request. A partition whose length cannot be told, as nothing was appended, is left out.
+    /// Appends entries as [`append`](Self::append) does, and returns in the same request the number of entries in the log
+    /// of each partition of the batch afterwards. A partition is left out if nothing was appended to it, since its length
+    /// is then not known.
     async fn append_measured(&self, batch: &[Append]) -> Measured;
 
-    /// How many entries the logs of these partitions have, in their order.
+    /// Returns the number of entries in the logs of these partitions, in their order.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>>;
 }
 
-/// Appends batch after batch for one producer: the next one is under way before the one before is answered.
+/// Appends batch after batch for one producer: the next one is sent before the previous one is answered.
 ///
-/// What one appender appends is stored in the order in which it was begun, within each partition. A batch that fails
-/// keeps those behind it from being stored only if the connection broke.
+/// Batches of one appender are stored in the order in which they were begun, within each partition. A batch that fails
+/// keeps later ones from being stored only if the connection broke.
 #[async_trait]
 pub trait Appender: Send {
-    /// Begins to append a batch, behind those that were begun before. Goes on only while [`finish`](Self::finish) is
-    /// awaited.
+    /// Begins to append a batch, after those that were begun before. It makes progress only while
+    /// [`finish`](Self::finish) is awaited.
     fn begin(&mut self, batch: Arc<Vec<Append>>);
 
-    /// What became of the oldest batch that was begun and is not told of yet: one result per entry, as of
-    /// [`Log::append`]. Without such a batch, nothing at once.
+    /// Returns the results of the oldest batch that was begun and not reported yet: one result per entry, as
+    /// [`Log::append`] returns them. Without such a batch it returns an empty list at once.
     ///
-    /// Dropping this future loses nothing: the next one goes on.
+    /// Dropping this future loses nothing: the next call continues.
     async fn finish(&mut self) -> Vec<Result<MessageId>>;
 }
 
@@ -291,24 +299,23 @@ pub trait Appender: Send {
 pub trait Reader: Send {
     /// Reads up to `max` entries, fewer where they are large; waits up to `wait` if there are none.
     ///
-    /// How many it asks for follows from what they have weighed so far, so that an answer takes about a second on a link
-    /// of 10 MB/s: at least one, and one answer is larger where entries have grown. After an answer that was lost, or
-    /// late, it asks for half as many.
+    /// The number of entries that it requests follows from the size of past ones, so that an answer takes about a second
+    /// on a link of 10 MB/s. It requests at least one, and one answer is larger where entries have grown. After a lost or
+    /// late answer it requests half as many.
     ///
-    /// First everything pending is handed out, oldest first, over as many calls as it takes; from then on new
-    /// entries. An empty result means that the wait passed, not that the log ended. Neither source starves the
-    /// other: with `max` above 1 each call reads both.
+    /// First it returns all pending entries, oldest first, over as many calls as it takes; after that new entries. An
+    /// empty result means that the wait passed, not that the log ended. Neither source starves the other: with `max`
+    /// above 1 each call reads both.
     ///
-    /// Waiting has no effect on the server: dropping this future is safe. After a drop or an error the reader
-    /// starts over with what is pending, since a reply may have been lost; it may do so by itself, and
-    /// [says so](Fetched::pending). So an entry that is still being
-    /// handled can be handed out again **by the same reader**: the caller skips what it holds, unless it is told of a
-    /// [lost tail](Fetched::tail_lost).
+    /// Waiting has no effect on the server: dropping this future is safe. After a drop or an error the reader starts over
+    /// with the pending entries, since a reply may have been lost. It may also start over by itself, and then sets
+    /// [`Fetched::pending`]. So an entry that is still being handled can be returned again **by the same reader**: the
+    /// caller skips entries that it has in flight, unless [`Fetched::tail_lost`] is set.
     ///
     /// # Errors
-    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) when the lease is somebody else's: nothing was read.
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) when another owner has the lease: nothing was read.
     /// [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing) when the group is gone; see
-    /// [`Catalog::restore_group`](crate::Catalog::restore_group).
-    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType) when a key is not a stream. Transient ones.
+    /// [`Catalog::restore_group`](crate::Catalog::restore_group). [`ErrorKind::WrongType`](crate::ErrorKind::WrongType)
+    /// when a key is not a stream. Transient ones.
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched>;
 }

@@ -1,11 +1,11 @@
-//! The members role: which instances of a group are alive, and which partitions each of them should own.
+//! The members role: the live instances of a group, and the partitions that each of them should own.
 //!
-//! Nothing here is needed for safety: that is the leases' part. A member that is wrongly thought dead, or an
-//! assignment that is wrong for a while, costs a hand-over and nothing else.
+//! Safety does not depend on this role: leases ensure it. A member that is wrongly considered dead, or an assignment that
+//! is wrong for a while, costs a hand-over and nothing else.
 //!
-//! Every change (somebody joined, left or died, the topic has grown) makes a new *version* of the membership. Any
-//! member that sees a version without an assignment may compute one and publish it; the first one wins. So there is
-//! no leader, and all members see the same assignment.
+//! Every change (a member joined, left or died, the topic has grown) creates a new *version* of the membership. Any
+//! member that reads a version without an assignment may compute one and publish it; the first one wins. So there is no
+//! leader, and all members see the same assignment.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,75 +18,75 @@ use crate::id::MessageId;
 use crate::name::{GroupName, MemberId, TopicName};
 use crate::topic::{Partition, TopicSpec};
 
-/// One instance of a consumer, as its group knows it.
+/// Instance of a consumer, as its group sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Member {
-    /// Its name. Two instances that live at the same time must not share one.
+    /// Name of the member. Two instances that run at the same time must not share one.
     pub id: MemberId,
-    /// Unique to one start of the instance: tells a restart from a second instance of the same name. 1 to 128 bytes
+    /// Id of one start of the instance: distinguishes a restart from a second instance of the same name. 1 to 128 bytes
     /// without spaces.
     pub incarnation: String,
-    /// How long it counts as alive after a heartbeat.
+    /// Time for which it counts as alive after a heartbeat.
     pub ttl: Duration,
-    /// The most partitions that it wants; `None` means any number.
+    /// Largest number of partitions that it wants; `None` for no limit.
     pub max_partitions: Option<u32>,
-    /// Partitions that it wants in any case while it lives: a set, read back in the order of numbers.
+    /// Partitions that it always wants while it is alive: a set, read back in the order of numbers.
     pub pinned: Vec<Partition>,
-    /// Which of the topics of that name it works on, by its [`TopicSpec::generation`](crate::TopicSpec::generation); `None` for
-    /// whichever is there. Nobody else is told.
+    /// [Generation](crate::TopicSpec::generation) of the topic name that it works on; `None` for the one that exists. Not
+    /// visible to other members.
     pub generation: Option<u64>,
-    /// Since when it has been answered without a gap: without that it drops nobody. Nobody else is told.
+    /// Continuity of the member's connection: without it the member drops no other member. Not visible to other members.
     pub heard: Continuity,
 }
 
 impl Member {
-    /// A member without wishes.
+    /// Creates a member without preferences.
     #[must_use]
     pub fn new(id: MemberId, incarnation: impl Into<String>, ttl: Duration) -> Self {
         let (max_partitions, pinned, heard) = (None, Vec::new(), Continuity::new(ttl));
         Self { id, incarnation: incarnation.into(), ttl, max_partitions, pinned, generation: None, heard }
     }
 
-    /// The same member, with at most this many partitions.
+    /// Returns the same member, with at most this many partitions.
     #[must_use]
     pub fn at_most(self, partitions: u32) -> Self {
         Self { max_partitions: Some(partitions), ..self }
     }
 
-    /// The same member, of this topic and none that is created in its place.
+    /// Returns the same member, bound to this topic: it does not join one that is created in its place.
     #[must_use]
     pub fn of(self, topic: &TopicSpec) -> Self {
         Self { generation: Some(topic.generation), ..self }
     }
 
-    /// The same member, which has been answered for so long.
+    /// Returns the same member with this continuity.
     #[must_use]
     pub fn hearing(self, heard: Continuity) -> Self {
         Self { heard, ..self }
     }
 
-    /// The same member, with these partitions in any case.
+    /// Returns the same member, which always wants these partitions.
     #[must_use]
     pub fn pinned_to(self, partitions: impl IntoIterator<Item = Partition>) -> Self {
         Self { pinned: partitions.into_iter().collect(), ..self }
     }
 }
 
-/// Grows with every change of a membership; a backend decides by how much.
+/// Version of a membership. It grows with every change; a backend decides by how much.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u64);
 
-/// Names the newest change that an answer has seen: a membership's or an assignment's. [`Watch::changed`] waits for
-/// the next one.
+/// Id of the newest change, of membership or assignment, that an answer includes. [`Watch::changed`] waits for the next
+/// one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub MessageId);
 
-/// Who should own what. A member without partitions has an entry too. Each list is a set: it is read back in the
-/// order of numbers.
+/// Partitions that each member should own. A member without partitions has an entry too. Each list is a set: it is read
+/// back in the order of numbers.
 pub type Assignment = BTreeMap<MemberId, Vec<Partition>>;
 
-/// The answer to a heartbeat: what a member has to know, in a size that does not grow with the group.
+/// Answer to a heartbeat: everything that a member has to know, in a size that does not grow with the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeartbeatReply {
@@ -94,26 +94,26 @@ pub struct HeartbeatReply {
     pub version: Version,
     /// The newest change.
     pub revision: Revision,
-    /// How many members there are: those that ran out and were not dropped yet among them.
+    /// Number of members, those included whose ttl has passed and that were not dropped yet.
     pub members: u32,
-    /// How many partitions the topic has now.
+    /// Number of partitions that the topic has now.
     pub partitions: u32,
-    /// What this member should own; `None` while nobody has published an assignment for this version.
+    /// Partitions that this member should own; `None` while no assignment has been published for this version.
     pub assigned: Option<Vec<Partition>>,
-    /// Whether somebody has [paused](crate::Catalog::set_paused) the whole group.
+    /// Whether the whole group is [paused](crate::Catalog::set_paused).
     pub paused: bool,
-    /// When to come again to drop somebody, from now: when the first member of all runs out unless it is heard of again;
-    /// if one has already, when the sender [judges](Continuity::judges). A heartbeat after that time finds out.
+    /// Time from now until the next heartbeat that may drop a member: until the first member's ttl passes, unless that
+    /// member sends a heartbeat before; if one has passed already, until the sender [judges](Continuity::judges).
     pub next_expiry: Duration,
-    /// Which server answered, for [`Continuity::advance`]: another one after a restart or fail-over. `-` if it does not
-    /// say.
+    /// Identity of the server that answered, for [`Continuity::advance`]: another one after a restart or fail-over. `-`
+    /// if the server does not give one.
     pub server: String,
-    /// When, by the server's clock: milliseconds since 1970.
+    /// Time of the answer by the server's clock: milliseconds since 1970.
     pub now: u64,
 }
 
 impl HeartbeatReply {
-    /// An answer as a backend makes it.
+    /// Creates an answer as a backend returns it.
     #[must_use]
     pub fn new(version: Version, revision: Revision, members: u32, partitions: u32) -> Self {
         let (next_expiry, server) = (Duration::MAX, UNNAMED.to_owned());
@@ -122,7 +122,7 @@ impl HeartbeatReply {
     }
 }
 
-/// A whole group.
+/// State of a whole group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupMembers {
@@ -130,53 +130,52 @@ pub struct GroupMembers {
     pub version: Version,
     /// The newest change.
     pub revision: Revision,
-    /// How many partitions the topic has; 0 if there is no such topic.
+    /// Number of partitions of the topic; 0 if there is no such topic.
     pub partitions: u32,
-    /// All members that were not dropped, in the order of their ids. Those whose ttl has passed are among them: they may
-    /// come back from an outage that kept all away. See [`living`](Self::living).
+    /// All members that were not dropped, in the order of their ids. Members whose ttl has passed are included: they may
+    /// come back from an outage that affected all of them. See [`living`](Self::living).
     pub members: Vec<Member>,
-    /// How long ago each of them was heard of, by the server's clock.
+    /// Time since the last heartbeat of each member, by the server's clock.
     pub heard: BTreeMap<MemberId, Duration>,
     /// The version that `assignment` was published for.
     pub assigned: Option<Version>,
-    /// The assignment that was published last.
+    /// The last published assignment.
     pub assignment: Assignment,
 }
 
 impl GroupMembers {
-    /// The members whose ttl has not passed since they were heard of.
+    /// Returns the members whose ttl has not passed since their last heartbeat.
     pub fn living(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|member| !self.is_overdue(member))
     }
 
-    /// Whether a member's ttl has passed: it is dropped once somebody [judges](Continuity::judges), unless it is heard of
-    /// before.
+    /// Whether a member's ttl has passed: it is dropped once some member [judges](Continuity::judges), unless it sends a
+    /// heartbeat before.
     #[must_use]
     pub fn is_overdue(&self, member: &Member) -> bool {
         self.heard.get(&member.id).is_some_and(|ago| *ago >= member.ttl)
     }
 }
 
-/// Knows the members of groups and what they should own.
+/// Keeps the members of groups and their assignments.
 #[async_trait]
 pub trait Members: Send + Sync {
-    /// Says that `member` lives.
+    /// Records a heartbeat of `member`, and returns the state of the group.
     ///
-    /// Members whose ttl has passed are dropped on this occasion, if the sender [judges](Continuity::judges) by its
+    /// The same call drops members whose ttl has passed, if the sender [judges](Continuity::judges) by its
     /// [`Member::heard`]: after an outage of the server nobody is dropped before all have had a ttl to come back.
     ///
-    /// With `joining`, an instance joins the group, and takes over the id from whoever had it. Without, an id that another
-    /// incarnation has taken is an error, and so is one that nobody has: a heartbeat that comes late, after its sender
-    /// has [left](Self::leave), brings nobody back. Wishes that differ from those of the heartbeat before make a new
-    /// version.
+    /// With `joining`, an instance joins the group, and takes the id over from any instance that has it. Without
+    /// `joining`, it is an error if another incarnation has taken the id, or if the id is not in the group: a heartbeat
+    /// that arrives after its sender has [left](Self::leave) does not bring the member back. Preferences that differ from
+    /// those of the previous heartbeat create a new version.
     ///
     /// # Errors
     /// [`ErrorKind::NotMember`](crate::ErrorKind::NotMember) without `joining`, if the id is not in the group: it was
-    /// dropped, or the server has lost it. It may join again.
-    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if another incarnation has taken the id: this one must stop.
-    /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic is not there;
-    /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was, or if the topic was and
-    /// another one was created in its place since: this one must stop, and has not joined that one;
+    /// dropped, or the server has lost it. It may join again. [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if another
+    /// incarnation has taken the id: this one must stop. [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic
+    /// does not exist. [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was, or if the
+    /// topic was deleted and created again since: this member must stop, and has not joined the group of the new topic.
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
     async fn heartbeat(
         &self,
@@ -186,21 +185,21 @@ pub trait Members: Send + Sync {
         joining: bool,
     ) -> Result<HeartbeatReply>;
 
-    /// Takes `member` out of the group. Nothing happens if it is not in it, or another incarnation has its id.
+    /// Removes `member` from the group. Does nothing if it is not in it, or another incarnation has its id.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()>;
 
-    /// The whole group. Members whose ttl has passed are shown until a heartbeat drops them.
+    /// Returns the whole group. Members whose ttl has passed are included until a heartbeat drops them.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType);
-    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if what is stored makes no sense.
+    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) if the stored data is invalid.
     async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers>;
 
-    /// Publishes an assignment for `version`. `false`, and nothing happens, if that is not the version of the
-    /// membership any more, or has an assignment already.
+    /// Publishes an assignment for `version`. Returns `false`, and has no effect, if that is not the current version of
+    /// the membership, or it has an assignment already.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
@@ -222,8 +221,8 @@ pub trait Members: Send + Sync {
 /// Waits for changes of one group.
 #[async_trait]
 pub trait Watch: Send {
-    /// Waits up to `wait` until there is a change after `seen`; ends at once if there is one already. Whether
-    /// something changed the next heartbeat tells: this may also end early, or for a change that was seen.
+    /// Waits up to `wait` until there is a change after `seen`; returns at once if there is one already. It may also
+    /// return early, or for a change that was seen: the next heartbeat shows whether something changed.
     ///
     /// Waiting has no effect: dropping this future is safe.
     ///

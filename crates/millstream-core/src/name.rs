@@ -1,9 +1,8 @@
-//! Validated names: what may stand in a key.
+//! Validated names: the parts of keys that users choose.
 //!
-//! The rule is one for topics, groups and namespaces: 1 to 128 characters of `A-Z a-z 0-9 . _ -`. It keeps
-//! out everything that means something in a Redis key, a hash tag, an ACL pattern or a metrics label
-//! (`{ } : * ?`, spaces, control characters), so that no name can move a key to another slot, leave its
-//! prefix, or collide with another pair of names.
+//! The rule is the same for all names: 1 to 128 characters of `A-Z a-z 0-9 . _ -`. It excludes every character with a
+//! meaning in a Redis key, a hash tag, an ACL pattern or a metrics label (`{ } : * ?`, spaces, control characters), so
+//! that no name can move a key to another slot, leave its prefix, or collide with another pair of names.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +10,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The longest name, in bytes (all allowed characters are one byte long).
+/// Longest name, in bytes (all allowed characters are one byte long).
 pub const MAX_NAME_LEN: usize = 128;
 
 fn check(what: &str, name: &str) -> Result<()> {
@@ -39,13 +38,13 @@ macro_rules! name {
             /// Checks `name` against the rule of [this module](self).
             ///
             /// # Errors
-            /// [`ErrorKind::InvalidName`] that says what is wrong.
+            /// [`ErrorKind::InvalidName`] with the reason.
             pub fn new(name: impl AsRef<str>) -> Result<Self> {
                 check($what, name.as_ref())?;
                 Ok(Self(Arc::from(name.as_ref())))
             }
 
-            /// The name as text.
+            /// Returns the name as text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -80,27 +79,27 @@ macro_rules! name {
 }
 
 name!(
-    /// The name of a topic.
+    /// Name of a topic.
     TopicName,
     "topic"
 );
 name!(
-    /// The name of a consumer group. Groups are independent of each other: each gets every message.
+    /// Name of a consumer group. Groups are independent of each other: each gets every message.
     GroupName,
     "group"
 );
 name!(
-    /// The name of one instance of a consumer within its group.
+    /// Name of one instance of a consumer within its group.
     MemberId,
     "member"
 );
 name!(
-    /// The name of a delay queue.
+    /// Name of a delay queue.
     QueueName,
     "queue"
 );
 name!(
-    /// A prefix for all keys, so that tenants or environments share one server: `shop:stream:topic:…`.
+    /// Prefix of all keys, so that tenants or environments can share one server: `shop:stream:topic:…`.
     Namespace,
     "namespace"
 );

@@ -1,59 +1,60 @@
-//! What a handler says of a message.
+//! Outcomes: the results that a handler can return for a message.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use crate::error::BoxError;
 
-/// What a handler says of the message it was given.
+/// Result of a handler for the message that it was given.
 ///
 /// Most handlers return `Result<(), E>`: `Ok` is [`Outcome::Ack`], `Err` is [`Outcome::Retry`].
 #[non_exhaustive]
 pub enum Outcome {
     /// Done.
     Ack,
-    /// Failed: the retry policy decides when it comes back, or that it is given up.
+    /// Failed: the retry policy decides when the message is retried, or gives it up.
     Retry(BoxError),
-    /// Failed: comes back after this time. It counts as an attempt, and the policy's last attempt is the last.
+    /// Failed: retried after this time. It counts as an attempt, and the policy's last attempt is the last.
     RetryAfter(Duration, BoxError),
-    /// Failed: comes back at this time, by the server's clock; at once if it is past. It counts as an attempt, and the
+    /// Failed: retried at this time, by the server's clock; at once if it is past. It counts as an attempt, and the
     /// policy's last attempt is the last.
     RetryAt(SystemTime, BoxError),
-    /// Not now: comes back after this time as the same attempt. Nothing has failed: no attempt is used and no error
-    /// noted, and the policy is not asked, so a message can be put off for ever.
+    /// Not now: redelivered after this time as the same attempt. This is no failure: no attempt is used, no error is
+    /// recorded and the policy is not called, so a message can be postponed for ever.
     Snooze(Duration),
-    /// Never try again: it becomes a dead letter.
+    /// Never retried: it becomes a dead letter.
     DeadLetter(BoxError),
 }
 
 impl Outcome {
-    /// Failed with `error`: the retry policy decides.
+    /// Returns [`Outcome::Retry`]: failed with `error`, and the retry policy decides.
     pub fn retry(error: impl Into<BoxError>) -> Self {
         Self::Retry(error.into())
     }
 
-    /// Failed with `error`: comes back after `delay`.
+    /// Returns [`Outcome::RetryAfter`]: failed with `error`, retried after `delay`.
     pub fn retry_after(delay: Duration, error: impl Into<BoxError>) -> Self {
         Self::RetryAfter(delay, error.into())
     }
 
-    /// Failed with `error`: comes back at `time`, by the server's clock.
+    /// Returns [`Outcome::RetryAt`]: failed with `error`, retried at `time` by the server's clock.
     pub fn retry_at(time: SystemTime, error: impl Into<BoxError>) -> Self {
         Self::RetryAt(time, error.into())
     }
 
-    /// Failed with `error`: comes back at once, behind what waits already.
+    /// Returns [`Outcome::RetryAfter`] with no delay: failed with `error`, retried at once, behind messages that wait
+    /// already.
     pub fn requeue(error: impl Into<BoxError>) -> Self {
         Self::RetryAfter(Duration::ZERO, error.into())
     }
 
-    /// Not now: comes back after `delay` as the same attempt.
+    /// Returns [`Outcome::Snooze`]: not now, redelivered after `delay` as the same attempt.
     #[must_use]
     pub fn snooze(delay: Duration) -> Self {
         Self::Snooze(delay)
     }
 
-    /// Never try again, because of `error`.
+    /// Returns [`Outcome::DeadLetter`]: never retried, because of `error`.
     pub fn dead_letter(error: impl Into<BoxError>) -> Self {
         Self::DeadLetter(error.into())
     }
@@ -72,7 +73,7 @@ impl fmt::Debug for Outcome {
     }
 }
 
-/// What a handler may return.
+/// Return types that a handler may have.
 #[diagnostic::on_unimplemented(
     message = "a handler cannot return `{Self}`",
     label = "not an outcome",
@@ -80,7 +81,7 @@ impl fmt::Debug for Outcome {
             `String` or `anyhow::Error`"
 )]
 pub trait IntoOutcome {
-    /// The outcome it stands for.
+    /// Converts the value to its outcome.
     fn into_outcome(self) -> Outcome;
 }
 

@@ -1,17 +1,18 @@
-//! Page sizer: how many entries to ask for, so that a page arrives in about a second, however large its entries are.
+//! Page sizer: chooses the number of entries to request, so that a page arrives in about a second, however large its
+//! entries are.
 //!
-//! Nobody knows how large an entry is before it has come, so the count follows the mean of those that came last. Where
-//! that is wrong, one page is too large, and the next one is not.
+//! The size of an entry is not known before it has arrived, so the count follows the mean of recent entries. Where that
+//! is wrong, one page is too large, and the next one is not.
 
 use std::time::Duration;
 
-/// Bytes of a full page: one second on a link of 10 MB/s, the slowest one that is worth a message queue. So an answer
-/// comes long before a lease runs out, and the server spends a few milliseconds on it at a time.
+/// Bytes of a full page: one second on a link of 10 MB/s, the slowest one that is reasonable for a message queue. So an
+/// answer arrives long before a lease expires, and the server spends a few milliseconds on it at a time.
 pub const PAGE_BYTES: usize = 10_000_000;
-/// Bytes that are read with one command where several are sent for one page. The server works on a command without
-/// a break: one MiB takes it about a millisecond.
+/// Bytes that are read with one command where several are sent for one page. The server executes a command without
+/// interruption: one MiB takes it about a millisecond.
 pub const STEP_BYTES: usize = 1 << 20;
-/// Entries of the first page, as long as nothing is known of their size: of 1 MiB each, 16 are 1.7 s at 10 MB/s.
+/// Entries of the first page, as long as their size is not known: 16 entries of 1 MiB each take 1.7 s at 10 MB/s.
 const FIRST: usize = 16;
 /// Number of past entries that the estimate remembers: enough to even out sizes that differ, and few enough that a page
 /// or two adjust it after the sizes have changed.
@@ -28,12 +29,13 @@ pub struct PageSizer {
     budget: u64,
     /// Entries of the first page.
     first: usize,
-    /// What came last: so many entries of so many bytes altogether.
+    /// Entries that arrived last, and their bytes in total.
     entries: u64,
     bytes: u64,
-    /// The most entries of a page, whatever they weigh. Halved by answers that are lost or late, doubled by others.
+    /// Largest number of entries of a page, whatever their size. Halved after answers that are lost or late, doubled
+    /// after fast ones (up to [`GOOD`]).
     cap: usize,
-    /// Entries that were asked for last.
+    /// Number of entries of the last request.
     asked: usize,
 }
 
@@ -44,26 +46,27 @@ impl Default for PageSizer {
 }
 
 impl PageSizer {
-    /// For pages of so many bytes, of which the first one has at most so many entries.
+    /// Creates a sizer for pages of `budget` bytes, the first of which has at most `first` entries.
     #[must_use]
     pub fn new(budget: usize, first: usize) -> Self {
         Self { budget: budget as u64, first, entries: 0, bytes: 0, cap: usize::MAX, asked: 0 }
     }
 
-    /// Whether nothing is known of the size of entries.
+    /// Whether the size of entries is not known yet.
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.entries == 0
     }
 
-    /// Guesses the size of entries from elsewhere. Counts as one entry, and only if none has come.
+    /// Sets a first estimate of the size of entries, from elsewhere. It counts as one entry, and only before the first
+    /// page.
     pub fn guess(&mut self, entries: u64, bytes: u64) {
         if let (0, Some(mean)) = (self.entries, bytes.checked_div(entries)) {
             (self.entries, self.bytes) = (1, mean);
         }
     }
 
-    /// How many entries to ask for, of `max` at most; at least one.
+    /// Returns the number of entries to request: at least one, at most `max`.
     pub fn count(&mut self, max: usize) -> usize {
         let fits = match self.budget.saturating_mul(self.entries).checked_div(self.bytes) {
             Some(fits) => usize::try_from(fits).unwrap_or(usize::MAX),
@@ -73,17 +76,18 @@ impl PageSizer {
         self.asked
     }
 
-    /// So many entries came, in an answer of so many bytes that arrived within `took`.
+    /// Records a page: the number of its entries, the bytes of the answer, and the time that it took to arrive.
     pub fn came(&mut self, entries: usize, bytes: usize, took: Duration) {
         if entries == 0 {
             return;
         }
+        // Old entries lose weight: the sums are scaled down to the size of the window.
         if self.entries > WINDOW {
             self.bytes = self.bytes.saturating_mul(WINDOW) / self.entries;
             self.entries = WINDOW;
         }
         self.entries += entries as u64;
-        // An entry has at least an id: the mean is never 0.
+        // An entry has at least an id, so the mean must never be 0.
         self.bytes = self.bytes.saturating_add(bytes.max(entries) as u64);
         if took > LATE {
             self.cap = (self.cap.min(entries) / 2).max(1);
@@ -92,7 +96,7 @@ impl PageSizer {
         }
     }
 
-    /// The answer to the last question was lost.
+    /// Records that the answer to the last request was lost.
     pub fn lost(&mut self) {
         self.cap = (self.cap.min(self.asked) / 2).max(1);
     }

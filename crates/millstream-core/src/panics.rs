@@ -1,9 +1,9 @@
 //! Panics of user code: the one place where they are caught, described and counted.
 //!
-//! Policies, codecs, partitioners, assignors, observers and errors are code of the user. A panic of it must not end a
-//! loop, lose a message or make the same thing happen for ever. So each is called through this module, which turns a
-//! panic into a value, and whoever called falls back to what the [kind of code](UserCode) documents. Nothing of this
-//! helps where a program is built with `panic = "abort"`.
+//! Policies, codecs, partitioners, assignors, observers and errors are user code. A panic in it must not end a loop, lose
+//! a message or repeat the same failure for ever. So each is called through this module, which turns a panic into a
+//! value, and the caller uses the fallback that the [kind of code](UserCode) documents. This has no effect in a program
+//! that is built with `panic = "abort"`.
 
 use std::any::Any;
 use std::error::Error as StdError;
@@ -20,7 +20,7 @@ use crate::error::{BoxError, Error, ErrorKind, Result};
 use crate::event::{Event, Observer};
 use crate::policy::{DeadLetterPolicy, Decision, Exponential, Failure, RetryPolicy, Verdict};
 
-/// A kind of user code, and what happens instead when it panics.
+/// Kind of user code, with the fallback for its panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UserCode {
@@ -30,24 +30,24 @@ pub enum UserCode {
     RetryPolicy,
     /// A dead-letter policy: the message is kept.
     DeadLetterPolicy,
-    /// The `Display`, `source` or `Drop` of an error: a fixed text stands for it.
+    /// The `Display`, `source` or `Drop` of an error: a fixed text replaces it.
     ErrorText,
-    /// A codec: what is read is undecodable, what is written is an error of the send.
+    /// A codec: a message that is read is undecodable, a message that is sent fails with an error.
     Codec,
-    /// A partitioner: an error of the send.
+    /// A partitioner: the send fails with an error.
     Partitioner,
     /// An assignor: the default one decides.
     Assignor,
-    /// An observer: the event is lost to it.
+    /// An observer: it misses the event.
     Observer,
-    /// Upkeep of a partition: an error of its loop, which tries again after a pause.
+    /// Upkeep of a partition: its loop fails, and retries after a pause.
     Upkeep,
     /// A health check: it is left out.
     HealthCheck,
 }
 
 impl UserCode {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Self; 10] = [
         Self::Handler,
         Self::RetryPolicy,
@@ -61,7 +61,7 @@ impl UserCode {
         Self::HealthCheck,
     ];
 
-    /// The word for it, in metrics and logs.
+    /// Returns the word for it in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -94,42 +94,42 @@ impl UserCode {
     }
 }
 
-/// A panic of user code, as an error.
+/// Panic of user code, as an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the {} panicked: {text}", .code.noun())]
 pub struct Panicked {
     /// The code that panicked.
     pub code: UserCode,
-    /// The panic's message.
+    /// Message of the panic.
     pub text: String,
 }
 
 impl Panicked {
-    /// The panic with this payload.
+    /// Creates the error for a panic with this payload.
     #[must_use]
     pub fn new(code: UserCode, payload: Box<dyn Any + Send>) -> Self {
         Self { code, text: text_of(payload) }
     }
 
-    /// The event of it.
+    /// Returns the event for it.
     #[must_use]
     pub fn event(&self) -> Event<'_> {
         Event::Panicked { code: self.code, text: &self.text }
     }
 
-    /// The panic that is the error or its direct source, if it is one.
+    /// Returns the panic if the error, or its direct source, is one.
     #[must_use]
     pub fn within<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Self> {
         error.downcast_ref().or_else(|| error.downcast_ref::<Error>()?.source()?.downcast_ref())
     }
 
-    /// Lets the panic go on, with its message as payload. The panic hook is not called again.
+    /// Continues the panic, with its message as payload. The panic hook is not called again.
     pub(crate) fn resume(self) -> ! {
         resume_unwind(Box::new(self.text))
     }
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 #[must_use]
 pub fn text_of(payload: Box<dyn Any + Send>) -> String {
     let payload = match payload.downcast::<String>() {
@@ -139,37 +139,37 @@ pub fn text_of(payload: Box<dyn Any + Send>) -> String {
     match payload.downcast::<&'static str>() {
         Ok(text) => (*text).to_owned(),
         Err(payload) => {
-            // A value of an unknown type, whose own `Drop` may panic: leaked, since nobody would catch that.
+            // A value of an unknown type, whose own `Drop` may panic: leaked, since nothing would catch that panic.
             std::mem::forget(payload);
             "no message".to_owned()
         }
     }
 }
 
-/// Calls user code.
+/// Calls user code, and returns its result.
 ///
 /// # Errors
-/// Its panic.
+/// The panic, if it panicked.
 pub fn catch<T>(code: UserCode, call: impl FnOnce() -> T) -> Result<T, Panicked> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|payload| Panicked::new(code, payload))
 }
 
-/// Drops a value that may hold an error of the user, whose `Drop` may panic.
+/// Drops a value that may contain a user's error, whose `Drop` may panic.
 pub fn discard<T>(value: T, observer: &dyn Observer) {
     if let Err(panicked) = catch(UserCode::ErrorText, || drop(value)) {
         observer.observe(&panicked.event());
     }
 }
 
-/// The value of a payload.
+/// Decodes the value of a payload.
 ///
 /// # Errors
-/// That of the codec, or its panic as a [`Panicked`].
+/// The error of the codec, or its panic as a [`Panicked`].
 pub fn decode<T>(codec: &dyn Codec<T>, payload: &Bytes) -> Result<T, BoxError> {
     catch(UserCode::Codec, || codec.decode(payload)).unwrap_or_else(|panicked| Err(panicked.into()))
 }
 
-/// The bytes of a value.
+/// Encodes a value.
 ///
 /// # Errors
 /// [`ErrorKind::Encode`], with the codec's error or its panic as the source.
@@ -186,8 +186,7 @@ pub fn encode<T>(codec: &dyn Codec<T>, value: &T) -> Result<Bytes> {
     })
 }
 
-/// The text of an error and its causes in one line, and its panic if that cannot be had: then a fixed text stands for
-/// it.
+/// Returns the text of an error and its causes in one line. If that panics, it returns a fixed text and the panic.
 #[must_use]
 pub fn error_text(error: &(dyn StdError + 'static)) -> (String, Option<Panicked>) {
     let text = catch(UserCode::ErrorText, || {
@@ -209,20 +208,20 @@ pub fn error_text(error: &(dyn StdError + 'static)) -> (String, Option<Panicked>
     }
 }
 
-/// The policies of a consumer or worker, with their fallbacks: a panic of one never reaches the caller.
+/// Policies of a consumer or worker, with their fallbacks: a panic of one never reaches the caller.
 #[derive(Clone, Copy)]
 pub struct Policies<'a> {
-    /// When a failed message comes back.
+    /// Decides whether and when a failed message is retried.
     pub retry: &'a dyn RetryPolicy,
-    /// Whether a message that is given up is kept.
+    /// Decides whether a message that is given up is kept.
     pub dead_letters: &'a dyn DeadLetterPolicy,
-    /// Is told of panics.
+    /// Receives the panics as events.
     pub observer: &'a dyn Observer,
 }
 
 impl Policies<'_> {
-    /// What to do after `failure`, whose text is `error`. If the policy panics the default one decides, so that the
-    /// message is tried a bounded number of times, and the text says so.
+    /// Returns the decision about `failure`, whose text is `error`. If the policy panics, the default one decides, so
+    /// that the number of attempts stays bounded, and the panic is added to the text.
     pub fn decide(&self, failure: &Failure<'_>, error: &mut String) -> Decision {
         catch(UserCode::RetryPolicy, || self.retry.decide(failure)).unwrap_or_else(|panicked| {
             self.observer.observe(&panicked.event());
@@ -231,7 +230,7 @@ impl Policies<'_> {
         })
     }
 
-    /// Whether a message is kept. It is if the policy panics.
+    /// Returns whether a message is kept. It is kept if the policy panics.
     #[must_use]
     pub fn judge(&self, reason: &Reason, attempts: u32, error: &str) -> Verdict {
         let judged = catch(UserCode::DeadLetterPolicy, || self.dead_letters.judge(reason, attempts, error));
@@ -241,7 +240,8 @@ impl Policies<'_> {
         })
     }
 
-    /// The text of an error and its causes in one line. Tells if it panicked, and if the error stands for a panic.
+    /// Returns the text of an error and its causes in one line. Emits an event if that panicked, and if the error is a
+    /// panic.
     #[must_use]
     pub fn text_of(&self, error: &BoxError) -> String {
         let (text, panicked) = error_text(&**error);
@@ -258,17 +258,17 @@ impl fmt::Debug for Policies<'_> {
     }
 }
 
-/// An observer whose panics are caught, and that logs all panics of user code.
+/// Observer whose panics are caught, and that logs all panics of user code.
 ///
-/// Each kind of code is logged at its 1st, 2nd, 4th, 8th, … panic with the number of them: code that panics over every
-/// message does not flood the log. [`Event::Panicked`] is passed on each time.
+/// Each kind of code is logged at its 1st, 2nd, 4th, 8th, … panic with their number: code that panics on every message
+/// does not flood the log. [`Event::Panicked`] is passed on each time.
 pub struct Careful {
     observer: Arc<dyn Observer>,
     panics: [AtomicU64; UserCode::ALL.len()],
 }
 
 impl Careful {
-    /// A careful observer over any.
+    /// Wraps an observer.
     #[must_use]
     pub fn over(observer: Arc<dyn Observer>) -> Arc<dyn Observer> {
         Arc::new(Self { observer, panics: Default::default() })
@@ -428,7 +428,7 @@ mod tests {
 
     #[test]
     fn the_log_has_a_line_for_powers_of_two_alone() {
-        // Told each time, logged at 1, 2 and 4.
+        // Emitted each time, logged at 1, 2 and 4.
         let logged = Arc::new(Lines::default());
         let careful = Careful::over(Arc::new(|_: &Event<'_>| panic!("again")));
         tracing::subscriber::with_default(logged.clone(), || {

@@ -1,8 +1,9 @@
-//! The recurring role: what is scheduled again and again.
+//! The recurring role: messages that are scheduled repeatedly.
 //!
-//! A backend keeps what recurs, and when it is due next; it does not know what its rule means. Who finds it due works
-//! out the occurrences and [fires](Recurring::fire) them: the step that schedules them is the one that sets the next
-//! time, and only if that was not done before. So many instances fire each occurrence once, without a leader.
+//! A backend stores recurring schedules and their next due times; it does not interpret their rules. A worker that finds
+//! one due computes the occurrences and [fires](Recurring::fire) them. The step that schedules them also sets the next
+//! due time, and only if no other worker has done so before. So many instances fire each occurrence once, without a
+//! leader.
 
 use async_trait::async_trait;
 
@@ -10,68 +11,68 @@ use crate::error::Result;
 use crate::schedule::{OnConflict, Place, Placed, ScheduleId};
 use crate::wire::Fields;
 
-/// The most that [`Recurring::due`] gives back.
+/// The most schedules that [`Recurring::due`] returns.
 pub const MAX_DUE: usize = 100;
 
 /// The most occurrences that one [`Recurring::fire`] schedules.
 pub const MAX_FIRES: usize = 100;
 
-/// Something that recurs.
+/// Recurring schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recurrence {
-    /// Its id: unique at its place among what recurs there.
+    /// Id: unique among the recurring schedules of its place.
     pub id: ScheduleId,
-    /// When it recurs, and what of missed times: text that `millstream-delay` understands, at most 1,024 bytes without
-    /// line breaks.
+    /// Rule for its occurrences, and the policy for missed runs: text that `millstream-delay` parses, at most 1,024 bytes
+    /// without line breaks.
     pub rule: String,
-    /// The message that is scheduled each time.
+    /// Message that is scheduled for each occurrence.
     pub fields: Fields,
-    /// When it is due next: milliseconds since 1970 by the server's clock; `None` if never again.
+    /// Next due time: milliseconds since 1970 by the server's clock; `None` if it will not fire again.
     pub next: Option<u64>,
-    /// Whether it is paused: then it is not due.
+    /// Whether it is paused: a paused schedule is not due.
     pub paused: bool,
 }
 
-/// What is due.
+/// Recurring schedules that are due.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DueRecurrences {
-    /// The server's time: milliseconds since 1970.
+    /// Time of the server: milliseconds since 1970.
     pub now: u64,
-    /// What is due and not paused, by due time.
+    /// Schedules that are due and not paused, in the order of their due times.
     pub recurrences: Vec<Recurrence>,
 }
 
-/// Keeps what recurs.
+/// Keeps recurring schedules.
 #[async_trait]
 pub trait Recurring: Send + Sync {
-    /// Keeps something that recurs. A repeated call with [`OnConflict::Keep`] does no harm; with
-    /// [`OnConflict::Replace`] rule, message and next time are replaced, but one that is paused stays paused, and one that
-    /// is not goes on: so a pause of somebody else is not undone by who deploys.
+    /// Stores a recurring schedule. A repeated call with [`OnConflict::Keep`] has no effect. With [`OnConflict::Replace`]
+    /// rule, message and next due time are replaced; a schedule that is paused stays paused, and one that is not stays
+    /// active, so that a deployment does not undo an operator's pause.
     ///
     /// # Errors
     /// [`ErrorKind::Exists`](crate::ErrorKind::Exists); [`ErrorKind::Backpressure`](crate::ErrorKind::Backpressure);
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones.
     async fn put(&self, place: &Place, recurrence: &Recurrence, on_conflict: OnConflict) -> Result<Placed>;
 
-    /// Forgets it. What it has scheduled already stays. Gives back whether it was there.
+    /// Deletes a recurring schedule. Messages that it has scheduled already stay. Returns whether it existed.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn remove(&self, place: &Place, id: &ScheduleId) -> Result<bool>;
 
-    /// Pauses it (`None`), or lets it go on with `next` as its next time. Gives back whether it is there.
+    /// Pauses a recurring schedule (`None`), or resumes it with `next` as its next due time. Returns whether it exists.
     ///
     /// # Errors
     /// As [`remove`](Self::remove).
     async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool>;
 
-    /// One that recurs, paused or over or not; `None` if it is not there.
+    /// Returns a recurring schedule, whether it is paused, has ended or is active; `None` if it does not exist.
     ///
     /// # Errors
     /// As [`remove`](Self::remove).
     async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>>;
 
-    /// What recurs, by id, behind `after`; up to `limit`, at most [`MAX_DUE`].
+    /// Returns the recurring schedules after `after`, in the order of ids; up to `limit`, at most [`MAX_DUE`].
     ///
     /// # Errors
     /// As [`remove`](Self::remove).
@@ -82,25 +83,25 @@ pub trait Recurring: Send + Sync {
         limit: usize,
     ) -> Result<Vec<Recurrence>>;
 
-    /// What is due, at most [`MAX_DUE`], and the server's time.
+    /// Returns the schedules that are due, at most [`MAX_DUE`], and the server's time.
     ///
     /// # Errors
     /// As [`remove`](Self::remove).
     async fn due(&self, place: &Place) -> Result<DueRecurrences>;
 
-    /// The server's clock: milliseconds since 1970. Nothing is changed, whatever is due.
+    /// Returns the server's time: milliseconds since 1970. Nothing is changed, whatever is due.
     ///
     /// # Errors
     /// Transient ones.
     async fn now(&self) -> Result<u64>;
 
-    /// Schedules the message of a recurrence at each of `fires` (milliseconds since 1970, at most [`MAX_FIRES`]) and
-    /// sets its next time, in one step; if it is not paused and is still due at `expected`, else nothing is done: false.
-    /// The id of each is `<id>@<time>`; one that waits already under it is kept. With `next` as `None` it never recurs
-    /// again, but is kept.
+    /// Schedules the message of a recurrence at each of `fires` (milliseconds since 1970, at most [`MAX_FIRES`]) and sets
+    /// its next due time, in one step. If it is paused, or not due at `expected` any more, nothing is done and `false` is
+    /// returned. The id of each message is `<id>@<time>`; a message that waits already under it is kept. With `next` as
+    /// `None` it does not fire again, but is kept.
     ///
     /// # Errors
-    /// As [`put`](Self::put). After a lost reply, ask again what is due.
+    /// As [`put`](Self::put). After a lost reply, call [`due`](Self::due) again.
     async fn fire(
         &self,
         place: &Place,

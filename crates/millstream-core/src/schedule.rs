@@ -1,11 +1,10 @@
-//! The schedule role: what is due later.
+//! The schedule role: messages that are due later.
 //!
-//! Messages that were scheduled wait at a [`Place`]: a topic's partition, from where [`promote`](Schedule::promote)
-//! moves them into its log, for all groups; or a shard of a delay queue, from where workers
-//! [claim](crate::Tasks::claim) them.
+//! Scheduled messages wait at a [`Place`]. At a topic's partition, [`promote`](Schedule::promote) moves them into its
+//! log, for all groups. At a shard of a delay queue, workers [claim](crate::Tasks::claim) them.
 //!
-//! Retries wait here as well: [`Settlement::Retry`](crate::Settlement) parks them in the same step in which it takes
-//! them off the pending list, and `promote` moves what is due into the group's retry log. Nobody else sees those.
+//! Retries wait here as well: [`Settlement::Retry`](crate::Settlement) parks a message in the same step that takes it off
+//! the pending list, and `promote` moves due messages into the group's retry log. No other group sees those.
 //!
 //! The server's clock decides what is due. Due times are whole milliseconds, rounded up: nothing is early.
 
@@ -21,26 +20,26 @@ use crate::name::QueueName;
 use crate::topic::TopicPartition;
 use crate::wire::Fields;
 
-/// The most that one call to [`Schedule::promote`] moves: 1,000 would block a Redis server for 5–8 ms.
+/// The most messages that one call to [`Schedule::promote`] moves: 1,000 would block a Redis server for 5–8 ms.
 pub const MAX_PROMOTE: usize = 200;
 
-/// The most messages that one page of [`Schedule::scheduled`] has.
+/// The most messages of one page of [`Schedule::scheduled`].
 pub const MAX_PAGE: usize = 1_000;
 
 /// The longest id of a scheduled message, in bytes.
 pub const MAX_ID_LEN: usize = 256;
 
-/// One of the parts that a delay queue is spread over. What must change together is in one of them.
+/// One of the parts that a delay queue is spread over. Everything that must change together is in one shard.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shard {
     /// The queue.
     pub queue: QueueName,
-    /// Which one, from 0.
+    /// Number of the shard, from 0.
     pub shard: u32,
 }
 
 impl Shard {
-    /// Shard `shard` of `queue`.
+    /// Creates shard `shard` of `queue`.
     #[must_use]
     pub fn new(queue: QueueName, shard: u32) -> Self {
         Self { queue, shard }
@@ -53,12 +52,12 @@ impl fmt::Display for Shard {
     }
 }
 
-/// Where scheduled messages wait.
+/// Place where scheduled messages wait.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Place {
-    /// A partition of a topic: they go to its log.
+    /// A partition of a topic: due messages move to its log.
     Partition(TopicPartition),
-    /// A shard of a delay queue: workers claim them.
+    /// A shard of a delay queue: workers claim due messages.
     Shard(Shard),
 }
 
@@ -83,7 +82,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// The id of a scheduled message: the caller's or one of ours. 1 to [`MAX_ID_LEN`] bytes without control characters;
+/// Id of a scheduled message, set by the caller or generated. 1 to [`MAX_ID_LEN`] bytes without control characters;
 /// unique at its [`Place`] as long as the message waits there (or, in a delay queue, is worked on).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScheduleId(Arc<str>);
@@ -108,7 +107,7 @@ impl ScheduleId {
         Ok(Self(id.into()))
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -134,16 +133,16 @@ impl std::str::FromStr for ScheduleId {
     }
 }
 
-/// When something is due.
+/// Due time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// So long from when the server hears of it. More than [`Due::FAR`] is that.
+    /// This long after the server receives the request. More than [`Due::FAR`] counts as [`Due::FAR`].
     In(Duration),
-    /// At a time: milliseconds since 1970, by the server's clock. One that is past is due at once.
+    /// At a time: milliseconds since 1970, by the server's clock. A past time is due at once.
     At(u64),
 }
 
-/// At once.
+/// Due at once.
 impl Default for Due {
     fn default() -> Self {
         Self::NOW
@@ -157,7 +156,8 @@ impl Due {
     /// Due at once.
     pub const NOW: Self = Self::In(Duration::ZERO);
 
-    /// The time that this is if it is `now` (both in milliseconds since 1970); a delay is rounded up.
+    /// Returns the time in milliseconds since 1970, given the current time in microseconds since 1970; a delay is rounded
+    /// up.
     #[must_use]
     pub fn millis(self, now_micros: u64) -> u64 {
         let far = Self::FAR.as_millis() as u64;
@@ -172,7 +172,7 @@ impl Due {
     }
 }
 
-/// Rounded up to a whole millisecond. The server's clock decides when it is that time.
+/// Rounds up to a whole millisecond. The time is compared with the server's clock.
 impl From<SystemTime> for Due {
     fn from(time: SystemTime) -> Self {
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -186,119 +186,121 @@ impl From<Duration> for Due {
     }
 }
 
-/// What to do if something with this id waits already. What is being worked on (in a delay queue) counts too, and can
-/// neither be replaced nor be kept from running.
+/// Action if a message with the same id waits already. A message that is being worked on (in a delay queue) counts too,
+/// and can be neither replaced nor kept from running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnConflict {
-    /// It stays as it is. So scheduling again after a lost reply does no harm as long as the first one waits (or, in a
-    /// delay queue, is worked on); after that it is a second one.
+    /// The existing one stays as it is. So scheduling again after a lost reply has no effect as long as the first one
+    /// waits (or, in a delay queue, is worked on); after that it creates a second one.
     #[default]
     Keep,
-    /// The new one takes its place, with its body and due time.
+    /// The new one replaces it, with its body and due time.
     Replace,
-    /// [`ErrorKind::Exists`].
+    /// Fails with [`ErrorKind::Exists`].
     Reject,
 }
 
-/// One message to be scheduled.
+/// Message to be scheduled.
 #[derive(Clone, Debug)]
 pub struct Scheduling {
-    /// Where.
+    /// The place where it waits.
     pub place: Place,
-    /// Under which id.
+    /// The id.
     pub id: ScheduleId,
-    /// For when.
+    /// The due time.
     pub due: Due,
-    /// The message, as [`wire::encode`](crate::wire::encode) writes it.
+    /// The message, in the form that [`wire::encode`](crate::wire::encode) writes.
     pub fields: Fields,
-    /// If one with this id waits already.
+    /// Action if a message with this id waits already.
     pub on_conflict: OnConflict,
 }
 
-/// What became of a scheduling.
+/// Result of a scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed {
-    /// It waits.
+    /// The message waits.
     New,
-    /// It waits in place of the one that waited under this id.
+    /// The message waits and has replaced the one that waited under this id.
     Replaced,
-    /// One with this id waits already (or is worked on), and stays as it is.
+    /// A message with this id waits already (or is worked on), and stays as it is.
     Kept,
 }
 
-/// A message that waits.
+/// Scheduled message that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scheduled {
     /// Its id.
     pub id: ScheduleId,
-    /// When it is due: milliseconds since 1970 by the server's clock.
+    /// Due time: milliseconds since 1970 by the server's clock.
     pub due: u64,
-    /// The message. Empty if somebody deleted it.
+    /// The message. Empty if its body has been deleted.
     pub fields: Fields,
 }
 
-/// How many wait at a place.
+/// Number of messages that wait at a place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// All of them.
+    /// All messages.
     pub total: u64,
-    /// Those of them that are due.
+    /// Messages that are due.
     pub overdue: u64,
 }
 
-/// Which state of a place somebody has seen: given back by [`Schedule::wait`], and to it.
+/// State of a place as a caller has seen it: returned by [`Schedule::wait`], and passed to its next call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen(pub String);
 
-/// The result of one promotion.
+/// Result of one promotion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Promoted {
-    /// How many messages became readable.
+    /// Number of messages that became readable.
     pub moved: usize,
-    /// How many had lost their body. An entry among the dead letters tells of each retry
-    /// ([`Reason::Orphan`](crate::Reason::Orphan)); of a delayed message, which no group has seen, this number does, and
-    /// the event that is made from it.
+    /// Number of messages that had lost their body. Each retry among them is recorded as a dead letter
+    /// ([`Reason::Orphan`](crate::Reason::Orphan)). A delayed message, which no group has seen, is recorded only by this
+    /// number and the event that is made from it.
     pub orphans: usize,
-    /// When the next one is due, from now; zero if it is due already, `None` if nothing waits. What recurs counts.
+    /// Time from now until the next one is due; zero if it is due already, `None` if nothing waits. Recurring schedules
+    /// count.
     pub next: Option<Duration>,
-    /// Whether something that recurs is due: see [`Recurring`](crate::Recurring).
+    /// Whether a recurring schedule is due: see [`Recurring`](crate::Recurring).
     pub recurring: bool,
 }
 
 /// Keeps messages until they are due.
 #[async_trait]
 pub trait Schedule: Send + Sync {
-    /// Schedules messages. The answer has one result for each; a failed one does not keep the others from waiting.
-    /// After a lost reply all of them may be sent again with [`OnConflict::Keep`] or `Replace`: what still waits is not
-    /// doubled, but what has gone its way meanwhile is scheduled once more.
+    /// Schedules messages. Returns one result for each; a failed one does not keep the others from being scheduled. After
+    /// a lost reply all of them may be sent again with [`OnConflict::Keep`] or `Replace`: messages that still wait are
+    /// not duplicated, but messages that were promoted or claimed meanwhile are scheduled once more.
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`] for a conflict that was to be rejected; [`ErrorKind::Backpressure`] for a server without
-    /// memory; [`ErrorKind::WrongType`]; transient ones. A message without fields is refused.
+    /// [`ErrorKind::Exists`] for a conflict under [`OnConflict::Reject`]; [`ErrorKind::Backpressure`] for a server that
+    /// is out of memory; [`ErrorKind::WrongType`]; transient ones. A message without fields is refused.
     async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>>;
 
-    /// Takes messages out that still wait. Gives back, for each, whether it did: of two that race for one (another
-    /// cancel, a promotion, a claim) exactly one wins.
+    /// Removes messages that still wait. Returns for each whether it was removed: when two requests race for one message
+    /// (another cancel, a promotion, a claim), exactly one wins.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].
     async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>>;
 
-    /// Gives messages that still wait another due time; [`Due::NOW`] lets them go now. Gives back, for each, whether it
+    /// Changes the due time of messages that still wait; [`Due::NOW`] makes them due now. Returns for each whether it
     /// still waited.
     ///
     /// # Errors
     /// As [`cancel`](Self::cancel).
     async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>>;
 
-    /// A message that waits; `None` if none with this id does.
+    /// Returns a message that waits; `None` if none with this id does.
     ///
     /// # Errors
     /// As [`cancel`](Self::cancel).
     async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>>;
 
-    /// Up to `limit` (at most [`MAX_PAGE`]) messages that wait, by due time, those of one millisecond by id; behind
-    /// `after`, the due time and id of the last one of the page before. It takes no longer for late pages.
+    /// Returns up to `limit` (at most [`MAX_PAGE`]) waiting messages in the order of due times, those of one millisecond
+    /// in the order of ids. The page starts after `after`, the due time and id of the last message of the previous page.
+    /// Late pages take no longer than early ones.
     ///
     /// # Errors
     /// As [`cancel`](Self::cancel).
@@ -309,33 +311,33 @@ pub trait Schedule: Send + Sync {
         limit: usize,
     ) -> Result<Vec<Scheduled>>;
 
-    /// How many wait, and how many of them are due.
+    /// Returns the number of messages that wait, and the number of those that are due.
     ///
     /// # Errors
     /// As [`cancel`](Self::cancel).
     async fn waiting(&self, place: &Place) -> Result<Waiting>;
 
-    /// Moves up to `limit` (at most [`MAX_PROMOTE`]) retries of the lease's group, and up to `limit` delayed messages of
-    /// its partition, that are due by the server's clock to where they are read, in the order of their due times. Two
-    /// promoters at once move each message once.
+    /// Moves due messages to where they are read, in the order of their due times: up to `limit` (at most
+    /// [`MAX_PROMOTE`]) retries of the lease's group, and up to `limit` delayed messages of its partition. The server's
+    /// clock decides what is due. Two concurrent promoters move each message once.
     ///
     /// # Errors
-    /// [`ErrorKind::Fenced`], or a transient error; what was moved stays moved.
+    /// [`ErrorKind::Fenced`], or a transient error; messages that were moved stay moved.
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted>;
 
-    /// Moves delayed messages of a partition alone, as `promote` does: for those who own nothing. Retries are not
-    /// touched.
+    /// Moves only the delayed messages of a partition, as `promote` does: for callers that own no lease. Retries stay.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`]; what was moved stays moved.
+    /// Transient ones; [`ErrorKind::WrongType`]; messages that were moved stay moved.
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted>;
 
-    /// Waits, up to `timeout`, for a message to be scheduled at a partition that is due before all that waited there.
-    /// Gives back what to pass next; with [`Seen::default`] it gives that back at once. What came between two calls is
-    /// not missed. Owners need not wait: [`Reader::fetch`](crate::Reader::fetch) tells them.
+    /// Waits, up to `timeout`, for a message to be scheduled at a partition that is due before everything that waited
+    /// there. Returns the state to pass to the next call; with [`Seen::default`] it returns that state at once. Changes
+    /// between two calls are not missed. Owners need not wait: [`Reader::fetch`](crate::Reader::fetch) reports such a
+    /// message to them.
     ///
     /// # Errors
-    /// Transient ones. A wake-up may be lost (a fail-over): come back on your own after a while.
+    /// Transient ones. A wake-up may be lost (a fail-over): the caller should also return without one after a while.
     async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen>;
 }
 

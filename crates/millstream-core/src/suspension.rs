@@ -1,53 +1,54 @@
-//! Suspended machines: time that passes while nothing here runs and the monotonic clock stands still.
+//! Suspended machines: time that passes while this process does not run and the monotonic clock stands still.
 //!
-//! A lease runs out by the server's clock. Its holder counts by a monotonic clock, which on Linux does not count while
-//! the machine is suspended: after a night in a bag the holder believes that its lease has seconds to live. So a holder
-//! adds what a [`BootClock`] counted beyond the monotonic one. A virtual machine that is paused by its host may see the
-//! pause on none of its clocks; then the server's time shows it, at the next answer that carries one: see
-//! [`ServerTime`].
+//! A lease expires by the server's clock. Its holder uses a monotonic clock, which on Linux does not count while the
+//! machine is suspended: after a night of suspension the holder would believe that its lease has seconds left. So a
+//! holder adds the time that a [`BootClock`] counted beyond the monotonic one. A virtual machine that is paused by its
+//! host may not see the pause on any of its clocks; then the server's time shows it, with the next answer that carries
+//! one: see [`ServerTime`].
 
 use std::fmt;
 use std::time::Duration;
 
-/// A clock that counts while the machine is suspended.
+/// Clock that also counts while the machine is suspended.
 pub trait BootClock: fmt::Debug + Send + Sync {
-    /// The time since a fixed point in the past, suspended time included. Never decreases.
+    /// Returns the time since a fixed point in the past, suspended time included. Never decreases.
     fn elapsed(&self) -> Duration;
 }
 
-/// How long we were certainly suspended between two answers of a server without our clock having counted it.
+/// Returns the shortest time for which this machine must have been suspended, uncounted by its clock, between two answers
+/// of a server.
 ///
-/// `local` is the longest time that can have passed here between the server's two readings of its clock, by our clock:
-/// from before the first request to after the second answer. `server` is the time between these readings. `None` if
+/// `local` is the longest time that can have passed by the local clock between the server's two readings of its own: from
+/// before the first request to after the second answer. `server` is the time between these readings. Returns `None` if
 /// they differ by no more than `margin`: clocks run at slightly different speeds.
 #[must_use]
 pub fn suspension(local: Duration, server: Duration, margin: Duration) -> Option<Duration> {
     server.checked_sub(local).filter(|away| *away > margin)
 }
 
-/// One request that brought the server's time, by the clock of whoever asked: times since any fixed point.
+/// Request whose answer carried the server's time; times by the local clock, since any fixed point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Reading {
     asked: Duration,
     answered: Duration,
-    /// The server's time between these two: milliseconds since 1970.
+    /// The server's time, read between these two: milliseconds since 1970.
     server_ms: u64,
 }
 
-/// Compares the server's clock with ours, from answer to answer.
+/// Compares the server's clock with the local one, from answer to answer.
 #[derive(Debug, Default)]
 pub struct ServerTime {
     last: Option<Reading>,
 }
 
 impl ServerTime {
-    /// Takes note of an answer with the server's time. `asked` and `answered` are times of our own clock, suspended time
-    /// as far as it is known included.
+    /// Records an answer with the server's time. `asked` and `answered` are times of the local clock, with suspended time
+    /// included as far as it is known.
     ///
-    /// Returns how much the server's clock has advanced beyond ours since the answer before, if that is more than
-    /// `margin`: at most so much time has passed that we have not counted. A server whose clock was set forward looks
-    /// the same, and is: it lets leases run out by that clock. Whoever is told adds it to its clock, and counts the next
-    /// `asked` by that.
+    /// Returns the time by which the server's clock has advanced beyond the local one since the previous answer, if that
+    /// is more than `margin`: the upper limit of the time that was not counted. A server clock that was set forward looks
+    /// the same and has the same effect: leases expire by that clock. The caller adds the returned time to its clock, and
+    /// passes later times by the corrected clock.
     pub fn heard(
         &mut self,
         asked: Duration,
@@ -58,14 +59,17 @@ impl ServerTime {
         let last = self.last.replace(Reading { asked, answered, server_ms })?;
         let server = Duration::from_millis(server_ms.saturating_sub(last.server_ms));
         suspension(answered.saturating_sub(last.asked), server, margin)?;
-        // It is certain that we were away. For how long is not: the time that the answers took may be part of it, and
-        // who trusts too little merely asks again.
+        // It is certain that the machine was suspended, but not for how long: the time that the answers took may be part
+        // of the difference. Assuming too long a time is safe: the caller merely sends another request.
+        // `asked - last.answered` is the shortest local time between the server's two readings, so `away` is the longest
+        // suspension that is possible.
         let away = server.saturating_sub(asked.saturating_sub(last.answered));
+        // The caller passes later times by the corrected clock.
         self.last = Some(Reading { asked: asked + away, answered: answered + away, server_ms });
         Some(away)
     }
 
-    /// Forgets the answer before: the next one may come from another server.
+    /// Discards the previous answer: the next one may come from another server.
     pub fn forget(&mut self) {
         self.last = None;
     }

@@ -1,8 +1,8 @@
 //! The tasks role: a delay queue, without topics and groups.
 //!
-//! A task waits in a [`Shard`] as [`Schedule`](crate::Schedule) keeps it; when it is due a worker
-//! [claims](Tasks::claim) it for a while, under a token, and settles it. A claim that runs out comes back by itself: the
-//! next claim of anybody finds it. There is no leader, and no loop that could die alone.
+//! A task waits in a [`Shard`] as [`Schedule`](crate::Schedule) keeps it. When it is due, a worker [claims](Tasks::claim)
+//! it for a limited time, under a token, and settles it. The next claim of any worker finds tasks whose claims have
+//! expired. There is no leader, and no loop that could die alone.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,232 +20,236 @@ use crate::name::QueueName;
 use crate::schedule::{Due, ScheduleId, Shard, Waiting};
 use crate::wire::{self, Fields, Malformed};
 
-/// The most tasks that one [`Tasks::claim`] gives: a server does nothing else meanwhile.
+/// The most tasks that one [`Tasks::claim`] returns: a server serves no other request meanwhile.
 pub const MAX_CLAIM: usize = 100;
 
-/// The most shards of a queue.
+/// The largest number of shards of a queue.
 pub const MAX_SHARDS: u32 = 1_024;
 
-/// A delay queue as it is stored.
+/// Stored settings of a delay queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueSpec {
     /// Its name.
     pub name: QueueName,
-    /// Over how many shards it is spread: 1 to [`MAX_SHARDS`]. It stays what it was created with.
+    /// Number of shards: 1 to [`MAX_SHARDS`]. It cannot change after the queue was created.
     pub shards: u32,
 }
 
 impl QueueSpec {
-    /// The shards.
+    /// Returns the shards.
     pub fn iter(&self) -> impl Iterator<Item = Shard> + '_ {
         (0..self.shards).map(|shard| Shard::new(self.name.clone(), shard))
     }
 
-    /// The shard of an id: the same for everybody.
+    /// Returns the shard of an id: the same in every process.
     #[must_use]
     pub fn shard_of(&self, id: &ScheduleId) -> Shard {
         Shard::new(self.name.clone(), crate::partitioner::by_hash(id.as_str().as_bytes(), self.shards))
     }
 }
 
-/// What a worker asks for.
+/// Claim request of a worker.
 #[derive(Clone, Debug)]
 pub struct ClaimRequest {
-    /// Who asks: unique to one start of a worker, at most 128 bytes without spaces.
+    /// Name of the worker: unique to one start of it, at most 128 bytes without spaces.
     pub worker: String,
-    /// How many it can take: at most [`MAX_CLAIM`]. With 0 it takes none, and lets another one look out for what is due:
-    /// a worker that is busy, or ends, says so.
+    /// Largest number of tasks to claim: at most [`MAX_CLAIM`]. With 0 none is claimed, and another worker takes over
+    /// waiting for the next due task: a worker that is busy, or ends, sends this.
     pub limit: usize,
-    /// How long a claim holds if it is not [extended](Tasks::extend).
+    /// Time for which a claim holds unless it is [extended](Tasks::extend).
     pub hold: Duration,
-    /// A task with so many [crashes](ClaimedTask::crashes), of which the last one ended a claim under which a handler had
-    /// begun, becomes a dead letter ([`Reason::Crashed`]) instead of being claimed again; 0 for never.
+    /// Number of [crashes](ClaimedTask::crashes) at which a task becomes a dead letter ([`Reason::Crashed`]) instead of
+    /// being claimed again, if a handler had begun under the last claim that ended in a crash; 0 for never.
     pub crash_limit: u32,
-    /// The longest time after which this worker will come back in any case: `next` is never more.
+    /// Longest time after which this worker claims again in any case: upper limit of [`Claimed::next`].
     pub patience: Duration,
-    /// Since when the worker has been answered without a gap, with a ttl of `hold`. Claims that ran out are taken over only
-    /// when that makes them [free](Continuity::free_at): they may have run out because nobody could reach the server.
+    /// Continuity of the worker, with a ttl of `hold`. Expired claims are taken over only when it makes them
+    /// [free](Continuity::free_at): they may have expired because no worker could reach the server.
     pub heard: Continuity,
 }
 
-/// A task in the hands of a worker.
+/// Task that a worker has claimed.
 #[derive(Clone, Debug)]
 pub struct ClaimedTask {
     /// Its id.
     pub id: ScheduleId,
-    /// What settles it: unique to this claim.
+    /// Token with which it is settled: unique to this claim.
     pub token: String,
-    /// The token that it had before, if this follows a claim that ran out. Who still works on the task under that one
-    /// goes on under the new one; for everybody else it is a new task, also if they know its id.
+    /// Token of the previous claim, if this one follows a claim that expired. A worker that still works on the task under
+    /// that token continues under the new one. For every other worker it is a new task, even if they know its id.
     pub before: Option<String>,
-    /// When it was due: milliseconds since 1970 by the server's clock.
+    /// Due time: milliseconds since 1970 by the server's clock.
     pub due: u64,
-    /// The number of this attempt, from 1. It grows when a handler failed.
+    /// Number of this attempt, from 1. It grows when a handler failed.
     pub attempt: u32,
-    /// How many claims of it ran out unsettled since the last attempt that was settled: workers that died, or stood
-    /// still. The first one counts unless the worker that asks now had it (it lives: an answer to it was lost), a further
-    /// one only if its worker had said that a handler [begins](Tasks::extend): else nothing but answers was lost.
+    /// Number of claims of it that expired unsettled since the last attempt that was settled: their workers died or
+    /// stalled. The first one counts unless the worker that claims now had it (that worker is alive: an answer to it was
+    /// lost). A further one counts only if its worker had recorded that a handler [begins](Tasks::extend): otherwise only
+    /// answers were lost.
     pub crashes: u32,
-    /// What the last attempt failed with; empty if none has.
+    /// Error of the last attempt; empty if none has failed.
     pub error: String,
-    /// What all of them failed with.
+    /// Failures of all attempts.
     pub history: History,
-    /// The message; empty if somebody deleted it.
+    /// The message; empty if its body has been deleted.
     pub fields: Fields,
 }
 
-/// The result of one claim.
+/// Result of one claim.
 #[derive(Clone, Debug, Default)]
 pub struct Claimed {
-    /// What is ours now: claims that ran out first, then by due time.
+    /// Tasks that the worker has now: those whose claims expired first, then the others by due time.
     pub tasks: Vec<ClaimedTask>,
-    /// How many became dead letters, because their claims ran out too often.
+    /// Number of tasks that became dead letters, because their claims expired too often.
     pub crashed: usize,
-    /// When to ask again at the latest: zero if there may be more now. Where several workers have nothing to do, one is
-    /// told when the next task (or claim that runs out, or recurrence) is due, and the others later times: so they do not
-    /// all come for one task. All of them [wait](Tasks::wait) meanwhile. While claims are open, two of them are told to come
-    /// within a third of `hold`: so somebody [judges](Continuity::judges) when one runs out.
+    /// Time until the worker should claim again at the latest; zero if there may be more now. Where several workers are
+    /// idle, one gets the time of the next due task (or expiring claim, or recurring schedule), and the others later
+    /// times, so that they do not all claim for one task. All of them [wait](Tasks::wait) meanwhile. While claims are
+    /// open, two workers get at most a third of `hold`, so that one of them [judges](Continuity::judges) when a claim
+    /// expires.
     pub next: Duration,
-    /// Whether something that recurs is due: see [`Recurring`](crate::Recurring).
+    /// Whether a recurring schedule is due: see [`Recurring`](crate::Recurring).
     pub recurring: bool,
-    /// The server's time: milliseconds since 1970.
+    /// Time of the server: milliseconds since 1970.
     pub now: u64,
-    /// Which server answered, for [`Continuity::advance`]; `-` if it may not say. Empty if the record of the request is so
-    /// new that it may stand as it is.
+    /// Identity of the server that answered, for [`Continuity::advance`]; `-` if the server may not give it. Empty if the
+    /// continuity in the request is recent enough to stay as it is.
     pub server: String,
 }
 
-/// The result of one extension.
+/// Result of one extension.
 #[derive(Clone, Debug, Default)]
 pub struct Extended {
-    /// For each claim, whether it is still ours.
+    /// For each claim, whether the worker still has it.
     pub ours: Vec<bool>,
-    /// Which server answered, for [`Continuity::advance`]; `-` if it may not say. Empty if nothing was asked.
+    /// Identity of the server that answered, for [`Continuity::advance`]; `-` if the server may not give it. Empty if no
+    /// request was made.
     pub server: String,
-    /// The server's time: milliseconds since 1970.
+    /// Time of the server: milliseconds since 1970.
     pub now: u64,
 }
 
-/// What became of a task.
+/// Settlement of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Done: it is gone.
+    /// Done: the task is deleted.
     Complete,
-    /// Due again, as `attempt`. With the number that it had and no error (snoozed or handed back), nothing is added to its
-    /// history; and if no handler had [begun](Tasks::extend), its crashes stay. Else they begin anew.
+    /// Due again, as `attempt`. With the number that it had and no error (snoozed or released), its history stays as it
+    /// is; and if no handler had [begun](Tasks::extend), its number of crashes stays too. In all other cases that number
+    /// is reset.
     Retry {
-        /// When.
+        /// Due time.
         due: Due,
-        /// The number of the attempt that comes next.
+        /// Number of the next attempt.
         attempt: u32,
-        /// What this one failed with.
+        /// Error of this attempt.
         error: String,
-        /// What the earlier ones failed with: this one is added.
+        /// Failures of earlier attempts: this one is added to them.
         history: History,
     },
     /// Given up: kept among the dead tasks.
     Dead {
-        /// Why.
+        /// The reason.
         reason: Reason,
-        /// How many attempts were made.
+        /// Number of attempts that were made.
         attempts: u32,
-        /// What the last one failed with.
+        /// Error of the last attempt.
         error: String,
-        /// What the earlier ones failed with: the last one is added.
+        /// Failures of earlier attempts: the last one is added to them.
         history: History,
     },
 }
 
-/// A task that was given up.
+/// Task that was given up.
 #[derive(Clone, Debug)]
 pub struct DeadTask {
-    /// The id among the dead of its shard; its first part is when the task died, by the server's clock.
+    /// Id among the dead tasks of its shard; its first part is the time of death, by the server's clock.
     pub id: MessageId,
     /// The shard.
     pub shard: Shard,
-    /// The id of the task.
+    /// Id of the task.
     pub task: ScheduleId,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// How many attempts were made.
+    /// Number of attempts that were made.
     pub attempts: u32,
-    /// What the last one failed with; empty if none was made.
+    /// Error of the last attempt; empty if none was made.
     pub error: String,
-    /// What all of them failed with.
+    /// Failures of all attempts.
     pub history: History,
     /// The message, byte for byte.
     pub body: Fields,
 }
 
 impl DeadTask {
-    /// The message, if the body is one.
+    /// Decodes the message.
     ///
     /// # Errors
-    /// Why it is none.
+    /// The reason why the body is not a message.
     pub fn envelope(&self, limits: &Limits) -> Result<Envelope, Malformed> {
         wire::decode_body(&self.body, limits)
     }
 }
 
-/// How a shard stands.
+/// Numbers of tasks in a shard, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskCounts {
-    /// Waiting, and how many of those are due.
+    /// Tasks that wait, and those of them that are due.
     pub waiting: Waiting,
-    /// In the hands of workers.
+    /// Tasks that workers have claimed.
     pub claimed: u64,
-    /// Of those, how many whose claim has run out.
+    /// Claimed tasks whose claim has expired.
     pub expired: u64,
-    /// Given up.
+    /// Tasks that were given up.
     pub dead: u64,
 }
 
-/// Hands due tasks to workers.
+/// Gives due tasks to workers.
 #[async_trait]
 pub trait Tasks: Send + Sync {
-    /// Creates a queue if it is not there. The first one wins: what is stored is given back.
+    /// Creates a queue unless it exists. Returns the stored settings: those of the first call win.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for a bad number of shards; transient ones.
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec>;
 
-    /// A queue as it is stored.
+    /// Returns the stored settings of a queue.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound); transient ones.
     async fn queue(&self, name: &QueueName) -> Result<QueueSpec>;
 
-    /// The names of all queues, in order.
+    /// Returns the names of all queues, in order.
     ///
     /// # Errors
     /// Transient ones.
     async fn queues(&self) -> Result<Vec<QueueName>>;
 
-    /// Claims what is due, in one step: claims that ran out and are [free](ClaimRequest::heard), then tasks by due time. Never one
-    /// early; each by one worker at a time. A task whose body somebody deleted is claimed as well, without fields. With large bodies there
-    /// may be fewer than would be due, one at least: about 1 MiB; then `next` is zero.
+    /// Claims due tasks in one step: tasks whose claims expired and are [free](ClaimRequest::heard), then the others by
+    /// due time. No task is claimed early, and each by one worker at a time. A task whose body has been deleted is
+    /// claimed as well, without fields. With large bodies fewer tasks may be claimed than are due, about 1 MiB but at
+    /// least one; then `next` is zero.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). What a lost reply claimed comes back when
-    /// its claim runs out. It works on a server that is out of memory.
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). Tasks that were claimed in a lost reply can
+    /// be claimed again when their claim expires. It works on a server that is out of memory.
     async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed>;
 
-    /// Tells what became of tasks, each as (id, token). One whose claim ran out and was given to another is stale:
-    /// nothing is done; one that ran out and that nobody has claimed since is settled. Sent again after a lost reply it
-    /// is stale.
+    /// Settles tasks, each given as (id, token, settlement). A task whose claim expired and that another worker has
+    /// claimed is stale: nothing is done. One whose claim expired and that no worker has claimed since is settled. A
+    /// settlement that is sent again after a lost reply is stale.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). Completing works on a server that is out
-    /// of memory, and so do the others.
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). All settlements work on a server that is
+    /// out of memory.
     async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled>;
 
-    /// Lets claims hold for `hold` from now. Gives back, for each, whether it is still ours: also if it ran out, unless
-    /// somebody took it over.
+    /// Extends claims to `hold` from now. Returns for each whether the worker still has it: true also for an expired
+    /// claim, unless another worker took the task over.
     ///
-    /// With `begun`, it is written down that handlers begin with them: a worker says so for a task that has
-    /// [crashes](ClaimedTask::crashes), before its handler begins. So a claim that is lost on its way is no crash of the
-    /// handler. It stays written down as long as the claim lasts.
-    ///
+    /// With `begun`, it records that handlers begin with these tasks: a worker sends this for a task that has
+    /// [crashes](ClaimedTask::crashes), before its handler begins. So a claim whose answer is lost does not count as a
+    /// crash of the handler. The record lasts as long as the claim.
     /// # Errors
     /// Transient ones. It works on a server that is out of memory.
     async fn extend(
@@ -256,44 +260,46 @@ pub trait Tasks: Send + Sync {
         begun: bool,
     ) -> Result<Extended>;
 
-    /// Waits, up to `timeout`, to be called: something is due earlier than expected, or a worker that was to look out is
-    /// busy. Each call wakes one of those who wait; a call that nobody waits for is kept, one of them. True if called:
-    /// then [claim](Self::claim), or another one may sleep too long (at most as long as its `next`).
+    /// Waits, up to `timeout`, for a wake-up: a task is due earlier than expected, or the worker that waited for the next
+    /// due task is busy. Each wake-up reaches one waiting worker; while no worker waits, one wake-up is kept. Returns
+    /// true for a wake-up: the caller must then [claim](Self::claim), or another worker may sleep too long (at most as
+    /// long as its `next`).
     ///
     /// # Errors
     /// Transient ones.
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool>;
 
-    /// How a shard stands.
+    /// Returns the numbers of tasks in a shard.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn counts(&self, shard: &Shard) -> Result<TaskCounts>;
 
-    /// Up to `limit` (at most 1,000) dead tasks of a shard with an id above `after`, oldest first; fewer if they are large,
-    /// none only if there are none. Pass [`MessageId::ZERO`] to start.
+    /// Returns up to `limit` (at most 1,000) dead tasks of a shard with an id above `after`, oldest first; fewer if they
+    /// are large, none only if there are none. Pass [`MessageId::ZERO`] to start.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>>;
 
-    /// Schedules dead tasks anew, due at once, as a first attempt, under the ids they had. Gives back how many: each is
-    /// moved once. One whose id waits or is worked on by now stays dead.
+    /// Schedules dead tasks again under their ids, due at once, as a first attempt. Returns the number of tasks that were
+    /// moved: each is moved once. A task whose id waits or is worked on by now stays dead.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). What was moved stays moved.
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). Tasks that were moved stay moved.
     async fn replay_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize>;
 
-    /// Deletes dead tasks for good. Gives back how many.
+    /// Deletes dead tasks permanently. Returns the number of deleted tasks.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize>;
 
-    /// Deletes the dead tasks of a shard that are there now for good, without reading them. Gives back how many.
+    /// Deletes the dead tasks that a shard has now permanently, without reading them. Returns the number of deleted
+    /// tasks.
     ///
     /// # Errors
-    /// Transient ones, and what was deleted stays deleted; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// Transient ones, after which deleted tasks stay deleted; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn purge_all(&self, shard: &Shard) -> Result<usize>;
 }
 

@@ -1,4 +1,4 @@
-//! A topic: its name, payload type, codec, partitions and retention in one constant.
+//! Topics: name, payload type, codec, partitions and retention in one constant.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,10 +11,10 @@ use crate::codec::{Codec, Json, Raw};
 use crate::error::{Error, ErrorKind, Problems, Result};
 use crate::name::TopicName;
 
-/// The most partitions a topic can have: the slots of a Redis Cluster. More could not be spread further.
+/// The largest number of partitions of a topic: the number of slots of a Redis Cluster. More could not be spread further.
 pub const MAX_PARTITIONS: u32 = 16_384;
 
-/// The number of one partition of a topic, from 0.
+/// Number of one partition of a topic, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Partition(pub u32);
 
@@ -29,12 +29,12 @@ impl fmt::Display for Partition {
 pub struct TopicPartition {
     /// The topic.
     pub topic: TopicName,
-    /// Which of its partitions.
+    /// The number of the partition.
     pub partition: Partition,
 }
 
 impl TopicPartition {
-    /// Partition `partition` of `topic`.
+    /// Creates partition `partition` of `topic`.
     #[must_use]
     pub fn new(topic: TopicName, partition: u32) -> Self {
         Self { topic, partition: Partition(partition) }
@@ -47,39 +47,40 @@ impl fmt::Display for TopicPartition {
     }
 }
 
-/// When entries leave the log.
+/// Rule by which entries leave the log.
 ///
-/// What a group has parked for a retry and what is in its retry log or among its dead letters is not concerned: that
-/// has left the log already, or is kept apart from it.
+/// It does not apply to messages that a group has parked for a retry, nor to its retry log and dead letters: those have
+/// left the log already, or are stored apart from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Retention {
     /// As soon as *every* group has settled them. Nothing unread or pending is ever dropped. The default.
     ///
-    /// A group that is created later sees what is left, not what was consumed before it came. A group that is stopped
-    /// keeps what it has not read, for as long as it is there: see [`Catalog::pins`](crate::Catalog::pins).
+    /// A group that is created later reads the entries that are left, not those that were consumed before. A group that is
+    /// stopped keeps its unread entries in the log, as long as the group exists: see
+    /// [`Catalog::pins`](crate::Catalog::pins).
     #[default]
     Consumed,
-    /// When every group has settled them *and* they are older than this, by the server's clock: so groups can go back
+    /// When every group has settled them *and* they are older than this, by the server's clock: so groups can seek back
     /// that far. Nothing unread or pending is ever dropped.
     ConsumedAfter(Duration),
-    /// When they are older than this, by the server's clock, **whether they were read or not**: what is lost is counted
-    /// per group.
+    /// When they are older than this, by the server's clock, **whether they were read or not**. The loss is counted per
+    /// group.
     Age(Duration),
-    /// When the partition has so many newer ones, **whether they were read or not**: what is lost is counted per group.
+    /// When the partition has this many newer ones, **whether they were read or not**. The loss is counted per group.
     Length(u64),
-    /// Never: the log keeps everything, and so does the server's memory.
+    /// Never: the log keeps everything, in the server's memory.
     Keep,
 }
 
 impl Retention {
-    /// Whether it may drop what a group has not settled.
+    /// Whether it may drop entries that a group has not settled.
     #[must_use]
     pub const fn is_lossy(self) -> bool {
         matches!(self, Self::Age(_) | Self::Length(_))
     }
 
-    /// Whether a log that has `bound` entries gets room again, when all are settled and time passes.
+    /// Whether a log with `bound` entries gets room again, once all are settled and time passes.
     const fn makes_room_below(self, bound: u64) -> bool {
         match self {
             Self::Keep => false,
@@ -88,11 +89,11 @@ impl Retention {
         }
     }
 
-    /// Reads the setting back from what [`Display`](fmt::Display) made of it.
+    /// Parses the form that [`Display`](fmt::Display) writes.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] for a setting that this version does not know; [`ErrorKind::Protocol`] for one that
-    /// makes no sense.
+    /// [`ErrorKind::Unsupported`] for a setting that this version does not know; [`ErrorKind::Protocol`] for an invalid
+    /// one.
     pub fn parse(text: &str) -> Result<Self> {
         let (word, figure) = text.split_once(':').map_or((text, None), |(word, figure)| (word, Some(figure)));
         let figure = figure.map(|figure| figure.parse::<u64>().ok().filter(|figure| *figure > 0));
@@ -122,7 +123,7 @@ impl Retention {
     }
 }
 
-/// The setting as it stands in a topic's meta hash; times in milliseconds, rounded up.
+/// Writes the setting as a topic's meta hash stores it; times in milliseconds, rounded up.
 impl fmt::Display for Retention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |time: Duration| {
@@ -138,31 +139,30 @@ impl fmt::Display for Retention {
     }
 }
 
-/// The longest time that a retention can say: what Lua counts exactly. It is 285,000 years.
+/// The longest time of a retention, in milliseconds: the range in which Lua counts exactly. It is 285,000 years.
 const MAX_MS: u64 = 1 << 53;
 
-/// What a backend keeps of a topic: the checked, untyped part of a [`Topic`].
+/// Stored part of a [`Topic`]: checked, and without the payload type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopicSpec {
     /// The name.
     pub name: TopicName,
-    /// How many partitions, 1 to [`MAX_PARTITIONS`].
+    /// Number of partitions, 1 to [`MAX_PARTITIONS`].
     pub partitions: u32,
-    /// When entries leave the log.
+    /// Rule by which entries leave the log.
     pub retention: Retention,
-    /// How many entries the log of a partition should have at most: producers hold back beyond that. `None` for no
-    /// bound.
+    /// Largest number of entries in the log of a partition: producers hold back beyond that. `None` for no bound.
     pub max_length: Option<u64>,
-    /// Which of the topics it is that had this name one after the other: when it was created in the place of one that had
-    /// been deleted on purpose, in milliseconds since 1970 by the server's clock. It only grows. 0 for the first one, as
-    /// far as is [remembered](crate::catalog::REMEMBERED), and for one that was lost with the data and restored. The
-    /// backend says; who creates a topic is not asked.
+    /// Generation of this topic name: the time at which the topic was created in the place of one that had been deleted
+    /// on purpose, in milliseconds since 1970 by the server's clock. It only grows. 0 for the first topic of the name, as
+    /// far as deletions are [remembered](crate::catalog::REMEMBERED), and for a topic that was lost with the data and
+    /// restored. The backend sets it; the value that a caller passes when it creates a topic is ignored.
     pub generation: u64,
 }
 
 impl TopicSpec {
-    /// A topic of `partitions` partitions that keeps entries until they are consumed.
+    /// Creates a topic of `partitions` partitions that keeps entries until they are consumed.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] unless there are 1 to [`MAX_PARTITIONS`] partitions.
@@ -175,28 +175,28 @@ impl TopicSpec {
         Ok(Self { name, partitions, retention: Retention::default(), max_length: None, generation: 0 })
     }
 
-    /// The same topic with another retention.
+    /// Returns the same topic with another retention.
     #[must_use]
     pub fn with_retention(self, retention: Retention) -> Self {
         Self { retention, ..self }
     }
 
-    /// The same topic with another bound, or with none.
+    /// Returns the same topic with another bound, or with none.
     #[must_use]
     pub fn with_max_length(self, max_length: impl Into<Option<u64>>) -> Self {
         Self { max_length: max_length.into(), ..self }
     }
 
-    /// The same topic as another one of that name, as a backend reads it.
+    /// Returns the same topic with the generation that a backend read.
     #[must_use]
     pub fn with_generation(self, generation: u64) -> Self {
         Self { generation, ..self }
     }
 
-    /// Whether the settings make sense.
+    /// Checks the settings.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] that lists what does not.
+    /// [`ErrorKind::InvalidConfig`] that lists the invalid ones.
     pub fn check(&self) -> Result<()> {
         let mut problems = Problems::new("topic");
         self.find(&mut problems);
@@ -218,46 +218,46 @@ impl TopicSpec {
         });
     }
 
-    /// All its partitions in order.
+    /// Returns all its partitions in order.
     pub fn iter(&self) -> impl Iterator<Item = TopicPartition> + '_ {
         (0..self.partitions).map(|partition| TopicPartition::new(self.name.clone(), partition))
     }
 }
 
-/// What is to be changed of a topic; whatever is not named stays.
+/// Change of a topic's settings; a setting that is not set stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use = "a change does nothing until it is given to Catalog::alter_topic"]
 #[non_exhaustive]
 pub struct TopicChange {
-    /// Another retention.
+    /// The new retention.
     pub retention: Option<Retention>,
-    /// Another bound; `Some(None)` for none.
+    /// The new bound; `Some(None)` for none.
     pub max_length: Option<Option<u64>>,
 }
 
 impl TopicChange {
-    /// Nothing changes.
+    /// Creates a change that changes nothing.
     pub const fn new() -> Self {
         Self { retention: None, max_length: None }
     }
 
-    /// Entries leave the log at other times. Consumers that run go by it within a minute.
+    /// Changes the retention. Running consumers apply it within a minute.
     pub const fn retention(mut self, retention: Retention) -> Self {
         self.retention = Some(retention);
         self
     }
 
-    /// Producers hold back when the log of a partition has so many entries; `None` for no bound. Producers that run go by
-    /// it when they [refresh](crate::Catalog::topic) what they know of the topic.
+    /// Changes the number of entries in the log of a partition at which producers hold back; `None` for no bound. Running
+    /// producers apply it when they [refresh](crate::Catalog::topic) their copy of the topic.
     pub fn max_length(mut self, entries: impl Into<Option<u64>>) -> Self {
         self.max_length = Some(entries.into());
         self
     }
 
-    /// A topic after the change.
+    /// Returns `topic` after the change.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] that lists what makes no sense.
+    /// [`ErrorKind::InvalidConfig`] that lists the settings that are invalid after it.
     pub fn of(&self, topic: TopicSpec) -> Result<TopicSpec> {
         let changed = TopicSpec {
             retention: self.retention.unwrap_or(topic.retention),
@@ -268,7 +268,7 @@ impl TopicChange {
     }
 }
 
-/// A topic as your program knows it: name, payload type, codec and partitions have one home.
+/// Topic as a program declares it: name, payload type, codec and partitions in one place.
 ///
 /// ```
 /// use millstream_core::Topic;
@@ -280,8 +280,8 @@ impl TopicChange {
 /// const ORDERS: Topic<Order> = Topic::new("orders").partitions(8);
 /// ```
 ///
-/// A constant cannot fail: the name and the number of partitions are checked when a producer or consumer is
-/// built on it, together with everything else that can be wrong there.
+/// A constant cannot fail: the name and the number of partitions are checked when a producer or consumer is built on it,
+/// together with its other settings.
 pub struct Topic<T: 'static> {
     name: Cow<'static, str>,
     partitions: u32,
@@ -291,7 +291,7 @@ pub struct Topic<T: 'static> {
 }
 
 impl<T: Serialize + DeserializeOwned + 'static> Topic<T> {
-    /// A topic of JSON payloads with 1 partition.
+    /// Creates a topic of JSON payloads with 1 partition.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self::with_codec(name, &Json)
@@ -299,7 +299,7 @@ impl<T: Serialize + DeserializeOwned + 'static> Topic<T> {
 }
 
 impl Topic<Bytes> {
-    /// A topic whose payloads are bytes that nobody looks into, with 1 partition.
+    /// Creates a topic of opaque bytes with 1 partition.
     #[must_use]
     pub const fn raw(name: &'static str) -> Self {
         Self::with_codec(name, &Raw)
@@ -307,7 +307,7 @@ impl Topic<Bytes> {
 }
 
 impl<T: 'static> Topic<T> {
-    /// A topic with a codec of your own and 1 partition.
+    /// Creates a topic with a custom codec and 1 partition.
     #[must_use]
     pub const fn with_codec(name: &'static str, codec: &'static dyn Codec<T>) -> Self {
         Self {
@@ -319,57 +319,58 @@ impl<T: 'static> Topic<T> {
         }
     }
 
-    /// The same topic under a name that is known at run time only.
+    /// Returns the same topic under a name that is known at run time only.
     #[must_use]
     pub fn named(&self, name: impl Into<String>) -> Self {
         Self { name: Cow::Owned(name.into()), ..self.clone() }
     }
 
-    /// How many partitions the topic is created with. Default: 1.
+    /// Sets the number of partitions that the topic is created with. Default: 1.
     ///
-    /// It is the number of consumers of a group that can work at once. The number that was stored when the
-    /// topic was first created wins over this one.
+    /// It is the number of consumers of a group that can work at once. The number that was stored when the topic was
+    /// first created takes precedence over this one.
     #[must_use]
     pub const fn partitions(mut self, partitions: u32) -> Self {
         self.partitions = partitions;
         self
     }
 
-    /// When entries leave the log. Default: [`Retention::Consumed`].
+    /// Sets the rule by which entries leave the log. Default: [`Retention::Consumed`].
     #[must_use]
     pub const fn retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
         self
     }
 
-    /// How many entries the log of a partition should have at most: beyond that producers wait or refuse, as they are
-    /// set up. Default: no bound.
+    /// Sets the largest number of entries in the log of a partition: beyond it producers wait or refuse, as configured.
+    /// Default: no bound.
     ///
-    /// A retention that never makes room is refused together with a bound: [`Retention::Keep`], and
-    /// [`Retention::Length`] of so many or more. With [`Retention::Age`] and [`Retention::ConsumedAfter`] entries count
-    /// until they are old enough: a full log stays full for that long, however fast they are consumed.
+    /// A retention that never makes room is refused together with a bound: [`Retention::Keep`], and [`Retention::Length`]
+    /// of at least the bound. With [`Retention::Age`] and [`Retention::ConsumedAfter`] entries count until they are old
+    /// enough: a full log stays full for that long, however fast they are consumed.
     ///
-    /// Every producer looks for itself, with its requests: so a log may grow beyond the bound by one request of each
-    /// producer. Messages that were scheduled for later come in whenever they are due.
+    /// Each producer checks the length with its own requests, so a log may exceed the bound by one request of each
+    /// producer. Messages that were scheduled for later are appended when they are due, whatever the length.
     #[must_use]
     pub const fn max_length(mut self, entries: u64) -> Self {
         self.max_length = Some(entries);
         self
     }
 
-    /// The codec that turns payloads into bytes and back.
+    /// Returns the codec that turns payloads into bytes and back.
     #[must_use]
     pub const fn codec(&self) -> &'static dyn Codec<T> {
         self.codec
     }
 
-    /// The checked, untyped part.
+    /// Returns the stored part of the topic, checked.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] that lists a bad name and a bad number of partitions.
     pub fn spec(&self) -> Result<TopicSpec> {
         let mut problems = Problems::new("topic");
         let name = problems.take(TopicName::new(&self.name));
+        // A valid name replaces a bad one, so that the other settings are checked all the same.
         let stand_in = TopicName::new("topic");
         let spec = name.map_or(stand_in, Ok).and_then(|name| TopicSpec::new(name, self.partitions));
         let spec = problems.take(spec);
@@ -465,7 +466,7 @@ mod tests {
         {
             bounded(retention).expect("makes room");
         }
-        // A change is judged with what it leaves as it is.
+        // A change is checked together with the settings that it keeps.
         let spec = ORDERS.spec().expect("valid");
         let change = TopicChange::new().max_length(7);
         assert_eq!(change.of(spec.clone()).expect_err("keeps").kind(), ErrorKind::InvalidConfig);

@@ -1,6 +1,7 @@
-//! W3C trace context: two headers that tie what a consumer does to what made a producer send.
+//! W3C trace context: two headers that link the work of a consumer to the span in which a producer sent the message.
 //!
-//! Millstream carries headers and looks into none; this is for those who send and handle, with or without a tracing library.
+//! Millstream carries headers and inspects none; this module is for senders and handlers, with or without a tracing
+//! library.
 
 use std::fmt;
 
@@ -9,13 +10,13 @@ use crate::envelope::Headers;
 /// The header with trace, span and flags.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// The header with what vendors add.
+/// The header with vendor-specific data.
 pub const TRACESTATE: &str = "tracestate";
 
-/// The longest `tracestate` that is taken on, in bytes.
+/// Longest `tracestate` that is accepted, in bytes.
 pub const MAX_STATE_LEN: usize = 512;
 
-/// Which span a message was sent in.
+/// Span in which a message was sent.
 ///
 /// ```
 /// use millstream_core::trace::TraceContext;
@@ -30,26 +31,26 @@ pub const MAX_STATE_LEN: usize = 512;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct TraceContext {
-    /// The trace: not zero.
+    /// Id of the trace: not zero.
     pub trace_id: [u8; 16],
-    /// The span in it: not zero.
+    /// Id of the span in it: not zero.
     pub span_id: [u8; 8],
-    /// Flags; the lowest bit says that the trace is kept.
+    /// Flags; the lowest bit means that the trace is sampled.
     pub flags: u8,
-    /// What vendors add, as it was read; empty if there is nothing.
+    /// Vendor-specific data, as it was read; may be empty.
     pub state: String,
 }
 
 impl TraceContext {
-    /// A span of a trace; `None` if either is zero, which means "none".
+    /// Creates the context of a span; `None` if either id is zero, which means "none".
     #[must_use]
     pub fn new(trace_id: [u8; 16], span_id: [u8; 8], sampled: bool) -> Option<Self> {
         let any = trace_id != [0; 16] && span_id != [0; 8];
         any.then(|| Self { trace_id, span_id, flags: u8::from(sampled), state: String::new() })
     }
 
-    /// Reads the two headers of a message. `None` if there is no `traceparent`, or more than one, or it is none: a trace that
-    /// is broken is begun anew. A bad `tracestate` is left out.
+    /// Reads the two headers of a message. Returns `None` if there is no `traceparent`, more than one, or an invalid one:
+    /// a new trace is then started. A bad `tracestate` is left out.
     #[must_use]
     pub fn of(headers: &Headers) -> Option<Self> {
         let only = |name: &str| {
@@ -65,8 +66,8 @@ impl TraceContext {
         Some(context)
     }
 
-    /// Reads a `traceparent`: `version-trace-span-flags`, in lower-case hexadecimal. Of later versions what is known of the
-    /// first is read.
+    /// Parses a `traceparent`: `version-trace-span-flags`, in lower-case hexadecimal. Of later versions, the parts that
+    /// the first version defines are read.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('-');
@@ -78,24 +79,24 @@ impl TraceContext {
             return None;
         }
         let context = Self::new(trace_id, span_id, false)?;
-        // Of a later version only this flag is known.
+        // In a later version only this flag has a known meaning.
         Some(Self { flags: if version == 0 { flags } else { flags & 1 }, ..context })
     }
 
-    /// Whether the trace is kept.
+    /// Whether the trace is sampled.
     #[must_use]
     pub const fn is_sampled(&self) -> bool {
         self.flags & 1 == 1
     }
 
-    /// The headers of a message that is sent in this span: names and values.
+    /// Returns the headers of a message that is sent in this span: names and values.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, String)> + use<'_> {
         let state = (!self.state.is_empty()).then(|| (TRACESTATE, self.state.clone()));
         [(TRACEPARENT, self.to_string())].into_iter().chain(state)
     }
 }
 
-/// The value of `traceparent`.
+/// Writes the value of `traceparent`.
 impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = |f: &mut fmt::Formatter<'_>, bytes: &[u8]| {
@@ -109,7 +110,7 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// Exactly `N` bytes in lower-case hexadecimal.
+/// Parses exactly `N` bytes in lower-case hexadecimal.
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),

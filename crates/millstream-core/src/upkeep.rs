@@ -1,4 +1,4 @@
-//! Upkeep: background work that belongs to whoever owns a partition.
+//! Upkeep: background work for an owned partition, done by its owner.
 
 use std::fmt;
 use std::future::Future;
@@ -10,44 +10,45 @@ use async_trait::async_trait;
 use crate::error::Result;
 use crate::leases::Lease;
 
-/// What makes upkeep worth running before its time.
+/// Condition under which upkeep is run before it is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trigger {
     /// A message was parked for a retry.
     Parked,
-    /// Messages were settled; but not more often than this.
+    /// Messages were settled; but it is run no more often than `at_most_every`.
     Settled {
         /// The shortest time between two runs.
         at_most_every: Duration,
     },
 }
 
-/// A sleep of an [`Upkeep`]'s own.
+/// Sleep that an [`Upkeep`] provides itself.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Work to be done for an owned partition, beside its messages: moving what is due, trimming.
+/// Background work for an owned partition, beside its messages: promoting due messages, trimming.
 ///
-/// The runtime calls [`run_once`](Upkeep::run_once) when a partition was acquired, when it is due and when it was
-/// triggered; never twice at the same time for one partition, and no more once the lease is gone. It knows nothing
-/// of what is done there: this is how the promoter of `millstream-delay` runs inside a consumer.
+/// The runtime calls [`run_once`](Upkeep::run_once) when a partition was acquired, when the work is due and when it was
+/// triggered; never concurrently for one partition, and no more once the lease is gone. The runtime does not know what
+/// the work is: this is how the promoter of `millstream-delay` runs inside a consumer.
 #[async_trait]
 pub trait Upkeep: fmt::Debug + Send + Sync {
-    /// What this is, for events and logs: "promote".
+    /// Returns the name of the work, for events and logs: "promote".
     fn name(&self) -> &'static str;
 
-    /// What makes it worth running before its time.
+    /// Returns the condition under which it is run before it is due.
     fn trigger(&self) -> Trigger;
 
-    /// Does what is to be done now, in a bounded time. Gives back after which time to come back at the latest;
-    /// `None` means when triggered.
+    /// Does the work that is due now, in a bounded time. Returns the time until the next run at the latest; `None` means
+    /// when triggered.
     ///
     /// # Errors
-    /// Those of the role it works with. The runtime tells and tries again after a pause.
+    /// Those of the role it works with. The runtime emits an event and retries after a pause.
     async fn run_once(&self, lease: &Lease, events: &dyn crate::Observer) -> Result<Option<Duration>>;
 
-    /// Sleeps for as long as [`run_once`](Upkeep::run_once) said, if it can do so more precisely than a runtime's timer,
-    /// which is a millisecond late. Default: it cannot. Dropped when it is triggered before.
+    /// Returns a sleep for the time that [`run_once`](Upkeep::run_once) returned, if it can be more precise than a
+    /// runtime's timer, which is a millisecond late. Default: `None`. The runtime drops it when the work is triggered
+    /// before.
     fn sleep(&self, time: Duration) -> Option<Sleep> {
         let _ = time;
         None

@@ -1,11 +1,11 @@
-//! The wire form: how an envelope stands in a stream entry, and how anybody's entry is read.
+//! The wire form: an envelope as a stream entry, and the decoding of entries from any writer.
 //!
-//! An entry of a log is flat: `payload`, `key`, and `h:<name>` per header, in any order. A plain
-//! `XADD stream:topic:{orders:p:0} * payload '…'` from any language is a message. Fields that are not ours
-//! (and headers whose name is not UTF-8) are not shown, but carried along unchanged.
+//! An entry of a log is flat: `payload`, `key`, and `h:<name>` per header, in any order. A plain `XADD
+//! stream:topic:{orders:p:0} * payload '…'` from any language is a message. Fields of other names (and headers whose name
+//! is not UTF-8) are not shown, but carried along unchanged.
 //!
-//! An entry of a retry log or of the dead letters starts with fields of ours; what follows is the original
-//! entry, byte for byte. So whatever was appended comes back the same on every attempt.
+//! An entry of a retry log or of the dead letters starts with fields that Millstream adds; the original entry follows,
+//! byte for byte. So every attempt gets the bytes that were appended.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,29 +19,29 @@ use crate::history::History;
 use crate::id::MessageId;
 use crate::log::{Receipt, Source};
 
-/// The fields of an entry in their order, as the server has them. Names may repeat and need not be text.
+/// Fields of an entry in their order, as the server stores them. Names may repeat and need not be text.
 pub type Fields = Vec<Field>;
 
-/// A field's name and value.
+/// Name and value of a field.
 pub type Field = (Bytes, Bytes);
 
-/// The payload's field.
+/// Field of the payload.
 pub const PAYLOAD: &str = "payload";
-/// The key's field.
+/// Field of the key.
 pub const KEY: &str = "key";
-/// What a header's field starts with.
+/// Prefix of a header's field.
 pub const HEADER: &str = "h:";
-/// Redelivery: the number of the attempt that this delivery is (2 for the first retry).
+/// Redelivery: number of the attempt that this delivery is (2 for the first retry).
 pub const ATTEMPT: &str = "attempt";
-/// Redelivery and dead letter: the id of the first entry in the log.
+/// Redelivery and dead letter: id of the message's first entry, in the log.
 pub const ORIGIN: &str = "origin";
-/// Redelivery and dead letter: what the last attempt failed with, at most [`MAX_ERROR_LEN`] bytes.
+/// Redelivery and dead letter: error of the last attempt, at most [`MAX_ERROR_LEN`] bytes.
 pub const ERROR: &str = "error";
-/// Redelivery and dead letter: what all attempts failed with, as [`History`] writes it; may be empty.
+/// Redelivery and dead letter: failures of all attempts, as [`History`] writes them; may be empty.
 pub const HISTORY: &str = "history";
 /// Dead letter: a [`Reason`].
 pub const REASON: &str = "reason";
-/// Dead letter: how many attempts were made.
+/// Dead letter: number of attempts that were made.
 pub const ATTEMPTS: &str = "attempts";
 /// Dead letter: the topic.
 pub const TOPIC: &str = "topic";
@@ -49,29 +49,29 @@ pub const TOPIC: &str = "topic";
 pub const PARTITION: &str = "partition";
 /// Dead letter: the group.
 pub const GROUP: &str = "group";
-/// Dead letter: stands for the body of an entry with more than [`MAX_BODY_FIELDS`] fields: its field names
-/// and values as a `MessagePack` array of byte strings.
+/// Dead letter: replaces the body of an entry with more than [`MAX_BODY_FIELDS`] fields: its field names and values as a
+/// `MessagePack` array of byte strings.
 pub const PACKED: &str = "packed";
 
-/// The longest error text that is kept with a message; the rest is cut at a character boundary.
+/// Longest error text that is kept with a message, in bytes; the rest is cut at a character boundary.
 pub const MAX_ERROR_LEN: usize = 1024;
 /// The most fields that a script copies one by one (Lua's `unpack` fails at 8,000 values).
 pub const MAX_BODY_FIELDS: usize = 3_000;
 
-/// The fields that stand before the body of a redelivery, in this order.
+/// Fields before the body of a redelivery, in this order.
 pub const REDELIVERY_FIELDS: [&str; 4] = [ATTEMPT, ORIGIN, ERROR, HISTORY];
-/// The fields that stand before the body of a dead letter, in this order.
+/// Fields before the body of a dead letter, in this order.
 pub const DEAD_FIELDS: [&str; 8] = [REASON, ATTEMPTS, ERROR, ORIGIN, TOPIC, PARTITION, GROUP, HISTORY];
 
-/// Why an entry is not a message.
+/// Reason why an entry is not a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Malformed {
     /// There is no `payload` field.
     NoPayload,
-    /// `payload` or `key` stands twice: which one is meant cannot be known.
+    /// `payload` or `key` occurs twice: it cannot be known which one is meant.
     Duplicate(&'static str),
-    /// Over a limit; the text says which.
+    /// Over a limit; the text names it.
     TooLarge(String),
 }
 
@@ -87,22 +87,22 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// An entry as it was read.
+/// Decoded entry.
 #[derive(Clone, Debug)]
 pub struct Decoded {
-    /// The number of this attempt, from 1.
+    /// Number of this attempt, from 1.
     pub attempt: u32,
-    /// The id of the first entry in the log.
+    /// Id of the message's first entry, in the log.
     pub origin: MessageId,
-    /// What the last attempt failed with.
+    /// Error of the last attempt.
     pub error: Option<String>,
-    /// What all attempts failed with.
+    /// Failures of all attempts.
     pub history: History,
-    /// The message, or why it is none.
+    /// The message, or the reason why it is none.
     pub envelope: Result<Envelope, Malformed>,
 }
 
-/// The fields of a new message.
+/// Returns the fields of a new message.
 #[must_use]
 pub fn encode(envelope: &Envelope) -> Fields {
     let mut fields = Fields::with_capacity(1 + usize::from(envelope.key.is_some()) + envelope.headers.len());
@@ -116,13 +116,13 @@ pub fn encode(envelope: &Envelope) -> Fields {
     fields
 }
 
-/// Reads an entry of a log or retry log.
+/// Decodes an entry of a log or retry log.
 #[must_use]
 pub fn decode(receipt: Receipt, fields: &[Field], limits: &Limits) -> Decoded {
     decode_owned(receipt, fields.to_vec(), limits)
 }
 
-/// The same of fields that nobody else needs: they are taken apart, nothing is copied.
+/// Decodes fields that the caller does not need any more: they are taken apart, and nothing is copied.
 #[must_use]
 pub fn decode_owned(receipt: Receipt, mut fields: Fields, limits: &Limits) -> Decoded {
     let (mut attempt, mut origin) = (1, receipt.id);
@@ -139,7 +139,7 @@ pub fn decode_owned(receipt: Receipt, mut fields: Fields, limits: &Limits) -> De
     Decoded { attempt, origin, error, history: past, envelope: read_body(fields, limits) }
 }
 
-/// The original entry inside a redelivery or dead letter: what stands behind our own fields.
+/// Returns the original entry inside a redelivery or dead letter: the fields behind those that Millstream added.
 #[must_use]
 pub fn body_of(source: Source, fields: &[Field]) -> &[Field] {
     match source {
@@ -148,7 +148,7 @@ pub fn body_of(source: Source, fields: &[Field]) -> &[Field] {
     }
 }
 
-/// The fields of a redelivery: ours, then the body.
+/// Returns the fields of a redelivery: those that Millstream adds, then the body.
 #[must_use]
 pub fn redelivery(attempt: u32, origin: MessageId, error: &str, history: &History, body: &[Field]) -> Fields {
     let lead = [
@@ -160,7 +160,7 @@ pub fn redelivery(attempt: u32, origin: MessageId, error: &str, history: &Histor
     led(lead, body)
 }
 
-/// The fields of a dead letter: ours, then the body.
+/// Returns the fields of a dead letter: those that Millstream adds, then the body.
 #[must_use]
 pub fn dead_letter(letter: &DeadLetter, body: &[Field]) -> Fields {
     let lead = [
@@ -176,31 +176,31 @@ pub fn dead_letter(letter: &DeadLetter, body: &[Field]) -> Fields {
     led(lead, body)
 }
 
-/// Splits a dead letter into our fields (read with [`text`]) and the body.
+/// Splits a dead letter into the fields that Millstream added (read with [`text`]) and the body.
 #[must_use]
 pub fn split_dead(fields: &[Field]) -> (&[Field], &[Field]) {
     split_lead(fields, &DEAD_FIELDS)
 }
 
-/// The value of one of our fields as text; bytes that are not UTF-8 are replaced.
+/// Returns the value of one of the added fields as text; bytes that are not UTF-8 are replaced.
 #[must_use]
 pub fn text(lead: &[Field], name: &str) -> Option<String> {
     lead.iter().find(|(n, _)| n == name).map(|(_, value)| String::from_utf8_lossy(value).into_owned())
 }
 
-/// The reason in a dead letter's own fields.
+/// Returns the reason in a dead letter's added fields.
 #[must_use]
 pub fn reason(lead: &[Field]) -> Reason {
     Reason::parse(&text(lead, REASON).unwrap_or_default())
 }
 
-/// The failures in our own fields.
+/// Returns the failures in the added fields.
 #[must_use]
 pub fn history(lead: &[Field]) -> History {
     text(lead, HISTORY).map_or_else(History::default, |text| History::parse(&text))
 }
 
-/// A number that tells entries apart: the same for the same fields, as long as the program is the same.
+/// Returns a hash that distinguishes entries: the same for the same fields, within one build of the program.
 #[must_use]
 pub fn digest(fields: &[Field]) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -223,16 +223,17 @@ fn led<const N: usize>(lead: [(&'static str, String); N], body: &[Field]) -> Fie
     lead.chain(body.iter().cloned()).collect()
 }
 
-/// Ours come first and in order: an entry of somebody's that merely has such fields is all body.
+/// Splits fields into those that Millstream added and the body. The added ones come first and in order: another program's
+/// entry that merely has fields of these names is all body.
 fn split_lead<'a>(fields: &'a [Field], names: &[&str]) -> (&'a [Field], &'a [Field]) {
     let ours = fields.len() >= names.len() && names.iter().zip(fields).all(|(ours, (name, _))| name == ours);
     fields.split_at(if ours { names.len() } else { 0 })
 }
 
-/// Reads a body: what [`encode`] writes, or what anybody else appended.
+/// Decodes a body: one that [`encode`] wrote, or that any other program appended.
 ///
 /// # Errors
-/// Why it is not a message.
+/// The reason why it is not a message.
 pub fn decode_body(body: &[Field], limits: &Limits) -> Result<Envelope, Malformed> {
     read_body(body.iter().cloned(), limits)
 }

@@ -1,4 +1,4 @@
-//! Partitioners: which partition a message goes to.
+//! Partitioners: the choice of a message's partition.
 
 mod jump;
 mod murmur2;
@@ -13,26 +13,26 @@ pub use murmur2::murmur2;
 
 /// Chooses the partition of a message.
 ///
-/// A partitioner that looks at the key must always give the same partition for the same key and number of
-/// partitions, in every process and version: order per key hangs on it.
+/// A partitioner that uses the key must always return the same partition for the same key and number of partitions, in
+/// every process and version: the order per key depends on it.
 pub trait Partitioner: fmt::Debug + Send + Sync {
-    /// The partition, below `partitions`, of a message with this key.
+    /// Returns the partition, below `partitions`, of a message with this key.
     fn partition(&self, key: Option<&[u8]>, partitions: NonZeroU32) -> Partition;
 }
 
-/// Which of `parts` (0 counts as 1) these bytes belong to, by the hash of [`ByKey`].
+/// Returns the part, below `parts` (0 counts as 1), that these bytes belong to, by the hash of [`ByKey`].
 #[must_use]
 pub fn by_hash(bytes: &[u8], parts: u32) -> u32 {
-    // As Kafka does it: the sign bit is dropped.
+    // Kafka drops the sign bit in the same way.
     (murmur2(bytes).cast_unsigned() & 0x7fff_ffff) % parts.max(1)
 }
 
-/// One partition after the other, whatever the key. No order per key.
+/// Chooses one partition after the other, whatever the key. No order per key.
 #[derive(Debug, Default)]
 pub struct RoundRobin(AtomicU32);
 
 impl RoundRobin {
-    /// Starts with partition 0.
+    /// Creates a partitioner that starts with partition 0.
     #[must_use]
     pub const fn new() -> Self {
         Self(AtomicU32::new(0))
@@ -45,8 +45,8 @@ impl Partitioner for RoundRobin {
     }
 }
 
-/// By the key's murmur2 hash, exactly as Kafka's default partitioner; without a key, one after the other.
-/// The default.
+/// Chooses by the key's murmur2 hash, exactly as Kafka's default partitioner; without a key, one partition after the
+/// other. The default.
 ///
 /// A key's partition is `(murmur2(key) & 0x7fffffff) % partitions`: a Kafka client and Millstream agree on it.
 /// When a topic grows from n to n + 1 partitions, n of n + 1 keys move. Where that matters, see [`Consistent`].
@@ -54,7 +54,7 @@ impl Partitioner for RoundRobin {
 pub struct ByKey(RoundRobin);
 
 impl ByKey {
-    /// The default partitioner.
+    /// Creates the default partitioner.
     #[must_use]
     pub const fn new() -> Self {
         Self(RoundRobin::new())
@@ -70,16 +70,16 @@ impl Partitioner for ByKey {
     }
 }
 
-/// By the key, so that few keys move when a topic grows; without a key, one after the other.
+/// Chooses by the key, so that few keys move when a topic grows; without a key, one partition after the other.
 ///
-/// From n to m > n partitions a share of 1 - n/m of the keys moves, all of them to the new partitions: the
-/// least that keeps partitions even. (From 8 to 9: one key in nine, where [`ByKey`] moves eight in nine.)
-/// It is the jump consistent hash of Lamping and Veach (2014) over the 64-bit FNV-1a hash of the key.
+/// From n to m > n partitions a share of 1 - n/m of the keys moves, all of them to the new partitions: the least that
+/// keeps partitions even. (From 8 to 9: one key in nine, where [`ByKey`] moves eight in nine.) It is the jump consistent
+/// hash of Lamping and Veach (2014) over the 64-bit FNV-1a hash of the key.
 #[derive(Debug, Default)]
 pub struct Consistent(RoundRobin);
 
 impl Consistent {
-    /// A consistent partitioner.
+    /// Creates a consistent partitioner.
     #[must_use]
     pub const fn new() -> Self {
         Self(RoundRobin::new())

@@ -1,6 +1,6 @@
 //! Kafka's murmur2.
 
-/// The 32-bit murmur2 hash with Kafka's seed, as `org.apache.kafka.common.utils.Utils.murmur2` has it.
+/// Returns the 32-bit murmur2 hash with Kafka's seed, as `org.apache.kafka.common.utils.Utils.murmur2` computes it.
 #[must_use]
 pub fn murmur2(data: &[u8]) -> i32 {
     const SEED: u32 = 0x9747_b28c;

@@ -1,10 +1,10 @@
-//! Whether a message that is given up is kept.
+//! Policies that decide whether a message that is given up is kept.
 
 use std::fmt;
 
 use crate::dead_letters::Reason;
 
-/// What to do with a message that is given up.
+/// Decision about a message that is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Keep it with the group's dead letters.
@@ -15,8 +15,8 @@ pub enum Verdict {
 
 /// Decides whether a message that is given up is kept.
 pub trait DeadLetterPolicy: fmt::Debug + Send + Sync {
-    /// The verdict on a message given up for `reason` after `attempts` attempts, the last of which failed
-    /// with `error`.
+    /// Returns the verdict on a message that was given up for `reason` after `attempts` attempts, the last of which
+    /// failed with `error`.
     fn judge(&self, reason: &Reason, attempts: u32, error: &str) -> Verdict;
 }
 
@@ -30,8 +30,8 @@ impl DeadLetterPolicy for Keep {
     }
 }
 
-/// Drops what the handler failed on or refused. What could not be read is kept all the same: it was never
-/// seen by anybody.
+/// Drops messages that the handler failed on or rejected. Messages that could not be read are kept all the same: no
+/// handler has ever seen them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Discard;
 

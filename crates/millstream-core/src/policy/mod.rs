@@ -1,4 +1,4 @@
-//! Policies: what happens to a message that failed. Pure functions of plain values.
+//! Policies for failed messages: pure functions of plain values.
 
 mod dead_letter;
 mod retry;

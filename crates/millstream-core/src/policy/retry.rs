@@ -1,11 +1,11 @@
-//! When a failed message comes back.
+//! Retry policies: whether and when a failed message is tried again.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How an attempt failed.
+/// Kind of a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailureKind {
@@ -13,71 +13,71 @@ pub enum FailureKind {
     Error,
     /// The handler panicked.
     Panic,
-    /// The handler took longer than it may.
+    /// The handler exceeded its time limit.
     Timeout,
 }
 
-/// A failed attempt, as a policy sees it.
+/// Failed attempt, as a policy sees it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Failure<'a> {
-    /// The number of the attempt that failed, from 1.
+    /// Number of the attempt that failed, from 1.
     pub attempt: u32,
-    /// How it failed.
+    /// Kind of the failure.
     pub kind: FailureKind,
-    /// What it failed with. `downcast_ref` gives the handler's own type back.
+    /// Error of the attempt. `downcast_ref` returns the handler's own type.
     pub error: &'a (dyn StdError + 'static),
-    /// How long ago the first attempt failed, by the server's clock; zero if this is the first one.
+    /// Time since the first attempt failed, by the server's clock; zero if this is the first failure.
     ///
-    /// It is counted up to now where a failed message waits in its place, and else up to when this attempt was due, with
-    /// the time that it was in our hands: what it waited to be read is then missing.
+    /// Where a failed message waits in its place, it is counted up to now. Elsewhere it is counted up to the due time of
+    /// this attempt, plus the time since the message was received: the time that it waited to be read is then missing.
     pub elapsed: Duration,
-    /// The delay that the handler asked for, if it did and that is known.
+    /// Delay that the handler asked for, if it did and the delay is known.
     pub wish: Option<Duration>,
-    /// A random number: the only source of jitter, so that a policy stays a pure function.
+    /// Random number: the only source of jitter, so that a policy stays a pure function.
     pub entropy: u64,
 }
 
 impl<'a> Failure<'a> {
-    /// A failed attempt, the first failure of its message.
+    /// Creates the failure of attempt `attempt`, as the first failure of its message.
     #[must_use]
     pub fn new(attempt: u32, kind: FailureKind, error: &'a (dyn StdError + 'static), entropy: u64) -> Self {
         Self { attempt, kind, error, elapsed: Duration::ZERO, wish: None, entropy }
     }
 
-    /// The first attempt failed so long ago.
+    /// Returns the same failure, with the first one this long ago.
     #[must_use]
     pub fn since(self, elapsed: Duration) -> Self {
         Self { elapsed, ..self }
     }
 
-    /// The handler asked for this delay.
+    /// Returns the same failure, with the delay that the handler asked for.
     #[must_use]
     pub fn wishing(self, wish: Option<Duration>) -> Self {
         Self { wish, ..self }
     }
 }
 
-/// What to do with a message that failed.
+/// Decision about a message that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Try again, not before this time has passed.
+    /// Retry, not before this time has passed.
     RetryAfter(Duration),
-    /// Give it up: it becomes a dead letter.
+    /// Give the message up: it becomes a dead letter.
     GiveUp,
 }
 
 /// Decides whether and when a failed message is tried again.
 ///
-/// Implement it for rules of your own; it must not look at a clock or keep state.
+/// Implement it for custom rules. An implementation must not read a clock or keep state.
 pub trait RetryPolicy: fmt::Debug + Send + Sync {
-    /// What to do after `failure`.
+    /// Returns the decision about `failure`.
     fn decide(&self, failure: &Failure<'_>) -> Decision;
 
-    /// Whether it can be used as it was set up: asked once, when a consumer or worker starts. Default: it can.
+    /// Checks the settings of the policy. It is called once, when a consumer or worker starts. Default: `Ok`.
     ///
     /// # Errors
-    /// What is wrong with it, as a text for people.
+    /// A description of the problem, as a text for people.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
@@ -87,15 +87,15 @@ fn some(attempts: u32) -> Result<(), String> {
     if attempts > 0 { Ok(()) } else { Err("attempts is 0, at least 1 is made".into()) }
 }
 
-/// How much of a delay is random, so that many messages that failed together do not come back together.
+/// Random part of a delay, so that many messages that failed together do not come back together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Jitter {
-    /// Nothing: the delay as computed.
+    /// No jitter: the delay as computed.
     None,
-    /// Between half of the delay and all of it.
+    /// Between half of the computed delay and all of it.
     Equal,
-    /// Between nothing and all of it. The default: it spreads best ("Exponential Backoff And Jitter", AWS
+    /// Between zero and the computed delay. The default: it spreads best ("Exponential Backoff And Jitter", AWS
     /// Architecture Blog, 2015).
     #[default]
     Full,
@@ -105,6 +105,7 @@ impl Jitter {
     fn apply(self, delay: Duration, entropy: u64) -> Duration {
         // 53 bits make every f64 in [0, 1) of that precision equally likely.
         let random = (entropy >> 11) as f64 / (1u64 << 53) as f64;
+        // `min`: rounding must not make a delay longer than the computed one.
         match self {
             Self::None => delay,
             Self::Equal => delay.mul_f64(random.mul_add(0.5, 0.5)).min(delay),
@@ -113,7 +114,7 @@ impl Jitter {
     }
 }
 
-/// Delays that double: `base`, 2 × `base`, 4 × `base`, … up to a longest one.
+/// Exponential back-off: delays of `base`, 2 × `base`, 4 × `base`, … up to a maximum.
 ///
 /// ```
 /// use std::time::Duration;
@@ -126,7 +127,7 @@ impl Jitter {
 /// # let _ = policy;
 /// ```
 ///
-/// The default is 500 ms up to 60 s with full jitter and 10 attempts: about four minutes altogether.
+/// The default is 500 ms up to 60 s with full jitter and 10 attempts: about four minutes in total.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exponential {
     base: Duration,
@@ -136,44 +137,44 @@ pub struct Exponential {
 }
 
 impl Exponential {
-    /// Delays from `base` on.
+    /// Creates a policy whose first delay is `base`.
     #[must_use]
     #[allow(clippy::should_implement_trait, reason = "`Exponential::from(ms(200))` reads as it is meant")]
     pub fn from(base: Duration) -> Self {
         Self { base, ..Self::default() }
     }
 
-    /// The longest delay before jitter. Default: 60 s.
+    /// Sets the longest delay before jitter. Default: 60 s.
     #[must_use]
     pub fn up_to(self, longest: Duration) -> Self {
         Self { longest, ..self }
     }
 
-    /// Delays between nothing and the computed one. The default.
+    /// Draws each delay between zero and the computed one. The default.
     #[must_use]
     pub fn full_jitter(self) -> Self {
         Self { jitter: Jitter::Full, ..self }
     }
 
-    /// Delays between half of the computed one and all of it.
+    /// Draws each delay between half of the computed one and all of it.
     #[must_use]
     pub fn equal_jitter(self) -> Self {
         Self { jitter: Jitter::Equal, ..self }
     }
 
-    /// The computed delays.
+    /// Uses the computed delays without jitter.
     #[must_use]
     pub fn no_jitter(self) -> Self {
         Self { jitter: Jitter::None, ..self }
     }
 
-    /// How many attempts are made altogether, the first included: at least 1, which means no retry. Default: 10.
+    /// Sets the total number of attempts, the first included: at least 1, which means no retry. Default: 10.
     #[must_use]
     pub fn attempts(self, attempts: u32) -> Self {
         Self { attempts, ..self }
     }
 
-    /// The delay after a failed attempt.
+    /// Returns the delay after a failed attempt.
     #[must_use]
     pub fn delay(&self, attempt: u32, entropy: u64) -> Duration {
         let factor = 1u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX);
@@ -214,13 +215,13 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// `delay` between attempts, 10 attempts altogether.
+    /// Creates a policy with `delay` between attempts and 10 attempts in total.
     #[must_use]
     pub fn new(delay: Duration) -> Self {
         Self { delay, attempts: 10 }
     }
 
-    /// How many attempts are made altogether, the first included: at least 1, which means no retry. Default: 10.
+    /// Sets the total number of attempts, the first included: at least 1, which means no retry. Default: 10.
     #[must_use]
     pub fn attempts(self, attempts: u32) -> Self {
         Self { attempts, ..self }
@@ -237,12 +238,12 @@ impl RetryPolicy for Fixed {
     }
 }
 
-/// One delay after the other from a list; after the last the message is given up.
+/// List of delays, used one after the other; after the last one the message is given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delays(Vec<Duration>);
 
 impl Delays {
-    /// As many retries as there are delays.
+    /// Creates a policy with as many retries as there are delays.
     #[must_use]
     pub fn new(delays: impl IntoIterator<Item = Duration>) -> Self {
         Self(delays.into_iter().collect())
@@ -256,7 +257,7 @@ impl RetryPolicy for Delays {
     }
 }
 
-/// No retry: the first failure makes a dead letter.
+/// No retry: the first failure makes the message a dead letter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Never;
 
@@ -266,8 +267,8 @@ impl RetryPolicy for Never {
     }
 }
 
-/// A budget of total time around another policy: gives up when the time since the first failure, plus the delay to the
-/// next attempt, would be more than the total. What the other one gives up before that is given up.
+/// Limit of total time around another policy. It gives up when the time since the first failure, plus the delay to the
+/// next attempt, would exceed the total. When the inner policy gives up earlier, so does this one.
 ///
 /// ```
 /// use std::time::Duration;
@@ -277,8 +278,8 @@ impl RetryPolicy for Never {
 /// # let _ = policy;
 /// ```
 ///
-/// The first attempt is always made, and so is a snoozed one: the budget begins with the first failure. How exactly the
-/// time is known: see [`Failure::elapsed`].
+/// The first attempt is always made, and so is a snoozed one: the time counts from the first failure. For the precision
+/// of that time see [`Failure::elapsed`].
 #[derive(Clone, Debug)]
 pub struct Within {
     total: Duration,
@@ -286,7 +287,7 @@ pub struct Within {
 }
 
 impl Within {
-    /// `policy`, for as long as `total` has not passed.
+    /// Limits `policy` to `total`.
     #[must_use]
     pub fn new(total: Duration, policy: impl RetryPolicy + 'static) -> Self {
         Self { total, policy: Arc::new(policy) }
@@ -312,7 +313,8 @@ impl RetryPolicy for Within {
 
 type Test = dyn Fn(&Failure<'_>) -> bool + Send + Sync;
 
-/// Another policy for other errors. The first rule that fits decides, else the policy it was made from.
+/// Choice of a policy by error. The first rule that matches decides; without a match, the policy of
+/// [`otherwise`](Self::otherwise) does.
 ///
 /// ```
 /// use std::time::Duration;
@@ -330,19 +332,19 @@ pub struct ByError {
 }
 
 impl ByError {
-    /// `policy` for every error without a rule.
+    /// Creates a choice with `policy` for every error without a rule.
     #[must_use]
     pub fn otherwise(policy: impl RetryPolicy + 'static) -> Self {
         Self { rules: Vec::new(), otherwise: Arc::new(policy) }
     }
 
-    /// `policy` for errors of type `E`, at any depth of the chain of sources.
+    /// Adds `policy` for errors of type `E`, at any depth of the chain of sources.
     #[must_use]
     pub fn on<E: StdError + 'static>(self, policy: impl RetryPolicy + 'static) -> Self {
         self.when(|failure| chain_has::<E>(failure.error), policy)
     }
 
-    /// `policy` for failures that pass `test`.
+    /// Adds `policy` for failures for which `test` returns true.
     #[must_use]
     pub fn when(
         mut self,
