@@ -1,4 +1,5 @@
-//! The audit role: scripts that look at one page in one step, and plain commands for what is spread over slots.
+//! The audit role: scripts that check one page in one step, and plain commands for data that is spread over hash
+//! slots.
 
 mod catalog;
 
@@ -23,9 +24,9 @@ use crate::scheduling::{claims, states, word};
 use crate::{note, reply, script};
 use catalog::is_number;
 
-/// How many calls a repair makes at most that goes on as long as there is something.
+/// Maximum number of calls of a repair that continues as long as it finds something.
 const MAX_CALLS: usize = 10_000;
-/// Nobody has touched an entry for so long: then its consumer is not just about to.
+/// Minimum idle time of an entry in milliseconds, so that its consumer is not just about to settle it.
 const IDLE_MS: u64 = 60_000;
 
 #[async_trait]
@@ -69,7 +70,7 @@ impl Audit for RedisBackend {
     }
 }
 
-/// A finding's `<source>:<id>`; where there is no source it is about the log.
+/// Splits a finding's `<source>:<id>`; an id without a source belongs to the log.
 fn split(id: &str) -> (Source, &str) {
     match id.split_once(':') {
         Some(("retry", id)) => (Source::Retry, id),
@@ -105,8 +106,7 @@ fn audited(scope: &Scope, answer: Value) -> Result<Audited> {
 }
 
 impl RedisBackend {
-    /// One page, of which the script makes one step. What concerns both streams is walked for the log, then for the
-    /// retry log.
+    /// Checks one page, in one call of the script. A check of both streams covers the log first, then the retry log.
     async fn in_group(
         &self,
         scope: &Scope,
@@ -193,7 +193,7 @@ impl RedisBackend {
             let call = call.args(words).arg(tp.topic.as_str()).arg(tp.partition.0);
             let more = reply::int(script::run_one(&self.inner.pool, call).await?)? > 0;
             done |= more;
-            // A consumer may have left more than one call moves.
+            // A consumer may have more entries than one call moves.
             if !more || finding.fault != Fault::ConsumerStray {
                 break;
             }
@@ -211,7 +211,7 @@ impl RedisBackend {
         for source in [Source::Log, Source::Retry] {
             let key = self.inner.stream(tp, group, source);
             let mut pipe = Pipeline::with_capacity(2);
-            // The group first: it is never beyond an end that is looked at later.
+            // Read the group before the stream: so its position is never beyond the end that is read after it.
             pipe.cmd("XINFO").arg("GROUPS").arg(key.as_str());
             pipe.cmd("XINFO").arg("STREAM").arg(key.as_str());
             let [groups, stream] = reply::tuple(Value::Array(self.ask(&pipe).await?))?;
@@ -225,7 +225,7 @@ impl RedisBackend {
                         page.findings.push(Finding::new(Fault::PositionAhead, scope, id, detail));
                     }
                 }
-                // What is being deleted is told of with the topic: nobody wants it back.
+                // A group that is being deleted is reported with the topic: it must not be restored.
                 None if known == [true] && !self.group_state(&tp.topic, group).await?.deleting => {
                     let detail = format!("not on {key}");
                     page.findings.push(Finding::new(Fault::GroupMissing, scope, note::word(source), detail));
@@ -239,7 +239,8 @@ impl RedisBackend {
     async fn lease_of(&self, scope: &Scope, tp: &TopicPartition, group: &GroupName) -> Result<Audited> {
         let (lease, fence) = (self.inner.keys.lease(tp, group), self.inner.keys.fence(tp, group));
         let mut pipe = Pipeline::with_capacity(4);
-        // The fence before and after: a grant changes both. (A transaction is refused out of memory.)
+        // Read the fence before and after the lease: a grant changes both. (A transaction is refused when the server
+        // is out of memory.)
         pipe.cmd("HGET").arg(fence.as_str()).arg("token");
         pipe.cmd("GET").arg(lease.as_str());
         pipe.cmd("PTTL").arg(lease.as_str());
@@ -269,7 +270,7 @@ impl RedisBackend {
         Ok(page)
     }
 
-    /// What is pending under other names than the owner's, where nobody lives who would take it over.
+    /// Finds entries pending under names other than the owner's, where no living member would take them over.
     async fn consumers_of(&self, scope: &Scope, tp: &TopicPartition, group: &GroupName) -> Result<Audited> {
         let keys = &self.inner.keys;
         let mut page = Audited::default();
@@ -322,7 +323,7 @@ impl RedisBackend {
     }
 }
 
-/// The largest id that a stream ever had.
+/// Returns the largest id that a stream ever had.
 fn last_generated(info: Value) -> Result<MessageId> {
     if reply::is_missing_key(&info) {
         return Ok(MessageId::MAX);

@@ -1,4 +1,4 @@
-//! The backend: what all roles share, and the first look at the server.
+//! The backend: state that all roles share, and the check of the server when connecting.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,14 +20,15 @@ use crate::reply;
 use crate::script::Scripts;
 use crate::waiters::Waiters;
 
-/// The consumer name of every read. The lease says who owns a partition, not the name: so there are no dead
-/// consumers to collect, and the next owner has the whole pending list at once.
+/// Consumer name of every read by an owner. The lease says who owns a partition, not the name. So there are no dead
+/// consumers to remove, and the next owner sees the whole pending list at once.
 pub(crate) const CONSUMER: &str = "owner";
 
-/// The oldest server that has what is needed (exact lag, replies that name the error behind a script).
+/// Oldest supported server version (major, minor): the first one with an exact lag, and with replies that name the
+/// error behind a script.
 const OLDEST: (u32, u32) = (7, 0);
 
-/// Millstream on a Redis or Valkey server. Plays every role; cloning is cheap.
+/// Millstream on a Redis or Valkey server. Implements every role; cloning is cheap.
 ///
 /// ```no_run
 /// use millstream_core::Backend;
@@ -50,29 +51,28 @@ pub(crate) struct Inner {
     pub(crate) keys: Keys,
     pub(crate) scripts: Scripts,
     pub(crate) dial: Arc<Dial>,
-    /// Appends and settlements: many small requests that must not wait for anything.
+    /// Connection for appends and settlements: many small requests that must not wait behind anything else.
     pub(crate) messages: Shared,
-    /// Leases and heartbeats alone: a renewal must not stand in a queue behind messages, nor wait for handlers.
+    /// Connection for leases and heartbeats alone: a renewal must not queue behind messages or wait for handlers.
     pub(crate) leases: Kept,
-    /// Catalog, statistics, dead letters.
+    /// Pool for catalog, statistics and dead letters.
     pub(crate) pool: Pooled,
-    /// Pages of bodies, which may take long to arrive.
+    /// Connections for pages of bodies, which may take long to arrive.
     pub(crate) bulk: Bulk,
-    /// What was counted of logs.
+    /// Cache of counted lags.
     pub(crate) counted: Memory,
-    /// Those who wait for one key now and then.
+    /// Connections for waits on single keys.
     pub(crate) waiters: Waiters,
 }
 
 impl RedisBackend {
-    /// Connects, and checks that the server answers and is new enough. Afterwards connections are opened again
-    /// whenever they are lost, for as long as the backend lives.
+    /// Connects, and checks that the server answers and is new enough. Afterwards lost connections are opened again,
+    /// for as long as the backend lives.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] if the configuration cannot be used, [`ErrorKind::Unavailable`] if the
-    /// server cannot be reached, [`ErrorKind::Denied`] if it refuses the credentials,
-    /// [`ErrorKind::Unsupported`] if it is older than 7.0. [`ErrorKind::InvalidConfig`] also if it may lose messages and
-    /// that is [not wanted](RedisConfig::durability).
+    /// [`ErrorKind::InvalidConfig`] if the configuration cannot be used, or if the server may lose messages and that is
+    /// [not wanted](RedisConfig::durability), [`ErrorKind::Unavailable`] if the server cannot be reached,
+    /// [`ErrorKind::Denied`] if it refuses the credentials, [`ErrorKind::Unsupported`] if it is older than 7.0.
     pub async fn connect(config: RedisConfig) -> Result<Self> {
         let dial = Arc::new(Dial::new(&config)?);
         let messages = Shared::new(dial.clone(), "messages");
@@ -98,8 +98,8 @@ impl RedisBackend {
 }
 
 impl RedisBackend {
-    /// The settings of the server, as they are now, with which messages can be lost. Empty if there are none, as far as
-    /// this user may ask.
+    /// Returns the current settings of the server with which messages can be lost. Empty if there are none, as far as
+    /// this user has the permission to read them.
     ///
     /// # Errors
     /// Transient ones.
@@ -109,7 +109,7 @@ impl RedisBackend {
 }
 
 impl Inner {
-    /// The stream that entries of a group come from.
+    /// Returns the key of the stream from which entries of a group come.
     pub(crate) fn stream(&self, tp: &TopicPartition, group: &GroupName, source: Source) -> Key {
         match source {
             Source::Log => self.keys.log(tp),
@@ -123,7 +123,8 @@ impl Inner {
         let reply = self.messages.send(&pipe).await?.pop().unwrap_or_default();
         let info = match reply::text(reply) {
             Ok(info) => info,
-            // A user that may log in but not ask: the version stays unknown, which is no reason to refuse.
+            // A user may be allowed to log in but not to run INFO. Then the version stays unknown, which is no reason
+            // to refuse.
             Err(error) if error.kind() == ErrorKind::Denied && error.to_string().contains("NoPerm") => {
                 tracing::warn!("the server's version is not known: {error}");
                 return Ok(());
@@ -138,7 +139,7 @@ fn check_version(info: &str) -> Result<()> {
     let value = |name: &str| {
         info.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     };
-    // Valkey gives the version that it is compatible with as redis_version.
+    // Valkey reports the Redis version that it is compatible with as redis_version.
     let Some(version) = value("redis_version").or_else(|| value("valkey_version")) else {
         return Err(Error::new(ErrorKind::Unsupported, "the server does not say its version"));
     };

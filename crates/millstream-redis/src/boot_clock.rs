@@ -1,24 +1,24 @@
-//! The system's clock that goes on while the machine is suspended.
+//! Boot clock of the system, which continues while the machine is suspended.
 
 use std::time::Duration;
 
 use millstream_core::suspension::BootClock;
 use rustix::time::{ClockId, clock_gettime};
 
-/// On Linux `CLOCK_BOOTTIME`. On macOS `CLOCK_MONOTONIC`, which counts the time asleep there; the clock of `std`, which
-/// is `CLOCK_UPTIME_RAW`, does not.
+/// On Linux `CLOCK_BOOTTIME`. On macOS `CLOCK_MONOTONIC`, which includes the time asleep there; the clock of `std` is
+/// `CLOCK_UPTIME_RAW`, which does not.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK: ClockId = ClockId::Boottime;
 #[cfg(target_vendor = "apple")]
 const CLOCK: ClockId = ClockId::Monotonic;
 
-/// The system's boot clock. Reading it is a function call without a system call where the kernel offers that.
+/// Boot clock of the system. Reading it takes no system call where the kernel offers that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SystemBootClock;
 
 impl BootClock for SystemBootClock {
     fn elapsed(&self) -> Duration {
-        // It is never negative: it counts from when the machine was started.
+        // Never negative: the clock starts at 0 when the machine boots.
         Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
     }
 }
@@ -37,7 +37,7 @@ mod tests {
         assert!(counted >= Duration::from_millis(20) && counted <= start.elapsed() + Duration::from_secs(60));
     }
 
-    /// What one reading costs: `cargo test -p millstream-redis --lib boot_clock -- --ignored --nocapture`.
+    /// Measures one reading: `cargo test -p millstream-redis --lib boot_clock -- --ignored --nocapture`.
     #[test]
     #[ignore = "a measurement: it prints how long a reading takes, which depends on the machine"]
     fn what_a_reading_costs() {

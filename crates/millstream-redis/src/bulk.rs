@@ -1,7 +1,7 @@
-//! Connections for pages of bodies: an answer has the time that it needs, as long as bytes keep arriving.
+//! Connections for pages of bodies: an answer may take any time as long as bytes keep arriving.
 //!
-//! The client's own connections have one limit for a whole answer. A page over a slow link would run into it every time,
-//! and whoever asks for it again would never get it.
+//! The client's own connections have one timeout for a whole answer. A page over a slow link would exceed it every
+//! time, and a retry would not help.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,16 +16,16 @@ use crate::request::Request;
 use crate::socket::Socket;
 use crate::wrong_type;
 
-/// A few connections, opened when they are needed.
+/// A few connections, opened on demand.
 pub(crate) struct Bulk {
     dial: Arc<Dial>,
     idle: Mutex<Vec<Socket>>,
     permits: Semaphore,
-    /// How long to wait for one of them.
+    /// Maximum wait for a free connection.
     patience: Duration,
 }
 
-/// What a request was answered, and how many bytes that was and how long they took to arrive.
+/// Replies to a request, their size in bytes, and how long they took to arrive.
 pub(crate) struct Weighed {
     pub(crate) values: Vec<Value>,
     pub(crate) bytes: usize,
@@ -33,12 +33,12 @@ pub(crate) struct Weighed {
 }
 
 impl Bulk {
-    /// At most `size` of them.
+    /// Creates a set of at most `size` connections.
     pub(crate) fn new(dial: Arc<Dial>, size: usize, patience: Duration) -> Self {
         Self { dial, idle: Mutex::default(), permits: Semaphore::new(size), patience }
     }
 
-    /// One that is open, or another one. What the server has closed meanwhile is dropped.
+    /// Returns an idle connection, or opens one. Idle connections that the server has closed are dropped.
     async fn socket(&self) -> Result<Socket> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -56,7 +56,7 @@ impl Bulk {
                 format!("the server cannot be reached: no connection was free within {:?}", self.patience);
             return Err(Error::new(ErrorKind::Unavailable, why));
         };
-        // Dropped with this future: what the server still says to a request is of no use to the next one.
+        // If this future is dropped, the connection is dropped too: it may still receive replies to this request.
         let mut socket = self.socket().await?;
         let mut request = Request::default();
         request.add_pipeline(pipe);

@@ -26,7 +26,7 @@ use crate::{reply, script};
 use count_range::{Walk, above};
 pub(crate) use groups::gone;
 
-/// The most partitions that one pipeline looks at: a topic may have 16,384.
+/// Maximum number of partitions of one pipeline: a topic may have 16,384.
 const CHUNK: usize = 500;
 
 impl Inner {
@@ -35,8 +35,8 @@ impl Inner {
         reply::ok(answer).map_err(|error| error.during(format_args!("catalog {key}")))
     }
 
-    /// Adds to a set what is not in it. What is there is not written again: those who only start are not refused then,
-    /// whatever the server takes.
+    /// Adds the members to a set that it lacks. Members that exist are not written again, so that a caller that only
+    /// starts is not refused by a server that takes no writes.
     async fn add(&self, key: &Key, members: &[&str]) -> Result<()> {
         let mut pipe = Pipeline::new();
         pipe.cmd("SMISMEMBER").arg(key.as_str()).arg(members);
@@ -51,7 +51,7 @@ impl Inner {
         Ok(())
     }
 
-    /// The names in a set, sorted. What is no name was put there by somebody else and is passed over.
+    /// Returns the names in a set, sorted. A member that is no valid name was added by somebody else and is skipped.
     pub(crate) async fn names<T: Ord>(&self, key: &Key, parse: impl Fn(&str) -> Result<T>) -> Result<Vec<T>> {
         let mut pipe = Pipeline::new();
         pipe.cmd("SMEMBERS").arg(key.as_str());
@@ -67,7 +67,7 @@ impl Inner {
     }
 }
 
-/// Whether something is created, or only restored: then not if it was deleted.
+/// Mode of a creation: create, or only restore, which fails for anything that was deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Create,
@@ -83,7 +83,7 @@ impl Mode {
     }
 }
 
-/// The last id that a group is taken to have had when it starts there.
+/// Returns the last-delivered id of a group that starts there.
 pub(crate) fn position(start: Start) -> Result<String> {
     match start {
         Start::Earliest | Start::At(0) => Ok("0".to_owned()),
@@ -102,7 +102,7 @@ fn is_error(answer: &Value, code: &str) -> bool {
     matches!(answer, Value::ServerError(error) if error.code() == code)
 }
 
-/// Whether a group was created now, or was there.
+/// Returns whether a group was created by this request; `false` if it existed.
 fn created((answer, there): (Value, bool), stream: &Key) -> Result<bool> {
     if is_error(&answer, "BUSYGROUP") || there && is_error(&answer, "OOM") {
         return Ok(false);
@@ -111,12 +111,12 @@ fn created((answer, there): (Value, bool), stream: &Key) -> Result<bool> {
 }
 
 impl RedisBackend {
-    /// Lists a topic and its partitions.
+    /// Adds a topic and its partitions to the catalog's lists.
     async fn list(&self, stored: &TopicSpec) -> Result<TopicSpec> {
         let keys = &self.inner.keys;
         let all: Vec<TopicPartition> = stored.iter().collect();
         self.register_logs(&stored.name, &all).await?;
-        // Last, so that a topic that is listed is whole.
+        // The topic goes last, so that a listed topic is complete.
         self.inner.add(&keys.topics(), &[stored.name.as_str()]).await?;
         Ok(stored.clone())
     }
@@ -132,7 +132,7 @@ impl RedisBackend {
         Ok(())
     }
 
-    /// Creates a group where it is missing, and says where that was.
+    /// Creates a group on the partitions that lack it, and returns those partitions.
     async fn create_on(
         &self,
         all: &[TopicPartition],
@@ -148,11 +148,11 @@ impl RedisBackend {
             let positions = self.positions(chunk, position).await?;
             for ([log, retry_log], position) in streams.iter().zip(&positions) {
                 create_command(&mut pipe, log, group, position);
-                // Nothing in the retry log is for anybody else: it is read from its beginning.
+                // The retry log has entries of this group only: start at its beginning.
                 create_command(&mut pipe, retry_log, group, "0");
             }
             let answers = self.inner.pool.send(&pipe).await?;
-            // A server that is out of memory refuses before it looks whether there is anything to create.
+            // A server that is out of memory refuses the command before it checks whether the group exists.
             let there = match answers.iter().any(|answer| is_error(answer, "OOM")) {
                 true => self.have(&streams, group).await?,
                 false => vec![false; answers.len()],
@@ -169,7 +169,7 @@ impl RedisBackend {
         Ok(missing)
     }
 
-    /// Whether a group is on each of these streams.
+    /// Returns whether a group exists on each of these streams.
     async fn have(&self, streams: &[[Key; 2]], group: &GroupName) -> Result<Vec<bool>> {
         let mut pipe = Pipeline::with_capacity(2 * streams.len());
         for stream in streams.as_flattened() {
@@ -206,18 +206,18 @@ impl Catalog for RedisBackend {
             .with_retention(stored.retention)
             .with_max_length(stored.max_length);
         let new: Vec<TopicPartition> = grown.iter().skip(stored.partitions as usize).collect();
-        // Listed first: whatever stops this, a deletion finds all that was made.
+        // List the new logs first: if this stops half-way, a deletion still finds everything that was created.
         self.register_logs(name, &new).await?;
         let before = self.groups(name).await?;
         for group in &before {
             self.create_on(&new, group, "0").await?;
         }
-        // The number comes last: as long as a group is missing on a partition, what is sent there might be trimmed
-        // before the group has seen it. Stopped half-way, nothing has grown, and the same call again does the rest.
+        // The count changes last: while a group is missing on a partition, entries there might be trimmed before the
+        // group has read them. If this stops half-way, the topic has not grown, and calling it again does the rest.
         let meta = self.inner.keys.topic_meta(name);
         let call = self.inner.scripts.expand.call([&meta]).arg(partitions);
         script::run_one(&self.inner.pool, call).await?;
-        // Groups that came in between knew the old number.
+        // Groups created in between used the old count.
         for group in self.groups(name).await?.iter().filter(|group| !before.contains(group)) {
             self.create_on(&new, group, "0").await?;
         }
@@ -279,7 +279,8 @@ impl Catalog for RedisBackend {
         let position = position(start)?;
         let starts = self.register(&topic.name, group, Mode::Create, &position).await?;
         let all: Vec<TopicPartition> = topic.iter().collect();
-        // What it had settled where it was lost, nobody knows: rather once more than not at all.
+        // Where a group was lost its position is unknown: start at 0, since reading an entry twice is better than
+        // never.
         let mut partitions = self.create_on(&all, group, starts.as_deref().unwrap_or("0")).await?;
         self.undo_if_deleted(&all, group).await?;
         partitions.extend(self.follow_growth(topic, group).await?);

@@ -1,4 +1,4 @@
-//! The configuration of the backend: checked once, and printed without its password.
+//! Configuration of the backend: validated as a whole, and printed without its password.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,11 +9,12 @@ use redis::{ConnectionInfo, IntoConnectionInfo};
 
 use crate::durability::Durability;
 
-/// Between these every limit of time must be: the longest is far above any sensible one, and nothing overflows with it.
+/// Shortest and longest timeout allowed. The longest is far above any sensible one, and no sum of timeouts overflows
+/// with it.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 
-/// How to reach the server.
+/// Configuration of the connection to a Redis or Valkey server.
 ///
 /// ```
 /// use std::time::Duration;
@@ -25,38 +26,40 @@ const LONGEST: Duration = Duration::from_secs(24 * 3_600);
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RedisConfig {
-    /// `redis://[user:password@]host[:port][/database]`, or `unix:///path/to/socket`. No default.
+    /// URL of the server: `redis://[user:password@]host[:port][/database]`, or `unix:///path/to/socket`. No default.
     pub url: String,
-    /// A prefix for all keys, so that tenants share a server. Default: none.
+    /// Prefix of all keys, with which tenants can share a server. Default: none.
     pub namespace: Option<Namespace>,
-    /// How long opening a connection may take, with its log-in. Default: 5 s.
+    /// Maximum time for opening a connection, log-in included. Default: 5 s. At least 1 ms and at most a day.
     pub connect_timeout: Duration,
-    /// How long an answer may take, waiting for messages not included. Where messages are read, how long until it begins
-    /// and, each time, until more of it comes: a large page on a slow link has the time that it needs. Default: 5 s. Longer where the server
-    /// is far away or runs long commands of others; shorter where a fail-over must be noticed sooner. At least 1 ms and
-    /// at most a day, as `connect_timeout`.
+    /// Maximum time for an answer, not counting a wait for messages. Reads of messages apply it to the beginning of
+    /// the answer and then each time until more of it arrives, so a large page on a slow link has the time that it
+    /// needs.
+    ///
+    /// Default: 5 s. Use more where the server is far away or runs long commands of others, and less where a fail-over
+    /// must be noticed sooner. At least 1 ms and at most a day.
     pub response_timeout: Duration,
-    /// How many connections serve catalog, statistics and dead letters, at most. Default: 4.
+    /// Maximum number of connections for catalog, statistics and dead letters, at least 1. Default: 4.
     pub pool_size: usize,
-    /// What to do if the server may lose what it is given: no persistence, eviction, replicas that are not waited for.
+    /// Reaction to a server that may lose messages: no persistence, eviction, replicas that are not waited for.
     /// Default: warnings.
     pub durability: Durability,
-    /// Puts `#!lua` in front of every script, so that the server refuses keys that were not declared. For
-    /// tests: a server that is out of memory refuses such scripts, acknowledgements included. Default: false.
+    /// Puts `#!lua` in front of every script, so that the server refuses undeclared keys. For tests: a server that is
+    /// out of memory refuses such scripts, acknowledgements included. Default: false.
     #[doc(hidden)]
     pub strict_scripts: bool,
-    /// Believes nothing that the server says of the lag of groups, as if it were one that does not: what is not plain is
-    /// counted. For tests. Default: false.
+    /// Ignores the lag of groups that the server reports, as on a server that reports none: every lag that is not
+    /// obvious is counted. For tests. Default: false.
     #[doc(hidden)]
     pub count_lag: bool,
-    /// How many entries of one partition are counted in one call for the lag of a group, half of them on each side of it.
-    /// What is longer is counted on in the next call. For tests. Default: 20,000.
+    /// Maximum number of entries of one partition that one call counts for the lag of a group, half of them on each
+    /// side of the group. A longer count continues in the next call. For tests. Default: 20,000.
     #[doc(hidden)]
     pub lag_budget: u64,
 }
 
 impl RedisConfig {
-    /// The defaults for a server.
+    /// Returns the defaults for a server.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
@@ -72,58 +75,58 @@ impl RedisConfig {
         }
     }
 
-    /// The same with a prefix for all keys.
+    /// Returns the configuration with a prefix for all keys.
     #[must_use]
     pub fn with_namespace(self, namespace: Namespace) -> Self {
         Self { namespace: Some(namespace), ..self }
     }
 
-    /// The same with another limit for opening a connection.
+    /// Returns the configuration with another timeout for opening a connection.
     #[must_use]
     pub fn with_connect_timeout(self, connect_timeout: Duration) -> Self {
         Self { connect_timeout, ..self }
     }
 
-    /// The same with another limit for an answer.
+    /// Returns the configuration with another timeout for an answer.
     #[must_use]
     pub fn with_response_timeout(self, response_timeout: Duration) -> Self {
         Self { response_timeout, ..self }
     }
 
-    /// The same with another size of the pool.
+    /// Returns the configuration with another pool size.
     #[must_use]
     pub fn with_pool_size(self, pool_size: usize) -> Self {
         Self { pool_size, ..self }
     }
 
-    /// The same with another view of a server that may lose messages.
+    /// Returns the configuration with another reaction to a server that may lose messages.
     #[must_use]
     pub fn with_durability(self, durability: Durability) -> Self {
         Self { durability, ..self }
     }
 
-    /// The same with `#!lua` in front of every script. For tests.
+    /// Returns the configuration with `#!lua` in front of every script. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn with_strict_scripts(self, strict_scripts: bool) -> Self {
         Self { strict_scripts, ..self }
     }
 
-    /// The same for a server that does not tell the lag of groups. For tests.
+    /// Returns the configuration for a server that does not report the lag of groups. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn with_count_lag(self, count_lag: bool) -> Self {
         Self { count_lag, ..self }
     }
 
-    /// The same with so many entries counted in one call. For tests.
+    /// Returns the configuration with another number of entries counted in one call. For tests.
     #[doc(hidden)]
     #[must_use]
     pub fn with_lag_budget(self, lag_budget: u64) -> Self {
         Self { lag_budget, ..self }
     }
 
-    /// Checks everything at once; [`RedisBackend::connect`](crate::RedisBackend::connect) does this first.
+    /// Checks the whole configuration; [`RedisBackend::connect`](crate::RedisBackend::connect) does this first.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] that lists every problem.
@@ -133,7 +136,7 @@ impl RedisConfig {
 
     pub(crate) fn connection_info(&self) -> Result<ConnectionInfo> {
         let mut problems = Problems::new("redis config");
-        // The client's own words may quote the URL, and so the password: only its fixed category is shown.
+        // The client's own error text may quote the URL, and so the password: only its fixed category is shown.
         let info = self.url.as_str().into_connection_info().map_err(|error| {
             let why = format!("url {:?} cannot be used: {}", self.redacted_url(), error.category());
             Error::new(ErrorKind::InvalidConfig, why)
@@ -151,12 +154,12 @@ impl RedisConfig {
         info.ok_or_else(|| Error::new(ErrorKind::InvalidConfig, "invalid redis config"))
     }
 
-    /// The URL without user, password and query (where a `unix://` URL has its password).
+    /// Returns the URL without user, password and query (which has the password of a `unix://` URL).
     pub(crate) fn redacted_url(&self) -> String {
         let url = self.url.split('?').next().unwrap_or_default();
         let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
-        // A question mark or a slash may be part of an unescaped password: whatever stands in front of the
-        // last @ of the whole text is left out.
+        // A question mark or a slash may be part of an unescaped password: everything in front of the last @ of the
+        // whole text is left out.
         let hidden = self.url.rsplit_once('@');
         let host = hidden.map_or(rest, |(_, host)| host.split('?').next().unwrap_or_default());
         let mask = if hidden.is_some() { "***@" } else { "" };

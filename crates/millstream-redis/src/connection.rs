@@ -1,4 +1,4 @@
-//! Connections: how one is opened, one that many share, and a pool.
+//! Connections: how to open one, one that many callers share, and a pool.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ use crate::error::{Phase, translate, unexpected};
 use crate::socket::Socket;
 use crate::wrong_type;
 
-/// Takes pipelines. The answer has one value per command; an error of the server stands as a value.
+/// Connection that takes pipelines. The answer has one value per command; a server error is returned as a value.
 pub(crate) trait Line: Sync {
     fn send(&self, pipe: &Pipeline) -> impl Future<Output = Result<Vec<Value>>> + Send;
 }
@@ -43,7 +43,8 @@ impl Dial {
             client.map_err(|error| translate(&error, Phase::Connecting))
         };
         Ok(Self {
-            // RESP3 tells when the server goes, also between two requests: so the next one does not fail.
+            // RESP3 reports a disconnection at once, also between two requests. So the next request opens a new
+            // connection instead of failing.
             shared: client(ProtocolVersion::RESP3)?,
             waiting: client(ProtocolVersion::RESP2)?,
             connect_timeout: config.connect_timeout,
@@ -52,13 +53,14 @@ impl Dial {
         })
     }
 
-    /// A connection of one that asks for much: without the client's task and parser.
+    /// Opens a connection for a user with many requests, without the client's background task and parser.
     pub(crate) async fn socket(&self, role: &str) -> Result<Socket> {
         let opened = timeout(self.connect_timeout, Socket::open(&self.info, role)).await;
         opened.unwrap_or_else(|_| Err(self.no_connection()))
     }
 
-    /// A connection of one that waits on it. It has no limit of its own for an answer: its user sets one per request.
+    /// Opens a connection for a blocking command. It has no response timeout of its own: the caller sets one per
+    /// request.
     pub(crate) async fn waiting(&self, role: &str) -> Result<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
@@ -92,7 +94,7 @@ impl Dial {
         name.arg("SETNAME").arg(format!("millstream:{role}"));
         let opened = timeout(self.connect_timeout, async {
             let mut connection = client.get_multiplexed_async_connection_with_config(config).await?;
-            // A user who may not set a name does without one.
+            // The reply is ignored: a user without the permission to set a name does without one.
             connection.send_packed_command(&name).await.map(|_| connection)
         });
         match opened.await {
@@ -108,13 +110,13 @@ impl Dial {
     }
 }
 
-/// What holds for every connection, whoever opens it.
+/// Connection settings that apply to every connection of the backend.
 fn tuned(config: &RedisConfig) -> Result<ConnectionInfo> {
     let info = config.connection_info()?;
     let keepalive =
         TcpKeepalive::new().with_time(Duration::from_secs(15)).with_interval(Duration::from_secs(5));
     let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
-    // What was sent and not confirmed for this long ends the connection: a peer that vanished without a word.
+    // Ends a connection when sent data was not acknowledged for this long, since a peer may vanish without closing it.
     #[cfg(target_os = "linux")]
     let tcp = tcp.set_user_timeout(config.connect_timeout + config.response_timeout);
     let settings = info.redis_settings().clone().set_lib_name("millstream", env!("CARGO_PKG_VERSION"));
@@ -124,17 +126,17 @@ fn tuned(config: &RedisConfig) -> Result<ConnectionInfo> {
 #[derive(Clone)]
 struct Live {
     connection: MultiplexedConnection,
-    /// Set when the connection was cut or did not answer in time: the next request opens another.
+    /// Set when the connection was cut or did not answer in time; the next request opens another one.
     gone: Arc<AtomicBool>,
     opened: Instant,
-    /// Which one of its line it is.
+    /// Number of this connection within its [`Shared`], from 0.
     generation: u64,
 }
 
 /// One connection for many callers, opened on first use and again whenever it is gone.
 ///
-/// The client's own connection manager does the same, but does not tell a failure to connect (nothing was done)
-/// from a failure to answer (something may have been): appends need to know.
+/// The client's own connection manager does the same, but does not distinguish a failure to connect (nothing was done)
+/// from a missing answer (the request may have been done). Appends need that distinction.
 #[derive(Clone)]
 pub(crate) struct Shared(Arc<State>);
 
@@ -142,9 +144,9 @@ struct State {
     dial: Arc<Dial>,
     role: &'static str,
     live: Mutex<Option<Live>>,
-    /// How many connections were opened so far.
+    /// Number of connections opened so far.
     opened: AtomicU64,
-    /// Held while a connection is being opened, with the last failure and when it came.
+    /// Held while a connection is being opened; has the last failure and its time.
     opening: tokio::sync::Mutex<Option<(Instant, Error)>>,
 }
 
@@ -171,11 +173,13 @@ impl State {
             return Ok(live);
         }
         let asked = Instant::now();
+        // One caller opens the connection. The others wait here and use that one, or return its error.
         let mut failed = self.opening.lock().await;
         if let Some(live) = self.current() {
             return Ok(live);
         }
-        // Who waited for an attempt that failed takes its answer: a queue of callers does not try one by one.
+        // A caller that waited for an attempt that failed returns the error of that attempt, so that queued callers do
+        // not try one after the other.
         if let Some((when, error)) = &*failed
             && *when >= asked
         {
@@ -197,12 +201,12 @@ impl State {
 }
 
 impl Shared {
-    /// Which connection is in use, counted from the first one; opened if there is none.
+    /// Returns the number of the connection in use, counted from the first one. Opens one if there is none.
     pub(crate) async fn generation(&self) -> Result<u64> {
         Ok(self.0.live().await?.generation)
     }
 
-    /// Sends over that connection and no other one; `None`, and nothing is sent, if it is gone.
+    /// Sends over the connection with this number only. Returns `None` and sends nothing if it is gone.
     pub(crate) async fn send_over(&self, generation: u64, pipe: &Pipeline) -> Result<Option<Vec<Value>>> {
         let live = self.0.live().await?;
         if live.generation != generation {
@@ -236,18 +240,18 @@ impl State {
     }
 }
 
-/// How old a connection to a server that takes no writes becomes at least: one that stays so is not to be dialled for
-/// every request.
+/// Minimum age at which a connection to a read-only server is dropped: if the server stays read-only, the connection
+/// is not opened again for every request.
 pub(crate) const DEMOTED: Duration = Duration::from_secs(1);
 
-/// Whether the server has become a replica: after a fail-over the address may lead to another one, if asked again, while
-/// the connection would lead here for ever.
+/// Returns whether the server has become a replica. After a fail-over a new connection may reach the new primary at
+/// the same address, while the old one would stay with this server for ever.
 pub(crate) fn is_demoted(values: &[Value]) -> bool {
     values.iter().any(|value| matches!(value, Value::ServerError(error) if error.code() == "READONLY"))
 }
 
-/// A shared connection that lives on a thread of its own, with every request on it: neither the connection nor a lock
-/// nor a place in a queue is ever in the hands of a task that may not be run for a while.
+/// Shared connection that runs with all of its requests on a thread of its own. So no task that may stay unscheduled
+/// for a while ever holds the connection, a lock or a place in a queue.
 pub(crate) struct Kept {
     control_thread: ControlThread,
     shared: Shared,
@@ -266,7 +270,7 @@ impl Line for Kept {
     }
 }
 
-/// A few connections for work that is rare or large, so that it does not stand in the way of messages.
+/// A few connections for work that is rare or large, so that it does not delay messages.
 pub(crate) struct Pooled(Pool);
 
 impl Pooled {
@@ -296,14 +300,15 @@ impl Line for Pooled {
         })?;
         let answer = connection.send_packed_commands(pipe, 0, pipe.len()).await;
         if answer.as_ref().map_or(true, |values| is_demoted(values)) {
-            // What it still gets to hear would be of no use to the next one.
+            // Not returned to the pool: late answers on it, or a server that takes no writes, are of no use to the next
+            // caller.
             drop(deadpool_redis::Connection::take(connection));
         }
         complete(answer, pipe)
     }
 }
 
-/// Sends on a connection that has no limit of its own for an answer.
+/// Sends on a connection that has no response timeout of its own.
 pub(crate) async fn send_within(
     connection: &mut MultiplexedConnection,
     pipe: &Pipeline,

@@ -1,8 +1,8 @@
-//! A thread of its own for what must go on while everything else is busy: leases and heartbeats.
+//! Control thread for requests that must not be delayed by other work: leases and heartbeats.
 //!
-//! A connection is served by a task of the runtime that opened it. Handlers that block the threads of the caller's
-//! runtime would stop that task, and with it renewals, whoever asks for them. Nothing but this crate's own requests
-//! runs on this thread, so nothing can hold it up.
+//! A task of the runtime that opened a connection serves it. Handlers that block the threads of the caller's runtime
+//! would stop that task, and with it the renewals, whichever thread asks for them. Only requests of this crate run on
+//! this thread, so nothing can block it.
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};
@@ -12,18 +12,18 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// Runs requests on a thread of its own. The thread starts with the first one and ends with this value.
+/// Runs requests on a thread of its own. The thread starts with the first request and ends when this value is dropped.
 #[derive(Default)]
 pub(crate) struct ControlThread(Mutex<Option<Running>>);
 
 struct Running {
     runtime: Handle,
-    /// Dropped, it ends the thread.
+    /// Ends the thread when dropped.
     _stop: oneshot::Sender<()>,
 }
 
 impl ControlThread {
-    /// Runs `request` over there and waits for what it brings. It goes on if nobody waits any more.
+    /// Runs `request` on the thread and returns its result. The request continues if the caller's future is dropped.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         request: impl Future<Output = Result<T>> + Send + 'static,
@@ -52,7 +52,7 @@ fn start() -> std::io::Result<Running> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let handle = runtime.handle().clone();
     let (stop, stopped) = oneshot::channel::<()>();
-    // Requests under way and connections end with the runtime. Nobody waits for the thread: it never blocks.
+    // Requests under way and connections end with the runtime. Nothing joins the thread: it never blocks.
     thread::Builder::new().name("millstream-control_thread".into()).spawn(move || {
         let _ = runtime.block_on(stopped);
     })?;

@@ -1,4 +1,5 @@
-//! What one reply of a connection of our own says: entries without a detour, everything else as the client's values.
+//! Reads one reply on a connection of our own: entries are parsed directly, everything else becomes values of the
+//! client.
 
 use bytes::Bytes;
 use millstream_core::error::{Error, Result};
@@ -10,15 +11,15 @@ use crate::error::unexpected;
 use crate::reply::{self, RawEntry};
 use crate::resp::{Head, Step, step};
 
-/// How deep arrays may stand in arrays where they become values.
+/// Maximum depth of nested arrays that become values, since they are parsed recursively.
 const MAX_DEPTH: usize = 32;
-/// How much is copied at once for names and values to share: a message that is kept keeps no more than this of its
-/// neighbours.
+/// Bytes that are copied at once, for names and values to share. It bounds the memory that a kept message retains of
+/// its neighbours.
 const CHUNK: usize = 16 << 10;
-/// From here on a value has memory of its own.
+/// Minimum length of a value that gets an allocation of its own.
 const LARGE: usize = CHUNK / 4;
 
-/// Reads one reply.
+/// Reader of one reply.
 #[derive(Clone)]
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -45,7 +46,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The whole next value, an error of the server among them: for what is small.
+    /// Reads the whole next value; a server error is returned as a value. Use it for small values.
     pub(crate) fn value(&mut self) -> Result<Value> {
         self.nested(0)
     }
@@ -69,7 +70,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Nothing but an error is of interest.
+    /// Returns an error if the reply is a server error, and discards any other reply.
     pub(crate) fn ok(mut self) -> Result<()> {
         match self.head()? {
             Head::Error(line) => Err(refused(line)),
@@ -77,12 +78,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The id of an entry.
+    /// Reads the id of an entry.
     pub(crate) fn id(&mut self) -> Result<MessageId> {
         MessageId::from_bytes(self.text()?)
     }
 
-    /// How many values follow; `None` for nil, which is none.
+    /// Reads the head of an array and returns its length; `None` for nil.
     pub(crate) fn array(&mut self) -> Result<Option<usize>> {
         match self.head()? {
             Head::Array(len) => Ok(Some(len)),
@@ -92,7 +93,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// What XREAD and XREADGROUP answer: entries by key; nothing for nil.
+    /// Reads a reply of XREAD or XREADGROUP: entries by key, empty for nil.
     pub(crate) fn streams(&mut self) -> Result<Vec<(&'a [u8], Vec<RawEntry>)>> {
         let streams = self.array()?.unwrap_or(0);
         let mut read = Vec::with_capacity(self.bounded(streams));
@@ -104,7 +105,7 @@ impl<'a> Cursor<'a> {
         Ok(read)
     }
 
-    /// The entries of one stream.
+    /// Reads the entries of one stream.
     fn entries(&mut self) -> Result<Vec<RawEntry>> {
         let count = self.array()?.unwrap_or(0);
         let mut shared = Shared::default();
@@ -151,13 +152,14 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// No more room than what has come can fill: the shortest value has three bytes.
+    /// Bounds a capacity by the bytes that remain, since announced lengths are not trusted: the shortest value has
+    /// three bytes.
     fn bounded(&self, count: usize) -> usize {
         count.min((self.bytes.len() - self.at) / 3)
     }
 }
 
-/// The error of a server, from its line.
+/// Parses the line of a server error.
 fn server_error(line: &[u8]) -> Result<Value> {
     let text = String::from_utf8_lossy(line);
     redis::parse_redis_value(text.as_bytes()).map_err(|_| unexpected("an error that cannot be read"))
@@ -170,23 +172,24 @@ fn refused(line: &[u8]) -> Error {
     }
 }
 
-/// Names that most entries have: no byte of them is copied or counted.
+/// Returns the static text of a field name that most entries have, so that its bytes are neither copied nor reference
+/// counted.
 fn well_known(name: &[u8]) -> Option<&'static str> {
     const NAMES: [&str; 6] =
         [wire::PAYLOAD, wire::KEY, wire::ATTEMPT, wire::ORIGIN, wire::ERROR, wire::HISTORY];
     NAMES.into_iter().find(|known| known.as_bytes() == name)
 }
 
-/// Copies names and values out of a reply, many in one piece of memory.
+/// Copies names and values out of a reply, many of them into one shared allocation.
 #[derive(Default)]
 struct Shared {
     chunk: Bytes,
-    /// Where the chunk begins in the reply.
+    /// Position in the reply at which the chunk begins.
     from: usize,
 }
 
 impl Shared {
-    /// A text of the reply that the cursor at `at` has just read.
+    /// Copies a text of the reply that the cursor has just read; `at` is the position of the cursor behind it.
     fn bytes(&mut self, reply: &[u8], at: usize, text: &[u8]) -> Bytes {
         if text.is_empty() {
             return Bytes::new();
@@ -194,7 +197,9 @@ impl Shared {
         if text.len() >= LARGE {
             return Bytes::copy_from_slice(text);
         }
+        // `at` is behind the CR LF that ends the text.
         let begin = at - text.len() - 2;
+        // Texts come in the order of the reply: one that does not lie in the current chunk begins a new one.
         let within = begin.checked_sub(self.from).filter(|within| within + text.len() <= self.chunk.len());
         let within = within.unwrap_or_else(|| {
             self.chunk = Bytes::copy_from_slice(&reply[begin..reply.len().min(begin + CHUNK)]);
@@ -211,7 +216,7 @@ mod tests {
     use millstream_core::error::ErrorKind;
     use proptest::prelude::*;
 
-    /// As a server writes it.
+    /// Writes a value as a server does.
     fn write(value: &Value, out: &mut Vec<u8>) {
         match value {
             Value::Nil => out.extend(b"$-1\r\n"),
@@ -274,7 +279,7 @@ mod tests {
             .prop_map(|(ms, seq, body)| Value::Array(vec![text(format!("{ms}-{seq}")), body]))
     }
 
-    /// What a cursor reads, however the reply is broken: never more room than bytes.
+    /// Checks that a cursor never reserves more room than there are bytes, however broken the reply is.
     fn read_all(bytes: &[u8]) {
         let _ = (Cursor::new(bytes).value(), Cursor::new(bytes).streams(), Cursor::new(bytes).ok());
     }

@@ -1,4 +1,4 @@
-//! The dead-letters role: ranges, and scripts that claim, settle and put back.
+//! The dead-letters role: range reads, and scripts that claim, settle and put back.
 
 use async_trait::async_trait;
 use millstream_core::dead_letters::{
@@ -18,11 +18,11 @@ use crate::connection::Line;
 use crate::script::Call;
 use crate::{reply, script};
 
-/// The most letters of one script call.
+/// Maximum number of letters of one script call.
 const CHUNK: usize = 100;
-/// The most bytes of bodies that are sent with one.
+/// Approximate maximum of bytes of bodies that are sent with one script call.
 const CHUNK_BYTES: usize = 1 << 20;
-/// About how many entries one XTRIM drops.
+/// Approximate number of entries that one XTRIM drops.
 const PURGE_CHUNK: usize = 1_000;
 
 #[async_trait]
@@ -155,7 +155,7 @@ impl DeadLetters for RedisBackend {
     }
 }
 
-/// How many values follow, then names and values. Gives back how many bytes these are.
+/// Adds the number of values and then names and values. Returns their size in bytes.
 fn push_fields(call: &mut Call<'_>, fields: &[Field]) -> usize {
     call.push(2 * fields.len());
     let mut bytes = 0;
@@ -166,13 +166,14 @@ fn push_fields(call: &mut Call<'_>, fields: &[Field]) -> usize {
     bytes
 }
 
-/// Milliseconds, rounded up.
+/// Returns milliseconds, rounded up.
 fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.min(MAX_HOLD).as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 impl Inner {
-    /// What these scripts answer: how many of the letters they came to, and ids, of which some may be ''.
+    /// Runs one of these scripts. Returns how many of the letters it processed, and their ids, where '' becomes
+    /// `None`.
     async fn done(&self, call: Call<'_>) -> Result<(usize, Vec<Option<MessageId>>)> {
         let [done, ids] = reply::tuple(script::run_one(&self.pool, call).await?)?;
         let id = |value: Value| {
@@ -182,8 +183,8 @@ impl Inner {
         Ok((reply::count(done)?, reply::array(ids)?.into_iter().map(id).collect::<Result<_>>()?))
     }
 
-    /// Drops all entries of a stream up to an id, oldest first, a part at a time: whole nodes of the stream, then what
-    /// is left of one.
+    /// Drops all entries of a stream up to an id, oldest first and in parts: whole nodes of the stream first, then the
+    /// rest of one.
     pub(crate) async fn drop_through(&self, key: &Key, last: MessageId) -> Result<usize> {
         let mut dropped = 0;
         for how in ["~", "="] {

@@ -1,4 +1,4 @@
-//! Dead tasks: how one is read from its entry, and listed, replayed and purged.
+//! Dead tasks: parsed from their entries, listed, replayed and purged.
 
 use millstream_core::dead_letters::Reason;
 use millstream_core::error::{Error, Result};
@@ -14,25 +14,25 @@ use crate::connection::Line;
 use crate::schedule::known;
 use crate::{item, reply, script};
 
-/// The most dead tasks that one page has.
+/// Maximum number of dead tasks on one page.
 const MAX_PAGE: usize = 1_000;
-/// How large a page gets, in bytes of bodies, before it ends: what was read then is given.
+/// Maximum size of a page in bytes of bodies: a page that reaches it ends early.
 const PAGE_BYTES: usize = 4 << 20;
-/// How many are read at first: they may be large.
+/// Number of tasks in the first read, when their size is not known yet.
 const PORTION: usize = 4;
-/// The most tasks that one call of the script `replay_tasks` moves.
+/// Maximum number of tasks of one call of the script `replay_tasks`.
 const REPLAY_CHUNK: usize = 100;
-/// The most ids of one XDEL.
+/// Maximum number of ids of one XDEL.
 const PURGE_CHUNK: usize = 1_000;
-/// The fields that stand before the body, in this order.
+/// Fields in front of the body, in this order.
 const LEAD: [&str; 7] = ["reason", "attempts", "error", "history", "task", "queue", "shard"];
 
-/// Reads an entry. One that somebody else put there is shown too: with an empty reason, and itself as the body.
+/// Parses an entry. An entry of somebody else is returned too: with an empty reason, and with itself as the body.
 fn read(id: MessageId, shard: &Shard, fields: &[Field]) -> Result<DeadTask> {
     let ours = fields.len() >= LEAD.len() && LEAD.iter().zip(fields).all(|(name, (n, _))| n == name);
     let (lead, body) = fields.split_at(if ours { LEAD.len() } else { 0 });
     let text = |nth: usize| lead.get(nth).map_or_else(String::new, lossy);
-    // What has no id of its own is shown under that of its entry.
+    // A task without a valid id is returned under the id of its entry.
     let task = lead.get(4).and_then(|(_, task)| known(task));
     let task = task.map_or_else(|| ScheduleId::new(id.to_string()), Ok)?;
     Ok(DeadTask {
@@ -51,7 +51,7 @@ fn lossy((_, value): &Field) -> String {
     String::from_utf8_lossy(value).into_owned()
 }
 
-/// The body as it was: a script packs one that has too many fields.
+/// Returns the original body: a script packs a body that has too many fields.
 fn whole(body: &[Field]) -> Fields {
     match body {
         [(name, packed)] if name == PACKED => {
@@ -120,7 +120,7 @@ impl Inner {
         Ok(moved)
     }
 
-    /// Deletes what is there now, oldest first, a part at a time: whole nodes of the stream, then what is left of one.
+    /// Deletes all current entries, oldest first and in parts: whole nodes of the stream first, then the rest of one.
     pub(crate) async fn purge_all_dead(&self, shard: &Shard) -> Result<usize> {
         let key = self.keys.dead_tasks(shard);
         let during = |error: Error| error.during(format_args!("purge {key}"));

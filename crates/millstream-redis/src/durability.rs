@@ -1,4 +1,4 @@
-//! Whether the server keeps what it is given: a look at its settings when connecting.
+//! Durability check: reads the server's settings when connecting, and finds those with which messages can be lost.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use redis::Pipeline;
 use crate::connection::Line;
 use crate::reply;
 
-/// What to do about a server that may lose what it was given.
+/// Reaction to a server that may lose messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// Not looked at.
+    /// The settings are not read.
     Ignore,
     /// Every [`Risk`] is logged as a warning when connecting.
     #[default]
     Warn,
-    /// Connecting fails with [`ErrorKind::InvalidConfig`], which lists every risk. So it does if the settings cannot be
-    /// read.
+    /// Connecting fails with [`ErrorKind::InvalidConfig`], which lists every risk. It fails as well if the settings
+    /// cannot be read.
     Require,
 }
 
@@ -25,11 +25,11 @@ pub enum Durability {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Risk {
-    /// The setting, by the server's name for it.
+    /// Name of the setting on the server.
     pub setting: &'static str,
-    /// Its value.
+    /// Value of the setting.
     pub value: String,
-    /// What can happen, and what to set instead.
+    /// Possible loss, and the recommended value.
     pub reason: &'static str,
 }
 
@@ -39,11 +39,11 @@ impl fmt::Display for Risk {
     }
 }
 
-/// What is known of a server; what could not be read is `None`.
+/// Settings of a server; `None` for one that could not be read.
 #[derive(Clone, Debug, Default)]
 struct Settings {
     appendonly: Option<bool>,
-    /// The rules for snapshots; where only `INFO` can be asked they are not known.
+    /// Snapshot rules; unknown where only `INFO` is allowed.
     save: Option<String>,
     maxmemory: Option<u64>,
     policy: Option<String>,
@@ -52,7 +52,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// From `CONFIG GET` pairs and the text of `INFO`; the first wins.
+    /// Collects the settings from pairs of `CONFIG GET` and the text of `INFO`. The former take precedence.
     fn new(config: &[(String, String)], info: &str) -> Self {
         let set = |name: &str| config.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
         let told = |name: &str| {
@@ -109,7 +109,7 @@ impl Settings {
     }
 }
 
-/// Looks at the server, and does about it what is wanted.
+/// Reads the settings and applies `durability`: logs every risk, or fails.
 pub(crate) async fn check(line: &impl Line, durability: Durability) -> Result<()> {
     if durability == Durability::Ignore {
         return Ok(());
@@ -141,12 +141,12 @@ pub(crate) async fn check(line: &impl Line, durability: Durability) -> Result<()
     Ok(())
 }
 
-/// The risks of a server; empty if it keeps what it is given, as far as its settings tell.
+/// Returns the risks of a server; empty if its settings, as far as they can be read, let it lose nothing.
 pub(crate) async fn risks(line: &impl Line) -> Result<Vec<Risk>> {
     Ok(read(line).await?.risks())
 }
 
-/// One request: what the user may not ask for stays unknown.
+/// Reads the settings in one request. A setting that the user may not read stays unknown.
 async fn read(line: &impl Line) -> Result<Settings> {
     const NAMES: [&str; 5] = ["appendonly", "save", "maxmemory", "maxmemory-policy", "min-replicas-to-write"];
     const SECTIONS: [&str; 3] = ["persistence", "memory", "replication"];
@@ -162,7 +162,7 @@ async fn read(line: &impl Line) -> Result<Settings> {
     };
     let config: Vec<_> = match replies.next().map(texts) {
         Some(Ok(pairs)) => pairs,
-        // Refused, by an ACL or a hosted service: INFO knows most of it.
+        // An ACL or a hosted service refuses CONFIG GET; INFO has most of the settings.
         Some(Err::<_, Error>(error)) => {
             tracing::debug!("CONFIG GET is refused: {error}");
             Vec::new()

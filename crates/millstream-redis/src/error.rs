@@ -1,18 +1,18 @@
-//! The one place where an error of the client becomes an error of Millstream.
+//! Translates errors of the client into errors of Millstream. No other module does so.
 
 use millstream_core::error::{Error, ErrorKind};
 use redis::{RedisError, ServerError};
 
-/// How far a request got when it failed.
+/// Progress of a request when it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The connection was being opened: no request has gone out, so certainly nothing was done.
+    /// The connection was being opened: no request was sent, so nothing was done.
     Connecting,
     /// The request may have reached the server.
     Sent,
 }
 
-/// What an error means to a caller.
+/// Returns the error with its meaning for a caller.
 pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
     let kind = classify(error, phase);
     let what = match kind {
@@ -26,7 +26,7 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
         ErrorKind::Unavailable if phase == Phase::Connecting => "the server cannot be reached",
         ErrorKind::Unavailable => "the server cannot serve now",
         ErrorKind::Unconfirmed => "no answer came, the request may or may not have been done",
-        // Its own words are about the command that was to ask.
+        // The server's own text is about the refused command, not about the password.
         ErrorKind::Denied if error.code() == Some("NOAUTH") => {
             return Error::new(kind, "the server asks for a password, and none was given");
         }
@@ -39,12 +39,12 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
     Error::new(kind, format!("{what}: {error}"))
 }
 
-/// An error that the server answered.
+/// Translates an error that the server returned.
 pub(crate) fn answered(error: ServerError) -> Error {
     translate(&RedisError::from(error), Phase::Sent)
 }
 
-/// An answer that the protocol does not know.
+/// Returns the error for an answer that the protocol does not allow.
 pub(crate) fn unexpected(what: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Protocol, format!("unexpected answer of the server: {what}"))
 }
@@ -74,12 +74,12 @@ fn known(code: &str) -> Option<ErrorKind> {
         "DELETED" => ErrorKind::Deleted,
         "WRONGTYPE" => ErrorKind::WrongType,
         "OOM" => ErrorKind::Backpressure,
-        // Refused before anything was done, and they pass: a fail-over, a start, a full disk, a foreign script.
-        // NOSCRIPT is met again only if somebody flushes scripts all the time.
+        // Refused before anything was done, and temporary: a fail-over, a start, a full disk, a script of somebody
+        // else. A NOSCRIPT gets here only if somebody flushes scripts all the time.
         "LOADING" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "BUSY" | "MISCONF"
         | "NOREPLICAS" | "UNBLOCKED" | "NOSCRIPT" => ErrorKind::Unavailable,
         "NOAUTH" | "WRONGPASS" | "NOPERM" => ErrorKind::Denied,
-        // Many nodes want a client that follows them: this backend speaks to one.
+        // A cluster of several nodes needs a client that follows redirections: this backend uses one node.
         "NOPROTO" | "MOVED" | "ASK" => ErrorKind::Unsupported,
         _ => return None,
     })
@@ -89,8 +89,8 @@ fn by_code(code: &str, detail: &str) -> ErrorKind {
     if let Some(kind) = known(code) {
         return kind;
     }
-    // A cause inside another error: a script of a server before 7.0 ("ERR Error running script …: -OOM …"), a
-    // transaction ("EXECABORT Transaction discarded because of: NOPERM …").
+    // The cause is inside another error: of a script on a server before 7.0 ("ERR Error running script …: -OOM …"), or
+    // of a transaction ("EXECABORT Transaction discarded because of: NOPERM …").
     if code == "EXECABORT" || detail.contains("rror running script") {
         let mut words = detail.split_whitespace().map(|word| word.trim_start_matches('-'));
         if let Some(kind) = words.find_map(known) {
@@ -115,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// An error as the client parses it from the wire.
+    /// Parses an error line as the client does.
     fn wire(line: &str) -> RedisError {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("a reply");
         match value {

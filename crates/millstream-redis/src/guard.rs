@@ -1,9 +1,9 @@
-//! Requests under a WATCH on the fence: what a reader sends, and what it may believe.
+//! The fenced read: requests of a reader under a WATCH on the fence of its lease.
 //!
-//! One request is one pipeline: `[XREAD BLOCK] MULTI XREADGROUP… EXEC WATCH HGET`. EXEC does nothing if the
-//! fence changed since the WATCH of the request before, whose HGET had shown our token: so an owner that was
-//! paused, or blocked in the XREAD while another one took over, reads nothing. The server runs what stands
-//! behind the XREAD the moment it returns, so that waiting costs no further round trip.
+//! One request is one pipeline: `[XREAD BLOCK] MULTI XREADGROUP… EXEC WATCH HGET`. EXEC does nothing if the fence
+//! changed since the WATCH of the request before, and the HGET of that request had returned our token. So an owner
+//! reads nothing if another one took over while it was paused or blocked in the XREAD. The server runs the commands
+//! behind the XREAD as soon as it returns, so a wait costs no further round trip.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,82 +27,82 @@ use crate::request::{Digits, Request};
 use crate::resp::Head;
 use crate::socket::Socket;
 
-/// A connection of one reader, with the fence of its lease watched.
+/// Connection of one reader that watches the fence of its lease.
 pub(crate) struct Guard {
     inner: Arc<Inner>,
     lease: Lease,
     group: GroupName,
-    /// The log and the retry log: streams are named by their index here.
+    /// Keys of the log and the retry log. Other types here name a stream by its index in this array.
     streams: [Key; 2],
     wake: Key,
     fence: Key,
     held: Key,
-    /// Not there while a request is under way: whoever drops that drops it too.
+    /// `None` while a request is under way, so that a dropped future drops the connection too.
     socket: Option<Socket>,
-    /// Used again and again.
+    /// Buffer for requests, used again.
     request: Request,
 }
 
-/// What is to be read of one stream.
+/// Request for entries of one stream.
 #[derive(Clone, Copy)]
 pub(crate) struct ClaimRequest {
     pub(crate) stream: usize,
     pub(crate) count: usize,
-    /// New entries, or what was handed out above an id.
+    /// `None` for new entries, or the id above which to read pending ones.
     pub(crate) after: Option<MessageId>,
 }
 
 impl ClaimRequest {
-    /// How many commands ask this.
+    /// Returns the number of commands that this request takes in a transaction.
     fn commands(&self) -> usize {
         1 + usize::from(self.after.is_some())
     }
 }
 
-/// What was read of one stream.
+/// Entries read from one stream.
 #[derive(Default)]
 pub(crate) struct Page {
     pub(crate) entries: Vec<RawEntry>,
-    /// How often each was handed out; empty for new entries.
+    /// Delivery count of each pending entry; empty for new entries.
     pub(crate) deliveries: Vec<(MessageId, u32)>,
 }
 
-/// How the group stands when a reader starts over.
+/// Position of the group when a reader starts over.
 pub(crate) struct Position {
-    /// Up to where it was handed each stream.
+    /// Last delivered id of each stream.
     pub(crate) delivered: [MessageId; 2],
 }
 
-/// How long a log is, and about how many bytes it takes.
+/// Number of entries of a log and its approximate size.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Weight {
     pub(crate) entries: u64,
     pub(crate) bytes: u64,
 }
 
-/// Above which ids something is new: to be waited for, or to be looked at.
+/// Ids above which entries of the streams and heads of the schedule count as new.
 #[derive(Clone, Copy)]
 pub(crate) struct Above {
     pub(crate) streams: [MessageId; 2],
-    /// In the stream that tells of new heads of the schedule.
+    /// Last seen id in the stream of schedule heads.
     pub(crate) wake: MessageId,
 }
 
-/// What ended a wait.
+/// What ended a wait: new entries, a new head of the schedule, or neither.
 #[derive(Default)]
 pub(crate) struct Woke {
-    /// The first new entry of each stream.
+    /// Index and first new id of each stream that has a new entry.
     pub(crate) streams: Vec<(usize, MessageId)>,
-    /// The newest head of the schedule, if there is a new one.
+    /// Id of the newest schedule head, if there is a new one.
     pub(crate) wake: Option<MessageId>,
 }
 
-/// What a request brought.
+/// Result of a request.
 pub(crate) struct Answer {
     pub(crate) woke: Woke,
-    /// One page per question; `None` if the fence had been touched, so that nothing was done.
+    /// One page per request; `None` if the fence had been touched and nothing was done.
     pub(crate) pages: Option<Vec<Page>>,
-    /// Whether there are notes on pending entries. Only asked for with what was handed out before.
+    /// Whether pending entries have notes. Only requested together with pending entries, otherwise false.
     pub(crate) noted: bool,
 }
 
@@ -130,12 +130,15 @@ impl Guard {
         self.socket = None;
     }
 
-    /// Connects, and makes whatever an earlier reader of this lease left on its way fail.
+    /// Connects, aborts the requests that an earlier reader of this lease may still have on the server, and watches
+    /// the fence.
     pub(crate) async fn open(&mut self) -> Result<(Position, Weight)> {
         self.socket = Some(self.inner.dial.socket("reader").await?);
         let word = format!("{:016x}", fastrand::u64(..));
         let mut pipe = Pipeline::with_capacity(7);
         let script = &self.inner.scripts.open_reader;
+        // `open_reader` changes the fence: that aborts a blocked request that the server may still hold for a cut
+        // connection of this lease. Our WATCH comes behind the change, so our own first transaction is not aborted.
         pipe.add_command(script.eval([&self.fence], &[self.lease.token.as_str(), &word]));
         self.add_position(&mut pipe);
         self.add_watch(&mut pipe);
@@ -148,7 +151,7 @@ impl Guard {
         Ok((self.read_position([log, retry_log])?, weight(length, bytes)))
     }
 
-    /// Whether an entry stands in a stream as it was handed out.
+    /// Returns whether a stream still has an entry with this id and digest.
     pub(crate) async fn holds(&mut self, stream: usize, (id, digest): (MessageId, u64)) -> Result<bool> {
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("XRANGE").arg(self.streams[stream].as_str()).arg(id.to_string()).arg(id.to_string());
@@ -157,7 +160,7 @@ impl Guard {
         Ok(entries.any(|(_, fields)| fields.is_some_and(|fields| wire::digest(&fields) == digest)))
     }
 
-    /// How many bytes the last answer had, and how long it took to arrive.
+    /// Returns the size of the last answer in bytes, and how long it took to arrive.
     pub(crate) fn weight(&self) -> (usize, Duration) {
         self.socket.as_ref().map_or((0, Duration::ZERO), Socket::weight)
     }
@@ -169,8 +172,8 @@ impl Guard {
         self.read_position(reply::tuple(Value::Array(answers))?)
     }
 
-    /// Reads if the fence is untouched. With `above`, first looks whether the schedule has a new head, or waits up to
-    /// `block` for that or for an entry of either stream.
+    /// Reads if the fence is untouched. With `above`, first checks for a new head of the schedule, or waits up to
+    /// `block` for a head or an entry of either stream.
     pub(crate) async fn read(
         &mut self,
         asks: &[ClaimRequest],
@@ -184,6 +187,7 @@ impl Guard {
         let mut replies = self.socket()?.replies();
         let woke = if above.is_some() { self.woke(replies.next()?)? } else { Woke::default() };
         replies.next()?.ok()?;
+        // Each command inside MULTI is answered with QUEUED, or with the error for which the server refused it.
         let mut refused = None;
         for ask in asks {
             for _ in 0..ask.commands() {
@@ -198,6 +202,8 @@ impl Guard {
                 .map_err(|error| error.during(format_args!("read {}", self.held)))?
                 > 0;
         if let Some((stream, error)) = refused {
+            // A refused command made EXEC abort, so nothing was read. Only a server that is out of memory has a way
+            // round.
             if error.kind() != ErrorKind::Backpressure {
                 return Err(self.on(stream, error));
             }
@@ -205,6 +211,8 @@ impl Guard {
             let pages = Some(self.read_by_script(asks).await?);
             return Ok(Answer { woke, pages, noted });
         }
+        // Judge the token before nil: the HGET ran behind EXEC. Nil with our own token means that the lease is still
+        // ours, and only the fence was touched.
         let count = done.array()?;
         self.check_token(watch.ok(), token)?;
         let Some(count) = count else { return Ok(Answer { woke, pages: None, noted }) };
@@ -267,14 +275,15 @@ impl Guard {
         }
     }
 
-    /// What was noted of entries of one stream, one by one. What is no note of ours is told and passed over.
+    /// Reads the notes of entries of one stream, one result per id. A value that is no note of ours is logged and
+    /// skipped.
     pub(crate) async fn notes(&mut self, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
         let answers = self.send(&note::ask(&self.held, source, ids)).await?;
         note::told(answers, &self.held, ids)
     }
 
-    /// A server that is out of memory refuses whatever stands inside MULTI, also what would help it: consumers
-    /// could then never drain it. A script is let through, and costs twice as much.
+    /// Reads with a script. A server that is out of memory refuses every command inside MULTI, also those that would
+    /// free memory, so consumers could never drain it. It accepts the script, which costs twice as much.
     async fn read_by_script(&mut self, asks: &[ClaimRequest]) -> Result<Vec<Page>> {
         let mut pipe = Pipeline::with_capacity(asks.len());
         for ask in asks {
@@ -305,8 +314,8 @@ impl Guard {
         Ok(Page { entries, deliveries })
     }
 
-    /// What ended the wait. A fail-over or a vanished key ends it too, with an error that says nothing about
-    /// what comes behind.
+    /// Reads what ended the wait. A fail-over or a deleted key ends it too, with an error that has no meaning for the
+    /// commands behind it.
     fn woke(&self, mut answer: Cursor<'_>) -> Result<Woke> {
         if matches!(answer.clone().head()?, Head::Error(line) if line.starts_with(b"-UNBLOCKED")) {
             return Ok(Woke::default());
@@ -367,7 +376,7 @@ impl Guard {
         self.socket.as_ref().ok_or_else(not_connected)
     }
 
-    /// Sends what is rare.
+    /// Sends a request that is rare, and returns its replies as values of the client.
     async fn send(&mut self, pipe: &Pipeline) -> Result<Vec<Value>> {
         self.request.clear();
         self.request.add_pipeline(pipe);
@@ -377,6 +386,7 @@ impl Guard {
     }
 
     async fn exchange(&mut self, block: Duration) -> Result<()> {
+        // Taken out during the exchange: after an error or a dropped future, unread replies may follow on it.
         let mut socket = self.socket.take().ok_or_else(not_connected)?;
         socket.ask(&self.request, block, self.inner.dial.response_timeout).await?;
         self.socket = Some(socket);
@@ -384,13 +394,14 @@ impl Guard {
     }
 }
 
-/// Asks about how large the entries of a stream are, before any of them is read.
+/// Adds the commands that estimate how large the entries of a stream are before any is read.
 pub(crate) fn add_weight(pipe: &mut Pipeline, stream: &Key) {
     pipe.cmd("XLEN").arg(stream.as_str());
     pipe.cmd("MEMORY").arg("USAGE").arg(stream.as_str()).arg("SAMPLES").arg(5);
 }
 
-/// Nothing where the server does not say, or this user may not ask: then the first page shows it.
+/// Parses the replies to [`add_weight`]. A field is 0 where the server or the user's permissions do not allow the
+/// command; then the first page shows the size.
 pub(crate) fn weight(length: Value, bytes: Value) -> Weight {
     let number = |value| reply::count(value).map_or(0, |number| number as u64);
     Weight { entries: number(length), bytes: number(bytes) }

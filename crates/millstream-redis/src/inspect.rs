@@ -1,4 +1,4 @@
-//! The inspect role: plain commands that read, in pages and in chunks of partitions; none of them writes.
+//! The inspect role: plain commands that only read, in pages and in chunks of partitions.
 
 use std::time::Duration;
 
@@ -24,11 +24,11 @@ use crate::connection::Line;
 use crate::error::unexpected;
 use crate::{item, note, reply, script, server, usage};
 
-/// The most entries of one command: more could be large, and the server does nothing else meanwhile.
+/// Maximum number of entries of one command: more could be large, and the server does nothing else meanwhile.
 const PORTION: usize = 200;
-/// With how many a page begins, before it is known how large they are.
+/// Number of entries in the first read of a page, when their size is not known yet.
 const FIRST: usize = 10;
-/// The most partitions of one pipeline.
+/// Maximum number of partitions of one pipeline.
 const CHUNK: usize = 200;
 
 #[async_trait]
@@ -174,14 +174,13 @@ impl Inspect for RedisBackend {
     }
 }
 
-/// Whether the server says that there is no such group (or no stream, where it asks for a group).
+/// Returns whether the server reports a missing group (or a missing stream, where a command names a group).
 pub(crate) fn is_no_group(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.code() == "NOGROUP")
 }
 
-/// Bytes of names and values.
 impl RedisBackend {
-    /// A page of a stream, bounded in entries and in bytes; so is every command for it.
+    /// Reads a page of a stream. Number and size of the entries are bounded, for the page and for every command.
     pub(crate) async fn page(&self, key: &Key, range: Range, limit: usize) -> Result<Page<Stored>> {
         let limit = limit.min(MAX_PAGE);
         let (mut page, mut range, mut bytes, mut portion) = (Page::empty(), range, 0, FIRST);
@@ -220,11 +219,12 @@ impl RedisBackend {
     }
 }
 
+/// Returns the size of names and values in bytes.
 fn size(fields: &Fields) -> usize {
     fields.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
-/// How many to ask for next, by the mean size of those that came: about 256 KiB.
+/// Returns the number of entries for the next command: about 256 KiB, by the mean size of those read so far.
 fn next_portion(entries: usize, bytes: usize) -> usize {
     ((256 << 10) / (bytes / entries.max(1)).max(1)).clamp(1, PORTION)
 }
@@ -247,8 +247,8 @@ fn millis(ms: i64) -> Duration {
     Duration::from_millis(u64::try_from(ms).unwrap_or(0))
 }
 
-/// A retry that waits, as far as its item can be read: attempt, error, history and body; without the error where that is
-/// what the history ends with.
+/// Parses a parked retry as far as its item is valid: attempt, error, history and body. The error is left out where
+/// the history ends with it.
 fn parked(origin: MessageId, due: u64, item: Option<&Bytes>) -> Parked {
     let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
     let attempt = |bytes: &Bytes| text(bytes).parse().unwrap_or(1);
@@ -273,7 +273,8 @@ fn ownership(tp: &TopicPartition, answers: Vec<Value>) -> Result<Ownership> {
     };
     let (token, epoch, ttl) = (reply::maybe_bytes(token)?, number(epoch)?, number(ttl)?);
     let (held, left) = (reply::maybe_bytes(held)?, u64::try_from(reply::int(pttl)?).unwrap_or(0));
-    // The same rule as in the script: what has no end, or a later one than it was given, counts as free.
+    // The same rule as in the script `acquire`: a lease without an expiry, or with a later one than was set, counts as
+    // free.
     let lives = held.is_some() && held == token && left > 0 && left <= ttl.unwrap_or(0).saturating_mul(2);
     let holder = match (reply::maybe_bytes(owner)?, epoch) {
         (Some(owner), Some(epoch)) if lives => Some(Holder {
@@ -300,7 +301,7 @@ fn reading(source: Source, info: Value) -> Result<Reading> {
             b"name" => reading.consumer = reply::text(value)?,
             b"pending" => reading.pending = u64::try_from(reply::int(value)?).unwrap_or(0),
             b"idle" => reading.idle = millis(reply::int(value)?),
-            // -1: it never got anything.
+            // -1 stands for a consumer that never got an entry.
             b"inactive" => {
                 reading.inactive = u64::try_from(reply::int(value)?).ok().map(Duration::from_millis);
             }

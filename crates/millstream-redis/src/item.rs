@@ -1,11 +1,11 @@
-//! Items: what waits, as it is stored until the log or a worker gets it. A `MessagePack` array of strings, which the
-//! scripts read and write too.
+//! Items: stored form of messages and tasks that wait until the log or a worker gets them. An item is a `MessagePack`
+//! array of strings, which the scripts read and write too.
 
 use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::wire::{Fields, MAX_BODY_FIELDS};
 
-/// An item: texts that lead, then names and values in turn.
+/// Packs an item: leading texts, then names and values in turn.
 pub(crate) fn pack(lead: &[&str], fields: &Fields) -> Result<Vec<u8>> {
     if fields.is_empty() {
         return Err(Error::new(ErrorKind::Encode, "a message needs at least one field"));
@@ -52,7 +52,7 @@ fn string(item: &mut Vec<u8>, text: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The `N` texts that lead and the fields behind them; `None` if these bytes are no such item.
+/// Unpacks the `N` leading texts and the fields behind them; `None` if these bytes are no such item.
 pub(crate) fn unpack<const N: usize>(item: &Bytes) -> Option<([Bytes; N], Fields)> {
     let mut rest = Rest { item, at: 0 };
     let count = match rest.number(1)? {
@@ -61,7 +61,7 @@ pub(crate) fn unpack<const N: usize>(item: &Bytes) -> Option<([Bytes; N], Fields
         0xdd => rest.number(4)?,
         _ => return None,
     };
-    // Each takes a byte at least: a large number in few bytes reserves nothing.
+    // Each string takes a byte at least. So a large count in few bytes reserves nothing.
     if count < N + 2 || !(count - N).is_multiple_of(2) || count > item.len() {
         return None;
     }
@@ -89,7 +89,7 @@ impl Rest<'_> {
         Some(taken)
     }
 
-    /// A number of so many bytes, the largest first.
+    /// Reads a big-endian number of this many bytes.
     fn number(&mut self, bytes: usize) -> Option<usize> {
         Some(self.take(bytes)?.iter().fold(0, |number, byte| number << 8 | usize::from(*byte)))
     }

@@ -1,4 +1,4 @@
-//! The leases role: scripts over the lease, which runs out, and the fence, which stays.
+//! The leases role: scripts over the lease key, which expires, and the fence, which does not.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::connection::Line;
 use crate::error::unexpected;
 use crate::{reply, script};
 
-/// The error of a fenced call, with the lease's own words if it was lost.
+/// Replaces an error of the kind [`ErrorKind::Fenced`] by the lease's own error; returns any other unchanged.
 pub(crate) fn fenced(error: Error, lease: &Lease) -> Error {
     if error.kind() == ErrorKind::Fenced { lease.fenced() } else { error }
 }
 
 impl Inner {
-    /// The lease and the fence of a resource.
+    /// Returns the keys of a resource's lease and fence.
     fn lease_keys(&self, resource: &Resource) -> Result<[Key; 2]> {
         match resource {
             Resource::Partition { topic_partition, group } => {
@@ -31,7 +31,7 @@ impl Inner {
     }
 }
 
-/// Milliseconds of a ttl: at least 1, and Lua counts exactly up to 2^53.
+/// Returns a ttl in milliseconds: at least 1, at most 2^52, since Lua counts exactly up to 2^53.
 pub(crate) fn ttl_ms(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 52)
 }
@@ -117,7 +117,8 @@ impl Leases for RedisBackend {
         let held = reply::maybe_bytes(held).map_err(on(&lease))?;
         let pttl = u64::try_from(reply::int(pttl)?).unwrap_or(0);
         let ttl = reply::maybe_bytes(ttl)?.and_then(|ttl| std::str::from_utf8(&ttl).ok()?.parse().ok());
-        // The same rule as in the script: what has no end, or a later one than it was given, counts as free.
+        // The same rule as in the script `acquire`: a lease without an expiry, or with a later one than was set,
+        // counts as free.
         let lives = pttl > 0 && pttl <= ttl.unwrap_or(0u64).saturating_mul(2);
         if held.is_none() || held != reply::maybe_bytes(token)? || !lives {
             return Ok(None);
@@ -127,7 +128,7 @@ impl Leases for RedisBackend {
     }
 }
 
-/// Epochs in a fence. What is no number is somebody else's, and passed over.
+/// Parses the epochs in a fence. A word that is no number was written by somebody else and is skipped.
 pub(crate) fn ends(text: &str) -> Vec<u64> {
     text.split(' ').filter_map(|epoch| epoch.parse().ok()).collect()
 }

@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 
-// In reading order: what a user sees, then the ground, then one file per role.
+// In reading order: the public API, then the basics, then one file per role.
 mod backend;
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 mod boot_clock;

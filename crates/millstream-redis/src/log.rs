@@ -27,14 +27,15 @@ use crate::request::Digits;
 use crate::script::Call;
 use crate::{note, reply, script};
 
-/// The most entries of one pipeline of appends, and about the most bytes: an answer must come within the
-/// response timeout.
+/// Maximum number of entries of one pipeline of appends, and its approximate maximum of bytes (4 MiB): the answer must
+/// arrive within the response timeout.
 const APPEND_CHUNK: (usize, usize) = (1_000, 4 << 20);
-/// The most ids of one call of the script `ack`.
+/// Maximum number of ids of one call of the script `ack`.
 const ACK_CHUNK: usize = 1_000;
-/// The most messages of one call of the scripts `retry`, `dead_letter` and `hold`: they copy bodies or texts.
+/// Maximum number of messages of one call of the scripts `retry`, `dead_letter` and `hold`, which copy bodies or
+/// texts.
 const COPY_CHUNK: usize = 100;
-/// The same where bodies are large: they stop after about 1 MiB.
+/// The same limit for large bodies, where the scripts stop after about 1 MiB.
 const COPY_REST: usize = 16;
 
 #[async_trait]
@@ -101,7 +102,8 @@ impl Log for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Appends, and asks in the last request for the lengths of some logs; the answers are missing if that failed.
+    /// Appends a batch and, in the last request, reads the lengths of some logs. The lengths are missing if that
+    /// request failed.
     async fn append_asking(&self, batch: &[Append], ask: &[Key]) -> (Vec<Result<MessageId>>, Vec<Value>) {
         let (mut results, mut lengths) = (Vec::with_capacity(batch.len()), Vec::new());
         while results.len() < batch.len() {
@@ -131,8 +133,8 @@ impl RedisBackend {
                 }
                 Err(error) => {
                     results.extend(chunk.iter().map(|append| Err(during(error.duplicate(), append))));
-                    // What stands behind was not sent, and is not: it would overtake what the caller may send
-                    // again.
+                    // The appends behind the failed request are not sent: they would overtake the failed ones if the
+                    // caller sends those again.
                     let rest = &batch[results.len()..];
                     results.extend(rest.iter().map(|append| {
                         let error = format!("not sent, an earlier append failed: {error}");
@@ -145,26 +147,26 @@ impl RedisBackend {
     }
 }
 
-/// What a call was sent, and so what it answers.
+/// Content of a call, which determines how to parse its answer.
 enum Sent {
-    /// How many of this many ids were acknowledged.
+    /// Number of ids. The answer is how many of them were acknowledged.
     Acks(usize),
-    /// How many messages were moved or noted, and how many were stale. It may stop half-way, where bodies are large: how
-    /// many it came to. Where they stand in the batch.
+    /// Positions of the messages in the batch. The answer is how many were moved or noted, how many were stale, and
+    /// how many were processed: with large bodies the script may stop half-way.
     Messages(Vec<usize>),
 }
 
-/// By what right a group's entries are settled: what the settling scripts are told first.
+/// Right by which entries of a group are settled: the first arguments of the settling scripts.
 #[derive(Clone, Copy)]
 pub(crate) enum Right<'a> {
-    /// As the partition's owner: the fence is asked.
+    /// The owner of the partition: the scripts check the fence.
     Owner(&'a Lease),
-    /// As one consumer of many: each entry must stand under its name.
+    /// One consumer of many: each entry must be pending under its name.
     Consumer(&'a MemberId),
 }
 
 impl<'a> Right<'a> {
-    /// The scripts' `mode` and `who`.
+    /// Returns the scripts' arguments `mode` and `who`.
     pub(crate) fn words(self) -> [&'a str; 2] {
         match self {
             Self::Owner(lease) => ["lease", lease.token.as_str()],
@@ -190,8 +192,8 @@ impl RedisBackend {
         let (calls, sent): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
         let answers = script::run(&self.inner.messages, calls).await?;
         total.add(right, sent, answers)?;
-        // What is left has large bodies. One call after the other: those of one pipeline the server would work on without
-        // a break.
+        // The remaining messages have large bodies. Send one call at a time: the server would execute all calls of one
+        // pipeline without a break.
         while !total.left.is_empty() {
             let mut some = std::mem::take(&mut total.left);
             let later = some.split_off(some.len().min(COPY_REST));
@@ -215,7 +217,7 @@ impl RedisBackend {
         cmd
     }
 
-    /// The script calls of a batch: per stream one kind of settlement after the other, in bounded portions.
+    /// Builds the script calls of a batch, in bounded portions: per stream one kind of settlement after the other.
     fn settle_calls<'a, 'b>(
         &'a self,
         right: Right<'_>,
@@ -273,7 +275,7 @@ impl RedisBackend {
     }
 }
 
-/// The calls that settle what was read from one stream, by kind.
+/// Calls that settle entries of one stream, by kind of settlement.
 struct Settling<'a> {
     source: Source,
     acks: Calls<'a>,
@@ -301,7 +303,8 @@ impl<'a> Settling<'a> {
     }
 }
 
-/// Calls of one kind, each with how many messages it settles, and where in the batch these stand if that is kept.
+/// Calls of one kind. Each has the number of messages that it settles and, if `keeps` is set, their positions in the
+/// batch.
 struct Calls<'a> {
     limit: usize,
     keeps: bool,
@@ -309,7 +312,7 @@ struct Calls<'a> {
 }
 
 impl<'a> Calls<'a> {
-    /// The call that the next message goes into: begun when there is none, or the last one is full.
+    /// Returns the call for the next message. Begins a new one if there is none or the last one is full.
     fn next(&mut self, at: usize, begin: impl FnOnce() -> Call<'a>) -> &mut Call<'a> {
         if self.calls.last().is_none_or(|(_, sent, _)| *sent >= self.limit) {
             self.calls.push((begin(), 0, Vec::new()));
@@ -328,7 +331,7 @@ fn size(append: &Append) -> usize {
     append.fields.iter().map(|(name, value)| name.len() + value.len()).sum()
 }
 
-/// The first entries of a batch that make one pipeline: at least one.
+/// Returns the first entries of a batch that make one pipeline: at least one.
 fn append_chunk(batch: &[Append]) -> &[Append] {
     let (entries, bytes) = APPEND_CHUNK;
     let mut total = 0;
@@ -340,36 +343,36 @@ fn append_chunk(batch: &[Append]) -> &[Append] {
     &batch[..fits.count()]
 }
 
-/// When something is due, as scripts are told it: `+` and microseconds from now, rounded up, or a time in milliseconds.
+/// Formats a due time for scripts: `+` and microseconds from now, rounded up, or a time in milliseconds.
 pub(crate) fn due(due: Due) -> String {
     match due {
         Due::In(delay) => format!("+{}", delay.min(Due::FAR).as_nanos().div_ceil(1_000)),
-        // Beyond this Lua does not count exactly; the script takes less.
+        // Lua counts exactly up to 2^53 only; the script's own limit is lower.
         Due::At(at) => at.min(1 << 52).to_string(),
     }
 }
 
-/// Milliseconds, rounded up: never early. Lua counts exactly up to 2^53.
+/// Returns milliseconds, rounded up so that nothing is early, and at most 2^52, since Lua counts exactly up to 2^53.
 pub(crate) fn ceil_ms(after: Duration) -> u64 {
     u64::try_from(after.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(1 << 52)
 }
 
-/// What the calls for a batch have done.
+/// Sum of the results of the calls for a batch.
 #[derive(Default)]
 struct Totals {
     settled: Settled,
-    /// What they have not come to.
+    /// Positions in the batch that the calls have not processed.
     left: Vec<usize>,
 }
 
 impl Totals {
-    /// Adds up what some calls answered.
+    /// Adds the answers of some calls.
     fn add(&mut self, right: Right<'_>, sent: Vec<Sent>, answers: Vec<Result<Value>>) -> Result<()> {
         let mut first = None;
         for (sent, answer) in sent.into_iter().zip(answers) {
             match answer.and_then(|answer| self.count(sent, answer)) {
                 Ok(()) => {}
-                // Says more than any other error beside it: nothing of this batch can be done any more.
+                // This error takes precedence over any other: nothing of the batch can be settled any more.
                 Err(error) if error.kind() == ErrorKind::Fenced => {
                     return Err(match right {
                         Right::Owner(lease) => lease.fenced(),

@@ -1,4 +1,4 @@
-//! The members role: one script per verb, all of them cheap; and a plain wait for changes.
+//! The members role: one cheap script per operation, and a plain wait for changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use crate::error::unexpected;
 use crate::leases::ttl_ms;
 use crate::{ranges, reply, script};
 
-/// The longest incarnation, in bytes.
+/// Maximum length of an incarnation, in bytes.
 const MAX_INCARNATION: usize = 128;
-/// The field of a hash that holds a version: no member can have a name with a colon.
+/// Hash field that holds a version: no member can have a name with a colon.
 const VERSION: &str = ":version";
-/// Stands for "any number" and for "none" in what a member says of itself.
+/// Stands for "no limit" and for "none" in the stored fields of a member.
 const NOTHING: &str = "-";
-/// The longest single wait on the server, and the shortest: to the server, 0 ms means for ever.
+/// Shortest and longest single wait on the server, since the server takes 0 ms for an unlimited wait.
 const BLOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(3_600));
 
 #[async_trait]
@@ -107,7 +107,7 @@ impl Members for RedisBackend {
     }
 }
 
-/// The keys of one group's members. All are in the slot of the topic.
+/// Keys of one group's members. All are in the hash slot of the topic.
 struct GroupKeys {
     members: Key,
     member: Key,
@@ -140,14 +140,14 @@ fn incarnation(member: &Member) -> Result<&str> {
     Ok(word)
 }
 
-/// What a member wants, as it stands behind its incarnation and ttl.
+/// Formats the settings of a member that are stored behind its incarnation and ttl.
 fn wishes(member: &Member) -> Result<String> {
     let most = member.max_partitions.map_or_else(|| NOTHING.to_owned(), |most| most.to_string());
     let pins = ranges::write(&member.pinned)?;
     Ok(format!("{most} {}", if pins.is_empty() { NOTHING } else { &pins }))
 }
 
-/// Reads what a member said of itself. Words behind those that this version knows are passed over.
+/// Parses the stored fields of a member. Words behind those that this version knows are ignored.
 fn member(id: &MemberId, text: &str) -> Result<Member> {
     let bad = || unexpected(format_args!("member {id} is stored as {text:?}"));
     let mut words = text.split(' ');
@@ -187,7 +187,7 @@ fn pulse(answer: Value) -> Result<HeartbeatReply> {
     Ok(pulse)
 }
 
-/// The fields of a hash whose names are members, and the version in it. Other fields are passed over.
+/// Splits a hash into the fields that are named after members, and its version. Other fields are ignored.
 fn by_member(hash: Value) -> Result<(BTreeMap<MemberId, String>, Option<Version>)> {
     let (mut texts, mut version) = (BTreeMap::new(), None);
     for (name, value) in reply::pairs(hash)? {
@@ -216,7 +216,8 @@ fn roster(answer: Value) -> Result<GroupMembers> {
         let id = reply::text(id)?;
         let id =
             MemberId::new(&id).map_err(|error| unexpected(format_args!("a member that is none: {error}")))?;
-        // Without what it said of itself it is not whole: its next heartbeat makes it so, and a new version.
+        // A member without its stored fields is incomplete: skip it. Its next heartbeat stores them and makes a new
+        // version.
         if let Some(text) = said.remove(&id) {
             let member = member(&id, &text)?;
             let heard_at = number::<u64>(expires, "milliseconds")?.saturating_sub(ttl_ms(member.ttl));
@@ -231,12 +232,12 @@ fn roster(answer: Value) -> Result<GroupMembers> {
     Ok(roster)
 }
 
-/// Waits on a connection of its own.
+/// Waits for changes on a connection of its own.
 struct StreamWatch {
     inner: Arc<Inner>,
     changes: Key,
-    /// Not there before the first wait, after an error, and while a wait is under way: what is left of one that was
-    /// dropped would stand in front of the next.
+    /// `None` before the first wait, after an error and during a wait. So a dropped wait drops the connection, whose
+    /// late reply would otherwise be taken for that of the next wait.
     connection: Option<MultiplexedConnection>,
 }
 
@@ -257,7 +258,7 @@ impl Watch for StreamWatch {
         let limit = block + dial.response_timeout;
         let answer = send_within(&mut connection, &pipe, limit).await.map_err(on)?;
         match answer.into_iter().next() {
-            // The key vanished or the server changes its role: the next heartbeat tells.
+            // The key was deleted, or the server changes its role: the next heartbeat finds out.
             Some(Value::ServerError(error)) if error.code() == "UNBLOCKED" => {}
             Some(answer) => drop(reply::streams(answer).map_err(on)?),
             None => {}
@@ -304,7 +305,7 @@ mod tests {
             let mut values =
                 [&numbers[..], &[Value::Nil, Value::Int(0), bulk("a.b"), bulk("1700000000000")]].concat();
             pulse(Value::Array(values.clone())).expect("a pulse");
-            // What a server calls itself is any text.
+            // The server's name for itself may be any text.
             values[at] = if at == 7 { Value::Nil } else { bulk("x") };
             assert_eq!(
                 pulse(Value::Array(values)).expect_err("nonsense").kind(),

@@ -1,5 +1,5 @@
-//! Notes of pending entries as they stand in the `held` hash: `<due ms> <attempt> <suspicions> <by> <bytes> <error>`, and
-//! the history right behind so many bytes of the error.
+//! Notes of pending entries as stored in the `held` hash: `<due ms> <attempt> <suspicions> <by> <bytes> <error>`,
+//! followed directly by the history. `<bytes>` is the length of the error.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use redis::{Pipeline, Value};
 use crate::error::unexpected;
 use crate::reply;
 
-/// The longest name of who noted something, in bytes.
+/// Maximum length of the name `by`, in bytes.
 const MAX_BY: usize = 128;
-/// The most notes of one HMGET.
+/// Maximum number of notes of one HMGET.
 const NOTES_CHUNK: usize = 1_000;
 
-/// The word for a source in fields and arguments.
+/// Returns the word for a source in fields and arguments.
 pub(crate) fn word(source: Source) -> &'static str {
     match source {
         Source::Log => "log",
@@ -28,18 +28,19 @@ pub(crate) fn word(source: Source) -> &'static str {
     }
 }
 
-/// The source that a word of a script means.
+/// Parses the word of a script for a source.
 pub(crate) fn source(of: &[u8]) -> Result<Source> {
     let known = [Source::Log, Source::Retry].into_iter().find(|source| word(*source).as_bytes() == of);
     known.ok_or_else(|| unexpected(format_args!("{:?} instead of a source", String::from_utf8_lossy(of))))
 }
 
-/// The field of an entry's note.
+/// Returns the hash field of an entry's note.
 pub(crate) fn field(source: Source, id: MessageId) -> String {
     format!("{}:{id}", word(source))
 }
 
-/// Everything but the due time, which the server counts, and the line that it adds to the history behind the time.
+/// Formats a note as two arguments for scripts: everything but the due time, which the server computes, and the line
+/// that the server adds to the history behind its own time.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidConfig`] if `by` is over its limit or has spaces.
@@ -54,7 +55,7 @@ pub(crate) fn write(note: &Note) -> Result<(String, String)> {
     Ok((words, line))
 }
 
-/// Reads a note at `now_ms` by the server's clock; `None` if it is not one of ours.
+/// Parses a note at `now_ms` by the server's clock; `None` if it is not one of ours.
 pub(crate) fn read(stored: &[u8], now_ms: u64) -> Option<Note> {
     let mut words = std::str::from_utf8(stored).ok()?.splitn(6, ' ');
     let due_ms: u64 = words.next()?.parse().ok()?;
@@ -67,7 +68,7 @@ pub(crate) fn read(stored: &[u8], now_ms: u64) -> Option<Note> {
     Some(Note { attempt, suspicions, by, error, history, due })
 }
 
-/// Asks for the notes of entries of one stream.
+/// Builds the request for the notes of entries of one stream.
 pub(crate) fn ask(held: &Key, source: Source, ids: &[MessageId]) -> Pipeline {
     let mut pipe = Pipeline::with_capacity(1 + ids.len().div_ceil(NOTES_CHUNK));
     pipe.cmd("TIME");
@@ -80,7 +81,7 @@ pub(crate) fn ask(held: &Key, source: Source, ids: &[MessageId]) -> Pipeline {
     pipe
 }
 
-/// What [`ask`] was answered, one by one. What is no note of ours is told and passed over.
+/// Parses the replies to [`ask`], one result per id. A value that is no note of ours is logged and skipped.
 pub(crate) fn told(answers: Vec<Value>, held: &Key, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
     let on = |error: Error| error.during(format_args!("read {held}"));
     let mut answers = answers.into_iter();

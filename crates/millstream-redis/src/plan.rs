@@ -1,29 +1,29 @@
-//! Which of many streams a reader reads next, and how much of each.
+//! Plans which of many streams a reader reads next, and how many entries of each.
 
 use std::collections::BTreeSet;
 
-/// What one XREADGROUP is to read.
+/// Request of one XREADGROUP.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ClaimRequest {
     pub(crate) streams: Vec<usize>,
-    /// From each at most.
+    /// Maximum number of entries from each stream.
     pub(crate) count: usize,
 }
 
-/// Which streams are read next, and how much of each: COUNT is per stream, and the sum is bounded.
+/// Selects the streams to read next and how many entries of each: COUNT is per stream, and the plan bounds the sum.
 ///
-/// Streams that gave as much as they were asked for have more, and get most of the room. Of the others a part is looked
-/// at in turn. When all have been looked at and nothing was there, the reader can wait on all of them at once.
+/// A stream that returned as many entries as requested has more, and such streams get most of the room. Of the others
+/// a part is read in turn. Once all were read and returned nothing, the reader can wait on all of them at once.
 #[derive(Debug)]
 pub(crate) struct Plan {
     streams: usize,
-    /// Those that have more.
+    /// Streams that have more.
     full: BTreeSet<usize>,
-    /// Where the next look begins.
+    /// Index of the stream at which the next window begins.
     next: usize,
-    /// So many have been looked at in a row, with nothing there.
+    /// Number of streams read in a row that returned nothing.
     empty: usize,
-    /// With room for one entry, a look and a full stream take turns.
+    /// With room for one entry only, alternates between the window and a full stream.
     turn: bool,
 }
 
@@ -32,12 +32,12 @@ impl Plan {
         Self { streams, full: BTreeSet::new(), next: 0, empty: 0, turn: false }
     }
 
-    /// Whether there is nothing to be read, as far as one can know.
+    /// Returns whether nothing is left to read, as far as the last answers show.
     pub(crate) fn is_idle(&self) -> bool {
         self.full.is_empty() && self.empty >= self.streams
     }
 
-    /// Waits on all streams at once. One entry of each may come at the same time.
+    /// Returns the request that waits on all streams at once. One entry of each may arrive at the same time.
     pub(crate) fn wait(&self, max: usize) -> ClaimRequest {
         ClaimRequest { streams: (0..self.streams).collect(), count: (max / self.streams).max(1) }
     }
@@ -75,7 +75,7 @@ impl Plan {
         window
     }
 
-    /// How many entries each stream of a question gave.
+    /// Records how many entries each stream of a request returned.
     pub(crate) fn told(&mut self, ask: &ClaimRequest, got: &[usize]) {
         for (at, got) in ask.streams.iter().zip(got) {
             if *got >= ask.count {
@@ -87,7 +87,7 @@ impl Plan {
         let empty = got.iter().all(|got| *got == 0);
         self.empty = if empty { self.empty.saturating_add(got.len()) } else { 0 };
         if got.len() == self.streams && self.full.is_empty() {
-            // All were asked for more than they had.
+            // All streams were read and none returned as many entries as requested, so none has more.
             self.empty = self.streams;
         }
     }
@@ -97,7 +97,7 @@ impl Plan {
 mod tests {
     use super::*;
 
-    /// Plays reads against streams that hold so many entries each; gives back how many reads it took.
+    /// Simulates reads of streams that hold `left` entries each, and returns the number of reads.
     fn drain(mut left: Vec<usize>, max: usize) -> usize {
         let mut plan = Plan::new(left.len());
         let mut reads = 0;

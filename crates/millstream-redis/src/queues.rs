@@ -10,7 +10,7 @@ use crate::backend::Inner;
 use crate::connection::Line;
 use crate::reply;
 
-/// The fields of a queue's meta hash.
+/// Fields of a queue's meta hash.
 const META: [&str; 2] = ["shards", "format"];
 
 fn spec(name: &QueueName, meta: Value) -> Result<QueueSpec> {
@@ -23,7 +23,7 @@ fn spec(name: &QueueName, meta: Value) -> Result<QueueSpec> {
             || Error::new(ErrorKind::Protocol, format!("queue {name}: stored {what} makes no sense"));
         reply::text(value).ok().and_then(|text| text.parse().ok()).ok_or_else(damaged)
     };
-    // The format comes first: a newer one may give every other field another meaning.
+    // Check the format first: a newer one may give every other field another meaning.
     let format = number(format, "format")?;
     if format > FORMAT {
         let message = format!("queue {name} has format {format}, this version knows {FORMAT}");
@@ -47,7 +47,8 @@ impl Inner {
         check(wanted)?;
         let meta = self.keys.queue_meta(&wanted.name);
         let mut pipe = Pipeline::new();
-        // In a transaction, so that nobody reads half of it; field by field, so that the first one wins.
+        // A transaction, so that no reader sees half of the settings; with HSETNX, so that the first writer of a field
+        // wins.
         pipe.cmd("MULTI");
         for (field, value) in META.iter().zip([wanted.shards, FORMAT]) {
             pipe.cmd("HSETNX").arg(meta.as_str()).arg(field).arg(value);

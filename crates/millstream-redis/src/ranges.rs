@@ -1,4 +1,5 @@
-//! Partitions as text: `0-3,7`. What a thousand members own of ten thousand partitions stays short and readable.
+//! Partitions as text: `0-3,7`. So the assignment of a thousand members to ten thousand partitions stays short and
+//! readable.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +8,10 @@ use millstream_core::topic::{MAX_PARTITIONS, Partition};
 
 use crate::error::unexpected;
 
-/// Partitions in order and once each, as ranges; empty for none.
+/// Formats partitions as ranges, in order and without duplicates; empty for none.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`] for a partition that no topic can have.
 ///
 /// # Errors
 /// [`ErrorKind::InvalidConfig`] for a partition that no topic can have.
@@ -31,7 +35,7 @@ pub(crate) fn write(partitions: &[Partition]) -> Result<String> {
     Ok(text)
 }
 
-/// Reads what [`write()`] writes, and nothing else: ascending, without spaces, within what a topic can have.
+/// Parses the output of [`write()`], and nothing else: ascending, without spaces, within the limits of a topic.
 pub(crate) fn read(text: &str) -> Result<Vec<Partition>> {
     let mut partitions = Vec::new();
     let mut free = 0;

@@ -1,4 +1,4 @@
-//! One reader of one partition: first everything pending, then what is new, from log and retry log.
+//! Reader of one partition: returns everything pending first, then new entries, from log and retry log.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,19 +14,19 @@ use crate::backend::Inner;
 use crate::guard::{Above, ClaimRequest, Guard, Position};
 use millstream_core::pages::PageSizer;
 
-/// The longest single wait on the server; longer ones are several.
+/// Longest single wait on the server. A longer wait is split into several.
 const MAX_BLOCK: Duration = Duration::from_secs(3_600);
-/// The shortest: to the server, 0 ms means for ever.
+/// Shortest wait on the server, since the server takes 0 ms for an unlimited wait.
 const MIN_BLOCK: Duration = Duration::from_millis(1);
 
-/// The two streams of a group by their index.
+/// The two streams of a group, by index.
 const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
 
 #[derive(Clone, Copy)]
 enum Stage {
-    /// Reading what was handed out before: of this stream, above this id.
+    /// Reads entries that were handed out before: of this stream, above this id.
     Pending(usize, MessageId),
-    /// Reading what nobody has seen.
+    /// Reads entries that were never handed out.
     New,
 }
 
@@ -34,29 +34,30 @@ pub(crate) struct StreamReader {
     guard: Guard,
     stage: Stage,
     pages: PageSizer,
-    /// Up to here the group was handed each stream. Only tells the server when to wake us: wrong, it costs
-    /// time, never a message, since the group itself knows what is new.
+    /// Id up to which the group was handed each stream. It only tells the server when a wait ends: a wrong value costs
+    /// time, never a message, since the group itself knows which entries are new.
     tail: [MessageId; 2],
-    /// Whether a stream may hold more right now: then there is nothing to wait for.
+    /// Whether each stream may hold more right now: if so, the next read does not wait.
     backlog: [bool; 2],
-    /// Whether the last answer of a stream was empty: then the other one has the room.
+    /// Whether the last answer of each stream was empty: the other stream then gets its share of the next read.
     empty: [bool; 2],
-    /// Up to here the log was handed out.
+    /// Highest id of the log that this reader has returned.
     handed: MessageId,
-    /// The newest entry of each stream that was handed out, and what it was.
+    /// Id and digest of the newest entry of each stream that this reader has returned.
     newest: [Option<(MessageId, u64)>; 2],
-    /// Whether such an entry is gone, and that is not told yet.
+    /// Whether such an entry is gone and the next result has to report it.
     tail_lost: bool,
-    /// Found out and not told yet.
+    /// Rewind of the group (from, to) that the next result has to report.
     rewound: Option<(MessageId, MessageId)>,
-    /// The newest head of the schedule that was told of. A new connection begins at the start: what came while there was
-    /// none, or before this reader, is told of once.
+    /// Newest head of the schedule that was reported. A new connection begins at 0-0, so that a head that came without
+    /// a connection, or before this reader, is reported once.
     wake: MessageId,
-    /// Whether there is a new head, and that is not told yet.
+    /// Whether there is a new head that the next result has to report.
     woken: bool,
-    /// Which stream a read of a single entry takes.
+    /// Index of the stream from which a read of a single entry takes.
     turn: usize,
-    /// Set while a request is under way. Found set, the future was dropped and an answer may be lost.
+    /// Set while a request is under way. If a call finds it set, the future before was dropped and an answer may be
+    /// lost.
     busy: bool,
 }
 
@@ -109,14 +110,15 @@ impl StreamReader {
                 if asked {
                     return Ok(Fetched::default());
                 }
-                // No time to be told which stream has something: look at both.
+                // No time is left to wait for the stream that has something: read both.
                 self.backlog = [true; 2];
             }
             let block = (idle && left >= MIN_BLOCK).then_some(left);
             if let Some(mut fetched) = self.new_entries(max, block).await? {
                 let read = fetched.entries.len() + fetched.ghosts.len();
                 let room = max.saturating_sub(read);
-                // One stream had less than its share, the other has more: it takes what is left, if that is worth it.
+                // One stream had less than its share and the other one has more: read the rest of `max` from it,
+                // unless that is less than a quarter of `max`, which is not worth a request.
                 if read > 0 && room >= (max / 4).max(1) && self.backlog != [false; 2] {
                     let more = self.new_entries(room, None).await?.unwrap_or_default();
                     fetched.entries.extend(more.entries);
@@ -130,10 +132,12 @@ impl StreamReader {
         }
     }
 
-    /// Begins with what is pending, and finds out whether the group stands before what it was handed already.
+    /// Starts over with the pending entries and checks whether the group is positioned before an entry that this reader has
+    /// returned.
     ///
-    /// If it does, the server has lost the end of what it had told. The entries may be there all the same; else their ids
-    /// may be given again, by a clock that is behind. The newest one tells, since it was lost with any other.
+    /// If it does, the server has lost its latest writes. The entries may still exist. If they do not, a server whose
+    /// clock is behind may give their ids to other entries. Checking the newest entry is enough: it is lost if any
+    /// other one is.
     async fn start_over(&mut self, position: Position) -> Result<()> {
         let Position { delivered } = position;
         for (stream, delivered) in delivered.into_iter().enumerate() {
@@ -151,7 +155,7 @@ impl StreamReader {
         Ok(())
     }
 
-    /// Takes note of the newest entries that are handed out.
+    /// Keeps id and digest of the newest entries of a result, for the check in [`Self::start_over`].
     fn note(&mut self, fetched: &Fetched) {
         for (stream, source) in SOURCES.into_iter().enumerate() {
             let of_stream = fetched.entries.iter().filter(|entry| entry.receipt.source == source);
@@ -163,14 +167,15 @@ impl StreamReader {
         self.handed = self.newest[0].map_or(self.handed, |(id, _)| id.max(self.handed));
     }
 
-    /// The fence was touched and the lease is still ours: another reader of it began.
+    /// Starts over after an aborted transaction: the fence was touched and the lease is still ours, so another reader
+    /// of it began or the group was moved.
     async fn touched(&mut self) -> Result<Option<Fetched>> {
         let position = self.guard.position().await?;
         self.start_over(position).await?;
         Ok(None)
     }
 
-    /// One page of what was handed out before. `None` if there is no such page, or the fence was touched.
+    /// Reads one page of pending entries. Returns `None` if there is none, or if the fence was touched.
     async fn pending(&mut self, stream: usize, after: MessageId, max: usize) -> Result<Option<Fetched>> {
         let ask = ClaimRequest { stream, count: max, after: Some(after) };
         let answer = self.guard.read(&[ask], None, None).await?;
@@ -195,7 +200,7 @@ impl StreamReader {
         let mut counts = page.deliveries.into_iter().peekable();
         for (id, fields) in page.entries {
             let note = notes.next().flatten();
-            // Both lists are in the order of ids.
+            // Entries and delivery counts are both sorted by id.
             while counts.next_if(|(other, _)| *other < id).is_some() {}
             let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
             let receipt = Receipt { source: SOURCES[stream], id };
@@ -207,7 +212,7 @@ impl StreamReader {
         Ok(Some(fetched))
     }
 
-    /// What nobody has seen, after waiting up to `block`. `None` if the fence was touched.
+    /// Reads new entries, after waiting up to `block`. Returns `None` if the fence was touched.
     async fn new_entries(&mut self, max: usize, block: Option<Duration>) -> Result<Option<Fetched>> {
         let asks = self.plan(max);
         let above = Above { streams: self.tail, wake: self.wake };
@@ -245,13 +250,14 @@ impl StreamReader {
             if !asks.iter().any(|ask| ask.stream == stream) {
                 self.backlog[stream] = true;
             } else if !read[stream] {
-                // The wait ended for an entry that the group has had already, or that is gone by now.
+                // The wait ended for an entry that the group was handed already, or that is gone by now.
                 self.tail[stream] = self.tail[stream].max(id);
                 astray = true;
             }
         }
         if astray {
-            // Somebody moved the group forward: ask where it is, or every entry on the way would wake us once.
+            // The group was moved forward, so ask for its position: otherwise every entry on the way would end one
+            // wait each.
             for (tail, position) in self.tail.iter_mut().zip(self.guard.position().await?.delivered) {
                 *tail = position.max(*tail);
             }
@@ -262,9 +268,9 @@ impl StreamReader {
         Ok(Some(fetched))
     }
 
-    /// How much of each stream the next read takes: `max` in all, a quarter of it from the retry log. Of a stream that
-    /// had nothing the last time, while the other had something, it takes a single entry: enough to see that there is
-    /// more.
+    /// Plans the next read: how many entries to take from each stream. The sum is `max`, and the retry log gets a
+    /// quarter of it. A stream that was empty in the last answer while the other one was not gets a single entry,
+    /// which is enough to notice that it has more.
     fn plan(&self, max: usize) -> Vec<ClaimRequest> {
         let ask = |stream, count| ClaimRequest { stream, count, after: None };
         if max > 1 {
@@ -283,6 +289,8 @@ impl StreamReader {
 #[async_trait]
 impl Reader for StreamReader {
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        // The future of the last call was dropped, so an answer may be lost. A new connection starts over with the
+        // pending entries and returns those of that answer again.
         if self.busy {
             self.guard.close();
         }
@@ -303,11 +311,12 @@ impl Reader for StreamReader {
             Err(error) => {
                 self.guard.close();
                 if error.kind() == ErrorKind::Unconfirmed {
-                    // Perhaps it was too large to arrive: less of it the next time.
+                    // The answer may have been too large to arrive: ask for less in the next request.
                     self.pages.lost();
                 }
                 if error.kind() == ErrorKind::GroupMissing {
-                    // That says it all: wherever the group is created again, it has not lost its way.
+                    // This error already reports the loss. A group that is created again later starts fresh, so its
+                    // position is no rewind.
                     (self.handed, self.rewound) = (MessageId::ZERO, None);
                     (self.newest, self.tail_lost) = ([None; 2], false);
                 }

@@ -1,4 +1,5 @@
-//! The recurring role: one script per verb. What recurs is an item that begins with its rule, pause and next time.
+//! The recurring role: one script per operation. A recurrence is stored as an item that begins with its rule, pause
+//! and next time.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -14,13 +15,13 @@ use crate::schedule::known;
 use crate::scheduling::{claims, conflict, placed, word};
 use crate::{item, reply, script};
 
-/// The longest rule, in bytes.
+/// Maximum length of a rule, in bytes.
 const MAX_RULE: usize = 1_024;
-/// What stands behind the id of each message that is scheduled: `@` and a time.
+/// Length of the suffix that each scheduled message adds to the id of its recurrence: `@` and a time.
 const SUFFIX: usize = 21;
-/// The largest time: a sorted set's scores are exact up to 2^53.
+/// Largest time: scores of a sorted set are exact up to 2^53.
 const MAX_MS: u64 = 1 << 52;
-/// How many are read at once: they may be large.
+/// Maximum number of items that are read at once, since they may be large.
 const PORTION: usize = 20;
 const PAUSED: &str = "1";
 const RUNNING: &str = "0";
@@ -98,7 +99,7 @@ impl Recurring for RedisBackend {
                 pipe.arg(id.as_str());
             }
             for (id, item) in ids.iter().zip(self.read(&items, &pipe).await?) {
-                // What was removed in between is not there.
+                // Removed since its id was read.
                 let Some(item) = reply::maybe_bytes(item)? else { continue };
                 match recurrence(id.clone(), &item) {
                     Some(recurrence) => found.push(recurrence),
@@ -131,7 +132,7 @@ impl Recurring for RedisBackend {
             let [id, score, item] = reply::tuple(entry)?;
             let (id, score, item) = (reply::bytes(id)?, reply::score_ms(score)?, reply::bytes(item)?);
             match known(&id).and_then(|id| recurrence(id, &item)) {
-                // The set decides when it is due.
+                // The score in the sorted set decides when it is due, not the time in the item.
                 Some(one) => {
                     due.recurrences.push(Recurrence { next: Some(score), paused: false, ..one });
                 }
@@ -139,7 +140,8 @@ impl Recurring for RedisBackend {
             }
         }
         if !foreign.is_empty() {
-            // Nobody could fire them, and they would be due for ever.
+            // A recurrence with such an id can never be fired, and would stay due for ever: take it off the sorted
+            // set.
             tracing::warn!(%place, ids = ?foreign, "what recurs under no id of ours is not due any more");
             let mut pipe = Pipeline::with_capacity(1);
             pipe.cmd("ZREM").arg(recur.as_str());
@@ -178,7 +180,8 @@ impl Recurring for RedisBackend {
             let call = call.args([word(place), id.as_str()]).arg(&reply::score_of(expected)[..]);
             let call = call.arg(time(next)).arg(&fires);
             match reply::int(script::run_one(&self.inner.messages, call).await?)? {
-                // Large bodies: some of the times are there, and it is due as before.
+                // With large bodies the script stores a part of the messages, and the recurrence stays due: call it
+                // again.
                 2 => {}
                 fired => return Ok(fired == 1),
             }
@@ -192,14 +195,14 @@ impl RedisBackend {
         [keys.recur(place), keys.recur_items(place), keys.delay(place), keys.wake(place)]
     }
 
-    /// The answer to one plain command.
+    /// Sends one command and returns its reply.
     async fn read(&self, key: &Key, pipe: &Pipeline) -> Result<Vec<Value>> {
         let answer = self.inner.bulk.send(pipe).await?.pop().unwrap_or_default();
         reply::array(answer).map_err(|error| error.during(format_args!("read {key}")))
     }
 }
 
-/// A time as the scripts take it.
+/// Formats a time for the scripts.
 fn time(at: Option<u64>) -> String {
     at.map(|at| at.min(MAX_MS).to_string()).unwrap_or_default()
 }
@@ -216,7 +219,7 @@ fn check(id: &ScheduleId, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// Reads what recurs; a rule that is not text is one that nobody understands.
+/// Parses a recurrence. A rule that is not UTF-8 becomes one that no version understands.
 fn recurrence(id: ScheduleId, item: &Bytes) -> Option<Recurrence> {
     let ([rule, paused, next], fields) = item::unpack::<3>(item)?;
     let rule = String::from_utf8_lossy(&rule).into_owned();

@@ -1,6 +1,6 @@
-//! Reads replies as they come: nothing is lost (order, repeated names, bytes that are not text), nothing panics.
+//! Parses replies without losing anything (order, repeated names, bytes that are not text) and without panics.
 //!
-//! The client's typed replies are maps of text and would lose all three.
+//! The client's own typed replies are maps of text and would lose all three.
 
 use bytes::Bytes;
 use millstream_core::error::Result;
@@ -10,7 +10,7 @@ use redis::Value;
 
 use crate::error::{answered, unexpected};
 
-/// The value, or the error that stands in its place.
+/// Returns the value, or the error if the value is a server error.
 pub(crate) fn ok(value: Value) -> Result<Value> {
     match value {
         Value::ServerError(error) => Err(answered(error)),
@@ -19,7 +19,7 @@ pub(crate) fn ok(value: Value) -> Result<Value> {
     }
 }
 
-/// What a reply is, without what it says: replies carry payloads.
+/// Describes the type of a reply without its content, since replies carry payloads.
 fn shape(value: &Value) -> &'static str {
     match value {
         Value::Nil => "nil",
@@ -35,7 +35,7 @@ fn wanted<T>(what: &str, value: &Value) -> Result<T> {
     Err(unexpected(format_args!("{} instead of {what}", shape(value))))
 }
 
-/// A number, also one that stands as text.
+/// Parses an integer, also one in the form of text.
 pub(crate) fn int(value: Value) -> Result<i64> {
     match ok(value)? {
         Value::Int(n) => Ok(n),
@@ -47,12 +47,12 @@ pub(crate) fn int(value: Value) -> Result<i64> {
     }
 }
 
-/// A number of things.
+/// Parses a count; a negative number becomes 0.
 pub(crate) fn count(value: Value) -> Result<usize> {
     Ok(usize::try_from(int(value)?).unwrap_or(0))
 }
 
-/// A string of bytes.
+/// Parses a string of bytes.
 pub(crate) fn bytes(value: Value) -> Result<Bytes> {
     match ok(value)? {
         Value::BulkString(bytes) => Ok(bytes.into()),
@@ -62,7 +62,7 @@ pub(crate) fn bytes(value: Value) -> Result<Bytes> {
     }
 }
 
-/// A string of bytes, or nil.
+/// Parses a string of bytes, or nil.
 pub(crate) fn maybe_bytes(value: Value) -> Result<Option<Bytes>> {
     match value {
         Value::Nil => Ok(None),
@@ -70,17 +70,17 @@ pub(crate) fn maybe_bytes(value: Value) -> Result<Option<Bytes>> {
     }
 }
 
-/// A string for people: bytes that are not text are replaced.
+/// Parses a string for display: bytes that are not UTF-8 are replaced.
 pub(crate) fn text(value: Value) -> Result<String> {
     bytes(value).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The id of an entry.
+/// Parses the id of an entry.
 pub(crate) fn id(value: Value) -> Result<MessageId> {
     MessageId::from_bytes(&bytes(value)?)
 }
 
-/// What TIME answers, in whole milliseconds since 1970.
+/// Parses a reply of TIME, in whole milliseconds since 1970.
 pub(crate) fn time_ms(value: Value) -> Result<u64> {
     let [seconds, micros] = tuple(value)?;
     match (u64::try_from(int(seconds)?), u64::try_from(int(micros)?)) {
@@ -89,20 +89,20 @@ pub(crate) fn time_ms(value: Value) -> Result<u64> {
     }
 }
 
-/// A sorted set's score as a time in whole milliseconds, rounded up. It is a float, and may be infinite.
+/// Parses a score as a time in whole milliseconds, rounded up. A score is a float, and may be infinite.
 pub(crate) fn score_ms(value: Value) -> Result<u64> {
     let text = text(value)?;
     let score: f64 = text.parse().map_err(|_| unexpected(format_args!("{text:?} instead of a score")))?;
-    // Saturates: what is before 1970 or not a number is 0.
+    // The cast saturates: a time before 1970, and a NaN, becomes 0.
     Ok(score.ceil() as u64)
 }
 
-/// The score of a time that [`score_ms`] gave.
+/// Formats a time that [`score_ms`] returned as a score again.
 pub(crate) fn score_of(ms: u64) -> Bytes {
     if ms == u64::MAX { Bytes::from_static(b"+inf") } else { ms.to_string().into() }
 }
 
-/// Many values; nil counts as none.
+/// Parses an array; nil counts as empty.
 pub(crate) fn array(value: Value) -> Result<Vec<Value>> {
     match ok(value)? {
         Value::Array(values) | Value::Set(values) => Ok(values),
@@ -111,14 +111,14 @@ pub(crate) fn array(value: Value) -> Result<Vec<Value>> {
     }
 }
 
-/// Exactly `N` values.
+/// Parses an array of exactly `N` values.
 pub(crate) fn tuple<const N: usize>(value: Value) -> Result<[Value; N]> {
     let values = array(value)?;
     let len = values.len();
     values.try_into().map_err(|_| unexpected(format_args!("{len} values instead of {N}")))
 }
 
-/// Names and values: flat in RESP2, a map in RESP3.
+/// Parses names and values: flat in RESP2, a map in RESP3.
 pub(crate) fn pairs(value: Value) -> Result<Vec<(Value, Value)>> {
     if let Value::Map(pairs) = value {
         return Ok(pairs);
@@ -131,7 +131,7 @@ pub(crate) fn pairs(value: Value) -> Result<Vec<(Value, Value)>> {
     Ok(std::iter::from_fn(|| Some((values.next()?, values.next()?))).collect())
 }
 
-/// Names and values of an entry.
+/// Parses names and values of an entry.
 pub(crate) fn fields(value: Value) -> Result<Fields> {
     pairs(value)?.into_iter().map(|(name, value)| Ok((bytes(name)?, bytes(value)?))).collect()
 }
@@ -139,7 +139,7 @@ pub(crate) fn fields(value: Value) -> Result<Fields> {
 /// An entry: its id, and its fields unless they are gone.
 pub(crate) type RawEntry = (MessageId, Option<Fields>);
 
-/// The entries of a range or of one stream.
+/// Parses the entries of a range or of one stream.
 pub(crate) fn entries(value: Value) -> Result<Vec<RawEntry>> {
     let entries = array(value)?.into_iter().map(|entry| {
         let [name, body] = tuple(entry)?;
@@ -152,7 +152,7 @@ pub(crate) fn entries(value: Value) -> Result<Vec<RawEntry>> {
     entries.collect()
 }
 
-/// What XREAD and XREADGROUP answer: entries by key; nothing for nil.
+/// Parses a reply of XREAD or XREADGROUP: entries by key, empty for nil.
 pub(crate) fn streams(value: Value) -> Result<Vec<(Bytes, Vec<RawEntry>)>> {
     let pairs = match ok(value)? {
         Value::Map(pairs) => pairs,
@@ -165,7 +165,7 @@ pub(crate) fn streams(value: Value) -> Result<Vec<(Bytes, Vec<RawEntry>)>> {
     pairs.into_iter().map(|(key, list)| Ok((bytes(key)?, entries(list)?))).collect()
 }
 
-/// What XPENDING answers to a range: ids and how often each was handed out.
+/// Parses the reply of XPENDING to a range: ids and their delivery counts.
 pub(crate) fn deliveries(value: Value) -> Result<Vec<(MessageId, u32)>> {
     let rows = array(value)?.into_iter().map(|row| {
         let [name, _consumer, _idle, times] = tuple(row)?;
@@ -174,7 +174,7 @@ pub(crate) fn deliveries(value: Value) -> Result<Vec<(MessageId, u32)>> {
     rows.collect()
 }
 
-/// What XINFO GROUPS says of one group.
+/// Information on one group from XINFO GROUPS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupInfo {
     pub(crate) pending: u64,
@@ -182,7 +182,7 @@ pub(crate) struct GroupInfo {
     pub(crate) lag: Option<u64>,
 }
 
-/// Finds a group in what XINFO GROUPS answers. No such key is no such group.
+/// Finds a group in a reply of XINFO GROUPS. Returns `None` for a missing group, and for a missing key.
 pub(crate) fn group(value: Value, group: &str) -> Result<Option<GroupInfo>> {
     if is_missing_key(&value) {
         return Ok(None);
@@ -206,7 +206,7 @@ pub(crate) fn group(value: Value, group: &str) -> Result<Option<GroupInfo>> {
     Ok(None)
 }
 
-/// Whether the server says that the key of an XINFO is not there.
+/// Returns whether the server reports that the key of an XINFO does not exist.
 pub(crate) fn is_missing_key(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.details().is_some_and(|text| text.contains("no such key")))
 }

@@ -1,9 +1,10 @@
-//! Requests as bytes: commands one behind the other, and numbers without a detour.
+//! Requests as bytes: commands in a row, and numbers that are formatted without an allocation.
 
 use millstream_core::id::MessageId;
 use redis::Pipeline;
 
-/// Commands to be sent in one go. Meant to be cleared and filled again: the next request is as long as the last one.
+/// Commands to send in one write. Meant to be cleared and filled again, since the next request is about as long as the
+/// last one.
 #[derive(Default)]
 pub(crate) struct Request {
     bytes: Vec<u8>,
@@ -28,7 +29,7 @@ impl Request {
         }
     }
 
-    /// Begins a command of so many [`arg`](Self::arg)s.
+    /// Begins a command with this number of [`arg`](Self::arg)s.
     pub(crate) fn begin(&mut self, args: usize) {
         self.head(b'*', args);
         self.commands += 1;
@@ -57,20 +58,20 @@ impl Request {
         &self.bytes
     }
 
-    /// How many replies will come.
+    /// Returns the number of replies to expect.
     pub(crate) fn commands(&self) -> usize {
         self.commands
     }
 }
 
-/// A number or an id as text: written from the end, on the stack.
+/// A number or an id as text, written from the end into a buffer on the stack.
 pub(crate) struct Digits {
     bytes: [u8; Self::ROOM],
     from: usize,
 }
 
 impl Digits {
-    /// Two numbers of up to 20 digits, a dash and a bracket.
+    /// Room for two numbers of up to 20 digits, a dash and a bracket.
     const ROOM: usize = 42;
 
     pub(crate) fn number(n: u64) -> Self {
@@ -79,7 +80,7 @@ impl Digits {
         digits
     }
 
-    /// `ms-seq`.
+    /// Formats `ms-seq`.
     pub(crate) fn id(id: MessageId) -> Self {
         let mut digits = Self::number(id.seq);
         digits.push(b'-');
@@ -87,7 +88,7 @@ impl Digits {
         digits
     }
 
-    /// `(ms-seq`: a range that begins behind the id.
+    /// Formats `(ms-seq`: the exclusive start of a range behind the id.
     pub(crate) fn behind(id: MessageId) -> Self {
         let mut digits = Self::id(id);
         digits.push(b'(');
@@ -105,7 +106,7 @@ impl Digits {
 
     fn prepend(&mut self, mut n: u64) {
         loop {
-            // Less than ten.
+            // A single digit, so the cast is lossless.
             self.push(b'0' + (n % 10) as u8);
             n /= 10;
             if n == 0 {

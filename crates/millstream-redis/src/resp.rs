@@ -1,37 +1,37 @@
-//! Replies on the wire (RESP2): where one ends, and what it says. For connections of our own.
+//! RESP2 parser for connections of our own: finds the end of each reply and reads its values.
 //!
-//! No length is trusted: what is set aside is bounded by what has come.
+//! No announced length is trusted: allocations are bounded by the bytes that have arrived.
 
 use millstream_core::error::Result;
 
 use crate::cursor::Cursor;
 use crate::error::unexpected;
 
-/// The longest line, an error for example; the server's own are shorter.
+/// Maximum length of a line, such as an error, in bytes. The lines of the server are shorter.
 const MAX_LINE: usize = 64 << 10;
-/// The longest string: the server's own limit.
+/// Maximum length of a string in bytes: the server's own limit.
 const MAX_STRING: usize = 512 << 20;
-/// The most values of one array.
+/// Maximum number of values in an array.
 const MAX_ARRAY: usize = 1 << 30;
 
-/// The beginning of a value, or all of it if it is no array.
+/// Head of an array, or a complete value of any other type.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Head<'a> {
-    /// A line for programs: `OK`, `QUEUED`.
+    /// Simple string: `OK`, `QUEUED`.
     Line(&'a [u8]),
-    /// The whole line of an error, as it came.
+    /// Whole line of an error as received, with its `-` and line end.
     Error(&'a [u8]),
     Int(i64),
     Text(&'a [u8]),
     Nil,
-    /// So many values follow.
+    /// Number of values that follow.
     Array(usize),
 }
 
 pub(crate) enum Step<'a> {
-    /// A head, and where the next one is.
+    /// A head, and the position of the next one.
     Head(Head<'a>, usize),
-    /// At least so many bytes have not come yet.
+    /// Minimum number of bytes that have not arrived yet.
     Missing(usize),
 }
 
@@ -46,6 +46,7 @@ pub(crate) fn step(bytes: &[u8], at: usize) -> Result<Step<'_>> {
             let next = at + 1 + digits;
             match (kind, usize::try_from(n)) {
                 (b':', _) => (Head::Int(n), next),
+                // A negative length stands for nil, of a string as well as of an array.
                 (_, Err(_)) => (Head::Nil, next),
                 (b'*', Ok(len)) if len <= MAX_ARRAY => (Head::Array(len), next),
                 (b'$', Ok(len)) if len <= MAX_STRING => {
@@ -79,7 +80,8 @@ pub(crate) fn step(bytes: &[u8], at: usize) -> Result<Step<'_>> {
     Ok(Step::Head(head.0, head.1))
 }
 
-/// A number and its line's length; `None` if its end has not come.
+/// Parses a number up to its line end and returns it with the length of both. Returns `None` if the line end has not
+/// arrived.
 fn number(bytes: &[u8]) -> Result<Option<(i64, usize)>> {
     let minus = bytes.first() == Some(&b'-');
     let mut n = 0i64;
@@ -105,26 +107,26 @@ fn number(bytes: &[u8]) -> Result<Option<(i64, usize)>> {
     }
 }
 
-/// Finds the ends of replies in bytes that come bit by bit, without looking at anything twice.
+/// Finds the ends of replies in bytes that arrive in pieces, and scans nothing twice.
 #[derive(Default)]
 pub(crate) struct Scanner {
-    /// Everything in front of this is looked at.
+    /// Position up to which the bytes are scanned.
     at: usize,
-    /// How many values the reply at hand still needs.
+    /// Number of values that the current reply still needs.
     open: u64,
     ends: Vec<usize>,
     wanted: usize,
 }
 
 impl Scanner {
-    /// Waits for so many replies.
+    /// Begins a new request with this number of replies.
     pub(crate) fn begin(&mut self, replies: usize) {
         self.ends.clear();
         (self.at, self.open, self.wanted) = (0, 1, replies);
     }
 
-    /// Goes on in all that has come since the beginning. 0 if everything is there, and nothing else, otherwise how many
-    /// bytes are missing at least.
+    /// Continues the scan; `bytes` has everything received since [`begin`](Self::begin). Returns 0 if all replies are
+    /// complete, otherwise the minimum number of missing bytes. Bytes behind the last reply are an error.
     pub(crate) fn scan(&mut self, bytes: &[u8]) -> Result<usize> {
         match self.scan_first(bytes)? {
             0 if bytes.len() > self.at => {
@@ -135,12 +137,14 @@ impl Scanner {
         }
     }
 
-    /// The same where other replies may follow: they begin at the [end](Self::end).
+    /// Continues the scan like [`scan`](Self::scan), but accepts bytes behind the last reply. They begin at
+    /// [`end`](Self::end).
     pub(crate) fn scan_first(&mut self, bytes: &[u8]) -> Result<usize> {
         while self.ends.len() < self.wanted {
             match step(bytes, self.at)? {
                 Step::Missing(missing) => return Ok(missing),
                 Step::Head(head, next) => {
+                    // An array counts as one value itself, and needs `len` more.
                     if let Head::Array(len) = head {
                         self.open = self.open.saturating_add(len as u64);
                     }
@@ -155,18 +159,18 @@ impl Scanner {
         Ok(0)
     }
 
-    /// Up to where was looked: the end of the replies, if all are there.
+    /// Position up to which the bytes are scanned: the end of the replies once all have arrived.
     pub(crate) fn end(&self) -> usize {
         self.at
     }
 
-    /// The replies that were found in these bytes.
+    /// Iterates over the replies that were found in these bytes.
     pub(crate) fn replies<'a>(&'a self, bytes: &'a [u8]) -> Replies<'a> {
         Replies { bytes, at: 0, ends: self.ends.iter() }
     }
 }
 
-/// The replies to a request, in order.
+/// The replies to one request, in order.
 pub(crate) struct Replies<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -187,7 +191,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Takes bytes bit by bit, as they would come; how many replies there are.
+    /// Feeds bytes in pieces and returns the number of replies found.
     fn scan(bytes: &[u8], wanted: usize, pieces: &[usize]) -> Result<Vec<Vec<u8>>> {
         let mut scanner = Scanner::default();
         scanner.begin(wanted);
@@ -236,7 +240,7 @@ mod tests {
         for bytes in garbage {
             let mut scanner = Scanner::default();
             scanner.begin(1);
-            // `$-` alone may become `$-1`.
+            // `$-` alone may still become `$-1`.
             let bytes = if bytes == b"$-" { b"$-\r\n" } else { bytes };
             assert!(scanner.scan(bytes).is_err(), "{:?}", String::from_utf8_lossy(bytes));
         }

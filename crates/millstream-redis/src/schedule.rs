@@ -1,4 +1,4 @@
-//! The schedule role: one script per verb; and a plain wait for a new head.
+//! The schedule role: one script per operation, and a plain wait for a new head.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ use crate::scheduling::{due, exactly, outcomes, pipeline, portions, states, word
 use crate::script::Call;
 use crate::{item, reply, script};
 
-/// The most ids of one call of the scripts `cancel` and `reschedule`, and the most messages of one of `scheduled`.
+/// Maximum number of ids of one call of the scripts `cancel` and `reschedule`, and of messages of one call of
+/// `scheduled`.
 const CHUNK: usize = 200;
 
 #[async_trait]
@@ -45,7 +46,7 @@ impl Schedule for RedisBackend {
         while !rest.is_empty() {
             let (now, later) = rest.split_at(pipeline(rest).len());
             rest = later;
-            // After a lost answer the server is not asked again and again: all of it may be sent once more.
+            // After a lost answer nothing more is sent: the caller may send the whole batch again.
             let answers = match &failed {
                 None => {
                     let calls = now.iter().map(|portion| portion.call(&self.inner, batch)).collect();
@@ -154,7 +155,7 @@ impl Schedule for RedisBackend {
         let inner = &self.inner;
         let keys = &inner.keys;
         let fence = keys.fence(tp, group);
-        // Mostly nothing is due: then one call that looks at all of it is enough.
+        // Usually nothing is due: then this one call, which checks both, is enough.
         let call = self.promote_delayed_call(Some((&fence, lease)), tp, limit);
         let answer = script::run_one(&inner.messages, call).await.map_err(|error| fenced(error, lease));
         let (delayed, failed) = match answer.and_then(|answer| promoted(tp, answer)) {
@@ -163,7 +164,7 @@ impl Schedule for RedisBackend {
             }
             Ok((delayed, _)) => (delayed, None),
             Err(error) if error.kind() == ErrorKind::Fenced => return Err(error),
-            // What is wrong with delayed messages is not to keep the group's retries from coming back.
+            // A failure of delayed messages must not keep the group's retries from being promoted: report it later.
             Err(error) => (Promoted::default(), Some(error)),
         };
         let call = inner
@@ -202,7 +203,7 @@ impl Schedule for RedisBackend {
     async fn wait(&self, tp: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
         let wake = self.inner.keys.wake(&tp.clone().into());
         let on = |error: Error| error.during(format_args!("wait for {wake}"));
-        // What somebody made up would end every wait with an error: it is as if nothing had been seen.
+        // An invalid id of the caller would end every wait with an error: treat it as no head seen.
         let Ok(last) = MessageId::from_bytes(seen.0.as_bytes()) else {
             let mut pipe = Pipeline::with_capacity(1);
             pipe.cmd("XREVRANGE").arg(wake.as_str()).arg("+").arg("-").arg("COUNT").arg(1);
@@ -216,7 +217,7 @@ impl Schedule for RedisBackend {
             pipe.arg("STREAMS").arg(wake.as_str()).arg(last.to_string());
         });
         let answer = answers.await.map_err(on)?.pop().unwrap_or_default();
-        // The key vanished or the server changes its role: the caller comes back on its own.
+        // The key was deleted, or the server changes its role: the caller calls again by itself.
         if matches!(&answer, Value::ServerError(error) if error.code() == "UNBLOCKED") {
             return Ok(seen.clone());
         }
@@ -227,7 +228,7 @@ impl Schedule for RedisBackend {
 }
 
 impl RedisBackend {
-    /// Asks a script, of each of these ids, whether it did something.
+    /// Calls a script for these ids, and returns for each whether the script did something.
     async fn for_each<'a>(&'a self, ids: &[ScheduleId], call: impl Fn() -> Call<'a>) -> Result<Vec<bool>> {
         let mut done = Vec::with_capacity(ids.len());
         for chunk in ids.chunks(CHUNK) {
@@ -241,7 +242,7 @@ impl RedisBackend {
         Ok(done)
     }
 
-    /// By the holder of a lease, or by somebody who owns nothing.
+    /// Builds the call, for the holder of a lease, or for a caller that owns nothing.
     fn promote_delayed_call(
         &self,
         lease: Option<(&Key, &Lease)>,
@@ -259,12 +260,12 @@ impl RedisBackend {
     }
 }
 
-/// An id that can be one of ours.
+/// Parses an id; `None` if it cannot be one of ours.
 pub(crate) fn known(id: &[u8]) -> Option<ScheduleId> {
     std::str::from_utf8(id).ok().and_then(|id| ScheduleId::new(id).ok())
 }
 
-/// The fields of an item; none if it is gone or is none.
+/// Returns the fields of an item; empty if it is gone or invalid.
 fn fields(place: &Place, id: &ScheduleId, item: Option<&Bytes>) -> Fields {
     let read = item.map(item::unpack::<0>);
     if let Some(None) = read {
@@ -273,12 +274,12 @@ fn fields(place: &Place, id: &ScheduleId, item: Option<&Bytes>) -> Fields {
     read.flatten().map(|([], fields)| fields).unwrap_or_default()
 }
 
-/// A time from now in microseconds; a negative one is none.
+/// Parses a time from now in microseconds; a negative number is `None`.
 fn micros(value: Value) -> Result<Option<Duration>> {
     Ok(u64::try_from(reply::int(value)?).ok().map(Duration::from_micros))
 }
 
-/// What was moved, and when the group's next retry is due.
+/// Parses the number of moved messages, and the time until the group's next retry is due.
 fn promoted(tp: &TopicPartition, answer: Value) -> Result<(Promoted, Option<Duration>)> {
     let [moved, next, recurring, orphans, retry] = reply::tuple(answer)?;
     let orphans: Vec<String> = reply::array(orphans)?.into_iter().map(reply::text).collect::<Result<_>>()?;

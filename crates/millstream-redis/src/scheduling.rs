@@ -1,4 +1,4 @@
-//! A batch of messages to be scheduled: as calls of the script, in bounded portions, and what they answer.
+//! Batches of messages to schedule: split into bounded script calls, with the parsers of the answers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,12 +14,14 @@ pub(crate) use crate::log::due;
 use crate::script::Call;
 use crate::{item, reply};
 
-/// The most messages of one call of the script, and about the most bytes: the server does nothing else meanwhile.
+/// Maximum number of messages of one script call, and its approximate maximum of bytes (1 MiB), since the server does
+/// nothing else meanwhile.
 const CALL: (usize, usize) = (100, 1 << 20);
-/// The most messages of one pipeline, and about the most bytes: an answer must come within the response timeout.
+/// Maximum number of messages of one pipeline, and its approximate maximum of bytes (4 MiB): the answer must arrive
+/// within the response timeout.
 pub(crate) const PIPELINE: (usize, usize) = (1_000, 4 << 20);
 
-/// The first word of a script that serves both kinds of places.
+/// Returns the first argument of the scripts that serve both kinds of places.
 pub(crate) fn word(place: &Place) -> &'static str {
     match place {
         Place::Partition(_) => "partition",
@@ -27,7 +29,8 @@ pub(crate) fn word(place: &Place) -> &'static str {
     }
 }
 
-/// What is known of tasks. At a partition there are none: a key of its slot stands in, and is not used.
+/// Returns the key of the task states. A partition has none: a key of the same hash slot is passed instead, and is not
+/// used.
 pub(crate) fn states(keys: &Keys, place: &Place) -> Key {
     match place {
         Place::Partition(_) => keys.delay_items(place),
@@ -35,7 +38,8 @@ pub(crate) fn states(keys: &Keys, place: &Place) -> Key {
     }
 }
 
-/// The tasks that are worked on. At a partition there are none: a key of its slot stands in, and is not used.
+/// Returns the key of the claimed tasks. A partition has none: a key of the same hash slot is passed instead, and is
+/// not used.
 pub(crate) fn claims(keys: &Keys, place: &Place) -> Key {
     match place {
         Place::Partition(_) => keys.delay(place),
@@ -51,7 +55,7 @@ pub(crate) fn conflict(on_conflict: OnConflict) -> &'static str {
     }
 }
 
-/// What a script says of one that was to be kept.
+/// Parses the result of a script for one message to store.
 pub(crate) fn placed(value: Value, what: impl std::fmt::Display) -> Result<Placed> {
     match reply::int(value)? {
         1 => Ok(Placed::New),
@@ -62,10 +66,10 @@ pub(crate) fn placed(value: Value, what: impl std::fmt::Display) -> Result<Place
     }
 }
 
-/// Messages of one place that go in one call.
+/// Messages of one place that go into one call.
 pub(crate) struct Portion<'a> {
     pub(crate) place: &'a Place,
-    /// Where each stands in the batch, with its item.
+    /// Position of each message in the batch, and its item.
     pub(crate) messages: Vec<(usize, Vec<u8>)>,
     pub(crate) bytes: usize,
 }
@@ -92,14 +96,14 @@ impl Portion<'_> {
     }
 }
 
-/// When messages are due and what is to be done about others of their ids, as the script takes it: `count due conflict`
-/// for so many after each other. In bulk that is one term, where two words of each message would cost the server as much
-/// as the message.
+/// Formats due times and conflict policies for the script: `count due conflict` for each run of messages that have the
+/// same ones. A bulk is then one term, where two words per message would cost the server as much as the message
+/// itself.
 fn terms<'a>(messages: impl Iterator<Item = &'a Scheduling>) -> String {
     let mut terms = String::new();
     let mut add = |count: usize, (at, on_conflict): (Due, OnConflict)| {
         let between = if terms.is_empty() { "" } else { " " };
-        // Writing to a text cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(terms, "{between}{count} {} {}", due(at), conflict(on_conflict));
     };
     let mut open: Option<(usize, (Due, OnConflict))> = None;
@@ -118,7 +122,7 @@ fn terms<'a>(messages: impl Iterator<Item = &'a Scheduling>) -> String {
     terms
 }
 
-/// What became of each of so many messages. The script says of a bulk of new ones no more than that.
+/// Parses the outcome of each message. For a bulk of new messages the script returns a single 1.
 pub(crate) fn outcomes(answer: Value, count: usize) -> Result<Vec<Result<Placed>>> {
     if matches!(answer, Value::Int(1)) {
         return Ok((0..count).map(|_| Ok(Placed::New)).collect());
@@ -127,7 +131,7 @@ pub(crate) fn outcomes(answer: Value, count: usize) -> Result<Vec<Result<Placed>
     Ok(values.into_iter().map(|value| placed(value, "it")).collect())
 }
 
-/// As many values as were asked for.
+/// Parses an array of exactly `count` values.
 pub(crate) fn exactly(answer: Value, count: usize) -> Result<Vec<Value>> {
     let values = reply::array(answer)?;
     if values.len() == count {
@@ -136,7 +140,8 @@ pub(crate) fn exactly(answer: Value, count: usize) -> Result<Vec<Value>> {
     Err(unexpected(format_args!("{} answers to {count} questions", values.len())))
 }
 
-/// Divides a batch by place, each in the order of the batch; and what cannot be scheduled, with the reason.
+/// Splits a batch by place, each part in the order of the batch. Also returns the messages that cannot be scheduled,
+/// with the reason.
 pub(crate) fn portions(batch: &[Scheduling]) -> (Vec<Portion<'_>>, Vec<(usize, Error)>) {
     let (mut portions, mut refused) = (Vec::<Portion<'_>>::new(), Vec::new());
     let mut open = BTreeMap::<&Place, usize>::new();
@@ -164,7 +169,7 @@ pub(crate) fn portions(batch: &[Scheduling]) -> (Vec<Portion<'_>>, Vec<(usize, E
     (portions, refused)
 }
 
-/// The first portions that make one pipeline: at least one.
+/// Returns the first portions that make one pipeline: at least one.
 pub(crate) fn pipeline<'p, 'a>(portions: &'p [Portion<'a>]) -> &'p [Portion<'a>] {
     let (mut messages, mut bytes) = (0, 0);
     let fits = portions.iter().take_while(|portion| {

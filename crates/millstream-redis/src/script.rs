@@ -1,4 +1,4 @@
-//! Scripts: called by hash, in pipelines, and loaded again when the server has forgotten them.
+//! Script calls: by hash, in pipelines. A script that the server has forgotten is loaded again.
 
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::keys::Key;
@@ -23,7 +23,7 @@ impl Loaded {
         Self { contract, source, sha }
     }
 
-    /// A call with these keys; arguments are added to it.
+    /// Returns a call with these keys; its arguments are added later.
     pub(crate) fn call<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
         debug_assert_eq!(N, self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
         let mut cmd = redis::cmd("EVALSHA");
@@ -34,7 +34,7 @@ impl Loaded {
         Call { script: self, keys: keys.map(Key::clone).to_vec(), cmd, args: 0 }
     }
 
-    /// A command that carries the whole script: for one that is rare and runs on a connection of its own.
+    /// Returns a command that carries the whole source, for a script that runs rarely and on a connection of its own.
     pub(crate) fn eval<const N: usize>(&self, keys: [&Key; N], args: &[&str]) -> Cmd {
         debug_assert_eq!((N, args.len()), (self.contract.keys.len(), self.contract.args.len()));
         let mut cmd = redis::cmd("EVAL");
@@ -43,7 +43,7 @@ impl Loaded {
     }
 }
 
-/// One call of a script.
+/// One call of a script, under construction.
 pub(crate) struct Call<'a> {
     script: &'a Loaded,
     keys: Vec<Key>,
@@ -84,7 +84,10 @@ impl Call<'_> {
     }
 }
 
-/// Makes all calls in one pipeline. One result per call; an error of the whole is one of the connection.
+/// Makes all calls in one pipeline and returns one result per call.
+///
+/// The outer error is one of the connection; an error that the server returns for a call is the result of that call.
+/// Calls that fail with NOSCRIPT are sent once more behind a SCRIPT LOAD.
 pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Vec<Result<Value>>> {
     let mut pipe = Pipeline::with_capacity(calls.len());
     for call in &mut calls {
@@ -95,7 +98,8 @@ pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Ve
 
     let lost: Vec<usize> = (0..values.len()).filter(|i| is_noscript(&values[*i])).collect();
     if !lost.is_empty() {
-        // Only what was not done is sent again: everything else has had its effect.
+        // Send only these calls again: all others have had their effect. SCRIPT LOAD goes in front of them in the same
+        // pipeline, once per script.
         let mut again = Pipeline::with_capacity(2 * lost.len());
         let mut loads = 0;
         for (n, i) in lost.iter().enumerate() {
@@ -126,7 +130,7 @@ pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Ve
             continue;
         };
         let error = answered(error);
-        // Which of its keys it is, the server does not say.
+        // The server does not name the key of the wrong type: find it among the keys of the call.
         let named = match error.kind() {
             ErrorKind::WrongType => wrong_type::in_script(line, &call.script.source, &call.keys).await,
             _ => None,
@@ -144,7 +148,8 @@ pub(crate) async fn run_one(line: &impl Line, call: Call<'_>) -> Result<Value> {
     run(line, vec![call]).await?.pop().unwrap_or_else(|| Err(crate::error::unexpected("no reply")))
 }
 
-/// What a script that does as much as it may has left: those behind the first `done`.
+/// Returns the items that a script has left, for scripts that stop after a bounded amount of work: those behind the
+/// first `done`. An answer without progress, or beyond the end, is an error.
 pub(crate) fn behind<T>(asked: &[T], done: usize) -> Result<&[T]> {
     let rest = asked.get(done..).filter(|_| done > 0);
     rest.ok_or_else(|| crate::error::unexpected(format_args!("{done} of {} are done", asked.len())))

@@ -1,4 +1,4 @@
-//! What is known of the server: its product and version, how it keeps what it is given, and what this user may do.
+//! Server information: product and version, persistence, and the rights of this user.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,10 +14,10 @@ use crate::connection::Line;
 use crate::error::answered;
 use crate::{durability, reply};
 
-/// How many round trips are measured.
+/// Number of round trips that are measured.
 const TRIPS: usize = 5;
 
-/// Commands that only some servers have, and what they would allow.
+/// Commands that only some servers have, and the feature that each would allow.
 const FEATURES: [(&str, &str); 5] = [
     ("XACKDEL", "acks that delete"),
     ("XDELEX", "deletes that heed other groups"),
@@ -57,7 +57,7 @@ pub(crate) async fn look(inner: &Inner) -> Result<Server> {
     Ok(server)
 }
 
-/// Round trips, and what the server's clock says in the middle of the shortest.
+/// Measures round trips, and the difference between the server's clock and ours at the middle of the shortest one.
 async fn clock(inner: &Inner, server: &mut Server) -> Result<()> {
     let mut pipe = Pipeline::with_capacity(1);
     pipe.cmd("TIME");
@@ -78,7 +78,7 @@ async fn clock(inner: &Inner, server: &mut Server) -> Result<()> {
             }
         }
     }
-    // The first may have opened the connection.
+    // Drop the first round trip: it may have included opening the connection.
     let mut trips = trips.split_off(1);
     trips.sort_unstable();
     server.latency = trips.get(trips.len() / 2).map(|(trip, _)| *trip);
@@ -130,8 +130,8 @@ async fn features(inner: &Inner, server: &mut Server) -> Result<()> {
     Ok(())
 }
 
-/// Queues every command that is needed and discards them all: the server says which ones this user may not use, and does
-/// nothing. That needs no right of its own, as `ACL DRYRUN` would.
+/// Queues every command that is needed in a transaction and discards it: the server reports the commands that this
+/// user may not use, and executes none. Unlike `ACL DRYRUN`, that needs no right of its own.
 async fn rights(inner: &Inner, server: &mut Server) -> Result<()> {
     let commands = needed(&inner.keys)?;
     let mut pipe = Pipeline::with_capacity(2 + commands.len());
@@ -151,7 +151,7 @@ async fn rights(inner: &Inner, server: &mut Server) -> Result<()> {
             let error = answered(error);
             match error.kind() {
                 ErrorKind::Denied => server.denied.push(command.clone()),
-                // Not because of rights: out of memory, a replica, a disk that is full.
+                // Refused for another reason than rights: out of memory, a replica, a full disk.
                 _ => other = other.or(Some(format!("the right to {command}: {error}"))),
             }
         }
@@ -160,7 +160,7 @@ async fn rights(inner: &Inner, server: &mut Server) -> Result<()> {
     Ok(())
 }
 
-/// Each command that the scripts and roles use, on a key of its kind.
+/// Returns each command that scripts and roles use, on a key of its kind.
 fn needed(keys: &Keys) -> Result<Vec<String>> {
     let tp = TopicPartition::new("doctor".parse()?, 0);
     let (group, place) = ("doctor".parse()?, Place::from(tp.clone()));

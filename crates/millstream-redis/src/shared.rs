@@ -1,4 +1,4 @@
-//! The shared role: many consumers, each under its own name; the pending list says who has what.
+//! The shared role: many consumers, each under its own name. The pending list has the owner of each entry.
 
 use std::time::Duration;
 
@@ -21,14 +21,14 @@ use crate::shared_reader::StreamsReader;
 use crate::{note, reply, script};
 use millstream_core::pages::{PAGE_BYTES, PageSizer, STEP_BYTES};
 
-/// The most ids of one call of the script `extend`.
+/// Maximum number of ids of one call of the script `extend`.
 const EXTEND_CHUNK: usize = 500;
-/// The most entries of one call of the script `claim`.
+/// Maximum number of entries of one call of the script `claim`.
 const CLAIM_CHUNK: usize = 100;
-/// How many bodies of what was claimed are read at first: they may be large, and the server works on one request without a
-/// break.
+/// Number of bodies in the first read of claimed entries, when their size is not known yet: the server works on one
+/// request without a break.
 const FIRST_BODIES: usize = 1;
-/// For how long nobody counts as having touched what is given back: two years.
+/// Idle time in milliseconds that marks an entry as given back: 2^36, about two years.
 const GIVEN_BACK_MS: u64 = 1 << 36;
 
 #[async_trait]
@@ -77,8 +77,9 @@ impl Shared for RedisBackend {
         let names: Vec<&str> = std::iter::once(&seat.consumer).chain(alive).map(MemberId::as_str).collect();
         let (mut claimed, mut pages, mut taken) = (Claimed::default(), PageSizer::default(), 0);
         loop {
-            // What is claimed has to arrive before its time is up: so a page of it, and the rest stays with whoever had
-            // it. After an error the caller starts over, and finds what was claimed under its own name.
+            // The bodies of claimed entries must arrive before the claim runs out. So claim one page; the rest stays
+            // with its consumer. After an error the caller starts over, and finds claimed entries pending under its
+            // own name.
             let limit = (max - taken).min(CLAIM_CHUNK);
             let limit = limit.min(pages.count(limit));
             let TakenOver { next, removed, ghosts, entries } =
@@ -103,18 +104,18 @@ impl Shared for RedisBackend {
     }
 }
 
-/// What one call of the script `claim` took over. Bodies stay on the server: a script would copy each of them twice, and
-/// the server does nothing else meanwhile.
+/// Entries that one call of the script `claim` took over, without their bodies: a script would copy each body twice,
+/// and the server does nothing else meanwhile.
 struct TakenOver {
     next: Option<Duration>,
     removed: usize,
-    /// Those with bodies, and for how many milliseconds nobody had touched them.
+    /// Entries with a body, and the idle time of each in milliseconds.
     entries: Vec<(Entry, i64)>,
     ghosts: Vec<(Receipt, i64)>,
 }
 
 impl RedisBackend {
-    /// Sets for how long nobody has touched entries of a consumer. Gives back those that it has not.
+    /// Sets the idle time of a consumer's entries. Returns the entries that the consumer does not have.
     async fn touch(
         &self,
         seat: &SharedMember,
@@ -138,7 +139,7 @@ impl RedisBackend {
         if calls.is_empty() {
             return Ok(Vec::new());
         }
-        // Where leases are renewed: this must not wait behind messages either.
+        // On the connection of the lease renewals, so that it does not wait behind messages either.
         let answers = script::run(&self.inner.leases, calls).await?;
         let mut lost = Vec::new();
         for (source, answer) in sources.into_iter().zip(answers) {
@@ -149,7 +150,7 @@ impl RedisBackend {
         Ok(lost)
     }
 
-    /// Takes over what stands under other names than these; the first of them gets it.
+    /// Takes over the entries pending under names other than `names`; the first of `names` gets them.
     async fn take_over(
         &self,
         right: Right<'_>,
@@ -167,12 +168,13 @@ impl RedisBackend {
         let mut call = call.arg(ceil_ms(idle).min(GIVEN_BACK_MS)).arg(max.min(CLAIM_CHUNK));
         call.push(heard.to_string());
         names.iter().for_each(|name| call.push(*name));
-        // Looks that are this frequent take no connection of the pool, which is checked each time it is lent.
+        // Calls this frequent do not use the pool, which checks a connection each time that it lends one.
         let answer = script::run_one(&inner.messages, call).await?;
         taken_over(answer).map_err(|error: Error| error.during(format_args!("claim from {log}")))
     }
 
-    /// Reads the bodies of what was taken over, and adds it to what was claimed. Gives back how many bytes came.
+    /// Reads the bodies of entries that were taken over and adds them to `claimed`. Returns the number of bytes
+    /// received.
     async fn bodies(
         &self,
         right: Right<'_>,
@@ -181,7 +183,7 @@ impl RedisBackend {
         entries: Vec<(Entry, i64)>,
         claimed: &mut Claimed,
     ) -> Result<usize> {
-        // As one request after the other: those of one pipeline would be worked on without a break.
+        // Separate requests: the server would work on those of one pipeline without a break.
         let (mut steps, mut came, mut gone) = (PageSizer::new(STEP_BYTES, FIRST_BODIES), 0, Vec::new());
         let mut rest = entries.into_iter().peekable();
         while rest.peek().is_some() {
@@ -203,7 +205,7 @@ impl RedisBackend {
                         entry.fields = fields.unwrap_or_default();
                         part(claimed, idle).entries.push(entry);
                     }
-                    // Deleted since it was taken over: it is still on the pending list.
+                    // Deleted since it was taken over: it is still on the pending list, so acknowledge it.
                     None => {
                         gone.push((entry.receipt, Settlement::Ack));
                         part(claimed, idle).ghosts.push(entry.receipt);
@@ -218,7 +220,7 @@ impl RedisBackend {
     }
 }
 
-/// What the script `claim` answered.
+/// Parses the answer of the script `claim`.
 fn taken_over(answer: Value) -> Result<TakenOver> {
     let [next_ms, removed, now_ms, entries, ghosts] = reply::tuple(answer)?;
     let now_ms = u64::try_from(reply::int(now_ms)?).unwrap_or_default();
@@ -250,8 +252,9 @@ fn taken_over(answer: Value) -> Result<TakenOver> {
     Ok(taken)
 }
 
-/// What nobody has touched for years was given back.
+/// Returns the part of `claimed` for an entry: with an idle time of years it was given back.
 fn part(claimed: &mut Claimed, idle_ms: i64) -> &mut Fetched {
+    // The script `claim` has the same threshold.
     let given_back = idle_ms.unsigned_abs() >= GIVEN_BACK_MS / 2;
     let part = if given_back { &mut claimed.given_back } else { &mut claimed.abandoned };
     part.pending = true;

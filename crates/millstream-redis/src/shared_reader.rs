@@ -1,7 +1,7 @@
-//! One reader of many partitions among other readers: first what is pending under its own name, then what is new.
+//! Reader of many partitions beside other readers: first the entries pending under its own name, then new ones.
 //!
-//! It reads under a name that nobody else has, so it may block in the read that takes: each entry goes to one reader,
-//! and what a lost answer held stands under its own name, where it looks first when it starts over.
+//! Its consumer name is unique, so it may block in the XREADGROUP itself: each entry goes to one reader, and the
+//! entries of a lost answer are pending under its own name, where it looks first when it starts over.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,28 +27,29 @@ use crate::socket::Socket;
 use crate::{note, wrong_type};
 use millstream_core::pages::PageSizer;
 
-/// The longest single wait on the server, and the shortest: to the server, 0 ms means for ever.
+/// Shortest and longest single wait on the server, since the server takes 0 ms for an unlimited wait.
 const BLOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(3_600));
 
-/// The most logs that are asked how large their entries are.
+/// Maximum number of logs whose entry size is estimated.
 const WEIGHED: usize = 32;
 
 pub(crate) struct StreamsReader {
     inner: Arc<Inner>,
     seat: SharedMember,
     streams: Vec<Stream>,
-    /// Not there while a request is under way: whoever drops that drops it too.
+    /// `None` while a request is under way, so that a dropped future drops the connection too.
     socket: Option<Socket>,
-    /// Used again and again.
+    /// Buffer for requests, used again.
     request: Request,
     stage: Stage,
     plan: Plan,
     pages: PageSizer,
-    /// Until when the blocking request that is under way can take entries.
+    /// Time until which the blocking request under way can take entries.
     blocking: Option<Instant>,
-    /// Until when blocking requests whose answers are lost can take entries: then their entries are looked for.
+    /// Time until which blocking requests with lost answers can take entries. Then the reader looks for those entries.
     stray: Option<Instant>,
-    /// Set while a request is under way. Found set, the future was dropped and an answer may be lost.
+    /// Set while a request is under way. If a call finds it set, the future before was dropped and an answer may be
+    /// lost.
     busy: bool,
 }
 
@@ -60,13 +61,13 @@ struct Stream {
 }
 
 enum Stage {
-    /// Reading what stands under our name: of these streams, above this id.
+    /// Reads entries pending under our name: of these streams; of the first one, above this id.
     Pending(VecDeque<usize>, MessageId),
-    /// Reading what nobody has seen.
+    /// Reads entries that were never handed out.
     New,
 }
 
-/// What is read: entries by partition.
+/// Entries read, by partition.
 #[derive(Default)]
 struct Read(Vec<(Partition, Fetched)>);
 
@@ -122,7 +123,8 @@ impl StreamsReader {
                 continue;
             }
             let left = wait.saturating_sub(started.elapsed());
-            // What a lost request may have taken is looked for as soon as it can take no more.
+            // Wait no longer than until the last lost request can take nothing more: then start over to find its
+            // entries.
             let until = self.stray.map_or(BLOCK.1, |until| until.saturating_duration_since(Instant::now()));
             let block = left.min(until).min(BLOCK.1);
             let idle = self.plan.is_idle();
@@ -141,7 +143,7 @@ impl StreamsReader {
         }
     }
 
-    /// Connects if need be, and finds the streams in which something stands under our name.
+    /// Connects if needed, and finds the streams with entries pending under our name.
     async fn start_over(&mut self, stray: bool) -> Result<()> {
         if self.socket.is_none() {
             self.socket = Some(self.inner.dial.socket("reader").await?);
@@ -168,7 +170,7 @@ impl StreamsReader {
         Ok(())
     }
 
-    /// Asks how large entries are, unless some have come already: at first only the logs can tell.
+    /// Estimates the size of entries from the logs, unless some entries have arrived already.
     async fn weigh(&mut self) -> Result<()> {
         if !self.pages.is_new() {
             return Ok(());
@@ -186,7 +188,7 @@ impl StreamsReader {
         Ok(())
     }
 
-    /// One page of what stands under our name. `None` if there is no more.
+    /// Reads one page of entries pending under our name. Returns `None` if the current stream has no more.
     async fn pending(&mut self, max: usize) -> Result<Option<Read>> {
         let Stage::Pending(streams, after) = &self.stage else { return Ok(None) };
         let (Some(at), after) = (streams.front().copied(), *after) else {
@@ -242,7 +244,7 @@ impl StreamsReader {
         note::told(answers, held, ids)
     }
 
-    /// What nobody has seen, after waiting up to `block`.
+    /// Reads new entries, after waiting up to `block`.
     async fn new_entries(&mut self, asks: Vec<ClaimRequest>, block: Option<Duration>) -> Result<Read> {
         let mut pipe = Pipeline::with_capacity(asks.len());
         for ask in &asks {
@@ -262,6 +264,7 @@ impl StreamsReader {
                 pipe.arg(">");
             }
         }
+        // The server may still hold a blocking request after its connection is cut, and hand entries to it until then.
         self.blocking = block.map(|block| Instant::now() + block + self.inner.dial.response_timeout);
         self.exchange(&pipe, block.unwrap_or_default()).await?;
         self.blocking = None;
@@ -294,7 +297,7 @@ impl StreamsReader {
         Ok(read)
     }
 
-    /// The error that stands in place of entries, with the key that it is about if the server can be asked about one.
+    /// Builds the error for a reply that is a server error, with the key that it concerns, if a key can be determined.
     fn refused(&self, ask: &ClaimRequest, answer: Value, cmd: &Cmd) -> Error {
         let mut named = Pipeline::new();
         named.add_command(cmd.clone());
@@ -316,7 +319,7 @@ impl StreamsReader {
         self.socket.as_ref().ok_or_else(not_connected)
     }
 
-    /// Sends what is small, and reads it as the client's values.
+    /// Sends a request with small replies, and returns them as values of the client.
     async fn send(&mut self, pipe: &Pipeline) -> Result<Vec<Value>> {
         self.exchange(pipe, Duration::ZERO).await?;
         let mut replies = self.socket()?.replies();
@@ -334,7 +337,7 @@ impl StreamsReader {
         Ok(())
     }
 
-    /// An answer may be lost: the next request starts over.
+    /// Drops the connection after a possibly lost answer, so that the next request starts over.
     fn lose(&mut self) {
         self.socket = None;
         self.stray = self.stray.max(self.blocking.take());
@@ -349,7 +352,7 @@ fn not_connected() -> Error {
     Error::new(ErrorKind::Unavailable, "the reader has no connection")
 }
 
-/// Entries with what is known of each. All lists are in the order of ids.
+/// Combines entries with their delivery counts and notes. All lists are sorted by id.
 fn page(
     source: Source,
     entries: Vec<RawEntry>,
@@ -386,7 +389,7 @@ impl SharedReader for StreamsReader {
         if let Err(error) = &read {
             self.lose();
             if error.kind() == ErrorKind::Unconfirmed {
-                // Perhaps it was too large to arrive: less of it the next time.
+                // The answer may have been too large to arrive: ask for less in the next request.
                 self.pages.lost();
             }
         }

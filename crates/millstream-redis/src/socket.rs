@@ -1,7 +1,7 @@
-//! A connection of one user: no task behind it, no queue in front of it. One request, then its replies.
+//! Connection of one user: no background task, no queue, one request at a time and then its replies.
 //!
-//! What it costs beside the system calls is a look at each value's length. Many users share the client's own
-//! connections instead ([`crate::connection`]).
+//! Beside the system calls it costs a look at the length of each value. Where many users share a connection, the
+//! client's own are used instead ([`crate::connection`]).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -20,11 +20,11 @@ use crate::error::{Phase, translate};
 use crate::request::Request;
 use crate::resp::{Replies, Scanner};
 
-/// The least room for what comes next.
+/// Minimum free space for a read, in bytes.
 const ROOM: usize = 4 << 10;
-/// The most room that is made for what was only announced.
+/// Maximum space that is reserved for announced bytes, in bytes.
 const ANNOUNCED: usize = 1 << 20;
-/// Memory that a connection may keep while it waits for something to happen.
+/// Buffer size that a connection may keep during a blocking request, in bytes.
 const KEPT: usize = 16 << 10;
 
 pub(crate) enum Stream {
@@ -61,7 +61,7 @@ impl Stream {
         }
     }
 
-    /// Some of these bytes. Nothing is lost if the future is dropped, here and in [`read_buf`](Self::read_buf).
+    /// Writes some of these bytes. Dropping the future loses nothing, here and in [`read_buf`](Self::read_buf).
     pub(crate) async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.write(bytes).await,
@@ -78,27 +78,28 @@ impl Stream {
         }
     }
 
-    /// Ends it at once: what it holds and the server has not got shall not arrive later.
+    /// Ends the connection at once and discards its unsent data, so that the server does not receive that later.
     pub(crate) fn abort(self) {
         if let Self::Tcp(stream) = self {
-            // At worst it ends as any other.
+            // On failure the connection is closed in the ordinary way.
             let _ = stream.set_zero_linger();
         }
     }
 
-    /// Whether the other side has hung up, or said something, although it was not asked.
+    /// Returns whether the peer has closed the connection, or has sent something without a request.
     pub(crate) fn is_over(&self) -> bool {
         let socket = match self {
             Self::Tcp(stream) => SockRef::from(stream),
             #[cfg(unix)]
             Self::Unix(stream) => SockRef::from(stream),
         };
+        // An open connection without unread bytes would block: a closed one peeks 0 bytes, a broken one an error.
         let peeked = socket.peek(&mut [MaybeUninit::uninit()]);
         !peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
-/// Tries all addresses of a host at once: one that swallows everything does not keep us from the others.
+/// Connects to all addresses of a host at once, so that one that never answers does not block the others.
 async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
     if let [address] = addresses[..] {
@@ -129,16 +130,16 @@ fn tune(stream: &TcpStream, settings: &TcpSettings) -> io::Result<()> {
 pub(crate) struct Socket {
     stream: Stream,
     scanner: Scanner,
-    /// What has come of the replies to the last request.
+    /// Bytes received of the replies to the last request.
     received: Vec<u8>,
-    /// How long the replies before were.
+    /// Length of the replies to the request before.
     last: usize,
-    /// How long the last replies took to arrive, from their first bytes on.
+    /// Time from the first bytes of the last replies to their end.
     took: Duration,
 }
 
 impl Socket {
-    /// Connects, logs in and gives the connection its name.
+    /// Connects, logs in and names the connection.
     pub(crate) async fn open(info: &ConnectionInfo, role: &str) -> Result<Self> {
         let stream = Stream::open(info).await?;
         let (scanner, received) = (Scanner::default(), Vec::new());
@@ -156,7 +157,7 @@ impl Socket {
             request.add(&[b"SELECT", settings.db().to_string().as_bytes()]);
         }
         let needed = request.commands();
-        // A user who may not say these does without.
+        // The replies to these are ignored: a user without the permission does without names.
         request.add(&[b"CLIENT", b"SETNAME", format!("millstream:{role}").as_bytes()]);
         for (what, word) in [("LIB-NAME", settings.lib_name()), ("LIB-VER", settings.lib_ver())] {
             if let Some(word) = word {
@@ -164,7 +165,7 @@ impl Socket {
             }
         }
         let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
-        // Whoever opens it has a limit for all of this.
+        // The caller limits the time of the whole call.
         let exchanged = socket.exchange(&request, Duration::MAX, Duration::MAX).await;
         exchanged.map_err(|broken| broken.error(failed))?;
         let mut replies = socket.replies();
@@ -177,11 +178,11 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Sends a request and waits for its replies: up to `block` and `limit` for the first bytes, and up to `limit` for
-    /// more of them each time. So a large answer on a slow link has the time that it needs, and one that stalls ends.
+    /// Sends a request and waits for its replies: up to `block + limit` for the first bytes, then up to `limit` each
+    /// time for more of them. So a large answer on a slow link has the time that it needs, and one that stalls ends.
     ///
-    /// After an error, and if the future is dropped, nothing is known of what the server is still about to say: then the
-    /// connection is of no use any more.
+    /// After an error, or if the future was dropped, the server may still send the rest of these replies, so the
+    /// connection cannot be used again.
     pub(crate) async fn ask(&mut self, request: &Request, block: Duration, limit: Duration) -> Result<()> {
         if !block.is_zero() {
             self.shrink();
@@ -191,29 +192,29 @@ impl Socket {
         answer.map_err(|broken| broken.error(failed))
     }
 
-    /// Gives back what large replies took. They cannot be read any more.
+    /// Frees the memory of large replies. They cannot be read afterwards.
     pub(crate) fn shrink(&mut self) {
         if self.received.capacity() > KEPT {
             self.received = Vec::new();
         }
     }
 
-    /// How many bytes the last replies had, and how long they took to arrive once the first ones were there.
+    /// Returns the size of the last replies in bytes, and how long they took to arrive after their first bytes.
     pub(crate) fn weight(&self) -> (usize, Duration) {
         (self.received.len(), self.took)
     }
 
-    /// Whether it is of no use for another request.
+    /// Returns whether the connection cannot take another request.
     pub(crate) fn is_over(&self) -> bool {
         self.stream.is_over()
     }
 
-    /// The connection alone, between two requests.
+    /// Returns the stream alone, between two requests.
     pub(crate) fn into_stream(self) -> Stream {
         self.stream
     }
 
-    /// What the last request was answered.
+    /// Returns the replies to the last request.
     pub(crate) fn replies(&self) -> Replies<'_> {
         self.scanner.replies(&self.received)
     }
@@ -235,7 +236,7 @@ impl Socket {
         if missing > 0 {
             let begun = Instant::now();
             while missing > 0 {
-                // Its own limit each time: what keeps coming is alive, however long all of it takes.
+                // A limit per read, not for the whole answer: a connection that keeps receiving is alive.
                 missing = timeout(next, self.receive(missing)).await.map_err(|_| stalled(next))??;
             }
             self.took = begun.elapsed();
@@ -244,11 +245,11 @@ impl Socket {
         Ok(())
     }
 
-    /// Waits for more bytes. Gives back how many are missing then, at least.
+    /// Waits for more bytes and returns the minimum number that is missing then.
     async fn receive(&mut self, missing: usize) -> std::result::Result<usize, Broken> {
         let come = self.received.len();
         if self.received.capacity() - come < ROOM {
-            // As much as the last time, as soon as anything has come.
+            // Once anything has arrived, reserve the size of the last replies: the next ones are likely as large.
             let likely = if come == 0 { 0 } else { self.last.saturating_sub(come) };
             self.received.reserve(missing.max(likely).clamp(ROOM, ANNOUNCED));
         }
@@ -267,10 +268,10 @@ fn stalled(limit: Duration) -> Error {
     )
 }
 
-/// Why an exchange ended early.
+/// Reason why an exchange ended early.
 pub(crate) enum Broken {
     Io(io::Error),
-    /// What came is no reply, or nothing came.
+    /// The received bytes are no reply, or nothing arrived in time.
     Reply(Error),
 }
 
@@ -295,7 +296,8 @@ impl From<Error> for Broken {
     }
 }
 
-/// A log-in that fails is one that is refused, whatever the words, unless the server says that it cannot serve now.
+/// Turns a failed log-in into [`ErrorKind::Denied`], whatever the wording, unless the server reports that it cannot
+/// serve now.
 fn denied(error: Error) -> Error {
     if error.kind() == ErrorKind::Protocol {
         Error::new(ErrorKind::Denied, format!("the server refuses these credentials: {error}"))
@@ -314,7 +316,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(5);
 
-    /// A server that says the next words whenever it has heard something, and hangs up if told so when it has said all.
+    /// Starts a server that sends the next words after each request, and closes the connection behind the last ones if
+    /// `hang_up` is set.
     async fn server(words: &[&[&[u8]]], hang_up: bool) -> (ConnectionInfo, JoinHandle<Vec<u8>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let port = listener.local_addr().expect("an address").port();
@@ -428,7 +431,7 @@ mod tests {
             (&[hello, half][..], true, ErrorKind::Unconfirmed),
             (&[hello, half][..], false, ErrorKind::Unconfirmed),
             (&[hello, garbage][..], false, ErrorKind::Protocol),
-            // Gone between two requests.
+            // Closed between two requests.
             (&[hello][..], true, ErrorKind::Unconfirmed),
         ] {
             let (info, _heard) = server(words, hang_up).await;
@@ -439,7 +442,7 @@ mod tests {
         }
     }
 
-    /// What keeps coming is waited for, however long all of it takes; what stalls half-way is not.
+    /// The limit applies to progress: a slow answer is read to its end, one that stalls half-way is not.
     #[tokio::test]
     async fn the_limit_of_an_answer_is_one_of_its_progress() {
         let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
@@ -465,7 +468,7 @@ mod tests {
             });
             let info = format!("redis://127.0.0.1:{port}").into_connection_info().expect("an address");
             let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
-            // Less than all of it takes, and more than one byte does.
+            // Shorter than the whole answer takes, and longer than one byte takes.
             let limit = LIMIT / 20;
             let answer = socket.ask(&ping(1), Duration::ZERO, limit).await;
             if stalls {

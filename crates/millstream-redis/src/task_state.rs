@@ -1,11 +1,11 @@
-//! What is known of a task beside its body, as it stands in the `task_states` hash:
+//! State of a task beside its body, as stored in the `task_states` hash:
 //! `<due> <attempt> <crashes> <begun 0 or 1> <hold> <token or -> <error>` and, behind a line break, the lines of its
-//! history. What is begun, and for how many milliseconds the claim holds, only scripts need.
+//! history. Only scripts use `begun` and `hold`, for how many milliseconds the claim holds.
 
 use millstream_core::history::{self, History};
 use millstream_core::wire;
 
-/// One task's state.
+/// State of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TaskState {
     pub(crate) due: u64,
@@ -17,7 +17,7 @@ pub(crate) struct TaskState {
 }
 
 impl TaskState {
-    /// Reads it; `None` if it is none. A number that is too large becomes the largest one.
+    /// Parses a state; `None` if the text is none. A number that is too large becomes the largest one.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (first, history) = text.split_once('\n').unwrap_or((text, ""));
         let mut words = first.splitn(7, ' ');
@@ -35,13 +35,13 @@ impl TaskState {
     }
 }
 
-/// An error as it stands in a state: its first 1,024 bytes, in one line.
+/// Formats an error for a state: its first 1,024 bytes, in one line.
 pub(crate) fn one_line(error: &str) -> String {
     wire::cut(error).chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// What a script needs to add a failure whose time and attempt it knows: what is kept, ending where it goes on, and the
-/// text.
+/// Returns two arguments with which a script adds a failure whose time and attempt it knows: the history to keep, up
+/// to the place where the script adds, and the error text.
 pub(crate) fn adding(history: &History, error: &str) -> (String, String) {
     let mut kept = history.before_one_more();
     if !kept.is_empty() {

@@ -1,4 +1,4 @@
-//! The tasks role: scripts that claim, settle and extend, and lists that call workers.
+//! The tasks role: scripts that claim, settle and extend, and lists that wake workers.
 
 use std::time::Duration;
 
@@ -24,10 +24,10 @@ use crate::script::Call;
 use crate::task_state::{TaskState, adding, one_line};
 use crate::{item, reply, scheduling, script};
 
-/// The longest name of a worker, in bytes.
+/// Maximum length of a worker's name, in bytes.
 const MAX_WORKER: usize = 128;
 
-/// The keys of the scripts `claim_tasks` and `settle_tasks`, in their order.
+/// Returns the keys of the scripts `claim_tasks` and `settle_tasks`, in their order.
 fn keys(inner: &Inner, shard: &Shard) -> [Key; 8] {
     let (keys, place) = (&inner.keys, Place::from(shard.clone()));
     [
@@ -42,7 +42,7 @@ fn keys(inner: &Inner, shard: &Shard) -> [Key; 8] {
     ]
 }
 
-/// Whole microseconds, rounded up; at most 100 years, since Lua counts exactly up to 2^53.
+/// Returns whole microseconds, rounded up; at most 100 years, since Lua counts exactly up to 2^53.
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.min(Due::FAR).as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
@@ -55,7 +55,8 @@ fn check_worker(worker: &str) -> Result<()> {
     Ok(())
 }
 
-/// What was claimed; and apart from that, with their tokens, tasks with ids that are none: somebody else put them there.
+/// Parses the claimed tasks. Tasks with invalid ids, which somebody else stored, are returned separately with their
+/// tokens.
 fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
     let [now, next, recurring, crashed, ids, states, items, befores, server] = reply::tuple(answer)?;
     let number = |value: Value| Ok::<_, Error>(u64::try_from(reply::int(value)?).unwrap_or(0));
@@ -70,7 +71,7 @@ fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
         let (id, state, before) = (reply::bytes(id)?, reply::text(state)?, reply::text(before)?);
         let task = TaskState::parse(&state).ok_or_else(|| unexpected(format_args!("the state {state:?}")));
         let fields = reply::maybe_bytes(item)?.map_or_else(Fields::new, |item| {
-            // Bytes that are no item are shown as they are.
+            // Bytes that are no item are returned as they are.
             let packed = || vec![(Bytes::from_static(PACKED.as_bytes()), item.clone())];
             item::unpack::<0>(&item).map_or_else(packed, |(_, fields)| fields)
         });
@@ -121,7 +122,7 @@ fn push_verdict(call: &mut Call<'_>, id: &ScheduleId, token: &str, verdict: &Ver
 }
 
 impl Inner {
-    /// As [`Tasks::extend`], also for ids that are none.
+    /// Extends claims as [`Tasks::extend`] does, also of tasks with invalid ids.
     async fn extend_claims(
         &self,
         shard: &Shard,
@@ -143,7 +144,8 @@ impl Inner {
         if calls.is_empty() {
             return Ok(extended);
         }
-        // Not among the messages: a handler that blocks its runtime, or a large answer, would cost claims.
+        // Not on the messages connection: a handler that blocks the runtime, or a large answer, would delay this and
+        // cost claims.
         for answer in script::run(&self.leases, calls).await? {
             let [now, server, ours] = reply::tuple(answer?)?;
             extended.now = u64::try_from(reply::int(now)?).unwrap_or(0);
@@ -184,7 +186,8 @@ impl Tasks for RedisBackend {
         let (claimed, foreign) = claimed(script::run_one(&self.inner.messages, call).await?)?;
         if !foreign.is_empty() {
             tracing::warn!(%shard, ids = ?foreign, "tasks with ids that are none are passed over");
-            // Nobody can work on them. Begun, their claims count as crashes when they run out, until they are given up.
+            // No handler can run these tasks. Marked as begun, their claims count as crashes when they expire, until
+            // the crash limit gives the tasks up.
             let foreign = foreign.iter().map(|(id, token)| (&id[..], token.as_str())).collect::<Vec<_>>();
             if let Err(error) = self.inner.extend_claims(shard, &foreign, ask.hold, true).await {
                 tracing::warn!(%shard, %error, "so they come again, and are not given up");
@@ -207,7 +210,7 @@ impl Tasks for RedisBackend {
                 }
                 calls.push(call);
             }
-            // With large bodies that died some are left over.
+            // With large bodies of dead tasks a script stops early: send the rest again.
             let mut rest = Vec::new();
             for (chunk, answer) in chunks.iter().zip(script::run(&self.inner.messages, calls).await?) {
                 let [applied, stale, done] = reply::tuple(answer?)?;
@@ -237,7 +240,8 @@ impl Tasks for RedisBackend {
         let inner = &self.inner;
         let wake = inner.keys.wake(&shard.clone().into());
         let answers = inner.waiters.wait(timeout.min(Due::FAR), |pipe, ms| {
-            // Seconds, with a fraction. Taken off the list: one call wakes one worker.
+            // The timeout is in seconds, with a fraction. BLPOP removes the element, so that one call wakes one
+            // worker.
             pipe.cmd("BLPOP").arg(wake.as_str()).arg(Duration::from_millis(ms).as_secs_f64());
         });
         let on = |error: Error| error.during(format_args!("wait for {wake}"));

@@ -1,4 +1,4 @@
-//! Trimming: calls of the script `trim`, as a retention says, and what it tells.
+//! Trimming: calls of the script `trim` for a retention, and the sum of their results.
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::leases::Lease;
@@ -12,9 +12,9 @@ use crate::error::unexpected;
 use crate::leases::fenced;
 use crate::{reply, script};
 
-/// How many entries one call of the script drops at most; it ends earlier where they are large.
+/// Maximum number of entries that one call of the script drops; it stops earlier where they are large.
 const CHUNK: usize = 10_000;
-/// How many calls are made at most, one after the other.
+/// Maximum number of calls, one after the other.
 const CALLS: usize = 64;
 
 impl RedisBackend {
@@ -31,8 +31,8 @@ impl RedisBackend {
             match answer.and_then(|answer| add(&mut trimmed, answer)).map_err(on) {
                 Ok(()) if trimmed.more => {}
                 Ok(()) => break,
-                // What was dropped so far is told, or nobody would ever count it. There is more to do, and whoever does
-                // it meets the error again, if it is one that lasts.
+                // Return the result so far, or the dropped entries would never be counted. `more` stays set, and the
+                // next trim meets the error again if it persists.
                 Err(error) if n > 0 => {
                     tracing::warn!(log = %keys[1], %error, dropped = trimmed.dropped, "trimming was stopped");
                     break;
@@ -45,7 +45,7 @@ impl RedisBackend {
     }
 }
 
-/// What the script is told; nothing if nothing is to be dropped.
+/// Returns the script's arguments for a retention; `None` if nothing is to be dropped.
 fn rule(retention: Retention) -> Result<Option<(&'static str, String)>> {
     let text = retention.to_string();
     let figure = text.split_once(':').map_or("0", |(_, figure)| figure).to_owned();

@@ -1,4 +1,4 @@
-//! What partitions take of the server's memory, as it estimates it from samples.
+//! Memory usage of partitions, as the server estimates it from samples.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +14,12 @@ use crate::backend::Inner;
 use crate::connection::Line;
 use crate::reply;
 
-/// How many items of a structure are weighed.
+/// Number of sampled items of each structure.
 const SAMPLES: usize = 5;
-/// About how many keys one pipeline looks at.
+/// Approximate number of keys in one pipeline.
 const CHUNK: usize = 250;
 
-/// A key, and how its items are counted; `None` if they are those of the key before.
+/// A key, and the command that counts its items; `None` if its items are those of the key before.
 type Weighed = (Partition, Option<GroupName>, Structure, Key, Option<&'static str>);
 
 pub(crate) async fn look(

@@ -1,7 +1,7 @@
-//! Connections that wait: one per wait that is under way, kept for the next one afterwards.
+//! Connections for blocking waits: one per wait under way, kept afterwards for the next one.
 //!
-//! The server's own time-outs come up to 100 ms late. So a wait ends by the local clock, with a `CLIENT UNBLOCK` that
-//! leaves the connection usable, and its answer shows what came in the last moment.
+//! The server's own timeouts fire up to 100 ms late. So the local clock ends a wait, by a `CLIENT UNBLOCK` that leaves
+//! the connection usable. The reply to the wait then shows whether something arrived in the last moment.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,26 +15,26 @@ use tokio::time::{Instant, timeout};
 use crate::connection::{Dial, Shared, complete, send_within};
 use crate::reply;
 
-/// The most connections that are kept while nobody waits on them.
+/// Maximum number of idle connections that are kept.
 const MAX_IDLE: usize = 64;
-/// How long the answer of a wait that was ended may take before it is ended once more: the server may not have read the
-/// wait yet.
+/// Maximum time for the reply of a wait after CLIENT UNBLOCK, before it is sent once more: the server may not have
+/// read the wait when the first one arrived.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Connections of those who wait for one key now and then.
+/// Connections for blocking waits on single keys.
 pub(crate) struct Waiters {
     dial: Arc<Dial>,
-    /// Ends waits.
+    /// Connection that ends waits.
     messages: Shared,
     idle: Mutex<Vec<Waiter>>,
 }
 
 struct Waiter {
     connection: MultiplexedConnection,
-    /// By which the server knows the connection.
+    /// Id of the connection on the server.
     id: i64,
-    /// The connection that ends waits, when this one was opened: after a restart another connection, and maybe that of
-    /// somebody else, has this id.
+    /// Generation of the connection that ends waits, at the time when this one was opened. After a restart of the
+    /// server this id may belong to another connection, maybe of another client.
     generation: u64,
 }
 
@@ -48,7 +48,7 @@ impl Waiters {
     }
 
     async fn open(&self) -> Result<Waiter> {
-        // First: a server that is another one by the time this one is open is noticed.
+        // Read the generation first, so that a restart of the server while this connection is opened is noticed.
         let generation = self.messages.generation().await?;
         let mut connection = self.dial.waiting("wait").await?;
         let mut pipe = Pipeline::with_capacity(1);
@@ -57,10 +57,11 @@ impl Waiters {
         Ok(Waiter { connection, id: reply::int(answer.unwrap_or_default())?, generation })
     }
 
-    /// Sends commands, one of which may block, and waits for their answers; after `wait` the one that blocks is ended, and
-    /// answers nil. It is told for how many milliseconds to block: longer than that, in case that nobody can end it.
+    /// Sends commands, one of which may block, and waits for their answers. After `wait` the blocking one is ended and
+    /// its answer is nil. `commands` receives the blocking time in milliseconds for the server: longer than `wait`, in
+    /// case the wait cannot be ended.
     ///
-    /// While this is under way the connection is nobody else's. If the future is dropped, so is the connection.
+    /// The connection is used by one call at a time. If the future is dropped, the connection is dropped too.
     pub(crate) async fn wait(
         &self,
         wait: Duration,
@@ -78,7 +79,7 @@ impl Waiters {
         let answers = self.ended(&mut waiter, &pipe, wait).await;
         let mut idle = self.idle();
         if answers.is_err() {
-            // What broke this one may have broken those that are kept: the next wait opens another.
+            // The cause may have broken the idle connections too: drop them, so that the next wait opens another one.
             idle.clear();
         } else if idle.len() < MAX_IDLE {
             idle.push(waiter);

@@ -1,4 +1,4 @@
-//! Keys that hold somebody else's type: the server says that there is one, and not which.
+//! Keys of a wrong type: finds the key, which the server's error does not name.
 
 use millstream_core::error::{Error, ErrorKind};
 use millstream_core::keys::Key;
@@ -7,15 +7,15 @@ use redis::{Arg, Cmd, Pipeline, Value};
 use crate::connection::Line;
 use crate::reply;
 
-/// What the server's error begins with.
+/// Code of the server's error.
 const CODE: &str = "WRONGTYPE";
 
-/// Puts the key of its command into each error of a foreign type. Scripts have several: see [`in_script`].
+/// Adds the key of its command to each error of a wrong type. Scripts have several keys: see [`in_script`].
 pub(crate) fn name_keys(values: &mut [Value], pipe: &Pipeline) {
     for (value, cmd) in values.iter_mut().zip(pipe.cmd_iter()) {
         if matches!(value, Value::ServerError(error) if error.code() == CODE)
             && let Some(key) = key_of(cmd)
-            // The client makes such an error from what the server says alone.
+            // The client can build such an error only from a reply of the server.
             && let Ok(named) = redis::parse_redis_value(format!("-{CODE} {key}\r\n").as_bytes())
         {
             *value = named;
@@ -23,7 +23,7 @@ pub(crate) fn name_keys(values: &mut [Value], pipe: &Pipeline) {
     }
 }
 
-/// The key that a command is about, if it is about one.
+/// Returns the key of a command, if it has one.
 fn key_of(cmd: &Cmd) -> Option<&str> {
     let mut words = cmd.args_iter().map_while(|arg| match arg {
         Arg::Simple(word) => Some(word),
@@ -38,8 +38,8 @@ fn key_of(cmd: &Cmd) -> Option<&str> {
     Some(key).filter(|key| !key.contains(char::is_control))
 }
 
-/// Which of a script's keys hold a foreign type, by the contract at the head of its source: `-- KEYS[1] name TYPE …`.
-/// Nothing where that cannot be found out, or is mended by now.
+/// Finds the keys of a script that have a wrong type, by the contract at the head of its source:
+/// `-- KEYS[1] name TYPE …`. Returns `None` if that cannot be determined, or if all types are right by now.
 pub(crate) async fn in_script(line: &impl Line, source: &str, keys: &[Key]) -> Option<Error> {
     let mut pipe = Pipeline::with_capacity(keys.len());
     for key in keys {
@@ -59,7 +59,7 @@ pub(crate) async fn in_script(line: &impl Line, source: &str, keys: &[Key]) -> O
     })
 }
 
-/// A word of a contract, if it is a type, as the server says it.
+/// Returns a word of a contract as the server spells the type; `None` if the word is no type.
 fn a_type(word: &str) -> Option<String> {
     let types = ["STRING", "HASH", "SET", "ZSET", "LIST", "STREAM"];
     types.contains(&word).then(|| word.to_ascii_lowercase())

@@ -1,4 +1,4 @@
-//! What is spread over slots: the catalog, the groups on a log, and the types of all keys.
+//! Checks of data that is spread over hash slots: the catalog, the groups on a log, and the types of all keys.
 
 use millstream_core::audit::{Audited, Fault, Finding, Scope};
 use millstream_core::catalog::Catalog;
@@ -12,7 +12,7 @@ use redis::{Pipeline, Value};
 use crate::backend::RedisBackend;
 use crate::reply;
 
-/// The most members of a set that are asked for at once.
+/// Maximum number of members of a set in one command.
 const CHUNK: usize = 500;
 
 impl RedisBackend {
@@ -75,7 +75,7 @@ impl RedisBackend {
         Ok(page)
     }
 
-    /// What a topic has as a whole, and each of its groups, with the types.
+    /// Returns the keys of a topic as a whole and of each of its groups, with their types.
     async fn topic_keys(&self, topic: &TopicName) -> Result<Vec<(Key, &'static str)>> {
         let keys = &self.inner.keys;
         let mut all = vec![
@@ -95,7 +95,7 @@ impl RedisBackend {
         Ok(all)
     }
 
-    /// The groups of a topic; none where something else stands in the place of their list, which the types tell.
+    /// Returns the groups of a topic; empty where their list has a wrong type, which the check of types reports.
     async fn groups_if_any(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
         match self.groups(topic).await {
             Err(error) if error.kind() == ErrorKind::WrongType => Ok(Vec::new()),
@@ -120,7 +120,7 @@ impl RedisBackend {
             }
         }
         let mut page = Audited { looked_at: names.len() as u64, ..Audited::default() };
-        // Asked second: a group is listed before it comes to the logs.
+        // Read the list after the logs: a group is listed before it is created on the logs.
         let listed = self.listed(&keys.topic_groups(&tp.topic), &names).await?;
         for (name, _) in names.iter().zip(listed).filter(|(_, listed)| !listed) {
             page.findings.push(Finding::new(Fault::GroupUnlisted, scope, name, "on the log"));
@@ -128,7 +128,7 @@ impl RedisBackend {
         Ok(page)
     }
 
-    /// Which of these are in a set.
+    /// Returns which of these members are in a set.
     pub(super) async fn listed<T: AsRef<str>>(&self, set: &Key, members: &[T]) -> Result<Vec<bool>> {
         let mut listed = Vec::with_capacity(members.len());
         for chunk in members.chunks(CHUNK) {
@@ -210,7 +210,7 @@ impl RedisBackend {
             }
             for ((group, state), answer) in chunk.iter().zip(&states).zip(self.ask(&pipe).await?) {
                 let [deleting, paused] = match reply::tuple(answer) {
-                    // The check of types tells of it.
+                    // The check of types reports this.
                     Err(error) if error.kind() == ErrorKind::WrongType => continue,
                     other => other?,
                 };
@@ -247,14 +247,14 @@ impl RedisBackend {
         let answer = self.ask(&pipe).await?.pop().unwrap_or_default();
         let partitions = u32::try_from(reply::count(answer)?).unwrap_or(u32::MAX);
         if partitions > 0 {
-            // What it kept for how long is not known: so nothing is dropped.
+            // The former retention is unknown: keep everything.
             let spec = TopicSpec::new(topic.clone(), partitions)?.with_retention(Retention::Keep);
             match self.restore_topic(&spec).await {
-                // Created again since we looked.
+                // Created again since the check.
                 Err(error) if error.kind() == ErrorKind::Deleted && self.topic(topic).await.is_ok() => {
                     return Ok(false);
                 }
-                // Somebody does not want it any more, and the list does not know.
+                // The topic was deleted on purpose and is only left in the list: remove it there.
                 Err(error) if error.kind() == ErrorKind::Deleted => {}
                 other => return other.map(|_| true),
             }
@@ -265,7 +265,7 @@ impl RedisBackend {
     }
 }
 
-/// Whether it is a whole number that Lua counts exactly.
+/// Returns whether the text is a whole number that Lua counts exactly.
 pub(super) fn is_number(text: &[u8]) -> bool {
     let number = std::str::from_utf8(text).ok().and_then(|text| text.parse::<u64>().ok());
     number.is_some_and(|number| number <= 1 << 53)

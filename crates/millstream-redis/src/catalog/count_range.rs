@@ -1,4 +1,4 @@
-//! Counts entries, in steps that a server does not notice, for many logs side by side.
+//! Counts entries of many logs side by side, in steps that are too short to delay the server.
 
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
@@ -9,59 +9,59 @@ use crate::backend::Inner;
 use crate::connection::Line;
 use crate::{reply, script};
 
-/// The most entries that one step looks at: the server copies them.
+/// Maximum number of entries in one step, since the server copies them.
 pub(super) const PAGE: u64 = 200;
-/// About how many bytes it may copy for one step.
+/// Approximate maximum of bytes that the server copies for one step.
 const BYTES: u64 = 512 << 10;
 
 /// A count under way.
 pub(super) struct Walk {
     log: Key,
-    /// Where to go on; `None` at the end.
+    /// First id of the next step; `None` at the end.
     from: Option<MessageId>,
     to: MessageId,
-    /// How many at most.
+    /// Maximum number of entries to count.
     limit: u64,
     page: u64,
     pub(super) counted: u64,
     taken: u64,
 }
 
-/// The id after `id`, if there can be one.
+/// Returns the id after `id`, if there is one.
 pub(super) fn above(id: MessageId) -> Option<MessageId> {
     (id != MessageId::MAX).then(|| id.next())
 }
 
 impl Walk {
-    /// From `from` to `to`, both included; with `None` there is nothing to count.
+    /// Begins a count from `from` to `to`, both included; with `None` there is nothing to count.
     pub(super) fn new(log: Key, from: Option<MessageId>, to: MessageId, limit: u64) -> Self {
         let from = from.filter(|from| *from <= to && limit > 0);
         Self { log, from, to, limit, page: PAGE, counted: 0, taken: 0 }
     }
 
-    /// Takes smaller steps where entries are large: of `bytes` altogether, for `length` entries.
+    /// Reduces the step where entries are large: of `bytes` altogether, for `length` entries.
     pub(super) fn with_entries_of(mut self, bytes: u64, length: u64) -> Self {
         let each = bytes.checked_div(length).unwrap_or(0).max(1);
         self.page = (BYTES / each).clamp(1, PAGE);
         self
     }
 
-    /// Whether everything was counted, or as much as was wanted.
+    /// Returns whether everything was counted, or the limit is reached.
     pub(super) fn is_over(&self) -> bool {
         self.from.is_none() || self.counted >= self.limit
     }
 
-    /// Whether everything was counted.
+    /// Returns whether everything was counted.
     pub(super) fn is_complete(&self) -> bool {
         self.from.is_none()
     }
 
-    /// What was counted since this was asked last.
+    /// Returns the number of entries counted since the last call of this method.
     pub(super) fn take_counted(&mut self) -> u64 {
         self.counted - std::mem::replace(&mut self.taken, self.counted)
     }
 
-    /// Everything up to this id was counted.
+    /// Returns the id up to which everything was counted.
     pub(super) fn up_to(&self) -> MessageId {
         self.from.map_or(self.to, MessageId::previous)
     }
@@ -72,7 +72,7 @@ impl Walk {
 }
 
 impl Inner {
-    /// One step of each count that is not over, in one pipeline.
+    /// Makes one step of each unfinished count, all in one pipeline.
     pub(super) async fn step<'a>(&self, walks: impl IntoIterator<Item = &'a mut Walk>) -> Result<()> {
         let mut walks: Vec<_> = walks.into_iter().filter(|walk| !walk.is_over()).collect();
         let calls = walks.iter().filter_map(|walk| {
@@ -90,7 +90,7 @@ impl Inner {
         Ok(())
     }
 
-    /// About how many bytes each log takes; 0 where the server does not say.
+    /// Returns the approximate size of each log in bytes; 0 where the server does not report it.
     pub(super) async fn bytes_of(&self, logs: &[Key]) -> Result<Vec<u64>> {
         let mut pipe = Pipeline::with_capacity(logs.len());
         for log in logs {

@@ -1,7 +1,7 @@
-//! Deleting topics and groups: all keys of theirs, by their names, in steps that a server does not notice.
+//! Deletes topics and groups: all of their keys, by name, in steps that are too short to delay the server.
 //!
-//! First it is written down that something is being deleted, then the leases go, and whatever says that there is something
-//! comes last: so nobody brings it back meanwhile, and what was stopped half-way can be asked again.
+//! A deletion marks the topic or group first, then removes the leases, and removes the keys that show its existence
+//! last. So nobody restores it meanwhile, and a deletion that stopped half-way can be called again.
 
 use std::collections::BTreeSet;
 
@@ -18,14 +18,15 @@ use crate::backend::RedisBackend;
 use crate::connection::Line;
 use crate::reply;
 
-/// The most keys that one command takes away. Their values go in the background.
+/// Maximum number of keys of one UNLINK, which frees their values in the background.
 const KEYS: usize = 100;
-/// How much may be pending when a group is destroyed: the server frees that at once. What is more goes before, in parts.
+/// Maximum number of pending entries when a group is destroyed, since the server frees them at once. Further ones are
+/// removed before, in parts.
 const PENDING: u64 = 5_000;
-/// How many pending entries go at once.
+/// Number of pending entries that are removed at once.
 const PAGE: usize = 1_000;
 
-/// All that a group has in a partition, apart from itself in the log.
+/// Returns all keys of a group in a partition, apart from the group on the log.
 fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 9] {
     [
         keys.held(tp, group),
@@ -40,12 +41,12 @@ fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 9] {
     ]
 }
 
-/// What says who works there.
+/// Returns the keys that show who owns a partition.
 fn lease_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 2] {
     [keys.lease(tp, group), keys.fence(tp, group)]
 }
 
-/// All that a partition has for all groups, the log last.
+/// Returns all keys that a partition has for all groups, the log last.
 fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 6] {
     let place = Place::from(tp.clone());
     [
@@ -58,8 +59,8 @@ fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 6] {
     ]
 }
 
-/// Which deletion of several of one name. It is written down where it begins, and asked for before each step: who was slow
-/// takes nothing from what was created in the place of what he deletes.
+/// Identifies one deletion among several of the same name. It is stored when the deletion begins and checked before
+/// each step. So a slow deleter removes nothing that was created under the same name afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Deletion(pub(super) String);
 
@@ -72,7 +73,7 @@ impl Deletion {
         &self.0
     }
 
-    /// The one that is written down, if one is.
+    /// Parses the stored deletion, if there is one.
     pub(super) fn read(value: Value) -> Result<Option<Self>> {
         if value == Value::Nil { Ok(None) } else { reply::text(value).map(|name| Some(Self(name))) }
     }
@@ -80,24 +81,25 @@ impl Deletion {
 
 impl RedisBackend {
     pub(super) async fn take_topic(&self, name: &TopicName) -> Result<bool> {
-        // Whatever else is stored of it, which may make no sense: there is a way out.
+        // Only the format is checked: a topic with invalid settings must be deletable too.
         self.check_format(name).await?;
         let (deletion, known) = self.forget_settings(name).await?;
         let mark = self.inner.keys.topic_meta(name);
-        // Of an expansion that was not finished, or of a topic that lost its settings, the list alone tells.
+        // Only the list has the partitions of an unfinished expansion, or of a topic that lost its settings.
         let partitions = self.listed_partitions(name, known.unwrap_or(0)).await?;
         let groups = match partitions {
             0 => BTreeSet::new(),
             _ => match self.take_partitions(name, partitions, &deletion).await? {
                 Some(groups) => groups,
-                // Somebody else has ended this deletion.
+                // Another caller has completed this deletion.
                 None => return Ok(true),
             },
         };
         if !self.is_under_way(&mark, &deletion).await? {
             return Ok(known.is_some() || partitions > 0);
         }
-        // Off the list before the settings go: with them the rest can be found again, whatever stops this.
+        // Remove it from the registry before the settings: while these exist a deletion that stops here can find the
+        // rest again.
         let registry = self.inner.keys.topics();
         let mut pipe = Pipeline::new();
         pipe.cmd("SREM").arg(registry.as_str()).arg(name.as_str());
@@ -106,21 +108,23 @@ impl RedisBackend {
         if !self.end_deletion(name, &deletion).await?
             && let Ok(created) = self.stored_topic(name).await
         {
-            // Ended by somebody else right before, and created since: the list is in another slot.
+            // Another caller completed the deletion just before and the topic was created again. The registry is in
+            // another hash slot, so its removal above was not atomic with that: list the topic again.
             self.list(&created).await?;
         }
         Ok(known.is_some() || listed)
     }
 
-    /// Whether a deletion is still what the mark says. Once somebody else has ended it, what is there may be new.
+    /// Returns whether the mark still names this deletion. Once another caller has completed it, the keys may be new
+    /// ones.
     async fn is_under_way(&self, mark: &Key, deletion: &Deletion) -> Result<bool> {
         let mut pipe = Pipeline::new();
         pipe.cmd("HGET").arg(mark.as_str()).arg("deletion");
         Ok(Deletion::read(self.inner.one(mark, &pipe).await?)?.as_ref() == Some(deletion))
     }
 
-    /// Takes away all that is in the slots of a topic's partitions, and gives back the groups that were there; `None` if
-    /// somebody else has ended this deletion.
+    /// Removes all keys in the slots of a topic's partitions, and returns the groups that were there; `None` if
+    /// another caller has completed this deletion.
     async fn take_partitions(
         &self,
         name: &TopicName,
@@ -136,7 +140,7 @@ impl RedisBackend {
             return Ok(None);
         }
         self.wake_members(name, &groups).await?;
-        // The leases before all else: then nobody who works there can say any more that something is done.
+        // The leases go first: from then on no owner can settle anything.
         for chunk in all.chunks(CHUNK) {
             let mut pipe = Pipeline::new();
             for tp in chunk {
@@ -162,7 +166,7 @@ impl RedisBackend {
         Ok(Some(groups))
     }
 
-    /// How many partitions there are, with those that an expansion that was not finished has made.
+    /// Returns the number of partitions, including those of an unfinished expansion.
     async fn listed_partitions(&self, name: &TopicName, known: u32) -> Result<u32> {
         let key = self.inner.keys.topic_partitions(name);
         let mut pipe = Pipeline::new();
@@ -174,14 +178,14 @@ impl RedisBackend {
         pipe.cmd("SMEMBERS").arg(key.as_str());
         let mut most = known;
         for log in reply::array(self.inner.one(&key, &pipe).await?)? {
-            // What is none of ours stays: nobody's keys are guessed.
+            // A key that is no log of ours stays: no key names are guessed.
             let partition = self.inner.keys.partition_of(name, &reply::text(log)?);
             most = most.max(partition.map_or(0, |partition| partition.0.saturating_add(1)));
         }
         Ok(most.min(MAX_PARTITIONS))
     }
 
-    /// Wakes all who wait for changes of these groups: their next heartbeat tells.
+    /// Wakes all members that wait for changes of these groups: their next heartbeat reports the deletion.
     async fn wake_members(&self, name: &TopicName, groups: &BTreeSet<GroupName>) -> Result<()> {
         let mut pipe = Pipeline::with_capacity(groups.len());
         for group in groups {
@@ -190,14 +194,14 @@ impl RedisBackend {
             pipe.arg("*").arg("deleting").arg(name.as_str());
         }
         match self.all_done(&pipe, name).await {
-            // They hear of it all the same, somewhat later.
+            // Without the wake-up they notice the deletion somewhat later.
             Err(error) if error.kind() == ErrorKind::Backpressure => Ok(()),
             other => other,
         }
     }
 
-    /// The groups that are registered, and those that are on a log without that; from now on these are registered too,
-    /// since the logs that name them go.
+    /// Returns the groups that are registered, and those that are only on a log. Registers the latter, since the logs
+    /// that name them are removed next.
     async fn all_groups(&self, name: &TopicName, all: &[TopicPartition]) -> Result<BTreeSet<GroupName>> {
         let key = self.inner.keys.topic_groups(name);
         let mut groups: BTreeSet<GroupName> =
@@ -205,7 +209,7 @@ impl RedisBackend {
         let mut found = BTreeSet::new();
         for chunk in all.chunks(CHUNK) {
             for look in self.look_at(chunk).await? {
-                // What is no name of ours has no keys of ours.
+                // A group with an invalid name has no keys of ours.
                 let names = look.groups.iter().filter_map(|group| std::str::from_utf8(&group.name).ok());
                 found.extend(names.filter_map(|name| GroupName::new(name).ok()));
             }
@@ -230,14 +234,14 @@ impl RedisBackend {
         let all: Vec<TopicPartition> = TopicSpec::new(topic.clone(), partitions)?.iter().collect();
         let (deletion, mut known) = self.begin_to_forget(topic, group).await?;
         let mark = keys.group_state(topic, group);
-        // The leases before all else: then nobody who works there can say any more that something is done.
+        // The leases go first: from then on no owner can settle anything.
         for chunk in all.chunks(CHUNK) {
             let mut pipe = Pipeline::with_capacity(chunk.len());
             for tp in chunk {
                 unlink(&mut pipe, &lease_keys(keys, tp, group));
             }
             if !self.is_under_way(&mark, &deletion).await? {
-                // Somebody else has ended this deletion, or deleted the topic.
+                // Another caller has completed this deletion, or deleted the topic.
                 return Ok(known);
             }
             self.all_done(&pipe, topic).await?;
@@ -272,7 +276,8 @@ impl RedisBackend {
         Ok(known)
     }
 
-    /// Takes everything off a group's pending list, in parts. `false` if somebody else has ended this deletion.
+    /// Removes all entries from a group's pending list, in parts. Returns `false` if another caller has completed this
+    /// deletion.
     async fn forget_pending(
         &self,
         log: &Key,
@@ -284,7 +289,7 @@ impl RedisBackend {
             let mut pipe = Pipeline::new();
             pipe.cmd("XPENDING").arg(log.as_str()).arg(group.as_str()).arg("-").arg("+").arg(PAGE);
             let page = match self.inner.one(log, &pipe).await {
-                // Somebody else who deletes it was here.
+                // Another caller that deletes the group has removed it here.
                 Err(error) if error.kind() == ErrorKind::GroupMissing => return Ok(true),
                 page => reply::deliveries(page?)?,
             };
@@ -323,7 +328,7 @@ fn unlink(pipe: &mut Pipeline, keys: &[Key]) {
     }
 }
 
-/// What XGROUP answers where there is no stream.
+/// Returns whether XGROUP reports a missing stream.
 fn is_no_key(answer: &Value) -> bool {
     matches!(answer, Value::ServerError(error) if error.details().is_some_and(|text| text.contains("requires the key to exist")))
 }

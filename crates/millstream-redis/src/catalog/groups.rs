@@ -15,25 +15,25 @@ use crate::error::unexpected;
 use crate::script::Call;
 use crate::{reply, script};
 
-/// How far the deletion of a group has come.
+/// Stage of a group's deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Begin,
     End,
-    /// At the end it turned out that there was no such group.
+    /// The last stage where no such group was found.
     Never,
-    /// It goes with its topic.
+    /// The group is deleted with its topic.
     Topic,
 }
 
-/// What is answered of a group that was deleted.
+/// Returns the error for a group that was deleted.
 pub(crate) fn gone(topic: &TopicName, group: &GroupName) -> Error {
     Error::new(ErrorKind::Deleted, format!("group {group} of topic {topic} was deleted"))
 }
 
 impl RedisBackend {
-    /// Registers a group unless it is. Gives back where it starts on partitions that it was never on; `None` if there are
-    /// none: as far as is known it was on all of them.
+    /// Registers a group if it is not registered. Returns the start position for partitions that it was never on;
+    /// `None` if, as far as is known, it was on all of them.
     pub(super) async fn register(
         &self,
         topic: &TopicName,
@@ -59,28 +59,29 @@ impl RedisBackend {
         if starts == Value::Nil { Ok(None) } else { reply::text(starts).map(Some) }
     }
 
-    /// The topic may have grown since `topic` was asked for, and whoever let it grow may have looked for groups before this
-    /// one was registered: so whoever creates one looks again behind that. Gives back where it was missing.
+    /// Creates a group on partitions that were added since `topic` was read, and returns those where it was missing.
+    /// The caller of `expand` may have listed the groups before this one was registered. So every caller that creates
+    /// a group checks the topic again afterwards.
     pub(super) async fn follow_growth(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Partition>> {
         let (mut known, mut missing) = (topic.partitions, Vec::new());
         loop {
             let stored = match self.stored_topic(&topic.name).await {
                 Ok(stored) if stored.partitions > known => stored,
-                // A group can be created before its topic, and after it.
+                // A group can be created before its topic exists, and after the topic was deleted.
                 Err(error) if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Deleted) => {
                     return Err(error);
                 }
                 _ => return Ok(missing),
             };
             let new: Vec<TopicPartition> = stored.iter().skip(known as usize).collect();
-            // From its beginning, as if it had been there when the partition came.
+            // From the beginning, as if the group had existed when the partition was added.
             missing.extend(self.create_on(&new, group, "0").await?);
             self.undo_if_deleted(&new, group).await?;
             known = stored.partitions;
         }
     }
 
-    /// A group is on all partitions: what is missing from now on was lost.
+    /// Records that a group is on all partitions: from now on a missing one was lost.
     pub(super) async fn is_everywhere(&self, topic: &TopicName, group: &GroupName) -> Result<()> {
         let key = self.inner.keys.group_state(topic, group);
         let mut pipe = Pipeline::new();
@@ -88,8 +89,7 @@ impl RedisBackend {
         self.inner.one(&key, &pipe).await.map(drop)
     }
 
-    /// Marks a group as being deleted. Gives back which deletion is under way, and whether there is a group as far as that
-    /// is written down.
+    /// Marks a group as being deleted. Returns the deletion under way, and whether the stored state has the group.
     pub(super) async fn begin_to_forget(
         &self,
         topic: &TopicName,
@@ -100,7 +100,8 @@ impl RedisBackend {
         Ok((Deletion(reply::text(deletion)?), reply::int(known)? == 1))
     }
 
-    /// Takes away what groups have for the whole topic, and the mark with it, if the deletion is still the same.
+    /// Removes the keys that groups have for the whole topic, and the mark with them, if the deletion is still the
+    /// same.
     pub(super) async fn forget_groups<'a>(
         &self,
         topic: &TopicName,
@@ -186,17 +187,17 @@ impl RedisBackend {
         let keys = &self.inner.keys;
         let topic = &topic_partition.topic;
         let log = keys.log(topic_partition);
-        // A group of a topic that was deleted would bring a part of it back.
+        // Check the topic: a group of a deleted topic would bring a part of it back.
         self.stored_topic(topic).await?;
-        // Whatever lost the group may have lost the set as well.
+        // The cause of the lost group may have removed the registration as well.
         self.register(topic, group, Mode::Restore, "").await?;
         let mut pipe = Pipeline::new();
         pipe.cmd("XINFO").arg("STREAM").arg(log.as_str());
         let info = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
         let newest =
             newest_id(info).map_err(|error| error.during(format_args!("restore a group on {log}")))?;
-        // A log that ends below `after` is not the one that `after` was read from: it was deleted, or a
-        // fail-over lost its end. What is in it, or comes with a smaller id, may never have been read.
+        // A log that ends below `after` is not the one from which `after` was read: it was deleted, or a fail-over
+        // lost its end. Its entries, and later ones with smaller ids, may never have been read.
         let after = if newest >= after { after } else { MessageId::ZERO };
 
         let on = std::slice::from_ref(topic_partition);
@@ -205,7 +206,8 @@ impl RedisBackend {
         Ok(!missing.is_empty())
     }
 
-    /// Somebody may have begun to delete a group while it was created, and have been everywhere already: then it goes.
+    /// Removes a group again if its deletion began while it was created: the deletion may have passed these partitions
+    /// already.
     pub(super) async fn undo_if_deleted(&self, on: &[TopicPartition], group: &GroupName) -> Result<()> {
         let keys = &self.inner.keys;
         let Some(TopicPartition { topic, .. }) = on.first() else { return Ok(()) };
@@ -213,7 +215,7 @@ impl RedisBackend {
         let mut pipe = Pipeline::new();
         pipe.cmd("HMGET").arg(state.as_str()).arg(&["deleting", "deleted"]);
         for (at, tp) in on.iter().enumerate() {
-            // Asked each time: as soon as somebody has created it again, it is that one's.
+            // Check before each step: once the group was created again, the partition belongs to the new one.
             if self.inner.one(&state, &pipe).await? == Value::Array(vec![Value::Nil, Value::Nil]) {
                 return if at == 0 { Ok(()) } else { Err(gone(topic, group)) };
             }
@@ -226,12 +228,12 @@ impl RedisBackend {
     }
 }
 
-/// For how long it is remembered that something was deleted.
+/// Returns for how many milliseconds a deletion is remembered.
 pub(super) fn millis() -> u64 {
     u64::try_from(REMEMBERED.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The largest id a stream ever had; zero if there is none.
+/// Returns the largest id that a stream ever had; zero if there is no stream.
 pub(super) fn newest_id(info: Value) -> Result<MessageId> {
     if reply::is_missing_key(&info) {
         return Ok(MessageId::ZERO);

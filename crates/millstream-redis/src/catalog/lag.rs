@@ -1,9 +1,9 @@
-//! The exact lag: what the server says where that can be believed, else what is counted, else nothing.
+//! The exact lag: the server's figure where it can be trusted, otherwise a count, otherwise nothing.
 //!
-//! A server keeps a count of what a group has read, and it goes wrong on some: a read behind deleted or trimmed entries
-//! counts one where it passed many. `docs/protocol.md` has the table of what was found on which server. Where it was right
-//! once, and nothing happened since that could make it wrong, it is right (`memory.rs`). What is too long to be counted in
-//! one call is counted on in the next. What was trimmed while it was counted is looked at once more.
+//! A server keeps a count of the entries that a group has read. On some servers a read behind deleted or trimmed
+//! entries makes it wrong: it counts one where it passed many. `docs/protocol.md` has a table of servers and findings.
+//! A figure that was right once stays right as long as nothing happens that could make it wrong (`lag_cache.rs`). A
+//! count that is too long for one call continues in the next. A count that was disturbed by trimming is repeated.
 
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
@@ -15,29 +15,29 @@ use super::lag_cache::{Proof, Tally};
 use super::snapshot::{GroupLook, Look};
 use crate::backend::RedisBackend;
 
-/// What is known of a lag.
+/// Result for one lag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lag {
     Exact(u64),
     AtLeast(u64),
 }
 
-/// What the server says of the lag of groups.
+/// Trust in the lag of groups that the server reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// Right, or nothing.
+    /// The figure is right or missing.
     Always,
-    /// Right, or nothing, as long as no entry ever left the log.
+    /// The figure is right or missing as long as no entry ever left the log.
     WhileNothingLeft,
     Never,
 }
 
 impl Trust {
-    /// By what `INFO server` says. Found out on Redis 7.0.15, 8.0.2 and 8.6.3, Valkey 8.0.1 and 9.1.2.
+    /// Derives the trust from `INFO server`. Tested on Redis 7.0.15, 8.0.2 and 8.6.3, Valkey 8.0.1 and 9.1.2.
     pub(super) fn of(info: &str) -> Self {
         let version = info.lines().find_map(|line| line.trim().strip_prefix("redis_version:"));
         let major = version.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
-        // Valkey says 7.2.4 for as long as it is compatible with that, and has kept the fault.
+        // Valkey reports the Redis version 7.2.4 as long as it is compatible with it, and still has the fault.
         let valkey = info.contains("valkey_version:");
         match major {
             Some(8..) if !valkey => Self::Always,
@@ -47,7 +47,7 @@ impl Trust {
     }
 }
 
-/// The lag, if it can be told without counting.
+/// Returns the lag if it is known without counting.
 pub(super) fn at_once(look: &Look, group: &GroupLook, trust: Trust) -> Option<u64> {
     let Some(unread) = group.first_unread else { return Some(0) };
     if look.first == Some(unread) {
@@ -60,34 +60,34 @@ pub(super) fn at_once(look: &Look, group: &GroupLook, trust: Trust) -> Option<u6
     }
 }
 
-/// How often it is counted anew in one call, where somebody trims meanwhile: a consumer does so once a second.
+/// Maximum number of repeated counts in one call, where trimming disturbs them: a consumer trims once a second.
 const AGAIN: usize = 3;
-/// How many marks a tally gets for what is counted in one call.
+/// Number of marks that a tally gets for the entries counted in one call.
 const MARKS_PER_CALL: u64 = 5;
 
-/// What is counted.
+/// Log to count.
 struct Of<'a> {
     log: &'a Key,
-    /// About how many bytes it takes.
+    /// Approximate size of the log in bytes.
     bytes: u64,
     look: &'a Look,
-    /// How much is counted in one call.
+    /// Maximum number of entries that one call counts.
     budget: u64,
 }
 
 /// One side of a lag that is being counted.
 struct Side {
     tally: Tally,
-    /// What stands before its first mark, where that has to be counted anew.
+    /// Count of the entries before the first mark, where that has to be repeated.
     head: Option<Walk>,
-    /// What was not counted yet.
+    /// Count of the entries that were not counted yet.
     walk: Walk,
-    /// How much is counted in one call.
+    /// Maximum number of entries that one call counts.
     budget: u64,
 }
 
 impl Side {
-    /// Goes on with what is remembered of the range above `start` up to `end`, as far as that is sure.
+    /// Continues with the remembered tally of the range above `start` up to `end`, as far as it is still valid.
     fn new(of: &Of<'_>, before: Option<Tally>, start: MessageId, end: MessageId) -> Self {
         let Of { log, bytes, look, budget } = *of;
         let walk = |from, to, limit| {
@@ -101,13 +101,13 @@ impl Side {
         Self { tally, head, walk, budget }
     }
 
-    /// The walk that is to go on.
+    /// Returns the unfinished walk that comes next.
     fn current(&mut self) -> Option<&mut Walk> {
         let head = self.head.as_mut().filter(|head| !head.is_over());
         Some(head.unwrap_or(&mut self.walk)).filter(|walk| !walk.is_over())
     }
 
-    /// A step was made.
+    /// Adds the last step to the tally.
     fn stepped(&mut self) {
         match self.head.take() {
             Some(head) if head.is_over() => self.tally.recount(head.counted),
@@ -125,53 +125,54 @@ impl Side {
         self.current().is_none()
     }
 
-    /// How many there are, if all were counted.
+    /// Returns the number of entries, if all were counted.
     fn complete(&self) -> Option<u64> {
         (self.head.is_none() && self.walk.is_complete()).then(|| self.tally.total())
     }
 
-    /// What is worth remembering.
+    /// Returns the tally if it is worth remembering.
     fn keep(self) -> Option<Tally> {
         self.head.is_none().then_some(self.tally)
     }
 
-    /// What this call has counted.
+    /// Returns the number of entries that this call has counted.
     fn spent(&self) -> u64 {
         self.walk.counted + self.head.as_ref().map_or(0, |head| head.counted)
     }
 
-    /// Whether it took, or takes, more than one call.
+    /// Returns whether the count took, or takes, more than one call.
     fn is_long(&self) -> bool {
         self.tally.total() > self.budget || !self.walk.is_complete()
     }
 }
 
-/// A lag that is being counted: entries that the group has passed, and those that it has not.
+/// A lag that is being counted: the entries that the group has passed, and those that it has not read.
 struct Count {
-    /// Which of the partitions.
+    /// Index of the partition.
     at: usize,
     passed: Side,
     unread: Side,
 }
 
 impl Count {
-    /// The walks that are to go on.
+    /// Returns the unfinished walks; none if one side is complete.
     fn walks(&mut self) -> impl Iterator<Item = &mut Walk> {
         let over = self.is_over();
         self.passed.current().into_iter().chain(self.unread.current()).filter(move |_| !over)
     }
 
-    /// One side is enough.
+    /// Returns whether the count is over: one complete side is enough.
     fn is_over(&mut self) -> bool {
         self.is_complete() || (self.passed.is_over() && self.unread.is_over())
     }
 
-    /// Whether it was counted to an end.
+    /// Returns whether one side was counted completely.
     fn is_complete(&self) -> bool {
         self.passed.complete().or(self.unread.complete()).is_some()
     }
 
-    /// The lag at the moment of the first look, if the log was still the same by the second, as far as it matters.
+    /// Returns the lag at the time of the first snapshot, if the second one shows that nothing relevant has changed
+    /// meanwhile.
     fn exact(&self, look: &Look, group: &GroupLook, now: &Look) -> Option<u64> {
         let whole = now.removed.is_some() && now.removed == look.removed;
         let unread = group.first_unread.filter(|unread| now.first.is_some_and(|first| first <= *unread));
@@ -184,19 +185,19 @@ impl Count {
     }
 }
 
-/// A count that came to an end while the log was trimmed.
+/// A complete count that trimming has disturbed.
 struct Disturbed {
-    /// Which of the partitions.
+    /// Index of the partition.
     at: usize,
-    /// How it stands by now.
+    /// Snapshot taken after the count.
     now: Look,
-    /// What is left of the budget.
+    /// Rest of the budget, in entries.
     left: u64,
 }
 
 impl RedisBackend {
-    /// The lag of one group on each of these partitions, as they were looked at; nothing where it is not there. Where that
-    /// could not be told since somebody trimmed meanwhile, it is looked at once more, as long as the budget lasts.
+    /// Returns the lag of one group on each of these partitions at the time of `looks`; `None` where the group does
+    /// not exist. Where trimming disturbed a count, it is repeated from a new snapshot, as long as the budget lasts.
     pub(super) async fn lags(
         &self,
         partitions: &[TopicPartition],
@@ -223,7 +224,7 @@ impl RedisBackend {
         Ok(lags)
     }
 
-    /// The same, once; and where somebody else was at it, so that it may be tried again. Each has a budget.
+    /// Counts once, with one budget per partition. Also returns the counts that were disturbed and can be repeated.
     async fn count_lags(
         &self,
         partitions: &[TopicPartition],
@@ -266,7 +267,7 @@ impl RedisBackend {
             let bottom = look.first.map_or(MessageId::ZERO, MessageId::previous);
             let of = Of { log, bytes, look, budget: budgets[*at] / 2 };
             let side = |before, start, end| Side::new(&of, before, start, end);
-            // What is appended from now on does not count.
+            // Entries that are appended from now on do not count.
             let last = look.last.unwrap_or(position);
             let passed = side(remembered.passed.take(), bottom, position);
             let unread = side(remembered.unread.take(), position.max(bottom), last);
@@ -293,7 +294,7 @@ impl RedisBackend {
                 disturbed.push(Disturbed { at, now, left });
             }
             remembered.proof = exact.and_then(|exact| Proof::of(look, stands, exact));
-            // Short ones are counted anew as quickly.
+            // A short count takes no longer than checking a remembered one.
             let keep = remembered.proof.is_none() && count.passed.is_long() && count.unread.is_long();
             if keep && same_server {
                 let Count { passed, unread, .. } = count;

@@ -1,4 +1,5 @@
-//! What was counted of logs before, so that the next call goes on from there: for as long as nothing can have changed it.
+//! Lag cache: keeps what was counted of logs, so that the next call continues from there, as long as nothing can have
+//! changed it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,12 +9,12 @@ use millstream_core::keys::Key;
 
 use super::snapshot::{GroupLook, Look};
 
-/// Of how many groups on partitions something is remembered.
+/// Maximum number of cached pairs of log and group.
 const MOST: usize = 10_000;
-/// The most marks of a tally: with 2,000 entries between two, about eight million.
+/// Maximum number of marks of a tally: with 2,000 entries between two, about eight million entries.
 const MARKS: usize = 4_096;
 
-/// What is remembered, by log and group.
+/// Cached counts, by log and group.
 #[derive(Default)]
 pub(crate) struct Memory(Mutex<Known>);
 
@@ -23,15 +24,15 @@ struct Known {
     uses: u64,
 }
 
-/// What is remembered of a group on a partition, by the server that said so.
+/// Cached counts of a group on a partition, and the server that they come from.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Remembered {
     pub(super) server: String,
-    /// That what the server took for the lag was right.
+    /// Proof that the server's own figure was right.
     pub(super) proof: Option<Proof>,
-    /// The entries that the group has passed, as far as they were counted.
+    /// Tally of the entries that the group has passed.
     pub(super) passed: Option<Tally>,
-    /// The entries that it has not read, as far as they were counted.
+    /// Tally of the entries that the group has not read.
     pub(super) unread: Option<Tally>,
 }
 
@@ -42,7 +43,7 @@ impl Remembered {
 }
 
 impl Memory {
-    /// What is remembered of a group, if this is still the same server.
+    /// Returns the cached counts of a group; empty if the server is another one now.
     pub(super) fn of(&self, log: &Key, group: &str, look: &Look) -> Remembered {
         let Some(server) = &look.server else { return Remembered::default() };
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +53,7 @@ impl Memory {
         same.map_or_else(anew, |(_, remembered)| remembered.clone())
     }
 
-    /// Remembers this, and nothing else of that group. What was not asked for longest is forgotten where there is too much.
+    /// Replaces the cached counts of a group. Removes the least recently stored ones if there are too many.
     pub(super) fn keep(&self, log: &Key, group: &str, remembered: Remembered) {
         let key = (log.as_str().to_owned(), group.to_owned());
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,7 +66,7 @@ impl Memory {
         known.all.insert(key, (uses, remembered));
         if known.all.len() > MOST {
             let mut uses: Vec<u64> = known.all.values().map(|(used, _)| *used).collect();
-            // A tenth at once, so that this is seldom.
+            // Remove a tenth at once, so that this happens rarely.
             let (_, oldest, _) = uses.select_nth_unstable(MOST / 10);
             let oldest = *oldest;
             known.all.retain(|_, (used, _)| *used > oldest);
@@ -73,19 +74,20 @@ impl Memory {
     }
 }
 
-/// What the server took for the lag was right. It goes on being right as long as no entry is deleted or trimmed that the
-/// group has not read: the server counts what is appended and what is read.
+/// Proof that the server's figure of the lag was right. It stays right as long as no entry that the group has not read
+/// is deleted or trimmed, since the server counts appended and read entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Proof {
     position: MessageId,
-    /// The first entry that was not read; what comes next, if there was none.
+    /// First entry that was not read; the next possible id, if there was none.
     unread: MessageId,
     appended: u64,
     removed: u64,
 }
 
 impl Proof {
-    /// After a look at which the lag was `exact`; `None` if the server said something else, or it could go wrong unseen.
+    /// Makes a proof from a snapshot whose lag was `exact`. Returns `None` if the server's figure differed, or could
+    /// become wrong unnoticed.
     pub(super) fn of(look: &Look, group: &GroupLook, exact: u64) -> Option<Self> {
         let removed = look.removed?;
         let right = group.lag == Some(exact) && look.deleted? <= group.position;
@@ -97,55 +99,57 @@ impl Proof {
         })
     }
 
-    /// Whether what the server takes for the lag now is still right.
+    /// Returns whether the server's figure is still right in this snapshot.
     pub(super) fn holds(&self, look: &Look, group: &GroupLook) -> bool {
         let (Some(removed), Some(deleted)) = (look.removed, look.deleted) else { return false };
-        // The same log, and the group has gone on.
+        // The log is the same one, and the group has only moved forward.
         let on = removed >= self.removed
             && look.length + removed >= self.appended
             && group.position >= self.position;
-        // Trimming takes from the beginning: what was not read then, and all that came later, is there or was read.
+        // Trimming removes entries from the beginning. If the first unread entry was not trimmed, everything unread
+        // still exists or was read.
         let untrimmed = look.first.is_some_and(|first| first <= self.unread);
         on && untrimmed && deleted <= self.position
     }
 }
 
-/// Entries of a range that were counted, from its start to the last mark.
+/// Count of the entries of a range, from its start to the last mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// Above this id.
+    /// Id above which the range begins.
     start: MessageId,
-    /// Up to which id, and how many since the mark before.
+    /// Last id of each mark, and the number of entries since the mark before.
     marks: Vec<(MessageId, u64)>,
-    /// About how many entries stand between two marks.
+    /// Approximate number of entries between two marks.
     spacing: u64,
     appended: u64,
     removed: Option<u64>,
 }
 
 impl Tally {
-    /// Nothing above `start` was counted yet.
+    /// Returns an empty tally of the range above `start`.
     pub(super) fn new(look: &Look, start: MessageId, spacing: u64) -> Self {
         let appended = look.length + look.removed.unwrap_or(0);
         Self { start, marks: Vec::new(), spacing, appended, removed: look.removed }
     }
 
-    /// How many were counted.
+    /// Returns the number of counted entries.
     pub(super) fn total(&self) -> u64 {
         self.marks.iter().map(|(_, entries)| entries).sum()
     }
 
-    /// Where to go on.
+    /// Returns the id from which the count continues.
     pub(super) fn up_to(&self) -> MessageId {
         self.marks.last().map_or(self.start, |(up_to, _)| *up_to)
     }
 
-    /// What of it holds for the range above `start` up to `end` as the log is now. `None` if nothing is sure. What stands
-    /// before its first mark may have to be counted anew: see [`recount`](Self::recount).
+    /// Returns the part of the tally that is valid for the range above `start` up to `end` of the log as it is now,
+    /// and whether the entries before its first mark have to be counted again: see [`recount`](Self::recount). `None`
+    /// if nothing is certain.
     pub(super) fn fit(mut self, look: &Look, start: MessageId, end: MessageId) -> Option<(Self, bool)> {
         let appended = look.length + look.removed?;
         let whole = look.removed == self.removed;
-        // What leaves at the beginning is below `start`; what is deleted by itself may be anywhere below the largest.
+        // Trimmed entries are below `start`; entries deleted one by one may be anywhere below the largest such id.
         let intact = whole || look.deleted.is_some_and(|deleted| deleted <= start);
         if !intact || start < self.start || appended < self.appended || self.marks.len() > MARKS {
             return None;
@@ -159,19 +163,19 @@ impl Tally {
         Some((self, anew))
     }
 
-    /// The range before the first mark, both ends as ids: above the one, up to the other.
+    /// Returns the range before the first mark: above the first id, up to the second.
     pub(super) fn first(&self) -> Option<(MessageId, MessageId)> {
         Some((self.start, self.marks.first()?.0))
     }
 
-    /// So many stand before the first mark.
+    /// Replaces the number of entries before the first mark.
     pub(super) fn recount(&mut self, entries: u64) {
         if let Some(first) = self.marks.first_mut() {
             first.1 = entries;
         }
     }
 
-    /// So many more were counted, up to this id.
+    /// Adds entries that were counted up to this id.
     pub(super) fn add(&mut self, up_to: MessageId, entries: u64) {
         match self.marks.last_mut() {
             Some(last) if last.1 + entries <= self.spacing => *last = (up_to, last.1 + entries),
@@ -191,7 +195,8 @@ mod tests {
         MessageId::new(ms, 0)
     }
 
-    /// A log of the entries from `first` to 100,000, one of each millisecond; above `deleted` none was deleted by itself.
+    /// Builds a log of the entries from `first` to 100,000, one per millisecond; none above `deleted` was deleted by
+    /// itself.
     fn look(first: u64, deleted: u64) -> Look {
         Look {
             length: 100_001 - first,
@@ -218,7 +223,7 @@ mod tests {
     fn a_tally_follows_the_group_and_the_trimmer() {
         let tally = counted(&look(1, 0), 10_000, 70_000);
         assert_eq!((tally.total(), tally.up_to(), tally.marks.len()), (60_000, id(70_000), 30));
-        // The group has read up to the middle between two marks, and all that was trimmed.
+        // The group has read up to the middle between two marks, and all trimmed entries.
         for first in [1, 20_000, 33_334] {
             let now = look(first, 0);
             let (mut fitted, anew) = tally.clone().fit(&now, id(33_333), id(100_000)).expect("it holds");

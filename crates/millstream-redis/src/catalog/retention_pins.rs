@@ -1,4 +1,4 @@
-//! Which groups keep entries from being dropped.
+//! Retention pins: finds the groups that keep entries from being dropped.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl RedisBackend {
             let mut walks = Vec::with_capacity(found.len());
             for (((_, look, pin), log), bytes) in found.iter().zip(&logs).zip(&bytes) {
                 let (from, to) = (pin.watermark, next(look).previous());
-                // What stays for it alone may be the whole log, which needs no counting.
+                // The pinned entries may be the whole log, which needs no counting.
                 let from = if whole(look, pin) { None } else { Some(from) };
                 let walk = Walk::new(log.clone(), from, to, Pin::LIMIT);
                 walks.push(walk.with_entries_of(*bytes, look.length));
@@ -61,8 +61,8 @@ impl RedisBackend {
     }
 }
 
-/// The group that has settled the least of a log with entries, unless it has settled all of them. Of groups that are
-/// none of ours nobody else can be told, and they keep entries all the same: they are passed over here.
+/// Returns the group that has settled the least of a log with entries, unless it has settled all of them. Groups with
+/// invalid names keep entries as well, but cannot be reported, and are skipped here.
 fn pin(tp: &TopicPartition, look: &Look) -> Option<Pin> {
     let names = look.groups.iter().filter_map(|group| {
         let name = GroupName::new(std::str::from_utf8(&group.name).ok()?).ok()?;
@@ -70,18 +70,18 @@ fn pin(tp: &TopicPartition, look: &Look) -> Option<Pin> {
     });
     let (watermark, group, oldest) = names.min()?;
     look.last.filter(|last| watermark <= *last)?;
-    // What was deleted while it was pending is none.
+    // Entries that were deleted while they were pending do not count.
     let oldest = oldest.unwrap_or(watermark).max(look.first.unwrap_or(watermark));
     Some(Pin::new(tp.partition, group, oldest))
 }
 
-/// Whether every entry stays for this group alone.
+/// Returns whether all entries are kept for this group alone.
 fn whole(look: &Look, pin: &Pin) -> bool {
     let others = look.last.is_some_and(|last| next(look) > last);
     others && look.first.is_some_and(|first| pin.watermark <= first)
 }
 
-/// The watermark of the group after the slowest; behind the end if there is none.
+/// Returns the watermark of the second slowest group, at most the end of the log; the end if there is no such group.
 fn next(look: &Look) -> millstream_core::MessageId {
     let end = look.last.unwrap_or_default().next();
     let mut marks: Vec<_> = look.groups.iter().map(super::snapshot::GroupLook::watermark).collect();
@@ -89,10 +89,10 @@ fn next(look: &Look) -> millstream_core::MessageId {
     marks.get(1).copied().unwrap_or(end).min(end)
 }
 
-/// How long ago somebody of the group asked for entries.
+/// Returns the time since any consumer of the group last requested entries.
 fn idle(consumers: Value) -> Result<Option<Duration>> {
     if matches!(consumers, Value::ServerError(_)) {
-        // The group went away meanwhile.
+        // The group was deleted meanwhile.
         return Ok(None);
     }
     let mut least: Option<Duration> = None;

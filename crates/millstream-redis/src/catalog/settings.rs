@@ -1,4 +1,4 @@
-//! A topic's settings: the fields of its meta hash.
+//! Settings of a topic: the fields of its meta hash.
 
 use millstream_core::catalog::FORMAT;
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -11,16 +11,16 @@ use super::{Mode, groups};
 use crate::backend::RedisBackend;
 use crate::{reply, script};
 
-/// The fields of a topic's meta hash.
+/// Fields of a topic's meta hash.
 const META: [&str; 6] = ["partitionCount", "format", "retention", "maxLength", "deleting", "reborn"];
 
 impl RedisBackend {
-    /// Stores settings unless there are some, and gives back what is stored.
+    /// Stores settings if there are none, and returns the stored ones.
     pub(super) async fn store_topic(&self, spec: &TopicSpec, mode: Mode) -> Result<TopicSpec> {
         spec.check()?;
         let keys = &self.inner.keys;
         let (meta, deleted) = (keys.topic_meta(&spec.name), keys.topic_deleted(&spec.name));
-        // All in one script, so that nobody reads half of it.
+        // All in one script, so that no reader sees half of the settings.
         let call = self.inner.scripts.create_topic.call([&meta, &deleted]);
         let call = call.arg(mode.as_str()).arg(spec.partitions).arg(FORMAT);
         let call =
@@ -33,20 +33,21 @@ impl RedisBackend {
         read(&spec.name, stored)
     }
 
-    /// Marks a topic as being deleted. Gives back which deletion is under way, and how many partitions the topic has, or
-    /// had when that began, if it is there.
+    /// Marks a topic as being deleted. Returns the deletion under way and, if the topic exists, the number of
+    /// partitions that it has, or had when the deletion began.
     pub(super) async fn forget_settings(&self, name: &TopicName) -> Result<(Deletion, Option<u32>)> {
         let [deletion, partitions] = self.forget_topic(name, "begin", &Deletion::new()).await?;
         let deletion = Deletion(reply::text(deletion)?);
         if partitions == Value::Nil {
             return Ok((deletion, None));
         }
-        // What makes no sense is no number: then the list of partitions says how many there are.
+        // An invalid value counts as 0: then the list of partitions has their number.
         let partitions = u32::try_from(number(partitions).unwrap_or(0)).unwrap_or(u32::MAX);
         Ok((deletion, Some(partitions.min(MAX_PARTITIONS))))
     }
 
-    /// Takes away the settings of a topic, and the mark with them, if it is still this deletion's. Else `false`.
+    /// Removes the settings of a topic and the mark with them, if the mark still names this deletion. Returns `false`
+    /// otherwise.
     pub(super) async fn end_deletion(&self, name: &TopicName, deletion: &Deletion) -> Result<bool> {
         let [under_way, _] = self.forget_topic(name, "end", deletion).await?;
         Ok(Deletion::read(under_way)?.as_ref() == Some(deletion))
@@ -68,7 +69,7 @@ impl RedisBackend {
         read(name, self.inner.one(&meta, &pipe).await?)
     }
 
-    /// Fails for a topic of a newer format: what is kept of it is not known here.
+    /// Fails for a topic of a newer format, whose data this version does not know.
     pub(crate) async fn check_format(&self, name: &TopicName) -> Result<()> {
         let meta = self.inner.keys.topic_meta(name);
         let mut pipe = Pipeline::new();
@@ -77,7 +78,7 @@ impl RedisBackend {
     }
 
     pub(super) async fn store_change(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
-        // Also looks at the format: what a newer version has stored is not touched.
+        // Reading the topic also checks its format: data of a newer version is not changed.
         change.of(self.stored_topic(name).await?)?;
         let meta = self.inner.keys.topic_meta(name);
         let retention = change.retention.map(|retention| retention.to_string()).unwrap_or_default();
@@ -97,7 +98,7 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     let damaged =
         |what: &str| Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense"));
     let number = |value: Value, what: &str| number(value).ok_or_else(|| damaged(what));
-    // The format comes first: a newer one may give every other field another meaning.
+    // Check the format first: a newer one may give every other field another meaning.
     let format = number(format, "format")?;
     check_format(name, format)?;
     let partitions = u32::try_from(number(partitions, "partitionCount")?).unwrap_or(u32::MAX);

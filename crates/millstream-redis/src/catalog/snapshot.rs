@@ -1,4 +1,4 @@
-//! How logs and their groups stand, each at one moment: what the script `look` answers.
+//! Snapshots of logs and their groups, each of one moment: the answers of the script `look`.
 
 use std::time::Duration;
 
@@ -12,30 +12,30 @@ use crate::backend::RedisBackend;
 use crate::{reply, script};
 use millstream_core::pages::{PageSizer, STEP_BYTES};
 
-/// How many partitions are looked at in the first request: their entries may be large.
+/// Number of partitions in the first request, since their entries may be large.
 const FIRST: usize = 16;
 
-/// How a log stands.
+/// Snapshot of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Look {
     /// The server's time, in milliseconds since 1970.
     pub(super) now_ms: u64,
-    /// Whether there is a log at all.
+    /// Whether the log exists.
     pub(super) exists: bool,
     pub(super) length: u64,
     pub(super) first: Option<MessageId>,
     pub(super) last: Option<MessageId>,
-    /// How many entries ever left it; `None` if the server does not know.
+    /// Number of entries that ever left the log; `None` if the server does not know.
     pub(super) removed: Option<u64>,
-    /// The largest id of an entry that somebody deleted by itself, and not from the beginning; `None` if the server does
+    /// Largest id of an entry that was deleted by itself and not trimmed from the beginning; `None` if the server does
     /// not know.
     pub(super) deleted: Option<MessageId>,
-    /// Which process it is, and whose data it has: another one after a restart or a fail-over.
+    /// Identifies the server process and its data set: differs after a restart or a fail-over.
     pub(super) server: Option<String>,
     pub(super) groups: Vec<GroupLook>,
 }
 
-/// How a group stands in it.
+/// Snapshot of a group on the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct GroupLook {
     pub(super) name: Bytes,
@@ -43,7 +43,7 @@ pub(super) struct GroupLook {
     pub(super) pending: u64,
     pub(super) oldest_pending: Option<MessageId>,
     pub(super) first_unread: Option<MessageId>,
-    /// What the server takes for the lag.
+    /// The server's figure of the lag.
     pub(super) lag: Option<u64>,
 }
 
@@ -54,33 +54,34 @@ impl Look {
 }
 
 impl GroupLook {
-    /// Below this nothing is unread or pending. The position may stand before what is pending, where somebody set it back.
+    /// Returns the id below which nothing is unread or pending. The position may be below pending entries if the group
+    /// was moved back.
     pub(super) fn watermark(&self) -> MessageId {
         let unread = self.position.next();
         self.oldest_pending.map_or(unread, |oldest| oldest.min(unread))
     }
 
-    /// The oldest entry that is unread or pending.
+    /// Returns the oldest entry that is unread or pending.
     pub(super) fn oldest(&self) -> Option<MessageId> {
         self.oldest_pending.into_iter().chain(self.first_unread).min()
     }
 }
 
 impl RedisBackend {
-    /// Looks at each of these partitions, in one pipeline.
+    /// Takes a snapshot of each of these partitions.
     pub(super) async fn look_at(&self, partitions: &[TopicPartition]) -> Result<Vec<Look>> {
         self.look(partitions, "").await
     }
 
-    /// The same, and at which server that was.
+    /// Takes the same snapshots, and identifies the server.
     pub(super) async fn look_and_ask_who(&self, partitions: &[TopicPartition]) -> Result<Vec<Look>> {
         self.look(partitions, "1").await
     }
 
     async fn look(&self, partitions: &[TopicPartition], who: &str) -> Result<Vec<Look>> {
         let (mut looks, mut rest) = (Vec::with_capacity(partitions.len()), partitions);
-        // Ids come with bodies, which a script copies. Where they are large few partitions are looked at in one request,
-        // since the server works on all of it without a break.
+        // The script copies bodies to read ids. Where bodies are large, few partitions go into one request, since the
+        // server works on a request without a break.
         let mut pages = PageSizer::new(STEP_BYTES, FIRST);
         while !rest.is_empty() {
             let (some, later) = rest.split_at(pages.count(rest.len()));
@@ -99,7 +100,7 @@ impl RedisBackend {
         Ok(looks)
     }
 
-    /// The groups that an answer has left out.
+    /// Adds the groups that an answer left out.
     async fn look_on(&self, tp: &TopicPartition, look: &mut Look) -> Result<()> {
         loop {
             let after = look.groups.last().map(|group| group.name.clone()).unwrap_or_default();
@@ -108,7 +109,7 @@ impl RedisBackend {
             else {
                 return Ok(());
             };
-            // A log or groups that went away meanwhile.
+            // The log or groups may have been deleted meanwhile.
             let over = !more || next.groups.is_empty();
             look.groups.extend(next.groups);
             if over {
@@ -143,12 +144,12 @@ fn maybe<T>(value: Value, read: impl Fn(Value) -> Result<T>) -> Result<Option<T>
     if value == Value::Nil { Ok(None) } else { read(value).map(Some) }
 }
 
-/// What one call says.
+/// Parsed answer of one call.
 struct Answer {
     look: Look,
-    /// It stopped before the last group.
+    /// Whether the script stopped before the last group.
     more: bool,
-    /// Bytes of bodies that it copied.
+    /// Size in bytes of the bodies that the script copied.
     bytes: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Where a group starts: never beyond the end of a log, or it would skip what comes.
+//! Start offset of a group: never beyond the end of a log, or the group would skip later entries.
 
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
@@ -10,14 +10,14 @@ use super::groups::newest_id;
 use crate::backend::RedisBackend;
 use crate::connection::Line;
 
-/// The most ends that are asked for at once: with each come the first and the last body of its log.
+/// Maximum number of ends read at once: each reply includes the first and the last body of its log.
 const CHUNK: usize = 20;
 
 impl RedisBackend {
-    /// The position on each of these partitions, or the end of its log where that is less. What is appended after the
-    /// look is above that end: so nothing is skipped.
+    /// Returns the position on each of these partitions, or the end of its log where that is lower. Entries appended
+    /// after this check are above that end, so nothing is skipped.
     pub(super) async fn positions(&self, all: &[TopicPartition], position: &str) -> Result<Vec<String>> {
-        // The beginning and the end are what they are.
+        // The beginning and the end need no check.
         let Some(wanted) = position.parse::<MessageId>().ok().filter(|id| *id > MessageId::ZERO) else {
             return Ok(vec![position.to_owned(); all.len()]);
         };

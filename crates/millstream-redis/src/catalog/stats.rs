@@ -1,4 +1,4 @@
-//! How every partition stands with a group.
+//! Statistics of every partition for a group.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::backend::RedisBackend;
 use crate::connection::Line;
 use crate::reply;
 
-/// What is asked of each partition beside the log.
+/// Number of commands per partition for data other than the log.
 const BESIDE: usize = 4;
 
 impl RedisBackend {
@@ -38,7 +38,7 @@ impl RedisBackend {
         Ok(stats)
     }
 
-    /// What the server is, and what it answers to questions about what stands beside the logs.
+    /// Reads the trust in the server's lag, and the replies on everything of the group that is not in the logs.
     async fn beside(
         &self,
         partitions: &[TopicPartition],
@@ -55,7 +55,7 @@ impl RedisBackend {
             pipe.cmd("XLEN").arg(keys.dead_letters(tp, group).as_str());
         }
         let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
-        // Who may not ask is not told, and then nothing is believed.
+        // A user without the right to run INFO gets no text, and then the server's lag is not trusted.
         let info = answers.next().and_then(|info| reply::text(info).ok()).unwrap_or_default();
         let trust = if self.inner.config.count_lag { Trust::Never } else { Trust::of(&info) };
         let beside = partitions.iter().map(|_| answers.by_ref().take(BESIDE).collect());
@@ -82,7 +82,7 @@ fn partition_stats(
         let age = |id: millstream_core::MessageId| look.now_ms.saturating_sub(id.ms);
         stats.oldest = group.oldest().map(|id| Duration::from_millis(age(id)));
     } else if look.exists {
-        // Where the group will stand when it is created again, nobody knows.
+        // The position at which the group will be created again is unknown.
         stats.lag = None;
     }
     match lag {
@@ -90,8 +90,8 @@ fn partition_stats(
         Some(Lag::AtLeast(lag)) => (stats.lag, stats.lag_at_least) = (None, lag),
         None => {}
     }
-    // What was read from the retry log is pending or deleted: the rest waits to be read. (Its lag would be
-    // unknown as soon as an entry was deleted.)
+    // Entries read from the retry log are pending or deleted: the others wait to be read. (The server's lag of the
+    // retry log becomes unknown as soon as an entry is deleted.)
     stats.due = number(retry_length)?.saturating_sub(retry_log.pending);
     stats.retrying = number(parked)? + stats.due;
     stats.dead = number(dead)?;
