@@ -1,4 +1,4 @@
-//! A consumer of dead letters: a handler says of each letter what becomes of it.
+//! A consumer of dead letters: a handler decides the fate of each letter.
 
 mod letter;
 mod worker;
@@ -20,19 +20,19 @@ pub use letter::{DeadLetterOutcome, DeadLetterReport, IntoDeadLetterOutcome, Let
 use letter::Counts;
 use worker::DeadLetterWorker;
 
-/// How dead letters are consumed.
+/// Settings of a dead-letter consumer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeadLetterConfig {
-    /// How often it looks for new letters. Default: 5 s.
+    /// How often the consumer looks for new letters. Default: 5 s.
     pub poll: Duration,
-    /// How often it looks at all letters again: for those that were left long enough, and those that somebody died over.
-    /// Default: 60 s.
+    /// How often the consumer looks at all letters again. This finds letters that were left for long enough, and those of
+    /// consumers that died. Default: 60 s.
     pub sweep: Duration,
-    /// For how long letters are claimed; it is renewed while a handler runs. So long after a crash they are handled again.
-    /// Default: 30 s, at least 1 s.
+    /// How long a claim on letters lasts. It is renewed while a handler runs. After a crash the letters are handled again
+    /// when this time is over. Default: 30 s, at least 1 s.
     pub hold: Duration,
-    /// How long a letter that was left is not handled again, by any consumer. Default: 1 h.
+    /// How long a letter that was left is not handled again by any consumer. Default: 1 h.
     pub leave_for: Duration,
     /// How many letters of a partition are handled at once. Default: 1.
     pub concurrency: usize,
@@ -71,7 +71,7 @@ impl DeadLetterConfig {
     }
 }
 
-/// Sets up a [`DeadLetterConsumer`].
+/// Builder of a [`DeadLetterConsumer`].
 ///
 /// ```
 /// # use millstream_runtime::{DeadLetterConsumerBuilder, DeadLetterOutcome, Letter};
@@ -97,7 +97,7 @@ pub struct DeadLetterConsumerBuilder<T: 'static> {
 }
 
 impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
-    /// A consumer of what `group` gave up of `topic`.
+    /// Creates a builder of a consumer of the messages of `topic` that `group` gave up.
     pub fn new(
         backend: Backend,
         topic: Topic<T>,
@@ -108,46 +108,46 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         Self { backend, topic, group, config, observer }
     }
 
-    /// All settings at once.
+    /// Replaces all settings.
     pub fn config(self, config: DeadLetterConfig) -> Self {
         Self { config, ..self }
     }
 
-    /// How often it looks for new letters. Default: 5 s.
+    /// Sets how often the consumer looks for new letters. Default: 5 s.
     pub fn poll(mut self, every: Duration) -> Self {
         self.config.poll = every;
         self.config.sweep = self.config.sweep.max(every);
         self
     }
 
-    /// How long a letter that was left is not handled again, by any consumer. Default: 1 h.
+    /// Sets how long a letter that was left is not handled again by any consumer. Default: 1 h.
     pub fn leave_for(mut self, time: Duration) -> Self {
         self.config.leave_for = time;
         self
     }
 
-    /// For how long letters are claimed; it is renewed while a handler runs. So long after a crash they are handled again.
-    /// Default: 30 s, at least 1 s.
+    /// Sets how long a claim on letters lasts. It is renewed while a handler runs. After a crash the letters are handled
+    /// again when this time is over. Default: 30 s, at least 1 s.
     pub fn hold(mut self, time: Duration) -> Self {
         self.config.hold = time;
         self
     }
 
-    /// How many letters of a partition are handled at once. Default: 1.
+    /// Sets how many letters of a partition are handled at once. Default: 1.
     pub fn concurrency(mut self, letters: usize) -> Self {
         self.config.concurrency = letters;
         self
     }
 
-    /// Starts to consume in the background. Any number of consumers may do so at the same time, beside operators: none
-    /// gets a letter that another one has.
+    /// Starts the consumer in the background. Any number of consumers and operators may work at the same time: none gets
+    /// a letter that another one has claimed.
     ///
-    /// The handler says what becomes of a letter; an error or a panic leaves it. It may be asked about one again whose
-    /// process died, or whose answer was lost: at least once, as with messages.
+    /// The handler decides the fate of a letter; an error or a panic leaves it. Delivery is at least once, as with
+    /// messages: a letter is handled again if the process died meanwhile, or if the reply to its settlement was lost.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] that lists every problem; [`ErrorKind::NotFound`] for a topic that is not there;
-    /// transient ones.
+    /// [`ErrorKind::InvalidConfig`], which lists every problem; [`ErrorKind::NotFound`] if the topic does not exist;
+    /// transient errors.
     pub async fn start<F, Fut>(self, handler: F) -> Result<DeadLetterConsumer>
     where
         F: Fn(Letter<T>) -> Fut + Send + Sync + 'static,
@@ -180,9 +180,9 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
     }
 }
 
-/// A running consumer of dead letters. Errors of the server never end it: it tells, pauses and goes on.
+/// A running consumer of dead letters. Server errors never end it: it reports them, pauses and tries again.
 ///
-/// Dropping it stops it in the background, as [`shutdown`](Self::shutdown) does without the waiting.
+/// Dropping it stops it in the background, as [`shutdown`](Self::shutdown) does, but without waiting.
 #[must_use = "a consumer that is dropped stops: keep it, and end it with `shutdown`"]
 pub struct DeadLetterConsumer {
     stop: CancellationToken,
@@ -192,8 +192,9 @@ pub struct DeadLetterConsumer {
 }
 
 impl DeadLetterConsumer {
-    /// Takes no more letters, lets the handlers that have started end, and gives back what was claimed. That takes up to
-    /// the shutdown timeout; then handlers are given up, and their letters are handled again after the hold.
+    /// Stops claiming letters, waits for the handlers that have started, and releases the remaining claims. This takes at
+    /// most the shutdown timeout. Handlers that still run then are dropped, and their letters are handled again after the
+    /// hold.
     pub async fn shutdown(mut self) -> DeadLetterReport {
         self.stop.cancel();
         if let Some(mut task) = self.task.take() {
@@ -206,7 +207,7 @@ impl DeadLetterConsumer {
         self.counts.report()
     }
 
-    /// What it did so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn report(&self) -> DeadLetterReport {
         self.counts.report()

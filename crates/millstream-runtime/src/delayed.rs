@@ -1,4 +1,4 @@
-//! The messages of a topic that wait for their time.
+//! The delayed messages of a topic.
 
 use std::fmt;
 
@@ -7,31 +7,31 @@ use millstream_core::error::Result;
 use millstream_core::schedule::{Due, MAX_PAGE, Place, ScheduleId, Scheduled, Waiting};
 use millstream_core::{Backend, Envelope, Limits, TopicPartition, TopicSpec, wire};
 
-/// The messages of a topic that were sent for later and wait, over all its partitions.
+/// The delayed messages of a topic that are not due yet, over all its partitions.
 ///
-/// An id names a message of one partition. Where only the id is known, all partitions are asked at once.
+/// An id names a message of one partition. If only the id is known, all partitions are queried at once.
 #[derive(Clone)]
 pub struct DelayedMessages {
     backend: Backend,
     topic: TopicSpec,
 }
 
-/// A message that waits.
+/// A delayed message.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DelayedMessage {
-    /// Into whose log it will go.
+    /// The partition whose log it will be appended to.
     pub topic_partition: TopicPartition,
-    /// Under which id it waits.
+    /// The id under which it is scheduled.
     pub id: ScheduleId,
-    /// When it is due: milliseconds since 1970 by the server's clock.
+    /// Due time: milliseconds since 1970 by the server's clock.
     pub due: u64,
-    /// Key, headers and payload; or why it is no message.
+    /// Key, headers and payload; or why the entry is malformed.
     pub envelope: Result<Envelope, wire::Malformed>,
 }
 
 impl DelayedMessages {
-    /// What waits in `topic`.
+    /// Creates a view of the delayed messages of `topic`.
     #[must_use]
     pub fn new(backend: Backend, topic: TopicSpec) -> Self {
         Self { backend, topic }
@@ -41,11 +41,11 @@ impl DelayedMessages {
         self.topic.iter().map(Place::from)
     }
 
-    /// Takes the message out that waits under `id`. True if it did, and so will never be read; false if none waits (it
-    /// was read, or is about to be).
+    /// Removes the message with this `id`. True if it was removed, so it will never be read; false if no such message
+    /// waits (it was read, or is about to be).
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`](millstream_core::ErrorKind::InvalidName) for what is no id; those of
+    /// [`ErrorKind::InvalidName`](millstream_core::ErrorKind::InvalidName) if `id` is not a valid id; those of
     /// [`Schedule::cancel`](millstream_core::Schedule::cancel).
     pub async fn cancel(&self, id: impl AsRef<str>) -> Result<bool> {
         let ids = [ScheduleId::new(id)?];
@@ -54,11 +54,11 @@ impl DelayedMessages {
         Ok(try_join_all(asked).await?.concat().contains(&true))
     }
 
-    /// Gives the message that waits under `id` another due time: a [`Duration`](std::time::Duration) from now, or a
-    /// [`SystemTime`](std::time::SystemTime). True if it still waited.
+    /// Sets another due time for the message with this `id`: a [`Duration`](std::time::Duration) from now, or a
+    /// [`SystemTime`](std::time::SystemTime). True if the message still waited.
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
+    /// Those of [`cancel`](Self::cancel).
     pub async fn reschedule(&self, id: impl AsRef<str>, due: impl Into<Due>) -> Result<bool> {
         let (ids, due) = ([ScheduleId::new(id)?], due.into());
         let places: Vec<_> = self.places().collect();
@@ -66,18 +66,18 @@ impl DelayedMessages {
         Ok(try_join_all(asked).await?.concat().contains(&true))
     }
 
-    /// Lets the message that waits under `id` be due now. True if it still waited.
+    /// Makes the message with this `id` due now. True if it still waited.
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
+    /// Those of [`cancel`](Self::cancel).
     pub async fn run_now(&self, id: impl AsRef<str>) -> Result<bool> {
         self.reschedule(id, Due::NOW).await
     }
 
-    /// The message that waits under `id`. If several partitions have one, the one that is due first.
+    /// Returns the message with this `id`. If several partitions have one, the one that is due first.
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
+    /// Those of [`cancel`](Self::cancel).
     pub async fn get(&self, id: impl AsRef<str>) -> Result<Option<DelayedMessage>> {
         let id = ScheduleId::new(id)?;
         let asked = self.topic.iter().map(|topic_partition| {
@@ -92,7 +92,8 @@ impl DelayedMessages {
         Ok(found.into_iter().flatten().min_by_key(|message| message.due))
     }
 
-    /// Up to `limit` messages (at most 1,000), those that are due first, behind `after`: the last one of the page before.
+    /// Returns up to `limit` messages (at most 1,000), ordered by due time, starting behind `after`: the last message of
+    /// the page before.
     ///
     /// # Errors
     /// Those of [`Schedule::scheduled`](millstream_core::Schedule::scheduled).
@@ -100,7 +101,7 @@ impl DelayedMessages {
         let limit = limit.min(MAX_PAGE);
         let asked = self.topic.iter().map(|topic_partition| {
             let cursor = after.map(|after| (after.due, after.id.clone()));
-            // Of the same id and time, those of later partitions come after it.
+            // Messages with the same id and time are ordered by partition, so those of later partitions come after it.
             let twin = after.filter(|after| topic_partition > after.topic_partition);
             async move {
                 let place = Place::from(topic_partition.clone());
@@ -119,7 +120,7 @@ impl DelayedMessages {
         Ok(found)
     }
 
-    /// How many wait, and how many of them are due and about to be moved.
+    /// Returns how many messages wait, and how many of them are due and about to be moved.
     ///
     /// # Errors
     /// Those of [`Schedule::waiting`](millstream_core::Schedule::waiting).

@@ -1,4 +1,4 @@
-//! A message as a handler gets it.
+//! A message as a handler receives it.
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
@@ -9,13 +9,13 @@ use millstream_core::{GroupName, Headers, History, MessageId, TopicPartition};
 
 use crate::consumer::PartitionHandle;
 
-/// A message as a handler gets it: the payload, and where it comes from.
+/// A message as a handler receives it: the payload and its metadata.
 ///
-/// It does not deref to its payload: `order.id()` and `order.is_cancelled()` would then be the delivery's, silently,
-/// where the order has methods of these names.
+/// It does not deref to its payload: if an order has methods `id()` and `is_cancelled()`, then `order.id()` and
+/// `order.is_cancelled()` would silently call those of the delivery.
 #[derive(Clone)]
 pub struct Delivery<T> {
-    /// What was sent.
+    /// The decoded payload.
     pub payload: T,
     pub(crate) about: DeliveryMetadata,
 }
@@ -33,17 +33,17 @@ pub(crate) struct DeliveryMetadata {
     pub(crate) headers: Headers,
 }
 
-/// What is known of earlier attempts. Most messages have none, so it stands apart.
+/// Errors of earlier attempts. Kept behind a pointer, because most messages have none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AttemptHistory {
-    /// What the last attempt failed with.
+    /// Error of the last attempt.
     pub(crate) last_error: Option<String>,
-    /// What the attempts before failed with.
+    /// Errors of all earlier attempts.
     pub(crate) history: History,
 }
 
 impl AttemptHistory {
-    /// `None` if there is nothing to tell.
+    /// Creates the history. `None` if there were no failed attempts.
     pub(crate) fn of(last_error: Option<String>, history: History) -> Option<Arc<Self>> {
         let any = last_error.is_some() || !history.is_empty();
         any.then(|| Arc::new(Self { last_error, history }))
@@ -60,66 +60,66 @@ impl AttemptHistory {
 }
 
 impl<T> Delivery<T> {
-    /// The payload alone.
+    /// Returns the payload alone.
     pub fn into_payload(self) -> T {
         self.payload
     }
 
-    /// The topic and partition it was read from.
+    /// Returns the topic and partition that the message was read from.
     pub fn topic_partition(&self) -> &TopicPartition {
         &self.about.owned.topic_partition
     }
 
-    /// The group that reads it.
+    /// Returns the group that reads the message.
     pub fn group(&self) -> &GroupName {
         &self.about.owned.group
     }
 
-    /// The id of this delivery's entry. A retry has an id of its own.
+    /// Returns the id of this delivery's entry. A retry has an id of its own.
     pub fn id(&self) -> MessageId {
         self.about.id
     }
 
-    /// The id of the message in its partition's log: the same on every attempt. Use it (with topic and partition)
-    /// to recognise what was handled before.
+    /// Returns the id of the message in its partition's log, which is the same on every attempt. Use it (with topic and
+    /// partition) to recognise messages that were handled before.
     pub fn origin(&self) -> MessageId {
         self.about.origin
     }
 
-    /// The number of this attempt, from 1. It grows when a handler failed, not when a process died or a handler put the
-    /// message off.
+    /// Returns the number of this attempt, from 1. It grows when a handler fails, not when a process dies or a handler
+    /// snoozes the message.
     pub fn attempt(&self) -> u32 {
         self.about.attempt
     }
 
-    /// How often this entry was read from the server, this time included. 1 means that nobody had it before. More
-    /// than 1 means that it may have been handled: an owner died or lost its partition with the message in hand; or
-    /// gave it back before it had begun it, or read it again after a lost reply.
+    /// Returns how often this entry was read from the server, including this time. 1 means that nobody had it before.
+    /// More than 1 means that it may have been handled: an owner died or lost its partition while it held the message.
+    /// But an owner may also have released it before it began, or may have read it again after a lost reply.
     pub fn deliveries(&self) -> u32 {
         self.about.deliveries
     }
 
-    /// The epoch of the lease under which it was read. It grows with every change of owner: a store that
-    /// refuses smaller epochs is safe from a paused owner that wakes up late.
+    /// Returns the epoch of the lease under which the message was read. It grows with every change of owner: a store that
+    /// refuses smaller epochs is safe from an owner that was suspended and resumes late.
     pub fn epoch(&self) -> u64 {
         self.about.owned.epoch
     }
 
-    /// What the last attempt failed with.
+    /// Returns the error of the last attempt.
     pub fn last_error(&self) -> Option<&str> {
         AttemptHistory::last_error(self.about.past.as_ref())
     }
 
-    /// What earlier attempts failed with, oldest first, and when by the server's clock: the first and the newest of them,
-    /// each in one short line. Empty on a first attempt.
+    /// Returns the errors of earlier attempts, oldest first, each with its time by the server's clock. Only the first and
+    /// the newest ones are kept, each cut to one short line. Empty on a first attempt.
     pub fn history(&self) -> &History {
         AttemptHistory::history(self.about.past.as_ref())
     }
 
-    /// Ready when what the handler says comes too late: the lease of the partition was lost, or can no longer be relied
-    /// on. The message is (or soon will be) in the hands of another owner, so whatever takes long may end early.
+    /// Waits until the outcome of the handler would come too late: the lease of the partition was lost, or can no longer
+    /// be relied on. Another owner has the message, or will have it soon, so a long operation may stop early.
     ///
-    /// Nothing is cut short by itself: a handler that does not ask runs to its end.
+    /// Nothing is interrupted automatically: a handler that does not call this runs to its end.
     ///
     /// ```
     /// # use millstream_runtime::Delivery;
@@ -135,23 +135,23 @@ impl<T> Delivery<T> {
         self.about.owned.cancelled.cancelled().await;
     }
 
-    /// Whether what the handler says would come too late. See [`cancelled`](Self::cancelled).
+    /// Returns whether the outcome of the handler would come too late. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
         self.about.owned.cancelled.is_cancelled()
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> Option<&Bytes> {
         self.about.key.as_ref()
     }
 
-    /// The headers.
+    /// Returns the headers.
     pub fn headers(&self) -> &Headers {
         &self.about.headers
     }
 
-    /// The span that it was sent in, if its producer put one into the headers `traceparent` and `tracestate` (W3C trace
-    /// context); `None` without one, or if it makes no sense. The same on every attempt.
+    /// Returns the span in which the message was sent, if its producer put one into the headers `traceparent` and
+    /// `tracestate` (W3C trace context). `None` if there is none, or if it is malformed. The same on every attempt.
     ///
     /// ```
     /// # use millstream_runtime::Delivery;
@@ -165,7 +165,7 @@ impl<T> Delivery<T> {
     }
 }
 
-/// Without the payload: it may be a secret.
+/// Omits the payload: it may be a secret.
 impl<T> fmt::Debug for Delivery<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")

@@ -1,4 +1,4 @@
-//! Panics of user code that is asynchronous. Those of functions are caught by [`millstream_core::panics`].
+//! Catches panics of asynchronous user code. Panics of functions are caught by [`millstream_core::panics`].
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -12,7 +12,7 @@ use millstream_core::panics::{Panicked, UserCode, catch};
 use millstream_core::upkeep::{Sleep, Trigger};
 use millstream_core::{Lease, Observer, Upkeep};
 
-/// An upkeep whose panics are errors of its loop, which tells them and tries again after a pause.
+/// An upkeep whose panics become errors of its loop. The loop reports them and tries again after a pause.
 pub(crate) struct CarefulUpkeep {
     upkeep: Arc<dyn Upkeep>,
     name: &'static str,
@@ -22,7 +22,7 @@ pub(crate) struct CarefulUpkeep {
 
 impl CarefulUpkeep {
     pub(crate) fn over(upkeep: Arc<dyn Upkeep>, observer: &Arc<dyn Observer>) -> Arc<dyn Upkeep> {
-        // Asked once: what it says of itself does not change.
+        // Called once: name and trigger do not change.
         let (name, trigger) = match catch(UserCode::Upkeep, || (upkeep.name(), upkeep.trigger())) {
             Ok(says) => says,
             Err(panicked) => {
@@ -45,7 +45,7 @@ impl Upkeep for CarefulUpkeep {
     }
 
     async fn run_once(&self, lease: &Lease, events: &dyn Observer) -> Result<Option<Duration>> {
-        // In a block of its own, so that the future is dropped inside of what is caught: that may panic, too.
+        // In a block of its own, so that the future is dropped inside the caught block: that may panic, too.
         let round = async { self.upkeep.run_once(lease, events).await };
         AssertUnwindSafe(round).catch_unwind().await.unwrap_or_else(|payload| {
             let panicked = Panicked::new(UserCode::Upkeep, payload);

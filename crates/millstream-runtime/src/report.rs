@@ -1,29 +1,28 @@
-//! What a consumer did.
+//! Counts of a consumer's work.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millstream_core::event::Handled;
 
-/// What a consumer did from start to end.
+/// Counts of a consumer's work from start to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Messages whose handler said that they are done.
+    /// Messages that a handler acknowledged.
     pub acked: u64,
     /// Failed attempts after which the message comes back.
     pub retried: u64,
-    /// Messages that a handler put off, without using an attempt.
+    /// Messages that a handler snoozed, without using an attempt.
     pub snoozed: u64,
     /// Messages that became dead letters.
     pub dead: u64,
     /// Messages that the dead-letter policy dropped.
     pub discarded: u64,
-    /// Messages that were read and not settled when their partition was given back or lost: the next owner gets them
-    /// first.
+    /// Messages that were read and not settled when their partition was released or lost: the next owner gets them first.
     pub handed_back: u64,
 }
 
-/// The same, while it is being counted.
+/// The counters behind a [`Report`].
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) acked: AtomicU64,
@@ -39,7 +38,7 @@ impl Counts {
         counter.fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// One message was handled.
+    /// Counts one handled message.
     pub(crate) fn handled(&self, handled: Handled) {
         let counter = match handled {
             Handled::Acked => &self.acked,

@@ -15,14 +15,14 @@ use crate::consumer::{Consumer, ConsumerBuilder};
 use crate::delivery::Delivery;
 use crate::report::Report;
 
-/// How large a batch becomes, and how long it may take to fill.
+/// Maximum size of a batch, and how long it may take to fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchConfig {
-    /// The most messages in one batch. Default: 100. What is read ahead
-    /// ([`prefetch`](crate::consumer::ConsumerConfig::prefetch)) bounds it as well.
+    /// Maximum number of messages in one batch. Default: 100. It is bounded by
+    /// [`prefetch`](crate::consumer::ConsumerConfig::prefetch) as well.
     pub size: usize,
-    /// How long the first message waits for others. Default: 100 ms. Zero takes what is there.
+    /// How long the first message waits for others. Default: 100 ms. Zero takes only what is available.
     pub wait: Duration,
 }
 
@@ -49,11 +49,11 @@ impl BatchConfig {
     }
 }
 
-/// Messages of one partition, in its order. It derefs to a slice, and can be iterated.
+/// Messages of one partition, in partition order. Derefs to a slice, and can be iterated.
 pub struct Batch<T>(Vec<Delivery<T>>);
 
 impl<T> Batch<T> {
-    /// The messages.
+    /// Returns the messages.
     #[must_use]
     pub fn into_inner(self) -> Vec<Delivery<T>> {
         self.0
@@ -92,17 +92,17 @@ impl<T> fmt::Debug for Batch<T> {
     }
 }
 
-/// What a batch handler says.
+/// Result of a batch handler.
 #[derive(Debug)]
 pub enum BatchOutcome {
-    /// The same of all messages.
+    /// One outcome for all messages.
     All(Outcome),
-    /// Of each message, in the order of the batch. With another number of outcomes than messages, all of them have
-    /// failed.
+    /// One outcome per message, in the order of the batch. If the number of outcomes differs from the number of messages,
+    /// all messages have failed.
     Each(Vec<Outcome>),
 }
 
-/// What a batch handler may return.
+/// Types that a batch handler may return.
 #[diagnostic::on_unimplemented(
     message = "a batch handler cannot return `{Self}`",
     label = "not an outcome of a batch",
@@ -110,7 +110,7 @@ pub enum BatchOutcome {
             or a `Result<Vec<_>, E>`, where `E` is an error type, `String` or `anyhow::Error`"
 )]
 pub trait IntoBatchOutcome {
-    /// The outcome it stands for.
+    /// Converts the value into an outcome.
     fn into_batch_outcome(self) -> BatchOutcome;
 }
 
@@ -148,13 +148,13 @@ impl<O: IntoOutcome> IntoBatchOutcome for Vec<O> {
 }
 
 impl<T: Send + 'static> ConsumerBuilder<T> {
-    /// Starts the consumer in the background, with a handler that gets several messages of one partition at once:
-    /// up to `size`, or those that came within `wait` after the first.
+    /// Starts the consumer in the background, with a handler that gets several messages of one partition at once: up to
+    /// `size` messages, or those that arrived within `wait` after the first.
     ///
-    /// One outcome goes for all messages, or a `Vec` has one for each. In
-    /// [`Serial`](crate::consumer::Concurrency::Serial) there is one batch of a partition at a time; otherwise that many
-    /// batches. Where messages are kept in order by key (`PerKey`, or `BlockKey`), no two of a key are in one batch.
-    /// What the codec cannot read is given up and left out.
+    /// The handler returns one outcome for all messages, or a `Vec` with one for each. With
+    /// [`Serial`](crate::consumer::Concurrency::Serial) one batch of a partition is handled at a time; otherwise as many
+    /// batches as the concurrency allows. Where messages are kept in order by key (`PerKey`, or `BlockKey`), no two
+    /// messages of a key are in one batch. Messages that the codec cannot decode are given up and left out.
     ///
     /// # Errors
     /// Those of [`start`](Self::start).
@@ -168,7 +168,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self.launch(handler).await
     }
 
-    /// [`start_batch`](Self::start_batch), until `shutdown` is ready.
+    /// Does the same as [`start_batch`](Self::start_batch), until `shutdown` is ready.
     ///
     /// # Errors
     /// Those of [`run_until`](Self::run_until).
@@ -186,7 +186,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self.start_batch(batch, handler).await?.until(shutdown).await
     }
 
-    /// [`start_batch`](Self::start_batch), until this future is dropped; it then stops in the background.
+    /// Does the same as [`start_batch`](Self::start_batch), until this future is dropped; the consumer then stops in the
+    /// background.
     ///
     /// # Errors
     /// Those of [`run_until`](Self::run_until).
@@ -200,7 +201,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     }
 }
 
-/// Takes the payload type off: decodes each message, calls with those that can be read, and catches panics of both.
+/// Erases the payload type: decodes each message, calls the handler with the readable ones, and catches panics of both.
 fn erase<T, F, Fut>(codec: &'static dyn Codec<T>, config: BatchConfig, handler: F) -> Handler
 where
     T: Send + 'static,
@@ -235,7 +236,7 @@ where
     Handler::Batch(config, Box::new(call))
 }
 
-/// What was said of a batch, as what was said of each message.
+/// Converts the outcome of a batch into one outcome per message.
 fn spread(handled: std::result::Result<BatchOutcome, Verdict>, messages: usize) -> Vec<Said> {
     let for_all = match handled {
         Ok(BatchOutcome::Each(each)) if each.len() == messages => {
@@ -243,8 +244,8 @@ fn spread(handled: std::result::Result<BatchOutcome, Verdict>, messages: usize) 
         }
         Ok(BatchOutcome::Each(each)) => {
             let outcomes = each.len();
-            // The errors in it are the user's, and nobody looks at them.
-            // One by one: of two in a row that panic when they are dropped, the second would end the process.
+            // The errors in these outcomes are values of user code, and nobody reads them. They are dropped one by one:
+            // if two dropped together both panicked, the second panic would abort the process.
             each.into_iter().for_each(|outcome| discard(outcome, &Ignore));
             Verdict::Said(Outcome::retry(format!(
                 "the handler gave {outcomes} outcomes for {messages} messages"

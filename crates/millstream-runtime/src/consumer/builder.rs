@@ -1,4 +1,4 @@
-//! Sets up a consumer: checks everything at once, registers topics and groups, and starts the loops.
+//! Builder of a consumer: checks all settings at once, registers topics and groups, and starts the loops.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::panics::CarefulUpkeep;
 use crate::producer::warn_if_other;
 use crate::report::Report;
 
-/// Sets up a [`Consumer`]. Everything is checked at once when it starts.
+/// Builder of a [`Consumer`]. All settings are checked at once when it starts.
 #[must_use = "a builder does nothing until it is started"]
 pub struct ConsumerBuilder<T: 'static> {
     backend: Backend,
@@ -27,14 +27,14 @@ pub struct ConsumerBuilder<T: 'static> {
     config: ConsumerConfig,
     observer: Arc<dyn Observer>,
     upkeep: Vec<Arc<dyn Upkeep>>,
-    /// Further topics, with what is done with their messages.
+    /// Further topics, each with its handler.
     also: Vec<(TopicSpec, Handler)>,
-    /// What was wrong with the parts that were given.
+    /// Errors of the parts that were passed in. They are reported when the consumer starts.
     problems: Vec<Error>,
 }
 
 impl<T: Send + 'static> ConsumerBuilder<T> {
-    /// A consumer of `topic` in `group` that tells `observer`.
+    /// Creates a builder of a consumer of `topic` in `group` that sends its events to `observer`.
     pub fn new(
         backend: Backend,
         topic: Topic<T>,
@@ -47,7 +47,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         Self { backend, topic, group, config, observer, upkeep, also, problems }
     }
 
-    /// One more topic for the same consumer, with a handler of its own. Group, settings and limits are shared.
+    /// Adds a topic with a handler of its own to the same consumer. Group, settings and limits are shared.
     #[allow(clippy::needless_pass_by_value, reason = "as for the first topic: topics are constants")]
     pub fn also<U, F, Fut>(mut self, topic: Topic<U>, handler: F) -> Self
     where
@@ -72,81 +72,84 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         first || self.also.iter().any(|(spec, _)| spec.name == other.name)
     }
 
-    /// All settings at once.
+    /// Replaces all settings.
     pub fn config(self, config: ConsumerConfig) -> Self {
         Self { config, ..self }
     }
 
-    /// When a failed message comes back. Default: [`Exponential`](millstream_core::policy::Exponential).
+    /// Sets the policy that decides when a failed message comes back. Default:
+    /// [`Exponential`](millstream_core::policy::Exponential).
     pub fn retry(mut self, policy: impl RetryPolicy + 'static) -> Self {
         self.config.retry = Arc::new(policy);
         self
     }
 
-    /// Whether a message that is given up is kept. Default: [`Keep`](millstream_core::policy::Keep).
+    /// Sets the policy that decides whether a message that is given up is kept. Default:
+    /// [`Keep`](millstream_core::policy::Keep).
     pub fn dead_letters(mut self, policy: impl DeadLetterPolicy + 'static) -> Self {
         self.config.dead_letters = Arc::new(policy);
         self
     }
 
-    /// Where a group that does not exist yet starts reading. Default: [`Start::Earliest`]. One that is known and was
-    /// lost on a partition starts there with the oldest entry, whatever is said here.
+    /// Sets where a new group starts reading. Default: [`Start::Earliest`]. A group that exists but was lost on a
+    /// partition starts there with the oldest entry, regardless of this setting.
     pub fn start_from(mut self, start: Start) -> Self {
         self.config.start = start;
         self
     }
 
-    /// How long a partition stays owned without a renewal. Default: 10 s.
+    /// Sets how long a partition stays owned without a renewal. Default: 10 s.
     pub fn lease_ttl(mut self, ttl: Duration) -> Self {
         self.config.lease_ttl = ttl;
         self
     }
 
-    /// The most messages of one partition that are read and not settled yet. Default: 512.
+    /// Sets the maximum number of messages of one partition that are read and not yet settled. Default: 512.
     pub fn prefetch(mut self, messages: usize) -> Self {
         self.config.prefetch = messages;
         self
     }
 
-    /// How long handlers may take to end when the consumer is shut down. Default: 30 s.
+    /// Sets how long handlers may take to end when the consumer is shut down. Default: 30 s.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.config.shutdown_timeout = timeout;
         self
     }
 
-    /// How many messages of one partition are handled at once. Default: [`Concurrency::Serial`].
+    /// Sets how many messages of one partition are handled at once. Default: [`Concurrency::Serial`].
     pub fn concurrency(mut self, concurrency: Concurrency) -> Self {
         self.config.concurrency = concurrency;
         self
     }
 
-    /// Whether a partition has one owner in its group, or all members work on all partitions. Default:
+    /// Sets whether each partition has one owner in its group, or all members work on all partitions. Default:
     /// [`Sharing::Exclusive`].
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.config.sharing = sharing;
         self
     }
 
-    /// The most handlers that run at once in this consumer. Default: no limit but those of the partitions.
+    /// Sets the maximum number of handlers that run at once in this consumer. Default: only the limits of the partitions.
     pub fn max_handlers(mut self, handlers: usize) -> Self {
         self.config.max_handlers = Some(handlers);
         self
     }
 
-    /// What later messages do while a failed one waits for its next attempt. Default: [`RetryOrder::Skip`].
+    /// Sets how later messages are treated while a failed one waits for its next attempt. Default: [`RetryOrder::Skip`].
     pub fn retry_order(mut self, order: RetryOrder) -> Self {
         self.config.retry_order = order;
         self
     }
 
-    /// How many processes may die over one message before it is given up. Default: 3.
+    /// Sets how many processes may die while handling one message before it is given up. Default: 3.
     pub fn crash_limit(mut self, crashes: u32) -> Self {
         self.config.crash_limit = crashes;
         self
     }
 
-    /// A name for this instance that is the same after a restart: it keeps its partitions over a restart that is
-    /// shorter than [`rejoin_timeout`](ConsumerConfig::rejoin_timeout). No two instances may live under one name.
+    /// Sets a name for this instance that stays the same after a restart. The instance keeps its partitions over a
+    /// restart that is shorter than [`rejoin_timeout`](ConsumerConfig::rejoin_timeout). No two running instances may
+    /// share a name.
     pub fn member_id(mut self, id: impl AsRef<str>) -> Self {
         match MemberId::new(id) {
             Ok(id) => self.config.member_id = Some(id),
@@ -155,38 +158,39 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
-    /// How long the partitions of an instance with a member id are kept for it while it is away. Default: 45 s.
+    /// Sets how long the partitions of an instance with a member id are kept for it while it is away. Default: 45 s.
     pub fn rejoin_timeout(mut self, timeout: Duration) -> Self {
         self.config.rejoin_timeout = timeout;
         self
     }
 
-    /// The most partitions of a topic that this instance takes. Default: any number.
+    /// Sets the maximum number of partitions of a topic that this instance takes. Default: no limit.
     pub fn max_partitions(mut self, partitions: u32) -> Self {
         self.config.max_partitions = Some(partitions);
         self
     }
 
-    /// Partitions that this instance takes in any case. Default: none.
+    /// Sets the partitions that this instance takes in any case. Default: none.
     pub fn pin(mut self, partitions: impl IntoIterator<Item = u32>) -> Self {
         self.config.pinned = partitions.into_iter().map(Partition).collect();
         self
     }
 
-    /// Who gets which partition. Default: [`Balanced`](millstream_core::assignment::Balanced).
+    /// Sets the strategy that assigns partitions to members. Default:
+    /// [`Balanced`](millstream_core::assignment::Balanced).
     pub fn assignor(mut self, assignor: impl Assignor + 'static) -> Self {
         self.config.assignor = Arc::new(assignor);
         self
     }
 
-    /// What people see as the owner of a partition. Default: `consumer`.
+    /// Sets the name that is displayed as the owner of a partition. Default: `consumer`.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.config.label = label.into();
         self
     }
 
-    /// One more kind of background work for every owned partition. What could not be set up is reported with
-    /// everything else when the consumer starts.
+    /// Adds one kind of background work, which runs for every owned partition. An `Err` is reported together with all
+    /// other problems when the consumer starts.
     pub fn upkeep(mut self, upkeep: Result<impl Upkeep + 'static>) -> Self {
         match upkeep {
             Ok(upkeep) => self.upkeep.push(Arc::new(upkeep)),
@@ -195,19 +199,19 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
-    /// The most messages of one partition that wait in their place behind others that failed. Default: 10,000.
+    /// Sets the maximum number of messages of one partition that wait in place behind failed ones. Default: 10,000.
     pub fn max_blocked(mut self, messages: usize) -> Self {
         self.config.max_blocked = messages;
         self
     }
 
-    /// How long a handler may take before it is dropped, which is a failed attempt. Default: any time.
+    /// Sets how long a handler may take. One that takes longer is dropped, which is a failed attempt. Default: no limit.
     pub fn handler_timeout(mut self, timeout: Duration) -> Self {
         self.config.handler_timeout = Some(timeout);
         self
     }
 
-    /// How this topic's payloads are read.
+    /// Returns the codec of this topic's payloads.
     pub(in crate::consumer) fn codec(&self) -> &'static dyn Codec<T> {
         self.topic.codec()
     }
@@ -215,10 +219,10 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// Starts the consumer in the background.
     ///
     /// The handler gets one message of a partition after the other, or several at once: see
-    /// [`concurrency`](Self::concurrency). Partitions run side by side.
+    /// [`concurrency`](Self::concurrency). Partitions run concurrently.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] that lists every problem; those of
+    /// [`ErrorKind::InvalidConfig`], which lists every problem; those of
     /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic) and
     /// [`Catalog::create_group`](millstream_core::Catalog::create_group).
     pub async fn start<F, Fut>(self, handler: F) -> Result<Consumer>
@@ -282,8 +286,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`start`](Self::start); [`ErrorKind::Fenced`] if another process consumes under the same
-    /// [member id](Self::member_id); [`ErrorKind::Deleted`] if a topic, or the group there, was deleted meanwhile.
+    /// Those of [`start`](Self::start); [`ErrorKind::Fenced`] if another process consumes under the same [member
+    /// id](Self::member_id); [`ErrorKind::Deleted`] if a topic, or the group on it, was deleted meanwhile.
     pub async fn run_until<F, Fut>(self, shutdown: impl Future<Output = ()>, handler: F) -> Result<Report>
     where
         F: Fn(Delivery<T>) -> Fut + Send + Sync + 'static,
@@ -317,7 +321,7 @@ impl<T> std::fmt::Debug for ConsumerBuilder<T> {
     }
 }
 
-/// Creates the group where it is missing, and tells where it had been lost.
+/// Creates the group where it is missing, and emits an event for each partition on which it had been lost.
 async fn join(context: &Context, topic: &TopicSpec) -> Result<()> {
     let (group, start) = (&context.group, context.config.start);
     let created = context.backend.catalog.create_group(topic, group, start).await?;
@@ -326,7 +330,7 @@ async fn join(context: &Context, topic: &TopicSpec) -> Result<()> {
     }
     for partition in created.partitions {
         let topic_partition = TopicPartition { topic: topic.name.clone(), partition };
-        // What it had settled there nobody knows: it starts with the oldest entry, wherever new groups start.
+        // Nobody knows which entries it had settled there, so it starts with the oldest one, whatever `start` is set to.
         let after = MessageId::ZERO;
         tracing::warn!(%topic_partition, %group, "the group was gone and has been created again");
         context.observer.observe(&Event::GroupRestored { topic_partition: &topic_partition, group, after });

@@ -1,4 +1,4 @@
-//! How a consumer works.
+//! Settings of a consumer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use millstream_core::{Assignor, DeadLetterPolicy, Limits, MemberId, Partition, R
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Concurrency {
-    /// One after the other, in the order of the log. The default.
+    /// One after the other, in log order. The default.
     #[default]
     Serial,
-    /// Up to this many at once; messages of one key one after the other, in order. Messages without a key have no
-    /// order.
+    /// Up to this many at once. Messages with the same key are handled one after the other, in order. Messages without a
+    /// key have no order.
     PerKey(usize),
     /// Up to this many at once, in no order.
     Unordered(usize),
@@ -31,92 +31,95 @@ impl Concurrency {
     }
 }
 
-/// Whether a partition has one owner in its group, or all members work on it.
+/// Whether each partition has one owner in its group, or all members work on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Sharing {
-    /// One owner at a time: it keeps order, and its lease fences all others. The default.
+    /// One owner at a time. It keeps the order, and its lease fences all others. The default.
     #[default]
     Exclusive,
-    /// All members read all partitions, without order: for more members than partitions, and for handlers that take
-    /// long. Goes with [`Concurrency::Unordered`] only. All members of a group must say the same.
+    /// All members read all partitions, without order. Suits groups with more members than partitions, and slow handlers.
+    /// Requires [`Concurrency::Unordered`]. All members of a group must use the same setting.
     ///
-    /// Each message is in the hands of one member, which says so every third of
-    /// [`lease_ttl`](ConsumerConfig::lease_ttl); when it is not heard of for that long, others take over. There is no
-    /// fence that a store of your own could look at ([`Delivery::epoch`](crate::Delivery::epoch) is 0).
+    /// Each message is claimed by one member, which extends its claim three times per
+    /// [`lease_ttl`](ConsumerConfig::lease_ttl). If it does not do so for a whole `lease_ttl`, other members take the
+    /// message over. There is no fencing token for a store of your own ([`Delivery::epoch`](crate::Delivery::epoch) is
+    /// 0).
     Shared,
 }
 
-/// What later messages do while a failed one waits for its next attempt.
+/// Treatment of later messages while a failed one waits for its next attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RetryOrder {
-    /// They overtake it. The default: one message that fails keeps nobody waiting.
+    /// They overtake it. The default: one failing message delays no other.
     #[default]
     Skip,
-    /// Those with its key wait behind it, also across restarts and takeovers; the others overtake.
+    /// Those with the same key wait behind it, also across restarts and takeovers; the others overtake it.
     BlockKey,
-    /// All messages of its partition wait behind it. Goes with [`Concurrency::Serial`] only.
+    /// All messages of its partition wait behind it. Requires [`Concurrency::Serial`].
     BlockPartition,
 }
 
-/// How a consumer works.
+/// Settings of a consumer.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConsumerConfig {
-    /// What people see as the owner of a partition; a unique part is added. It decides nothing. Default:
+    /// Name that is displayed as the owner of a partition; a unique part is appended. It has no other effect. Default:
     /// `consumer`.
     pub label: String,
-    /// Where a group that does not exist yet starts reading. Default: [`Start::Earliest`].
+    /// Position at which a new group starts reading. Default: [`Start::Earliest`].
     pub start: Start,
-    /// How long a partition stays owned without a renewal, and so how long its messages wait when its owner
-    /// dies. It is renewed three times as often. Default: 10 s.
+    /// How long a partition stays owned without a renewal, and therefore how long its messages wait when its owner dies.
+    /// The lease is renewed three times in this period. Default: 10 s.
     pub lease_ttl: Duration,
-    /// The most messages of one partition that are read and not settled yet; with [`Sharing::Shared`] the most of this
-    /// consumer, which others then do not get. Default: 512.
+    /// Maximum number of messages of one partition that are read and not yet settled. With [`Sharing::Shared`] the
+    /// maximum of this consumer over all partitions; other members do not get these messages. Default: 512.
     pub prefetch: usize,
-    /// The longest wait for messages in one request. It costs nothing to wait; shorter ones cost commands. A connection
-    /// that dies without a word meanwhile is found out by TCP within half a minute. Default: 60 s.
+    /// Maximum time that one request waits for messages. Waiting costs nothing; a shorter time costs more commands. If
+    /// the connection dies silently meanwhile, TCP detects it within half a minute. Default: 60 s.
     pub max_wait: Duration,
-    /// How many messages of one partition are handled at once; with [`Sharing::Shared`], of all together. Default:
-    /// [`Concurrency::Serial`].
+    /// How many messages of one partition are handled at once; with [`Sharing::Shared`], of all partitions together.
+    /// Default: [`Concurrency::Serial`].
     pub concurrency: Concurrency,
-    /// Whether a partition has one owner or is everybody's. Default: [`Sharing::Exclusive`].
+    /// Whether each partition has one owner, or all members work on it. Default: [`Sharing::Exclusive`].
     pub sharing: Sharing,
-    /// The most handlers that run at once in this consumer, over all partitions and topics; `None` means no limit but
-    /// those of the partitions. Partitions take turns. Default: `None`.
+    /// Maximum number of handlers that run at once in this consumer, over all partitions and topics. `None` means that
+    /// only the limits of the partitions apply. Partitions take turns. Default: `None`.
     pub max_handlers: Option<usize>,
-    /// What later messages do while a failed one waits. Default: [`RetryOrder::Skip`].
+    /// Treatment of later messages while a failed one waits. Default: [`RetryOrder::Skip`].
     pub retry_order: RetryOrder,
-    /// The most messages of one partition that wait in their place behind others that failed (with
-    /// [`RetryOrder::BlockKey`]). They do not count as read ahead; when they are as many as this, nothing more of the
-    /// partition is read until some can go on. Default: 10,000.
+    /// Maximum number of messages of one partition that wait in place behind failed ones (with [`RetryOrder::BlockKey`]).
+    /// They do not count towards [`prefetch`](Self::prefetch). When the maximum is reached, nothing more of the partition
+    /// is read until some of them can proceed. Default: 10,000.
     pub max_blocked: usize,
-    /// How long a handler may take. One that takes longer is dropped, and that is a failed attempt
-    /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: any time.
+    /// Maximum run time of a handler. One that takes longer is dropped, which is a failed attempt
+    /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: no limit.
     pub handler_timeout: Option<Duration>,
-    /// How many processes may die over one message: with the next one it becomes a dead letter with the reason `crashed`,
-    /// but not before the fourth, since until then it is not known which message it was. Default: 3, at least 2.
+    /// How many processes may die while handling one message. With the next one it becomes a dead letter with the reason
+    /// `crashed`, but not before the fourth death, because until then the message that caused the deaths is not known.
+    /// Default: 3, at least 2.
     pub crash_limit: u32,
-    /// A name for this instance that is the same after a restart. Who has one keeps its partitions over a restart
-    /// that is shorter than [`rejoin_timeout`](Self::rejoin_timeout). Default: a new name for each start.
+    /// Name of this instance that stays the same after a restart. An instance with a name keeps its partitions over a
+    /// restart that is shorter than [`rejoin_timeout`](Self::rejoin_timeout). Default: a new name for each start.
     pub member_id: Option<MemberId>,
     /// How long the partitions of an instance with a [`member_id`](Self::member_id) are kept for it while it is away.
     /// Default: 45 s, as in Kafka.
     pub rejoin_timeout: Duration,
-    /// The most partitions of a topic that this instance takes. Default: any number.
+    /// Maximum number of partitions of a topic that this instance takes. Default: no limit.
     pub max_partitions: Option<u32>,
     /// Partitions that this instance takes in any case. Default: none.
     pub pinned: Vec<Partition>,
-    /// Who gets which partition. All instances of a group should have the same. Default: [`Balanced`].
+    /// Strategy that assigns partitions to members. All instances of a group should use the same one. Default:
+    /// [`Balanced`].
     pub assignor: Arc<dyn Assignor>,
     /// How long handlers may take to end when the consumer is shut down. Default: 30 s, as in Kubernetes.
     pub shutdown_timeout: Duration,
-    /// How large a message may be; larger ones become dead letters.
+    /// Maximum size of a message; larger ones become dead letters.
     pub limits: Limits,
-    /// When a failed message comes back. Default: [`Exponential`], 10 attempts.
+    /// Policy that decides when a failed message comes back. Default: [`Exponential`], 10 attempts.
     pub retry: Arc<dyn RetryPolicy>,
-    /// Whether a message that is given up is kept. Default: [`Keep`].
+    /// Policy that decides whether a message that is given up is kept. Default: [`Keep`].
     pub dead_letters: Arc<dyn DeadLetterPolicy>,
 }
 

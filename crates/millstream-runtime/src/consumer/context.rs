@@ -1,4 +1,4 @@
-//! What all loops of one consumer share, and what those of one topic share.
+//! State shared by all loops of one consumer, and by the loops of one topic.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -25,40 +25,40 @@ use millstream_loops::ControlThread;
 use millstream_loops::LeaseClock;
 use millstream_loops::{LoopMonitor, Loops, Scope};
 
-/// The shortest time that an answer gets, unless leases are shorter than four times that.
+/// Minimum time limit for a reply, unless leases are shorter than four times that.
 const LEAST_PATIENCE: Duration = Duration::from_millis(350);
 
-/// What all loops of one consumer share.
+/// State shared by all loops of one consumer.
 pub(in crate::consumer) struct Context {
     pub(in crate::consumer) backend: Backend,
     pub(in crate::consumer) group: GroupName,
     pub(in crate::consumer) config: ConsumerConfig,
     pub(in crate::consumer) observer: Arc<dyn Observer>,
-    /// The observer again, for those who listen.
+    /// The same observer, for subscriptions to events.
     pub(in crate::consumer) event_sink: Arc<EventSink>,
     pub(in crate::consumer) status: Arc<Status>,
     pub(in crate::consumer) loops: Loops,
     pub(in crate::consumer) pauses: Pauses,
     pub(in crate::consumer) counts: Counts,
-    /// What all partitions share.
+    /// Limits shared by all partitions.
     pub(in crate::consumer) limiter: Limiter,
-    /// Where renewals and heartbeats run.
+    /// Thread for renewals and heartbeats.
     pub(in crate::consumer) control: ControlThread,
-    /// What deadlines of leases are counted by.
+    /// Clock for the deadlines of leases.
     pub(in crate::consumer) lease_clock: Arc<LeaseClock>,
-    /// Our name in the group, and what people see as the owner of a partition.
+    /// Our name in the group, which is displayed as the owner of a partition.
     pub(in crate::consumer) member: MemberId,
     /// Unique to this start.
     pub(in crate::consumer) incarnation: String,
-    /// Leave the group, end what has started.
+    /// Cancelled to leave the group: handlers that have started may end.
     pub(in crate::consumer) stop: CancellationToken,
-    /// The time for ending is over: give up handlers.
+    /// Cancelled when the shutdown timeout is over: handlers are given up.
     pub(in crate::consumer) kill: CancellationToken,
-    /// How long handlers get to end, if somebody has said so when it was shut down.
+    /// Shutdown timeout that was passed at the shutdown, if any.
     shutdown_within: OnceLock<Duration>,
-    /// Everything has ended.
+    /// Cancelled when everything has ended.
     pub(in crate::consumer) ended: CancellationToken,
-    /// Why it ended by itself.
+    /// The error for which it ended by itself.
     cause: OnceLock<Error>,
 }
 
@@ -69,7 +69,7 @@ impl Context {
         config: ConsumerConfig,
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
-        // In one process nobody else makes names, and simulations repeat themselves with the same seed.
+        // With a backend in this process nobody else makes names, and simulations repeat themselves with the same seed.
         let unique = if backend.local { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
         let incarnation = unique.simple().to_string();
         let member = match &config.member_id {
@@ -100,51 +100,51 @@ impl Context {
         })
     }
 
-    /// The policies, with their fallbacks.
+    /// Returns the policies with their fallbacks.
     pub(in crate::consumer) fn policies(&self) -> Policies<'_> {
         let (retry, dead_letters) = (&*self.config.retry, &*self.config.dead_letters);
         Policies { retry, dead_letters, observer: &*self.observer }
     }
 
-    /// How often leases are renewed and heartbeats sent.
+    /// Returns the period of renewals and heartbeats.
     pub(in crate::consumer) fn period(&self) -> Duration {
         self.config.lease_ttl / 3
     }
 
-    /// How long to wait for an answer on the way to a lease.
+    /// Returns the time limit for requests about leases and membership.
     pub(in crate::consumer) fn patience(&self) -> Duration {
         self.config.lease_ttl / 4
     }
 
-    /// How long to wait for an answer that says that we live: after it another one is tried.
+    /// Returns the time limit for requests that keep us alive (heartbeats, renewals). After it, another one is sent.
     ///
-    /// With the [pause](Self::retry_pause) it comes to well under a sixth of a ttl, if that is a few seconds or more: then
-    /// who was heard last a third of a ttl before an outage of up to half a ttl is heard again before the ttl is over. A
-    /// server that is a few hundred milliseconds away needs them in any case.
+    /// Together with the [pause](Self::retry_pause) it is well under a sixth of a ttl, if the ttl is a few seconds or
+    /// more. So a member whose last answered request was a third of a ttl before an outage of up to half a ttl gets an
+    /// answer again before the ttl is over. The lower bound is for servers that are a few hundred milliseconds away.
     pub(in crate::consumer) fn beat_patience(&self) -> Duration {
         (self.config.lease_ttl / 10).max(LEAST_PATIENCE).min(self.patience())
     }
 
-    /// How long to pause after a request failed that says that we live, and would pause for `pause` elsewhere.
+    /// Returns the pause after a failed request that keeps us alive. `pause` is the pause of other loops.
     pub(in crate::consumer) fn retry_pause(&self, error: &Error, pause: Duration) -> Duration {
         pause.min(if error.is_transient() { self.config.lease_ttl / 30 } else { self.period() })
     }
 
-    /// How long handlers get to end.
+    /// Returns how long handlers may take to end.
     pub(in crate::consumer) fn shutdown_timeout(&self) -> Duration {
         *self.shutdown_within.get().unwrap_or(&self.config.shutdown_timeout)
     }
 
-    /// Leave the group, end what has started, within this time. What was said first counts.
+    /// Leaves the group and lets the handlers that have started end within this time. The first call counts.
     pub(in crate::consumer) fn stop_within(&self, time: Duration) {
         let _ = self.shutdown_within.set(time);
         self.stop.cancel();
     }
 
-    /// Gives handlers up that did not end within `patience`.
+    /// Gives up handlers that did not end within `patience`.
     pub(in crate::consumer) fn give_up(&self, patience: Duration) {
         if self.shutdown_timeout().is_zero() {
-            // It was asked for: no time was to be given.
+            // The caller asked for it: the timeout was zero.
             tracing::debug!("handlers that run are given up");
         } else {
             tracing::warn!(?patience, "handlers did not end in time and are given up");
@@ -152,21 +152,21 @@ impl Context {
         self.kill.cancel();
     }
 
-    /// Why it ended by itself, if it did.
+    /// Returns why the consumer ended by itself, if it did.
     pub(in crate::consumer) fn cause(&self) -> Option<&Error> {
         self.cause.get()
     }
 
-    /// Another process has our member id: everything ends here.
+    /// Ends the consumer: another process has our member id.
     pub(in crate::consumer) fn fence(&self) {
         let why = format!("another process consumes in group {} as member {}", self.group, self.member);
         let _ = self.cause.set(Error::new(ErrorKind::Fenced, why));
         self.stop.cancel();
     }
 
-    /// What we work on was deleted on purpose: everything ends here, and nothing is created again.
+    /// Ends the consumer: its topic or group was deleted on purpose, and nothing is created again.
     pub(in crate::consumer) fn deleted(&self, topic: &TopicName, error: &Error) {
-        // Several loops meet it. If it was being shut down, it did not end by itself.
+        // Several loops get this error. If the consumer was being shut down, it did not end by itself.
         if self.stop.is_cancelled() || self.cause.set(error.duplicate()).is_err() {
             return;
         }
@@ -176,13 +176,13 @@ impl Context {
         self.stop.cancel();
     }
 
-    /// An error if it ended by itself.
+    /// Returns an error if the consumer ended by itself.
     pub(in crate::consumer) fn check(&self) -> Result<()> {
         self.cause().map_or(Ok(()), |cause| Err(cause.duplicate()))
     }
 }
 
-/// A name that nobody else has: what names may not contain is replaced, and what is too long cut.
+/// Returns a unique name: characters that names may not contain are replaced, and a long label is cut.
 fn member_id(label: &str, incarnation: &str) -> Result<MemberId> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let room = millstream_core::name::MAX_NAME_LEN - incarnation.len() - 1;
@@ -190,13 +190,13 @@ fn member_id(label: &str, incarnation: &str) -> Result<MemberId> {
     MemberId::new(format!("{label}-{incarnation}"))
 }
 
-/// What the loops of one topic share.
+/// State shared by the loops of one topic.
 pub(in crate::consumer) struct Subscription {
     pub(in crate::consumer) context: Arc<Context>,
     pub(in crate::consumer) topic: TopicSpec,
     pub(in crate::consumer) handler: Handler,
     pub(in crate::consumer) upkeep: Vec<Arc<dyn Upkeep>>,
-    /// Rung when the group has changed: somebody came or went, or is to own something else.
+    /// Notified when the group has changed: members joined or left, or the assignment is another one.
     pub(in crate::consumer) changed: Notify,
     /// Since when heartbeats have been answered without a gap.
     heard: Mutex<Continuity>,
@@ -215,28 +215,28 @@ impl Subscription {
 }
 
 impl Subscription {
-    /// A heartbeat was answered by this server, at this time by its clock.
+    /// Records that this server answered a heartbeat at this time of its clock.
     pub(in crate::consumer) fn answered(&self, server: &str, now: u64) {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).advance(server, now);
     }
 
-    /// Since when heartbeats have been answered without a gap: what requests carry that take something over.
+    /// Returns since when heartbeats have been answered without a gap. Requests that take something over carry this.
     pub(in crate::consumer) fn heard(&self) -> Continuity {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What one partition has in hand, when it has nothing.
+    /// Returns a new, empty in-flight set.
     pub(in crate::consumer) fn in_flight(&self) -> Arc<InFlight> {
         let config = &self.config;
         Arc::new(InFlight::new(config.prefetch, config.concurrency.at_once(), config.max_blocked))
     }
 
-    /// Monitor of a loop for the topic.
+    /// Returns the monitor of a loop for the topic.
     pub(in crate::consumer) fn monitor(&self, operation: &'static str) -> LoopMonitor {
         self.loops.monitor(operation, Scope::Topic(self.topic.name.clone()))
     }
 
-    /// Monitor of a loop for one partition.
+    /// Returns the monitor of a loop for one partition.
     pub(in crate::consumer) fn monitor_of(
         &self,
         operation: &'static str,

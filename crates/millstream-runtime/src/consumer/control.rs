@@ -13,51 +13,53 @@ use crate::consumer::pauses::Until;
 use crate::consumer::{Consumer, Events, Health, health};
 
 impl Consumer {
-    /// Pauses everything: nothing is read, and no further handler starts. Those that run end, and are settled. What
-    /// was read and not started stays in hand, and the partitions stay ours. Retries become due meanwhile, and wait.
+    /// Pauses the whole consumer: nothing is read, and no further handler starts. Handlers that run finish, and their
+    /// messages are settled. Messages that were read and not started stay in flight, and this instance keeps its
+    /// partitions. Retries that become due meanwhile wait.
     ///
-    /// It is over with [`resume`](Self::resume). A pause of the whole group, which operators make, is another one: each
-    /// holds by itself.
+    /// The pause ends with [`resume`](Self::resume). It is independent of a pause of the whole group by an operator: work
+    /// goes on only when neither holds.
     pub fn pause(&self) {
         self.context.pause(Until::Resumed);
     }
 
-    /// Pauses everything for this long, or until [`resume`](Self::resume). Said again, the last time counts.
+    /// Pauses the whole consumer for this long, or until [`resume`](Self::resume). A later call replaces the time.
     pub fn pause_for(&self, time: Duration) {
-        // A time that no clock can tell is none.
+        // A time beyond the range of the clock means no end.
         self.context.pause(Instant::now().checked_add(time).map_or(Until::Resumed, Until::Time));
     }
 
-    /// Ends a pause of everything: work goes on at once, in order. Partitions that are paused by themselves stay so.
+    /// Ends a pause of the whole consumer: work goes on at once, in order. Partitions that were paused individually stay
+    /// paused.
     pub fn resume(&self) {
         self.context.resume();
     }
 
-    /// Pauses one partition, of any of the topics. This instance does not work on it until it is
-    /// [resumed](Self::resume_partition), also if it is not ours yet, or moves away and comes back. Another instance
-    /// that gets it knows nothing of the pause.
+    /// Pauses one partition of any of the topics. This instance does not work on it until it is
+    /// [resumed](Self::resume_partition), even if it does not own the partition yet, or loses it and gets it back.
+    /// Another instance that gets the partition does not know of the pause.
     pub fn pause_partition(&self, topic_partition: &TopicPartition) {
         if self.context.pauses.pause_partition(topic_partition) {
             self.context.tell_paused(Some(topic_partition));
         }
     }
 
-    /// Ends a pause of one partition. A pause of everything holds on.
+    /// Ends a pause of one partition. A pause of the whole consumer stays in effect.
     pub fn resume_partition(&self, topic_partition: &TopicPartition) {
         if self.context.pauses.resume_partition(topic_partition) {
             self.context.tell_resumed(Some(topic_partition));
         }
     }
 
-    /// Goes on elsewhere in a partition that this instance owns: back, to handle messages again, or forward, to skip
-    /// some. Handlers of it that run end first, and are settled; this waits for them. What was read and not started is
-    /// forgotten. Messages that wait for a retry, and dead letters, stay as they are.
+    /// Moves the group's position in a partition that this instance owns: back, to handle messages again, or forward, to
+    /// skip some. Waits for the running handlers of the partition and settles their messages first. Messages that were
+    /// read and not started are discarded from memory. Scheduled retries and dead letters do not change.
     ///
-    /// A consumer that is paused moves, and stays paused. For a whole group see `Millstream::seek`.
+    /// A paused consumer moves as well, and stays paused. To move a whole group see `Millstream::seek`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if this instance does not own the partition; [`ErrorKind::Fenced`] if it gave the
-    /// partition back or lost it meanwhile: nothing was done. Transient ones: it goes on where it was, or there.
+    /// [`ErrorKind::NotFound`] if this instance does not own the partition; [`ErrorKind::Fenced`] if it released or lost
+    /// the partition meanwhile: nothing was done. After a transient error the position is either the old or the new one.
     pub async fn seek(&self, topic_partition: &TopicPartition, start: Start) -> Result<()> {
         let Some(answer) = self.context.status.seek(topic_partition, start) else {
             let group = &self.context.group;
@@ -70,19 +72,20 @@ impl Consumer {
         })
     }
 
-    /// How it is now.
+    /// Returns the current health.
     #[must_use]
     pub fn health(&self) -> Health {
         health::of(&self.context)
     }
 
-    /// Can say how it is, also when it has ended. The observer is told of the same when the consumer starts.
+    /// Returns a health check, which also works after the consumer has ended. The observer gets the same one when the
+    /// consumer starts.
     #[must_use]
     pub fn health_check(&self) -> Arc<dyn HealthCheck> {
         health::check(&self.context)
     }
 
-    /// What happens to it from now on. Any number of tasks may listen.
+    /// Subscribes to the consumer's events from now on. Any number of tasks may subscribe.
     pub fn events(&self) -> Events {
         self.context.event_sink.listen(self.context.ended.clone())
     }
@@ -101,7 +104,7 @@ impl Context {
         }
     }
 
-    /// Takes note of whether the whole group of a topic is paused.
+    /// Records whether the whole group of a topic is paused.
     pub(in crate::consumer) fn hear_paused(&self, topic: &TopicName, paused: bool) {
         if !self.pauses.hear(topic, paused) {
             return;
@@ -126,7 +129,7 @@ impl Context {
         self.observer.observe(&Event::Resumed { group: &self.group, topic_partition });
     }
 
-    /// Ends pauses at their time, for as long as it is polled.
+    /// Ends pauses when their time is over, for as long as it is polled.
     pub(in crate::consumer) async fn end_pauses(self: &Arc<Self>) {
         self.pauses.run(|| self.tell_resumed(None)).await;
     }

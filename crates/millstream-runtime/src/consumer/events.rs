@@ -1,4 +1,4 @@
-//! What happens to a consumer, as a stream of owned values.
+//! Events of a consumer, as a stream of owned values.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,139 +9,139 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::broadcast::{Receiver, Sender};
 use tokio_util::sync::CancellationToken;
 
-/// How many events are kept for those who are slow to take them.
+/// Number of events that are buffered for slow receivers.
 const KEPT: usize = 1_024;
 
-/// Something that happened to a consumer. What happens to messages an [`Observer`] is told.
+/// Event in the life of a consumer. Events of single messages go to the [`Observer`] only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConsumerEvent {
-    /// A partition is ours.
+    /// This instance owns the partition.
     Assigned {
-        /// Which partition.
+        /// The partition.
         topic_partition: TopicPartition,
         /// The epoch of the lease.
         epoch: u64,
     },
-    /// A partition was given back in an orderly way.
+    /// A partition was released in an orderly way.
     Revoked {
-        /// Which partition.
+        /// The partition.
         topic_partition: TopicPartition,
         /// The epoch of the lease.
         epoch: u64,
     },
-    /// A lease ran out or was taken: what is in flight will be handled again by the next owner.
+    /// A lease expired or was taken: the messages in flight will be handled again by the next owner.
     LeaseLost {
-        /// Which partition.
+        /// The partition.
         topic_partition: TopicPartition,
         /// The epoch of the lease.
         epoch: u64,
     },
-    /// It is known what this instance should own now.
+    /// The partitions that this instance should own are known.
     Rebalanced {
-        /// Of which topic.
+        /// The topic.
         topic: TopicName,
-        /// How many members the group has.
+        /// Number of members of the group.
         members: u32,
-        /// How many partitions this one should own.
+        /// Number of partitions that this instance should own.
         partitions: usize,
     },
-    /// Another process has taken our member id: this one stops.
+    /// Another process has taken this member id: this consumer stops.
     MemberFenced {
-        /// Of which topic.
+        /// The topic.
         topic: TopicName,
-        /// The id.
+        /// The member id.
         member: MemberId,
     },
     /// The topic or its group was deleted: this consumer stops.
     Deleted {
-        /// Which topic.
+        /// The topic.
         topic: TopicName,
-        /// What the backend said.
+        /// Error message of the backend.
         error: String,
     },
-    /// Somebody paused the whole group of a topic.
+    /// The whole group of a topic was paused.
     GroupPaused {
-        /// Which topic.
+        /// The topic.
         topic: TopicName,
     },
     /// The pause of the whole group is over.
     GroupResumed {
-        /// Of which topic.
+        /// The topic.
         topic: TopicName,
     },
-    /// The group was gone from a partition and has been created again.
+    /// The group was missing on a partition and has been created again.
     GroupRestored {
-        /// In which partition.
+        /// The partition.
         topic_partition: TopicPartition,
         /// Reading goes on above this id.
         after: MessageId,
     },
-    /// The server lost the end of what it had told us.
+    /// The server lost the newest entries that it had already delivered.
     TailLost {
-        /// In which partition.
+        /// The partition.
         topic_partition: TopicPartition,
-        /// Where we stood.
+        /// Our position before.
         from: MessageId,
-        /// Where the server stands.
+        /// The position of the server.
         to: MessageId,
     },
-    /// A partition was taken over from an owner that ended without giving it back.
+    /// A partition was taken over from an owner that ended without releasing it.
     TakenOver {
-        /// Which partition.
+        /// The partition.
         topic_partition: TopicPartition,
-        /// How many owners have ended in a row.
+        /// Number of owners that have ended in a row.
         ends: usize,
-        /// How many messages were pending.
+        /// Number of pending messages.
         messages: usize,
-        /// How many of them are poison candidates.
+        /// Number of poison candidates among them.
         candidates: usize,
     },
-    /// A loop met an error, and tries again after a pause. Told for every try.
+    /// A loop met an error, and tries again after a pause. Emitted for every failed attempt.
     Failing {
-        /// What was tried: "fetch", "settle", …
+        /// The operation: "fetch", "settle", …
         operation: &'static str,
-        /// For which partition, if it is for one.
+        /// The partition, if the operation is for one.
         topic_partition: Option<TopicPartition>,
-        /// What kind of error it was.
+        /// Kind of the error.
         kind: ErrorKind,
-        /// What it said.
+        /// Message of the error.
         error: String,
     },
     /// A loop that had been failing works again.
     Recovered {
-        /// What works again.
+        /// The operation.
         operation: &'static str,
-        /// For which partition, if it is for one.
+        /// The partition, if the operation is for one.
         topic_partition: Option<TopicPartition>,
     },
-    /// Somebody paused the consumer, or one partition.
+    /// The consumer or one partition was paused.
     Paused {
-        /// Which partition; `None` for everything.
+        /// The partition; `None` for the whole consumer.
         topic_partition: Option<TopicPartition>,
     },
     /// The pause is over.
     Resumed {
-        /// Which partition; `None` for everything but what is paused by itself.
+        /// The partition; `None` for the whole consumer. Partitions that were paused individually stay paused.
         topic_partition: Option<TopicPartition>,
     },
-    /// A message over which processes died is given up.
+    /// A message was given up because processes died while handling it.
     Crashed {
-        /// From which partition.
+        /// The partition.
         topic_partition: TopicPartition,
         /// Its id in the log.
         origin: MessageId,
-        /// How many processes died.
+        /// Number of processes that died.
         crashes: u32,
     },
-    /// The consumer has ended. Nothing comes after this.
+    /// The consumer has ended. This is the last event.
     Ended,
-    /// So many events were missed: they came faster than they were taken.
+    /// Number of events that were missed because the receiver was too slow.
     Lagged(u64),
 }
 
 impl ConsumerEvent {
-    /// `None` for what happens to messages.
+    /// Converts an event. `None` for events of single messages.
     fn of(event: &Event<'_>) -> Option<Self> {
         Some(match *event {
             Event::Assigned { topic_partition, epoch, .. } => {
@@ -196,7 +196,7 @@ impl ConsumerEvent {
     }
 }
 
-/// Tells the user's observer of everything, and whoever listens of what happens to the consumer.
+/// Sends every event to the user's observer, and the consumer's own events to all subscribers.
 pub(in crate::consumer) struct EventSink {
     observer: Arc<dyn Observer>,
     events: Sender<ConsumerEvent>,
@@ -207,9 +207,9 @@ impl EventSink {
         Self { observer, events: Sender::new(KEPT) }
     }
 
-    /// The last event of all.
+    /// Sends the last event.
     pub(in crate::consumer) fn end(&self) {
-        // Nobody has to listen.
+        // An error means only that there are no subscribers.
         let _ = self.events.send(ConsumerEvent::Ended);
     }
 
@@ -221,7 +221,8 @@ impl EventSink {
 impl Observer for EventSink {
     fn observe(&self, event: &Event<'_>) {
         self.observer.observe(event);
-        // The count takes a lock that all partitions share, and most events are of messages.
+        // Most events are of single messages. They must not pay for the count, which takes a lock that all partitions
+        // share.
         if let Some(event) = ConsumerEvent::of(event)
             && self.events.receiver_count() > 0
         {
@@ -230,11 +231,11 @@ impl Observer for EventSink {
     }
 }
 
-/// The events of one consumer, from the moment that this was asked for. From
+/// Stream of a consumer's events, from the moment of subscription. Returned by
 /// [`Consumer::events`](crate::consumer::Consumer::events).
 ///
-/// The newest 1,024 are kept for who is slow. Whoever is slower is told how many it missed, and goes on with the
-/// oldest that is there.
+/// The newest 1,024 events are kept for a slow receiver. A receiver that falls further behind gets the number of events
+/// that it missed ([`ConsumerEvent::Lagged`]), and goes on with the oldest one that is kept.
 #[must_use = "events that nobody takes are lost"]
 pub struct Events {
     events: Receiver<ConsumerEvent>,
@@ -243,7 +244,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// The next event, when there is one. `None` after [`ConsumerEvent::Ended`]. Dropping this future loses nothing.
+    /// Waits for the next event. `None` after [`ConsumerEvent::Ended`]. Cancel safe: dropping this future loses nothing.
     pub async fn next(&mut self) -> Option<ConsumerEvent> {
         if self.over {
             return None;
@@ -255,7 +256,7 @@ impl Events {
                 Err(RecvError::Lagged(missed)) => Some(ConsumerEvent::Lagged(missed)),
                 Err(RecvError::Closed) => None,
             },
-            // Asked for when it had ended already, or it ended abnormally.
+            // Either the subscription came after the end, or the consumer ended abnormally, without an `Ended` event.
             () = self.ended.cancelled() => match self.events.try_recv() {
                 Ok(event) => Some(event),
                 Err(TryRecvError::Lagged(missed)) => Some(ConsumerEvent::Lagged(missed)),

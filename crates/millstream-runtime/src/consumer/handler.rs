@@ -1,4 +1,4 @@
-//! Handlers, with the payload type taken off.
+//! Handlers with the payload type erased.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,25 +17,25 @@ use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
 use crate::consumer::batch::BatchConfig;
 use crate::delivery::{Delivery, DeliveryMetadata};
 
-/// What came of a message, before policies have judged it.
+/// Result of one message, before policies are applied.
 #[derive(Debug)]
 pub(in crate::consumer) enum Verdict {
-    /// The handler said this.
+    /// The handler returned this outcome.
     Said(Outcome),
     /// The handler panicked with this message.
     Panicked(String),
     /// The handler took longer than this.
     TimedOut(Duration),
-    /// The codec could not read the payload.
+    /// The codec could not decode the payload.
     Undecodable(BoxError),
     /// The entry is not a message.
     Malformed(Malformed),
-    /// So many processes ended over it.
+    /// This number of processes ended while handling it.
     Crashed(u32),
 }
 
 impl Verdict {
-    /// What it failed with, if it did.
+    /// Returns the cause of the failure, if it failed.
     pub(in crate::consumer) fn cause(&self) -> Option<Cause> {
         match self {
             Self::Said(Outcome::Ack | Outcome::Snooze(_)) => None,
@@ -74,21 +74,21 @@ pub(in crate::consumer) struct Input {
     pub(in crate::consumer) payload: Bytes,
 }
 
-/// Handles one message, for as long as the timeout allows. `None`: it was not handled, and stays pending.
+/// Handles one message, up to the timeout. `None`: it was not handled, and stays pending.
 pub(in crate::consumer) trait Handle: Send + Sync + 'static {
     fn handle(&self, input: Input, timeout: Option<Duration>)
     -> impl Future<Output = Option<Verdict>> + Send;
 }
 
-/// Messages that are handled one after the other.
+/// Messages that are handled inline, one after the other.
 pub(in crate::consumer) trait Row: Send {
-    /// The next one that is to be handled right now.
+    /// Returns the next message if one may be handled right now.
     fn next(&mut self) -> Option<Input>;
 
-    /// The handler did not end at once: nothing that is done may wait for it.
+    /// Called when the handler is not ready at its first poll: settlements that are done must not wait for it.
     fn waits(&mut self);
 
-    /// What came of it.
+    /// Takes the result of the message.
     fn said(&mut self, said: Option<Verdict>);
 }
 
@@ -96,7 +96,7 @@ pub(in crate::consumer) trait Row: Send {
 pub(in crate::consumer) trait Call: Send + Sync {
     fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Option<Verdict>>;
 
-    /// Handles all of a row: in here the handler's type is known, so that a message needs no box of its own.
+    /// Handles all messages of a row. The handler's type is known in here, so a message needs no boxed future of its own.
     fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()>;
 }
 
@@ -116,7 +116,7 @@ impl<H: Handle> Call for Arc<H> {
     }
 }
 
-/// Waits for something, and calls if that is not ready at once.
+/// Awaits a future, and calls `waits` if it is not ready at its first poll.
 pub(in crate::consumer) async fn noticing<F: Future>(future: F, waits: impl FnOnce()) -> F::Output {
     let (mut future, mut waits) = (pin!(future), Some(waits));
     poll_fn(|cx| {
@@ -131,7 +131,7 @@ pub(in crate::consumer) async fn noticing<F: Future>(future: F, waits: impl FnOn
     .await
 }
 
-/// Handles several. One verdict for each.
+/// Handles several messages. Returns one verdict for each.
 pub(in crate::consumer) type BatchCall =
     dyn Fn(Vec<Input>, Option<Duration>) -> BoxFuture<'static, Vec<Said>> + Send + Sync;
 
@@ -141,7 +141,7 @@ pub(in crate::consumer) enum Handler {
     Batch(BatchConfig, Box<BatchCall>),
 }
 
-/// Takes the payload type off: decodes, calls, and catches panics of both.
+/// Erases the payload type: decodes, calls the handler, and catches panics of both.
 pub(in crate::consumer) fn erase<T, F, Fut>(codec: &'static dyn Codec<T>, handler: F) -> Handler
 where
     T: Send + 'static,
@@ -152,7 +152,7 @@ where
     Handler::Each(Box::new(Arc::new(Typed { codec, handler })))
 }
 
-/// The user's function, and what it needs read.
+/// The user's function with the codec of its payload.
 struct Typed<T: 'static, F> {
     codec: &'static dyn Codec<T>,
     handler: F,
@@ -170,7 +170,7 @@ where
         Input { about, payload }: Input,
         timeout: Option<Duration>,
     ) -> impl Future<Output = Option<Verdict>> + Send {
-        // Outside of a future, which would be moved about with all that is in it.
+        // Outside of the future: otherwise the captured values would be part of the future and be moved with it.
         let begun = catch_unwind(AssertUnwindSafe(|| {
             let value = decode(self.codec, &payload).map_err(Verdict::Undecodable)?;
             drop(payload);
@@ -188,21 +188,21 @@ where
     }
 }
 
-/// Runs a handler, catches its panic, and gives it up (drops it) when the time is over.
+/// Runs a handler, catches its panic, and drops it when the timeout is over.
 ///
-/// A handler that panicked is not used further for this message; what it shares with other calls is its author's
-/// care, as with threads.
+/// A handler that panicked is not polled again for this message. As with threads, its author is responsible for the state
+/// that it shares with other calls.
 pub(in crate::consumer) async fn guarded<R>(
     handler: impl Future<Output = R>,
     timeout: Option<Duration>,
 ) -> Result<R, Verdict> {
-    // The handler is dropped inside of what is guarded: that may panic, too.
+    // The handler is dropped inside the caught block: that may panic, too.
     let caught = match timeout {
         None => AssertUnwindSafe(async { Ok(handler.await) }).catch_unwind().await,
         Some(after) => {
             let handle = tokio::time::timeout(after, handler);
             let handle = async { handle.await.map_err(|_| Verdict::TimedOut(after)) };
-            // A timer is large, and those who have none do not carry it about.
+            // Boxed, because a timer is large and calls without a timeout should not carry it.
             AssertUnwindSafe(Box::pin(handle)).catch_unwind().await
         }
     };

@@ -1,4 +1,4 @@
-//! Health: how a consumer is, as plain values.
+//! Health: the state of a consumer as plain values.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use millstream_core::{ErrorKind, TopicName, TopicPartition};
 
 use crate::consumer::context::Context;
 
-/// Can say how a consumer is, also when it has ended.
+/// Health check of a consumer. It also works after the consumer has ended.
 struct ConsumerHealthCheck(Arc<Context>);
 
 impl HealthCheck for ConsumerHealthCheck {

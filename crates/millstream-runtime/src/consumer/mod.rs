@@ -1,4 +1,4 @@
-//! The consumer: a group's work on a topic.
+//! The consumer: reads topics on behalf of a group.
 
 mod batch;
 mod builder;
@@ -43,9 +43,9 @@ use group::ownership::Ownership;
 
 use crate::report::Report;
 
-/// A running consumer. Errors of the server never end it: it tells, pauses and goes on.
+/// A running consumer. Server errors never end it: it reports them, pauses and tries again.
 ///
-/// Dropping it stops it in the background, as [`shutdown`](Consumer::shutdown) does without the waiting.
+/// Dropping it stops it in the background, as [`shutdown`](Consumer::shutdown) does, but without waiting.
 #[must_use = "a consumer that is dropped stops: keep it, and end it with `shutdown`"]
 pub struct Consumer {
     context: Arc<Context>,
@@ -59,7 +59,8 @@ impl Consumer {
         for subscription in &subscriptions {
             context.status.consumes(&subscription.topic.name);
             if subscription.config.sharing == Sharing::Shared {
-                // Without owners there is nothing to be heard of before reading, but whether the group is paused.
+                // Nobody is assigned partitions here, so only the pause state of the group has to be known before reading
+                // starts.
                 context.pauses.wait_for(&subscription.topic.name);
             }
         }
@@ -74,7 +75,7 @@ impl Consumer {
             let ownership = Ownership::new(subscription.clone(), held, target);
             let control = control.clone();
             async move {
-                // Renewed to the very end: a partition is ours until its worker has given it back.
+                // The keeper runs to the very end: a partition is ours until its worker has released the lease.
                 let _renewals = control.spawn(renewer.run());
                 let _membership = control.spawn(membership.run());
                 match subscription.config.sharing {
@@ -98,16 +99,19 @@ impl Consumer {
         Self { context, task: Some(task) }
     }
 
-    /// Says that it leaves, and goes on until other instances know what they are to take over (1 s at most; no time if
-    /// there are none, or if it has a member id and so is expected back). Then it stops reading, lets the handlers that
-    /// have started end, settles what they said, and gives the partitions back. What was read and not started goes to
-    /// the next owner first. All this takes up to the shutdown timeout; then handlers are given up.
+    /// Leaves the group, settles what was handled and releases the partitions.
+    ///
+    /// It first announces that it leaves and keeps working until other instances have been assigned its partitions. That
+    /// takes at most 1 s; it takes no time if there are no other instances, or if this one has a member id and is
+    /// therefore expected back. Then it stops reading, waits for the handlers that have started, writes their settlements
+    /// and releases the partitions. Messages that were read and not started go to the next owner first. All this takes at
+    /// most the shutdown timeout; handlers that still run then are dropped.
     pub async fn shutdown(self) -> Report {
         let timeout = self.context.config.shutdown_timeout;
         self.shutdown_within(timeout).await
     }
 
-    /// [`shutdown`](Self::shutdown) with another timeout than the one that is set.
+    /// Does the same as [`shutdown`](Self::shutdown), with another timeout than the configured one.
     pub async fn shutdown_within(mut self, timeout: Duration) -> Report {
         self.context.stop_within(timeout);
         if let Some(task) = self.task.take()
@@ -118,14 +122,15 @@ impl Consumer {
         self.context.counts.report()
     }
 
-    /// Waits until it has ended. It does so by itself only if another process consumes under the same member id, or one of
-    /// its topics, or its group there, was deleted: [`cause`](Self::cause) says so, and the observer is told.
+    /// Waits until the consumer has ended. It ends by itself only if another process consumes under the same member id,
+    /// or if one of its topics, or its group there, was deleted: [`cause`](Self::cause) then returns the error, and the
+    /// observer gets an event.
     pub async fn ended(&self) {
         self.context.ended.cancelled().await;
     }
 
-    /// Why it ended, or is ending, by itself: [`ErrorKind::Fenced`] if another process consumes under the same member id,
-    /// [`ErrorKind::Deleted`] if a topic or group was deleted. `None` if it did not.
+    /// Returns why the consumer ended, or is ending, by itself: [`ErrorKind::Fenced`] if another process consumes under
+    /// the same member id, [`ErrorKind::Deleted`] if a topic or group was deleted. `None` if it did not end by itself.
     ///
     /// [`ErrorKind::Fenced`]: millstream_core::ErrorKind::Fenced
     /// [`ErrorKind::Deleted`]: millstream_core::ErrorKind::Deleted
@@ -134,7 +139,7 @@ impl Consumer {
         self.context.cause().map(Error::duplicate)
     }
 
-    /// Waits until `shutdown` is ready, or it has ended by itself, and shuts down.
+    /// Waits until `shutdown` is ready or the consumer has ended by itself, then shuts it down.
     async fn until(self, shutdown: impl Future<Output = ()>) -> Result<Report> {
         tokio::select! {
             biased;
@@ -147,7 +152,7 @@ impl Consumer {
         Ok(report)
     }
 
-    /// What it did so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn report(&self) -> Report {
         self.context.counts.report()

@@ -1,4 +1,4 @@
-//! What is paused: the whole consumer, the whole group of a topic, or single partitions.
+//! Pauses: of the whole consumer, of the whole group of a topic, or of single partitions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,31 +6,31 @@ use millstream_core::{TopicName, TopicPartition};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// What is paused.
+/// All pauses that are in effect.
 #[derive(Clone, Debug, Default)]
 struct State {
     all: Option<Until>,
     partitions: BTreeSet<TopicPartition>,
-    /// The topics whose groups let nobody read.
+    /// Topics that must not be read because of their group.
     groups: BTreeMap<TopicName, Group>,
 }
 
-/// Why nothing of a topic is read.
+/// Reason why nothing of a topic is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Group {
-    /// Nobody has said so far whether the group is paused.
+    /// It is not known yet whether the group is paused.
     Unheard,
     Paused,
 }
 
-/// How long a pause lasts.
+/// Duration of a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::consumer) enum Until {
     Resumed,
     Time(Instant),
 }
 
-/// What is paused in one consumer.
+/// The pauses of one consumer.
 pub(in crate::consumer) struct Pauses(watch::Sender<State>);
 
 impl Pauses {
@@ -38,36 +38,36 @@ impl Pauses {
         Self(watch::Sender::default())
     }
 
-    /// Pauses everything. True if it was not paused before; else it now lasts as long as said last.
+    /// Pauses the whole consumer. True if it was not paused before; otherwise only the duration is replaced.
     pub(in crate::consumer) fn pause(&self, until: Until) -> bool {
         let mut began = false;
         self.0.send_modify(|state| began = state.all.replace(until).is_none());
         began
     }
 
-    /// True if it was paused. Partitions that are paused by themselves stay so.
+    /// Ends the pause of the whole consumer. True if it was paused. Partitions that were paused individually stay paused.
     pub(in crate::consumer) fn resume(&self) -> bool {
         self.0.send_if_modified(|state| state.all.take().is_some())
     }
 
-    /// True if it was not paused by itself before.
+    /// Pauses one partition. True if it was not paused individually before.
     pub(in crate::consumer) fn pause_partition(&self, topic_partition: &TopicPartition) -> bool {
         self.0.send_if_modified(|state| state.partitions.insert(topic_partition.clone()))
     }
 
-    /// True if it was paused by itself.
+    /// Ends the pause of one partition. True if it was paused individually.
     pub(in crate::consumer) fn resume_partition(&self, topic_partition: &TopicPartition) -> bool {
         self.0.send_if_modified(|state| state.partitions.remove(topic_partition))
     }
 
-    /// Nothing of this topic is read before it is [heard](Self::hear) whether its group is paused.
+    /// Stops reading of this topic until [`hear`](Self::hear) has recorded whether its group is paused.
     pub(in crate::consumer) fn wait_for(&self, topic: &TopicName) {
         self.0.send_modify(|state| {
             state.groups.insert(topic.clone(), Group::Unheard);
         });
     }
 
-    /// Takes note of whether the whole group of a topic is paused. True if it was the other way round before.
+    /// Records whether the whole group of a topic is paused. True if that has changed.
     pub(in crate::consumer) fn hear(&self, topic: &TopicName, paused: bool) -> bool {
         let mut changed = false;
         self.0.send_if_modified(|state| {
@@ -88,29 +88,29 @@ impl Pauses {
         self.0.borrow().groups.get(topic) == Some(&Group::Paused)
     }
 
-    /// Whether everything is paused.
+    /// Whether the whole consumer is paused.
     pub(in crate::consumer) fn all(&self) -> bool {
         self.0.borrow().all.is_some()
     }
 
-    /// What is paused by itself.
+    /// Returns the partitions that are paused individually.
     pub(in crate::consumer) fn partitions(&self) -> BTreeSet<TopicPartition> {
         self.0.borrow().partitions.clone()
     }
 
-    /// As one partition sees it.
+    /// Returns the pause state of one partition.
     pub(in crate::consumer) fn of(&self, topic_partition: &TopicPartition) -> Pause {
         let state = self.0.subscribe();
         let paused = state.borrow().of(topic_partition);
         Pause { state, topic_partition: topic_partition.clone(), paused }
     }
 
-    /// As those see it who hand out messages of all partitions.
+    /// Returns the pause state of all partitions, for loops that handle messages of all of them.
     pub(in crate::consumer) fn changes(&self) -> Changes {
         Changes(self.0.subscribe())
     }
 
-    /// Ends pauses at their time, and calls for each.
+    /// Ends pauses when their time is over, and calls `ended` for each.
     pub(in crate::consumer) async fn run(&self, ended: impl Fn()) {
         let mut state = self.0.subscribe();
         loop {
@@ -123,10 +123,10 @@ impl Pauses {
             };
             tokio::select! {
                 biased;
-                // The sender is ours: there are always changes to wait for.
+                // The sender is our own, so waiting for a change never fails.
                 _ = state.changed() => {}
                 () = time => {
-                    // Unless somebody has just asked for more time.
+                    // Unless the pause was replaced just now.
                     let over = self.0.send_if_modified(|state| {
                         let over = state.all == until;
                         if over {
@@ -151,7 +151,7 @@ impl State {
     }
 }
 
-/// Whether one partition is paused.
+/// Pause state of one partition.
 pub(in crate::consumer) struct Pause {
     state: watch::Receiver<State>,
     topic_partition: TopicPartition,
@@ -159,7 +159,7 @@ pub(in crate::consumer) struct Pause {
 }
 
 impl Pause {
-    /// Whether it is paused now. Costs next to nothing while nothing changes.
+    /// Returns whether it is paused now. Costs next to nothing while nothing changes.
     pub(in crate::consumer) fn is_on(&mut self) -> bool {
         if self.state.has_changed().unwrap_or(false) {
             self.paused = self.state.borrow_and_update().of(&self.topic_partition);
@@ -167,7 +167,7 @@ impl Pause {
         self.paused
     }
 
-    /// Waits until it is paused, or not.
+    /// Waits until the pause state is `paused`.
     pub(in crate::consumer) async fn until(&mut self, paused: bool) {
         while self.is_on() != paused {
             if self.state.changed().await.is_err() {
@@ -179,7 +179,7 @@ impl Pause {
     }
 }
 
-/// What is paused, for those who hand out messages of all partitions.
+/// Pause state of all partitions, for loops that handle messages of all of them.
 pub(in crate::consumer) struct Changes(watch::Receiver<State>);
 
 impl Changes {
@@ -187,7 +187,7 @@ impl Changes {
         self.0.borrow_and_update().of(topic_partition)
     }
 
-    /// Waits until something else is paused than when this was asked last.
+    /// Waits until the pauses differ from those of the last check.
     pub(in crate::consumer) async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,4 +1,4 @@
-//! Pulling: messages one asks for, instead of a handler that is given them.
+//! Pull API: the caller asks for messages, instead of passing a handler.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,14 +19,14 @@ use crate::consumer::{Consumer, ConsumerBuilder};
 use crate::delivery::{Delivery, DeliveryMetadata};
 use crate::report::Report;
 
-/// What is said of a message that was pulled and dropped.
+/// Error of a message that was pulled and dropped.
 const DROPPED: &str = "dropped without an outcome";
 
-/// A consumer whose messages one asks for.
+/// A consumer that returns messages on request.
 ///
-/// Every message that may be handled now, by the order and the limits that are set, is offered; so of each partition
-/// there is one at a time, unless [`concurrency`](ConsumerBuilder::concurrency) says otherwise. Several tasks may ask at
-/// the same time, and may share it in an [`Arc`].
+/// Every message that may be handled now, by the configured order and limits, is offered. So there is one message of each
+/// partition at a time, unless [`concurrency`](ConsumerBuilder::concurrency) allows more. Several tasks may share a
+/// puller in an [`Arc`] and ask at the same time.
 ///
 /// ```
 /// # use millstream_runtime::ConsumerBuilder;
@@ -47,7 +47,7 @@ pub struct Puller<T> {
     stopped: CancellationToken,
 }
 
-/// All messages that wait to be pulled.
+/// Messages that wait to be pulled.
 struct Offers<T> {
     new: mpsc::UnboundedReceiver<Offer<T>>,
     waiting: VecDeque<Offer<T>>,
@@ -57,14 +57,14 @@ struct Offers<T> {
 /// A message that waits to be pulled.
 struct Offer<T> {
     topic_partition: TopicPartition,
-    /// Taken by whoever comes first: the puller, or the end.
+    /// Taken either by the puller, or by the offering side when the consumer ends.
     delivery: Arc<Mutex<Option<Delivery<T>>>>,
     taken: oneshot::Sender<()>,
     say: oneshot::Sender<Outcome>,
 }
 
 impl<T> Puller<T> {
-    /// The next message, when there is one. `None` when the consumer has been stopped, or has ended by itself (see
+    /// Waits for the next message. `None` when the consumer has been stopped, or has ended by itself (see
     /// [`Consumer::ended`]).
     pub async fn next(&self) -> Option<Pulled<T>> {
         let next = async { self.offers.lock().await.next().await };
@@ -75,30 +75,29 @@ impl<T> Puller<T> {
         }
     }
 
-    /// Ends the waiting of all who ask for a message, and begins the shutdown: messages that were pulled can still be
-    /// settled, up to the shutdown timeout.
+    /// Begins the shutdown. All pending calls of [`next`](Self::next) return `None`. Messages that were pulled can still
+    /// be settled, up to the shutdown timeout.
     pub fn stop(&self) {
         self.stopped.cancel();
     }
 
-    /// Stops, waits until all messages that were pulled are settled (up to the shutdown timeout), and gives the
-    /// partitions back.
+    /// Stops, waits until all pulled messages are settled (up to the shutdown timeout), and releases the partitions.
     pub async fn shutdown(self) -> Report {
         self.stop();
         self.consumer.shutdown().await
     }
 
-    /// [`shutdown`](Self::shutdown) with another timeout than the one that is set.
+    /// Does the same as [`shutdown`](Self::shutdown), with another timeout than the configured one.
     pub async fn shutdown_within(self, timeout: Duration) -> Report {
         self.consumer.shutdown_within(timeout).await
     }
 
-    /// The consumer beneath: to pause it, to move it, to see how it is.
+    /// Returns the underlying consumer: to pause it, to seek, to read its health.
     pub fn consumer(&self) -> &Consumer {
         &self.consumer
     }
 
-    /// What was done so far.
+    /// Returns the counts so far.
     #[must_use]
     pub fn report(&self) -> Report {
         self.consumer.report()
@@ -106,7 +105,7 @@ impl<T> Puller<T> {
 }
 
 impl<T> Offers<T> {
-    /// The next one that is not paused.
+    /// Waits for the next offer of a partition that is not paused.
     async fn next(&mut self) -> Option<Pulled<T>> {
         loop {
             let free = |offer: &Offer<T>| !self.paused.is_on(&offer.topic_partition);
@@ -114,7 +113,8 @@ impl<T> Offers<T> {
                 && let Some(Offer { delivery, taken, say, .. }) = self.waiting.remove(at)
             {
                 if let Some(delivery) = take(&delivery) {
-                    // A handler that is gone has been given up: that shows when the outcome is said.
+                    // If the offering side is gone, the message has been given up: the outcome is then discarded when it
+                    // is sent.
                     let _ = taken.send(());
                     return Some(Pulled { delivery, say: Some(say) });
                 }
@@ -138,67 +138,67 @@ impl<T> fmt::Debug for Puller<T> {
     }
 }
 
-/// A message that was pulled. It derefs to its [`Delivery`].
+/// A pulled message. Derefs to its [`Delivery`].
 ///
-/// Its holder says what became of it. Dropped without a word it has failed, with the error
+/// The holder settles it with one of the methods. A message that is dropped without an outcome has failed, with the error
 /// `dropped without an outcome`.
 #[must_use = "a message that is dropped has failed"]
 pub struct Pulled<T> {
     delivery: Delivery<T>,
-    /// Gone when something was said. Dropped, it says that nothing will be.
+    /// `None` once an outcome was sent. Dropping the sender marks the message as dropped.
     say: Option<oneshot::Sender<Outcome>>,
 }
 
 impl<T> Pulled<T> {
-    /// Done.
+    /// Marks the message as done.
     pub fn ack(self) {
         self.settle(Outcome::Ack);
     }
 
-    /// Failed with `error`: the retry policy decides when it comes back, or that it is given up.
+    /// Marks the message as failed with `error`: the retry policy decides when it comes back, or that it is given up.
     pub fn retry(self, error: impl Into<BoxError>) {
         self.settle(Outcome::retry(error));
     }
 
-    /// Failed with `error`: comes back after `delay`.
+    /// Marks the message as failed with `error`: it comes back after `delay`.
     pub fn retry_after(self, delay: Duration, error: impl Into<BoxError>) {
         self.settle(Outcome::retry_after(delay, error));
     }
 
-    /// Failed with `error`: comes back at `time`, by the server's clock.
+    /// Marks the message as failed with `error`: it comes back at `time`, by the server's clock.
     pub fn retry_at(self, time: SystemTime, error: impl Into<BoxError>) {
         self.settle(Outcome::retry_at(time, error));
     }
 
-    /// Failed with `error`: comes back at once, behind what waits already.
+    /// Marks the message as failed with `error`: it comes back at once, behind the messages that already wait.
     pub fn requeue(self, error: impl Into<BoxError>) {
         self.settle(Outcome::requeue(error));
     }
 
-    /// Not now: comes back after `delay` as the same attempt.
+    /// Postpones the message: it comes back after `delay` as the same attempt.
     pub fn snooze(self, delay: Duration) {
         self.settle(Outcome::snooze(delay));
     }
 
-    /// Never try again, because of `error`.
+    /// Makes the message a dead letter without further attempts, because of `error`.
     pub fn dead_letter(self, error: impl Into<BoxError>) {
         self.settle(Outcome::dead_letter(error));
     }
 
-    /// Says what became of it.
+    /// Settles the message with `outcome`.
     pub fn settle(mut self, outcome: Outcome) {
         if let Some(say) = self.say.take() {
-            // Nobody listens any more after the shutdown timeout or the handler's: then it comes too late.
+            // The receiver is gone after the shutdown timeout or the handler timeout: the outcome is then too late.
             let _ = say.send(outcome);
         }
     }
 
-    /// Asks the server at once whether the message is still ours, and renews the lease of its partition. Leases are
-    /// renewed anyway: this is for those who want to know before they do what cannot be undone.
+    /// Asks the server at once whether this consumer still holds the message, and renews the lease of its partition.
+    /// Leases are renewed automatically; call this before an action that cannot be undone.
     ///
     /// # Errors
-    /// [`ErrorKind::Fenced`](millstream_core::ErrorKind::Fenced) if somebody else has the partition by now; transient
-    /// ones.
+    /// [`ErrorKind::Fenced`](millstream_core::ErrorKind::Fenced) if another instance has the partition by now; transient
+    /// errors.
     pub async fn extend(&self) -> Result<()> {
         self.delivery.about.owned.extend().await
     }
@@ -219,10 +219,10 @@ impl<T> fmt::Debug for Pulled<T> {
 }
 
 impl<T: Send + 'static> ConsumerBuilder<T> {
-    /// Starts the consumer in the background, and gives its messages to whoever asks for them.
+    /// Starts the consumer in the background and returns a [`Puller`] for its messages.
     ///
-    /// A [handler timeout](Self::handler_timeout) counts from the moment that a message is pulled. What is offered and
-    /// not pulled counts among the [handlers that run](Self::max_handlers).
+    /// A [handler timeout](Self::handler_timeout) counts from the moment that a message is pulled. A message that is
+    /// offered and not yet pulled counts as a [running handler](Self::max_handlers).
     ///
     /// # Errors
     /// Those of [`start`](Self::start).
@@ -237,7 +237,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     }
 }
 
-/// Takes the payload type off: decodes, offers, and waits for what is said.
+/// Erases the payload type: decodes a message, offers it, and waits for its outcome.
 fn erase<T: Send + 'static>(
     codec: &'static dyn Codec<T>,
     offers: mpsc::UnboundedSender<Offer<T>>,
@@ -252,7 +252,7 @@ struct Offering<T: 'static> {
 
 impl<T: Send + 'static> Handle for Offering<T> {
     async fn handle(&self, Input { about, payload }: Input, timeout: Option<Duration>) -> Option<Verdict> {
-        // The payload is dropped in here if nobody pulls it: that may panic, too.
+        // If nobody pulls the message, its payload is dropped inside this block: that may panic, too.
         let offered = async move {
             match decode(self.codec, &payload) {
                 Ok(value) => offer(&self.offers, value, about, timeout).await,
@@ -263,7 +263,7 @@ impl<T: Send + 'static> Handle for Offering<T> {
     }
 }
 
-/// Offers one message, and waits until it is settled. `None` if it was not pulled before the end.
+/// Offers one message, and waits until it is settled. `None` if the consumer ended before it was pulled.
 async fn offer<T: Send>(
     offers: &mpsc::UnboundedSender<Offer<T>>,
     value: T,
@@ -274,7 +274,7 @@ async fn offer<T: Send>(
     let delivery = Arc::new(Mutex::new(Some(Delivery { payload: value, about })));
     let (taken, mut is_taken) = oneshot::channel();
     let (say, said) = oneshot::channel();
-    // Nobody asks any more when the puller was dropped: the end is near.
+    // Sending fails if the puller was dropped: then the consumer is about to end.
     let topic_partition = owned.topic_partition.clone();
     let _ = offers.send(Offer { topic_partition, delivery: delivery.clone(), taken, say });
     tokio::select! {

@@ -1,4 +1,4 @@
-//! What is known of a running consumer: what it works on, and what it should own.
+//! Status of a running consumer: the partitions it works on, and those it should own.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,39 +10,39 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::consumer::partition::in_flight::InFlight;
 
-/// What is known of a running consumer, told by those who know.
+/// Status of a running consumer, updated by its loops.
 #[derive(Default)]
 pub(in crate::consumer) struct Status {
-    /// Handlers that run now.
+    /// Number of handlers that run now.
     running: AtomicUsize,
     topics: Mutex<BTreeMap<TopicName, TopicStatus>>,
-    /// What is read and not settled of topics that are shared.
+    /// Counts the messages in flight of topics in shared mode.
     hands: Mutex<BTreeMap<TopicName, Count>>,
     workers: Mutex<BTreeMap<TopicPartition, Worker>>,
 }
 
-/// Says how many there are now.
+/// Returns a current count.
 pub(in crate::consumer) type Count = Box<dyn Fn() -> usize + Send + Sync>;
 
-/// What is known of the group of one topic.
+/// Status of the group of one topic.
 #[derive(Clone, Debug, Default)]
 pub(in crate::consumer) struct TopicStatus {
     pub(in crate::consumer) members: u32,
-    /// `None` while nobody has said.
+    /// `None` until the assignment is known.
     pub(in crate::consumer) assigned: Option<BTreeSet<Partition>>,
 }
 
-/// One partition that is worked on.
+/// A partition with a running worker.
 struct Worker {
     epoch: u64,
     in_flight: Arc<InFlight>,
     seeks: mpsc::UnboundedSender<Seek>,
 }
 
-/// Those that were asked for and not done yet, the first one first.
+/// Seeks that were requested and not done yet, oldest first.
 pub(in crate::consumer) type Seeks = VecDeque<Seek>;
 
-/// Somebody wants to go on elsewhere.
+/// A request to move the group's position in a partition.
 pub(in crate::consumer) struct Seek {
     pub(in crate::consumer) start: Start,
     pub(in crate::consumer) answer: oneshot::Sender<Result<()>>,
@@ -53,7 +53,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Status {
-    /// A handler runs until this is dropped.
+    /// Counts a running handler until the returned value is dropped.
     pub(in crate::consumer) fn handler(&self) -> RunningHandler<'_> {
         self.running.fetch_add(1, Ordering::Relaxed);
         RunningHandler(&self.running)
@@ -63,12 +63,12 @@ impl Status {
         self.running.load(Ordering::Relaxed)
     }
 
-    /// This topic is consumed.
+    /// Adds a consumed topic.
     pub(in crate::consumer) fn consumes(&self, topic: &TopicName) {
         lock(&self.topics).entry(topic.clone()).or_default();
     }
 
-    /// A heartbeat was answered.
+    /// Records the reply to a heartbeat.
     pub(in crate::consumer) fn heard(
         &self,
         topic: &TopicName,
@@ -89,7 +89,7 @@ impl Status {
         lock(&self.topics).clone()
     }
 
-    /// A partition is worked on, until the entry is dropped.
+    /// Adds a partition with a running worker, until the returned entry is dropped.
     pub(in crate::consumer) fn works_on(
         self: &Arc<Self>,
         topic_partition: &TopicPartition,
@@ -101,17 +101,17 @@ impl Status {
         (WorkerStatus { status: self.clone(), topic_partition: topic_partition.clone(), epoch }, orders)
     }
 
-    /// What is worked on.
+    /// Returns the partitions with a running worker.
     pub(in crate::consumer) fn owned(&self) -> BTreeSet<TopicPartition> {
         lock(&self.workers).keys().cloned().collect()
     }
 
-    /// A topic is shared: this says how much of it is read and not settled.
+    /// Adds a topic in shared mode, with the function that counts its messages in flight.
     pub(in crate::consumer) fn shares(&self, topic: &TopicName, in_hand: Count) {
         lock(&self.hands).insert(topic.clone(), in_hand);
     }
 
-    /// How many messages of a topic are read and not settled.
+    /// Returns how many messages of a topic are read and not settled.
     pub(in crate::consumer) fn in_flight(&self, topic: &TopicName) -> usize {
         let workers = lock(&self.workers);
         let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
@@ -119,14 +119,15 @@ impl Status {
         owned + lock(&self.hands).get(topic).map_or(0, |in_hand| in_hand())
     }
 
-    /// How many poison candidates of a topic are read and not settled.
+    /// Returns how many poison candidates of a topic are read and not settled.
     pub(in crate::consumer) fn candidates(&self, topic: &TopicName) -> usize {
         let workers = lock(&self.workers);
         let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
         of_topic.map(|(_, worker)| worker.in_flight.inherited().1).sum()
     }
 
-    /// Asks the worker of a partition. The answer never comes if the partition is given up before.
+    /// Sends a seek to the worker of a partition. `None` if there is no worker. The answer never comes if the partition
+    /// is released or lost before.
     pub(in crate::consumer) fn seek(
         &self,
         topic_partition: &TopicPartition,
@@ -139,7 +140,7 @@ impl Status {
     }
 }
 
-/// A handler that runs.
+/// Guard that counts a running handler.
 pub(in crate::consumer) struct RunningHandler<'a>(&'a AtomicUsize);
 
 impl Drop for RunningHandler<'_> {
@@ -148,7 +149,7 @@ impl Drop for RunningHandler<'_> {
     }
 }
 
-/// A partition that is worked on.
+/// Guard that keeps a partition in the status.
 pub(in crate::consumer) struct WorkerStatus {
     status: Arc<Status>,
     topic_partition: TopicPartition,
@@ -156,7 +157,7 @@ pub(in crate::consumer) struct WorkerStatus {
 }
 
 impl WorkerStatus {
-    /// The work begins anew.
+    /// Replaces the in-flight set, when the worker starts over.
     pub(in crate::consumer) fn begins_anew(&self, in_flight: &Arc<InFlight>) {
         if let Some(worker) = lock(&self.status.workers).get_mut(&self.topic_partition)
             && worker.epoch == self.epoch

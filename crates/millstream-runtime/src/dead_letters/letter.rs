@@ -1,4 +1,4 @@
-//! A dead letter as a handler gets it, and what a handler says of it.
+//! A dead letter as a handler receives it, and the outcomes that a handler may return.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,12 +8,12 @@ use millstream_core::panics::decode;
 use millstream_core::wire;
 use millstream_core::{BoxError, Codec, DeadLetter, Envelope, Limits};
 
-/// A dead letter in the hands of a handler.
+/// A dead letter as a handler receives it.
 #[derive(Debug)]
 pub struct Letter<T> {
-    /// The payload, or why it cannot be read: letters are there for that, too.
+    /// The payload, or the error of decoding it: undecodable messages become dead letters, too.
     pub payload: Result<T, BoxError>,
-    /// The letter, with its original entry byte for byte. [`DeadLetter::envelope`] gives key and headers.
+    /// The letter, with its original entry byte for byte. [`DeadLetter::envelope`] returns key and headers.
     pub dead: DeadLetter,
 }
 
@@ -24,23 +24,23 @@ impl<T> Letter<T> {
     }
 }
 
-/// What becomes of a dead letter.
+/// Outcome of a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeadLetterOutcome {
-    /// It is deleted for good.
+    /// Deletes the letter for good.
     Delete,
-    /// It goes back to its group, and to no other, as a first attempt.
+    /// Sends the message back to its group, and to no other, as a first attempt.
     Replay,
-    /// The same, as another message. Fields of the entry that are no message's are dropped.
+    /// Does the same with another message. Fields of the entry that do not belong to the message are dropped.
     ReplayAs(Envelope),
-    /// It stays, and is handled again after [`leave_for`](super::DeadLetterConfig::leave_for).
+    /// Keeps the letter. It is handled again after [`leave_for`](super::DeadLetterConfig::leave_for).
     Leave,
-    /// It stays, and is handled again after this time.
+    /// Keeps the letter. It is handled again after this time.
     LeaveFor(Duration),
 }
 
-/// What a handler of dead letters may return.
+/// Types that a handler of dead letters may return.
 #[diagnostic::on_unimplemented(
     message = "a handler of dead letters cannot return `{Self}`",
     label = "not a dead letter's outcome",
@@ -48,10 +48,9 @@ pub enum DeadLetterOutcome {
             `String` or `anyhow::Error`"
 )]
 pub trait IntoDeadLetterOutcome {
-    /// The outcome it stands for, or what the handler failed with: then the letter is left.
+    /// Converts the value into an outcome.
     ///
-    /// # Errors
-    /// What the handler failed with.
+    /// # Errors The error of the handler: then the letter is left.
     fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError>;
 }
 
@@ -61,7 +60,7 @@ impl IntoDeadLetterOutcome for DeadLetterOutcome {
     }
 }
 
-/// Done is deleted.
+/// `Ok` deletes the letter.
 impl<E: Into<BoxError>> IntoDeadLetterOutcome for Result<(), E> {
     fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
         self.map(|()| DeadLetterOutcome::Delete).map_err(Into::into)
@@ -74,7 +73,7 @@ impl<E: Into<BoxError>> IntoDeadLetterOutcome for Result<DeadLetterOutcome, E> {
     }
 }
 
-/// What a consumer of dead letters did.
+/// Counts of a dead-letter consumer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeadLetterReport {
@@ -84,15 +83,15 @@ pub struct DeadLetterReport {
     pub replayed: u64,
     /// Letters that were left, for whatever reason.
     pub left: u64,
-    /// Letters of those that were left since their handler failed or panicked.
+    /// Letters, among those that were left, whose handler failed or panicked.
     pub failed: u64,
-    /// Letters whose handler ended when somebody else had them: what it said came too late.
+    /// Letters that somebody else had claimed when their handler ended: the outcome came too late.
     pub lost: u64,
-    /// How often it looked at all partitions, and there was no letter for it to handle.
+    /// How often the consumer looked at all partitions and found no letter to handle.
     pub idle: u64,
 }
 
-/// The same, while it is being counted.
+/// The counters behind a [`DeadLetterReport`].
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) deleted: AtomicU64,
@@ -101,7 +100,7 @@ pub(super) struct Counts {
     pub(super) failed: AtomicU64,
     pub(super) lost: AtomicU64,
     pub(super) idle: AtomicU64,
-    /// Letters that were given to the handler.
+    /// Letters that were passed to the handler.
     pub(super) begun: AtomicU64,
 }
 
@@ -124,7 +123,7 @@ impl Counts {
 }
 
 impl DeadLetterOutcome {
-    /// What the store is told.
+    /// Returns the action for the store.
     pub(super) fn deed(&self, leave_for: Duration) -> millstream_core::DeadLetterAction {
         use millstream_core::DeadLetterAction;
         match self {
@@ -136,7 +135,7 @@ impl DeadLetterOutcome {
         }
     }
 
-    /// What observers are told of it; nothing of what stays as it is.
+    /// Returns the kind of work for observers. `None` if the letter stays.
     pub(super) fn work(&self) -> Option<LetterWork> {
         match self {
             Self::Delete => Some(LetterWork::Purge),

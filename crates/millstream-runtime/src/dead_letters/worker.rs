@@ -1,6 +1,7 @@
-//! The loop of a dead-letter consumer: claim a page, handle it, say what becomes of it.
+//! The loop of a dead-letter consumer: claims a page of letters, handles them, and settles each.
 //!
-//! A claim is for a whole page, and is renewed while the page is worked on. Nothing is begun that may no longer be ours.
+//! A claim covers a whole page, and is renewed while the page is worked on. No letter is started once its claim may have
+//! expired.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
@@ -25,10 +26,10 @@ use super::{DeadLetterConfig, DeadLetterOutcome, IntoDeadLetterOutcome, Letter};
 use millstream_loops::LeaseClock;
 use millstream_loops::{LoopMonitor, Loops, Scope};
 
-/// The most letters that are claimed at once.
+/// Maximum number of letters per claim.
 const PAGE: usize = 20;
 
-/// What a consumer of dead letters has to do with.
+/// State of the loop of a dead-letter consumer.
 pub(super) struct DeadLetterWorker {
     backend: Backend,
     topic: TopicName,
@@ -37,19 +38,19 @@ pub(super) struct DeadLetterWorker {
     observer: Arc<dyn Observer>,
     stop: CancellationToken,
     counts: Arc<Counts>,
-    /// The name of its claims.
+    /// The name that its claims are made under.
     by: String,
-    /// What claims are counted by.
+    /// Clock that measures the age of claims.
     clock: Arc<LeaseClock>,
-    /// Up to where each partition was looked through since the last sweep.
+    /// The last letter seen in each partition since the last sweep.
     seen: BTreeMap<TopicPartition, MessageId>,
     swept: Option<Instant>,
 }
 
-/// The letters of a page that are claimed and not done with.
+/// Letters of a page that are claimed and not yet settled.
 struct HeldLetters {
     ids: Mutex<BTreeSet<MessageId>>,
-    /// When the claim was asked for that holds now.
+    /// When the claim that is valid now was requested.
     since: Mutex<Instant>,
 }
 
@@ -78,7 +79,7 @@ impl DeadLetterWorker {
         Self { backend, topic, group, config, observer, stop, counts, by, clock, seen, swept }
     }
 
-    /// Looks again and again, until it is stopped.
+    /// Repeats [`run_once`](Self::run_once) until the consumer is stopped.
     pub(super) async fn run<T, F, Fut>(mut self, codec: &'static dyn Codec<T>, handler: F)
     where
         T: Send + 'static,
@@ -105,7 +106,7 @@ impl DeadLetterWorker {
         }
     }
 
-    /// Handles what is new, and what is there again when it is time for a sweep.
+    /// Handles new letters, and all letters again when it is time for a sweep.
     async fn run_once<T, F, Fut>(&mut self, codec: &'static dyn Codec<T>, handler: &F) -> Result<()>
     where
         T: Send + 'static,
@@ -119,7 +120,7 @@ impl DeadLetterWorker {
         }
         let topic = self.backend.catalog.topic(&self.topic).await?;
         let begun = self.counts.begun.load(Ordering::Relaxed);
-        // A partition that cannot be asked keeps no other one waiting.
+        // The error of one partition must not delay the others.
         let mut failed = None;
         for topic_partition in topic.iter() {
             if let Err(error) = self.partition(&topic_partition, codec, handler).await {
@@ -161,7 +162,7 @@ impl DeadLetterWorker {
         Ok(())
     }
 
-    /// Claims letters and handles those that it got.
+    /// Claims letters and handles those whose claim succeeded.
     async fn work<T, F, Fut>(
         &self,
         topic_partition: &TopicPartition,
@@ -180,7 +181,8 @@ impl DeadLetterWorker {
         let claimed = self.claim(topic_partition, &ids).await?;
         hand.ids().extend(claimed);
         let handled = stream::iter(letters).for_each_concurrent(self.config.concurrency, async |letter| {
-            // With the claims that are renewed at a third of the hold, more than two thirds is never long ago.
+            // Claims are renewed every third of the hold. If the last one is older than two thirds, a renewal has failed
+            // and the claim may soon expire, so nothing more is started.
             let held = self.clock.now().saturating_duration_since(*hand.since());
             let ours = held < self.config.hold * 2 / 3 && hand.ids().contains(&letter.id);
             if ours && !self.stop.is_cancelled() {
@@ -210,7 +212,7 @@ impl DeadLetterWorker {
         self.backend.dead_letters.claim(topic_partition, &self.group, ids, &claim).await
     }
 
-    /// Keeps what is in hand. Never ends.
+    /// Renews the claims of the page. Never returns.
     async fn renew(&self, topic_partition: &TopicPartition, hand: &HeldLetters) {
         loop {
             self.clock.sleep_until(self.clock.now() + self.config.hold / 3).await;
@@ -220,13 +222,13 @@ impl DeadLetterWorker {
                     *hand.since() = asked;
                     hand.ids().retain(|id| kept.contains(id) || !ids.contains(id));
                 }
-                // Nothing more is begun until it works again; what is begun goes on.
+                // No further letter is started until renewing works again; those that have started go on.
                 Err(error) => tracing::warn!(%topic_partition, %error, "claims are not renewed"),
             }
         }
     }
 
-    /// What the handler says; a letter that it fails over is left.
+    /// Calls the handler and returns its outcome. A letter whose handler fails is left.
     async fn ask<T, F, Fut>(
         &self,
         dead: DeadLetter,
@@ -268,7 +270,8 @@ impl DeadLetterWorker {
         })
     }
 
-    /// Tells the store, again if that may help: what is not told is handled again when the claim has run out.
+    /// Settles a letter. Retries after transient errors; a letter that is not settled is handled again when its claim
+    /// expires.
     async fn settle(&self, topic_partition: &TopicPartition, id: MessageId, outcome: &DeadLetterOutcome) {
         let deeds = [(id, outcome.deed(self.config.leave_for))];
         let mut monitor: Option<LoopMonitor> = None;

@@ -1,4 +1,4 @@
-//! Asks the assignor who should own what, and does without it if its answer is none.
+//! Calls the assignor, and falls back to the default one if the result is invalid.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use millstream_core::members::{Assignment, GroupMembers};
 use millstream_core::panics::{UserCode, catch};
 use millstream_core::{Assignor, Observer, Partition};
 
-/// The assignment for a roster. If the assignor panics or assigns what it may not, the default one decides, so that
-/// partitions do not stay without an owner; with the reason.
+/// Returns the assignment for the group's members. If the assignor panics or returns an invalid assignment, the default
+/// assignor decides, so that no partition stays without an owner; the error is returned as well.
 pub(in crate::consumer) fn decide(
     assignor: &dyn Assignor,
     roster: &GroupMembers,
@@ -27,13 +27,13 @@ pub(in crate::consumer) fn decide(
             format!("it panicked: {}", panicked.text)
         }
     };
-    // Its `Debug` is the user's as well.
+    // Its `Debug` is user code as well.
     let name = catch(UserCode::Assignor, || format!("{assignor:?}")).unwrap_or_default();
     let error = Error::new(ErrorKind::InvalidConfig, format!("the assignor {name} is not used: {refused}"));
     (ask(&Balanced), Some(error))
 }
 
-/// What is wrong with an assignment.
+/// Returns what is wrong with an assignment. `None` if it is valid.
 fn check(assignment: &Assignment, roster: &GroupMembers) -> Option<String> {
     let mut owned = BTreeSet::new();
     for (id, partitions) in assignment {

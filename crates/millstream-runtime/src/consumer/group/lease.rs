@@ -1,4 +1,4 @@
-//! The holder's own view of a lease: a deadline that needs nobody's answer.
+//! The holder's own view of a lease: a deadline that is checked without asking the server.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,15 +13,15 @@ use millstream_loops::LeaseClock;
 
 /// A lease, and whether it may still be relied on.
 ///
-/// The server's ttl started at some time between sending the request and its answer. Counted from the sending, and
-/// a margin earlier, the holder stops dispatching before anybody else can be granted the lease, without asking.
+/// The server's ttl started at some time between sending the request and its reply. The holder counts from the sending,
+/// and stops a margin earlier. So it stops dispatching before anybody else can be granted the lease, without asking.
 #[derive(Debug)]
 pub(in crate::consumer) struct LeaseGuard {
     held: Arc<Lasting>,
     revoked: CancellationToken,
 }
 
-/// What all who work under one lease have in common.
+/// State shared by all sessions under one lease.
 #[derive(Debug)]
 struct Lasting {
     lease: Lease,
@@ -29,26 +29,27 @@ struct Lasting {
     clock: Arc<LeaseClock>,
     renewed: Notify,
     lost: CancellationToken,
-    /// Whether it is our own decision that all work under this lease is worth nothing any more.
+    /// Set if we decided ourselves that all work under this lease is void.
     dropped: AtomicBool,
-    /// What `until` is counted from.
+    /// Base of `until`.
     base: Instant,
-    /// The view's deadline again, in nanoseconds since `base`, for who looks before every message; 0 once it is lost.
+    /// Copy of the view's deadline, in nanoseconds since `base`, for a cheap check before every message; 0 once it is
+    /// lost.
     until: AtomicU64,
-    /// Grows when there is a new token for handlers, or the one that there is was cancelled.
+    /// Incremented when handlers get a new token, or the current token is cancelled.
     trust: AtomicU64,
 }
 
 #[derive(Debug)]
 struct View {
-    /// Up to when the lease may be relied on.
+    /// Until then the lease may be relied on.
     deadline: Instant,
-    /// Cancelled when that is over. After a renewal that came too late there is a new one.
+    /// Cancelled at the deadline. A renewal that comes later creates a new token.
     cancelled: CancellationToken,
 }
 
 impl LeaseGuard {
-    /// A lease that was asked for at `asked`. All times are the clock's.
+    /// Creates the guard of a lease that was requested at `asked`. All times are those of `clock`.
     pub(in crate::consumer) fn new(lease: Lease, asked: Instant, clock: Arc<LeaseClock>) -> Self {
         let view = View { deadline: deadline(lease.ttl, asked), cancelled: CancellationToken::new() };
         let held = Lasting {
@@ -65,7 +66,7 @@ impl LeaseGuard {
         Self { held: Arc::new(held), revoked: CancellationToken::new() }
     }
 
-    /// The same lease, for work that can be ended by itself.
+    /// Returns a guard of the same lease for a session: work that can be ended while the lease goes on.
     pub(in crate::consumer) fn session(&self) -> Self {
         Self { held: self.held.clone(), revoked: self.revoked.child_token() }
     }
@@ -78,7 +79,7 @@ impl LeaseGuard {
         self.held.view.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A renewal that was asked for at `asked` was granted.
+    /// Records that a renewal requested at `asked` was granted.
     pub(in crate::consumer) fn renewed(&self, asked: Instant) {
         let mut view = self.view();
         view.deadline = view.deadline.max(deadline(self.held.lease.ttl, asked));
@@ -93,7 +94,7 @@ impl LeaseGuard {
         self.held.renewed.notify_waiters();
     }
 
-    /// Somebody else has it, for certain.
+    /// Records that the lease is lost: somebody else has it, for certain.
     pub(in crate::consumer) fn lose(&self) {
         self.held.lost.cancel();
         let view = self.view();
@@ -102,8 +103,8 @@ impl LeaseGuard {
         self.held.trust.fetch_add(1, Ordering::Release);
     }
 
-    /// It is ours still, but nothing that is done under it counts any more: work ends as if it was lost, and then it is
-    /// given back.
+    /// Voids all work under the lease, although it is still ours: work ends as if the lease was lost, and then it is
+    /// released.
     pub(in crate::consumer) fn drop_all(&self) {
         self.held.dropped.store(true, Ordering::Release);
         self.lose();
@@ -114,34 +115,34 @@ impl LeaseGuard {
         self.held.dropped.load(Ordering::Acquire)
     }
 
-    /// Cancelled when somebody else has it, or what is done under it does not count any more.
+    /// Cancelled when somebody else has the lease, or work under it is void.
     pub(in crate::consumer) fn lost(&self) -> &CancellationToken {
         &self.held.lost
     }
 
-    /// Gives the partition back: read no more, end what has started.
+    /// Asks the worker to release the partition: it reads no more, and lets handlers that have started end.
     pub(in crate::consumer) fn revoke(&self) {
         self.revoked.cancel();
     }
 
-    /// Cancelled when the partition is to be given back.
+    /// Cancelled when the partition is to be released.
     pub(in crate::consumer) fn revoked(&self) -> &CancellationToken {
         &self.revoked
     }
 
-    /// For a handler that starts now: cancelled when the lease is lost, and when nobody can say any more that it is
-    /// not. It stays cancelled.
+    /// Returns the token for a handler that starts now. It is cancelled when the lease is lost or can no longer be relied
+    /// on, and stays cancelled.
     pub(in crate::consumer) fn cancelled(&self) -> CancellationToken {
         self.view().cancelled.clone()
     }
 
-    /// When [`expire`](Self::expire) is to be called; `None` if that has happened and no renewal came since.
+    /// Returns when [`expire`](Self::expire) must be called; `None` if that has happened and no renewal came since.
     pub(in crate::consumer) fn deadline(&self) -> Option<Instant> {
         let view = self.view();
         (!view.cancelled.is_cancelled()).then_some(view.deadline)
     }
 
-    /// Tells handlers if the lease cannot be relied on any more. True if they were told now.
+    /// Cancels the token of handlers if the lease cannot be relied on any more. True if it was cancelled now.
     pub(in crate::consumer) fn expire(&self) -> bool {
         let view = self.view();
         let over = self.held.clock.now() >= view.deadline && !view.cancelled.is_cancelled();
@@ -152,23 +153,22 @@ impl LeaseGuard {
         over
     }
 
-    /// Whether what [`cancelled`](Self::cancelled) gives may be another one, or be cancelled: then this differs from what
-    /// it was.
+    /// Returns a number that changes whenever the token of [`cancelled`](Self::cancelled) is replaced or cancelled.
     pub(in crate::consumer) fn trust(&self) -> u64 {
         self.held.trust.load(Ordering::Acquire)
     }
 
-    /// Whether it can be relied on at this time, which is now by the runtime's clock. Costs an atomic load and, where there
-    /// is one, a reading of the boot clock.
+    /// Returns whether the lease can be relied on at `now`, the current time of the runtime's clock. Costs an atomic load
+    /// and, where there is one, a reading of the boot clock.
     pub(in crate::consumer) fn is_live(&self, now: Instant) -> bool {
         nanos(self.held.base, self.held.clock.at(now)) < self.held.until.load(Ordering::Acquire)
     }
 
-    /// Waits until the lease can be relied on: at once as a rule, until the next renewal if one failed.
-    /// False if it is lost.
+    /// Waits until the lease can be relied on: usually at once, or until the next renewal if one failed. False if it is
+    /// lost.
     pub(in crate::consumer) async fn live(&self) -> bool {
         loop {
-            // Made before the look, so that a renewal in between is not missed.
+            // Created before the check, so that a renewal in between is not missed.
             let renewed = self.held.renewed.notified();
             if self.held.lost.is_cancelled() {
                 return false;
@@ -185,8 +185,8 @@ impl LeaseGuard {
     }
 }
 
-/// Revokes the lease if the loop that holds this panics. Panics of user code are caught where it is called, so one that ends
-/// a loop is a defect of ours; the partition must not hang then, but be taken up anew.
+/// Revokes the lease if the loop that holds this panics. Panics of user code are caught where it is called, so a panic
+/// that ends a loop is a defect of ours. The partition must not hang then, but be acquired again.
 pub(in crate::consumer) struct RevokedByPanic(pub(in crate::consumer) Arc<LeaseGuard>);
 
 impl Drop for RevokedByPanic {
@@ -201,7 +201,7 @@ fn nanos(base: Instant, at: Instant) -> u64 {
     u64::try_from(at.saturating_duration_since(base).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A fifth of the ttl is the margin for clocks that run at different speeds and for slow dispatch.
+/// Returns the deadline. A fifth of the ttl is the margin for clocks that run at different speeds and for slow dispatch.
 fn deadline(ttl: Duration, asked: Instant) -> Instant {
     asked + ttl - ttl / 5
 }

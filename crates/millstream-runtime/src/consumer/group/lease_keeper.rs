@@ -1,4 +1,4 @@
-//! The renewal loop: all leases of a topic in one request, three times per ttl; and the watch on their deadlines.
+//! The renewal loop: renews all leases of a topic in one request, three times per ttl, and watches their deadlines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::consumer::group::lease_table::LeaseTable;
 use millstream_loops::LeaseClock;
 use millstream_loops::LoopMonitor;
 
-/// Renews the leases of all partitions that are owned. One lost renewal does no harm, two in a row stop dispatch.
+/// Renews the leases of all owned partitions. One lost renewal does no harm, two in a row stop dispatch.
 pub(in crate::consumer) struct LeaseKeeper {
     context: Arc<Subscription>,
     held: LeaseTable,
@@ -34,8 +34,8 @@ impl LeaseKeeper {
                 let renewed = self.run_once().await;
                 self.monitor.begin_round(self.context.period());
                 match renewed {
-                    // After a stall one renewal is enough: the missed ones are not made up for.
-                    // By this clock: after a suspension it is late already, and does not wait any longer.
+                    // After a stall one renewal is enough: missed ones are not made up for. The clock counts suspended
+                    // time: after a suspension the next renewal is late already, and is sent at once.
                     Ok(()) => clock.sleep_until(started + self.context.period()).await,
                     Err(pause) => sleep(pause).await,
                 }
@@ -48,7 +48,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Renews once. After a failure, how long to pause: less than to the next regular renewal.
+    /// Renews once. After a failure, returns the pause: shorter than the time to the next regular renewal.
     async fn run_once(&mut self) -> Result<(), Duration> {
         let mut guards = self.held.all();
         guards.retain(|guard| !guard.lost().is_cancelled());
@@ -95,8 +95,8 @@ impl LeaseKeeper {
     }
 }
 
-/// Tells handlers, at the deadline of their lease, that it cannot be relied on any more. A renewal that hangs must
-/// not keep this from happening.
+/// Cancels the tokens of handlers at the deadline of their lease. Runs beside the renewals: a request that hangs must not
+/// delay it.
 async fn watch_deadlines(held: &LeaseTable, clock: &LeaseClock) {
     loop {
         let mut next = None;

@@ -1,4 +1,4 @@
-//! What is held now: the leases of one topic, as ownership and renewals share them.
+//! Lease table: the leases of one topic that are held now, shared by the ownership loop and the lease keeper.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,10 +8,10 @@ use tokio::sync::Notify;
 
 use crate::consumer::group::lease::LeaseGuard;
 
-/// The leases that are held now. Cloning gives another handle.
+/// The leases that are held now. A clone refers to the same table.
 ///
-/// By partition and epoch: a lease may have been given back, and the partition granted to us again, before the worker
-/// of the first one has ended.
+/// The key is partition and epoch: a lease may have been released, and the partition granted to us again, before the
+/// worker of the first lease has ended.
 #[derive(Clone, Debug, Default)]
 pub(in crate::consumer) struct LeaseTable(Arc<Shared>);
 
@@ -41,7 +41,7 @@ impl LeaseTable {
         self.lock().remove(&(partition, guard.lease().epoch));
     }
 
-    /// Waits until a lease is added; at once if one was since the last time.
+    /// Waits until a lease is added; returns at once if one was added since the last call.
     pub(in crate::consumer) async fn added(&self) {
         self.0.added.notified().await;
     }

@@ -1,4 +1,4 @@
-//! The membership loop: says that we live, hears what we should own, and sees to it that somebody decides that.
+//! The membership loop: sends heartbeats, receives the assignment, and decides one if nobody else has.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,40 +17,40 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::assignment;
 use millstream_loops::LoopMonitor;
 
-/// How long a membership has to be quiet before somebody decides anew: several who come at once make one rebalance.
+/// How long a membership must be quiet before a new assignment: several members that join at once cause one rebalance.
 const QUIET: Duration = Duration::from_millis(100);
-/// How long at most nobody decides while members come and go all the time.
+/// Maximum delay of an assignment while members join and leave all the time.
 const RESTLESS: Duration = Duration::from_secs(1);
-/// Members do the same at times that are spread over up to this, so that large groups do not do it all at once.
+/// Maximum random delay of members that do the same thing, so that large groups do not send all requests at once.
 const WIDEST_SPREAD: Duration = Duration::from_millis(250);
-/// How long before the next heartbeat a watch ends: a server lets go of those who wait up to 100 ms late.
+/// How long before the next heartbeat a watch ends: a server releases waiting clients up to 100 ms late.
 const WATCH_MARGIN: Duration = Duration::from_millis(250);
-/// The shortest pause between two heartbeats.
+/// Minimum pause between two heartbeats.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(5);
-/// How long at most we go on after we said that we leave, until others are assigned what we have.
+/// Maximum time to keep working after we announced that we leave, until our partitions are assigned to others.
 const LONGEST_LEAVE: Duration = Duration::from_secs(1);
 
-/// What we should own.
+/// The partitions that this instance should own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::consumer) enum Target {
-    /// Nobody has said yet.
+    /// Not known yet.
     Unknown,
     /// These partitions.
     Own(BTreeSet<Partition>),
-    /// Nothing any more: we have left.
+    /// None any more: we have left.
     Left,
 }
 
-/// Keeps us in the group of one topic.
+/// Keeps this instance in the group of one topic.
 pub(in crate::consumer) struct Membership {
     context: Arc<Subscription>,
     member: Member,
     target: watch::Sender<Target>,
-    /// The answer to the last heartbeat that had one.
+    /// The last reply to a heartbeat.
     pulse: Option<HeartbeatReply>,
-    /// The server's clock beside ours.
+    /// Compares the server's clock with ours.
     time: ServerTime,
-    /// The most partitions that the topic had.
+    /// The largest number of partitions that the topic had.
     partitions: u32,
     unassigned: Option<Unassigned>,
     watch: Option<Box<dyn Watch>>,
@@ -59,11 +59,11 @@ pub(in crate::consumer) struct Membership {
     watching: LoopMonitor,
 }
 
-/// A membership that has no assignment yet.
+/// A membership without an assignment.
 #[derive(Clone, Copy, Debug)]
 struct Unassigned {
     version: Version,
-    /// Since when there is none for any version.
+    /// Since when no version has an assignment.
     since: Instant,
     /// When we decide, unless somebody else has by then.
     due: Instant,
@@ -72,11 +72,12 @@ struct Unassigned {
 impl Membership {
     pub(in crate::consumer) fn new(context: Arc<Subscription>, target: watch::Sender<Target>) -> Self {
         let config = &context.config;
-        // Who shares partitions keeps none of them: there is nothing to wait for.
+        // In shared mode partitions are not kept for a member that is away, so the rejoin timeout does not apply.
         let returns = config.member_id.is_some() && config.sharing == Sharing::Exclusive;
         let ttl = if returns { config.rejoin_timeout } else { config.lease_ttl };
         let member = Member::new(context.member.clone(), context.incarnation.clone(), ttl);
-        // Of this topic: what is created in its place may have other partitions, and is not ours to grow.
+        // Refers to this topic: one that is created in its place may have another number of partitions, and we must not
+        // expand it.
         let mut member = member.of(&context.topic);
         member.max_partitions = config.max_partitions;
         member.pinned.clone_from(&config.pinned);
@@ -95,8 +96,8 @@ impl Membership {
         }
     }
 
-    /// Stays in the group until the consumer stops, another process takes our id, or the topic or group is deleted; then
-    /// leaves.
+    /// Stays in the group until the consumer stops, another process takes our member id, or the topic or group is
+    /// deleted; then leaves.
     pub(in crate::consumer) async fn run(mut self) {
         let stop = self.context.stop.clone();
         let stay = async {
@@ -115,8 +116,8 @@ impl Membership {
         self.target.send_replace(Target::Left);
     }
 
-    /// One heartbeat and what follows from its answer. Gives back when the next one is due at the latest; `None` if
-    /// another process has taken our id, or what we work on was deleted.
+    /// Sends one heartbeat and acts on the reply. Returns the maximum pause to the next one; `None` if another process
+    /// has taken our member id, or the topic or group was deleted.
     async fn run_once(&mut self) -> Option<Duration> {
         let pulse = match self.beat().await {
             Ok(pulse) => pulse,
@@ -152,7 +153,8 @@ impl Membership {
     async fn beat(&mut self) -> Result<HeartbeatReply> {
         let (limit, catalog) = (self.context.patience(), self.context.backend.catalog.clone());
         match self.heartbeat().await {
-            // The server lost it: set it up again, as the readers do. Unless somebody wanted it gone.
+            // The server lost the topic: create it again, as the readers do. Fails if it was deleted on
+            // purpose.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 within(limit, catalog.restore_topic(&self.context.topic)).await?;
                 tracing::warn!(topic = %self.context.topic.name, "the topic was gone and has been created again");
@@ -170,7 +172,7 @@ impl Membership {
             Err(error) if error.kind() == ErrorKind::NotMember => {
                 let (topic, group, member) = (&self.context.topic.name, &self.context.group, &self.member.id);
                 tracing::warn!(%topic, %group, %member, "not in the group any more: joins it again");
-                // Should this fail, the next one does not join at once: somebody else may have come under our id by then.
+                // If this fails, the next heartbeat does not join at once: another process may use our member id by then.
                 self.ask(true).await
             }
             answer => answer,
@@ -185,8 +187,9 @@ impl Membership {
         let request = self.context.backend.members.heartbeat(topic, group, &self.member, joining);
         let pulse = within(limit, request).await?;
         self.context.answered(&pulse.server, pulse.now);
-        // A machine may have been suspended without any clock of its own showing it. Of the lease's margin (a fifth) each
-        // of the four heartbeats in a deadline's time may use up a part without being noticed.
+        // A machine may have been suspended without any of its clocks showing it. The lease has a margin of a fifth. Up
+        // to four heartbeats fall into the time of a deadline, and each may use up a part of the margin without being
+        // noticed.
         let margin = self.context.config.lease_ttl / 20;
         if let Some(away) = self.time.heard(asked, clock.elapsed(), pulse.now, margin) {
             tracing::warn!(%topic, %group, ?away, "the server's clock went ahead of ours: deadlines are counted anew");
@@ -195,10 +198,10 @@ impl Membership {
         Ok(pulse)
     }
 
-    /// Takes note of an answer. Gives back when we have to decide who owns what, if that is to be decided.
+    /// Records a reply. Returns when we have to decide an assignment, if there is none.
     fn heard(&mut self, pulse: HeartbeatReply) -> Option<Instant> {
         self.partitions = self.partitions.max(pulse.partitions);
-        // Before anything is taken: who comes to a paused group begins with the pause.
+        // Before partitions are taken: a member that joins a paused group starts paused.
         self.context.hear_paused(&self.context.topic.name, pulse.paused);
         let due = match &pulse.assigned {
             Some(assigned) => {
@@ -230,7 +233,7 @@ impl Membership {
             None => now,
         };
         let due = match pulse.members {
-            // Nobody to wait for.
+            // There is nobody to wait for.
             0 | 1 => now,
             members => (now + QUIET).min(since + RESTLESS) + spread(members, 5),
         };
@@ -253,9 +256,10 @@ impl Membership {
         }
     }
 
-    /// When the next heartbeat is due if nothing happens: three times per ttl, or when the first member may be dropped.
+    /// Returns the pause to the next heartbeat if nothing happens: a third of the ttl, or when the first member may be
+    /// dropped.
     fn regular(&self, pulse: &HeartbeatReply) -> Duration {
-        // A tenth is jitter, so that members who joined together do not stay together.
+        // A tenth is jitter, so that members that joined together do not stay in step.
         let regular = self.context.period().mul_f64(0.9 + 0.1 * fastrand::f64());
         let death = pulse
             .next_expiry
@@ -264,7 +268,7 @@ impl Membership {
         regular.min(death)
     }
 
-    /// Decides who owns what, unless somebody has. The next heartbeat tells what came of it.
+    /// Decides an assignment and publishes it, unless there is one. The next heartbeat returns the result.
     async fn assign(&mut self) -> Result<()> {
         let (topic, group) = (&self.context.topic.name, &self.context.group);
         let (members, limit) = (&self.context.backend.members, self.context.patience());
@@ -280,13 +284,13 @@ impl Membership {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Waits for `pause`, or until something changes in the group.
+    /// Waits for `pause`, or until the group changes.
     async fn rest(&mut self, pause: Duration) {
         let until = Instant::now() + pause.max(SHORTEST_PAUSE);
         tokio::select! {
             biased;
             () = sleep_until(until) => {
-                // Nothing came, and nothing failed.
+                // The watch had no change and no error.
                 if self.watch.is_some() {
                     self.watching.succeeded(&*self.context.observer);
                 }
@@ -320,7 +324,8 @@ impl Membership {
                 none.insert(self.context.backend.members.watch(topic, group).await?)
             }
         };
-        // It ends by itself before the heartbeat: dropped in the middle, it would need a new connection every time.
+        // The watch ends by itself before the heartbeat: if it were dropped while waiting, it would need a new connection
+        // every time.
         let left = until.saturating_duration_since(Instant::now());
         watch.changed(seen, left - WATCH_MARGIN.min(left / 4)).await
     }
@@ -333,14 +338,14 @@ impl Membership {
         self.context.fence();
     }
 
-    /// Says that we leave, and waits until others know that they are to have what we own; until then we go on with
-    /// it. Who comes back under the same id does not leave: its partitions are kept for it.
+    /// Announces that we leave, and waits until our partitions are assigned to others; until then we keep working on
+    /// them. A member with a member id does not leave: its partitions are kept for it.
     async fn leave(&mut self) {
         if self.context.config.member_id.is_some() && self.context.config.sharing == Sharing::Exclusive {
             return;
         }
         if self.context.cause().is_some_and(|cause| cause.kind() == ErrorKind::Deleted) {
-            // There is nobody left to hear of it.
+            // Topic or group are gone, so there is nobody to notify.
             return;
         }
         let patience = LONGEST_LEAVE.min(self.context.shutdown_timeout() / 2);
@@ -369,13 +374,13 @@ impl Membership {
     }
 }
 
-/// A random part of `each` millisecond per member, of 250 ms at most.
+/// Returns a random part of `each` milliseconds per member, up to 250 ms.
 fn spread(members: u32, each: u64) -> Duration {
     let widest = Duration::from_millis(each).saturating_mul(members).min(WIDEST_SPREAD);
     widest.mul_f64(fastrand::f64())
 }
 
-/// Bounds a request: who waits for an answer for ever says nothing meanwhile.
+/// Bounds a request in time: without a limit, a reply that never comes would block its loop.
 pub(in crate::consumer) async fn within<T>(
     limit: Duration,
     request: impl Future<Output = Result<T>>,

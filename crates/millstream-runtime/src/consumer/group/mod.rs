@@ -1,4 +1,4 @@
-//! The group: who is a member, which partitions each member should own, and the leases of those that it owns.
+//! The group: its members, the assignment of partitions to them, and the leases of owned partitions.
 
 pub(in crate::consumer) mod assignment;
 pub(in crate::consumer) mod lease;

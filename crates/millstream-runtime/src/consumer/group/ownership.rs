@@ -1,4 +1,4 @@
-//! The ownership loop: gives back what others should own, takes what we should, and keeps a worker for each partition.
+//! The ownership loop: releases partitions that others should own, acquires ours, and runs one worker per partition.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -22,47 +22,48 @@ use crate::consumer::group::pending_acquires::PendingAcquires;
 use crate::consumer::partition::worker::{self, Ended, Moved};
 use millstream_loops::LoopMonitor;
 
-/// The most leases that are asked for at once.
+/// Maximum number of concurrent lease requests.
 const AT_ONCE: usize = 32;
-/// When a partition whose worker has ended is asked for again. Whatever ended it may end the next one too: no hurry.
+/// Pause before a partition is requested again after its worker has ended: the cause may end the next worker, too.
 const NO_HURRY: Duration = Duration::from_millis(50);
-/// What workers get to end when handlers were given up.
+/// How long workers may take to end after handlers were given up.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes what is held what should be.
+/// Acquires and releases leases until the owned partitions are the assigned ones.
 ///
-/// Whoever should not own a partition any more stops reading it, lets the handlers that have started end, and releases
-/// the lease: that has no deadline, and the lease is renewed meanwhile. Whoever should own it asks until then.
+/// A member that should not own a partition any more stops reading it, waits for the handlers that have started, and
+/// releases the lease. This has no deadline, and the lease is renewed meanwhile. The next owner requests the lease
+/// repeatedly until then.
 pub(in crate::consumer) struct Ownership {
     context: Arc<Subscription>,
     held: LeaseTable,
     target: watch::Receiver<Target>,
-    /// What we should own.
+    /// The partitions that we should own.
     wanted: BTreeSet<Partition>,
     pending_acquires: PendingAcquires,
     requests: FuturesUnordered<BoxFuture<'static, Option<Answer>>>,
     workers: JoinSet<Ended>,
-    /// Which partition a worker works on, also if it panics.
+    /// The partition of each worker task. Needed because a task that panics returns no value.
     partitions: HashMap<task::Id, Partition>,
-    /// Seeks that were done, in partitions that are asked for anew.
+    /// Completed seeks whose partitions are being acquired again.
     moved: BTreeMap<Partition, Moved>,
-    /// What is worked on, and what is being given back.
+    /// Partitions with a worker, including those that are being released.
     owned: BTreeMap<Partition, Arc<LeaseGuard>>,
     monitor: LoopMonitor,
-    /// Since when the consumer is to stop.
+    /// When the consumer was asked to stop.
     stopping: Option<Instant>,
 }
 
-/// The answer to one request for a lease.
+/// Reply to one lease request.
 struct Answer {
     partition: Partition,
     answer: Result<Found>,
 }
 
-/// How a partition was found.
+/// State of a requested partition.
 enum Found {
     Free(Arc<LeaseGuard>),
-    /// Somebody has it, for so long unless it is renewed.
+    /// Somebody else has it, for this long unless the lease is renewed.
     Held(Duration),
 }
 
@@ -91,6 +92,7 @@ impl Ownership {
     /// Works until we have left the group; then waits for the workers, up to the shutdown timeout.
     pub(in crate::consumer) async fn run(mut self) {
         while self.run_once().await {}
+        // We have left the group: revokes everything that is still owned.
         self.aim(BTreeSet::new());
         let since = self.stopping.unwrap_or_else(Instant::now);
         let patience = self.context.shutdown_timeout().saturating_sub(since.elapsed());
@@ -102,7 +104,7 @@ impl Ownership {
         }
     }
 
-    /// Asks for what is due, and waits for the next thing to happen. False if we have left the group.
+    /// Sends requests that are due, and waits for the next event. False if we have left the group.
     async fn run_once(&mut self) -> bool {
         self.ask();
         let context = self.context.clone();
@@ -117,7 +119,7 @@ impl Ownership {
             biased;
             () = context.stop.cancelled(), if self.stopping.is_none() => {
                 self.stopping = Some(Instant::now());
-                // What we have we keep until others are to have it; more we do not take.
+                // We keep our partitions until they are assigned to others, but take no more.
                 self.pending_acquires.retain(|_| false);
                 std::mem::take(&mut self.moved).into_values().for_each(Moved::answer);
             }
@@ -144,7 +146,7 @@ impl Ownership {
         true
     }
 
-    /// Begins to give back what is not wanted any more, and to ask for what is.
+    /// Revokes partitions that are no longer wanted, and starts to acquire the missing ones.
     fn aim(&mut self, wanted: BTreeSet<Partition>) {
         self.wanted = wanted;
         for (partition, guard) in &self.owned {
@@ -166,7 +168,7 @@ impl Ownership {
         }
     }
 
-    /// Asks for what is due, as far as there are not too many questions under way.
+    /// Sends lease requests that are due, up to the maximum number of concurrent ones.
     fn ask(&mut self) {
         while self.requests.len() < AT_ONCE
             && let Some((partition, nonce)) = self.pending_acquires.take(Instant::now())
@@ -203,7 +205,7 @@ impl Ownership {
 
     fn granted(&mut self, partition: Partition, guard: Arc<LeaseGuard>) {
         let wanted = self.wanted.contains(&partition) && self.stopping.is_none();
-        // PartitionHandle still: the worker before has given it back, and has not ended yet.
+        // Either the partition is no longer wanted, or the earlier worker has released its lease and has not ended yet.
         if !wanted || self.owned.contains_key(&partition) {
             let (context, held) = (self.context.clone(), self.held.clone());
             self.requests.push(Box::pin(async move {
@@ -215,17 +217,18 @@ impl Ownership {
         }
         self.pending_acquires.end(partition);
         self.owned.insert(partition, guard.clone());
+        // A worker exists again: it answers the seek that made us acquire the partition anew.
         let moved = self.moved.remove(&partition);
         let task = self.workers.spawn(worker::run(self.context.clone(), guard, moved));
         self.partitions.insert(task.id(), partition);
     }
 
-    /// It will take a while until the partition is ours again: who has moved it need not wait for that.
+    /// Answers a completed seek now: it will take a while until the partition is ours again.
     fn is_moved(&mut self, partition: Partition) {
         self.moved.remove(&partition).into_iter().for_each(Moved::answer);
     }
 
-    /// Waits until nothing is held and nothing can be granted any more.
+    /// Waits until no worker runs and no lease can be granted any more.
     async fn drain(&mut self) {
         while !self.workers.is_empty() || !self.requests.is_empty() {
             tokio::select! {
@@ -265,7 +268,7 @@ impl Ownership {
     }
 }
 
-/// Asks for one partition. What is granted is renewed from then on, even if this runtime is blocked.
+/// Requests the lease of one partition. A granted lease is renewed from then on, even if this runtime is blocked.
 async fn acquire(
     context: Arc<Subscription>,
     held: LeaseTable,
@@ -274,6 +277,7 @@ async fn acquire(
 ) -> Result<Found> {
     let topic_partition = TopicPartition { topic: context.topic.name.clone(), partition };
     let resource = Resource::partition(topic_partition, context.group.clone());
+    // On the control thread, and added to the table there: renewals must not wait for this runtime.
     let control = context.control.clone();
     let found = control.call(async move {
         let (leases, owner) = (&context.backend.leases, context.member.as_str());

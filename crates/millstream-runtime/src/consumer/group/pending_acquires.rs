@@ -1,4 +1,4 @@
-//! Pending acquires: partitions that we should own and somebody else still has, and when each is asked for again.
+//! Pending acquires: partitions that we should own and others still hold, and the time of the next request for each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,34 +7,34 @@ use millstream_core::Partition;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-/// For so long an owner is expected to give a partition back at any moment.
+/// How long an owner is expected to release a partition at any moment.
 const HAND_OVER: Duration = Duration::from_secs(5);
-/// The pause between two looks while it is.
+/// Pause between two requests during that time.
 const OFTEN: Duration = Duration::from_millis(50);
-/// The pause afterwards: the owner has slow handlers, or is dead.
+/// Pause between two requests afterwards: the owner has slow handlers, or is dead.
 const SELDOM: Duration = Duration::from_millis(250);
-/// The shortest one, so that a lease that is about to end is not asked for in a busy loop.
+/// Minimum pause, so that a lease that is about to end is not requested in a busy loop.
 const SHORTEST: Duration = Duration::from_millis(10);
 
 /// All partitions that are missing.
 #[derive(Debug, Default)]
 pub(in crate::consumer) struct PendingAcquires {
     pending_acquires: BTreeMap<Partition, PendingAcquire>,
-    /// Those that are to be asked for, by time.
+    /// Partitions by the time of their next request.
     due: BTreeSet<(Instant, Partition)>,
 }
 
 #[derive(Debug)]
 struct PendingAcquire {
     since: Instant,
-    /// When it is asked for; `None` while an answer is awaited.
+    /// Time of the next request; `None` while a reply is awaited.
     next: Option<Instant>,
-    /// Stays until there is an answer: so a grant whose reply was lost is granted again.
+    /// Kept until there is a reply: a grant whose reply was lost is granted again under the same nonce.
     nonce: String,
 }
 
 impl PendingAcquires {
-    /// Asks for `partition` from `next` on, unless it is chased already.
+    /// Starts to acquire `partition` at `next`, unless it is pending already.
     pub(in crate::consumer) fn start(&mut self, partition: Partition, now: Instant, next: Instant) {
         self.pending_acquires.entry(partition).or_insert_with(|| {
             self.due.insert((next, partition));
@@ -48,19 +48,19 @@ impl PendingAcquires {
         }
     }
 
-    /// Ends all for which `keep` is false.
+    /// Ends all acquires for which `keep` is false.
     pub(in crate::consumer) fn retain(&mut self, keep: impl Fn(Partition) -> bool) {
         let over: Vec<Partition> =
             self.pending_acquires.keys().copied().filter(|partition| !keep(*partition)).collect();
         over.into_iter().for_each(|partition| self.end(partition));
     }
 
-    /// When the first one is to be asked for.
+    /// Returns the time of the next request.
     pub(in crate::consumer) fn next(&self) -> Option<Instant> {
         self.due.first().map(|(next, _)| *next)
     }
 
-    /// Takes one that is to be asked for now, with the nonce to ask with.
+    /// Takes a partition that is due now, with the nonce for the request.
     pub(in crate::consumer) fn take(&mut self, now: Instant) -> Option<(Partition, String)> {
         let (next, partition) = *self.due.first()?;
         if next > now {
@@ -72,7 +72,7 @@ impl PendingAcquires {
         Some((partition, chase.nonce.clone()))
     }
 
-    /// Somebody else has it, for another `expires_in` unless it is renewed.
+    /// Records that somebody else has the partition, for another `expires_in` unless the lease is renewed.
     pub(in crate::consumer) fn held(&mut self, partition: Partition, now: Instant, expires_in: Duration) {
         self.again(partition, |chase| {
             chase.nonce = nonce();
@@ -80,7 +80,7 @@ impl PendingAcquires {
         });
     }
 
-    /// There was no answer.
+    /// Records that there was no reply.
     pub(in crate::consumer) fn failed(&mut self, partition: Partition, next: Instant) {
         self.again(partition, |_| next);
     }
@@ -100,7 +100,7 @@ fn nonce() -> String {
     Uuid::new_v4().simple().to_string()
 }
 
-/// How long to wait before the next look at a partition that has been chased for `waited`.
+/// Returns the pause before the next request for a partition that has been pending for `waited`.
 fn pause(waited: Duration, expires_in: Duration) -> Duration {
     let pause = if waited < HAND_OVER { OFTEN } else { SELDOM };
     pause.min(expires_in.max(SHORTEST))

@@ -1,4 +1,4 @@
-//! Restoring a group that somebody destroyed, so that nothing unsettled is skipped.
+//! Restores a group that somebody destroyed, so that no unsettled entry is skipped.
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
@@ -7,8 +7,8 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::partition::in_flight::InFlight;
 
-/// Somebody destroyed the group or deleted the stream. Reading goes on above what is settled: everything above that is
-/// handled (again) rather than lost. If topic or group were deleted on purpose, the consumer ends instead.
+/// Creates the group again after somebody destroyed it or deleted the stream. Reading goes on at the frontier: everything
+/// above it is handled (again) rather than lost. If topic or group were deleted on purpose, the consumer ends instead.
 pub(in crate::consumer) async fn restore_group(
     context: &Subscription,
     guard: &LeaseGuard,
@@ -19,7 +19,7 @@ pub(in crate::consumer) async fn restore_group(
     let after = in_flight.frontier();
     let catalog = &context.backend.catalog;
     let restored = async {
-        // If the server lost everything, the registry is gone as well.
+        // If the server lost all data, the registry is gone as well.
         catalog.restore_topic(&context.topic).await?;
         catalog.restore_group(topic_partition, group, after).await
     };
@@ -31,7 +31,7 @@ pub(in crate::consumer) async fn restore_group(
     Ok(())
 }
 
-/// Ends the consumer if an error says that what it works on was deleted, and gives the error back.
+/// Ends the consumer if the error means that its topic or group was deleted. Returns the error.
 pub(in crate::consumer) fn unless_deleted(context: &Subscription, error: Error) -> Error {
     if error.kind() == ErrorKind::Deleted {
         context.deleted(&context.topic.name, &error);

@@ -1,4 +1,4 @@
-//! The upkeep loops of one partition: run what is due, when it is due or triggered.
+//! The upkeep loops of one partition: run each upkeep when it is due or triggered.
 
 pub(in crate::consumer) mod trim;
 
@@ -18,16 +18,16 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 use millstream_loops::LoopMonitor;
 
-/// How long is waited for the last run before a partition is given back. What is not done then is for who comes.
+/// Maximum time for the last runs before a partition is released. The rest is left to the next owner.
 const AT_THE_END: Duration = Duration::from_secs(1);
 
-/// One bell per upkeep: rung when its trigger happens. A ring while it works is not lost.
+/// One signal per upkeep, set when its trigger happens. A signal during a run is not lost.
 pub(in crate::consumer) struct Triggers(Vec<TriggerSignal>);
 
 struct TriggerSignal {
     trigger: Trigger,
     rung: Notify,
-    /// Rung since its upkeep ran last.
+    /// Set if the signal came after the last run started.
     due: AtomicBool,
 }
 
@@ -95,7 +95,7 @@ pub(in crate::consumer) async fn run(
     }
 }
 
-/// What was settled since the last run is seen to before a partition is given back: nobody else may come by for long.
+/// Runs the upkeep for settlements since the last run, before a partition is released: the next owner may come late.
 /// Nobody else works on the partition meanwhile.
 pub(in crate::consumer) async fn finish(
     context: &Arc<Subscription>,
@@ -110,7 +110,7 @@ pub(in crate::consumer) async fn finish(
         return;
     }
     let (of, with) = (context.clone(), guard.clone());
-    // Never broken off: what it has dropped is to be told. Once the lease is given back, the next step is refused.
+    // Never aborted: entries that it has dropped must be reported. Once the lease is released, its next step is refused.
     let last_runs = tokio::spawn(async move {
         let Ok((topic_partition, _)) = with.lease().partition() else { return };
         for upkeep in due {
@@ -138,7 +138,7 @@ struct UpkeepLoop<'a> {
 }
 
 impl UpkeepLoop<'_> {
-    /// Runs the upkeep. Gives back when it wants to run again, or `None` if the lease is lost.
+    /// Runs the upkeep. Returns the time until it wants to run again, or `None` if the lease is lost.
     async fn run_once(&mut self) -> Option<Option<Duration>> {
         let observer = &*self.context.observer;
         self.monitor.begin_round(Duration::ZERO);

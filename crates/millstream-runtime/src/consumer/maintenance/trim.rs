@@ -1,4 +1,4 @@
-//! Trimming: drops from the log what the topic's retention says, for all of its groups.
+//! Trimming: drops log entries according to the topic's retention, for all of its groups.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -12,25 +12,25 @@ use millstream_core::upkeep::{Trigger, Upkeep};
 use millstream_core::{Backend, Lease, Retention, TopicName, TopicSpec};
 use tokio::time::Instant;
 
-/// How often at most a partition is trimmed: a call costs about as much as reading a few messages.
+/// Minimum time between two trims of a partition: a call costs about as much as reading a few messages.
 const AT_MOST_EVERY: Duration = Duration::from_secs(1);
-/// How often at least, and how often it is asked whether the retention is still the same.
+/// Maximum time between two trims, and between two reads of the topic's retention.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(60);
-/// How often a log is looked at whose length is bounded, whether anything is settled or not.
+/// Period for a log with bounded length, whether anything is settled or not.
 const BOUNDED_EVERY: Duration = Duration::from_secs(5);
-/// After which pause there is more to be done.
+/// Pause before the next call if there is more to trim.
 const AT_ONCE: Duration = Duration::from_millis(10);
 
-/// Trims the partitions of one topic, some time after something was settled in one, and as time passes.
+/// Trims the partitions of one topic, some time after a settlement, and periodically.
 pub(in crate::consumer) struct Trimmer {
     backend: Backend,
     topic: TopicName,
     known: Mutex<Known>,
-    /// Held while it is asked what the retention is.
+    /// Locked while the retention is being read.
     asking: tokio::sync::Mutex<()>,
 }
 
-/// What the retention was when it was asked last, and answered.
+/// The retention at the last successful read.
 #[derive(Clone, Copy)]
 struct Known {
     retention: Retention,
@@ -48,7 +48,7 @@ impl Trimmer {
         if known.at.elapsed() < AT_LEAST_EVERY {
             return Ok(known.retention);
         }
-        // One of many partitions asks, for all of them; if it gets no answer, the next one does.
+        // One of many partitions reads it for all of them; if that fails, the next one tries.
         let Ok(_asking) = self.asking.try_lock() else { return Ok(known.retention) };
         let at = Instant::now();
         let retention = self.backend.catalog.topic(&self.topic).await?.retention;
@@ -63,10 +63,10 @@ impl fmt::Debug for Trimmer {
     }
 }
 
-/// When to look again if nothing is settled.
+/// Returns the time until the next trim if nothing is settled.
 fn period(retention: Retention) -> Duration {
     match retention {
-        // A tenth of the age late is as good as in time.
+        // Being late by a tenth of the age does no harm.
         Retention::ConsumedAfter(age) | Retention::Age(age) => {
             (age / 10).clamp(AT_MOST_EVERY, AT_LEAST_EVERY)
         }

@@ -1,6 +1,6 @@
-//! Adopting: takes over what stands under other names in a partition that we own.
+//! Claiming orphans: takes over entries that are pending under other names in a partition that we own.
 //!
-//! Consumers that shared the partition left it there, or somebody by hand. Nobody else would ever look at it.
+//! Consumers in shared mode left them there, or somebody did so by hand. Nobody else would ever read them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 use millstream_loops::LoopMonitor;
 
-/// The most entries of one look.
+/// Maximum number of entries per request.
 const MOST: usize = 100;
 
-/// How many ttls there are between two looks that find nothing: looking costs requests, and there is hardly ever anything.
+/// Pause, in ttls, after a check that finds nothing: a check costs requests, and there is hardly ever anything.
 const SELDOM: u32 = 6;
 
-/// Looks when the partition is ours, and after a ttl (what was in hand is old enough then); then seldom, as long as it
-/// finds nothing.
+/// Claims when the partition is acquired, and again after one ttl, when entries of other consumers are idle long enough;
+/// after that seldom, as long as it finds nothing.
 pub(in crate::consumer) struct OrphanClaimer {
     context: Arc<Subscription>,
     guard: Arc<LeaseGuard>,
     due: Instant,
-    /// How many ttls after this look the next one is.
+    /// Pause in ttls between the next check and the one after it.
     ttls: u32,
     monitor: LoopMonitor,
 }
@@ -38,13 +38,13 @@ impl OrphanClaimer {
         Self { context, guard, due: Instant::now(), ttls: 1, monitor }
     }
 
-    /// How long until it is time again.
+    /// Returns the time until the next check.
     pub(in crate::consumer) fn due_in(&self) -> Duration {
         self.due.saturating_duration_since(Instant::now())
     }
 
-    /// Looks if it is time. True if a new reader will find more among what is pending. An error that is this one's alone
-    /// is told, and does not keep anybody from reading.
+    /// Checks if it is time. True if a new reader will find more pending entries. An error of this check alone is
+    /// reported, and does not prevent reading.
     pub(in crate::consumer) async fn run_once(&mut self) -> Result<bool> {
         let now = Instant::now();
         if now < self.due {
@@ -66,7 +66,7 @@ impl OrphanClaimer {
             Err(error) if matches!(error.kind(), ErrorKind::Fenced | ErrorKind::GroupMissing) => Err(error),
             Err(error) => {
                 self.due = Instant::now() + self.monitor.failed(&error, observer);
-                // It may have been done.
+                // The claim may have been executed.
                 Ok(error.kind() == ErrorKind::Unconfirmed)
             }
         }

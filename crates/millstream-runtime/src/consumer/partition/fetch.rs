@@ -1,4 +1,4 @@
-//! The fetch loop: reads one partition as far as there is room.
+//! The fetch loop: reads one partition while there is room.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,29 +22,30 @@ use millstream_loops::LoopMonitor;
 /// Entries on their way to the dispatcher.
 pub(in crate::consumer) struct Read {
     pub(in crate::consumer) entries: Vec<Entry>,
-    /// These were pending when the lease was granted: after so many ends of owners in a row.
+    /// Number of consecutive owner ends, if the entries were pending when the lease was granted; else 0.
     pub(in crate::consumer) ends: usize,
 }
 
-/// Reads one partition. It is the only one who does.
+/// Reads one partition. It is the partition's only reader.
 pub(in crate::consumer) struct Fetcher {
     pub(in crate::consumer) context: Arc<Subscription>,
     pub(in crate::consumer) guard: Arc<LeaseGuard>,
     pub(in crate::consumer) in_flight: Arc<InFlight>,
     /// To the dispatcher. Bounded by the room in flight.
     pub(in crate::consumer) entries: UnboundedSender<Read>,
-    /// To the settler: pending entries without a body are done.
+    /// To the settler: pending entries without a body are acknowledged.
     pub(in crate::consumer) settlements: UnboundedSender<Settlements>,
-    /// Rung when something was scheduled that is due before all that waited.
+    /// Triggered when a message was scheduled that is due before all others that wait.
     pub(in crate::consumer) triggers: Arc<Triggers>,
     pub(in crate::consumer) reader: Option<Box<dyn Reader>>,
     pub(in crate::consumer) orphans: OrphanClaimer,
-    /// What was pending when the lease was granted has been read. What is pending later is our own.
+    /// Whether everything that was pending when the lease was granted has been read. Whatever is pending later is our
+    /// own.
     pub(in crate::consumer) caught_up: bool,
 }
 
 impl Fetcher {
-    /// Reads until the consumer stops or the lease is lost. Errors are told and do not end it.
+    /// Reads until the consumer stops or the lease is lost. Errors are reported and do not end the loop.
     pub(in crate::consumer) async fn run(mut self) {
         let context = self.context.clone();
         let guard = self.guard.clone();
@@ -58,7 +59,8 @@ impl Fetcher {
                 let read = tokio::select! {
                     biased;
                     () = pause.until(true) => {
-                        // A reply with entries in it may be lost: the reader starts over with what is pending.
+                        // The request is dropped, and with it perhaps a reply with entries: the reader starts over with
+                        // the pending list.
                         self.in_flight.begin_rewind();
                         monitor.idle();
                         continue;
@@ -83,7 +85,7 @@ impl Fetcher {
         }
     }
 
-    /// Waits for room, reads once, and hands on what was read.
+    /// Waits for room, reads once, and forwards what was read.
     async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
         let room = self.in_flight.room().await;
         monitor.begin_round(self.context.config.max_wait);
@@ -92,7 +94,7 @@ impl Fetcher {
         let fetched = tokio::select! {
             biased;
             () = in_flight.let_go() => {
-                // A new reader sees it again at once; this one may wait for what comes after it.
+                // A new reader sees the entry at once; the current one may block until something new arrives.
                 self.reader = None;
                 return Ok(());
             }
@@ -101,7 +103,7 @@ impl Fetcher {
         let mut fetched = match fetched {
             Ok(fetched) => fetched,
             Err(error) => {
-                // A reply may have been lost with entries in it: the reader starts over with what is pending.
+                // A reply with entries may have been lost: the reader starts over with the pending list.
                 self.in_flight.begin_rewind();
                 if error.kind() == ErrorKind::GroupMissing {
                     return restore_group(&self.context, &self.guard, &self.in_flight, &error).await;
@@ -110,8 +112,9 @@ impl Fetcher {
             }
         };
         if fetched.pending && !self.in_flight.is_rewinding() {
-            // The reader has started over by itself, and nobody has noted what was settled while it read: some of this may
-            // be done. Once more from the start, with an eye on that. Its other reports come once only.
+            // The reader has started over by itself. What was settled while it read was not recorded, so some of these
+            // entries may be done. Read again from the start and record settlements. The other reports of this reply come
+            // only once, so they are forwarded now.
             self.in_flight.begin_rewind();
             self.reader = None;
             fetched.entries.clear();
@@ -121,6 +124,7 @@ impl Fetcher {
         self.in_flight.brought(room, fetched.entries.len());
         if !fetched.pending {
             self.in_flight.end_rewind();
+            // The first reply without pending entries: everything that was pending at the grant has been read.
             if !std::mem::replace(&mut self.caught_up, true) {
                 self.taken_over();
             }
@@ -135,16 +139,17 @@ impl Fetcher {
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
+                // A new reader begins with the pending list, which may show entries that are settled meanwhile.
                 self.in_flight.begin_rewind();
                 none.insert(self.context.backend.log.reader(self.guard.lease()).await?)
             }
         };
-        // No longer than until it is time to look at other names again; and not before everything is known that is pending.
+        // Wait no longer than until the next check for orphans, and not at all before everything pending is known.
         let wait = if self.caught_up { self.context.config.max_wait } else { Duration::ZERO };
         reader.fetch(room, wait.min(self.orphans.due_in())).await
     }
 
-    /// Everything has been read that was pending when the lease was granted.
+    /// Reports the takeover: everything that was pending when the lease was granted has been read.
     fn taken_over(&self) {
         let (lease, (messages, candidates)) = (self.guard.lease(), self.in_flight.inherited());
         let Ok((topic_partition, group)) = lease.partition() else { return };
@@ -167,10 +172,10 @@ impl Fetcher {
             observer.observe(&Event::TailLost { topic_partition, group, from, to });
         }
         if fetched.tail_lost {
-            // Messages in flight may share their ids with what comes next.
+            // Messages in flight may share their ids with entries that come next.
             tracing::warn!(%topic_partition, %group, "entries that were handed out are lost: what is in hand is dropped");
             self.guard.drop_all();
-            // Nothing more is read under this lease.
+            // Stops the loop: nothing more is read under this lease.
             return Err(self.guard.lease().fenced());
         }
         if !fetched.ghosts.is_empty() {
@@ -178,7 +183,7 @@ impl Fetcher {
             tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by somebody");
             observer.observe(&Event::Ghosts { topic_partition, group, messages });
             let done = fetched.ghosts.into_iter().map(|receipt| (receipt, Settlement::Ack));
-            // A closed channel means that the worker ends; the next owner meets the same ghosts.
+            // A closed channel means that the worker ends; the next owner reads the same ghosts.
             let _ = self.settlements.send(done.collect());
         }
         let pending = fetched.pending;

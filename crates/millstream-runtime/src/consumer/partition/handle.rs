@@ -1,4 +1,4 @@
-//! A partition as those see it who hold a message of it.
+//! Partition handle held by deliveries.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,8 +11,7 @@ use crate::consumer::context::Context;
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::shared::EntryLease;
 
-/// A partition as those see it who hold a message of it. Messages that were started under the same trust in its
-/// lease share one.
+/// Partition handle held by deliveries. Messages that started under the same trust in the lease share one.
 pub(crate) struct PartitionHandle {
     pub(crate) topic_partition: TopicPartition,
     pub(crate) group: GroupName,
@@ -23,11 +22,11 @@ pub(crate) struct PartitionHandle {
     grip: HeldAs,
 }
 
-/// What makes a message ours.
+/// The reason why a message is ours.
 enum HeldAs {
-    /// The lease of its partition.
+    /// We hold the lease of its partition.
     Lease(Arc<LeaseGuard>),
-    /// It stands under our name.
+    /// Its entry is pending under our name.
     Entry(Arc<EntryLease>),
 }
 
@@ -45,7 +44,7 @@ impl PartitionHandle {
         })
     }
 
-    /// One message of a partition that nobody owns.
+    /// Creates the handle for one message of a partition without an owner (shared mode).
     pub(in crate::consumer) fn shared(
         context: &Arc<Context>,
         (topic_partition, group): (TopicPartition, GroupName),
@@ -56,7 +55,7 @@ impl PartitionHandle {
         Self { topic_partition, group, epoch: 0, cancelled, context: context.clone(), grip }
     }
 
-    /// Ready when nothing of this partition is to start any more.
+    /// Waits until nothing of this partition may start any more.
     pub(in crate::consumer) async fn ending(&self) {
         let (ended, given_up) = match &self.grip {
             HeldAs::Lease(guard) => (guard.lost(), guard.revoked()),
@@ -69,7 +68,7 @@ impl PartitionHandle {
         }
     }
 
-    /// Asks at once whether the message is still ours, and keeps it for another ttl.
+    /// Asks the server at once whether the message is still ours, and extends the lease or claim for another ttl.
     pub(in crate::consumer) async fn extend(&self) -> Result<()> {
         let guard = match &self.grip {
             HeldAs::Lease(guard) => guard,

@@ -1,11 +1,11 @@
-//! A set of receipts that come in the order of their ids and mostly go in that order too.
+//! A set of receipts that are added in the order of their ids and mostly removed in that order.
 
 use std::collections::VecDeque;
 
 use millstream_core::MessageId;
 use millstream_core::log::{Receipt, Source};
 
-/// A set of receipts. Taking in what is above all others, and taking out the lowest, costs next to nothing.
+/// A set of receipts. Adding an id above all others, and removing the lowest, costs next to nothing.
 #[derive(Debug, Default)]
 pub(in crate::consumer) struct IdSet {
     log: Ids,
@@ -13,12 +13,12 @@ pub(in crate::consumer) struct IdSet {
 }
 
 impl IdSet {
-    /// False if it was there.
+    /// Adds a receipt. False if it was in the set.
     pub(in crate::consumer) fn insert(&mut self, receipt: Receipt) -> bool {
         self.of(receipt.source).insert(receipt.id)
     }
 
-    /// False if it was not there.
+    /// Removes a receipt. False if it was not in the set.
     pub(in crate::consumer) fn remove(&mut self, receipt: Receipt) -> bool {
         self.of(receipt.source).remove(receipt.id)
     }
@@ -27,7 +27,7 @@ impl IdSet {
         self.log.held + self.retry.held
     }
 
-    /// The lowest id of the log.
+    /// Returns the lowest id of the log.
     pub(in crate::consumer) fn first_of_log(&self) -> Option<MessageId> {
         self.log.slots.front().map(|slot| slot.id)
     }
@@ -40,7 +40,7 @@ impl IdSet {
     }
 }
 
-/// Ids in their order. The first one is held; among the others there may be some that are gone.
+/// Ids in order. The first one is held; among the others there may be removed ones.
 #[derive(Debug, Default)]
 struct Ids {
     slots: VecDeque<Slot>,
@@ -82,7 +82,7 @@ impl Ids {
         while self.slots.front().is_some_and(|first| !first.held) {
             self.slots.pop_front();
         }
-        // One that stays for long must not keep the place of all that have come and gone since.
+        // An id that stays for long must not keep the slots of all that were added and removed since.
         if self.slots.len() > 2 * self.held + 64 {
             self.slots.retain(|slot| slot.held);
         }

@@ -1,4 +1,4 @@
-//! What one partition has read and not settled: bounds reading, and tells a repetition from a new message.
+//! Entries of one partition that are read and not settled: bounds reading, and recognises repeated entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,46 +9,46 @@ use tokio::sync::Notify;
 
 use crate::consumer::partition::id_set::IdSet;
 
-/// What one partition has read and not settled.
+/// Entries of one partition that are read and not settled.
 #[derive(Debug)]
 pub(in crate::consumer) struct InFlight {
     state: Mutex<State>,
-    /// Rung when something was settled, or waits no longer.
+    /// Notified when something was settled, or is no longer blocked.
     freed: Notify,
-    /// Rung when something is to be read once more.
+    /// Notified when something must be read again.
     let_go: Notify,
     capacity: usize,
-    /// How many may be handled at once.
+    /// Number of messages that may be handled at once.
     at_once: usize,
-    /// The most that may wait behind messages whose next attempt is not due.
+    /// Maximum number of messages that may wait behind messages whose next attempt is not due.
     max_blocked: usize,
 }
 
 #[derive(Debug, Default)]
 struct State {
     held: IdSet,
-    /// What was held, may not be settled, and then will be read once more.
+    /// Entries that were held and may not be settled: if they are not, they will be read again.
     returning: BTreeSet<Receipt>,
-    /// What owners before had when they ended, and has not been settled since; and whether it is a poison candidate.
+    /// Unsettled entries that earlier owners held when they ended, and whether each is a poison candidate.
     inherited: BTreeMap<Receipt, bool>,
-    /// How many of these are candidates.
+    /// Number of candidates among them.
     candidates: usize,
     /// Whether everything has been read that was pending at first.
     caught_up: bool,
-    /// While the pending list is being read again: what was settled meanwhile. The list may have been read
-    /// before the settlement, and then shows as pending what is done.
+    /// Entries that were settled while the pending list is being read again. The list may have been read before the
+    /// settlement, and then shows settled entries as pending.
     settled_meanwhile: Option<BTreeSet<Receipt>>,
     /// The highest id of the log that was ever held.
     highest: MessageId,
-    /// How many of those that are held wait in blocked queues. They have a bound of their own.
+    /// Number of held entries in blocked queues. They have a limit of their own.
     blocked: usize,
-    /// Whether the last read brought most of what there was room for: then there is more, and it is read in larger parts.
+    /// Whether the last read returned most of what there was room for: then more is waiting, and reads are larger.
     behind: bool,
 }
 
 impl State {
     fn disinherit(&mut self, receipt: Receipt) {
-        // Nothing at all, as a rule: this is asked for every message.
+        // Usually empty. Checked first, because this runs for every message.
         if !self.inherited.is_empty() && self.inherited.remove(&receipt) == Some(true) {
             self.candidates -= 1;
         }
@@ -56,7 +56,7 @@ impl State {
 }
 
 impl InFlight {
-    /// Room for `capacity`, of which `at_once` may be handled at the same time.
+    /// Creates a set with room for `capacity` entries, with `at_once` handlers at the same time.
     pub(in crate::consumer) fn new(capacity: usize, at_once: usize, max_blocked: usize) -> Self {
         let (state, freed, let_go) = (Mutex::default(), Notify::new(), Notify::new());
         Self { state, freed, let_go, capacity, at_once, max_blocked }
@@ -66,33 +66,32 @@ impl InFlight {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on what is read may be a repetition.
+    /// Marks the start of a rewind: entries that are read from now on may be repeated.
     pub(in crate::consumer) fn begin_rewind(&self) {
         self.state().settled_meanwhile.get_or_insert_default();
     }
 
-    /// Whether what is read may be a repetition.
+    /// Whether entries that are read may be repeated.
     pub(in crate::consumer) fn is_rewinding(&self) -> bool {
         self.state().settled_meanwhile.is_some()
     }
 
-    /// A read begins. While the pending list is read again, only what is settled from now on can be shown by it
-    /// although it is done: what was settled before is shown only if the server has forgotten that, and has to be
-    /// done again.
+    /// Marks the start of a read. During a rewind, only entries that are settled from now on can appear although they are
+    /// done. Entries that were settled before appear only if the server has forgotten that, and must be handled again.
     pub(in crate::consumer) fn begin_read(&self) {
         if let Some(settled) = &mut self.state().settled_meanwhile {
             settled.clear();
         }
     }
 
-    /// What is read from now on is new.
+    /// Marks the end of a rewind: entries that are read from now on are new.
     pub(in crate::consumer) fn end_rewind(&self) {
         let mut state = self.state();
         state.settled_meanwhile = None;
         state.caught_up = true;
     }
 
-    /// Owners before had these when they ended.
+    /// Records entries that earlier owners held when they ended.
     pub(in crate::consumer) fn inherit(&self, entries: &[Entry], is_candidate: impl Fn(&Entry) -> bool) {
         let mut state = self.state();
         for entry in entries {
@@ -103,19 +102,20 @@ impl InFlight {
         }
     }
 
-    /// How much is left of what owners before had when they ended, and how much of that are poison candidates.
+    /// Returns how many of the entries that earlier owners held are not settled, and how many of those are poison
+    /// candidates.
     pub(in crate::consumer) fn inherited(&self) -> (usize, usize) {
         let state = self.state();
         (state.inherited.len(), state.candidates)
     }
 
-    /// Whether everything is settled that owners before had when they ended.
+    /// Whether all entries that earlier owners held when they ended are settled.
     pub(in crate::consumer) fn is_cleared(&self) -> bool {
         let state = self.state();
         state.caught_up && state.inherited.is_empty()
     }
 
-    /// Takes entries in, and gives back those that are not held and were not settled just now.
+    /// Adds entries, and returns those that are not held yet and were not settled just now.
     pub(in crate::consumer) fn admit(&self, entries: Vec<Entry>) -> Vec<Entry> {
         let mut state = self.state();
         let mut entries = entries;
@@ -136,19 +136,20 @@ impl InFlight {
             true
         });
         if let (Some(newest), None) = (newest, &state.settled_meanwhile) {
-            // New entries come in order: what is below and was not among them is settled.
+            // New entries come in order: an entry that is lower and was not among them is settled.
             state.returning.retain(|receipt| *receipt > newest);
         }
         drop(state);
         if doubtful {
-            // Most likely the list was read before the settlement. But a settlement may also have come too early, for a
-            // group that was just created again, and the list shows what was handed out anew since: look once more.
+            // Most likely the list was read before the settlement. But the settlement may also have come too early, for a
+            // group that was just created again, and the list shows an entry that was delivered anew since: read once
+            // more.
             self.look_again();
         }
         entries
     }
 
-    /// These are settled.
+    /// Removes entries that are settled.
     pub(in crate::consumer) fn settled(&self, receipts: impl Iterator<Item = Receipt>) {
         let mut state = self.state();
         for receipt in receipts {
@@ -162,8 +163,8 @@ impl InFlight {
         self.freed.notify_one();
     }
 
-    /// These are not settled for all we know, and are not held any more: if they are not, they are read once more.
-    /// Until that is known nothing above them counts as settled.
+    /// Removes entries whose settlement is in doubt: if they are not settled, they are read again. Until that is known,
+    /// the frontier stays below them.
     pub(in crate::consumer) fn hand_back(&self, receipts: impl Iterator<Item = Receipt>) {
         let mut state = self.state();
         for receipt in receipts {
@@ -177,17 +178,17 @@ impl InFlight {
         self.freed.notify_one();
     }
 
-    /// What is pending is to be read once more: it may show something that is not held any more.
+    /// Requests that the pending list is read again: it may show entries that are not held any more.
     pub(in crate::consumer) fn look_again(&self) {
         self.let_go.notify_one();
     }
 
-    /// Waits until something is to be read once more; at once if that was so since the last time.
+    /// Waits until something must be read again; returns at once if that was requested since the last call.
     pub(in crate::consumer) async fn let_go(&self) {
         self.let_go.notified().await;
     }
 
-    /// So many wait in blocked queues now. True if they are as many as may be: then reading stops.
+    /// Sets the number of entries in blocked queues. True if the maximum is reached: then reading stops.
     pub(in crate::consumer) fn blocked(&self, blocked: usize) -> bool {
         let mut state = self.state();
         let freed = blocked != std::mem::replace(&mut state.blocked, blocked);
@@ -198,13 +199,13 @@ impl InFlight {
         blocked >= self.max_blocked
     }
 
-    /// A read asked for so many and brought so many.
+    /// Records how many entries a read requested and how many it returned.
     pub(in crate::consumer) fn brought(&self, asked: usize, brought: usize) {
         self.state().behind = 4 * brought >= 3 * asked;
     }
 
-    /// Waits until so much is free that reading goes in batches, and says how much is: half while there is more to read
-    /// than there is room for, so that one half is read while the other is handled; else a quarter.
+    /// Waits until enough is free for a read in one batch, and returns how much is free. Enough is half of the capacity
+    /// while more is waiting than there is room for, so that one half is read while the other is handled; else a quarter.
     pub(in crate::consumer) async fn room(&self) -> usize {
         loop {
             let (free, parts) = self.free();
@@ -215,10 +216,10 @@ impl InFlight {
         }
     }
 
-    /// How much is free, and of how many parts one has to be before it is worth a read.
+    /// Returns how much is free, and the divisor of the capacity that makes a read worthwhile.
     fn free(&self) -> (usize, usize) {
         let state = self.state();
-        // Never so much that handlers which may run have nothing to do.
+        // Never so much that handlers which could run have nothing to do.
         let parts = if state.behind && 4 * self.at_once <= self.capacity { 2 } else { 4 };
         if state.blocked >= self.max_blocked {
             return (0, parts);
@@ -227,12 +228,12 @@ impl InFlight {
         (self.capacity.saturating_sub(counted), parts)
     }
 
-    /// How many are read and not settled.
+    /// Returns the number of entries that are read and not settled.
     pub(in crate::consumer) fn unsettled(&self) -> usize {
         self.state().held.len()
     }
 
-    /// Everything of the log up to this id is settled; `0-0` if nothing is known.
+    /// Returns the frontier: all entries of the log up to this id are settled. `0-0` if nothing is known.
     pub(in crate::consumer) fn frontier(&self) -> MessageId {
         let state = self.state();
         let returning = state.returning.iter().find(|receipt| receipt.source == Source::Log);

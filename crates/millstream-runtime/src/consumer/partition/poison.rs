@@ -1,16 +1,16 @@
-//! Poison candidates: messages that were pending at several ends of their partition's owners, one of which may be why.
+//! Poison candidates: messages that were pending when several owners of their partition ended. One of them may be the cause.
 //!
-//! An owner that ends without giving its lease back may have been killed by a message, by an operator or by the machine.
-//! One such end makes nobody a candidate. What was pending at two ends in a row is a candidate: it is handled as
-//! usual, as many at once as are allowed, but that it begins is noted before. When a third owner ends, only what it had
-//! begun and not settled can be why: each of those is handled with no other candidate beside it in this process, after
-//! that was noted, too. Whoever is found noted so by the next owner is the culprit, and is given up as soon as owners have
-//! ended over it as often as is allowed.
+//! An owner that ends without releasing its lease may have been killed by a message, by an operator or by the machine.
+//! After one such end no message is a candidate. A message that was pending at two ends in a row is a candidate: it is
+//! handled as usual, with the usual concurrency, but a note is written before it begins. When a third owner ends, only a
+//! message that had begun and was not settled can be the cause. Each of those is noted again and handled with no other
+//! candidate beside it in this process. A message that the next owner finds noted in this way is the culprit. It is given
+//! up as soon as the number of owners that ended over it exceeds the limit.
 //!
-//! With it the ends before are explained: what else had begun then is handled as usual again.
+//! The culprit also explains the earlier ends: the other messages that had begun then are handled as usual again.
 //!
-//! A note counts only if its owner did end: an owner that lost its lease to a cut or a pause withdraws its end when it
-//! returns ([`Leases::withdraw_end`](millstream_core::Leases::withdraw_end)).
+//! A note counts only if its owner did end: an owner that lost its lease to a network cut or a pause withdraws its end
+//! when it returns ([`Leases::withdraw_end`](millstream_core::Leases::withdraw_end)).
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -28,12 +28,12 @@ use crate::consumer::partition::dispatch::key_queues::{KeyQueue, Ticket};
 use crate::consumer::partition::dispatch::limits::Limiter;
 use crate::consumer::partition::handle::PartitionHandle;
 
-/// At how many ends in a row a message must have been pending to be a candidate.
+/// Number of consecutive ends at which a message must have been pending to be a candidate.
 const ENDS: usize = 2;
-/// How often it was handed out by then: once to each owner that ended, and once to this one. Lost answers add to it, and
-/// so it can make candidates of innocents: these are noted, and lose nothing.
+/// Number of deliveries by then: one to each owner that ended, and one to this owner. Lost replies add to it, so innocent
+/// messages can become candidates. These are only noted, which does no harm.
 const DELIVERIES: u32 = 3;
-/// How many of those who noted a message last are known by name: more do not fit into a note.
+/// Number of names of the latest noters that a note keeps. More do not fit into it.
 const NOTERS: usize = 3;
 
 /// Whether an entry that was pending when its owner was granted the lease is a candidate.
@@ -41,29 +41,30 @@ pub(in crate::consumer) fn is_candidate(entry: &Entry, ends: usize) -> bool {
     ends >= ENDS && entry.deliveries >= DELIVERIES
 }
 
-/// A message that may be why processes end.
+/// A message that may be the reason why processes end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::consumer) struct Candidate {
     pub(in crate::consumer) plan: Plan,
-    /// At how many ends it was noted as begun.
+    /// Number of ends at which it was noted as begun.
     noted: u32,
-    /// Who noted it so and ended, oldest first: as many as are known by name.
+    /// Noters that have ended, oldest first, as far as their names are known.
     by: Vec<String>,
 }
 
-/// What to do with a candidate.
+/// Treatment of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::consumer) enum Plan {
-    /// Note that it begins, then handle it beside others.
+    /// Write a note, then handle it beside others.
     Note,
-    /// The same, with no other candidate beside it: the last one that noted it has ended.
+    /// Write a note, then handle it with no other candidate beside it: the last owner that noted it has ended.
     Alone,
-    /// Give it up: so many owners have ended while it was pending.
+    /// Give it up: the number of owners that ended while it was pending.
     GiveUp(u32),
 }
 
 impl Candidate {
-    /// Of an entry that was pending when its owner was granted the lease, after so many of these ends; if it is one.
+    /// Returns the candidate for an entry that was pending when its owner was granted the lease. `count` is the number of
+    /// consecutive ends at which it was pending, `ends` are their epochs. `None` if it is no candidate.
     pub(in crate::consumer) fn of_owner(
         entry: &Entry,
         count: usize,
@@ -74,17 +75,17 @@ impl Candidate {
         is_candidate(entry, count).then(|| Self::new(entry.note.as_ref(), ended, limit))
     }
 
-    /// From what owners before noted. `ended` says which of those have ended; `limit` is how many processes may end over
-    /// one message.
+    /// Creates a candidate from the note of earlier owners. `ended` tells whether a noter has ended; `limit` is the
+    /// number of processes that may end over one message.
     pub(in crate::consumer) fn new(note: Option<&Note>, ended: impl Fn(&str) -> bool, limit: u32) -> Self {
         let suspicions = note.map_or(0, |note| note.suspicions);
         let noters = note.filter(|_| suspicions > 0).map(|note| note.by.split(',').collect::<Vec<_>>());
         let (by, lived): (Vec<_>, Vec<_>) =
             noters.unwrap_or_default().into_iter().partition(|noter| ended(noter));
-        // Of those whose names did not fit into the note, nobody has returned for a long time.
+        // Noters whose names no longer fit into the note count as ended: none of them has returned for a long time.
         let noted = suspicions.saturating_sub(u32::try_from(lived.len()).unwrap_or(u32::MAX));
         let ends = noted.saturating_add(ENDS as u32);
-        // Noted once, it began beside others; from the second time on it was the only one.
+        // Noted once, it began beside others; from the second note on it was the only candidate.
         let plan = match noted {
             0 => Plan::Note,
             1 => Plan::Alone,
@@ -94,12 +95,12 @@ impl Candidate {
         Self { plan, noted, by: by.into_iter().map(str::to_owned).collect() }
     }
 
-    /// The newest lease under which it began and that ended; 0 if there is none.
+    /// Returns the newest epoch of a lease under which it began and that ended; 0 if there is none.
     fn newest(&self) -> u64 {
         self.by.iter().filter_map(|noter| noter.parse().ok()).max().unwrap_or(0)
     }
 
-    /// Another message is known to be why those who noted this one have ended: it begins as if none had.
+    /// Resets the suspicion: another message is known to have ended the owners that noted this one.
     fn exonerate(&mut self) {
         if self.plan == Plan::Alone {
             (self.plan, self.noted) = (Plan::Note, 0);
@@ -107,9 +108,10 @@ impl Candidate {
         }
     }
 
-    /// The note that it begins, for a process or lease of this name.
+    /// Returns the note that it begins, in the name `me` of a process or lease.
     pub(in crate::consumer) fn begins(&self, me: &str, job: &Job) -> Note {
         let mut by: Vec<&str> = self.by.iter().map(String::as_str).chain([me]).collect();
+        // Keeps the newest names only.
         by.drain(..by.len().saturating_sub(NOTERS));
         let error = job.last_error().unwrap_or_default().to_owned();
         let (attempt, history) = (job.attempt, job.history().clone());
@@ -124,23 +126,23 @@ type Picked = (Ticket, Box<Job>);
 struct Waiting {
     receipt: Receipt,
     lane: KeyQueue,
-    /// The newest lease under which it began and that ended.
+    /// The newest epoch of a lease under which it began and that ended.
     newest: u64,
 }
 
 /// The candidates of one partition.
 pub(in crate::consumer) struct Poison {
-    /// Under which name this owner notes: the epoch of its lease.
+    /// Name under which this owner writes notes: the epoch of its lease.
     me: String,
-    /// Notes that candidates begin are on their way to the log. They count as running: so no more are noted than may run.
+    /// Candidates whose note is being written. They count as running, so no more are noted than may run.
     noting: HashMap<Receipt, Picked>,
-    /// Noted, and to be handled next.
+    /// Candidates whose note is written; they are handled next.
     noted: VecDeque<Picked>,
-    /// Those that are to be handled with no other candidate beside them. Their queues wait; others go on.
+    /// Candidates to be handled with no other candidate beside them. Their key queues are blocked; others go on.
     alone: VecDeque<Waiting>,
-    /// The one of them whose turn it is.
+    /// The candidate that is being handled alone, with its permit.
     trying: Option<(Receipt, OwnedSemaphorePermit)>,
-    /// Our place in the queue for that: one in the process.
+    /// Our position in the queue for the permit. There is one permit per consumer.
     turns: PollSemaphore,
 }
 
@@ -155,22 +157,22 @@ impl Poison {
         self.noting.is_empty() && self.noted.is_empty() && self.alone.is_empty()
     }
 
-    /// The next one that is noted and can be handled.
+    /// Returns the next candidate whose note is written.
     pub(in crate::consumer) fn next(&mut self) -> Option<Picked> {
         self.noted.pop_front()
     }
 
-    /// A note is written. False if it is none of ours.
+    /// Records that a note is written. False if it does not belong to a candidate.
     pub(in crate::consumer) fn written(&mut self, receipt: Receipt) -> bool {
         let Some(picked) = self.noting.remove(&receipt) else { return false };
         self.noted.push_back(picked);
         true
     }
 
-    /// Waits until the next one can be handled alone, or need not be any more, and gives back its lane.
+    /// Waits until the next candidate can be handled alone, or need not be alone any more, and returns its key queue.
     pub(in crate::consumer) async fn turn(&mut self, limiter: &Limiter) -> KeyQueue {
         loop {
-            // Made before the look, so that what is explained in between is not missed.
+            // Created before the check, so that a notification in between is not missed.
             let more_explained = limiter.more_explained();
             let Some(next) = self.alone.front() else { return std::future::pending().await };
             if limiter.is_explained(next.newest)
@@ -178,15 +180,16 @@ impl Poison {
             {
                 return next.lane;
             }
+            // While one is handled alone, no further permit is requested.
             let tried = self.trying.is_some();
-            // The place in the queue is kept when this is dropped and asked again.
+            // The position in the semaphore's queue is kept when this future is dropped and created again.
             let turns = &mut self.turns;
             let permit = tokio::select! {
                 biased;
                 () = more_explained => continue,
                 permit = std::future::poll_fn(|cx| turns.poll_acquire(cx)), if !tried => permit,
             };
-            // It is never closed.
+            // The semaphore is never closed.
             if let (Some(permit), Some(next)) = (permit, self.alone.pop_front()) {
                 self.trying = Some((next.receipt, permit));
                 return next.lane;
@@ -194,7 +197,7 @@ impl Poison {
         }
     }
 
-    /// This message is settled, or waits in its place.
+    /// Records that this message is settled, or waits in place.
     pub(in crate::consumer) fn done(&mut self, receipt: Receipt) {
         if self.trying.as_ref().is_some_and(|(trying, _)| *trying == receipt) {
             self.trying = None;
@@ -203,8 +206,8 @@ impl Poison {
 }
 
 impl Dispatch {
-    /// Passes what can start at once. A candidate comes up again when that is noted, or when it is its turn; or it is given
-    /// up.
+    /// Returns a message that can start at once. A candidate is kept back until its note is written, or until it can run
+    /// alone; or it is given up.
     pub(in crate::consumer) fn screen(&mut self, (ticket, mut job): Picked) -> Option<Picked> {
         let (is_message, receipt, limiter) = (job.is_message(), job.receipt, &self.links.context.limiter);
         let Some(candidate) = job.candidate.as_deref_mut().filter(|_| is_message) else {
@@ -222,11 +225,13 @@ impl Dispatch {
                 tracing::warn!(%topic_partition, %group, %origin, crashes, "given up: processes ended over it");
                 let event = Event::Crashed { topic_partition, group, origin, crashes };
                 self.links.context.observer.observe(&event);
+                // The leases before ours ended over this message, so other candidates need not run alone because of them.
                 limiter.explain(self.owned.epoch);
                 self.finish(&mut vec![(ticket, job)], Duration::ZERO);
                 return None;
             }
             Plan::Alone if self.poison.trying.as_ref().is_none_or(|(trying, _)| *trying != receipt) => {
+                // `None`: another message of its queue runs. It is then put back and comes up again.
                 if let Some(lane) = self.queues.block(ticket, job) {
                     self.poison.alone.push_back(Waiting { receipt, lane, newest });
                 }
@@ -235,6 +240,7 @@ impl Dispatch {
             Plan::Note | Plan::Alone => {}
         }
         let note = job.candidate.as_deref().map(|candidate| candidate.begins(&self.poison.me, &job))?;
+        // The handler starts only after the settler reports that the note is written, so the note is sent at once.
         self.poison.noting.insert(receipt, (ticket, job));
         self.settle(receipt, Settlement::Hold(note));
         self.settlement_buffer.flush();

@@ -1,4 +1,4 @@
-//! The server's clock, as far as it is known here: for messages that wait in their place.
+//! The server's clock, estimated locally, for messages that wait in place.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -10,18 +10,18 @@ use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 
-/// How often it is looked at: two clocks that run differently must not drift apart.
+/// How often the clock is read: two clocks that run at different speeds must not drift apart.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// The clock of the server that one partition is on.
+/// Estimate of the clock of the server that stores one partition.
 #[derive(Debug, Default)]
 pub(in crate::consumer) struct ServerClock {
-    /// What it said, and when.
+    /// The last server time in milliseconds, and when it was received.
     told: Mutex<Option<(u64, Instant)>>,
 }
 
 impl ServerClock {
-    /// Milliseconds since 1970, and never more than the server says; `None` if it has not been asked yet.
+    /// Returns milliseconds since 1970, never ahead of the server; `None` if it was not read yet.
     pub(in crate::consumer) fn now(&self) -> Option<u64> {
         let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
         let (ms, at) = told?;
@@ -29,8 +29,8 @@ impl ServerClock {
         Some(ms.saturating_add(since))
     }
 
-    /// Looks at it now and then, until the lease is lost or given back. Where nothing waits in its place it is not
-    /// needed.
+    /// Reads the clock periodically, until the lease is lost or released. Returns at once if no message can wait in
+    /// place.
     pub(in crate::consumer) async fn run(&self, context: &Subscription, guard: &LeaseGuard) {
         let Ok((topic_partition, _)) = guard.lease().partition() else { return };
         if context.config.retry_order == RetryOrder::Skip {
@@ -61,7 +61,7 @@ impl ServerClock {
     async fn run_once(&self, context: &Subscription, guard: &LeaseGuard) -> Result<()> {
         let (topic_partition, _) = guard.lease().partition()?;
         let now = context.backend.recurring.due(&topic_partition.clone().into()).await?.now;
-        // Counted from the answer: what waits until a time is never early.
+        // Counted from the arrival of the reply, so the estimate is never ahead and no message is retried early.
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Instant::now()));
         Ok(())
     }

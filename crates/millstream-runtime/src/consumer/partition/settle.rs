@@ -1,4 +1,4 @@
-//! The settle loop: tells the log, in batches, what became of messages.
+//! The settle loop: writes settlements to the log in batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::consumer::maintenance::Triggers;
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::partition::settlement_buffer::Settlements;
 
-/// With so many or more a request is full: one script call takes in as many, and one more batch of them, in less than a
+/// Size from which a request is full: one script call handles this many, and one more batch of them, in less than a
 /// millisecond.
 const MAX_BATCH: usize = 500;
 
@@ -28,15 +28,14 @@ pub(in crate::consumer) struct Settler {
     pub(in crate::consumer) in_flight: Arc<InFlight>,
     pub(in crate::consumer) settlements: UnboundedReceiver<Settlements>,
     pub(in crate::consumer) triggers: Arc<Triggers>,
-    /// To the dispatcher: these notes are written.
+    /// To the dispatcher: receipts whose notes are written.
     pub(in crate::consumer) written: UnboundedSender<Receipt>,
-    /// What could not be settled yet.
+    /// Settlements that are not written yet.
     pub(in crate::consumer) waiting: Settlements,
 }
 
 impl Settler {
-    /// Settles until everything is settled and nothing more can come, the lease is lost, or the time for
-    /// ending is over.
+    /// Settles until everything is settled and nothing more can come, the lease is lost, or the shutdown timeout is over.
     pub(in crate::consumer) async fn run(mut self) {
         let guard = self.guard.clone();
         let Ok((topic_partition, _)) = guard.lease().partition() else { return };
@@ -84,15 +83,16 @@ impl Settler {
         true
     }
 
-    /// Settles one batch. What failed stays in `waiting`.
+    /// Settles one batch. Settlements that failed stay in `waiting`.
     async fn run_once(&mut self) -> Result<()> {
         let failed = self.settle(0).await;
         if let Err(error) = &failed
             && !error.is_transient()
             && error.kind() != ErrorKind::Fenced
         {
-            // A dead letter that cannot be stored (somebody else's key, say) must not keep the others from being
-            // acknowledged.
+            // A dead letter that cannot be stored (its storage key holds somebody else's data, for example) must not
+            // prevent the other messages from being acknowledged.
+            // Acks are sorted last, so that they can be sent without the others.
             self.waiting.sort_by_key(|(_, settlement)| *settlement == Settlement::Ack);
             let others = self.waiting.iter().filter(|(_, settlement)| *settlement != Settlement::Ack).count();
             if others < self.waiting.len() {
@@ -105,9 +105,9 @@ impl Settler {
         if self.waiting.is_empty() { Ok(()) } else { failed }
     }
 
-    /// The group is gone, and with it everything that was in hand. It is created again below all of that: what was to
-    /// be retried or given up is read and handled once more. What waits in its place stays where it is; its note is
-    /// written when the reader has come by.
+    /// Restores a group that is gone, and with it the pending entries. It is created again below all of them, so messages
+    /// that were to be retried or given up are read and handled again. Messages that wait in place stay there; their
+    /// notes are written once the reader has read them again.
     async fn restore(&mut self, error: &Error) -> Result<()> {
         restore_group(&self.context, &self.guard, &self.in_flight, error).await?;
         let lost = self.waiting.extract_if(.., |waiting| is_kept(waiting)).map(|(receipt, _)| receipt);
@@ -123,8 +123,8 @@ impl Settler {
         let elapsed = asked.elapsed();
         let batch = self.waiting.split_off(from);
         let is_note = |settlement: &Settlement| matches!(settlement, Settlement::Hold(_));
-        // What was stale may be done since long, or the group was just created again and has not handed it out yet. An
-        // ack needs nothing more; what is to be kept is not settled before that is known.
+        // A stale entry may have been settled long ago, or the group was just created again and has not delivered it yet.
+        // An ack needs nothing more. A message that must be kept is not settled until that is known.
         let doubtful = |waiting: &(Receipt, Settlement)| settled.stale > 0 && is_kept(waiting);
         let done = batch.iter().filter(|waiting| !is_note(&waiting.1) && !doubtful(waiting));
         self.in_flight.settled(done.map(|(receipt, _)| *receipt));
@@ -143,7 +143,8 @@ impl Settler {
         let (topic_partition, group) = lease.partition()?;
         if settled.stale > 0 {
             tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: not pending any more");
-            // Or too early: for a group that was just created again, and that has handed the entry out anew since.
+            // It may also have come too early: for a group that was just created again and has delivered the entry anew
+            // since.
             self.in_flight.look_again();
         }
         self.context.observer.observe(&Event::Settled { topic_partition, group, settled, elapsed });
@@ -151,7 +152,7 @@ impl Settler {
     }
 }
 
-/// Whether an entry of the log is to be put elsewhere: nobody would read it again if that were forgotten.
+/// Whether the settlement moves an entry of the log elsewhere: if it were lost, nobody would read the entry again.
 fn is_kept((receipt, settlement): &(Receipt, Settlement)) -> bool {
     let moves = matches!(settlement, Settlement::Retry { .. } | Settlement::DeadLetter { .. });
     receipt.source == Source::Log && moves

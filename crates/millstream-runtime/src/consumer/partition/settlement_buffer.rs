@@ -1,4 +1,4 @@
-//! Settlements on their way to the settler, gathered so that they go in batches.
+//! Buffer of settlements on their way to the settler, so that they are sent in batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use tokio::time::Instant;
 use crate::consumer::context::Subscription;
 use crate::report::Counts;
 
-/// What is settled together.
+/// Settlements that are sent together.
 pub(in crate::consumer) type Settlements = Vec<(Receipt, Settlement)>;
 
-/// As many as one request settles cheaply.
+/// Number of settlements that one request handles cheaply.
 const ENOUGH: usize = 256;
-/// The longest that one waits for others while handlers keep this thread busy.
+/// Maximum time that a settlement waits for others while handlers keep this thread busy.
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// What is said of messages, and not handed to the settler yet.
+/// Settlements that were decided and not yet sent to the settler.
 ///
-/// It waits only while this thread goes from one handler to the next: it is handed on when it [is due](is_due), and before
-/// anything is waited for.
+/// They wait only while this thread goes from one handler to the next: the buffer is flushed when it [is due](is_due),
+/// and before anything is awaited.
 pub(in crate::consumer) struct SettlementBuffer {
     context: Arc<Subscription>,
     settlements: UnboundedSender<Settlements>,
     gathered: Settlements,
-    /// When the first of them was said.
+    /// Time of the first settlement in the buffer.
     since: Option<Instant>,
-    /// How many handlers said `Ack`, and that is not counted yet.
+    /// Number of `Ack` outcomes that are not counted yet.
     acked: usize,
 }
 
-/// Whether so many go to the settler now, the first of which has waited so long.
+/// Whether `gathered` settlements are sent now, after the first has waited for `waited`.
 fn is_due(gathered: usize, waited: Duration) -> bool {
     gathered >= ENOUGH || (gathered > 0 && waited >= LONGEST)
 }
@@ -52,10 +52,10 @@ impl SettlementBuffer {
         self.gathered.push((receipt, settlement));
     }
 
-    /// One message was handled.
+    /// Counts one handled message.
     pub(in crate::consumer) fn count(&mut self, handled: Handled) {
         match handled {
-            // What all partitions count together is written once for many.
+            // All partitions share this counter, so it is updated once per batch.
             Handled::Acked => self.acked += 1,
             other => self.context.counts.handled(other),
         }
@@ -66,7 +66,7 @@ impl SettlementBuffer {
         self.since.is_some_and(|since| is_due(self.gathered.len(), now.saturating_duration_since(since)))
     }
 
-    /// Hands everything to the settler.
+    /// Sends everything to the settler.
     pub(in crate::consumer) fn flush(&mut self) {
         let acked = std::mem::take(&mut self.acked);
         if acked > 0 {
@@ -75,13 +75,13 @@ impl SettlementBuffer {
         if self.since.take().is_some() {
             let size = if self.gathered.len() < ENOUGH { 0 } else { ENOUGH };
             let gathered = std::mem::replace(&mut self.gathered, Vec::with_capacity(size));
-            // A closed channel means that the lease is lost: nobody would accept it.
+            // A closed channel means that the lease is lost: nobody would accept the settlements.
             let _ = self.settlements.send(gathered);
         }
     }
 }
 
-/// What was said counts, however its partition ends.
+/// Flushes, so that every decided settlement counts, however the partition ends.
 impl Drop for SettlementBuffer {
     fn drop(&mut self) {
         self.flush();

@@ -1,4 +1,4 @@
-//! The worker: everything that runs for one owned partition, from the grant of its lease to its end.
+//! The worker: runs everything for one owned partition, from the grant of its lease to its end.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,37 +27,37 @@ use crate::consumer::status::{Seek, Seeks};
 use crate::consumer::{Sharing, shared};
 use crate::report::Counts;
 
-/// How long giving a lease back may take; it ends by itself after its ttl.
+/// Maximum time for releasing a lease; an unreleased lease ends by itself after its ttl.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often it is tried to withdraw an end. If that fails for so long, what the next owners meet is handled more
-/// carefully than it need be.
+/// Number of attempts to withdraw an end. If all fail, the next owners handle the pending messages more carefully than
+/// necessary.
 const WITHDRAWALS: usize = 5;
 
-/// What follows when a worker has ended.
+/// What the ownership loop does after a worker has ended.
 pub(in crate::consumer) enum Ended {
-    /// Nothing that it knows of.
+    /// Nothing further.
     Over,
-    /// The lease was given back, and the partition is to be taken anew at once, under another token.
+    /// The lease was released, and the partition is to be acquired again at once, with a new token.
     Anew(Option<Moved>),
 }
 
-/// A seek that was done. It is answered when the partition is worked on again, so that the next one finds it.
+/// A completed seek. It is answered only when a worker runs on the partition again, so that a following seek finds it.
 pub(in crate::consumer) struct Moved {
     pub(in crate::consumer) answer: oneshot::Sender<Result<()>>,
-    /// Those that were asked for meanwhile.
+    /// Seeks that were requested meanwhile.
     waiting: Vec<Seek>,
 }
 
 impl Moved {
-    /// It is done, whoever works on the partition now. What waits behind it is not.
+    /// Reports success, whichever instance owns the partition now. Drops the seeks that wait behind it without an answer.
     pub(in crate::consumer) fn answer(self) {
-        // Who asked may have gone.
+        // The caller may have stopped waiting.
         let _ = self.answer.send(Ok(()));
     }
 }
 
-/// Works on one partition until the consumer stops or the lease is lost, or given back to be taken anew.
+/// Works on one partition until the consumer stops, the lease is lost, or it is released to be acquired again.
 pub(in crate::consumer) async fn run(
     context: Arc<Subscription>,
     guard: Arc<LeaseGuard>,
@@ -84,6 +84,7 @@ pub(in crate::consumer) async fn run(
     }
     let mut triggers;
     loop {
+        // A session can be ended for a seek while the lease goes on.
         let session = Arc::new(guard.session());
         triggers = Arc::new(Triggers::new(&context.upkeep));
         let seek = if let Some(seek) = next.pop_front() {
@@ -94,7 +95,7 @@ pub(in crate::consumer) async fn run(
             let seek = tokio::select! {
                 biased;
                 () = &mut work => break,
-                // Never `None`: the entry keeps the other end.
+                // Never `None`: the entry keeps the sender.
                 seek = seeks.recv() => seek,
             };
             session.revoke();
@@ -107,13 +108,15 @@ pub(in crate::consumer) async fn run(
         if let Some(Seek { start, answer }) = seek {
             match sought(&context, &guard, &in_flight, start).await {
                 Ok(()) => {
+                    // The lease ends here, so requests that arrived meanwhile are passed on to the next worker of the
+                    // partition.
                     seeks.close();
                     next.extend(std::iter::from_fn(|| seeks.try_recv().ok()));
                     drop(entry);
                     tell(&context, &guard, Change::Revoked);
                     return Ended::Anew(Some(Moved { answer, waiting: next.into() }));
                 }
-                // Who asked may have gone.
+                // The caller may have stopped waiting.
                 Err(error) => drop(answer.send(Err(error))),
             }
         }
@@ -134,7 +137,7 @@ pub(in crate::consumer) async fn run(
         }
     }
     let lease = guard.lease();
-    // What has not been tried again is inherited by the next owner, too.
+    // The ends before ours stay recorded for the next owner unless every message that was pending then is settled.
     let ends = if in_flight.is_cleared() { Vec::new() } else { lease.ends.clone() };
     release(&context, &lease.clone().after_ends(ends)).await;
     tell(&context, &guard, Change::Revoked);
@@ -144,12 +147,12 @@ pub(in crate::consumer) async fn run(
 /// Works on one partition until the session ends.
 ///
 /// ```text
-/// fetch ──entries──▶ dispatch ──settlements──▶ settle ──rings──▶ upkeep
+/// fetch ──entries──▶ dispatch ──settlements──▶ settle ──triggers──▶ upkeep
 ///   ▲                                            │
 ///   └───────────── room in flight ◀──────────────┘
 /// ```
 ///
-/// Handlers run on a task of their own, so that one that blocks does not keep the rest from working.
+/// Handlers run on a task of their own, so that a handler that blocks does not stop the other loops.
 async fn work(
     context: &Arc<Subscription>,
     guard: &Arc<LeaseGuard>,
@@ -201,24 +204,24 @@ async fn work(
     tokio::join!(clock, fetcher.run(), settle, maintenance::run(context, guard, triggers, &settled));
     if guard.lost().is_cancelled() && !guard.is_dropped() {
         tell(context, guard, Change::LeaseLost);
-        // Now, and not when slow handlers have ended: who takes the partition over next is not to be misled.
+        // Before waiting for slow handlers: the next owner must not count an end of an owner that is alive.
         withdraw_end(context, guard.lease()).await;
     }
-    // On a shutdown this has ended already. After a loss the handler may end what it does (its say comes too late),
-    // but it cannot keep this partition from being worked on again for ever.
+    // On a shutdown the handlers have ended already. After a loss a handler may finish (its outcome comes too late), but
+    // it must not prevent this instance from working on the partition again.
     match tokio::time::timeout(context.shutdown_timeout(), handlers).await {
         Ok(Ok(())) => {}
-        // Handlers' own panics are caught: this one is ours.
+        // Panics of handlers are caught, so this one is a defect of the dispatch loop.
         Ok(Err(error)) => tracing::error!(%error, "the dispatch loop ended abnormally"),
         Err(_) if guard.lost().is_cancelled() => {
             tracing::warn!("a handler did not end after its lease was lost and is given up");
         }
-        // Told already, by who gave them up.
+        // Already logged where the handlers were given up.
         Err(_) => tracing::debug!("a handler is given up"),
     }
 }
 
-/// Lets the group go on elsewhere, which gives the lease back. Nobody works on the partition meanwhile.
+/// Moves the group's position, which releases the lease. Nobody works on the partition meanwhile.
 async fn sought(
     context: &Subscription,
     guard: &LeaseGuard,
@@ -241,7 +244,7 @@ async fn sought(
     sought
 }
 
-/// Gives a lease back.
+/// Releases a lease.
 pub(in crate::consumer) async fn release(context: &Context, lease: &Lease) {
     let (leases, released) = (context.backend.leases.clone(), lease.clone());
     let release = context.control.call(async move { leases.release(&released).await });
@@ -252,7 +255,7 @@ pub(in crate::consumer) async fn release(context: &Context, lease: &Lease) {
     }
 }
 
-/// Takes back that this owner counts as ended: it lost its lease to a cut or a pause, and lives.
+/// Withdraws the recorded end of this owner: it lost its lease to a network cut or a pause, and is alive.
 async fn withdraw_end(context: &Context, lease: &Lease) {
     for _ in 0..WITHDRAWALS {
         let (leases, lost) = (context.backend.leases.clone(), lease.clone());

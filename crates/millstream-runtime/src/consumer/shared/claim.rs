@@ -1,7 +1,8 @@
-//! The claim loop: takes over what consumers that are dead have left, and sees to it that their names are forgotten.
+//! The claim loop: takes over entries of dead consumers, and makes sure that their names are removed.
 //!
-//! Who a partition is assigned to looks after it in this respect too; if that one is dead itself, somebody that all can
-//! name. Since that one may have its hands full, everybody looks at everything now and then: at any time about one.
+//! The member that a partition is assigned to claims its entries. If that member is dead itself, another one that all
+//! members compute in the same way does so. Since one member may be busy, each member also checks all partitions now and
+//! then: at any time about one of them does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,25 +21,25 @@ use crate::consumer::shared::fetch::{Origin, take_in};
 use crate::consumer::shared::settle::Say;
 use crate::consumer::shared::work::Item;
 
-/// The shortest pause between two looks.
+/// Minimum pause between two checks.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
-/// Claims for one consumer.
+/// Claims entries for one consumer.
 pub(in crate::consumer) struct Claimer {
     sharer: Arc<Sharer>,
-    /// To the fetcher: how many partitions there are.
+    /// To the fetcher: the number of partitions.
     grown: watch::Sender<u32>,
     items: UnboundedSender<Vec<Item>>,
     says: UnboundedSender<Say>,
-    /// When it looked at all partitions last.
+    /// Time of the last check of all partitions.
     looked: Instant,
 }
 
-/// What came of a look.
+/// Result of a check.
 struct Looked {
-    /// When the next one is due.
+    /// Time until the next check.
     pause: Duration,
-    /// There was more to claim than room.
+    /// Whether there was more to claim than room.
     full: bool,
 }
 
@@ -84,7 +85,7 @@ impl Claimer {
         }
     }
 
-    /// Looks once after all that is ours to look after.
+    /// Checks all partitions that are ours to look after, once.
     async fn run_once(&mut self) -> Result<Looked> {
         let sharer = self.sharer.clone();
         let Sharer { context, seat, in_flight, .. } = &*sharer;
@@ -97,6 +98,7 @@ impl Claimer {
             grown
         });
         let members = u32::try_from(roster.members.len()).unwrap_or(u32::MAX);
+        // Each member checks all partitions once per `members` periods, so in each period about one member does.
         let all = self.looked.elapsed() >= period.saturating_mul(members);
         if all {
             self.looked = Instant::now();
@@ -115,7 +117,7 @@ impl Claimer {
             let claim = context.backend.shared.claim(seat, partition, &alive, idle, room, &heard);
             let claimed = within(idle, claim).await;
             if claimed.is_err() {
-                // It may have been done: then entries stand under our name of which we do not know.
+                // The claim may have been executed: then entries are pending under our name that we do not know.
                 in_flight.start_over();
             }
             let Claimed { abandoned, given_back, next, .. } = claimed?;
@@ -134,13 +136,14 @@ impl Claimer {
     }
 }
 
-/// Whether a member is to look after a partition.
+/// Whether a member is responsible for a partition.
 fn is_ours(roster: &GroupMembers, me: &MemberId, partition: Partition) -> bool {
     let living = |id: &MemberId| roster.members.binary_search_by(|member| member.id.cmp(id));
     let Ok(place) = living(me) else { return false };
     let assigned = roster.assignment.iter().find(|(_, partitions)| partitions.contains(&partition));
     match assigned {
         Some((id, _)) if living(id).is_ok() => id == me,
+        // No living member is assigned: all members compute the same substitute.
         _ => partition.0 as usize % roster.members.len() == place,
     }
 }

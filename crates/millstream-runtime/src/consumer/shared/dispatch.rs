@@ -1,4 +1,4 @@
-//! The dispatch loop of a shared consumer: as many handlers at once as are allowed.
+//! The dispatch loop of a shared consumer: runs as many handlers at once as are allowed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
@@ -20,29 +20,29 @@ use crate::consumer::shared::settle::Say;
 use crate::consumer::shared::work::{Item, Work};
 use crate::report::Counts;
 
-/// What came of messages that started together.
+/// Result of messages that started together.
 struct Ended {
     /// Whether it was a candidate that is handled alone.
     alone: bool,
-    /// What was not begun before the end; or what it worked on when it panicked.
+    /// Messages that were not begun before the end; or the keys of all, if the task panicked.
     left: Result<Vec<Item>, Vec<Key>>,
 }
 
-/// Hands messages to handlers.
+/// Passes messages to handlers.
 pub(in crate::consumer) struct Dispatcher {
     sharer: Arc<Sharer>,
     items: UnboundedReceiver<Vec<Item>>,
     says: UnboundedSender<Say>,
     queue: VecDeque<Item>,
-    /// Poison candidates that are handled one at a time, beside what is none.
+    /// Poison candidates that are handled one at a time, beside messages that are no candidates.
     alone: VecDeque<Item>,
     running: JoinSet<Ended>,
     /// Whether one of them runs.
     trying: bool,
-    /// When the batch at the head of the queue is full enough.
+    /// When the batch at the head of the queue starts even if it is not full.
     full_at: Option<Instant>,
     paused: Changes,
-    /// What was not begun before the end.
+    /// Messages that were not begun before the end.
     left: Vec<Item>,
 }
 
@@ -66,13 +66,13 @@ impl Dispatcher {
         }
     }
 
-    /// Works until the consumer stops; then gives back what has not begun, and waits for the handlers that run.
+    /// Works until the consumer stops; then returns messages that have not begun, and waits for the handlers that run.
     pub(in crate::consumer) async fn run(mut self) {
         while self.run_once().await {}
         self.end().await;
     }
 
-    /// Starts what can start, and waits for the next thing to happen. False when the consumer stops.
+    /// Starts messages that can start, and waits for the next event. False when the consumer stops.
     async fn run_once(&mut self) -> bool {
         while let Ok(items) = self.items.try_recv() {
             self.take_in(items);
@@ -104,7 +104,7 @@ impl Dispatcher {
         for item in items {
             let job = &item.job;
             if !job.left.is_zero() {
-                // Noted by an owner who keeps an order, in which it waits in its place: here it is parked.
+                // Noted by an owner with a retry order, under which it waits in place: here it is parked.
                 let key = item.key();
                 self.sharer.in_flight.say(key);
                 self.say(Say::new(key, item.job.parks()));
@@ -117,7 +117,7 @@ impl Dispatcher {
     }
 
     fn say(&self, say: Say) {
-        // The settler ends after us, or is given up.
+        // The settler ends after this loop, or is given up.
         let _ = self.says.send(say);
     }
 
@@ -148,13 +148,13 @@ impl Dispatcher {
         }
     }
 
-    /// The next candidate that is handled alone.
+    /// Returns the next candidate that is handled alone.
     fn candidate(&mut self) -> Option<Item> {
         let at = self.alone.iter().position(|item| !is_paused(&self.sharer, &mut self.paused, item))?;
         self.alone.remove(at)
     }
 
-    /// What starts next: one message, or as many of one partition as make a batch. Nothing if it is not full yet.
+    /// Returns the messages that start next: one, or a batch of one partition. Empty if the batch is not full yet.
     fn unit(&mut self) -> Vec<Item> {
         let (size, wait) = match &self.sharer.context.handler {
             Handler::Each(_) => (1, Duration::ZERO),
@@ -171,6 +171,7 @@ impl Dispatcher {
         let fits = |item: &Item| item.partition == partition && item.job.candidate.is_none();
         let there = self.queue.iter().filter(|item| fits(item)).take(size).count();
         let now = Instant::now();
+        // The wait counts from the first time that the batch was not full.
         if there < size && now < *self.full_at.get_or_insert(now + wait) {
             return Vec::new();
         }
@@ -195,18 +196,20 @@ impl Dispatcher {
         };
         self.trying &= !alone;
         match left {
-            // Its entry could not be relied on for a while, or is somebody else's by now: it waits for its turn again.
+            // The entries could not be relied on for a while, or belong to somebody else by now: they wait for their turn
+            // again.
             Ok(left) if !self.sharer.context.stop.is_cancelled() => self.take_in(left),
             Ok(left) => self.left.extend(left),
             Err(keys) => {
-                // Panics of user code are caught where it is called: this one is ours. What it worked on is read anew.
+                // Panics of user code are caught where it is called, so this one is a defect of ours. The entries are
+                // read again.
                 self.sharer.in_flight.lost(keys);
                 self.sharer.in_flight.start_over();
             }
         }
     }
 
-    /// Gives back what has not begun, and lets the handlers that run end, up to the time when they are given up.
+    /// Returns messages that have not begun, and waits for the handlers that run, up to the time when they are given up.
     async fn end(mut self) {
         self.items.close();
         while let Ok(items) = self.items.try_recv() {
@@ -215,7 +218,7 @@ impl Dispatcher {
         self.left.extend(self.queue.drain(..));
         self.left.extend(self.alone.drain(..));
         self.give_back().await;
-        // When the time is over they give up by themselves.
+        // When the time is over they end by themselves.
         while let Some(ended) = self.running.join_next().await {
             self.ended(ended);
             self.give_back().await;
@@ -228,7 +231,7 @@ impl Dispatcher {
         let left = std::mem::take(&mut self.left);
         Counts::add(&context.counts.handed_back, left.len());
         for item in left {
-            // From now on it is not extended any more.
+            // Removed first, so that the entry is not extended any more.
             in_flight.settled(std::iter::once(item.key()));
             of.entry(item.partition).or_default().push(item.job.receipt);
         }

@@ -1,4 +1,4 @@
-//! The extend loop: says of all that is in flight that it still is, three times per ttl; and watches the deadlines.
+//! The extend loop: extends all entries in flight, three times per ttl, and watches their deadlines.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::consumer::group::membership::within;
 use crate::consumer::shared::Sharer;
 use millstream_loops::LoopMonitor;
 
-/// Extends all that one consumer has. One lost request does no harm, two in a row stop dispatch.
+/// Extends all entries of one consumer. One lost request does no harm, two in a row stop dispatch.
 pub(in crate::consumer) struct Extender {
     sharer: Arc<Sharer>,
     monitor: LoopMonitor,
@@ -34,7 +34,7 @@ impl Extender {
                 let extended = self.run_once().await;
                 self.monitor.begin_round(period);
                 match extended {
-                    // Who was away for a while has to know at once.
+                    // After a suspension a waiting handler needs to know at once whether its entry is still ours.
                     Ok(()) => tokio::select! {
                         biased;
                         () = clock.sleep_until(started + period) => {}
@@ -51,7 +51,7 @@ impl Extender {
         }
     }
 
-    /// Extends once. After a failure, how long to pause: less than to the next regular time.
+    /// Extends once. After a failure, returns the pause: shorter than the time to the next regular request.
     async fn run_once(&mut self) -> Result<(), Duration> {
         let all = self.sharer.in_flight.all();
         let extends = all.into_iter().map(|(partition, receipts)| self.extend(partition, receipts));
@@ -85,10 +85,10 @@ impl Extender {
     }
 }
 
-/// Tells handlers, at the deadline of their entry, that it may be somebody else's. A request that hangs must not keep
-/// this from happening.
+/// Cancels the tokens of handlers at the deadline of their entry. Runs beside the requests: one that hangs must not delay
+/// it.
 async fn watch_deadlines(sharer: &Sharer) {
-    // Deadlines move all the time: one look at them is good for a while.
+    // Deadlines move all the time, so they are checked at most this often.
     let shortest = sharer.context.period() / 8;
     loop {
         let (messages, next) = sharer.in_flight.expire();

@@ -1,4 +1,4 @@
-//! The fetch loop of a shared consumer: reads all partitions as far as there is room.
+//! The fetch loop of a shared consumer: reads all partitions while there is room.
 
 use std::sync::Arc;
 
@@ -22,18 +22,18 @@ use crate::consumer::shared::settle::Say;
 use crate::consumer::shared::work::Item;
 use millstream_loops::LoopMonitor;
 
-/// In how many partitions at once a group is restored.
+/// Number of partitions in which a group is restored at once.
 const AT_ONCE: usize = 32;
 
 /// Reads all partitions for one consumer.
 pub(in crate::consumer) struct Fetcher {
     sharer: Arc<Sharer>,
-    /// How many partitions the topic has.
+    /// Number of partitions of the topic.
     partitions: watch::Receiver<u32>,
     items: UnboundedSender<Vec<Item>>,
     says: UnboundedSender<Say>,
     reader: Option<Box<dyn SharedReader>>,
-    /// What it reads.
+    /// The partitions that the reader reads.
     read: Vec<Partition>,
     paused: Changes,
 }
@@ -49,7 +49,7 @@ impl Fetcher {
         Self { sharer, partitions, items, says, reader: None, read: Vec::new(), paused }
     }
 
-    /// Reads until the consumer stops. Errors are told and do not end it.
+    /// Reads until the consumer stops. Errors are reported and do not end the loop.
     pub(in crate::consumer) async fn run(mut self) {
         let sharer = self.sharer.clone();
         let observer = &*sharer.context.observer;
@@ -69,14 +69,14 @@ impl Fetcher {
         }
     }
 
-    /// Waits for room, reads once, and hands on what was read.
+    /// Waits for room, reads once, and forwards what was read.
     async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
         let in_flight = self.sharer.in_flight.clone();
         let room = in_flight.room().await;
         if !self.open().is_empty() {
             monitor.begin_round(self.sharer.context.period());
         }
-        // Taken before the request: what it brings is ours from some time after that.
+        // Taken before the request: the entries became ours at some time after that.
         let asked = self.sharer.context.lease_clock.now();
         let mut paused = self.sharer.context.pauses.changes();
         let mut grown = self.partitions.clone();
@@ -84,7 +84,8 @@ impl Fetcher {
             biased;
             read = self.fetch(room) => read,
             () = changes(&mut paused, &mut grown) => {
-                // A reply with entries in it may be lost: a new reader starts over with what is pending.
+                // The request is dropped, and with it perhaps a reply with entries: a new reader starts over with the
+                // pending list.
                 self.reader = None;
                 return Ok(());
             }
@@ -92,7 +93,7 @@ impl Fetcher {
         let read = match read {
             Ok(read) => read,
             Err(error) => {
-                // A reply may have been lost with entries in it: the reader starts over with what is pending.
+                // A reply with entries may have been lost: the reader starts over with the pending list.
                 in_flight.begin_rewind();
                 if error.kind() == ErrorKind::GroupMissing {
                     return self.restore_groups(&error).await;
@@ -102,7 +103,7 @@ impl Fetcher {
         };
         let pending = read.iter().any(|(_, fetched)| fetched.pending);
         if pending && !in_flight.is_rewinding() {
-            // The reader looked for what got lost. Once more, with an eye on what is settled meanwhile.
+            // The reader has started over by itself. Read again, and record what is settled meanwhile.
             in_flight.begin_rewind();
             self.reader = None;
             return Ok(());
@@ -123,7 +124,7 @@ impl Fetcher {
             self.reader = None;
         }
         if open.is_empty() {
-            // A change ends this.
+            // Nothing to read: the caller ends this wait when pauses or partitions change.
             return std::future::pending().await;
         }
         let reader = match &mut self.reader {
@@ -134,25 +135,25 @@ impl Fetcher {
                 none.insert(context.backend.shared.shared_reader(&self.sharer.seat, &open).await?)
             }
         };
-        // No longer than this: what it brings is to be ours for a while still, counted from the request.
+        // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
         self.sharer.in_flight.begin_read();
         reader.fetch(room, context.config.max_wait.min(context.period())).await
     }
 
-    /// The partitions that are not paused.
+    /// Returns the partitions that are not paused.
     fn open(&mut self) -> Vec<Partition> {
         let all = (0..*self.partitions.borrow_and_update()).map(Partition);
         let (seat, paused) = (&self.sharer.seat, &mut self.paused);
         all.filter(|partition| !paused.is_on(&seat.partition(*partition))).collect()
     }
 
-    /// Somebody destroyed the group or deleted a stream. Nobody knows what all consumers have settled: it starts with
-    /// the oldest entry that is there, and everything is handled (again) rather than lost.
+    /// Creates the group again after somebody destroyed it or deleted a stream. The settled entries of all consumers are
+    /// not known, so it starts with the oldest entry, and everything is handled (again) rather than lost.
     async fn restore_groups(&mut self, error: &Error) -> Result<()> {
         let Sharer { context, seat, .. } = &*self.sharer;
         let (catalog, group, after) = (&context.backend.catalog, &seat.group, MessageId::ZERO);
         let on = |error| unless_deleted(context, error);
-        // If the server lost everything, the registry is gone as well.
+        // If the server lost all data, the registry is gone as well.
         catalog.restore_topic(&context.topic).await.map_err(on)?;
         let count = *self.partitions.borrow();
         let restores: Vec<_> =
@@ -170,7 +171,7 @@ impl Fetcher {
     }
 }
 
-/// Restores the group in one partition, and says whether it was missing there.
+/// Restores the group in one partition. Returns whether it was missing there.
 async fn restore(
     context: &Subscription,
     tp: TopicPartition,
@@ -180,11 +181,11 @@ async fn restore(
     Ok((tp, missing))
 }
 
-/// Ready when others are to be read than before.
+/// Waits until the partitions to read have changed.
 async fn changes(paused: &mut Changes, grown: &mut watch::Receiver<u32>) {
     let grown = async {
         if grown.changed().await.is_err() {
-            // Nobody looks any more: the end is near.
+            // The claim loop has ended: the consumer is about to end.
             std::future::pending::<()>().await;
         }
     };
@@ -195,17 +196,17 @@ async fn changes(paused: &mut Changes, grown: &mut watch::Receiver<u32>) {
     }
 }
 
-/// Where entries come from.
+/// Origin of entries.
 #[derive(Clone, Copy)]
 pub(in crate::consumer) enum Origin<'a> {
     Read,
-    /// Somebody gave them back and never began.
+    /// A consumer returned them without having begun.
     GivenBack,
-    /// Somebody died or was cut off with them: one of them may be why. These are alive.
+    /// Their consumer died or was cut off, and one of them may be the reason. These members are alive.
     Abandoned(&'a [Member]),
 }
 
-/// Takes in what was read or claimed of one partition by a request of `asked`, and tells.
+/// Takes in the entries of one partition that a request of the time `asked` read or claimed, and emits events.
 pub(in crate::consumer) fn take_in(
     sharer: &Arc<Sharer>,
     (items, says): (&UnboundedSender<Vec<Item>>, &UnboundedSender<Say>),
@@ -231,7 +232,7 @@ pub(in crate::consumer) fn take_in(
         context.observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
         let config = &context.config;
         let candidate = |entry: &Entry| match origin {
-            // Each claim hands it out once more: so often, it was pending at two ends or more.
+            // Each claim adds a delivery. With this many, the entry was pending at two ends or more.
             Origin::Abandoned(living) if is_candidate(entry, usize::MAX) => {
                 let ended = |noter: &str| living.iter().all(|member| member.incarnation != noter);
                 Some(Candidate::new(entry.note.as_ref(), ended, config.crash_limit))
@@ -242,7 +243,7 @@ pub(in crate::consumer) fn take_in(
             let candidate = candidate(&entry);
             Item::new(partition, entry, &config.limits, candidate)
         };
-        // A closed channel means that the consumer ends: others claim them.
+        // A closed channel means that the consumer ends: others claim the entries.
         let _ = items.send(entries.into_iter().map(of).collect());
     }
 }

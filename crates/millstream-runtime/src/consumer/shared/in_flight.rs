@@ -1,4 +1,5 @@
-//! What one consumer has: entries in handlers, ready for one, or waiting to be settled; and until when that is certain.
+//! Entries of one consumer: in handlers, ready for one, or waiting to be settled; each with the time until which it is
+//! ours.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,44 +16,44 @@ use tokio_util::sync::CancellationToken;
 
 use millstream_loops::LeaseClock;
 
-/// Names an entry among all partitions.
+/// Id of an entry among all partitions.
 pub(in crate::consumer) type Key = (Partition, Receipt);
 
-/// The fewest claimed entries that may be in flight beside what was read.
+/// Minimum number of claimed entries that may be in flight beside those that were read.
 const FEWEST_CLAIMS: usize = 8;
 
-/// What one consumer has.
+/// The entries that one consumer holds.
 #[derive(Debug)]
 pub(in crate::consumer) struct SharedInFlight {
     state: Mutex<State>,
-    /// Rung when something is no longer in flight.
+    /// Notified when an entry is no longer in flight.
     freed: Notify,
-    /// The same, for who claims.
+    /// The same, for the claim loop.
     unclaimed: Notify,
-    /// Rung when entries were extended or lost.
+    /// Notified when entries were extended or lost.
     changed: Notify,
-    /// Rung when somebody waits for an entry to be extended.
+    /// Notified when a task waits for an entry to be extended.
     wanted: Notify,
-    /// Rung when entries have come.
+    /// Notified when entries were admitted.
     came: Notify,
-    /// Something stands under our name that is not in flight: the reader is to start over.
+    /// Set if an entry is pending under our name and not in flight: the reader must start over.
     stray: AtomicBool,
-    /// The most that is read and not settled.
+    /// Maximum number of entries that are read and not settled.
     capacity: usize,
-    /// The most that is claimed and not settled.
+    /// Maximum number of entries that are claimed and not settled.
     claims: usize,
-    /// What `until` of an entry is counted by.
+    /// Clock of the `until` of entries.
     pub(in crate::consumer) clock: Arc<LeaseClock>,
-    /// How long an entry is certainly ours after a request that said so.
+    /// How long an entry is certainly ours, counted from the request that read, claimed or extended it.
     trust: Duration,
 }
 
 #[derive(Debug, Default)]
 struct State {
     held: BTreeMap<Key, Held>,
-    /// How many of them were claimed.
+    /// Number of claimed entries among them.
     claimed: usize,
-    /// While what stands under our name is being read again: what was settled meanwhile.
+    /// Entries that were settled while the entries under our name are being read again.
     settled_meanwhile: Option<BTreeSet<Key>>,
 }
 
@@ -60,10 +61,10 @@ struct State {
 struct Held {
     /// Until then nobody else can have it.
     until: Instant,
-    /// Cancelled when somebody else may have it. What has not started gets a new one when it is ours again.
+    /// Cancelled when somebody else may have it. An entry that has not started gets a new token when it is ours again.
     cancelled: CancellationToken,
     claimed: bool,
-    /// Something was said of it: what becomes of that tells whether it was still ours.
+    /// Set once an outcome was decided: the settlement then shows whether the entry was still ours.
     said: bool,
 }
 
@@ -94,20 +95,20 @@ impl SharedInFlight {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on what is read may be a repetition.
+    /// Marks the start of a rewind: entries that are read from now on may be repeated.
     pub(in crate::consumer) fn begin_rewind(&self) {
         self.state().settled_meanwhile.get_or_insert_default();
     }
 
-    /// A read begins. What was settled before is shown by it only if the server has forgotten that, and has to be done
-    /// again.
+    /// Marks the start of a read. Entries that were settled before appear in it only if the server has forgotten that,
+    /// and must be handled again.
     pub(in crate::consumer) fn begin_read(&self) {
         if let Some(settled) = &mut self.state().settled_meanwhile {
             settled.clear();
         }
     }
 
-    /// What is read from now on is new.
+    /// Marks the end of a rewind: entries that are read from now on are new.
     pub(in crate::consumer) fn end_rewind(&self) {
         self.state().settled_meanwhile = None;
     }
@@ -116,17 +117,17 @@ impl SharedInFlight {
         self.state().settled_meanwhile.is_some()
     }
 
-    /// Something stands under our name that is not in flight.
+    /// Records that an entry is pending under our name and not in flight.
     pub(in crate::consumer) fn start_over(&self) {
         self.stray.store(true, Ordering::Release);
     }
 
-    /// Whether the reader is to start over; once.
+    /// Returns once whether the reader must start over.
     pub(in crate::consumer) fn starts_over(&self) -> bool {
         self.stray.swap(false, Ordering::AcqRel)
     }
 
-    /// Takes in entries that a request of `asked` brought, and gives back those that are not held and were not settled
+    /// Adds entries that a request of the time `asked` returned. Returns those that are not held yet and were not settled
     /// just now.
     pub(in crate::consumer) fn admit(
         &self,
@@ -174,12 +175,13 @@ impl SharedInFlight {
         self.changed.notify_waiters();
     }
 
-    /// These are settled.
+    /// Removes entries that are settled.
     pub(in crate::consumer) fn settled(&self, keys: impl Iterator<Item = Key>) {
         self.remove(keys, true);
     }
 
-    /// Somebody else has these, or they were settled: their handlers are told. Gives back how many we did not know of.
+    /// Removes entries that somebody else has, or that were settled, and cancels their tokens. Returns how many of them
+    /// were held without an outcome.
     pub(in crate::consumer) fn lost(&self, keys: impl IntoIterator<Item = Key>) -> usize {
         let unknown = |key: &Key| self.state().held.get(key).is_some_and(|held| !held.said);
         let lost: Vec<Key> = keys.into_iter().filter(unknown).collect();
@@ -188,7 +190,7 @@ impl SharedInFlight {
         count
     }
 
-    /// These were still ours at `asked`.
+    /// Records that these entries were still ours at `asked`.
     pub(in crate::consumer) fn extended(&self, keys: impl Iterator<Item = Key>, asked: Instant) {
         let mut state = self.state();
         for key in keys {
@@ -200,16 +202,16 @@ impl SharedInFlight {
         self.changed.notify_waiters();
     }
 
-    /// Something is said of it. False if it is not ours any more, and nobody wants to hear.
+    /// Records that an outcome was decided. False if the entry is not ours any more: the outcome is then not needed.
     pub(in crate::consumer) fn say(&self, key: Key) -> bool {
         self.state().held.get_mut(&key).map(|held| held.said = true).is_some()
     }
 
-    /// Waits until it is certainly ours, at once as a rule, and gives back what tells that it is no more. `None` if it is
-    /// somebody else's, or settled.
+    /// Waits until the entry is certainly ours, usually at once, and returns its token. `None` if somebody else has it,
+    /// or it is settled.
     pub(in crate::consumer) async fn live(&self, key: Key) -> Option<CancellationToken> {
         loop {
-            // Made before the look, so that a change in between is not missed.
+            // Created before the check, so that a change in between is not missed.
             let changed = self.changed.notified();
             match self.state().held.get_mut(&key) {
                 None => return None,
@@ -226,18 +228,18 @@ impl SharedInFlight {
         }
     }
 
-    /// Ready when somebody waits for entries to be extended.
+    /// Waits until a task waits for entries to be extended.
     pub(in crate::consumer) async fn wanted(&self) {
         self.wanted.notified().await;
     }
 
-    /// Ready when entries have come.
+    /// Waits until entries were admitted.
     pub(in crate::consumer) async fn came(&self) {
         self.came.notified().await;
     }
 
-    /// Tells the handlers of entries that may be somebody else's by now. Gives back how many were told now, and when the
-    /// next ones are to be.
+    /// Cancels the tokens of entries that may belong to somebody else by now. Returns how many were cancelled now, and
+    /// the next deadline.
     pub(in crate::consumer) fn expire(&self) -> (usize, Option<Instant>) {
         let (now, mut told, mut next) = (self.clock.now(), 0, None);
         for held in self.state().held.values().filter(|held| !held.cancelled.is_cancelled()) {
@@ -251,7 +253,7 @@ impl SharedInFlight {
         (told, next)
     }
 
-    /// All that is to be extended, by partition.
+    /// Returns all entries that are to be extended, by partition.
     pub(in crate::consumer) fn all(&self) -> BTreeMap<Partition, Vec<Receipt>> {
         let mut all = BTreeMap::<Partition, Vec<Receipt>>::new();
         for (partition, receipt) in self.state().held.keys() {
@@ -264,7 +266,7 @@ impl SharedInFlight {
         self.state().held.len()
     }
 
-    /// Waits until at least a quarter is free, so that reading goes in batches, and says how much is.
+    /// Waits until at least a quarter is free, so that reads come in batches, and returns how much is free.
     pub(in crate::consumer) async fn room(&self) -> usize {
         loop {
             let (held, claimed) = {
@@ -279,18 +281,18 @@ impl SharedInFlight {
         }
     }
 
-    /// How much may be claimed.
+    /// Returns how many entries may be claimed.
     pub(in crate::consumer) fn claim_room(&self) -> usize {
         self.claims.saturating_sub(self.state().claimed)
     }
 
-    /// Ready when more may be claimed than before.
+    /// Waits until more entries may be claimed than before.
     pub(in crate::consumer) async fn unclaimed(&self) {
         self.unclaimed.notified().await;
     }
 }
 
-/// One entry, as its handler holds it.
+/// Lease on one entry, held by its handler.
 pub(in crate::consumer) struct EntryLease {
     pub(in crate::consumer) in_flight: Arc<SharedInFlight>,
     pub(in crate::consumer) seat: Arc<SharedMember>,
@@ -298,7 +300,7 @@ pub(in crate::consumer) struct EntryLease {
 }
 
 impl EntryLease {
-    /// Asks at once whether the entry is still ours, and keeps it for another ttl.
+    /// Asks the server at once whether the entry is still ours, and extends it for another ttl.
     pub(in crate::consumer) async fn extend(self: Arc<Self>, shared: Arc<dyn Shared>) -> Result<()> {
         let (partition, receipt) = self.key;
         // Taken before the request: the ttl cannot have started earlier.

@@ -1,15 +1,15 @@
-//! The shared mode: more consumers than partitions, each entry in the hands of one, no order.
+//! Shared mode: for more consumers than partitions. Each entry is claimed by one consumer; there is no order.
 //!
 //! ```text
-//! fetch ──items──▶ dispatch ──says──▶ settle
-//!   ▲       ▲                           │
-//!   │     claim                         │
-//!   └──────────── room in flight ◀────────┘      extend: all that is in flight, on the control thread
+//! fetch ──items──▶ dispatch ──outcomes──▶ settle
+//!   ▲       ▲                                │
+//!   │     claim                              │
+//!   └────────────── room in flight ◀─────────┘      extend: all that is in flight, on the control thread
 //! ```
 //!
-//! Everybody reads all partitions, under a name of its own. What a consumer has, in a handler or ready for one, it
-//! extends three times per ttl; past its own deadline without an answer it starts nothing and tells its handlers.
-//! Partitions are assigned and leased as usual, but for their upkeep only.
+//! All consumers read all partitions, each under a name of its own. A consumer extends its entries, whether in a handler
+//! or ready for one, three times per ttl. If there is no reply by its own deadline, it starts nothing and cancels the
+//! tokens of its handlers. Partitions are assigned and leased as usual, but only for their upkeep.
 
 mod claim;
 mod dispatch;
@@ -42,19 +42,19 @@ use fetch::Fetcher;
 use in_flight::SharedInFlight;
 use settle::Settler;
 
-/// What handlers get to be dropped in when the time for ending is over, and settlements to be sent.
+/// How long handlers may take to be dropped after the shutdown timeout, and settlements to be sent.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the loops of this mode share.
+/// State shared by the loops of this mode.
 struct Sharer {
     context: Arc<Subscription>,
     seat: Arc<SharedMember>,
     in_flight: Arc<SharedInFlight>,
-    /// How many handlers run at once.
+    /// Number of handlers that run at once.
     at_once: usize,
 }
 
-/// Works until the consumer stops, and lets the handlers that have started end.
+/// Works until the consumer stops; then waits for the handlers that have started.
 pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     let member = Member::new(context.member.clone(), context.incarnation.clone(), context.config.lease_ttl);
     let seat = Arc::new(SharedMember {
@@ -79,7 +79,7 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     let fetcher = Fetcher::new(sharer.clone(), partitions, items.clone(), says.clone());
     let claimer = Claimer::new(sharer.clone(), grown, items, says.clone());
     let dispatcher = Dispatcher::new(sharer.clone(), to_dispatch, says);
-    // On a task of its own, so that a handler that blocks does not keep the rest from working.
+    // On tasks of their own, so that a handler that blocks does not stop the other loops.
     let settler = AbortOnDropHandle::new(tokio::spawn(Settler::new(sharer, to_settle).run()));
     let handlers = AbortOnDropHandle::new(tokio::spawn(dispatcher.run()));
     let kill = async {
@@ -97,7 +97,7 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     Counts::add(&context.counts.handed_back, in_flight.len());
 }
 
-/// Some time after handlers were given up.
+/// Returns some time after handlers were given up.
 async fn killed(context: &Subscription) {
     context.kill.cancelled().await;
     sleep(KILL_TIMEOUT).await;

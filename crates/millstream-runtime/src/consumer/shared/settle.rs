@@ -1,4 +1,4 @@
-//! The settle loop of a shared consumer: tells the logs, in batches per partition, what became of messages.
+//! The settle loop of a shared consumer: writes settlements to the logs, in batches per partition.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use tokio::time::{Instant, sleep};
 use crate::consumer::shared::Sharer;
 use crate::consumer::shared::in_flight::Key;
 
-/// The most settlements in one request.
+/// Maximum number of settlements in one request.
 const MAX_BATCH: usize = 500;
 
-/// What is said of one entry.
+/// Settlement of one entry.
 pub(in crate::consumer) struct Say {
     key: Key,
     settlement: Settlement,
-    /// Told when it is written.
+    /// Notified when the settlement is written.
     written: Option<oneshot::Sender<()>>,
 }
 
@@ -31,7 +31,8 @@ impl Say {
         Self { key, settlement, written: None }
     }
 
-    /// The same, telling when it is written. It is never told if it is not.
+    /// Creates a settlement with a receiver that is notified when it is written. If it is not, the receiver gets an
+    /// error.
     pub(in crate::consumer) fn telling(key: Key, settlement: Settlement) -> (Self, oneshot::Receiver<()>) {
         let (written, told) = oneshot::channel();
         (Self { key, settlement, written: Some(written) }, told)
@@ -44,11 +45,11 @@ impl Say {
 
 type Waiting = BTreeMap<Partition, Vec<Say>>;
 
-/// Settles for one consumer.
+/// Writes the settlements of one consumer.
 pub(in crate::consumer) struct Settler {
     sharer: Arc<Sharer>,
     says: UnboundedReceiver<Say>,
-    /// What could not be settled yet.
+    /// Settlements that are not written yet.
     waiting: Waiting,
 }
 
@@ -57,7 +58,7 @@ impl Settler {
         Self { sharer, says, waiting: Waiting::new() }
     }
 
-    /// Settles until everything is settled and nothing more can come, or the time for ending is over.
+    /// Settles until everything is settled and nothing more can come, or the shutdown timeout is over.
     pub(in crate::consumer) async fn run(mut self) {
         let context = self.sharer.context.clone();
         let monitor = context.monitor("settle");
@@ -98,7 +99,7 @@ impl Settler {
         self.waiting.entry(say.key.0).or_default().push(say);
     }
 
-    /// Settles all that waits. What failed stays there.
+    /// Settles all waiting batches. Settlements that failed stay in `waiting`.
     async fn run_once(&mut self) -> Result<()> {
         let batches = std::mem::take(&mut self.waiting);
         let settle = |(partition, mut batch): (Partition, Vec<Say>)| {
@@ -121,14 +122,15 @@ impl Settler {
     }
 }
 
-/// Settles one batch. What failed stays in it.
+/// Settles one batch. Settlements that failed stay in it.
 async fn settle(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>) -> Result<()> {
     let failed = send(sharer, partition, batch, 0).await;
     if let Err(error) = &failed
         && !error.is_transient()
     {
-        // A dead letter that cannot be stored (somebody else's key, say) must not keep the others from being
-        // acknowledged.
+        // A dead letter that cannot be stored (its storage key holds somebody else's data, for example) must not prevent
+        // the other messages from being acknowledged.
+        // Acks are sorted last, so that they can be sent without the others.
         batch.sort_by_key(|say| say.settlement == Settlement::Ack);
         let others = batch.iter().filter(|say| say.settlement != Settlement::Ack).count();
         if others < batch.len() {
@@ -148,7 +150,7 @@ async fn send(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>, from:
     let done: Vec<Say> = batch.drain(from..).collect();
     in_flight.settled(done.iter().filter(|say| !say.is_note()).map(|say| say.key));
     for written in done.into_iter().filter_map(|say| say.written) {
-        // Who asked may have given up.
+        // The caller may have stopped waiting.
         let _ = written.send(());
     }
     let (topic_partition, group) = (&seat.partition(partition), &seat.group);

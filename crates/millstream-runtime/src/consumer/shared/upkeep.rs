@@ -1,4 +1,4 @@
-//! What runs for an assigned partition in this mode: its upkeep. Its messages are everybody's.
+//! Upkeep of an assigned partition in shared mode. Its messages are handled by all members.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::maintenance::{self, Triggers};
 use crate::consumer::status::Seek;
 
-/// How often upkeep is triggered: messages are parked and settled by others, who cannot ring here.
+/// How often upkeep is triggered: other members park and settle messages, and cannot send triggers to this process.
 const RING: Duration = Duration::from_millis(250);
 
-/// Runs the upkeep of one partition until it is given back or its lease is lost.
+/// Runs the upkeep of one partition until it is released or its lease is lost.
 pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<LeaseGuard>) {
     let Ok((topic_partition, _)) = guard.lease().partition() else { return };
-    // So that it is seen as ours. Nothing of it is in flight here.
+    // Lists the partition as ours in the status. Nothing of it is in flight here.
     let (_entry, mut seeks) =
         context.status.works_on(topic_partition, guard.lease().epoch, context.in_flight());
     let refuse = async {
         while let Some(Seek { answer, .. }) = seeks.recv().await {
             let why = "a consumer that shares its partitions cannot move alone: stop the group and seek it";
-            // Who asked may have gone.
+            // The caller may have stopped waiting.
             let _ = answer.send(Err(Error::new(ErrorKind::Unsupported, why)));
         }
     };
@@ -44,7 +44,7 @@ pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<Le
         () = ring => {}
         () = refuse => {}
     }
-    // Others may have settled something since it was rung.
+    // Other members may have settled something since the last trigger.
     triggers.settled();
     maintenance::finish(context, guard, &triggers).await;
 }

@@ -1,4 +1,4 @@
-//! What happens to one message, or one batch: it waits for its turn, goes to the handler, and is judged.
+//! Processing of one message, or one batch: waits for a permit, calls the handler, and decides the settlement.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl Item {
         Self { partition, job: Job::new(entry, limits, candidate, Instant::now()) }
     }
 
-    /// Whether it may only be handled with no other candidate beside it.
+    /// Whether it must be handled with no other candidate beside it.
     pub(in crate::consumer) fn is_alone(&self) -> bool {
         self.job.candidate.as_ref().is_some_and(|candidate| candidate.plan == Plan::Alone)
     }
@@ -45,7 +45,7 @@ impl Item {
     }
 }
 
-/// Works on messages that start together.
+/// Processes messages that start together.
 pub(in crate::consumer) struct Work {
     pub(in crate::consumer) sharer: Arc<Sharer>,
     pub(in crate::consumer) says: UnboundedSender<Say>,
@@ -54,8 +54,8 @@ pub(in crate::consumer) struct Work {
 type Unit = Vec<(Arc<PartitionHandle>, Item)>;
 
 impl Work {
-    /// Hands messages to the handler when it is their turn, all or (if it is a poison candidate) the only one. Gives back what
-    /// was not begun because the consumer stops.
+    /// Passes messages to the handler when it is their turn: all together, or, if it is a poison candidate, just that
+    /// one. Returns the messages that were not begun because the consumer stops.
     pub(in crate::consumer) async fn run(self, items: Vec<Item>) -> Vec<Item> {
         let context = self.sharer.context.clone();
         let candidate = items.iter().any(|item| item.job.candidate.is_some());
@@ -75,7 +75,7 @@ impl Work {
                 }
                 live = self.sharer.in_flight.live(item.key()) => live,
             };
-            // What is lost somebody else has.
+            // Lost entries belong to somebody else by now.
             let Some(cancelled) = live else { continue };
             let grasp = EntryLease {
                 in_flight: self.sharer.in_flight.clone(),
@@ -90,11 +90,11 @@ impl Work {
         } else {
             self.start(&mut unit).await;
         }
-        // What the handler did not want to handle, because the end is near.
+        // The remaining messages were not handled, because the consumer is about to end.
         unit.into_iter().map(|(_, item)| item).collect()
     }
 
-    /// Hands messages to the handler. False if it was given up, and nothing was said.
+    /// Passes messages to the handler. False if it was given up, or if messages were left without a verdict.
     async fn start(&self, unit: &mut Unit) -> bool {
         let context = &self.sharer.context;
         let started = Instant::now();
@@ -117,11 +117,11 @@ impl Work {
         handled && unit.is_empty()
     }
 
-    /// Hands a poison candidate to the handler, after that was noted; or gives it up.
+    /// Passes a poison candidate to the handler after its note is written; or gives it up.
     async fn try_candidate(&self, unit: &mut Unit) {
         let context = &self.sharer.context;
         let Some((owned, item)) = unit.first_mut() else { return };
-        // What is no message no handler ever sees.
+        // A malformed entry never reaches the handler, so it cannot be the reason.
         let candidate = item.job.candidate.as_deref().filter(|_| item.job.is_message());
         let note = match candidate.map(|candidate| candidate.plan) {
             None => None,
@@ -151,21 +151,21 @@ impl Work {
             () = cancelled.cancelled() => false,
             written = written => written.is_ok(),
         };
-        // If the handler is not reached, or does not end in time, the note stays: it counts only if this process ends
-        // without a word.
+        // If the handler is not called, or does not end in time, the note stays. It counts only if this process ends
+        // abruptly.
         if written {
             self.start(unit).await;
         }
     }
 
-    /// Judges what was said, and tells.
+    /// Decides the settlement and sends it to the settler.
     fn finish(&self, owned: &PartitionHandle, item: &Item, verdict: &Verdict, elapsed: Duration) {
         let Sharer { context, in_flight, .. } = &*self.sharer;
         let policies = context.policies();
         let job = &item.job;
         let (settlement, handled) = decide(verdict, || job.attempt(None, None), &policies);
         if !in_flight.say(item.key()) {
-            // Somebody else has it: what was said comes too late.
+            // Somebody else has the entry: the outcome comes too late.
             return;
         }
         context.counts.handled(handled);

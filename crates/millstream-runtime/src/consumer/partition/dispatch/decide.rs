@@ -1,4 +1,4 @@
-//! What to tell the log: a function of what the handler said and the policies, without effects but that panics of
+//! Decides the settlement: a function of the handler's outcome and the policies. Its only side effect is that panics of
 //! user code are reported.
 
 use std::time::Duration;
@@ -12,36 +12,36 @@ use millstream_core::{BoxError, Due, History, MessageId, Outcome, Reason, Settle
 
 use crate::consumer::handler::Verdict;
 
-/// Which attempt this was, of which message.
+/// Attempt number and history of one message.
 #[derive(Clone, Copy)]
 pub(in crate::consumer) struct Attempt<'a> {
     pub(in crate::consumer) number: u32,
     pub(in crate::consumer) origin: MessageId,
-    /// What the attempt before failed with.
+    /// Error of the attempt before.
     pub(in crate::consumer) last_error: Option<&'a str>,
-    /// What all before failed with.
+    /// Errors of all attempts before.
     pub(in crate::consumer) history: &'a History,
-    /// How long ago the first one failed.
+    /// Time since the first attempt failed.
     pub(in crate::consumer) elapsed: Duration,
-    /// The server's time, if it is known: milliseconds since 1970.
+    /// The server's time in milliseconds since 1970, if it is known.
     pub(in crate::consumer) now: Option<u64>,
-    /// The source of jitter.
+    /// Source of jitter.
     pub(in crate::consumer) entropy: u64,
-    /// If the message waits in its place for its next attempt: who notes that. Else it is parked.
+    /// Name of the noter, if the message waits in place for its next attempt; `None` if it is parked.
     pub(in crate::consumer) in_place: Option<&'a str>,
 }
 
-/// A panic as an error, so that policies can look at it.
+/// A panic as an error, so that policies can inspect it.
 #[derive(Debug, thiserror::Error)]
 #[error("handler panicked: {0}")]
 struct Panicked(String);
 
-/// A timeout as an error, so that policies can look at it.
+/// A timeout as an error, so that policies can inspect it.
 #[derive(Debug, thiserror::Error)]
 #[error("handler timed out after {0:?}")]
 struct TimedOut(Duration);
 
-/// What to tell the log, and what to tell observers. What is done asks for no more.
+/// Returns the settlement for the log and the result for observers. Calls `attempt` only if the message is not done.
 pub(in crate::consumer) fn decide<'a>(
     verdict: &Verdict,
     attempt: impl FnOnce() -> Attempt<'a>,
@@ -51,7 +51,7 @@ pub(in crate::consumer) fn decide<'a>(
         Verdict::Said(Outcome::Ack) => return (Settlement::Ack, Handled::Acked),
         _ => attempt(),
     };
-    // What was never handed to the handler has not used this attempt.
+    // A message that never reached the handler has not used this attempt.
     let unseen = attempt.number.saturating_sub(1);
     match verdict {
         Verdict::Said(Outcome::Retry(error)) => failed(error, FailureKind::Error, None, attempt, policies),
@@ -86,7 +86,7 @@ pub(in crate::consumer) fn decide<'a>(
             give_up(Reason::Crashed, attempt.number, error, attempt, policies)
         }
         Verdict::Said(other) => {
-            // An outcome of a newer core than this runtime: the message is kept rather than guessed about.
+            // An outcome of a newer core than this runtime: keeping the message is safer than guessing.
             let error = format!("unknown outcome {other:?}");
             give_up(Reason::Rejected, attempt.number, error, attempt, policies)
         }
@@ -116,12 +116,12 @@ fn failed(
     }
 }
 
-/// It comes back as attempt `next`, with the error of the one before.
+/// Returns the settlement that brings the message back as attempt `next`, with the error of the one before.
 fn again(next: u32, due: Due, error: String, attempt: Attempt<'_>) -> Settlement {
     let history = attempt.history.clone();
     match attempt.in_place {
         None => Settlement::Retry { due, attempt: next, origin: attempt.origin, error, history },
-        // It was settled, in a sense: what was suspected of it is over.
+        // The handler returned, so the message did not end the process: suspicions start again at 0.
         Some(by) => {
             let by = by.to_owned();
             Settlement::Hold(Note { attempt: next, due, suspicions: 0, by, error, history })

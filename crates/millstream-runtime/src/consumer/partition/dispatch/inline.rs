@@ -1,4 +1,4 @@
-//! The common case of dispatching: messages that a handler gets one after the other, with nothing to wait for between them.
+//! Inline execution, the common case: messages are handled one after the other on the dispatcher's own task.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::consumer::handler::{Handler, Input, Row, Verdict};
 use crate::consumer::partition::dispatch::Dispatch;
 
 impl Dispatch {
-    /// Whether what is ready can be handled in a row: nothing waits in its place, nobody else's turn has to be waited for,
-    /// and the lease can be relied on.
+    /// Whether the ready messages can be handled inline: nothing waits in place, no permit is needed, and the lease can
+    /// be relied on.
     pub(in crate::consumer) fn is_plain(&mut self) -> bool {
         self.inline
             && self.turns.is_none()
@@ -24,8 +24,8 @@ impl Dispatch {
             && self.links.guard.is_live(Instant::now())
     }
 
-    /// Handles what is ready, until there are settlements enough or a handler had to wait: then it is time to look around.
-    /// False when handlers are given up.
+    /// Handles ready messages until a batch of settlements is complete or a handler had to wait: then other events are
+    /// checked. False when handlers are given up.
     pub(in crate::consumer) async fn handle_in_a_row(&mut self) -> bool {
         let context = self.links.context.clone();
         let Handler::Each(call) = &context.handler else { return true };
@@ -38,11 +38,11 @@ impl Dispatch {
             () = call.all(self, context.config.handler_timeout) => true,
         };
         drop(running);
-        // Given up, it was not handled: it stays pending.
+        // A job that is left here was given up and not handled: it stays pending.
         self.in_hand = None;
         self.settlement_buffer.flush();
         if handled && !self.waited && self.queues.is_ready() {
-            // Others on this thread get their share.
+            // Lets other tasks of this thread run.
             yield_now().await;
         }
         handled
@@ -67,7 +67,7 @@ impl Row for Dispatch {
                     return Some(input);
                 }
                 None => {
-                    // It is no message, and judged as that.
+                    // It is not a message, and was judged as malformed.
                     let said = job.said.take();
                     if let Some(said) = said {
                         self.finish_one(ticket, job, said.verdict(), Duration::ZERO, now);
@@ -84,7 +84,8 @@ impl Row for Dispatch {
 
     fn said(&mut self, said: Option<Verdict>) {
         let Some((ticket, job, started)) = self.in_hand.take() else { return };
-        // Without a verdict it was not handled, because the end is near: it stays pending, and its lane closed.
+        // Without a verdict it was not handled, because the consumer is about to end: it stays pending, and its queue
+        // stays closed.
         if let Some(verdict) = said {
             let now = Instant::now();
             self.finish_one(ticket, job, &verdict, now.saturating_duration_since(started), now);

@@ -1,4 +1,4 @@
-//! A message on its way through a partition: read, handed to the handler, judged.
+//! A message on its way through a partition: read, passed to the handler, judged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +23,13 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) receipt: Receipt,
     pub(in crate::consumer) origin: MessageId,
     pub(in crate::consumer) attempt: u32,
-    /// What came of the attempts before, if any did fail.
+    /// Errors of earlier attempts, if any failed.
     pub(in crate::consumer) past: Option<Arc<AttemptHistory>>,
-    /// How long its next attempt has to wait, by what was noted.
+    /// Remaining wait until the next attempt, according to the note.
     pub(in crate::consumer) left: Duration,
-    /// Set if it may be why owners ended.
+    /// Set if it may be the reason why owners ended.
     pub(in crate::consumer) candidate: Option<Box<Candidate>>,
-    /// What came of it.
+    /// The verdict, once there is one.
     pub(in crate::consumer) said: Option<Said>,
     read: Instant,
     deliveries: u32,
@@ -37,7 +37,7 @@ pub(in crate::consumer) struct Job {
 }
 
 impl Job {
-    /// It was read at this time.
+    /// Creates the job of an entry that was read at the time `read`.
     pub(in crate::consumer) fn new(
         entry: Entry,
         limits: &Limits,
@@ -57,7 +57,7 @@ impl Job {
             deliveries: entry.deliveries,
             envelope: decoded.envelope,
         };
-        // The entry says what was so when it was appended, the note what has happened since.
+        // The entry has the state at the time it was appended; the note has what happened since.
         if let Some(note) = entry.note
             && note.attempt > 0
         {
@@ -67,7 +67,7 @@ impl Job {
         job
     }
 
-    /// It waits elsewhere for what is left of its wait.
+    /// Returns a settlement that parks the message for the rest of its wait.
     pub(in crate::consumer) fn parks(self) -> Settlement {
         let Self { origin, attempt, left, .. } = self;
         let due = Due::In(left);
@@ -75,23 +75,24 @@ impl Job {
         Settlement::Retry { due, attempt, origin, error, history }
     }
 
-    /// What the last attempt failed with.
+    /// Returns the error of the last attempt.
     pub(in crate::consumer) fn last_error(&self) -> Option<&str> {
         AttemptHistory::last_error(self.past.as_ref())
     }
 
-    /// What the attempts before failed with.
+    /// Returns the errors of earlier attempts.
     pub(in crate::consumer) fn history(&self) -> &History {
         AttemptHistory::history(self.past.as_ref())
     }
 
-    /// The server's time, in milliseconds since 1970. If its clock is not known: at least this.
+    /// Returns the server's time in milliseconds since 1970. If its clock is not known, a lower bound: the time of the
+    /// entry's id plus the time since it was read.
     fn now(&self, clock: Option<u64>) -> u64 {
         let in_hand = || u64::try_from(self.read.elapsed().as_millis()).unwrap_or(u64::MAX);
         clock.unwrap_or_else(|| self.receipt.id.ms.saturating_add(in_hand()))
     }
 
-    /// The attempt that was made, for who judges it.
+    /// Returns the attempt for [`decide`](super::decide::decide).
     pub(in crate::consumer) fn attempt<'a>(
         &'a self,
         clock: Option<&ServerClock>,
@@ -111,11 +112,11 @@ impl Job {
         }
     }
 
-    /// It waits in its place for its next attempt, which is the one of this note. Gives back for how long.
+    /// Updates the job for a wait in place, with the next attempt of this note. Returns how long it waits.
     pub(in crate::consumer) fn holds(&mut self, note: &Note, clock: &ServerClock) -> Duration {
         let now = self.now(clock.now());
         self.note(note);
-        // As the server does it.
+        // The same as the server does when it writes the note.
         let past = Arc::make_mut(self.past.get_or_insert_default());
         past.history.add(now, note.attempt.saturating_sub(1), &note.error);
         self.candidate = None;
@@ -125,7 +126,7 @@ impl Job {
         }
     }
 
-    /// Its next attempt is the one of this note.
+    /// Sets attempt, error and history from a note.
     fn note(&mut self, note: &Note) {
         self.attempt = note.attempt;
         let error = Some(note.error.clone()).filter(|error| !error.is_empty());
@@ -136,13 +137,13 @@ impl Job {
         self.envelope.as_ref().ok()?.key.as_ref()
     }
 
-    /// Whether it is a message that a handler can be given.
+    /// Whether it is a well-formed message that a handler can get.
     pub(in crate::consumer) fn is_message(&self) -> bool {
         self.envelope.is_ok()
     }
 
-    /// The message for the handler; what is none is judged instead. It is kept for another attempt if it may wait for
-    /// that in its place.
+    /// Returns the message for the handler. `None` if the entry is malformed: then the verdict is set. With `keep` the
+    /// message is cloned, because it may wait in place for another attempt.
     pub(in crate::consumer) fn input(&mut self, owned: Arc<PartitionHandle>, keep: bool) -> Option<Input> {
         let envelope = match &mut self.envelope {
             Ok(envelope) if keep => envelope.clone(),
@@ -167,7 +168,7 @@ impl Job {
     }
 }
 
-/// Hands jobs to the handler, each or as a batch. What it did not want to handle is left without a verdict.
+/// Passes jobs to the handler, one by one or as a batch. Jobs that the handler did not handle have no verdict.
 pub(in crate::consumer) async fn handle<T>(
     context: &Subscription,
     units: &mut [T],

@@ -1,52 +1,52 @@
-//! Which messages of a partition may be handled now: queues in which order is kept. It knows no clock and no task.
+//! Queues that keep order: decide which messages of a partition may be handled now. Without clock and tasks.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use bytes::Bytes;
 
-/// What shares a lane.
+/// Grouping of messages into queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::consumer) enum By {
-    /// Everything of the partition.
+    /// One queue for the whole partition.
     Partition,
-    /// What has one key; what has none is alone in its lane.
+    /// One queue per key; a message without a key has a queue of its own.
     Key,
-    /// Nothing.
+    /// One queue per message.
     Entry,
 }
 
-/// Names a lane, as long as something waits or runs in it.
+/// Id of a queue, valid as long as something waits or runs in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::consumer) struct KeyQueue(usize);
 
-/// The place of something that was given out.
+/// The position of an item that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::consumer) struct Ticket {
     lane: usize,
-    /// Its place in the order of arrival.
+    /// Its number in the order of arrival.
     number: u64,
-    /// Whether it counts as one of those that run at once, or runs along with one that does.
+    /// Whether it counts towards `at_once`, or runs along with an item that does.
     first: bool,
 }
 
 /// Items in queues.
 ///
-/// Of a lane one runs at a time, in the order of arrival. Of those that may start, the one that came first is next:
-/// so nothing starves, and with one at a time the order of the partition is kept as far as no lane is blocked.
+/// One item of a queue runs at a time, in the order of arrival. Among all items that may start, the one that arrived
+/// first is next. So nothing starves, and with `at_once` 1 the order of the partition is kept unless a queue is blocked.
 #[derive(Debug)]
 pub(in crate::consumer) struct KeyQueues<T> {
     by: By,
     at_once: usize,
     running: usize,
     queues: Vec<Queue<T>>,
-    /// Queues that nobody uses.
+    /// Unused queues.
     free: Vec<usize>,
     keys: HashMap<Bytes, usize>,
-    /// Queues that something can start in, by the number of their first item.
+    /// Queues in which an item can start, by the number of their first item.
     ready: BinaryHeap<Reverse<(u64, usize)>>,
     arrivals: u64,
-    /// How many wait in blocked queues.
+    /// Number of items in blocked queues.
     blocked: usize,
 }
 
@@ -71,7 +71,7 @@ impl<T> Queue<T> {
 }
 
 impl<T> KeyQueues<T> {
-    /// At most `at_once` run at the same time.
+    /// Creates empty queues. At most `at_once` units run at the same time.
     pub(in crate::consumer) fn new(by: By, at_once: usize) -> Self {
         let queues = if by == By::Partition { vec![Queue::new(None)] } else { Vec::new() };
         Self {
@@ -87,7 +87,7 @@ impl<T> KeyQueues<T> {
         }
     }
 
-    /// How many wait in blocked queues.
+    /// Returns the number of items in blocked queues.
     pub(in crate::consumer) fn blocked(&self) -> usize {
         self.blocked
     }
@@ -97,12 +97,12 @@ impl<T> KeyQueues<T> {
         self.running < self.at_once && !self.ready.is_empty()
     }
 
-    /// Whether it matters which key something has.
+    /// Whether the key of an item matters.
     pub(in crate::consumer) fn is_by_key(&self) -> bool {
         self.by == By::Key
     }
 
-    /// Takes in what came last.
+    /// Appends an item to the queue of its key.
     pub(in crate::consumer) fn push(&mut self, key: Option<&Bytes>, value: T) {
         let at = self.lane_of(key);
         let number = self.arrivals;
@@ -136,19 +136,21 @@ impl<T> KeyQueues<T> {
         at
     }
 
-    /// What may start now.
+    /// Hands out the next item that may start.
     pub(in crate::consumer) fn next(&mut self) -> Option<(Ticket, T)> {
         if self.running >= self.at_once {
             return None;
         }
+        // `ready` contains a queue only while it is not blocked and none of its items runs.
         let Reverse((_, at)) = self.ready.pop()?;
         let (ticket, value) = self.take(at, true)?;
         self.running += 1;
         Some((ticket, value))
     }
 
-    /// What may run along with what [`next`](Self::next) gave last, as one batch. Where the whole partition is one
-    /// lane, that is what follows; else the first of another lane, so that what has one key is never in one batch.
+    /// Hands out an item that may run along with the last one of [`next`](Self::next), as one batch. If the whole
+    /// partition is one queue, that is the following item; else the first item of another queue, so that two items of a
+    /// key are never in one batch.
     pub(in crate::consumer) fn also(&mut self) -> Option<(Ticket, T)> {
         let at = match self.by {
             By::Partition => 0,
@@ -164,23 +166,24 @@ impl<T> KeyQueues<T> {
         Some((Ticket { lane: at, number, first }, value))
     }
 
-    /// What had this ticket is done with.
+    /// Finishes the item with this ticket.
     pub(in crate::consumer) fn done(&mut self, ticket: Ticket) {
         self.leave(ticket);
         self.open(ticket.lane);
     }
 
-    /// What had this ticket goes back to its place, and comes up again.
+    /// Puts the item with this ticket back to its position. It comes up again.
     pub(in crate::consumer) fn put_back(&mut self, ticket: Ticket, value: T) {
         self.leave(ticket);
         let items = &mut self.queues[ticket.lane].items;
+        // Several parts of a batch may be put back, in any order: the number restores their order.
         let place = items.partition_point(|item| item.number < ticket.number);
         items.insert(place, Item { number: ticket.number, value });
         self.open(ticket.lane);
     }
 
-    /// What had this ticket goes back to its place, and nothing of its lane starts until
-    /// [`unblock`](Self::unblock) is called. `None` if more of its lane runs: then it comes up again after that.
+    /// Puts the item with this ticket back to its position and blocks its queue until [`unblock`](Self::unblock) is
+    /// called. `None` if more of its queue runs: then the queue is not blocked, and the item comes up again after that.
     pub(in crate::consumer) fn block(&mut self, ticket: Ticket, value: T) -> Option<KeyQueue> {
         if self.queues[ticket.lane].running > 1 {
             self.put_back(ticket, value);
@@ -194,7 +197,7 @@ impl<T> KeyQueues<T> {
         Some(KeyQueue(ticket.lane))
     }
 
-    /// Lets a lane that was blocked go on.
+    /// Unblocks a queue.
     pub(in crate::consumer) fn unblock(&mut self, KeyQueue(at): KeyQueue) {
         let lane = &mut self.queues[at];
         if std::mem::take(&mut lane.blocked) {
@@ -210,7 +213,7 @@ impl<T> KeyQueues<T> {
         }
     }
 
-    /// Nothing of this lane may run any more: what is next?
+    /// Makes the queue ready if none of its items runs any more, or frees it if it is empty.
     fn open(&mut self, at: usize) {
         let lane = &mut self.queues[at];
         if lane.running > 0 {
@@ -234,11 +237,11 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     fn key(n: u8) -> Option<Bytes> {
-        // Every fifth has none.
+        // Every fifth has no key.
         (!n.is_multiple_of(5)).then(|| Bytes::from(vec![n % 5]))
     }
 
-    /// What a lane is by definition, told apart from how it is kept.
+    /// The queue of an item by definition, independent of the implementation.
     fn lane(by: By, key: Option<&Bytes>, item: usize) -> String {
         match (by, key) {
             (By::Partition, _) => "all".into(),
@@ -294,7 +297,7 @@ mod tests {
             lane(self.by, self.keys[item].as_ref(), item)
         }
 
-        /// The first that may start by the rules.
+        /// The first item that may start by the rules.
         fn expected(&self) -> Option<usize> {
             let units = self.running.iter().filter(|(ticket, _)| ticket.first).count();
             if units >= self.at_once {
@@ -319,7 +322,7 @@ mod tests {
         }
 
         fn also(&mut self) {
-            // Along with the one that was given last, and is the only one.
+            // Runs along with the item that was handed out last, if that is the only one.
             if self.running.len() != 1 {
                 return;
             }
@@ -394,10 +397,10 @@ mod tests {
             at_once in 1usize..5,
             steps in prop::collection::vec(step(), 0..200),
         ) {
-            // A partition that is one lane never runs more than one unit.
+            // A partition that is one queue never runs more than one unit.
             let mut model = Model::new(by, at_once);
             for step in &steps {
-                // Parts of a batch end together with the first: as the dispatcher does it.
+                // Parts of a batch end together with the first, as in the dispatcher.
                 if let Step::Done(_) | Step::PutBack(_) | Step::Block(_) = step {
                     let along = model.running.iter().any(|(ticket, _)| !ticket.first);
                     if along {
@@ -412,7 +415,7 @@ mod tests {
                 }
                 model.run(step);
             }
-            // Nothing is stuck and nothing is lost: with nothing blocked any more everything ends.
+            // Nothing is stuck and nothing is lost: once no queue is blocked, everything ends.
             for lane in std::mem::take(&mut model.blocked).into_values() {
                 model.queues.unblock(lane);
             }

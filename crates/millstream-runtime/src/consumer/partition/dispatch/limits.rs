@@ -1,4 +1,4 @@
-//! Limits that the partitions of one consumer share: how many handlers run, and that poison candidates run one at a time.
+//! Limits that the partitions of one consumer share: the number of handlers, and poison candidates that run alone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// Limits that the partitions of one consumer share. Both are first come, first served: a partition asks for one
-/// handler at a time, and so partitions take turns.
+/// Limits that the partitions of one consumer share. Permits are granted first come, first served. A partition requests
+/// one handler at a time, so partitions take turns.
 pub(in crate::consumer) struct Limiter {
     handlers: Option<Arc<Semaphore>>,
     candidates: Arc<Semaphore>,
-    /// Leases that were granted before this epoch have ended over a message that is known and given up.
+    /// Owners with a lease before this epoch ended over a message that is known and given up.
     explained: AtomicU64,
     more_explained: Notify,
 }
@@ -23,39 +23,40 @@ impl Limiter {
         Self { handlers, candidates, explained, more_explained: Notify::new() }
     }
 
-    /// Whoever wants to run a handler needs one of these; `None` if there is no limit.
+    /// Returns the permits for running a handler; `None` if there is no limit.
     pub(in crate::consumer) fn handlers(&self) -> Option<&Arc<Semaphore>> {
         self.handlers.as_ref()
     }
 
-    /// Whoever wants to handle a poison candidate alone needs the only one of these. If the process ends meanwhile, there
-    /// is no other candidate that it can have been.
+    /// Returns the only permit for handling a poison candidate alone. If the process ends while it is held, no other
+    /// candidate can be the cause.
     pub(in crate::consumer) fn candidates(&self) -> &Arc<Semaphore> {
         &self.candidates
     }
 
-    /// A message was given up by the owner of this epoch: whatever ended before has ended over it.
+    /// Records that the owner of this epoch gave up a message: it explains all earlier ends.
     pub(in crate::consumer) fn explain(&self, epoch: u64) {
         self.explained.fetch_max(epoch, Ordering::Relaxed);
         self.more_explained.notify_waiters();
     }
 
-    /// Whether the owner of this epoch ended over a message that is known.
+    /// Whether the end of this epoch's owner is explained by a known message.
     pub(in crate::consumer) fn is_explained(&self, epoch: u64) -> bool {
         epoch < self.explained.load(Ordering::Relaxed)
     }
 
-    /// Ready when a message is given up from now on.
+    /// Returns a future that is ready when another message is given up.
     pub(in crate::consumer) fn more_explained(&self) -> Notified<'_> {
         self.more_explained.notified()
     }
 
-    /// Waits until a handler may run, and, if it is to handle a candidate alone, until no other one does.
+    /// Waits for a handler permit, and, if a candidate is to be handled alone, for the only permit for that.
     pub(in crate::consumer) async fn enter(
         &self,
         alone: bool,
     ) -> (Option<OwnedSemaphorePermit>, Option<OwnedSemaphorePermit>) {
-        // In this order: those who wait for a candidate elsewhere take no room from handlers. Neither is ever closed.
+        // In this order: waiting for another candidate must not occupy a handler permit. Neither semaphore is ever
+        // closed.
         let only = if alone { self.candidates.clone().acquire_owned().await.ok() } else { None };
         let handler = match &self.handlers {
             Some(handlers) => handlers.clone().acquire_owned().await.ok(),

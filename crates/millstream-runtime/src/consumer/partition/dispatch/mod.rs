@@ -1,4 +1,4 @@
-//! The dispatch loop: hands the messages of one partition to handlers, as many at once and in the order that is set.
+//! The dispatch loop: passes the messages of one partition to handlers, with the configured concurrency and order.
 
 pub(in crate::consumer) mod decide;
 pub(in crate::consumer) mod inline;
@@ -37,7 +37,7 @@ use crate::consumer::partition::settlement_buffer::{SettlementBuffer, Settlement
 use crate::consumer::pauses::Pause;
 use crate::consumer::{Concurrency, RetryOrder};
 
-/// What the dispatch loop of one partition works with.
+/// Inputs and outputs of the dispatch loop of one partition.
 pub(in crate::consumer) struct Dispatcher {
     pub(in crate::consumer) context: Arc<Subscription>,
     pub(in crate::consumer) guard: Arc<LeaseGuard>,
@@ -45,13 +45,13 @@ pub(in crate::consumer) struct Dispatcher {
     pub(in crate::consumer) entries: UnboundedReceiver<Read>,
     pub(in crate::consumer) settlements: UnboundedSender<Settlements>,
     pub(in crate::consumer) clock: Arc<ServerClock>,
-    /// From the settler: these notes are written.
+    /// From the settler: receipts whose notes are written.
     pub(in crate::consumer) written: UnboundedReceiver<Receipt>,
 }
 
 impl Dispatcher {
-    /// Works until the consumer stops or the lease is lost; then waits for the handlers that run. What was read and
-    /// not started stays pending, and the next owner gets it first.
+    /// Works until the consumer stops or the lease is lost; then waits for the handlers that run. Messages that were read
+    /// and not started stay pending, and the next owner gets them first.
     pub(in crate::consumer) async fn run(self) {
         let _revoked = RevokedByPanic(self.guard.clone());
         match PartitionHandle::new(&self.context.context, &self.guard) {
@@ -71,29 +71,29 @@ impl Dispatcher {
 /// Jobs that a handler gets together: one, or a batch.
 type Unit = Vec<(Ticket, Box<Job>)>;
 
-/// The state of the loop.
+/// State of the loop.
 pub(in crate::consumer) struct Dispatch {
     pub(in crate::consumer) links: Dispatcher,
     pub(in crate::consumer) owned: Arc<PartitionHandle>,
-    /// What the guard said of its trust when `owned` was made.
+    /// Value of the guard's [`trust`](LeaseGuard::trust) when `owned` was created.
     trust: u64,
     pub(in crate::consumer) queues: KeyQueues<Box<Job>>,
     pub(in crate::consumer) waits: RetryTimers,
     pub(in crate::consumer) poison: Poison,
-    /// What was said, on its way to the settler.
+    /// Settlements on their way to the settler.
     pub(in crate::consumer) settlement_buffer: SettlementBuffer,
-    /// What is handled in a row, and since when.
+    /// The job that is handled inline now, and when it started.
     pub(in crate::consumer) in_hand: Option<(Ticket, Box<Job>, Instant)>,
-    /// Whether a handler of this row had to wait: then it ends with it.
+    /// Whether a handler of this inline run was not ready at its first poll: the run ends after it.
     pub(in crate::consumer) waited: bool,
-    /// What starts next. A batch is filled until it is full or `full_at` has come.
+    /// Jobs that start next. A batch is filled until it is full or `full_at` has come.
     pub(in crate::consumer) picked: Unit,
     full_at: Instant,
     running: JoinSet<(Unit, Duration)>,
-    /// Our place in the queue for handlers, if their number is limited.
+    /// Our position in the queue for handlers, if their number is limited.
     pub(in crate::consumer) turns: Option<PollSemaphore>,
     pub(in crate::consumer) pause: Pause,
-    /// Whether handlers run here, one after the other, or as tasks, so that they can use several threads.
+    /// Whether handlers run here, one after the other, instead of as tasks, which can use several threads.
     pub(in crate::consumer) inline: bool,
     warned: bool,
 }
@@ -102,7 +102,7 @@ impl Dispatch {
     fn new(links: Dispatcher, owned: PartitionHandle) -> Self {
         let config = &links.context.config;
         let (by, at_once) = match (config.concurrency, config.retry_order) {
-            // Keys have queues so that one can wait; but they go one at a time, in the order of the partition.
+            // Keys have queues so that one can wait, but messages run one at a time, in the order of the partition.
             (Concurrency::Serial, RetryOrder::BlockKey) => (By::Key, 1),
             (Concurrency::Serial, _) => (By::Partition, 1),
             (Concurrency::PerKey(at_once), _) => (By::Key, at_once),
@@ -113,7 +113,7 @@ impl Dispatch {
         let candidates = PollSemaphore::new(links.context.limiter.candidates().clone());
         let poison = Poison::new(owned.epoch, candidates);
         Self {
-            // Taken after the token, it could stand for a newer one.
+            // 0 is the oldest value: one that is read after the token was created could belong to a newer token.
             trust: 0,
             settlement_buffer: SettlementBuffer::new(links.context.clone(), links.settlements.clone()),
             in_hand: None,
@@ -133,8 +133,8 @@ impl Dispatch {
         }
     }
 
-    /// Takes in what there is and starts one unit, or waits until something changes. False when the consumer stops
-    /// or the lease is lost.
+    /// Takes in all that is available and starts one unit, or waits until something changes. False when the consumer
+    /// stops or the lease is lost.
     async fn run_once(&mut self) -> bool {
         self.look_around();
         if self.is_plain() && !self.is_stopped() {
@@ -143,13 +143,13 @@ impl Dispatch {
         self.pick();
         let paused = self.pause.is_on();
         if paused && let Some(turns) = &mut self.turns {
-            // Our place in the queue goes to others.
+            // While we are paused, other partitions get our position in the queue.
             *turns = turns.clone();
         }
         let complete = !paused && self.is_complete();
         let live = self.links.guard.is_live(Instant::now());
         if complete && self.turns.is_none() && live && !self.is_stopped() {
-            // As a rule there is nothing to wait for. Others on this thread get their share all the same.
+            // The usual case: nothing to wait for. The budget still lets other tasks of this thread run.
             noticing(consume_budget(), || self.settlement_buffer.flush()).await;
             if !self.links.guard.is_live(Instant::now()) {
                 return true;
@@ -159,6 +159,7 @@ impl Dispatch {
         self.settlement_buffer.flush();
         let links = &mut self.links;
         let filled = (!self.picked.is_empty() && !complete && !paused).then_some(self.full_at);
+        // Wake for a retry that becomes due, or when a batch has waited long enough.
         let wake = self.waits.next().into_iter().chain(filled).min();
         let woken = async {
             match wake {
@@ -166,6 +167,7 @@ impl Dispatch {
                 None => std::future::pending().await,
             }
         };
+        // Biased: signals that end the loop come first, so that nothing starts after them.
         tokio::select! {
             biased;
             () = links.context.kill.cancelled() => return false,
@@ -178,7 +180,7 @@ impl Dispatch {
             turn = turn(&links.guard, &mut self.turns), if complete => {
                 let Some(permit) = turn else { return false };
                 if permit.is_some() {
-                    // Others that have just started one may queue up again, too, before we do.
+                    // Lets others that have just released a permit queue up again before we start.
                     tokio::task::yield_now().await;
                 }
                 if self.pause.is_on() || !self.links.guard.is_live(Instant::now()) {
@@ -192,13 +194,13 @@ impl Dispatch {
         true
     }
 
-    /// Whether nothing is to start any more.
+    /// Whether nothing may start any more.
     fn is_stopped(&self) -> bool {
         let (context, guard) = (&self.links.context, &self.links.guard);
         context.kill.is_cancelled() || guard.revoked().is_cancelled() || guard.lost().is_cancelled()
     }
 
-    /// Takes notice of whatever happened, without waiting.
+    /// Processes everything that has happened, without waiting.
     fn look_around(&mut self) {
         while let Ok(read) = self.links.entries.try_recv() {
             self.take_in(read);
@@ -217,7 +219,7 @@ impl Dispatch {
         }
     }
 
-    /// A note is written: of a message that waits in its place, or of a poison candidate that begins.
+    /// Handles a written note: of a message that waits in place, or of a poison candidate that begins.
     fn written(&mut self, receipt: Receipt) {
         if !self.poison.written(receipt) {
             self.waits.written(receipt, Instant::now());
@@ -235,10 +237,11 @@ impl Dispatch {
         for job in jobs {
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
-                    // Noted by somebody who keeps another order: here it is parked, like all that failed.
+                    // Noted by an owner with another retry order. Here it is parked, like all failed messages.
                     self.settle(job.receipt, job.parks());
                     continue;
                 }
+                // The wait began when an earlier owner wrote the note, so only the rest of it is left.
                 self.waits.for_rest(job.receipt, job.left, now);
             }
             let key = if self.queues.is_by_key() { job.key().cloned() } else { None };
@@ -246,8 +249,8 @@ impl Dispatch {
         }
     }
 
-    /// Whether this message waits in its place for its next attempt, and others behind it. One without a key has
-    /// nobody behind it, unless that is the whole partition.
+    /// Whether this message waits in place for its next attempt, with others behind it. A message without a key blocks no
+    /// other, unless the whole partition waits.
     fn waits_in_place(&self, job: &Job) -> bool {
         match self.links.context.config.retry_order {
             RetryOrder::Skip => false,
@@ -256,7 +259,7 @@ impl Dispatch {
         }
     }
 
-    /// Picks what starts next, and puts queues aside that have to wait.
+    /// Picks the jobs that start next, and blocks the queues that have to wait.
     fn pick(&mut self) {
         let (size, wait) = match &self.links.context.handler {
             Handler::Each(_) => (1, Duration::ZERO),
@@ -264,6 +267,7 @@ impl Dispatch {
         };
         while self.picked.len() < size {
             let first = self.picked.is_empty();
+            // A candidate runs alone, never in a batch.
             if self.picked.first().is_some_and(|(_, job)| job.candidate.is_some()) {
                 break;
             }
@@ -276,7 +280,7 @@ impl Dispatch {
             let receipt = job.receipt;
             if self.waits.is_over(receipt, Instant::now) {
                 if !first && job.candidate.is_some() {
-                    // A batch of several would not tell which of them it was.
+                    // In a batch of several, the culprit could not be told apart.
                     self.queues.put_back(ticket, job);
                     break;
                 }
@@ -289,14 +293,14 @@ impl Dispatch {
             }
             match self.queues.block(ticket, job) {
                 Some(lane) => self.waits.blocks(receipt, lane),
-                // Its lane runs in this batch: it comes up again after that.
+                // Another job of its queue is in this batch: it comes up again after that.
                 None => break,
             }
         }
         self.count_blocked();
     }
 
-    /// Where the whole partition waits, there is no use in reading further.
+    /// Reports the number of blocked messages. Only with `BlockKey`: if the whole partition waits, reading on is no use.
     pub(in crate::consumer) fn count_blocked(&mut self) {
         if self.links.context.config.retry_order != RetryOrder::BlockKey {
             return;
@@ -309,7 +313,7 @@ impl Dispatch {
         }
     }
 
-    /// Whether what is picked is to start now.
+    /// Whether the picked jobs start now.
     fn is_complete(&self) -> bool {
         let Some((_, job)) = self.picked.first() else { return false };
         match &self.links.context.handler {
@@ -320,7 +324,7 @@ impl Dispatch {
         }
     }
 
-    /// Hands what is picked to the handler.
+    /// Passes the picked jobs to the handler.
     pub(in crate::consumer) async fn start(&mut self, permit: Option<OwnedSemaphorePermit>) -> bool {
         self.trust_again();
         let started = Instant::now();
@@ -348,18 +352,19 @@ impl Dispatch {
             ) => {}
         }
         self.finish(&mut unit, started.elapsed());
-        // For the next one, which then needs none of its own.
+        // Reuses the allocation for the next unit.
         self.picked = unit;
         true
     }
 
-    /// Whether a message is needed again after its handler had it.
+    /// Whether a message is needed again after its handler was called.
     pub(in crate::consumer) fn keeps(&self) -> bool {
         self.links.context.config.retry_order != RetryOrder::Skip
     }
 
-    /// If the lease could not be relied on for a while: for what starts from now on it can.
+    /// Creates a new partition handle if the lease could not be relied on for a while: new messages can rely on it again.
     pub(in crate::consumer) fn trust_again(&mut self) {
+        // Compared first, because it is one atomic load, and this runs for every message.
         let trust = self.links.guard.trust();
         if trust != std::mem::replace(&mut self.trust, trust)
             && self.owned.cancelled.is_cancelled()
@@ -382,7 +387,8 @@ impl Dispatch {
     pub(in crate::consumer) fn finish(&mut self, unit: &mut Unit, elapsed: Duration) {
         let now = Instant::now();
         for (ticket, mut job) in unit.drain(..) {
-            // Without a verdict it was not handled, because the end is near: it stays pending, and its lane closed.
+            // Without a verdict it was not handled, because the consumer is about to end: it stays pending, and its queue
+            // stays closed.
             if let Some(said) = job.said.take() {
                 self.finish_one(ticket, job, said.verdict(), elapsed, now);
                 discard(said, &*self.links.context.observer);
@@ -431,7 +437,8 @@ impl Dispatch {
             }
             _ => self.queues.done(ticket),
         }
-        // It counts from the handler's start: what a slow one said does not wait for the next one, which may be slow, too.
+        // The age counts from the handler's start: the outcome of a slow handler must not wait for the next one, which
+        // may be slow, too.
         self.settlement_buffer.add(receipt, settlement, now.checked_sub(elapsed).unwrap_or(now));
     }
 
@@ -439,7 +446,7 @@ impl Dispatch {
         self.settlement_buffer.add(receipt, settlement, Instant::now());
     }
 
-    /// Lets the handlers that run end, up to the time when they are given up.
+    /// Waits for the handlers that run, up to the time when they are given up.
     async fn end(mut self) {
         loop {
             self.settlement_buffer.flush();
@@ -458,7 +465,7 @@ impl Dispatch {
 /// Waits for our turn among the handlers of the consumer, and until the lease can be relied on. `None` if it is lost.
 async fn turn(guard: &LeaseGuard, turns: &mut Option<PollSemaphore>) -> Option<Option<OwnedSemaphorePermit>> {
     let permit = match turns {
-        // The place in the queue is kept when this is dropped and asked again.
+        // The position in the semaphore's queue is kept when this future is dropped and created again.
         Some(turns) => Some(std::future::poll_fn(|cx| turns.poll_acquire(cx)).await?),
         None => None,
     };

@@ -1,4 +1,4 @@
-//! Which messages of a partition wait in their place for their next attempt, and up to when.
+//! Timers of the messages of a partition that wait in place for their next attempt.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -9,10 +9,10 @@ use tokio::time::Instant;
 
 use crate::consumer::partition::dispatch::key_queues::KeyQueue;
 
-/// Messages that wait in their place.
+/// Messages that wait in place.
 ///
-/// A wait begins when the note of it is written: from then on the server counts as well, so that an attempt is never
-/// forgotten, and never made early by the server's clock.
+/// A wait begins when its note is written. From then on the server counts it as well: an attempt is never forgotten, and
+/// never made early by the server's clock.
 #[derive(Debug, Default)]
 pub(in crate::consumer) struct RetryTimers {
     waiting: HashMap<Receipt, RetryTimer>,
@@ -24,7 +24,7 @@ struct RetryTimer {
     after: Duration,
     /// `None` until the note is written.
     due: Option<Instant>,
-    /// The lane that waits for it.
+    /// The queue that waits for it.
     lane: Option<KeyQueue>,
 }
 
@@ -34,18 +34,18 @@ impl RetryTimers {
         self.waiting.is_empty()
     }
 
-    /// Wait for `after`, counted from the moment that the note is written.
+    /// Adds a wait of `after`, counted from the moment that the note is written.
     pub(in crate::consumer) fn after_note(&mut self, receipt: Receipt, after: Duration) {
         self.waiting.insert(receipt, RetryTimer { after, due: None, lane: None });
     }
 
-    /// A note that was read says that there is `left` to wait.
+    /// Adds a wait of `left` for a message whose note was read.
     pub(in crate::consumer) fn for_rest(&mut self, receipt: Receipt, left: Duration, now: Instant) {
         self.after_note(receipt, left);
         self.written(receipt, now);
     }
 
-    /// The note is written.
+    /// Starts the timer: the note is written.
     pub(in crate::consumer) fn written(&mut self, receipt: Receipt, now: Instant) {
         if let Some(wait) = self.waiting.get_mut(&receipt)
             && wait.due.is_none()
@@ -56,7 +56,8 @@ impl RetryTimers {
         }
     }
 
-    /// Whether it need not wait (any more). If it has to, its lane is to wait: see [`blocks`](Self::blocks).
+    /// Whether the message need not wait (any more). If it must wait, the caller blocks its queue: see
+    /// [`blocks`](Self::blocks).
     pub(in crate::consumer) fn is_over(&mut self, receipt: Receipt, now: impl FnOnce() -> Instant) -> bool {
         let over = match self.waiting.get(&receipt) {
             None => return true,
@@ -68,19 +69,19 @@ impl RetryTimers {
         over
     }
 
-    /// This lane waits for it.
+    /// Records that this queue is blocked by the message.
     pub(in crate::consumer) fn blocks(&mut self, receipt: Receipt, lane: KeyQueue) {
         if let Some(wait) = self.waiting.get_mut(&receipt) {
             wait.lane = Some(lane);
         }
     }
 
-    /// When the next wait ends.
+    /// Returns the end of the next wait.
     pub(in crate::consumer) fn next(&self) -> Option<Instant> {
         self.timers.peek().map(|Reverse((due, _))| *due)
     }
 
-    /// A lane whose wait has ended, each once.
+    /// Returns a queue whose wait has ended, each once.
     pub(in crate::consumer) fn ended(&mut self, now: Instant) -> Option<KeyQueue> {
         while self.next()? <= now {
             let Reverse((_, receipt)) = self.timers.pop()?;
