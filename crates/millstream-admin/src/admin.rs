@@ -1,4 +1,4 @@
-//! The handle: everything starts here.
+//! The handle of all operator functions.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use millstream_core::event::Ignore;
 use millstream_core::panics::Careful;
 use millstream_core::{Backend, Error, ErrorKind, Observer, TopicName};
 
-/// What an operator can ask and do. Cloning is cheap.
+/// Handle for inspecting and changing queues as an operator. Cloning is cheap.
 #[derive(Clone)]
 pub struct Admin {
     pub(crate) backend: Backend,
@@ -15,13 +15,13 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Over a backend.
+    /// Creates a handle over a backend.
     #[must_use]
     pub fn new(backend: Backend) -> Self {
         Self { backend, observer: Arc::new(Ignore) }
     }
 
-    /// The same; `observer` is told what is done with dead letters
+    /// Returns the handle with an observer, which receives what is done with dead letters
     /// ([`Event::DeadLetters`](millstream_core::Event::DeadLetters)).
     #[must_use]
     pub fn with_observer(self, observer: impl Observer + 'static) -> Self {

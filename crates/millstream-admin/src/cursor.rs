@@ -1,11 +1,11 @@
-//! Where a list over many partitions goes on: an id, and which of the lanes gave it. Printable, and opaque to callers.
+//! Cursor of a list over many partitions: an id, and the lane it was read from. It can be printed, and is opaque to callers.
 
 use std::fmt;
 use std::str::FromStr;
 
 use millstream_core::{Error, ErrorKind, MessageId, Result};
 
-/// Where the next page begins. Text (`1700000000000-0.5`) that can be kept in a URL; what it says is nobody's business.
+/// Start of the next page. Its text (`1700000000000-0.5`) can be kept in a URL; the content is not part of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cursor {
     pub(crate) id: MessageId,
@@ -13,12 +13,13 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// The id above which a lane goes on, oldest first. Those of one id come in the order of their lanes.
+    /// Returns the id above which a lane continues, oldest first. Items of the same id are ordered by lane.
     pub(crate) fn after(self, lane: usize) -> MessageId {
+        // Lanes up to the cursor's have returned their item of this id; later lanes may still have one.
         if lane <= self.lane { self.id } else { self.id.previous() }
     }
 
-    /// The id below which a lane goes on, newest first.
+    /// Returns the id below which a lane continues, newest first.
     pub(crate) fn before(self, lane: usize) -> MessageId {
         if lane <= self.lane { self.id } else { self.id.next() }
     }

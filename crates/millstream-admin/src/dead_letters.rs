@@ -1,4 +1,4 @@
-//! Dead letters of a group over all partitions of a topic: listed, counted, replayed, purged, taken out and put back.
+//! Dead letters of a group over all partitions of a topic: listing, counting, replaying, purging, exporting and importing.
 
 mod edit;
 mod filter;
@@ -32,21 +32,21 @@ use crate::cursor::Cursor;
 use teller::Teller;
 use walk::Route;
 
-/// The most letters that are settled or put at once.
+/// Maximum number of letters that are settled or put in one request.
 const PORTION: usize = 1_000;
 
-/// A question about dead letters, answered in pages.
+/// Query for dead letters, answered in pages.
 #[derive(Clone, Debug)]
 pub struct DeadLetterQuery {
-    /// Which letters. Default: all.
+    /// Letters to return. Default: all.
     pub filter: DeadLetterFilter,
-    /// The newest first. Default: the oldest.
+    /// Whether the newest come first. Default: the oldest first.
     pub newest_first: bool,
-    /// The most letters of the answer. Default: 100.
+    /// Maximum number of letters in the answer. Default: 100.
     pub limit: usize,
-    /// The most letters that are looked at for it. Default: 10,000.
+    /// Maximum number of letters to examine for it. Default: 10,000.
     pub looks: u64,
-    /// Where the page before ended. Default: from the start.
+    /// End of the previous page. Default: start at the beginning.
     pub after: Option<Cursor>,
 }
 
@@ -57,44 +57,45 @@ impl Default for DeadLetterQuery {
     }
 }
 
-/// A part of the dead letters.
+/// Page of dead letters.
 #[derive(Clone, Debug)]
 pub struct DeadLetterPage {
     /// The letters.
     pub letters: Vec<DeadLetter>,
-    /// How many were looked at.
+    /// Number of letters examined.
     pub looked_at: u64,
-    /// Where to go on; `None` at the end.
+    /// Cursor for the next page; `None` at the end.
     pub next: Option<Cursor>,
 }
 
-/// How many dead letters there are of which kind, and what they look like.
+/// Counts and samples of dead letters that match a filter.
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
-    /// How many fit.
+    /// Number of letters that match.
     pub matched: u64,
-    /// How many were looked at.
+    /// Number of letters examined.
     pub looked_at: u64,
-    /// How many of those that fit died for which reason.
+    /// Number of matching letters by reason.
     pub reasons: BTreeMap<String, u64>,
-    /// How many of those that fit came from which partition.
+    /// Number of matching letters by partition.
     pub partitions: BTreeMap<Partition, u64>,
-    /// The first of those that fit.
+    /// The first of the matching letters.
     pub sample: Vec<DeadLetter>,
-    /// Up to where it looked. As [`DeadLetterFilter::up_to`] it keeps what dies later out of what is done afterwards.
+    /// Newest id examined, by partition. Passed as [`DeadLetterFilter::up_to`], it excludes letters that die later from
+    /// a following operation.
     pub ends: BTreeMap<Partition, MessageId>,
 }
 
-/// What came of putting letters back.
+/// Result of an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Imported {
     /// Letters that were put back.
     pub put: u64,
-    /// Letters that are still there, or were put back before.
+    /// Letters that still exist, or were put back before.
     pub passed_over: u64,
 }
 
-/// The dead letters of one group, over all partitions of a topic. Cloning is cheap.
+/// Dead letters of one group, over all partitions of a topic. Cloning is cheap.
 #[derive(Clone)]
 pub struct DeadLetterQueue {
     backend: Backend,
@@ -104,10 +105,10 @@ pub struct DeadLetterQueue {
 }
 
 impl Admin {
-    /// The dead letters of `group` in `topic`; none if there is no such group.
+    /// Returns the dead letters of `group` in `topic`; it is empty if there is no such group.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that is not there; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist; transient ones.
     pub async fn dead_letters(&self, topic: &TopicName, group: &GroupName) -> Result<DeadLetterQueue> {
         let topic = self.backend.catalog.topic(topic).await?;
         let teller = Teller::new(&self.observer, group);
@@ -116,19 +117,19 @@ impl Admin {
 }
 
 impl DeadLetterQueue {
-    /// The topic.
+    /// Returns the topic.
     #[must_use]
     pub fn topic(&self) -> &TopicSpec {
         &self.topic
     }
 
-    /// The group.
+    /// Returns the group.
     #[must_use]
     pub fn group(&self) -> &GroupName {
         &self.group
     }
 
-    /// The first `limit` dead letters, oldest first.
+    /// Returns the first `limit` dead letters, oldest first.
     ///
     /// # Errors
     /// Those of [`DeadLetters::list`](millstream_core::DeadLetters::list).
@@ -142,10 +143,10 @@ impl DeadLetterQueue {
         Ok(letters)
     }
 
-    /// A page of those that fit, in the order of their ids over all partitions. It ends early, behind about 4 MiB.
+    /// Returns a page of the matching letters, ordered by id over all partitions. A page ends early after about 4 MiB.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// Same as [`list`](Self::list).
     pub async fn page(&self, query: &DeadLetterQuery) -> Result<DeadLetterPage> {
         let DeadLetterQuery { filter, newest_first, limit, looks, after } = query;
         let route = Route { newest_first: *newest_first, after: *after, ends: None, limit: *limit as u64 };
@@ -159,10 +160,10 @@ impl DeadLetterQueue {
         Ok(DeadLetterPage { looked_at: walk.looked_at(), next: walk.next(), letters })
     }
 
-    /// One letter; `None` if it is not there.
+    /// Returns one letter; `None` if it does not exist.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// Same as [`list`](Self::list).
     pub async fn get(&self, partition: Partition, id: MessageId) -> Result<Option<DeadLetter>> {
         let topic_partition = TopicPartition { topic: self.topic.name.clone(), partition };
         let only = Range { after: id.previous(), before: id.next(), newest_first: false };
@@ -170,7 +171,7 @@ impl DeadLetterQueue {
         Ok(page.items.into_iter().find(|letter| letter.id == id))
     }
 
-    /// How many there are, in one request whatever their number.
+    /// Returns the number of dead letters, in one request whatever their number.
     ///
     /// # Errors
     /// Those of [`Catalog::stats`](millstream_core::Catalog::stats).
@@ -179,11 +180,11 @@ impl DeadLetterQueue {
         Ok(stats.iter().map(|partition| partition.dead).sum())
     }
 
-    /// Counts those that fit, up to `limit`, and keeps the first `sample` of them: what a replay or purge would be about.
-    /// It reads all that are there.
+    /// Counts the matching letters, up to `limit`, and returns the first `sample` of them: the letters that a replay or
+    /// purge with this filter would affect. It reads all present letters.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// Same as [`list`](Self::list).
     pub async fn survey(
         &self,
         filter: &DeadLetterFilter,
@@ -210,17 +211,18 @@ impl DeadLetterQueue {
         Ok(survey)
     }
 
-    /// Goes through those that fit and are there now, oldest first, up to `limit`. What dies meanwhile is not among them.
+    /// Iterates over the matching letters that are present now, oldest first, up to `limit`. Letters that die meanwhile
+    /// are not included.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// Same as [`list`](Self::list).
     pub async fn walk(&self, filter: &DeadLetterFilter, limit: Option<u64>) -> Result<DeadLetterWalk> {
         let ends = Some(self.ends(filter).await?);
         let limit = limit.unwrap_or(u64::MAX);
         Ok(self.walk_by(filter, Route { newest_first: false, after: None, ends, limit }))
     }
 
-    /// Moves one dead letter back to its group. False if it was not there any more, or somebody else has claimed it.
+    /// Moves one dead letter back to its group. Returns false if it no longer exists, or if another caller has claimed it.
     ///
     /// # Errors
     /// Those of [`DeadLetters::settle`](millstream_core::DeadLetters::settle).
@@ -231,17 +233,17 @@ impl DeadLetterQueue {
         Ok(done == 1)
     }
 
-    /// Moves every dead letter that is there now back to its group. Gives back how many.
+    /// Moves all present dead letters back to their group. Returns their number.
     ///
-    /// What dies again meanwhile is not replayed again.
+    /// A letter that dies again meanwhile is not replayed again.
     ///
     /// # Errors
-    /// As [`replay`](Self::replay); what was replayed stays replayed.
+    /// Same as [`replay`](Self::replay); letters that were replayed before the error stay replayed.
     pub async fn replay_all(&self) -> Result<u64> {
         Ok(self.replayer(&DeadLetterFilter::default(), Replay::default()).await?.run().await?.replayed)
     }
 
-    /// Replays those that fit and are there now: elsewhere, changed, at a rate, as `replay` says.
+    /// Returns a replayer for the matching letters that are present now. `replay` sets target, changes and rate.
     ///
     /// ```
     /// # use millstream_admin::{Admin, DeadLetterFilter, Replay};
@@ -257,17 +259,17 @@ impl DeadLetterQueue {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a replay that makes no sense; [`ErrorKind::NotFound`] for a target that is not
-    /// there; as [`list`](Self::list).
+    /// [`ErrorKind::InvalidConfig`] for invalid settings of the replay; [`ErrorKind::NotFound`] for a target that does
+    /// not exist; those of [`list`](Self::list).
     pub async fn replayer(&self, filter: &DeadLetterFilter, replay: Replay) -> Result<Replayer> {
         let walk = self.walk(filter, replay.limit).await?;
         Replayer::new(self.backend.clone(), self.group.clone(), replay, walk, self.teller.clone()).await
     }
 
-    /// Deletes one dead letter for good. False if it was not there any more, or somebody else has claimed it.
+    /// Deletes one dead letter permanently. Returns false if it no longer exists, or if another caller has claimed it.
     ///
     /// # Errors
-    /// As [`replay`](Self::replay).
+    /// Same as [`replay`](Self::replay).
     pub async fn purge(&self, letter: &DeadLetter) -> Result<bool> {
         let role = &self.backend.dead_letters;
         let done = role.purge(&letter.topic_partition, &self.group, &[letter.id]).await?;
@@ -275,11 +277,11 @@ impl DeadLetterQueue {
         Ok(done == 1)
     }
 
-    /// Deletes those that fit and are there now, for good, up to `limit`. Gives back how many; those that somebody has
-    /// claimed are passed over.
+    /// Deletes the matching letters that are present now, permanently, up to `limit`. Returns their number; letters
+    /// claimed by another caller are skipped.
     ///
     /// # Errors
-    /// As [`replay`](Self::replay); what was deleted stays deleted.
+    /// Same as [`replay`](Self::replay); letters that were deleted before the error stay deleted.
     pub async fn purge_where(&self, filter: &DeadLetterFilter, limit: Option<u64>) -> Result<u64> {
         let mut walk = self.walk(filter, limit).await?;
         let mut purged = 0;
@@ -302,11 +304,11 @@ impl DeadLetterQueue {
         Ok(purged)
     }
 
-    /// Deletes every dead letter that is there now, claimed or not, without reading them. Gives back how many.
+    /// Deletes all present dead letters, claimed or not, without reading them. Returns their number.
     ///
     /// # Errors
-    /// Those of [`DeadLetters::purge_through`](millstream_core::DeadLetters::purge_through); what was deleted stays
-    /// deleted.
+    /// Those of [`DeadLetters::purge_through`](millstream_core::DeadLetters::purge_through); letters that were deleted
+    /// before the error stay deleted.
     pub async fn purge_all(&self) -> Result<u64> {
         let everything = DeadLetterFilter::default();
         let mut purged = 0;
@@ -322,7 +324,7 @@ impl DeadLetterQueue {
         Ok(purged)
     }
 
-    /// The next letters of a walk as lines ([`to_line`]), at most so many; they stay where they are.
+    /// Returns the next letters of a walk as lines ([`to_line`]), at most `most`. The letters are not removed.
     ///
     /// # Errors
     /// Those of [`DeadLetterWalk::run_once`].
@@ -338,13 +340,14 @@ impl DeadLetterQueue {
         Ok(lines)
     }
 
-    /// Puts letters back that were taken out with [`to_line`], each under a new id. One that is still there is passed
-    /// over, and so is one that was put back in the last 7 days, whatever became of it: the same file twice is as good as
-    /// once. With `again` the latter is put back all the same.
+    /// Puts letters back that were exported with [`to_line`], each under a new id. A letter that still exists is
+    /// skipped, and so is one that was put back in the last 7 days, whatever became of it: importing a file twice has
+    /// the same effect as once. With `again` the latter are put back once more.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a letter of another topic or group, or of a partition that the topic does not
-    /// have: none is put back. Those of [`DeadLetters::put`](millstream_core::DeadLetters::put); what was put back stays.
+    /// have: none is put back. Those of [`DeadLetters::put`](millstream_core::DeadLetters::put); letters that were put
+    /// back before the error stay.
     pub async fn import(&self, letters: &[DeadLetter], again: bool) -> Result<Imported> {
         let mut partitions: BTreeMap<&TopicPartition, Vec<DeadLetter>> = BTreeMap::new();
         self.check(letters)?;
@@ -362,7 +365,7 @@ impl DeadLetterQueue {
         Ok(imported)
     }
 
-    /// Whether letters can be [put back](Self::import) here, whatever is here already.
+    /// Checks that letters can be [put back](Self::import) here, regardless of what exists already.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a letter of another topic or group, or of a partition that the topic does not have.
@@ -394,7 +397,7 @@ impl DeadLetterQueue {
         self.topic.iter().filter(wanted).collect()
     }
 
-    /// The newest id of each partition, now; 0-0 where nothing is.
+    /// Returns the newest id of each partition; 0-0 for an empty one.
     async fn ends(&self, filter: &DeadLetterFilter) -> Result<Vec<MessageId>> {
         let newest = Range { newest_first: true, ..Range::ALL };
         let mut ends = Vec::new();

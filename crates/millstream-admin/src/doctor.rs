@@ -1,4 +1,4 @@
-//! Doctor: what is known of the server, judged. The look is the backend's, the judgement a pure function.
+//! Doctor: reads the state of the server from the backend, and judges it with a pure function.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use millstream_core::inspect::Server;
 use crate::Admin;
 use crate::faults::{self, Version};
 
-/// How bad it is.
+/// Severity of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// As it should be.
     Ok,
-    /// Something may go wrong.
+    /// It may cause a failure.
     Warn,
-    /// Something will, or does.
+    /// It causes a failure, or will.
     Error,
 }
 
@@ -29,16 +29,16 @@ impl fmt::Display for Level {
     }
 }
 
-/// One thing that was looked at.
+/// Report on one subject.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// How bad it is.
+    /// Severity.
     pub level: Level,
-    /// What was looked at: `version`, `memory`, …
+    /// Subject of the report: `version`, `memory`, …
     pub subject: String,
-    /// What was seen.
+    /// Observed state.
     pub found: String,
-    /// What to do; empty if nothing is to be done.
+    /// Advice; empty if nothing is to be done.
     pub advice: String,
 }
 
@@ -52,17 +52,17 @@ impl fmt::Display for Report {
     }
 }
 
-/// A clock that is further away than this makes people's times and the server's differ.
+/// Clock difference, in ms, above which times shown to people differ noticeably from the server's.
 const SKEW_MS: u64 = 1_000;
-/// A round trip that takes longer slows every message down.
+/// Round trip time, in ms, above which every message is slowed down.
 const SLOW_MS: u128 = 10;
-/// Memory in use, in percent of what there may be, from which on it is getting tight.
+/// Memory in use, in percent of the limit, from which a report is raised.
 const TIGHT: u64 = 80;
-/// Connections, likewise.
+/// Connections, in percent of the limit, from which a report is raised.
 const CROWDED: u64 = 90;
 
 impl Admin {
-    /// Looks at the server: one report per subject, the worst first.
+    /// Examines the server. Returns one report per subject, the worst first.
     ///
     /// # Errors
     /// Transient ones.
@@ -70,7 +70,7 @@ impl Admin {
         Ok(diagnose(&self.backend.inspect.server().await?))
     }
 
-    /// What is known of the server, as it is.
+    /// Returns the state of the server as read, without a judgement.
     ///
     /// # Errors
     /// Transient ones.
@@ -79,7 +79,7 @@ impl Admin {
     }
 }
 
-/// Judges a server.
+/// Judges the state of a server.
 #[must_use]
 pub fn diagnose(server: &Server) -> Vec<Report> {
     let mut reports = Vec::new();

@@ -2,19 +2,19 @@
 
 use crate::doctor::Level;
 
-/// A version as far as faults are told apart.
+/// Server version, as precise as the known faults need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(u32, u32, u32);
 
 impl Version {
-    /// `8.2.1`, also with something behind it.
+    /// Parses `8.2.1`, also with a suffix.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(['.', '-', '+']).map(|part| part.parse::<u32>().ok());
         Some(Self(parts.next()??, parts.next()??, parts.next().flatten().unwrap_or(0)))
     }
 }
 
-/// A fault, and in which versions it is: from the first on, up to the one that mends it.
+/// Known fault, and the versions that have it: from the first one, up to but not including the one that fixes it.
 #[derive(Debug)]
 pub(crate) struct Known {
     product: &'static str,
@@ -69,7 +69,7 @@ static FAULTS: [Known; 10] = [
     ),
 ];
 
-/// The faults of a version.
+/// Returns the faults of a version.
 pub(crate) fn known(product: &str, version: Version) -> Vec<&'static Known> {
     FAULTS
         .iter()

@@ -1,4 +1,4 @@
-//! Groups as a whole: created, reset, deleted; and those that nobody uses any more.
+//! Groups as a whole: creating, pausing and deleting them, and finding those that are no longer used.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use millstream_core::{Error, ErrorKind, GroupName, Result, Start, TopicName, Top
 use crate::Admin;
 use crate::topics::InUse;
 
-/// A group that nobody has read with for a long time.
+/// Group that has not been read with for a long time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpiredGroup {
     /// The group.
     pub group: GroupName,
-    /// For how long nobody has read with it, in any partition.
+    /// Time since the last read with it, in any partition.
     pub idle: Duration,
-    /// Entries that stay for this group alone, over all partitions; see [`Pin::entries`].
+    /// Entries that are retained only for this group, over all partitions; see [`Pin::entries`].
     pub entries: u64,
-    /// About how many bytes these take.
+    /// Approximate size of these entries, in bytes.
     pub bytes: u64,
 }
 
@@ -36,7 +36,7 @@ impl Admin {
         self.backend.catalog.create_group(&spec, group, start).await
     }
 
-    /// All groups of a topic, by name.
+    /// Returns all groups of a topic, by name.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; transient ones.
@@ -45,14 +45,15 @@ impl Admin {
         self.backend.catalog.groups(topic).await
     }
 
-    /// Deletes a group with everything that is kept for it: what is pending and parked, its dead letters, members and
-    /// leases. What only it kept in the log is dropped by the next trim. Also one that is on a log and not in the topic's
-    /// list, which others may have made: who reads there without us, nobody knows.
+    /// Deletes a group with all its data: pending and parked messages, dead letters, members and leases. Entries that
+    /// only this group retained are dropped by the next trim. It also deletes a group that exists on a log but not in
+    /// the topic's list, for example one created by another program: whether somebody else reads with it cannot be
+    /// determined.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic or group that is not there; [`ErrorKind::Exists`] if somebody works in it,
-    /// unless it is forced: who, is said, and nothing was done. [`ErrorKind::WrongType`] if that cannot be found out, unless
-    /// it is forced. Transient ones, after which it can be asked again.
+    /// [`ErrorKind::NotFound`] for a topic or group that does not exist. [`ErrorKind::Exists`] if the group is in use,
+    /// unless forced: the message names the users, and nothing was changed. [`ErrorKind::WrongType`] if its users
+    /// cannot be determined, unless forced. Transient ones, after which the call can be repeated.
     pub async fn delete_group(&self, topic: &TopicName, group: &GroupName, in_use: InUse) -> Result<()> {
         let spec = self.backend.catalog.topic(topic).await?;
         if in_use == InUse::Refuse {
@@ -64,40 +65,42 @@ impl Admin {
         Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist")))
     }
 
-    /// Pauses a group as a whole, over all its instances; gives back whether it was not paused before. It is kept with the
-    /// group: members that wait hear of it at once, others with their next heartbeat (within a third of the lease's
-    /// ttl), and who comes later begins with it. They read nothing and start no further handler; those that run end, and
-    /// are settled. What was read stays in hand, partitions stay where they are, retries become due and wait.
+    /// Pauses a group as a whole, over all its instances. Returns whether it was not paused before. The pause is stored
+    /// with the group: waiting members receive it immediately, others with their next heartbeat (within a third of the
+    /// lease's ttl), and new members at their start. Paused members read nothing and start no further handler; running
+    /// handlers end, and their messages are settled. Messages that were read stay in flight, partitions keep their
+    /// owners, and retries become due and wait.
     ///
-    /// It is over with [`resume_group`](Self::resume_group) and with nothing else. What an instance pauses by itself is
-    /// another pause: each holds by itself. Consumers of versions that do not know of this go on.
+    /// The pause ends only with [`resume_group`](Self::resume_group). A pause of a single instance is independent of
+    /// it. Consumers of versions that do not know this pause continue.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic or group that is not there; [`ErrorKind::Deleted`] for a group that is being
-    /// deleted; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic or group that does not exist; [`ErrorKind::Deleted`] for a group that is
+    /// being deleted; transient ones.
     pub async fn pause_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
         self.backend.catalog.set_paused(topic, group, true).await
     }
 
-    /// Ends the pause of a group; gives back whether it was paused. Members go on as soon as they hear of it, as for
-    /// [`pause_group`](Self::pause_group).
+    /// Ends the pause of a group. Returns whether it was paused. Members continue as soon as they receive the change,
+    /// as for [`pause_group`](Self::pause_group).
     ///
     /// # Errors
-    /// As [`pause_group`](Self::pause_group).
+    /// Same as [`pause_group`](Self::pause_group).
     pub async fn resume_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
         self.backend.catalog.set_paused(topic, group, false).await
     }
 
-    /// What is kept of a group as a whole: since when it is paused, and whether a deletion of it was not finished.
+    /// Returns the stored state of a group as a whole: since when it is paused, and whether a deletion of it was
+    /// interrupted.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that is not there; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist; transient ones.
     pub async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
         self.backend.catalog.topic(topic).await?;
         self.backend.catalog.group_state(topic, group).await
     }
 
-    /// Which group keeps most from being dropped, of every partition of a topic: the largest first.
+    /// Returns, for every partition of a topic, the group that retains most entries: the largest first.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; transient ones.
@@ -108,14 +111,14 @@ impl Admin {
         Ok(pins)
     }
 
-    /// Deletes the groups that keep entries of a topic, in which nobody lives and which nobody has read with for `idle`,
-    /// in any partition; or only names them, in a dry run. Nothing ever does this by itself.
+    /// Deletes groups that retain entries of a topic, have no live members, and have not been read with for `idle` in
+    /// any partition. A dry run only returns them. This never happens automatically.
     ///
-    /// A group that was created and has never read is not expired: since when that is so, the server does not know.
+    /// A group that was created and never read with does not expire, because the server does not know since when.
     /// [Delete](Self::delete_group) it by name.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; transient ones, after which it can be asked again.
+    /// [`ErrorKind::NotFound`]; transient ones, after which the call can be repeated.
     pub async fn expire_groups(
         &self,
         topic: &TopicName,
@@ -144,7 +147,7 @@ impl Admin {
         Ok(expired)
     }
 
-    /// For how long nobody has read with a group, in any partition; `None` if nobody ever has.
+    /// Returns the time since the last read with a group, in any partition; `None` if there never was one.
     async fn idle(&self, spec: &TopicSpec, group: &GroupName) -> Result<Option<Duration>> {
         let mut least: Option<Duration> = None;
         for tp in spec.iter() {
@@ -156,12 +159,12 @@ impl Admin {
     }
 }
 
-/// Whether there is something that the group has not settled, and that stays for it.
+/// Returns whether there is an entry that the group has not settled and that is retained for it.
 fn keeps(stats: &[PartitionStats]) -> bool {
     stats.iter().any(|partition| partition.oldest.is_some())
 }
 
-/// A group with all that it alone pins.
+/// Sums up the pins of a group.
 fn expired_group(group: GroupName, idle: Duration, pins: &[Pin]) -> ExpiredGroup {
     let of_group = pins.iter().filter(|pin| pin.group == group);
     let (entries, bytes) =

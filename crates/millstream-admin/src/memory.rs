@@ -1,4 +1,4 @@
-//! Memory: what a topic takes, by structure, partition and group; and when it will be full.
+//! Memory usage of a topic by structure, partition and group, with a forecast of when the server is full.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,20 +8,20 @@ use millstream_core::{GroupName, Partition, Result, TopicName, TopicPartition};
 
 use crate::Admin;
 
-/// How many partitions are asked about at once.
+/// Number of partitions per request.
 const CHUNK: usize = 50;
 
-/// How many items, and how many bytes they take.
+/// Number of items, and their size in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Entries, messages or fields.
+    /// Number of entries, messages or fields.
     pub items: u64,
-    /// Bytes, as the server estimates them.
+    /// Size in bytes, as estimated by the server.
     pub bytes: u64,
 }
 
 impl Size {
-    /// Bytes of one item, in the mean; `None` if there is none.
+    /// Returns the mean size of an item, in bytes; `None` if there is none.
     #[must_use]
     pub fn each(&self) -> Option<u64> {
         self.bytes.checked_div(self.items)
@@ -33,30 +33,30 @@ impl Size {
     }
 }
 
-/// What a topic takes.
+/// Memory usage of a topic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Everything, by structure.
+    /// Usage by structure.
     pub structures: BTreeMap<Structure, Size>,
-    /// Everything, by partition.
+    /// Usage by partition.
     pub partitions: BTreeMap<Partition, Size>,
-    /// What is kept for each group. Its pending list is part of the log.
+    /// Usage of each group's own data. Its pending list counts as part of the log.
     pub groups: BTreeMap<GroupName, Size>,
-    /// Bytes that the server has in use, for everything; `None` if it does not say.
+    /// Bytes that the server uses for everything; `None` if it does not report it.
     pub used: Option<u64>,
-    /// The most that it may use; `None` for no limit, or if it does not say.
+    /// Memory limit of the server, in bytes; `None` if there is none, or if it does not report it.
     pub max: Option<u64>,
 }
 
 impl Memory {
-    /// What the topic takes, in bytes.
+    /// Returns the memory usage of the topic, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.structures.values().map(|size| size.bytes).sum()
     }
 
-    /// After which time the server is full, if it goes on as it did between an earlier look and this one. `None` if it
-    /// did not grow, or has no limit.
+    /// Returns the time until the server is full, if it grows as between `earlier` and this reading. `None` if it did
+    /// not grow, or has no limit.
     #[must_use]
     pub fn full_in(&self, earlier: &Self, between: Duration) -> Option<Duration> {
         let (used, before, max) = (self.used?, earlier.used?, self.max?);
@@ -75,11 +75,11 @@ impl Memory {
 }
 
 impl Admin {
-    /// What a topic takes of the server's memory, estimated from samples: the cost grows with partitions and groups, not
-    /// with messages.
+    /// Returns the memory usage of a topic, estimated from samples: the cost grows with partitions and groups, not with
+    /// messages.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that is not there; transient ones.
+    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn memory(&self, topic: &TopicName) -> Result<Memory> {
         let all: Vec<TopicPartition> = self.backend.catalog.topic(topic).await?.iter().collect();
         let groups = self.backend.catalog.groups(topic).await?;

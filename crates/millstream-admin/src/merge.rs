@@ -1,5 +1,5 @@
-//! One list out of many lanes, each in the order of ids: pages are fetched as they are needed, so that what is held is
-//! bounded by a page and not by what is there.
+//! Merges many lanes, each ordered by id, into one list. Pages are fetched when they are needed, so the memory in use
+//! is bounded by a page per lane and not by the number of items.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -9,22 +9,22 @@ use millstream_core::{MessageId, Result};
 
 use crate::cursor::Cursor;
 
-/// Fetches a page of a lane behind an id (`None` for its beginning), with so many items at most.
+/// Fetches a page of a lane behind an id (`None` for its beginning), with at most the given number of items.
 pub(crate) type Fetch<'a, T> = Box<dyn FnMut(usize, Option<MessageId>, usize) -> Fetching<'a, T> + Send + 'a>;
 pub(crate) type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<Page<T>>> + Send + 'a>>;
 
-/// The most items that are fetched of one lane at once.
+/// Maximum number of items fetched from one lane at once.
 const PORTION: usize = 100;
 
-/// What is known of a lane.
+/// State of a lane.
 struct Lane<T> {
     ready: VecDeque<T>,
     more: bool,
-    /// The last one that was given of it.
+    /// Id of the last item returned from it.
     last: Option<MessageId>,
 }
 
-/// Many lanes as one: item by item.
+/// Merged list of many lanes.
 pub(crate) struct Merge<'a, T> {
     lanes: Vec<Lane<T>>,
     newest_first: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Merge<'a, T> {
 }
 
 impl<'a, T: Send> Merge<'a, T> {
-    /// Over so many lanes, of which about `limit` items will be wanted at once.
+    /// Creates a list over `lanes` lanes, of which about `limit` items will be read at once.
     pub(crate) fn new(
         lanes: usize,
         newest_first: bool,
@@ -47,7 +47,7 @@ impl<'a, T: Send> Merge<'a, T> {
         Self { lanes: (0..lanes).map(|_| unread()).collect(), newest_first, portion, id, fetch }
     }
 
-    /// The next item, and of which lane it is. After an error it can be asked for again: nothing is left out.
+    /// Returns the next item, and the index of its lane. The call can be repeated after an error: nothing is skipped.
     pub(crate) async fn next(&mut self) -> Result<Option<(usize, T)>> {
         for (at, lane) in self.lanes.iter_mut().enumerate() {
             if lane.ready.is_empty() && lane.more {
@@ -57,6 +57,7 @@ impl<'a, T: Send> Merge<'a, T> {
         }
         let id = self.id;
         let heads = self.lanes.iter().enumerate().filter_map(|(at, it)| Some((id(it.ready.front()?), at)));
+        // Items of the same id are ordered by lane in both directions.
         let next = if self.newest_first {
             heads.min_by_key(|(id, at)| (std::cmp::Reverse(*id), *at))
         } else {
@@ -67,13 +68,13 @@ impl<'a, T: Send> Merge<'a, T> {
         Ok(self.lanes[at].ready.pop_front().map(|item| (at, item)))
     }
 
-    /// Whether there may be a next one.
+    /// Returns whether there may be a next item.
     pub(crate) fn more(&self) -> bool {
         self.lanes.iter().any(|lane| !lane.ready.is_empty() || lane.more)
     }
 }
 
-/// Up to `limit` items in the order of ids, those of one id in the order of lanes; and where the next page begins.
+/// Returns up to `limit` items ordered by id and then by lane, and the cursor for the next page.
 pub(crate) async fn merge<T: Send>(
     lanes: usize,
     newest_first: bool,
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Pages of what is in `lanes`, as a backend gives them.
+    /// Reads pages of the items in `lanes`, as a backend returns them.
     async fn all(lanes: &[Vec<u64>], newest_first: bool, limit: usize) -> (Vec<(usize, u64)>, usize) {
         let (mut seen, mut cursor, mut pages) = (Vec::new(), None::<Cursor>, 0);
         loop {

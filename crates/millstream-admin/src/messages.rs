@@ -1,4 +1,4 @@
-//! Messages as they stand in a topic: browsed, followed, and looked for.
+//! Messages as stored in a topic: browsing and searching them.
 
 use bytes::Bytes;
 use millstream_core::inspect::{Range, Stored, Stream};
@@ -10,18 +10,18 @@ use crate::Admin;
 use crate::cursor::Cursor;
 use crate::merge::{Fetch, merge};
 
-/// How many entries are looked at between two looks at whether it is enough.
+/// Number of entries that are examined between two checks of whether enough was found.
 const PORTION: usize = 1_000;
 
-/// A message, with where it stands.
+/// Message, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where.
+    /// Partition of the message.
     pub topic_partition: TopicPartition,
-    /// The entry, byte for byte.
+    /// Entry, byte for byte.
     pub stored: Stored,
     source: Source,
-    /// Which of the partitions that were asked for.
+    /// Index of the partition among the requested ones.
     lane: usize,
 }
 
@@ -30,25 +30,25 @@ impl Message {
         Self { topic_partition, stored, source, lane }
     }
 
-    /// The message that the entry is, or why it is none; for a redelivery with its attempt, origin and errors.
+    /// Decodes the entry to a message, or returns why it is not one. A redelivery includes its attempt, origin and errors.
     #[must_use]
     pub fn decode(&self, limits: &Limits) -> Decoded {
         wire::decode(Receipt { source: self.source, id: self.stored.id }, &self.stored.fields, limits)
     }
 }
 
-/// Which messages, and how many.
+/// Selection of messages, and their maximum number.
 #[derive(Clone, Debug)]
 pub struct Browse {
-    /// Of these partitions. Default: of all.
+    /// Partitions. Default: all.
     pub partitions: Option<Vec<Partition>>,
-    /// Of which stream. Default: the log.
+    /// Stream. Default: the log.
     pub stream: Stream,
-    /// Between which ids, and in which order. Default: all, oldest first.
+    /// Range of ids, and the order. Default: all, oldest first.
     pub range: Range,
-    /// The most messages of the answer. Default: 100.
+    /// Maximum number of messages in the answer. Default: 100.
     pub limit: usize,
-    /// Where the page before ended. Default: from the start.
+    /// End of the previous page. Default: start at the beginning.
     pub after: Option<Cursor>,
 }
 
@@ -58,21 +58,21 @@ impl Default for Browse {
     }
 }
 
-/// What is looked for: everything that is given must fit.
+/// Conditions of a search: a message must match all that are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     /// The id of the entry.
     pub id: Option<MessageId>,
     /// The key.
     pub key: Option<Bytes>,
-    /// The name of a header, and its value; `None` for any.
+    /// Name of a header, and its value; `None` for any value.
     pub header: Option<(String, Option<Bytes>)>,
-    /// Bytes somewhere in the payload.
+    /// Bytes contained in the payload.
     pub payload: Option<Bytes>,
 }
 
 impl Filter {
-    /// Whether a message is what is looked for. One that cannot be read is found by its id alone.
+    /// Returns whether a message matches. One that cannot be decoded matches by its id alone.
     #[must_use]
     pub fn fits(&self, message: &Message, limits: &Limits) -> bool {
         if self.id.is_some_and(|id| id != message.stored.id) {
@@ -84,7 +84,7 @@ impl Filter {
         message.decode(limits).envelope.is_ok_and(|envelope| self.fits_envelope(&envelope))
     }
 
-    /// The same of what a message says, whatever its id.
+    /// Returns whether the contents of a message match; ignores the id.
     pub(crate) fn fits_envelope(&self, envelope: &Envelope) -> bool {
         let key = self.key.as_ref().is_none_or(|key| envelope.key.as_ref() == Some(key));
         let header = self.header.as_ref().is_none_or(|(name, value)| {
@@ -98,22 +98,22 @@ impl Filter {
     }
 }
 
-/// A part of a topic's messages.
+/// Page of a topic's messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Messages {
     /// The messages.
     pub messages: Vec<Message>,
-    /// How many entries were looked at.
+    /// Number of entries examined.
     pub looked_at: u64,
-    /// Where to go on; `None` at the end.
+    /// Cursor for the next page; `None` at the end.
     pub next: Option<Cursor>,
 }
 
 impl Admin {
-    /// Messages over all partitions in the order of their ids, in pages. Nothing is taken: groups do not notice.
+    /// Returns messages over all partitions, ordered by id, in pages. It only reads: groups are not affected.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that is not there; transient ones.
+    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn messages(&self, topic: &TopicName, browse: &Browse) -> Result<Messages> {
         let spec = self.backend.catalog.topic(topic).await?;
         let wanted =
@@ -143,11 +143,11 @@ impl Admin {
         Ok(Messages { looked_at: messages.len() as u64, messages, next })
     }
 
-    /// Looks for messages in what [`messages`](Self::messages) would show, until as many as its `limit` are found or
-    /// `looks` entries were looked at. [`Messages::next`] says where to go on.
+    /// Searches the messages that [`messages`](Self::messages) would return, until `limit` of them are found or `looks`
+    /// entries were examined. [`Messages::next`] is the cursor to continue with.
     ///
     /// # Errors
-    /// As [`messages`](Self::messages).
+    /// Same as [`messages`](Self::messages).
     pub async fn find(
         &self,
         topic: &TopicName,
@@ -174,7 +174,7 @@ impl Admin {
                     found.messages.push(message);
                 }
                 if found.messages.len() == limit && nth + 1 < last {
-                    // Those behind it were read and are not shown: the next search begins with them.
+                    // Later messages of this page were read and are not returned: the next search begins with them.
                     found.next = Some(here);
                     break;
                 }

@@ -1,4 +1,4 @@
-//! Who owns what: members, what each should own, and the leases as they are.
+//! Ownership of partitions: members, the assignment, and the current leases.
 
 use std::collections::BTreeMap;
 
@@ -8,43 +8,44 @@ use millstream_core::{GroupName, MemberId, Partition, Result, TopicName};
 
 use crate::Admin;
 
-/// How a partition stands with its group.
+/// State of a partition in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Somebody has it, and should.
+    /// The assigned member owns it.
     Settled,
-    /// Somebody has it, and somebody else should: it is about to change hands.
+    /// Another member than the assigned one owns it: it is about to move.
     Moving,
-    /// Nobody has it, and somebody should: a takeover is under way, or its member cannot get on.
+    /// It is assigned and has no owner: a takeover is running, or the assigned member cannot proceed.
     Waiting,
-    /// Somebody has it, and there is no assignment: a consumer without a group, or one that has just begun.
+    /// It has an owner and no assignment: the owner is a consumer without a group, or one that has just started.
     Unassigned,
-    /// Nobody has it, and nobody should: the group is not running.
+    /// It has neither owner nor assignment: the group is not running.
     Idle,
 }
 
-/// A partition, with who has it and who should.
+/// Partition, with its owner and the assigned member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedPartition {
-    /// The lease as it is.
+    /// Current lease.
     pub ownership: Ownership,
-    /// Who should have it.
+    /// Member that the partition is assigned to.
     pub assigned: Option<MemberId>,
-    /// What follows.
+    /// State that follows from both.
     pub standing: Standing,
 }
 
-/// Everybody in a group, and every partition.
+/// Members of a group, and all partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owners {
-    /// The members, those that [ran out](GroupMembers::is_overdue) and were not dropped yet among them, and the assignment that was published last.
+    /// Members, including those that [ran out](GroupMembers::is_overdue) and were not dropped yet, and the assignment
+    /// that was published last.
     pub roster: GroupMembers,
-    /// All partitions, in their order.
+    /// All partitions, in order.
     pub partitions: Vec<OwnedPartition>,
 }
 
 impl Owners {
-    /// What each owner has, by the name that it gave. Members without partitions are there too.
+    /// Returns the partitions of each owner, by the owner's name. Includes members without partitions.
     #[must_use]
     pub fn by_owner(&self) -> BTreeMap<String, Vec<Partition>> {
         let mut by: BTreeMap<String, Vec<Partition>> =
@@ -59,10 +60,10 @@ impl Owners {
 }
 
 impl Admin {
-    /// Who has each partition of a topic for a group, and who should.
+    /// Returns the owner and the assigned member of each partition of a topic, for a group.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that is not there; transient ones.
+    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn owners(&self, topic: &TopicName, group: &GroupName) -> Result<Owners> {
         let spec = self.backend.catalog.topic(topic).await?;
         let roster = self.backend.members.roster(topic, group).await?;
@@ -77,7 +78,7 @@ impl Admin {
     }
 }
 
-/// Who should own each partition. Members that do not live should own nothing.
+/// Returns the assigned member of each partition. Partitions of members that are not alive count as unassigned.
 fn assigned(roster: &GroupMembers) -> BTreeMap<Partition, MemberId> {
     let lives = |id: &MemberId| roster.living().any(|member| member.id == *id);
     let of = roster.assignment.iter().filter(|(member, _)| lives(member));

@@ -1,4 +1,5 @@
-//! What is pending of a group, over all partitions: by id in pages, or the oldest and the most often handed out of all.
+//! Pending entries of a group, over all partitions: by id in pages, or those with the longest idle time or the most
+//! deliveries.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,29 +15,29 @@ use crate::merge::{Fetch, merge};
 
 const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
 
-/// The order of a list of what is pending.
+/// Order of a list of pending entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PendingOrder {
-    /// By id, oldest first. In pages, whose cost does not depend on how much is pending.
+    /// By id, oldest first. In pages, whose cost does not depend on the number of pending entries.
     #[default]
     Id,
-    /// What was not touched for longest first. One pass over all that is pending, of which only the answer is kept: exact
-    /// for what does not change meanwhile, and without a next page.
+    /// By idle time, longest first. Reads all pending entries once and keeps only the result: exact for entries that do
+    /// not change meanwhile, and without a next page.
     Idle,
-    /// What was handed out most often first; as by idle time.
+    /// By number of deliveries, most first; works like `Idle`.
     Deliveries,
 }
 
-/// What is asked of what is pending.
+/// Query for pending entries.
 #[derive(Clone, Debug)]
 pub struct PendingQuery {
-    /// In which order. Default: by id.
+    /// Order. Default: by id.
     pub order: PendingOrder,
-    /// The most entries of the answer. Default: 100.
+    /// Maximum number of entries in the answer. Default: 100.
     pub limit: usize,
-    /// Where the page before ended; by id only. Default: from the start.
+    /// End of the previous page; only for the order by id. Default: start at the beginning.
     pub after: Option<Cursor>,
-    /// Only what nobody has touched for so long; not by id. Default: all.
+    /// Minimum idle time; not for the order by id. Default: all entries.
     pub idle: Duration,
 }
 
@@ -46,31 +47,31 @@ impl Default for PendingQuery {
     }
 }
 
-/// An entry that is pending somewhere.
+/// Pending entry, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingEntry {
-    /// Where.
+    /// Partition of the entry.
     pub topic_partition: TopicPartition,
-    /// Of which stream.
+    /// Stream of the entry.
     pub source: Source,
-    /// What is known of it.
+    /// State of the pending entry.
     pub pending: Pending,
 }
 
-/// A part of what is pending.
+/// Page of pending entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingPage {
     /// The entries.
     pub entries: Vec<PendingEntry>,
-    /// Where the next page begins; `None` at the end.
+    /// Cursor for the next page; `None` at the end.
     pub next: Option<Cursor>,
 }
 
 impl Admin {
-    /// What a group was handed and has not settled, over all partitions.
+    /// Returns the entries that were delivered to a group and are not settled, over all partitions.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that is not there; transient ones.
+    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn pending(
         &self,
         topic: &TopicName,
@@ -114,7 +115,7 @@ impl Admin {
         Ok(PendingPage { entries: entries.collect(), next })
     }
 
-    /// The `limit` of the highest rank, of all: one pass, and a heap of so many.
+    /// Returns the `limit` entries of the highest rank, in one pass with a heap of that size.
     async fn top(
         &self,
         all: &[TopicPartition],
@@ -147,10 +148,10 @@ impl Admin {
     }
 }
 
-/// The largest so many of all that are offered.
+/// Collector of the `limit` largest items.
 struct Top<K, T> {
     limit: usize,
-    /// Keys, smallest first, with where the item stands.
+    /// Keys, smallest first, with the index of their item.
     keys: BinaryHeap<Reverse<(K, usize)>>,
     items: Vec<Option<T>>,
 }
@@ -172,7 +173,7 @@ impl<K: Ord, T> Top<K, T> {
         }
     }
 
-    /// The largest first.
+    /// Returns the items, largest first.
     fn into_sorted(mut self) -> Vec<T> {
         let keys = self.keys.into_sorted_vec();
         keys.into_iter().filter_map(|Reverse((_, at))| self.items[at].take()).collect()

@@ -1,4 +1,4 @@
-//! Resetting a group: moving all of it while it is not running, and looking beforehand at what that would mean.
+//! Reset of a group: moving all its partitions while it is not running, and a preview of the effect.
 
 use std::time::Duration;
 
@@ -14,52 +14,54 @@ use uuid::Uuid;
 
 use crate::Admin;
 
-/// How long leases are held at most: far longer than it takes.
+/// Ttl of the leases: far longer than a reset takes.
 const TTL: Duration = Duration::from_secs(60);
-/// What people see as the owner meanwhile.
+/// Owner name of the leases during a reset, visible to users.
 const OWNER: &str = "reset";
-/// How many partitions are dealt with at once.
+/// Number of partitions processed at once.
 const AT_ONCE: usize = 32;
-/// How often an answer that did not come is asked for.
+/// Number of attempts for a lease request that fails with a transient error.
 const TRIES: usize = 3;
 
-/// What a reset would mean for one partition.
+/// Effect that a reset would have on one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SeekPreview {
-    /// Which partition.
+    /// Partition.
     pub partition: Partition,
-    /// The last entry that was handed out to the group; `None` if the group is not there.
+    /// Last entry that was handed out to the group; `None` if the group does not exist there.
     pub position: Option<MessageId>,
-    /// Entries that were handed out before and would be again. If it is [`LIMIT`](Self::LIMIT), there may be more.
+    /// Entries that were handed out before and would be handed out again. A value of [`LIMIT`](Self::LIMIT) means that
+    /// many or more.
     pub reread: u64,
-    /// Entries that were never handed out and would not be. If it is [`LIMIT`](Self::LIMIT), there may be more.
+    /// Entries that were never handed out and would be skipped. A value of [`LIMIT`](Self::LIMIT) means that many or more.
     pub skipped: u64,
-    /// Entries that are handed out and not settled. Those of the log would be forgotten: they count among the reread,
-    /// or are not handled again. Redeliveries stay.
+    /// Entries that are handed out and not settled. Those of the log would be removed from the pending list: they count
+    /// among the reread ones, or are not handled again. Redeliveries stay.
     pub pending: u64,
 }
 
 impl SeekPreview {
-    /// Up to so many entries are counted.
+    /// Maximum number of entries that are counted.
     pub const LIMIT: u64 = 1_000_000;
 }
 
 impl Admin {
-    /// Lets a group that is not running go on elsewhere: back, to handle messages again, or forward, to skip some. What
-    /// waits for a retry, and dead letters, stay as they are; what is pending in the log is forgotten.
+    /// Moves a group that is not running to another position: back, to handle messages again, or forward, to skip some.
+    /// Messages that wait for a retry and dead letters stay; pending entries of the log are forgotten.
     ///
-    /// All partitions are held at first, each until it is moved, so that nobody can be reading: either all are moved, or, as
-    /// long as nobody can be asked about leases, none is. A group that is [paused](Self::pause_group) is running all the same.
+    /// The leases of all partitions are acquired first, and each is held until its partition is moved, so that no
+    /// consumer can be reading. Either all partitions are moved, or, while the leases cannot be acquired, none is. A
+    /// group that is [paused](Self::pause_group) counts as running.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic or group that is not there. [`ErrorKind::Fenced`] if a partition has an owner,
-    /// who is named: nothing was done. Transient ones, and [`ErrorKind::Fenced`] with another text, after which some
-    /// partitions may have been moved: it can be asked again.
+    /// [`ErrorKind::NotFound`] for a topic or group that does not exist. [`ErrorKind::Fenced`] if a partition has an
+    /// owner: the message names it, and nothing was changed. Transient ones, and [`ErrorKind::Fenced`] with another
+    /// message, after which some partitions may have been moved: the call can be repeated.
     pub async fn reset_group(&self, topic: &TopicName, group: &GroupName, start: Start) -> Result<()> {
         let backend = &self.backend;
         let topic = &self.known(topic, group).await?;
-        // Where it was lost it is created again: then it can be moved everywhere.
+        // Creates the group where it was lost, so that it can be moved on every partition.
         backend.catalog.create_group(topic, group, start).await?;
         let asked = topic.iter().map(|tp| acquire(backend, tp, group));
         let answers: Vec<Result<Lease>> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
@@ -77,24 +79,24 @@ impl Admin {
                 stream::iter(seeks).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
             }
         };
-        // With all moved, all are given back.
+        // A successful seek releases its lease, so only after an error some may be left.
         for lease in leases.iter().filter(|_| sought.is_err()) {
             match backend.leases.release(lease).await {
                 Err(error) if error.kind() != ErrorKind::Fenced => {
                     tracing::warn!(resource = %lease.resource, %error, "the lease could not be given back, it will run out");
                 }
-                // Fenced: this one was moved.
+                // Fenced: this partition was moved.
                 _ => {}
             }
         }
         sought
     }
 
-    /// What [`reset_group`](Self::reset_group) would mean for each partition, without doing anything. A group that runs
-    /// can be looked at too.
+    /// Returns the effect that [`reset_group`](Self::reset_group) would have on each partition, without changing
+    /// anything. The group may be running.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic or group that is not there; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic or group that does not exist; transient ones.
     pub async fn reset_group_preview(
         &self,
         topic: &TopicName,
@@ -108,7 +110,7 @@ impl Admin {
         stream::iter(looks).buffered(AT_ONCE).try_collect().await
     }
 
-    /// The topic of a group that is there.
+    /// Returns the topic if the group exists.
     async fn known(&self, topic: &TopicName, group: &GroupName) -> Result<TopicSpec> {
         let spec = self.backend.catalog.topic(topic).await?;
         if self.backend.catalog.groups(topic).await?.contains(group) {
@@ -120,10 +122,10 @@ impl Admin {
 
 async fn acquire(backend: &Backend, topic_partition: TopicPartition, group: &GroupName) -> Result<Lease> {
     let resource = Resource::partition(topic_partition, group.clone());
-    // The same for every try: a grant whose reply was lost is granted again.
+    // The same nonce for all attempts: a grant whose reply was lost is granted again.
     let nonce = Uuid::new_v4().simple().to_string();
     let mut tries = 1;
-    // Whoever resets a group has stopped it: a lease that ran out is nobody's.
+    // The operator has stopped the group: a lease that ran out has no owner any more.
     let assured = Continuity::assured();
     loop {
         match backend.leases.acquire(&resource, OWNER, &nonce, TTL, &assured).await {
@@ -150,7 +152,7 @@ async fn preview(
     let at = position.unwrap_or(MessageId::ZERO);
     let limit = SeekPreview::LIMIT;
     let count = |from, to| backend.catalog.count(&topic_partition, from, to, limit);
-    // What is not above `at` was handed out.
+    // Entries up to `at` were handed out.
     let (reread, skipped) = match (start, lag) {
         (Start::Earliest, Some(lag)) => (length.saturating_sub(lag).min(limit), 0),
         (Start::Earliest, None) => (count(start, Some(at)).await?, 0),

@@ -1,4 +1,4 @@
-//! How a topic stands: each of its groups over all partitions, and the topic as a whole.
+//! State of a topic: each of its groups over all partitions, and the topic as a whole.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::Admin;
 pub struct Totals {
     /// Entries in the logs.
     pub length: u64,
-    /// Entries that were never handed out; `None` if that is not known of a partition.
+    /// Entries that were never handed out; `None` if that is unknown for a partition.
     pub lag: Option<u64>,
-    /// The same, at least.
+    /// Lower bound of the lag.
     pub lag_at_least: u64,
-    /// The age of the oldest entry that is not settled; `None` if there is none.
+    /// Age of the oldest entry that is not settled; `None` if there is none.
     pub oldest: Option<Duration>,
     /// Entries handed out and not settled.
     pub pending: u64,
@@ -28,7 +28,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// The sums of these partitions.
+    /// Returns the sums over these partitions.
     #[must_use]
     pub fn of(partitions: &[PartitionStats]) -> Self {
         let start = Self { lag: Some(0), ..Self::default() };
@@ -44,53 +44,53 @@ impl Totals {
     }
 }
 
-/// How a group stands.
+/// State of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStats {
     /// The group.
     pub group: GroupName,
-    /// Each partition.
+    /// State of each partition.
     pub partitions: Vec<PartitionStats>,
-    /// All of them together.
+    /// Sums over all partitions.
     pub totals: Totals,
-    /// Since when the whole group is paused, in milliseconds since 1970 by the server's clock; `None` if it is not.
+    /// Time since which the whole group is paused, in milliseconds since 1970 by the server's clock; `None` if it is not.
     pub paused: Option<u64>,
-    /// Members that live.
+    /// Number of live members.
     pub members: usize,
-    /// Partitions that somebody has.
+    /// Number of partitions that have an owner.
     pub owned: usize,
 }
 
-/// How a topic stands.
+/// State of a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicStats {
-    /// The topic as it is stored.
+    /// Topic as stored.
     pub topic: TopicSpec,
-    /// Messages that were sent for later and wait.
+    /// Delayed messages that wait, due ones included.
     pub delayed: u64,
-    /// Those of them that are due.
+    /// Delayed messages that are due.
     pub overdue: u64,
-    /// Each group, by name.
+    /// State of each group, by name.
     pub groups: Vec<GroupStats>,
 }
 
-/// How a topic stands, as far as that can be found out.
+/// State of a topic, with errors for the parts that cannot be read.
 #[derive(Debug)]
 pub struct TopicSurvey {
-    /// The topic as it is stored.
+    /// Topic as stored.
     pub topic: TopicSpec,
-    /// Messages that were sent for later and wait; or why that cannot be told.
+    /// Delayed messages that wait, or the error of reading them.
     pub delayed: Result<Waiting>,
-    /// Each group, by name; or why it cannot be told how that one stands.
+    /// State of each group, by name, or the error of reading it.
     pub groups: Vec<(GroupName, Result<GroupStats>)>,
 }
 
 impl Admin {
-    /// How a topic stands with all of its groups. One of which that cannot be told fails it;
-    /// [`survey`](Self::survey) tells of the others.
+    /// Returns the state of a topic with all of its groups. It fails if the state of one group cannot be read;
+    /// [`survey`](Self::survey) returns that of the others.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that is not there; [`ErrorKind::WrongType`] that names the key; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist; [`ErrorKind::WrongType`] that names the key; transient ones.
     pub async fn stats(&self, topic: &TopicName) -> Result<TopicStats> {
         let survey = self.survey(topic).await?;
         let delayed = survey.delayed?;
@@ -98,12 +98,12 @@ impl Admin {
         Ok(TopicStats { topic: survey.topic, delayed: delayed.total, overdue: delayed.overdue, groups })
     }
 
-    /// How a topic stands with all of its groups, as far as that can be found out: what is wrong with one keeps nothing
-    /// of the others from being told.
+    /// Returns the state of a topic with all of its groups, as far as it can be read: an error of one part does not
+    /// prevent the others.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that is not there; what keeps its settings or the list of its groups from being
-    /// read; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist; errors of reading its settings or the list of its
+    /// groups; transient ones.
     pub async fn survey(&self, topic: &TopicName) -> Result<TopicSurvey> {
         let spec = self.backend.catalog.topic(topic).await?;
         let delayed = lasting(self.delayed(&spec).await)?;
@@ -115,10 +115,10 @@ impl Admin {
         Ok(TopicSurvey { topic: spec, delayed, groups })
     }
 
-    /// How one group of a topic stands; also one that is on a log and not in the topic's list.
+    /// Returns the state of one group of a topic, also of one that exists on a log but not in the topic's list.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic or group that is not there; [`ErrorKind::WrongType`] that names the key;
+    /// [`ErrorKind::NotFound`] for a topic or group that does not exist; [`ErrorKind::WrongType`] that names the key;
     /// transient ones.
     pub async fn group_stats(&self, topic: &TopicName, group: &GroupName) -> Result<GroupStats> {
         let spec = self.backend.catalog.topic(topic).await?;
@@ -130,10 +130,10 @@ impl Admin {
         Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist")))
     }
 
-    /// How many messages of a topic were sent for later and wait.
+    /// Returns the number of delayed messages of a topic that wait.
     ///
     /// # Errors
-    /// As [`group_stats`](Self::group_stats).
+    /// Same as [`group_stats`](Self::group_stats).
     pub async fn waiting(&self, topic: &TopicName) -> Result<Waiting> {
         self.delayed(&self.backend.catalog.topic(topic).await?).await
     }
@@ -158,7 +158,7 @@ impl Admin {
     }
 }
 
-/// An error that passes ends the whole; another one belongs to what was asked for.
+/// Separates errors: a transient one fails the whole call, any other is the result of this part only.
 fn lasting<T>(asked: Result<T>) -> Result<Result<T>> {
     match asked {
         Err(error) if error.is_transient() => Err(error),

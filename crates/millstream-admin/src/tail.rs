@@ -1,4 +1,4 @@
-//! Following a topic: what comes, without being a group of it.
+//! Following a topic: reading new messages without a group.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,10 @@ use millstream_core::{MessageId, Partition, Result, TopicName, TopicPartition};
 use crate::{Admin, Message};
 
 impl Admin {
-    /// Follows a topic: what is appended from now on, or above these ids.
+    /// Follows a topic from now on, or from above the id `from` in every partition.
     ///
     /// # Errors
-    /// As [`messages`](Self::messages).
+    /// Same as [`messages`](Self::messages).
     pub async fn tail(&self, topic: &TopicName, from: Option<MessageId>) -> Result<Tail> {
         let spec = self.backend.catalog.topic(topic).await?;
         let mut positions = BTreeMap::new();
@@ -31,43 +31,44 @@ impl Admin {
     }
 }
 
-/// Follows a topic without being a group of it.
+/// Reader that follows a topic without a group.
 #[derive(Clone, Debug)]
 pub struct Tail {
     admin: Admin,
     topic: TopicName,
     only: Option<Vec<Partition>>,
     positions: BTreeMap<TopicPartition, MessageId>,
-    /// Which partition is asked first, so that with less room than partitions each has its turn.
+    /// Rotation of the partitions, so that each has its turn when the limit is smaller than their number.
     turn: usize,
 }
 
 impl Tail {
-    /// Follows these partitions alone. Default: all, also those that the topic gets later.
+    /// Follows these partitions only. Default: all, including those that are added to the topic later.
     #[must_use]
     pub fn only(self, partitions: impl Into<Vec<Partition>>) -> Self {
         Self { only: Some(partitions.into()), ..self }
     }
 
-    /// Goes on above this id in a partition: what is up to there was seen elsewhere.
+    /// Continues above this id in a partition, for entries up to it that were read elsewhere.
     #[must_use]
     pub fn behind(mut self, topic_partition: TopicPartition, id: MessageId) -> Self {
         self.positions.insert(topic_partition, id);
         self
     }
 
-    /// Above which id it goes on in a partition.
+    /// Returns the id above which it continues in a partition.
     #[must_use]
     pub fn position(&self, topic_partition: &TopicPartition) -> MessageId {
         self.positions.get(topic_partition).copied().unwrap_or(MessageId::ZERO)
     }
 
-    /// Up to `limit` messages that came since the last call, in the order of their ids. Empty if none came: how long to
-    /// wait between two calls is the caller's choice. However much comes to one partition, it leaves the others their
-    /// share of the limit. Partitions that the topic has got meanwhile are followed from their beginning.
+    /// Returns up to `limit` messages that arrived since the last call, ordered by id. Empty if none arrived: the
+    /// caller decides how long to wait between two calls. A busy partition leaves the others their share of the limit.
+    /// Partitions that were added to the topic meanwhile are followed from their beginning.
     ///
     /// # Errors
-    /// As [`Admin::messages`]. Then nothing was passed over, as if it had not been called; nor if it is dropped half-way.
+    /// Same as [`Admin::messages`]. After an error, or if the future is dropped, nothing is skipped: the next call
+    /// reads the same messages.
     pub async fn run_once(&mut self, limit: usize) -> Result<Vec<Message>> {
         let spec = self.admin.backend.catalog.topic(&self.topic).await?;
         let wanted = |tp: &TopicPartition| self.only.as_ref().is_none_or(|some| some.contains(&tp.partition));
@@ -80,7 +81,7 @@ impl Tail {
             let mut more = Vec::new();
             let left = open.len();
             for (nth, tp) in open.into_iter().enumerate() {
-                // An equal share of what room is left; what one does not need is for those behind it.
+                // An equal share of the remaining limit; what a partition does not use is left for the next ones.
                 let share = (limit - came.len()).div_ceil(left - nth);
                 if share == 0 {
                     break;
@@ -100,7 +101,7 @@ impl Tail {
             }
             open = more;
         }
-        // Only now: positions move for what is given back, and for nothing else.
+        // Positions move only here, when all messages read are returned: an error above must not skip any.
         self.positions = positions;
         self.turn = (self.turn + asked.min(lanes)) % lanes;
         came.sort_by(|one, other| {
@@ -129,7 +130,7 @@ mod tests {
     const PARTITIONS: u32 = 3;
     const NONE: u32 = u32::MAX;
 
-    /// A backend of which one partition cannot be looked at for now.
+    /// Backend on which one partition cannot be read.
     struct Fails {
         inner: Arc<dyn Inspect>,
         partition: AtomicU32,
@@ -222,7 +223,7 @@ mod tests {
         }
     }
 
-    /// How many came of each partition.
+    /// Returns the number of messages of each partition.
     fn each(came: &[Message]) -> Vec<usize> {
         let of = |partition| came.iter().filter(|it| it.topic_partition.partition.0 == partition).count();
         (0..PARTITIONS).map(of).collect()

@@ -1,23 +1,23 @@
-//! Topics as a whole: created, changed, deleted.
+//! Topics as a whole: creating, changing and deleting them.
 
 use millstream_core::topic::TopicChange;
 use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName, TopicSpec};
 
 use crate::Admin;
 
-/// Whether something is deleted that is still in use.
+/// What to do when something is to be deleted that is still in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InUse {
-    /// Then it is refused, and nothing is done. The default.
+    /// Refuses, and changes nothing. The default.
     #[default]
     Refuse,
-    /// It is deleted all the same. Who uses it is told by the first request that fails; what it writes after that may
-    /// stay behind.
+    /// Deletes it all the same. Its users receive an error with their next request; what they write after that may be
+    /// left behind.
     Force,
 }
 
 impl Admin {
-    /// All topics, by name.
+    /// Returns all topics, by name.
     ///
     /// # Errors
     /// Transient ones.
@@ -25,7 +25,7 @@ impl Admin {
         self.backend.catalog.topics().await
     }
 
-    /// A topic as it is stored. [`stats`](Self::stats) says how it stands.
+    /// Returns a topic as stored. [`stats`](Self::stats) returns its current state.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Unsupported`] if a newer version made it; transient ones.
@@ -33,20 +33,19 @@ impl Admin {
         self.backend.catalog.topic(name).await
     }
 
-    /// Creates a topic unless it is there, and gives it back as it is stored: the first settings win.
+    /// Creates a topic unless it exists, and returns it as stored: an existing topic keeps its settings.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for settings that make no sense; transient ones.
+    /// [`ErrorKind::InvalidConfig`] for invalid settings; transient ones.
     pub async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
         self.backend.catalog.create_topic(spec).await
     }
 
-    /// Gives a topic more partitions, and all of its groups a place on the new ones; see the ordering guide for what
-    /// that does to keys.
+    /// Adds partitions to a topic, and creates its groups on the new ones. See the ordering guide for the effect on keys.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidConfig`] for fewer partitions than it has, or too many; transient
-    /// ones.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidConfig`] for fewer partitions than the topic has, or too many;
+    /// transient ones.
     pub async fn expand_topic(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
         let stored = self.backend.catalog.topic(name).await?;
         if partitions < stored.partitions {
@@ -56,30 +55,31 @@ impl Admin {
         self.backend.catalog.expand(name, partitions).await
     }
 
-    /// Changes retention or bound of a topic. Consumers and producers that run go by it within a minute.
+    /// Changes retention or bound of a topic. Running consumers and producers apply the change within a minute.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidConfig`] for a setting that makes no sense: nothing was changed;
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidConfig`] for an invalid setting, in which case nothing is changed;
     /// transient ones.
     pub async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
         self.backend.catalog.alter_topic(name, change).await
     }
 
-    /// Deletes a topic with everything that is kept for it: nothing is left behind, and nobody else's keys are touched.
-    /// Stop its producers first: nobody knows of them, and one that goes on brings the log back.
+    /// Deletes a topic with all its data: nothing is left behind, and no other keys are touched. Stop its producers
+    /// first: they are not registered anywhere, and one that continues creates the log again.
     ///
-    /// Forced, it also goes if its settings make no sense, or if nobody can say who consumes it. All that stands under one
-    /// of its names goes, whatever it holds; only where the settings, the list of partitions or of groups, or a log is of a
-    /// foreign type, nothing can be done before that key is renamed.
+    /// With [`InUse::Force`] it is also deleted if its settings are invalid, or if its consumers cannot be determined.
+    /// All keys under its names are deleted, whatever they hold. But if the settings, the list of partitions or of
+    /// groups, or a log has a wrong type, nothing can be done until that key is renamed.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Exists`] if somebody consumes it, unless it is forced: who, is said, and
-    /// nothing was done. [`ErrorKind::Protocol`] and [`ErrorKind::WrongType`] if that cannot be found out, unless it is
-    /// forced. [`ErrorKind::Unsupported`] if a newer version made it. Transient ones, after which it can be asked again.
+    /// [`ErrorKind::NotFound`]. [`ErrorKind::Exists`] if it has consumers, unless forced: the message names them, and
+    /// nothing was changed. [`ErrorKind::Protocol`] and [`ErrorKind::WrongType`] if its consumers cannot be determined,
+    /// unless forced. [`ErrorKind::Unsupported`] if a newer version created it. Transient ones, after which the call
+    /// can be repeated.
     pub async fn delete_topic(&self, name: &TopicName, in_use: InUse) -> Result<()> {
         if in_use == InUse::Refuse {
             let spec = match self.backend.catalog.topic(name).await {
-                // Stopped half-way before: the rest is still to be done.
+                // An earlier deletion was interrupted: the rest is still to be deleted.
                 Err(error) if error.kind() == ErrorKind::NotFound => None,
                 other => Some(other.map_err(unknown)?),
             };
@@ -96,7 +96,7 @@ impl Admin {
         }
     }
 
-    /// Fails if somebody lives in a group, or has a partition of it.
+    /// Fails if a group has live members, or an owner of a partition.
     pub(crate) async fn refuse_in_use(&self, spec: &TopicSpec, group: &GroupName) -> Result<()> {
         let users = self.users(spec, group).await.map_err(unknown)?;
         if users.is_empty() {
@@ -108,7 +108,7 @@ impl Admin {
         Err(Error::new(ErrorKind::Exists, why))
     }
 
-    /// The names of those who live in a group or have a partition of it, in order and once each.
+    /// Returns the names of a group's live members and of the owners of its partitions, sorted and without duplicates.
     pub(crate) async fn users(&self, spec: &TopicSpec, group: &GroupName) -> Result<Vec<String>> {
         let roster = self.backend.members.roster(&spec.name, group).await?;
         let mut users: Vec<String> = roster.living().map(|member| member.id.to_string()).collect();
@@ -120,7 +120,7 @@ impl Admin {
     }
 }
 
-/// Why it is not known who uses something.
+/// Error for a group whose users cannot be determined.
 fn unknown(error: Error) -> Error {
     match error.kind() {
         ErrorKind::WrongType | ErrorKind::Protocol => {

@@ -1,4 +1,4 @@
-//! Verify: is every message in exactly one place? And what is to be done about what is not.
+//! Verification that every message is in exactly one place, and repair of what is not.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +8,12 @@ use millstream_core::{Error, ErrorKind, QueueName, Result, TopicName};
 
 use crate::Admin;
 
-/// How a verification is made.
+/// Options of a verification.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifyOptions {
-    /// Whether what can be repaired is repaired at once. Default: no.
+    /// Whether repairable findings are repaired immediately. Default: no.
     pub repair: bool,
-    /// The most findings: at the next one it ends, and leaves that as it is. Default: 10,000.
+    /// Maximum number of findings: the next one ends the verification and is not repaired. Default: 10,000.
     pub limit: usize,
 }
 
@@ -23,43 +23,43 @@ impl Default for VerifyOptions {
     }
 }
 
-/// What became of a finding.
+/// Result of handling a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repaired {
-    /// It was not to be repaired.
+    /// No repair was requested.
     NotAsked,
-    /// It was put right.
+    /// It was repaired.
     Yes,
-    /// It was not so any more.
+    /// It no longer existed when it was to be repaired.
     Gone,
-    /// It could not be put right, or is so again: it is still wrong.
+    /// It could not be repaired, or was found again after the repair.
     Still,
-    /// A person has to decide.
+    /// It needs a decision of a person.
     Person,
 }
 
-/// Something that is wrong, and what became of it.
+/// Finding, and the result of its repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// What is wrong.
+    /// Fault that was found.
     pub finding: Finding,
-    /// What became of it.
+    /// Result of its repair.
     pub repaired: Repaired,
 }
 
-/// The result of a verification.
+/// Result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// What is wrong.
+    /// All findings.
     pub verdicts: Vec<Verdict>,
-    /// How many items were looked at.
+    /// Number of items examined.
     pub looked_at: u64,
-    /// Whether it ended before everything was looked at, since there were too many findings.
+    /// Whether it ended early because there were too many findings.
     pub cut: bool,
 }
 
 impl Verified {
-    /// Whether nothing is wrong (any more).
+    /// Returns whether no fault is left.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let right = |verdict: &Verdict| matches!(verdict.repaired, Repaired::Yes | Repaired::Gone);
@@ -68,18 +68,18 @@ impl Verified {
 }
 
 impl Admin {
-    /// Checks a topic: its settings, every partition, every group on it. In bounded requests, while everything runs. Where
-    /// something is repaired it looks again, and tells what is still wrong.
+    /// Checks a topic: its settings, every partition, and every group on it. It uses bounded requests and runs beside
+    /// producers and consumers. After a repair it checks again, and reports what is still wrong.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic of which nothing is there; [`ErrorKind::Unsupported`] for one that a newer
-    /// version made; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist in any form; [`ErrorKind::Unsupported`] for one that a
+    /// newer version created; transient ones.
     pub async fn verify(&self, topic: &TopicName, options: VerifyOptions) -> Result<Verified> {
         let mut pass = Pass::new(self, options);
         pass.scope(&Scope::Topic(topic.clone())).await?;
         let mut spec = self.backend.catalog.topic(topic).await;
         if spec.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-            // Listed, and nothing more: the settings first, since all else hangs on them.
+            // The topic is listed but has no settings: they are repaired first, since all other checks depend on them.
             pass.second_look().await?;
             if pass.verified.verdicts.is_empty() {
                 return Err(crate::admin::not_found(topic));
@@ -88,7 +88,7 @@ impl Admin {
         }
         let spec = match spec {
             Ok(spec) => spec,
-            // What there is of it was looked at, and found to be wrong.
+            // Everything that exists was checked, and the fault is among the findings.
             Err(error) if error.kind() == ErrorKind::NotFound || pass.tells(&error) => {
                 return Ok(pass.verified);
             }
@@ -110,10 +110,10 @@ impl Admin {
         pass.end().await
     }
 
-    /// Checks every shard of a delay queue.
+    /// Checks all shards of a delay queue.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a queue that is not there; transient ones.
+    /// [`ErrorKind::NotFound`] for a queue that does not exist; transient ones.
     pub async fn verify_queue(&self, queue: &QueueName, options: VerifyOptions) -> Result<Verified> {
         let spec = self.backend.tasks.queue(queue).await?;
         let mut pass = Pass::new(self, options);
@@ -127,20 +127,20 @@ impl Admin {
     }
 }
 
-/// How often it is looked again at most: a repair may lay something else open.
+/// Maximum number of checks after repairs: a repair may reveal another fault.
 const LOOKS: usize = 3;
 
-/// One verification on its way.
+/// State of a running verification.
 struct Pass<'a> {
     admin: &'a Admin,
     options: VerifyOptions,
     verified: Verified,
     known: BTreeSet<(Fault, Scope, String)>,
-    /// What is to be looked at once more, at the end: somebody may just be about it.
+    /// Findings to check once more at the end, because they may be changes in progress.
     suspects: Vec<(Scope, Check, Finding)>,
-    /// Where something was repaired.
+    /// Scopes in which something was repaired.
     touched: BTreeSet<Scope>,
-    /// Whether it looks again.
+    /// Whether this is a check after repairs.
     again: bool,
 }
 
@@ -150,7 +150,7 @@ impl<'a> Pass<'a> {
         Self { admin, options, verified, known, suspects: Vec::new(), touched: BTreeSet::new(), again: false }
     }
 
-    /// Whether what keeps something from being looked at is among the findings.
+    /// Returns whether the fault that causes `error` is among the findings.
     fn tells(&self, error: &Error) -> bool {
         let fault = match error.kind() {
             ErrorKind::WrongType => Fault::WrongType,
@@ -160,11 +160,11 @@ impl<'a> Pass<'a> {
         self.verified.cut || self.known.iter().any(|(known, ..)| *known == fault)
     }
 
-    /// What is behind the last scope.
+    /// Runs the final checks, after all scopes.
     async fn end(mut self) -> Result<Verified> {
         self.second_look().await?;
-        // Once more at where something was repaired: what is there again was not put right, what is new is dealt with as
-        // before. The last look repairs nothing, so that everything was seen after it was repaired.
+        // Check the scopes with repairs once more: a finding that is seen again was not repaired, and a new one is
+        // handled as before. The last check repairs nothing, so every repair is followed by a check.
         let looked_at = self.verified.looked_at;
         self.again = true;
         for look in 1..=LOOKS {
@@ -180,7 +180,7 @@ impl<'a> Pass<'a> {
     async fn scope(&mut self, scope: &Scope) -> Result<()> {
         for check in scope.checks() {
             match self.check(scope, *check).await {
-                // The check of types tells of it; no other can be made there.
+                // The check of types reports this fault; no other check is possible in this scope.
                 Err(error) if self.tells(&error) => {}
                 other => other?,
             }
@@ -211,7 +211,7 @@ impl<'a> Pass<'a> {
     }
 
     async fn found(&mut self, finding: Finding) -> Result<()> {
-        // A walk may come to the same item twice.
+        // A scan may return the same item twice.
         if !self.known.insert((finding.fault, finding.scope.clone(), finding.id.clone())) {
             if self.again {
                 self.still(&finding);
@@ -235,7 +235,7 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// What was taken for right is seen again.
+    /// Marks a finding as still present if it counted as repaired.
     fn still(&mut self, seen: &Finding) {
         let same = |it: &Finding| (it.fault, &it.scope, &it.id) == (seen.fault, &seen.scope, &seen.id);
         for verdict in self.verified.verdicts.iter_mut().filter(|it| same(&it.finding)) {
@@ -245,7 +245,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What is seen again was no change that was under way. Each place is looked at once.
+    /// Checks suspects again: one that is still present was not a change in progress. Each place is checked once.
     async fn second_look(&mut self) -> Result<()> {
         let suspects = std::mem::take(&mut self.suspects);
         for run in suspects.chunk_by(|a, b| (&a.0, a.1) == (&b.0, b.1)) {
@@ -265,7 +265,7 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// What a fault means for people: its name, and what is or can be done about it.
+/// Returns the name of a fault, and what is or can be done about it, as text for people.
 #[must_use]
 pub fn advice(fault: Fault) -> String {
     let by = match fault.remedy() {

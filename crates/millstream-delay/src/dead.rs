@@ -1,4 +1,4 @@
-//! Tasks that were given up: looking at them, and giving them another try.
+//! Dead tasks: listing, replaying and deleting them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use millstream_core::{MessageId, Shard};
 
 use crate::queue::Inner;
 
-/// How many dead tasks are read or moved per request.
+/// Number of dead tasks that are read or moved per request.
 const PAGE: usize = 100;
 
-/// The dead tasks of a queue, over all shards.
+/// Dead tasks of a queue, over all shards.
 pub struct DeadTasks<T: 'static> {
     queue: Arc<Inner<T>>,
 }
@@ -22,7 +22,7 @@ impl<T: 'static> DeadTasks<T> {
         Self { queue }
     }
 
-    /// The first `limit` of them, shard by shard, oldest first within each.
+    /// Returns the first `limit` dead tasks, shard by shard, oldest first within each.
     ///
     /// # Errors
     /// Those of [`Tasks::dead_tasks`](millstream_core::Tasks::dead_tasks).
@@ -41,7 +41,7 @@ impl<T: 'static> DeadTasks<T> {
         Ok(found)
     }
 
-    /// How many there are.
+    /// Returns the number of dead tasks.
     ///
     /// # Errors
     /// Those of [`Tasks::counts`](millstream_core::Tasks::counts).
@@ -53,10 +53,10 @@ impl<T: 'static> DeadTasks<T> {
         Ok(dead)
     }
 
-    /// The payload of one.
+    /// Decodes the payload of a dead task.
     ///
     /// # Errors
-    /// [`ErrorKind::Decode`] if it is not one, which may be why it is here.
+    /// [`ErrorKind::Decode`] if it cannot be decoded, which may be the reason why the task is dead.
     pub fn payload(&self, task: &DeadTask) -> Result<T> {
         let envelope = task.envelope(&self.queue.limits).map_err(|why| {
             Error::new(ErrorKind::Decode, format!("dead task {} is no message: {why}", task.task))
@@ -64,35 +64,37 @@ impl<T: 'static> DeadTasks<T> {
         self.queue.decode(&envelope.payload)
     }
 
-    /// Schedules dead tasks anew, due at once, as first attempts, under the ids that they had. Gives back how many: one
-    /// that is not there any more, or whose id waits or is worked on by now, is passed over.
+    /// Schedules dead tasks again, due immediately, as first attempts, under their old ids. Returns their number. A
+    /// task that no longer exists, or whose id waits or is worked on by now, is skipped.
     ///
     /// # Errors
-    /// Those of [`Tasks::replay_tasks`](millstream_core::Tasks::replay_tasks); what was moved stays moved.
+    /// Those of [`Tasks::replay_tasks`](millstream_core::Tasks::replay_tasks); tasks that were moved before the error
+    /// stay moved.
     pub async fn replay<'a>(&self, tasks: impl IntoIterator<Item = &'a DeadTask>) -> Result<u64> {
         self.each_shard(tasks, DeadLetterAction::Replay).await
     }
 
-    /// Schedules all of them anew that are there now. Gives back how many. What dies again meanwhile is left.
+    /// Schedules all present dead tasks again. Returns their number. Tasks that die again meanwhile are left.
     ///
     /// # Errors
-    /// As [`replay`](Self::replay).
+    /// Same as [`replay`](Self::replay).
     pub async fn replay_all(&self) -> Result<u64> {
         self.each_page(DeadLetterAction::Replay).await
     }
 
-    /// Deletes dead tasks for good. Gives back how many.
+    /// Deletes dead tasks permanently. Returns their number.
     ///
     /// # Errors
-    /// Those of [`Tasks::purge_tasks`](millstream_core::Tasks::purge_tasks); what was deleted stays deleted.
+    /// Those of [`Tasks::purge_tasks`](millstream_core::Tasks::purge_tasks); tasks that were deleted before the error
+    /// stay deleted.
     pub async fn purge<'a>(&self, tasks: impl IntoIterator<Item = &'a DeadTask>) -> Result<u64> {
         self.each_shard(tasks, DeadLetterAction::Purge).await
     }
 
-    /// Deletes all of them that are there now, for good. Gives back how many.
+    /// Deletes all present dead tasks permanently. Returns their number.
     ///
     /// # Errors
-    /// As [`purge`](Self::purge).
+    /// Same as [`purge`](Self::purge).
     pub async fn purge_all(&self) -> Result<u64> {
         let mut done = 0;
         for shard in self.queue.spec.iter() {
@@ -121,6 +123,7 @@ impl<T: 'static> DeadTasks<T> {
         let mut done = 0;
         for shard in self.queue.spec.iter() {
             let mut after = MessageId::ZERO;
+            // Bounded by the count at the start: tasks that die meanwhile must not be handled again.
             let dead = self.queue.backend.tasks.counts(&shard).await?.dead;
             let mut left = usize::try_from(dead).unwrap_or(usize::MAX);
             while left > 0 {

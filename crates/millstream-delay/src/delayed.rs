@@ -1,4 +1,4 @@
-//! The promoter of who owns nothing: moves the delayed messages of a whole topic, for topics that nobody consumes (yet)
+//! The promoter without a lease: moves the delayed messages of a whole topic, for topics that have no consumers (yet)
 //! or whose consumers are not to do it.
 
 use std::fmt;
@@ -21,14 +21,14 @@ use crate::sleep::Sleep;
 use millstream_loops::catch_panic;
 use millstream_loops::{Loops, Scope};
 
-/// How often it is asked whether the topic has more partitions by now.
+/// Interval at which the number of partitions of the topic is read again.
 const REFRESH: Duration = Duration::from_secs(60);
 
-/// Moves the delayed messages of all partitions of a topic into their logs when they are due, and fires what recurs
-/// there, without a lease. Retries of groups are not touched: those who own their partitions move them.
+/// Promoter for a whole topic, without a lease: moves the delayed messages of all partitions into their logs when they
+/// are due, and fires recurring messages. It does not move retries of groups: the owners of their partitions do.
 ///
-/// Any number may run at once, and beside consumers, who do the same for the partitions that they own: each message is
-/// moved once. So none has to be elected; where there is to be one all the same, a lease elects it.
+/// Any number may run at once, also beside consumers, which do the same for the partitions that they own: each message
+/// is moved once. So no election is needed; to run only one all the same, elect it with a lease.
 pub struct DelayedPromoter {
     backend: Backend,
     topic: TopicSpec,
@@ -40,20 +40,20 @@ pub struct DelayedPromoter {
     loops: Loops,
 }
 
-/// What one partition's loop hears of messages that come before all others.
+/// Wait of one partition's loop for messages that are due before all others.
 #[derive(Default)]
 struct Ear {
-    /// What was known before it was looked at last: what came behind that is not missed.
+    /// State that was known before the last call: changes after it are not missed.
     seen: Option<Seen>,
-    /// Kept over many rounds: a wait that is given up costs a connection.
+    /// Pending wait, kept over many rounds: a cancelled wait costs a connection.
     waiting: Option<BoxFuture<'static, Result<Seen>>>,
 }
 
 impl DelayedPromoter {
-    /// A promoter for `topic`.
+    /// Returns a promoter for `topic`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) as for a
+    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig), as for a
     /// [`Promoter`](crate::Promoter::new).
     pub fn new(backend: &Backend, topic: TopicSpec, config: PromoterConfig) -> Result<Self> {
         config.check()?;
@@ -63,14 +63,14 @@ impl DelayedPromoter {
         Ok(Self { backend, topic, config, observer, firings, expected, sleep, loops })
     }
 
-    /// Is told of what it moves.
+    /// Sets the observer, which receives the events of this promoter.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         Self { observer: Careful::over(Arc::new(observer)), ..self }
     }
 
-    /// Moves until `shutdown` is ready. Errors do not end it: it tells, pauses and goes on. Within a minute it takes in
-    /// partitions that the topic was given since.
+    /// Moves until `shutdown` completes. Errors do not end it: it reports the error, pauses and continues. Partitions
+    /// that are added to the topic are included within a minute.
     pub async fn run_until(self, shutdown: impl Future<Output = ()>) {
         tokio::select! {
             biased;
@@ -101,7 +101,7 @@ impl DelayedPromoter {
                     monitor.succeeded(&*self.observer);
                     partitions = topic.iter().collect();
                 }
-                // The next look is soon enough.
+                // The next refresh is soon enough.
                 Err(error) => drop(monitor.failed(&error, &*self.observer)),
             }
         }
@@ -122,7 +122,7 @@ impl DelayedPromoter {
         }
     }
 
-    /// Moves what is due, and sleeps to what is next or until something earlier comes.
+    /// Moves due messages, and sleeps until the next due time, or until a message with an earlier one arrives.
     async fn round(&self, topic_partition: &TopicPartition, ear: &mut Ear) -> Result<()> {
         let schedule = &self.backend.schedule;
         let known = match &ear.seen {
@@ -134,7 +134,7 @@ impl DelayedPromoter {
         let over = self.sleep.until(Instant::now() + pause);
         if pause <= LONGEST_BREATH {
             over.await;
-            // Others have their turn, also where nothing ever waits.
+            // Yields to other tasks, also where no await is ever pending.
             tokio::task::yield_now().await;
             return Ok(());
         }
@@ -159,11 +159,11 @@ impl DelayedPromoter {
         }
     }
 
-    /// Moves once what is due in a partition, at most as much as goes in one call. Gives back when to come again.
+    /// Moves due messages of a partition once, at most as many as fit in one call. Returns the time until the next call.
     ///
     /// # Errors
-    /// Those of [`Schedule::promote_delayed`](millstream_core::Schedule::promote_delayed). What recurs and cannot be fired
-    /// is told to the observer, and tried again later.
+    /// Those of [`Schedule::promote_delayed`](millstream_core::Schedule::promote_delayed). A failure to fire a
+    /// recurring message is reported to the observer, and tried again later.
     pub async fn run_once(&self, topic_partition: &TopicPartition) -> Result<Duration> {
         let started = Instant::now();
         let promoted = self.backend.schedule.promote_delayed(topic_partition, self.config.limit).await?;

@@ -1,4 +1,4 @@
-//! When what waits is due, as the server told last: how late it is moved is told from that.
+//! Expected due times, as the server last returned them, to compute how late messages are moved.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,13 +7,14 @@ use std::time::Duration;
 use millstream_core::TopicPartition;
 use tokio::time::Instant;
 
-/// When the first of what waits is due, by partition.
+/// Next due time, by partition.
 #[derive(Debug, Default)]
 pub(crate) struct Expected(Mutex<BTreeMap<TopicPartition, Instant>>);
 
 impl Expected {
-    /// A call has moved so many and said when the next is due. Gives back how late the first of those was, if that was
-    /// known: what came in between and was due before all others has not been told of.
+    /// Records a call that moved `moved` messages and returned the time until the next due one. Returns how late the
+    /// first moved message was, if its due time was known. A message that was added meanwhile and was due before all
+    /// others is not known here.
     pub(crate) fn answered(
         &self,
         topic_partition: &TopicPartition,
@@ -23,7 +24,7 @@ impl Expected {
         let now = Instant::now();
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let due = match next {
-            // What is due already has been for a while: nobody says for how long.
+            // A message that is due already has been due for an unknown time.
             Some(next) if !next.is_zero() => match all.get_mut(topic_partition) {
                 Some(due) => Some(std::mem::replace(due, now + next)),
                 None => {

@@ -1,4 +1,4 @@
-//! Firing what recurs: reads what is due, works out the occurrences, and has them scheduled.
+//! Fires recurring entries: reads the due ones, computes their occurrences, and schedules them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,16 +14,17 @@ use crate::rule::Rule;
 use millstream_loops::catch_panic;
 use millstream_loops::{LoopMonitor, Scope};
 
-/// The longest pause after rounds that fired nothing though something is due.
+/// Longest pause after rounds that fired nothing although something was due.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
-/// Fires everything at `place` that is due, and tells `observer`. Gives back how many messages were scheduled.
+/// Fires all due recurring entries at `place`, and reports to `observer`. Returns the number of scheduled messages.
 ///
-/// Any number of instances may do this at the same time: each occurrence is scheduled once, by whoever comes first. A
-/// rule that this version cannot read is left as it is, due, to those who can, with a warning: a newer version has put it.
+/// Any number of instances may call this at the same time: each occurrence is scheduled once, by the first one. A rule
+/// that this version cannot read stays due, for instances that can read it, and a warning is logged: a newer version
+/// has stored it.
 ///
 /// # Errors
-/// Those of [`Recurring::due`] and [`Recurring::fire`]. One that cannot be fired does not keep the others from it.
+/// Those of [`Recurring::due`] and [`Recurring::fire`]. An entry that cannot be fired does not prevent the others.
 pub async fn fire_due(recurring: &dyn Recurring, place: &Place, observer: &dyn Observer) -> Result<usize> {
     Ok(fire_all(recurring, place, &mut BTreeSet::new(), observer).await?.messages)
 }
@@ -31,11 +32,11 @@ pub async fn fire_due(recurring: &dyn Recurring, place: &Place, observer: &dyn O
 #[derive(Debug, Default)]
 struct Fired {
     messages: usize,
-    /// Of how many the next time was set.
+    /// Number of entries whose next time was set.
     moved: usize,
 }
 
-/// `unreadable` are the rules that were told of because they cannot be read.
+/// Fires all due entries. `unreadable` holds the ids of rules that were already logged as unreadable.
 async fn fire_all(
     recurring: &dyn Recurring,
     place: &Place,
@@ -61,7 +62,7 @@ async fn fire_all(
     }
 }
 
-/// Gives back how many messages were scheduled; `None` if it was not due any more, or is for others.
+/// Returns the number of scheduled messages; `None` if the entry was no longer due, or its rule is left to other versions.
 async fn fire(
     recurring: &dyn Recurring,
     place: &Place,
@@ -74,7 +75,7 @@ async fn fire(
     let id = &recurrence.id;
     let plan = match recurrence.rule.parse::<Rule>() {
         Ok(rule) => rule.plan(expected, now),
-        // Most likely a newer version has put it: it stays due, for whoever can read it.
+        // Most likely a newer version has stored it: it stays due, for instances that can read it.
         Err(error) => {
             if unreadable.insert(id.clone()) {
                 tracing::warn!(%place, %id, %error, "a rule cannot be read by this version and is left to others");
@@ -96,14 +97,14 @@ async fn fire(
     Ok(Some(messages))
 }
 
-/// Firing at one place, round after round: with a monitor of its own, so that what cannot be fired (a server without
-/// memory, say) does not keep messages and tasks waiting.
+/// Fires at one place, round after round. It has its own monitor, so that a failure to fire (for example because the
+/// server is out of memory) does not delay messages and tasks.
 pub(crate) struct Firing {
     monitor: LoopMonitor,
-    /// After how many rounds in a row something was due and nothing moved.
+    /// Number of rounds in a row in which something was due and nothing was fired.
     idle: u32,
     again: Option<Instant>,
-    /// The rules that were told of because they cannot be read: each once, for as long as something is due.
+    /// Rules that were already logged as unreadable: each is logged once, as long as something is due.
     unreadable: BTreeSet<ScheduleId>,
 }
 
@@ -112,8 +113,8 @@ impl Firing {
         Self { monitor, idle: 0, again: None, unreadable: BTreeSet::new() }
     }
 
-    /// Something is due: fires it, unless it is too early to try again. Gives back when to come back at the earliest;
-    /// zero if something has fired.
+    /// Fires due entries, unless it is too early to try again. Returns the minimum time until the next round; zero if
+    /// something was fired.
     pub(crate) async fn round(
         &mut self,
         recurring: &dyn Recurring,
@@ -136,19 +137,20 @@ impl Firing {
         pause
     }
 
-    /// Nothing is due.
+    /// Resets the state when nothing is due.
     pub(crate) fn over(&mut self, observer: &dyn Observer) {
         self.monitor.succeeded(observer);
         (self.idle, self.again) = (0, None);
     }
 
-    /// Whether something is due that cannot be fired now.
+    /// Returns whether something is due that cannot be fired now.
     pub(crate) fn is_stuck(&self) -> bool {
         self.again.is_some()
     }
 }
 
-/// The pause after so many rounds in which nothing moved: the first time others may have been faster.
+/// Returns the pause after `idle` rounds without effect. It starts short: in the first such round another instance may
+/// just have been faster.
 fn rest(idle: u32) -> Duration {
     match idle.checked_sub(1) {
         None => Duration::ZERO,
@@ -156,7 +158,7 @@ fn rest(idle: u32) -> Duration {
     }
 }
 
-/// Firing at many places. Only those are remembered at which it does not go well.
+/// Fires at many places. It keeps state only for places where firing does not succeed.
 #[derive(Default)]
 pub(crate) struct Firings(Mutex<BTreeMap<Place, Firing>>);
 
@@ -165,7 +167,7 @@ impl Firings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Firing::round`] if something is due there; `None` if nothing is.
+    /// Same as [`Firing::round`] if something is due there; `None` if nothing is.
     pub(crate) async fn round(
         &self,
         is_due: bool,

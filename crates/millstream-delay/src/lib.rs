@@ -1,26 +1,26 @@
 #![doc = include_str!("../README.md")]
 
-// In reading order: the queue and what is done with it.
+// Reading order: first the queue and its operations.
 mod dead;
 mod list;
 mod queue;
 mod schedule;
 
-// Who works on it.
+// The workers of a queue.
 mod task;
 mod worker;
 
-// What recurs, in queues and topics, and how it fires.
+// Recurring tasks and messages, for queues and topics.
 mod expected;
 mod fire;
 mod recurring;
 mod rule;
 
-// What moves messages of topics.
+// The promoters, which move delayed messages and retries of topics.
 mod delayed;
 mod promoter;
 
-// What all loops need.
+// Shared by all loops.
 mod sleep;
 
 pub use dead::DeadTasks;

@@ -1,4 +1,4 @@
-//! Looking at tasks that wait: pages over all shards, by due time.
+//! Lists waiting tasks: pages over all shards, by due time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use millstream_core::{Envelope, Place, wire};
 
 use crate::queue::{Inner, time_of};
 
-/// A task that waits.
+/// Task that waits.
 #[non_exhaustive]
 pub struct WaitingTask<T: 'static> {
-    /// Its id.
+    /// Id of the task.
     pub id: ScheduleId,
-    /// When it is due, by the server's clock.
+    /// Due time, by the server's clock.
     pub due: SystemTime,
-    /// The same in milliseconds since 1970, as the server has it.
+    /// Due time in milliseconds since 1970, as stored by the server.
     millis: u64,
     fields: wire::Fields,
     queue: Arc<Inner<T>>,
@@ -30,10 +30,10 @@ impl<T> WaitingTask<T> {
         Self { id, due: time_of(due), millis: due, fields, queue: queue.clone() }
     }
 
-    /// Key, headers and payload as bytes.
+    /// Decodes key, headers and payload, the payload as bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::Decode`] for what is no message; [`ErrorKind::NotFound`] if somebody deleted it.
+    /// [`ErrorKind::Decode`] if the body is not a message; [`ErrorKind::NotFound`] if the body was deleted.
     pub fn envelope(&self) -> Result<Envelope> {
         if self.fields.is_empty() {
             return Err(Error::new(ErrorKind::NotFound, format!("task {} has no body any more", self.id)));
@@ -42,7 +42,7 @@ impl<T> WaitingTask<T> {
         envelope.map_err(|why| Error::new(ErrorKind::Decode, format!("task {} is none: {why}", self.id)))
     }
 
-    /// The payload.
+    /// Decodes the payload.
     ///
     /// # Errors
     /// Those of [`envelope`](Self::envelope), and [`ErrorKind::Decode`] of the codec.
@@ -51,14 +51,14 @@ impl<T> WaitingTask<T> {
     }
 }
 
-/// Without the payload: it may be a secret.
+/// Leaves out the payload, which may be a secret.
 impl<T> fmt::Debug for WaitingTask<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaitingTask").field("id", &self.id).field("due", &self.due).finish_non_exhaustive()
     }
 }
 
-/// A page over all shards, by due time; those of one millisecond by id.
+/// Returns a page over all shards, by due time, then by id.
 pub(crate) async fn page<T>(
     queue: &Arc<Inner<T>>,
     after: Option<&WaitingTask<T>>,

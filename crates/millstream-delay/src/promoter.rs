@@ -1,4 +1,4 @@
-//! The promoter of who owns a partition: moves retries and delayed messages when they are due, and fires what recurs.
+//! The promoter of a partition's owner: moves retries and delayed messages when they are due, and fires recurring messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,21 +17,21 @@ use crate::sleep::{LONGEST_SLEEP, Sleep};
 use millstream_loops::catch_panic;
 use millstream_loops::{LoopMonitor, Scope};
 
-/// The longest pause between two calls while much is due.
+/// Longest pause between two calls while more is due.
 pub(crate) const LONGEST_BREATH: Duration = Duration::from_millis(50);
 
-/// How often it is looked for messages that are due while something that recurs is due and cannot be fired: nobody is
-/// told of messages that come behind that.
+/// Interval of calls for due messages while a recurring message is due and cannot be fired: there is no notification
+/// for messages that become due after it.
 const MEANWHILE: Duration = Duration::from_millis(250);
 
-/// How a [`Promoter`] works.
+/// Configuration of a [`Promoter`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PromoterConfig {
-    /// The most messages moved per call, 1 to [`MAX_PROMOTE`]. A server does nothing else meanwhile: 200 take it
-    /// about 1 ms. Default: [`MAX_PROMOTE`].
+    /// Maximum number of messages moved per call, 1 to [`MAX_PROMOTE`]. The server is blocked meanwhile: 200 take about
+    /// 1 ms. Default: [`MAX_PROMOTE`].
     pub limit: usize,
-    /// The longest sleep, and so the most that a lost wake-up can cost; at most a day. Default: 30 s.
+    /// Longest sleep, which is the maximum delay that a lost wake-up can cause; at most a day. Default: 30 s.
     pub longest_sleep: Duration,
 }
 
@@ -42,7 +42,7 @@ impl Default for PromoterConfig {
 }
 
 impl PromoterConfig {
-    /// Another limit.
+    /// Sets the limit.
     #[must_use]
     pub fn with_limit(self, limit: usize) -> Self {
         Self { limit, ..self }
@@ -60,19 +60,20 @@ impl PromoterConfig {
         problems.finish()
     }
 
-    /// When the next is due after a call that moved `moved` messages and said `next`, and after firing, which is to be tried
-    /// again after `again` (zero if something has fired; `None` if nothing was to be).
+    /// Returns the time until the next call, after a call that moved `moved` messages and returned `next`. `again` is
+    /// the time after which firing is to be tried again: zero if something was fired, `None` if nothing was due to fire.
     pub(crate) fn next(moved: usize, next: Option<Duration>, again: Option<Duration>) -> Option<Duration> {
         match again {
             Some(Duration::ZERO) => Some(Duration::ZERO),
-            // That it is due is no reason to come at once; that more messages are is one.
+            // A stuck recurring message is due all the time, which is no reason to come back immediately; further due
+            // messages are.
             Some(again) if moved == 0 => Some(again.min(MEANWHILE)),
             None | Some(_) => next,
         }
     }
 
-    /// When to come again after a call that began at `started` and said `next`. Where more is due already, after a pause
-    /// as long as the call took: however far behind it is, no more than half of the server's time goes into moving.
+    /// Returns the pause after a call that began at `started` and returned `next`. If more is due already, the pause is
+    /// as long as the call took: even with a large backlog at most half of the server's time goes into moving.
     pub(crate) fn pause(&self, next: Option<Duration>, started: Instant) -> Duration {
         match next {
             Some(next) if next.is_zero() => started.elapsed().min(LONGEST_BREATH),
@@ -81,15 +82,15 @@ impl PromoterConfig {
         }
     }
 
-    /// Another longest sleep.
+    /// Sets the longest sleep.
     #[must_use]
     pub fn with_longest_sleep(self, longest_sleep: Duration) -> Self {
         Self { longest_sleep, ..self }
     }
 }
 
-/// Moves what is due, of any partition whose lease it is shown: retries of the lease's group, and delayed messages; and
-/// fires what recurs there. Two at once do no harm.
+/// Promoter for any partition whose lease is passed in: moves due retries of the lease's group and due delayed
+/// messages, and fires due recurring messages. Two promoters for the same partition do no harm.
 pub struct Promoter {
     schedule: Arc<dyn Schedule>,
     recurring: Arc<dyn Recurring>,
@@ -100,7 +101,7 @@ pub struct Promoter {
 }
 
 impl Promoter {
-    /// A promoter over a backend.
+    /// Returns a promoter over a backend.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] if the limit is not 1 to [`MAX_PROMOTE`], or the longest sleep is zero or longer than
@@ -112,7 +113,7 @@ impl Promoter {
         Ok(Self { schedule, recurring, firings, expected: Expected::default(), sleep, config })
     }
 
-    /// Promotes until the lease is lost. Errors do not end it: it pauses, 50 ms to 2 s, and goes on.
+    /// Promotes until the lease is lost. Errors do not end it: it pauses for 50 ms to 2 s and continues.
     pub async fn run(&self, lease: &Lease) {
         let Ok((topic_partition, _)) = lease.partition() else {
             tracing::error!(resource = %lease.resource, "not the lease of a partition: nothing to promote");

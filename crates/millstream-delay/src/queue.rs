@@ -1,4 +1,4 @@
-//! The delay queue: tasks of one type that are due later, over any backend.
+//! The delay queue: tasks of one type with a due time, over any backend.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::recurring::{Home, Recur, RecurringEntry, Spread};
 use crate::schedule::{ScheduleTask, ScheduledTask, TaskRecord};
 use crate::worker::WorkerBuilder;
 
-/// Tasks that are due later. Cloning is cheap.
+/// Queue of tasks with a due time. Cloning is cheap.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -52,7 +52,7 @@ pub(crate) struct Inner<T: 'static> {
 }
 
 impl<T: Serialize + DeserializeOwned + 'static> DelayQueue<T> {
-    /// A queue of JSON payloads, to be opened.
+    /// Returns a builder for a queue with JSON payloads.
     #[allow(clippy::new_ret_no_self, reason = "a queue is opened, which takes a backend and may fail")]
     pub fn new(name: impl Into<String>) -> DelayQueueBuilder<T> {
         Self::with_codec(name, &Json)
@@ -60,45 +60,46 @@ impl<T: Serialize + DeserializeOwned + 'static> DelayQueue<T> {
 }
 
 impl DelayQueue<Bytes> {
-    /// A queue whose payloads are bytes that nobody looks into, to be opened.
+    /// Returns a builder for a queue with opaque byte payloads.
     pub fn raw(name: impl Into<String>) -> DelayQueueBuilder<Bytes> {
         Self::with_codec(name, &Raw)
     }
 }
 
 impl<T: 'static> DelayQueue<T> {
-    /// A queue with a codec of your own, to be opened.
+    /// Returns a builder for a queue with a custom codec.
     pub fn with_codec(name: impl Into<String>, codec: &'static dyn Codec<T>) -> DelayQueueBuilder<T> {
         let (limits, observer) = (Limits::default(), Arc::new(Ignore));
         DelayQueueBuilder { name: name.into(), shards: 1, codec, limits, observer }
     }
 
-    /// Its name.
+    /// Returns the name of the queue.
     #[must_use]
     pub fn name(&self) -> &QueueName {
         &self.inner.spec.name
     }
 
-    /// Over how many shards it is spread.
+    /// Returns the number of shards of the queue.
     #[must_use]
     pub fn shards(&self) -> u32 {
         self.inner.spec.shards
     }
 
     /// Schedules a task: `mails.schedule(&mail).delay(day).id("welcome-42").await?`. Without `delay` and `at` it is due
-    /// at once.
+    /// immediately.
     ///
     /// # Errors
-    /// Of the awaited future: [`ErrorKind::Encode`], [`ErrorKind::TooLarge`], [`ErrorKind::InvalidName`] for a bad id,
-    /// [`ErrorKind::Exists`] where that was asked for, [`ErrorKind::Backpressure`], [`ErrorKind::Unavailable`],
-    /// [`ErrorKind::WrongType`]; [`ErrorKind::Unconfirmed`] if the connection broke while it was under way: with an id of
-    /// your own it can be scheduled again, and is not doubled as long as the first copy waits or is worked on.
+    /// Returned by the awaited future: [`ErrorKind::Encode`], [`ErrorKind::TooLarge`], [`ErrorKind::InvalidName`] for
+    /// an invalid id, [`ErrorKind::Exists`] after [`reject`](ScheduleTask::reject), [`ErrorKind::Backpressure`],
+    /// [`ErrorKind::Unavailable`], [`ErrorKind::WrongType`]. [`ErrorKind::Unconfirmed`] if the connection broke during
+    /// the request: a task with an explicit id can be scheduled again, and is not duplicated while the first copy waits
+    /// or is being worked on.
     pub fn schedule<'a>(&'a self, payload: &'a T) -> ScheduleTask<'a, T> {
         ScheduleTask::new(self, TaskRecord::new(payload))
     }
 
-    /// Schedules many tasks in as few requests as possible, and gives one result per task in their order: one that
-    /// fails does not keep the others from being scheduled.
+    /// Schedules many tasks in as few requests as possible, and returns one result per task, in the same order. A task
+    /// that fails does not prevent the others from being scheduled.
     pub async fn schedule_all<'a>(
         &self,
         records: impl IntoIterator<Item = TaskRecord<'a, T>>,
@@ -109,11 +110,12 @@ impl<T: 'static> DelayQueue<T> {
         self.schedule_each(records.into_iter()).await
     }
 
-    /// Takes a task out that still waits. False if none with this id does: it was cancelled or done, or is being worked
-    /// on, which nobody can stop. Of a cancel and a claim at the same time exactly one wins.
+    /// Cancels a waiting task. Returns false if no task with this id waits: it was cancelled, is done, or is being
+    /// worked on; a running task cannot be cancelled. If a cancel and a claim run at the same time, exactly one of them
+    /// wins.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] for a bad id; those of [`Schedule::cancel`](millstream_core::Schedule::cancel).
+    /// [`ErrorKind::InvalidName`] for an invalid id; those of [`Schedule::cancel`](millstream_core::Schedule::cancel).
     pub async fn cancel(&self, id: impl AsRef<str>) -> Result<bool> {
         let id = ScheduleId::new(id)?;
         for place in self.places_of(&id) {
@@ -124,11 +126,11 @@ impl<T: 'static> DelayQueue<T> {
         Ok(false)
     }
 
-    /// Gives a task that still waits another due time: a [`Duration`] from now, or a [`SystemTime`]. False as with
-    /// [`cancel`](Self::cancel).
+    /// Changes the due time of a waiting task: to a [`Duration`] from now, or to a [`SystemTime`]. Returns false in the
+    /// same cases as [`cancel`](Self::cancel).
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
+    /// Same as [`cancel`](Self::cancel).
     pub async fn reschedule(&self, id: impl AsRef<str>, due: impl Into<Due>) -> Result<bool> {
         let (id, due) = (ScheduleId::new(id)?, due.into());
         for place in self.places_of(&id) {
@@ -141,18 +143,18 @@ impl<T: 'static> DelayQueue<T> {
         Ok(false)
     }
 
-    /// Lets a task that still waits be due now. False as with [`cancel`](Self::cancel).
+    /// Makes a waiting task due now. Returns false in the same cases as [`cancel`](Self::cancel).
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
+    /// Same as [`cancel`](Self::cancel).
     pub async fn run_now(&self, id: impl AsRef<str>) -> Result<bool> {
         self.reschedule(id, Due::NOW).await
     }
 
-    /// A task that waits; `None` if none with this id does.
+    /// Returns a waiting task; `None` if no task with this id waits.
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
+    /// Same as [`cancel`](Self::cancel).
     pub async fn get(&self, id: impl AsRef<str>) -> Result<Option<WaitingTask<T>>> {
         let id = ScheduleId::new(id)?;
         for place in self.places_of(&id) {
@@ -163,8 +165,8 @@ impl<T: 'static> DelayQueue<T> {
         Ok(None)
     }
 
-    /// Up to `limit` (at most 1,000) tasks that wait, over all shards by due time, behind `after`: `None`, or the last one
-    /// of the page before. Late pages cost no more than the first.
+    /// Returns up to `limit` (at most 1,000) waiting tasks of all shards, ordered by due time. `after` is the last task
+    /// of the previous page, or `None` for the first page. Later pages cost no more than the first.
     ///
     /// # Errors
     /// Those of [`Schedule::scheduled`](millstream_core::Schedule::scheduled).
@@ -172,7 +174,7 @@ impl<T: 'static> DelayQueue<T> {
         page(&self.inner, after, limit).await
     }
 
-    /// How many tasks wait, are due, are worked on and were given up, over all shards.
+    /// Returns the numbers of tasks that are waiting, overdue, claimed, expired and dead, summed over all shards.
     ///
     /// # Errors
     /// Those of [`Tasks::counts`](millstream_core::Tasks::counts).
@@ -190,18 +192,19 @@ impl<T: 'static> DelayQueue<T> {
         Ok(all)
     }
 
-    /// The tasks that were given up.
+    /// Returns a handle for the dead tasks of this queue.
     #[must_use]
     pub fn dead(&self) -> DeadTasks<T> {
         DeadTasks::new(self.inner.clone())
     }
 
-    /// Something that recurs under `id`: `mails.recurring("daily").cron("0 9 * * *", "Europe/Zurich").payload(&mail).await?`
+    /// Returns a builder for the recurring task `id`: `mails.recurring("daily").cron("0 9 * * *",
+    /// "Europe/Zurich").payload(&mail).await?`
     pub fn recurring(&self, id: impl Into<String>) -> Recur<'_, T> {
         Recur::new(self.home(), id.into())
     }
 
-    /// All that recurs, shard by shard, by id.
+    /// Lists all recurring tasks, shard by shard, by id within each.
     ///
     /// # Errors
     /// Those of [`Recurring::recurrences`](millstream_core::Recurring::recurrences).
@@ -214,8 +217,8 @@ impl<T: 'static> DelayQueue<T> {
         Home { backend, codec: *codec, limits, spread: Spread::Shards(spec) }
     }
 
-    /// The places where something with this id may wait: that of the id; and for what a recurrence has scheduled
-    /// (`<its id>@<time>`), that of the recurrence.
+    /// Returns the places where a task with this id may wait: the place of the id itself; and, for an occurrence of a
+    /// recurring task (`<its id>@<time>`), the place of the recurring task.
     pub(crate) fn places_of(&self, id: &ScheduleId) -> Vec<Place> {
         let mut places = vec![self.place_of(id)];
         if let Some((of, time)) = id.as_str().rsplit_once('@')
@@ -235,14 +238,14 @@ impl<T: 'static> DelayQueue<T> {
 }
 
 impl<T: Send + 'static> DelayQueue<T> {
-    /// A pool that works on the tasks, to be set up and started. Start as many, in as many processes, as you like.
+    /// Returns a builder for a worker pool of this queue. Any number of pools may run, in any number of processes.
     pub fn worker(&self) -> WorkerBuilder<T> {
         WorkerBuilder::new(self.inner.clone())
     }
 }
 
 impl<T> Inner<T> {
-    /// The payload in its wire form.
+    /// Encodes a payload into its wire form.
     pub(crate) fn encode(&self, payload: &T, envelope: Envelope) -> Result<wire::Fields> {
         encode(self.codec, &self.limits, payload, envelope).inspect_err(|error| {
             if let Some(panicked) = Panicked::within(error) {
@@ -251,7 +254,7 @@ impl<T> Inner<T> {
         })
     }
 
-    /// The payload of what the wire form holds.
+    /// Decodes a payload from its wire form.
     pub(crate) fn decode(&self, payload: &Bytes) -> Result<T> {
         panics::decode(self.codec, payload).map_err(|source| {
             let (text, _) = panics::error_text(&*source);
@@ -272,7 +275,7 @@ impl<T> fmt::Debug for DelayQueue<T> {
     }
 }
 
-/// Sets up a [`DelayQueue`]. Everything is checked at once when it is opened.
+/// Builder for a [`DelayQueue`]. `open` validates all settings together.
 #[must_use = "a builder does nothing until the queue is opened"]
 pub struct DelayQueueBuilder<T: 'static> {
     name: String,
@@ -283,32 +286,32 @@ pub struct DelayQueueBuilder<T: 'static> {
 }
 
 impl<T> DelayQueueBuilder<T> {
-    /// Over how many shards the queue is spread when it is created: on a cluster they are on different servers. It stays
-    /// so: a queue that is there already keeps the number that it was created with. Default: 1.
+    /// Sets the number of shards that a new queue is created with. On a cluster, shards are on different servers. An
+    /// existing queue keeps the number it was created with. Default: 1.
     pub fn shards(self, shards: u32) -> Self {
         Self { shards, ..self }
     }
 
-    /// How payloads become bytes and values again. Default: JSON.
+    /// Sets the codec of payloads. Default: JSON.
     pub fn codec(self, codec: &'static dyn Codec<T>) -> Self {
         Self { codec, ..self }
     }
 
-    /// How large a task may be; larger ones become dead tasks where they are read. Default: 1 MiB of payload.
+    /// Sets the size limits of a task. A larger one becomes a dead task when it is read. Default: 1 MiB of payload.
     pub fn limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Is told of every event of workers of this queue.
+    /// Sets the observer, which receives all events of this queue's workers.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         Self { observer: Arc::new(observer), ..self }
     }
 
-    /// Opens the queue, and creates it if it is not there. If it was created with another number of shards, that one
-    /// is used, and a warning says so.
+    /// Opens the queue, and creates it if it does not exist. If it was created with another number of shards, that
+    /// number is used, and a warning is logged.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] that lists everything that is wrong; those of
+    /// [`ErrorKind::InvalidConfig`] that lists all problems; those of
     /// [`Tasks::create_queue`](millstream_core::Tasks::create_queue).
     pub async fn open(self, backend: &Backend) -> Result<DelayQueue<T>> {
         let mut problems = Problems::new("delay queue");
@@ -339,7 +342,7 @@ impl<T> fmt::Debug for DelayQueueBuilder<T> {
     }
 }
 
-/// A payload in its wire form.
+/// Encodes a payload and its envelope into the wire form.
 pub(crate) fn encode<T>(
     codec: &dyn Codec<T>,
     limits: &Limits,
@@ -352,7 +355,7 @@ pub(crate) fn encode<T>(
     Ok(wire::encode(&envelope))
 }
 
-/// Milliseconds since 1970 as a time.
+/// Converts milliseconds since 1970 to a time.
 pub(crate) fn time_of(millis: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(UNIX_EPOCH)
 }

@@ -1,4 +1,4 @@
-//! A task on its way in.
+//! A task to be scheduled.
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -12,70 +12,70 @@ use uuid::Uuid;
 
 use crate::queue::DelayQueue;
 
-/// How many tasks go in one request.
+/// Number of tasks in one request.
 const CHUNK: usize = 200;
 
-/// A task to be scheduled: `TaskRecord::new(&mail).delay(day).id("welcome-42")`.
+/// Task to be scheduled: `TaskRecord::new(&mail).delay(day).id("welcome-42")`.
 #[derive(Debug)]
 pub struct TaskRecord<'a, T> {
     payload: &'a T,
     due: Due,
     id: Option<String>,
     on_conflict: OnConflict,
-    /// Key and headers; the payload is filled in when it is encoded.
+    /// Key and headers; the payload is added when it is encoded.
     envelope: Envelope,
 }
 
 impl<'a, T> TaskRecord<'a, T> {
-    /// A task that is due at once.
+    /// Returns a task that is due immediately.
     #[must_use]
     pub fn new(payload: &'a T) -> Self {
         let (due, on_conflict) = (Due::NOW, OnConflict::Keep);
         Self { payload, due, id: None, on_conflict, envelope: Envelope::default() }
     }
 
-    /// Not before this time has passed, by the server's clock. At most 100 years.
+    /// Delays the task by this time, by the server's clock. At most 100 years.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
         Self { due: Due::In(delay), ..self }
     }
 
-    /// Not before this time, by the server's clock. One that is past is due at once.
+    /// Sets the due time, by the server's clock. A time in the past is due immediately.
     #[must_use]
     pub fn at(self, time: SystemTime) -> Self {
         Self { due: Due::from(time), ..self }
     }
 
-    /// An id of one's own: 1 to 256 bytes without control characters. While a task with it waits or is worked on,
-    /// another one is [kept out](Self::replace), so scheduling it again after an error does not double it; once the task is
-    /// done, the id is free. Default: a random one.
+    /// Sets an explicit id: 1 to 256 bytes without control characters. While a task with this id waits or is worked on,
+    /// another one is [not scheduled](Self::replace), so repeating the call after an error does not duplicate it. Once
+    /// the task is done, the id is free. Default: a random id.
     #[must_use]
     pub fn id(self, id: impl Into<String>) -> Self {
         Self { id: Some(id.into()), ..self }
     }
 
-    /// Takes the place of a task that waits under this id, with its time; not of one that is worked on. Default: the one
-    /// that waits stays.
+    /// Replaces a task that waits under this id, including its due time, but not one that is being worked on. Default:
+    /// the waiting task stays.
     #[must_use]
     pub fn replace(self) -> Self {
         Self { on_conflict: OnConflict::Replace, ..self }
     }
 
-    /// Fails with [`ErrorKind::Exists`] if a task with this id waits or is worked on. Default: that one stays, and this
-    /// one counts as scheduled.
+    /// Fails with [`ErrorKind::Exists`] if a task with this id waits or is worked on. Default: that task stays, and
+    /// this one counts as scheduled.
     #[must_use]
     pub fn reject(self) -> Self {
         Self { on_conflict: OnConflict::Reject, ..self }
     }
 
-    /// A key, for the handler: it decides nothing.
+    /// Sets the key, which is passed to the handler and has no other effect.
     #[must_use]
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.envelope.key = Some(Bytes::copy_from_slice(key.as_ref()));
         self
     }
 
-    /// One more header.
+    /// Appends a header.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         self.envelope.headers.append(name, Bytes::copy_from_slice(value.as_ref()));
@@ -83,17 +83,17 @@ impl<'a, T> TaskRecord<'a, T> {
     }
 }
 
-/// A task that was scheduled.
+/// Task that was scheduled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ScheduledTask {
-    /// The id under which it waits.
+    /// Id under which it waits.
     pub id: ScheduleId,
-    /// Whether it is new there.
+    /// Whether it was added, replaced another one, or was not needed.
     pub placed: Placed,
 }
 
-/// A scheduling that starts when it is awaited.
+/// Request to schedule a task, which starts when it is awaited.
 #[must_use = "nothing is scheduled until this is awaited"]
 pub struct ScheduleTask<'a, T: 'static> {
     queue: &'a DelayQueue<T>,
@@ -169,7 +169,7 @@ impl<T> fmt::Debug for ScheduleTask<'_, T> {
 }
 
 impl<T: 'static> DelayQueue<T> {
-    /// A task under its own id, or the one that `random` makes.
+    /// Builds the request for a task, under its own id or one made from `random`.
     fn scheduling(&self, record: TaskRecord<'_, T>, random: u128) -> Result<Scheduling> {
         let id = match record.id {
             Some(id) => ScheduleId::new(id)?,
@@ -191,7 +191,7 @@ impl<T: 'static> DelayQueue<T> {
         loop {
             let mut batch = Vec::new();
             let mut slots = Vec::new();
-            // The system is asked for a number once, and not for every task; of the others each is the next one.
+            // One random number per batch, not per task: each further task uses the next number.
             let first = Uuid::new_v4().as_u128();
             for (nth, record) in records.by_ref().take(CHUNK).enumerate() {
                 slots.push(self.scheduling(record, first.wrapping_add(nth as u128)).map(|scheduling| {
@@ -204,6 +204,7 @@ impl<T: 'static> DelayQueue<T> {
                 return outcomes;
             }
             let mut results = self.inner.backend.schedule.schedule(&batch).await.into_iter();
+            // Tasks that failed before the request are errors in `slots` and missing in `results`.
             outcomes.extend(slots.into_iter().map(|slot| {
                 let id = slot?;
                 let placed = results.next().unwrap_or_else(unanswered)?;
@@ -217,7 +218,7 @@ fn unanswered() -> Result<Placed> {
     Err(Error::new(ErrorKind::Protocol, "the backend gave no result for a task"))
 }
 
-/// A number of 128 bits in 22 characters: an id stands twice on the server, and there may be millions.
+/// Encodes a number of 128 bits in 22 characters: ids are stored twice on the server, and there may be millions.
 fn short(number: u128) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut rest = number;

@@ -1,8 +1,8 @@
-//! Sleeping to a point in time, more precisely than a runtime's timer does.
+//! Sleeps until a point in time, more precisely than the runtime's timer.
 //!
 //! Tokio's timer counts milliseconds and rounds up, and so does the poll beneath it: one wakes 1.1 ms late (the median;
-//! the test below measures it). For the last stretch a thread of its own waits instead, one for the whole process: 0.1 ms
-//! late, of which the slack that Linux gives its timers is half. It costs nothing while nobody sleeps.
+//! the test below measures it). For the last stretch a dedicated thread waits instead, one for the whole process. It is
+//! 0.1 ms late, and half of that is the slack that Linux gives its timers. It costs nothing while nothing sleeps.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -14,28 +14,28 @@ use millstream_core::Backend;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// How much is left to the thread: more than a runtime's timer is late.
+/// Part of a sleep that is left to the thread: more than the lateness of the runtime's timer.
 const STRETCH: Duration = Duration::from_millis(3);
 
-/// The longest sleep that may be set: a day.
+/// Longest sleep that may be configured: a day.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3_600);
 
-/// How those sleep who work with a backend.
+/// How loops of a backend sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
-    /// By the runtime's clock alone, which tests pause: for a backend in this process, which goes by it too.
+    /// By the runtime's clock alone, which tests can pause: for a backend in this process, which uses the same clock.
     Runtime,
-    /// The last milliseconds by a thread's.
+    /// By the runtime's clock, and by the timer thread for the last milliseconds.
     Precise,
 }
 
 impl Sleep {
-    /// How to sleep beside `backend`.
+    /// Returns the kind of sleep for `backend`.
     pub(crate) fn beside(backend: &Backend) -> Self {
         if backend.local { Self::Runtime } else { Self::Precise }
     }
 
-    /// Sleeps until `deadline`; never less.
+    /// Sleeps until `deadline`, never shorter.
     pub(crate) async fn until(self, deadline: Instant) {
         if self == Self::Precise {
             let coarse = deadline.checked_sub(STRETCH).unwrap_or(deadline);
@@ -46,7 +46,7 @@ impl Sleep {
             if !left.is_zero()
                 && let Some(timer) = timer()
             {
-                // The time that is left, not the deadline: under a paused clock that may be far away.
+                // Waits for the time left, not for the deadline: under a paused clock the deadline may be far away.
                 timer.after(left.min(STRETCH)).await;
             }
         }
@@ -56,7 +56,7 @@ impl Sleep {
     }
 }
 
-/// The thread, and who sleeps on it.
+/// Timer thread, and the sleeps that wait for it.
 struct Timer {
     sleepers: Mutex<BinaryHeap<Reverse<Sleeper>>>,
     earlier: Condvar,
@@ -85,7 +85,7 @@ impl Timer {
         let (wake, woken) = oneshot::channel();
         self.sleepers().push(Reverse(Sleeper { at: Wall::now() + left, wake }));
         self.earlier.notify_one();
-        // An error would mean that the thread is gone: the caller looks at the clock.
+        // An error would mean that the thread has ended: the caller checks the clock.
         let _ = woken.await;
     }
 
@@ -103,7 +103,7 @@ impl Timer {
             let left = head.at.saturating_duration_since(Wall::now());
             if left.is_zero() {
                 if let Some(Reverse(head)) = sleepers.pop() {
-                    // Nobody there: it was given up, the thread need not know.
+                    // An error means that the sleep was cancelled, which the thread need not know.
                     let _ = head.wake.send(());
                 }
             } else {
@@ -152,7 +152,7 @@ mod tests {
         futures_util::future::join_all(sleeps).await;
     }
 
-    /// How late both are, in microseconds: `cargo test -p millstream-delay --lib late -- --ignored --nocapture`.
+    /// Measures how late both are, in microseconds: `cargo test -p millstream-delay --lib late -- --ignored --nocapture`.
     #[tokio::test]
     #[ignore = "a measurement: it prints how late sleeps end, which depends on the machine"]
     async fn how_late_it_is() {

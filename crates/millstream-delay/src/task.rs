@@ -1,4 +1,4 @@
-//! A task as a handler gets it.
+//! A task, as passed to a handler.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -9,17 +9,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::queue::time_of;
 
-/// A task as a handler gets it: the payload, and what is known of it.
+/// A task, as passed to a handler: the payload and its metadata.
 ///
-/// It does not deref to its payload, whose methods of the same names would then be hidden.
+/// It does not deref to its payload, because its own methods would hide the payload's methods of the same name.
 #[derive(Clone)]
 pub struct Task<T> {
-    /// What was scheduled.
+    /// The payload that was scheduled.
     pub payload: T,
     pub(crate) about: About,
 }
 
-/// Everything but the payload.
+/// Metadata of a task: everything but the payload.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     pub(crate) id: ScheduleId,
@@ -36,67 +36,67 @@ pub(crate) struct About {
 }
 
 impl<T> Task<T> {
-    /// The payload alone.
+    /// Returns the payload.
     pub fn into_payload(self) -> T {
         self.payload
     }
 
-    /// Its id: the same on every attempt. Use it to recognise what was done before.
+    /// Returns the id. It is the same on every attempt: use it to recognise work that is done already.
     pub fn id(&self) -> &ScheduleId {
         &self.about.id
     }
 
-    /// The shard that it waited in.
+    /// Returns the shard of the task.
     pub fn shard(&self) -> &Shard {
         &self.about.shard
     }
 
-    /// When it was due, by the server's clock; of a retry, when that was due.
+    /// Returns the due time, by the server's clock; for a retry, the due time of the retry.
     pub fn due(&self) -> SystemTime {
         time_of(self.about.due)
     }
 
-    /// How long after that it was claimed, by the server's clock.
+    /// Returns the time between the due time and the claim, by the server's clock.
     pub fn late(&self) -> Duration {
         self.about.late
     }
 
-    /// The number of this attempt, from 1. It grows when a handler failed, not when a worker died.
+    /// Returns the number of this attempt, from 1. A failed attempt increases it, a worker that died does not.
     pub fn attempt(&self) -> u32 {
         self.about.attempt
     }
 
-    /// How many workers died over this attempt, or stood still for as long as they may hold it. More than 0 means that
-    /// it may have been done.
+    /// Returns how many workers died during this attempt, or stalled for longer than the hold time. If it is above 0,
+    /// the work may have been done already.
     pub fn crashes(&self) -> u32 {
         self.about.crashes
     }
 
-    /// What the last attempt failed with.
+    /// Returns the error of the last attempt.
     pub fn last_error(&self) -> Option<&str> {
         Some(&*self.about.error).filter(|error| !error.is_empty())
     }
 
-    /// What the attempts before this one failed with: the first, and the newest.
+    /// Returns the errors of the earlier attempts: the first one and the newest ones.
     pub fn history(&self) -> &History {
         &self.about.history
     }
 
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> Option<&Bytes> {
         self.about.key.as_ref()
     }
 
-    /// The headers.
+    /// Returns the headers.
     pub fn headers(&self) -> &Headers {
         &self.about.headers
     }
 
-    /// Ready when the task is no longer certainly ours: it could not be renewed for as long as it is held, or another
-    /// worker has it. Whatever takes long may end early; what the handler says is told to the server all the same, and
-    /// holds if nobody else has the task.
+    /// Completes when this worker no longer certainly holds the task: the claim could not be renewed within the hold
+    /// time, or another worker has the task. A long handler may then stop early. Its outcome is still sent to the
+    /// server, and is accepted if no other worker has the task.
     ///
-    /// Nothing is cut short by itself: a handler that does not ask runs to its end.
+    /// The handler is not interrupted: one that does not check this runs to its end.
     ///
     /// ```
     /// # use millstream_delay::Task;
@@ -112,13 +112,13 @@ impl<T> Task<T> {
         self.about.cancelled.cancelled().await;
     }
 
-    /// Whether the task is no longer certainly ours. See [`cancelled`](Self::cancelled).
+    /// Returns whether this worker no longer certainly holds the task. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
         self.about.cancelled.is_cancelled()
     }
 }
 
-/// Without the payload: it may be a secret.
+/// Leaves out the payload, which may be a secret.
 impl<T> fmt::Debug for Task<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Task")

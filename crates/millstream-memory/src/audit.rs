@@ -1,5 +1,5 @@
-//! The audit role in memory. Most of what can be wrong on a server has no form here: what is left is what an
-//! [`Operator`](crate::operator::Operator) can do.
+//! The audit role in memory. Most faults of a server cannot occur here: the remaining ones are those that an
+//! [`Operator`](crate::operator::Operator) can cause.
 
 use std::fmt;
 
@@ -91,7 +91,7 @@ impl Audit for MemoryBackend {
                 let of_group = partition.group(group);
                 let pending = of_group.cursor.as_ref().is_some_and(|it| it.pending.contains_key(&origin));
                 if pending && body.is_some() {
-                    // It will be settled where it is.
+                    // The pending entry will be settled, so the parked one is not needed.
                     return Ok(of_group.parked.take_lost(origin));
                 }
                 if let Some(body) = body {
@@ -129,7 +129,7 @@ impl Walk<'_> {
         }
     }
 
-    /// There is a next page if this one was full.
+    /// Clears the cursor unless this page was full.
     fn end(&mut self) {
         if self.audited.looked_at < MAX_PAGE as u64 {
             self.audited.next = None;
@@ -148,7 +148,7 @@ impl Walk<'_> {
     }
 }
 
-/// A stream, and where a group stands in it.
+/// Returns a stream, and the group's position in it.
 fn streams<'a>(
     state: &'a mut State,
     tp: &TopicPartition,
@@ -168,13 +168,13 @@ fn source(check: Check) -> Source {
     if check == Check::Pending { Source::Log } else { Source::Retry }
 }
 
-/// How a finding names a pending entry.
+/// Returns the id of a pending entry in a finding.
 fn word(check: Check, id: MessageId) -> String {
     let source = if source(check) == Source::Log { "log" } else { "retry" };
     format!("{source}:{id}")
 }
 
-/// Due time and origin, as a page gave them.
+/// Parses due time and origin from the cursor of a page.
 fn position(mark: &str) -> Result<(u64, MessageId)> {
     let bad = || Error::new(ErrorKind::InvalidConfig, format!("{mark:?} is no place to go on at"));
     let (due, origin) = mark.split_once(' ').ok_or_else(bad)?;
@@ -186,7 +186,7 @@ fn lost(state: &mut State, place: &Place, id: &str) -> Result<bool> {
     Ok(state.change(place, |timetable| timetable.take_lost(&id)))
 }
 
-/// What tells of a retry whose body is gone.
+/// Returns the dead letter of a retry whose body is lost.
 pub(crate) fn orphan(tp: &TopicPartition, group: &GroupName, origin: MessageId) -> DeadLetter {
     DeadLetter {
         id: MessageId::ZERO,

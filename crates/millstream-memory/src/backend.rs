@@ -9,7 +9,7 @@ use millstream_core::Backend;
 use crate::clock::{Clock, Now};
 use crate::state::State;
 
-/// All roles in memory. Clones share their state; it is gone with the last of them.
+/// All roles in memory. Clones share their state, which is dropped with the last clone.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(async {
@@ -31,13 +31,14 @@ pub struct MemoryBackend {
 }
 
 impl MemoryBackend {
-    /// An empty backend. Its clock starts with the system's and then follows tokio's.
+    /// Creates an empty backend. Its clock starts at the system's time and then follows tokio's clock.
     #[must_use]
     pub fn new() -> Self {
         Self { clock: Arc::new(Clock::new()), state: Arc::default() }
     }
 
-    /// An empty backend whose clock starts so long after 1970, so that a simulation gives the same ids every time.
+    /// Creates an empty backend whose clock starts at this time after 1970, so that a simulation gets the same ids
+    /// every time.
     #[must_use]
     pub fn at(since_1970: Duration) -> Self {
         Self { clock: Arc::new(Clock::at(since_1970)), state: Arc::default() }
@@ -51,8 +52,8 @@ impl MemoryBackend {
         self.clock.set_back(by);
     }
 
-    /// The state. A panic elsewhere cannot leave it half changed for longer than one message, so a poisoned
-    /// lock is no reason to stop everybody.
+    /// Locks the state. A panic elsewhere can leave at most one message half changed, so a poisoned lock is no reason
+    /// to stop all callers.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -76,8 +77,8 @@ impl From<MemoryBackend> for Backend {
     }
 }
 
-/// Lets others run now and then. Nothing here ever has to wait for I/O, so a loop over this backend would
-/// otherwise keep its thread for itself.
+/// Yields to other tasks from time to time. Nothing here ever waits for I/O, so a loop over this backend would
+/// otherwise never release its thread.
 pub(crate) async fn breathe() {
     tokio::task::coop::consume_budget().await;
 }

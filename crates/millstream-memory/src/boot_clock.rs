@@ -6,8 +6,8 @@ use std::time::Duration;
 use millstream_core::suspension::BootClock;
 use tokio::time::Instant;
 
-/// Boot clock that a test moves: the runtime's clock, which tests may pause, plus the time for which the test says that the
-/// machine was suspended. A clone is another handle to the same clock.
+/// Boot clock that a test controls: the runtime's clock, which tests may pause, plus the simulated suspension time of
+/// the machine. A clone is another handle to the same clock.
 #[derive(Clone, Debug)]
 pub struct SuspendableClock {
     start: Instant,
@@ -15,14 +15,14 @@ pub struct SuspendableClock {
 }
 
 impl SuspendableClock {
-    /// A clock that was never suspended.
+    /// Creates a clock without a suspension.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "it reads the runtime's clock")]
     pub fn new() -> Self {
         Self { start: Instant::now(), suspended: Arc::default() }
     }
 
-    /// Suspends the machine for this time, which passes at once.
+    /// Simulates a suspension of the machine: this time passes immediately.
     pub fn suspend(&self, time: Duration) {
         *self.suspended.lock().unwrap_or_else(PoisonError::into_inner) += time;
     }

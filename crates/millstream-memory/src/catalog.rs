@@ -32,7 +32,7 @@ impl Catalog for MemoryBackend {
         let deleted = state.deleted_topics.get(&spec.name).is_some_and(|deleted| deleted.until > self.now());
         let gone = match state.topics.get(&spec.name) {
             None => deleted,
-            // Another one in the place of the one that the caller knows.
+            // Another topic has replaced the one that the caller knows.
             Some(stored) => stored.generation > spec.generation,
         };
         if gone {
@@ -115,17 +115,17 @@ impl Catalog for MemoryBackend {
 
     async fn create_group(&self, topic: &TopicSpec, group: &GroupName, start: Start) -> Result<GroupCreated> {
         let mut state = self.lock();
-        // Before anything is registered.
+        // Validated before anything is registered.
         Stream::default().before(start)?;
         state.deleted_groups.remove(&(topic.name.clone(), group.clone()));
         let new = state.topic_groups.entry(topic.name.clone()).or_default().insert(group.clone());
         let mut created = GroupCreated { new, partitions: Vec::new() };
-        // It may have grown since it was asked for: there from the beginning.
+        // The topic may have grown since the request: on new partitions the group starts at the beginning.
         let grown = state.topics.get(&topic.name).filter(|stored| stored.partitions > topic.partitions);
         for tp in grown.cloned().as_ref().unwrap_or(topic).iter() {
             let known = tp.partition.0 < topic.partitions;
             let partition = state.partition(&tp);
-            // What it had settled where it was lost, nobody knows.
+            // Where the group was lost, its position is unknown, so it starts at the beginning.
             let delivered = if new && known { partition.log.beginning(start)? } else { MessageId::ZERO };
             if create(partition, group, delivered) {
                 created.partitions.push(tp.partition);
@@ -150,8 +150,8 @@ impl Catalog for MemoryBackend {
         state.not_deleted(&topic_partition.topic, group, self.now())?;
         state.topic_groups.entry(topic_partition.topic.clone()).or_default().insert(group.clone());
         let partition = state.partition(topic_partition);
-        // A log that ends below `after` is not the one that `after` was read from: it was deleted since. What is
-        // in it may never have been read.
+        // A log that ends below `after` is not the one that `after` was read from: it was deleted since. Its entries
+        // may never have been read.
         let delivered = if partition.log.last() >= after { after } else { MessageId::ZERO };
         Ok(create(partition, group, delivered))
     }
@@ -199,7 +199,7 @@ impl Catalog for MemoryBackend {
     }
 }
 
-/// Creates the group on a partition; `false` if it is there.
+/// Creates the group on a partition. Returns false if it exists.
 fn create(partition: &mut state::Partition, group: &GroupName, delivered: MessageId) -> bool {
     let cursor = &mut partition.group(group).cursor;
     let missing = cursor.is_none();

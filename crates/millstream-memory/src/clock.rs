@@ -1,4 +1,4 @@
-//! The clock of the backend: tokio's, so that a test that pauses time pauses this too.
+//! The clock of the backend: tokio's, so that a test that pauses time also pauses this clock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,19 +6,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use millstream_core::Due;
 use tokio::time::Instant;
 
-/// Starts with the system's time, and goes back only if an operator sets it back.
+/// Clock that starts at the system's time, and goes back only if an operator sets it back.
 #[derive(Debug)]
 pub(crate) struct Clock {
     base: Duration,
     start: Instant,
-    /// Microseconds by which it was set back.
+    /// Time by which it was set back, in microseconds.
     behind: AtomicU64,
 }
 
-/// A point in time, in microseconds since 1970.
+/// Point in time, in microseconds since 1970.
 ///
-/// Ids and due times are milliseconds. Whatever must not be early rounds up, whatever allows rounds down:
-/// with one millisecond of precision alone, a retry could come back almost one early.
+/// Ids and due times are milliseconds. A value that must not be early is rounded up, one that permits something is
+/// rounded down: with a precision of one millisecond alone, a retry could come back almost 1 ms early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Now(u64);
 
@@ -43,25 +43,25 @@ impl Clock {
 }
 
 impl Now {
-    /// Later than everything.
+    /// Time later than all others.
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
-    /// The beginning of a millisecond, but not before now.
+    /// Returns the start of a millisecond, but not before now.
     pub(crate) fn at(self, millis: u64) -> Self {
         Self(millis.saturating_mul(1_000).max(self.0))
     }
 
-    /// The millisecond that this falls into: what an id carries, and what is due up to it is due.
+    /// Returns the current millisecond: ids contain it, and everything that is due up to it is due.
     pub(crate) fn millis(self) -> u64 {
         self.0 / 1_000
     }
 
-    /// The millisecond at which something is due.
+    /// Returns the millisecond at which something is due.
     pub(crate) fn due(self, due: Due) -> u64 {
         due.millis(self.0)
     }
 
-    /// How long until millisecond `due` begins; zero if it has.
+    /// Returns the time until millisecond `due` begins; zero if it has begun.
     pub(crate) fn until(self, due: u64) -> Duration {
         Duration::from_millis(due).saturating_sub(Duration::from_micros(self.0))
     }

@@ -16,11 +16,11 @@ use crate::inspect::page;
 use crate::state::Group;
 use crate::stream::bytes;
 
-/// Who works on which of a group's dead letters, and which were put back.
+/// Claims of a group's dead letters, and the letters that were put back.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Desk {
     claims: BTreeMap<MessageId, Claimed>,
-    /// By the ids they had, all until the same time.
+    /// New ids of letters that were put back, by their old ids; all expire at the same time.
     imports: BTreeMap<MessageId, MessageId>,
     imports_until: u64,
 }
@@ -29,12 +29,12 @@ pub(crate) struct Desk {
 struct Claimed {
     /// Milliseconds since 1970.
     until: u64,
-    /// `None` for a letter that is left alone.
+    /// Name of the claim; `None` for a letter that was left for later.
     by: Option<String>,
 }
 
 impl Desk {
-    /// Who has claimed it, if that has not run out; `Some(None)` for a letter that is left alone.
+    /// Returns the name of an unexpired claim; `Some(None)` for a letter that was left for later.
     fn holder(&self, id: MessageId, now: u64) -> Option<Option<&str>> {
         self.claims.get(&id).filter(|it| it.until > now).map(|it| it.by.as_deref())
     }
@@ -159,13 +159,13 @@ impl DeadLetters for MemoryBackend {
     }
 }
 
-/// Does something to one letter; `false` if it is gone, or somebody else's.
+/// Applies an action to one letter. Returns false if it no longer exists, or is claimed by another caller.
 fn settle(of_group: &mut Group, id: MessageId, deed: &DeadLetterAction, by: Option<&str>, now: Now) -> bool {
     let Group { dead, retry, desk, .. } = of_group;
     let may = match desk.holder(id, now.millis()) {
         None => true,
         Some(Some(holder)) => by == Some(holder),
-        // Who comes in the name of a claim has lost it to somebody who has left the letter.
+        // A caller with a claim has lost it here: another one has claimed the letter since, and left it for later.
         Some(None) => by.is_none(),
     };
     if !may {

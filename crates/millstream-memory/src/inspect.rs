@@ -101,7 +101,7 @@ impl Inspect for MemoryBackend {
         Ok(server)
     }
 
-    /// Bytes are those of names and values alone.
+    /// Reports usage; bytes are those of names and values only.
     async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>> {
         let state = self.lock();
         let mut usage = Vec::new();
@@ -135,7 +135,7 @@ impl Inspect for MemoryBackend {
     }
 }
 
-/// Where a group stands in one of its streams, if it is there.
+/// Returns the position of a group in one of its streams, if it exists.
 fn cursor(group: &Group, source: Source) -> Option<&Cursor> {
     match source {
         Source::Log => group.cursor.as_ref(),
@@ -153,7 +153,7 @@ fn parked((due, origin, item): (u64, MessageId, Option<&Item>)) -> Parked {
     }
 }
 
-/// As much as a page may have.
+/// Returns a page, limited in items and bytes.
 pub(crate) fn page<T>(items: impl Iterator<Item = T>, limit: usize, size: impl Fn(&T) -> u64) -> Page<T> {
     let mut page = Page::empty();
     let mut bytes = 0;

@@ -32,7 +32,7 @@ impl Leases for MemoryBackend {
                     if fence.nonce != nonce {
                         return Ok(Acquired::Held(holder));
                     }
-                    // The asker counts from this request, not from the one whose reply was lost.
+                    // The caller counts from this request, not from the one whose reply was lost.
                     (fence.expires, fence.ttl) = (now.plus(ttl), ttl);
                     let lease = Lease::new(resource.clone(), fence.epoch, nonce, ttl);
                     return Ok(Acquired::Granted(lease.after_ends(fence.ends.clone())));
@@ -51,7 +51,7 @@ impl Leases for MemoryBackend {
             }
             None => (0, Vec::new()),
         };
-        // By the clock, so that it grows also when the store starts from nothing.
+        // By the clock, so that it also grows when the store starts empty.
         let epoch = now.millis().max(stored + 1);
         let lease = Lease::new(resource.clone(), epoch, nonce, ttl).after_ends(ends.clone());
         let fence = Fence {
@@ -107,7 +107,7 @@ impl Leases for MemoryBackend {
 }
 
 impl Fence {
-    /// Who has the resource now.
+    /// Returns the current holder of the resource.
     pub(crate) fn holder(&self, now: Now) -> Option<Holder> {
         let alive = self.token.is_some() && self.expires > now;
         let expires_in = self.expires.since(now);
@@ -115,7 +115,7 @@ impl Fence {
     }
 }
 
-/// Whoever reads with the lease before this one learns at once that it is fenced.
+/// Wakes readers of the partition, so that one with the previous lease finds out immediately that it is fenced.
 fn wake(state: &mut State, resource: &Resource) {
     if let Resource::Partition { topic_partition, .. } = resource {
         state.partition(topic_partition).wake.notify_waiters();

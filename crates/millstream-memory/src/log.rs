@@ -29,7 +29,7 @@ impl Log for MemoryBackend {
         let mut results = Vec::with_capacity(batch.len());
         let mut state = self.lock();
         let now = self.now().millis();
-        // Runs of one partition, so that it is looked up and its readers are woken once.
+        // Entries of the same partition are grouped, so that it is looked up and its readers are woken once.
         for run in batch.chunk_by(|a, b| a.topic_partition == b.topic_partition) {
             let partition = state.partition(&run[0].topic_partition);
             results.extend(run.iter().map(|entry| append(partition, now, &entry.fields)));
@@ -92,7 +92,7 @@ impl Log for MemoryBackend {
         };
         group.cursor = Some(Cursor::at(delivered));
         partition.wake.notify_waiters();
-        // What was handed out before is settled by nobody: the same ids are handed out anew.
+        // Entries that were handed out before must not be settled any more: the same ids are handed out again.
         if let Some(fence) = state.fences.get_mut(&lease.resource) {
             fence.token = None;
         }
@@ -129,14 +129,14 @@ fn length(state: &State, topic_partition: &TopicPartition) -> u64 {
 }
 
 fn append(partition: &mut Partition, now: u64, fields: &Fields) -> Result<MessageId> {
-    // Redis cannot store such an entry either: the embedded default must not allow more than the real thing.
+    // Redis cannot store such an entry either, and the embedded default must not allow more than Redis.
     if fields.is_empty() {
         return Err(Error::new(ErrorKind::Encode, "an entry needs at least one field"));
     }
     Ok(partition.log.append(now, fields.clone()))
 }
 
-/// Settles one entry, of `whose` if that is given; `false` if there was nothing to settle.
+/// Settles one entry, which must be pending for `whose` if that is given. Returns false if there was nothing to settle.
 pub(crate) fn settle(
     partition: &mut Partition,
     (topic_partition, name): (&TopicPartition, &GroupName),
@@ -174,7 +174,7 @@ pub(crate) fn settle(
     });
     match (settlement, body) {
         (Settlement::Ack | Settlement::Hold(_), _) => true,
-        // A ghost: there is nothing left that could be tried again or kept.
+        // A ghost: there is nothing left to retry or keep.
         (_, None) => false,
         (Settlement::Retry { due, attempt, origin, error, history }, Some(body)) => {
             let (error, mut history) = (wire::cut(error).to_owned(), history.clone());
@@ -207,29 +207,29 @@ struct MemoryReader {
     backend: MemoryBackend,
     lease: Lease,
     wake: Arc<Notify>,
-    /// How many heads of the schedule it has told of.
+    /// Number of schedule heads that were reported.
     heads: u64,
     phase: Phase,
-    /// The group's number when this last looked.
+    /// Restart number of the group at the last look.
     restart: u64,
-    /// Up to here the log was handed out.
+    /// Entries of the log up to here were handed out.
     handed: MessageId,
-    /// The newest entries of the log and the retry log that were handed out, and what they were.
+    /// Newest entries of the log and the retry log that were handed out, with the digests of their fields.
     newest: [Option<(MessageId, u64)>; 2],
-    /// Whether one of them is gone, and that is not told yet.
+    /// Whether one of them is lost, and that is not reported yet.
     tail_lost: bool,
-    /// Found out and not told yet.
+    /// Rewind that was found and is not reported yet.
     rewound: Option<(MessageId, MessageId)>,
-    /// Whose turn it is when there is room for one entry only.
+    /// Whether the retry log comes first when there is room for one entry only.
     retry_first: bool,
 }
 
-/// What is read next.
+/// Next entries to read.
 #[derive(Clone, Copy)]
 enum Phase {
-    /// What is pending above these ids.
+    /// Entries that are pending above these ids.
     Pending { log: MessageId, retry: MessageId },
-    /// What is new.
+    /// New entries.
     New,
 }
 
@@ -245,20 +245,20 @@ impl Reader for MemoryReader {
         if max == 0 {
             return Ok(Fetched::default());
         }
-        // Taken, and put back at the end: if this future is dropped or fails, the next one starts over.
+        // Taken here and put back at the end: if this future is dropped or fails, the next one starts over.
         let mut phase = std::mem::take(&mut self.phase);
         breathe().await;
         let mut last_look = wait.is_zero();
-        // Not a timer yet: most fetches find something.
+        // Not a timer yet, since most fetches find something.
         let timeout = async move { tokio::time::sleep(wait).await };
         tokio::pin!(timeout);
         loop {
-            // Before the look, so that what comes right after it wakes us.
+            // Created before the look, so that an entry that arrives right after it wakes this reader.
             let wake = self.wake.clone();
             let woken = wake.notified();
             let mut fetched = self.look(&mut phase, max).inspect_err(|error| {
                 if error.kind() == ErrorKind::GroupMissing {
-                    // That says it all: wherever the group is created again, it has not lost its way.
+                    // This error covers all of it: a group that is created again has not lost its position.
                     (self.handed, self.rewound) = (MessageId::ZERO, None);
                     (self.newest, self.tail_lost) = ([None; 2], false);
                 }
@@ -281,7 +281,7 @@ impl Reader for MemoryReader {
 }
 
 impl MemoryReader {
-    /// Takes note of the newest entries that are handed out.
+    /// Records the newest entries that are handed out.
     fn note(&mut self, fetched: &Fetched) {
         for (newest, source) in self.newest.iter_mut().zip([Source::Log, Source::Retry]) {
             let of_source = fetched.entries.iter().filter(|entry| entry.receipt.source == source);
@@ -293,7 +293,7 @@ impl MemoryReader {
         self.handed = self.newest[0].map_or(self.handed, |(id, _)| id.max(self.handed));
     }
 
-    /// Hands out what is there.
+    /// Hands out the available entries.
     fn look(&mut self, phase: &mut Phase, max: usize) -> Result<Fetched> {
         let mut state = self.backend.lock();
         let now = self.backend.now();
@@ -311,7 +311,7 @@ impl MemoryReader {
             let from = self.rewound.map_or(self.handed, |(from, _)| from);
             (self.rewound, self.handed) = (Some((from, cursor.delivered)), cursor.delivered);
         }
-        // The newest one tells whether the end is lost: it went with any other.
+        // The newest entry is enough: if any other entry of the end is lost, the newest one is lost with it.
         let streams = [(&partition.log, cursor.delivered), (&*retry_log, retry_cursor.delivered)];
         for (newest, (stream, delivered)) in self.newest.iter().zip(streams) {
             if let Some((id, digest)) = newest.filter(|(id, _)| delivered < *id) {
@@ -323,7 +323,7 @@ impl MemoryReader {
         }
         let new = Reading { by: &None, source: Source::Log, now };
         let retries = Reading { source: Source::Retry, ..new };
-        // Told now: whatever is told here is given back without another wait.
+        // Recorded now, because the result of this look is returned without another wait.
         let woken = std::mem::replace(&mut self.heads, partition.heads) != partition.heads;
         let mut fetched = Fetched { woken, ..Fetched::default() };
         if let Phase::Pending { log, retry } = phase {
@@ -353,9 +353,9 @@ pub(crate) fn missing(group: &GroupName, place: impl fmt::Display) -> Error {
     Error::new(ErrorKind::GroupMissing, format!("group {group} is not there on {place}"))
 }
 
-/// How many of `max` come from the log and how many from the retry log: a quarter, at least one, for the
-/// retries, and what one does not need for the other. So neither can starve the other. Where there is room for
-/// one only, they take turns.
+/// Returns how many of `max` entries come from the log and how many from the retry log. A quarter, at least one, is for
+/// retries; what one source does not need is left for the other. So neither can starve the other. If there is room for
+/// one entry only, they take turns.
 pub(crate) fn shares(max: usize, (log, retry): (usize, usize), retry_first: &mut bool) -> (usize, usize) {
     let quota = if max == 1 {
         *retry_first = !*retry_first;

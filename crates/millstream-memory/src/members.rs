@@ -17,20 +17,20 @@ use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::clock::Now;
 
-/// The members of one group, and what they should own.
+/// Members of one group, and their assignment.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Membership {
     members: BTreeMap<MemberId, (Member, Now)>,
-    /// When each member dies, earliest first.
+    /// Expiry time of each member, earliest first.
     expiries: BTreeSet<(Now, MemberId)>,
     version: Version,
     revision: Revision,
-    /// How many partitions the topic had at the last heartbeat.
+    /// Number of partitions of the topic at the last heartbeat.
     partitions: u32,
-    /// What `assignment` was published for.
+    /// Version that `assignment` was published for.
     assigned: Option<Version>,
     assignment: Assignment,
-    /// Wakes who watches, on every new revision.
+    /// Notifies watchers of every new revision.
     pub(crate) wake: Arc<Notify>,
 }
 
@@ -109,7 +109,7 @@ impl Members for MemoryBackend {
         let mut state = self.lock();
         let now = self.now();
         let membership = state.membership(topic, group);
-        // Nobody has ever been in a group of version 0.
+        // A group of version 0 never had a member.
         let current = version == membership.version && version != Version::default();
         if !current || membership.assigned == Some(version) {
             return Ok(false);
@@ -128,10 +128,10 @@ impl Members for MemoryBackend {
 }
 
 impl Membership {
-    /// Takes the heartbeat of `member`.
+    /// Processes the heartbeat of `member`.
     fn heartbeat(&mut self, member: &Member, partitions: u32, server: &str, now: Now) -> HeartbeatReply {
         let mut member = member.clone();
-        // That was for us alone.
+        // The generation is only for the check before, and is not stored.
         member.generation = None;
         let heard = std::mem::replace(&mut member.heard, Continuity::new(member.ttl));
         in_order(&mut member.pinned);
@@ -157,7 +157,7 @@ impl Membership {
             pulse.next_expiry = expires.since(now);
         }
         if self.expiries.first().is_some_and(|(expires, _)| *expires <= now) {
-            // There is no hurry before the sender may do something about it.
+            // Not before the sender may drop expired members.
             pulse.next_expiry = pulse.next_expiry.min(left);
         }
         pulse
@@ -170,13 +170,13 @@ impl Membership {
         self.members.insert(member.id.clone(), (member, expires));
     }
 
-    /// Removes a member and tells nobody; `false` if it is not there.
+    /// Removes a member without a notification. Returns false if it does not exist.
     pub(crate) fn forget(&mut self, id: &MemberId) -> bool {
         let Some((_, expires)) = self.members.remove(id) else { return false };
         self.expiries.remove(&(expires, id.clone()))
     }
 
-    /// Drops everybody whose ttl has passed; `false` if there is nobody.
+    /// Drops all members whose ttl has passed. Returns false if there are none.
     fn drop_dead(&mut self, now: Now) -> bool {
         let mut dropped = false;
         while self.expiries.first().is_some_and(|(expires, _)| *expires <= now) {
@@ -187,15 +187,15 @@ impl Membership {
         dropped
     }
 
-    /// Somebody said something that the members are to hear.
+    /// Notifies the members of a change outside the membership.
     pub(crate) fn told(&mut self, now: Now) {
         self.changed(false, now);
     }
 
-    /// Makes a new revision, and a new version if the membership itself is another one now.
+    /// Creates a new revision, and a new version if the membership itself has changed.
     fn changed(&mut self, membership: bool, now: Now) {
         if membership {
-            // As with epochs: by the clock, so that no version comes back after the newest of it was lost.
+            // By the clock, like epochs, so that no version is used again after the newest state was lost.
             self.version.0 = now.millis().max(self.version.0 + 1);
         }
         let Revision(last) = self.revision;
@@ -204,13 +204,13 @@ impl Membership {
     }
 }
 
-/// Whether nobody has to compute anything anew for this heartbeat. A restart alone is no reason.
+/// Returns whether this heartbeat needs no new assignment. A restart alone does not.
 fn same_wishes(known: &Member, member: &Member) -> bool {
     let wishes = |member: &Member| (member.ttl, member.max_partitions);
     wishes(known) == wishes(member) && known.pinned == member.pinned
 }
 
-/// Lists of partitions are sets.
+/// Sorts a list of partitions and removes duplicates.
 fn in_order(partitions: &mut Vec<Partition>) {
     partitions.sort_unstable();
     partitions.dedup();
@@ -230,7 +230,7 @@ impl Watch for MemoryWatch {
         let timeout = tokio::time::sleep(wait);
         tokio::pin!(timeout);
         loop {
-            // Before the look, so that what comes right after it wakes us.
+            // Created before the look, so that a change right after it wakes this watcher.
             let woken = self.wake.notified();
             let revision = {
                 let state = self.backend.lock();

@@ -8,7 +8,7 @@ use millstream_core::{Error, ErrorKind, Result};
 use crate::MemoryBackend;
 use crate::backend::breathe;
 
-/// The longest rule, in bytes.
+/// Maximum length of a rule, in bytes.
 const MAX_RULE_LEN: usize = 1_024;
 
 #[async_trait]
@@ -93,7 +93,7 @@ fn check(recurrence: &Recurrence) -> Result<()> {
     if fields.is_empty() {
         return error(ErrorKind::Encode, "needs at least one field");
     }
-    // The ids of what it schedules are `<id>@<time>`, and a time has up to 20 digits.
+    // The ids of its occurrences are `<id>@<time>`, and a time has up to 20 digits.
     if id.as_str().len() + 21 > MAX_ID_LEN {
         return error(ErrorKind::InvalidName, "has an id that leaves no room for a time behind it");
     }

@@ -24,7 +24,7 @@ impl Schedule for MemoryBackend {
         let mut results = Vec::with_capacity(batch.len());
         let mut state = self.lock();
         let now = self.now();
-        // Runs of one place, so that those who sleep there are told once.
+        // Messages of the same place are grouped, so that those that wait for it are notified once.
         for run in batch.chunk_by(|a, b| a.place == b.place) {
             state.change(&run[0].place, |timetable| {
                 results.extend(run.iter().map(|scheduling| place(timetable, scheduling, now)));
@@ -115,7 +115,7 @@ impl Schedule for MemoryBackend {
         let timeout = tokio::time::sleep(timeout);
         tokio::pin!(timeout);
         loop {
-            // Before the look, so that what comes right after it wakes us.
+            // Created before the look, so that a change right after it wakes this caller.
             let woken = wake.notified();
             let now = Seen(self.lock().partition(topic_partition).heads.to_string());
             if now != *seen {
@@ -139,7 +139,7 @@ fn place(timetable: &mut Timetable, scheduling: &Scheduling, now: Now) -> Result
     timetable.place(id, Item::new(now.due(*due), Some(fields.clone())), *on_conflict)
 }
 
-/// Moves what is due to the log. Who waits for the partition is to be woken.
+/// Moves due messages to the log. The caller must wake those that wait for the partition.
 fn promote_delayed(partition: &mut Partition, now: Now, limit: usize) -> Promoted {
     let mut promoted = Promoted::default();
     for _ in 0..limit.min(MAX_PROMOTE) {

@@ -1,4 +1,4 @@
-//! One shard of a delay queue: what waits, what is claimed, what is dead, and who looks out for what is due.
+//! One shard of a delay queue: waiting, claimed and dead tasks, and the workers that wait for due tasks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -16,30 +16,30 @@ use tokio::sync::Notify;
 use crate::clock::Now;
 use crate::timetable::{Claim, Item, Past, Timetable};
 
-/// How long after a worker was to come it is counted on: then another one takes its place.
+/// Time after its announced visit for which a worker is still expected; then another one takes its place.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// How much one claim hands out at least, in bytes of bodies, before it ends.
+/// Size of the bodies, in bytes, after which one claim hands out no further task.
 const MAX_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shard {
     pub(crate) timetable: Timetable,
-    /// When claims run out, in milliseconds since 1970.
+    /// Deadlines of claims, in milliseconds since 1970.
     deadlines: BTreeSet<(u64, ScheduleId)>,
     pub(crate) dead: BTreeMap<MessageId, Dead>,
     last_dead: MessageId,
-    /// Who comes for the head, and who comes if that one does not.
+    /// Worker that comes for the head, and the one that comes if the first does not.
     watcher: Option<Visit>,
     deputy: Option<Visit>,
-    /// When a worker that claimed called another one to stay near, and that worker, until it has passed on a call that it
-    /// heard itself.
+    /// Time at which a claiming worker called another one to stay near, and the name of the claiming worker, until it
+    /// has passed on a call that reached itself.
     asked: Option<(Now, Option<String>)>,
-    /// Keeps one call that nobody waited for, as `Notify` does.
+    /// Stores one call if no worker waits for it, as `Notify` does.
     pub(crate) calls: Arc<Notify>,
 }
 
-/// A task that was given up.
+/// Dead task.
 #[derive(Clone, Debug)]
 pub(crate) struct Dead {
     pub(crate) task: ScheduleId,
@@ -50,17 +50,17 @@ pub(crate) struct Dead {
     pub(crate) body: Option<Fields>,
 }
 
-/// A worker said that it comes then. [`GRACE`] later it is not counted on any more.
+/// Announced visit of a worker. It is no longer expected [`GRACE`] after that time.
 #[derive(Clone, Debug)]
 struct Visit {
     worker: String,
     at: Now,
-    /// Whether it was told to come within a third of its hold, because claims are open.
+    /// Whether it comes within a third of its hold time because claims are open.
     steady: bool,
 }
 
 impl Shard {
-    /// Changes what waits. If that brought the head forward, one worker is called.
+    /// Changes the timetable. If its head is earlier afterwards, one worker is called.
     pub(crate) fn change<T>(&mut self, change: impl FnOnce(&mut Timetable) -> T) -> T {
         let before = self.timetable.head();
         let done = change(&mut self.timetable);
@@ -70,11 +70,11 @@ impl Shard {
         done
     }
 
-    /// Hands out what is due, by this server; `tokens` counts what was ever handed out anywhere.
+    /// Hands out due tasks for a claim on the server `server`; `tokens` counts all tasks ever handed out.
     pub(crate) fn claim(&mut self, ask: &ClaimRequest, now: Now, server: &str, tokens: &mut u64) -> Claimed {
         let limit = ask.limit.min(MAX_CLAIM);
         let mut claimed = Claimed { now: now.millis(), server: server.to_owned(), ..Claimed::default() };
-        // All of them first: a claim that holds for no time at all runs out in this millisecond.
+        // All of them first: a claim with a hold of zero runs out in this millisecond.
         let (mut ran_out, mut due, mut bytes, mut next) = (Vec::new(), Vec::new(), 0, None);
         for (deadline, id) in self.overdue(now) {
             let Some(claim) = self.timetable.claimed.get(&id) else { continue };
@@ -97,8 +97,9 @@ impl Shard {
         }
         let full = ran_out.len() + due.len() == limit || bytes >= MAX_BYTES;
         for (id, Claim { mut item, token, begun, .. }) in ran_out {
-            // It counts as a crash the first time, unless this worker had it, which lives, and then if a handler had begun:
-            // else an answer was lost, no more. Nothing is given up if nobody is known to have begun.
+            // An expired claim counts as a crash the first time, unless this worker itself held it and is obviously
+            // alive. Further ones count only if a handler had begun: otherwise only an answer was lost. A task is given
+            // up only if a handler is known to have begun.
             let ours = token.rsplit_once('-').is_some_and(|(worker, _)| worker == ask.worker);
             let more = u32::from(begun || item.past.crashes == 0 && !ours);
             item.past.crashes = item.past.crashes.saturating_add(more);
@@ -125,7 +126,7 @@ impl Shard {
         claimed
     }
 
-    /// Claims that have run out, and since when.
+    /// Returns the claims that have run out, with their deadlines.
     fn overdue(&self, now: Now) -> Vec<(u64, ScheduleId)> {
         self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now.millis()).cloned().collect()
     }
@@ -150,8 +151,8 @@ impl Shard {
         ClaimedTask { id, token, before: None, due, attempt, crashes, error, history, fields }
     }
 
-    /// When a worker has to come next; of claims that have run out already, at `next`. What recurs and is overdue, which the
-    /// caller is told of, does not make everybody come again and again.
+    /// Returns when a worker must come next; `next` stands for claims that have run out already. An overdue recurring
+    /// task, which is reported to the caller, must not make all workers come again and again.
     fn head(&self, next: Option<u64>, now: Now) -> Now {
         let deadline = self.deadlines.iter().map(|(deadline, _)| *deadline).find(|it| *it > now.millis());
         let first = self.timetable.first_due().into_iter().chain(deadline).chain(next).min();
@@ -160,10 +161,10 @@ impl Shard {
         first.map(|due| now.at(due)).into_iter().chain(recurs).min().unwrap_or(Now::NEVER)
     }
 
-    /// Says when a worker is to come again: one comes for the head, one in case that one does not, and all others when
-    /// their patience ends. While claims are open those two come three times per hold: then they may take over what runs
-    /// out. Whoever claims sees to it that another one is among them, with one call per third of a hold; one that it hears
-    /// itself it passes on.
+    /// Returns when a worker must come again: one comes for the head, one in case the first does not, and all others
+    /// when their patience ends. While claims are open, those two come three times per hold time, so that they may take
+    /// over claims that run out. A claiming worker ensures that another worker is one of the two, with one call per
+    /// third of a hold; a call that reaches itself is passed on.
     fn come(&mut self, ask: &ClaimRequest, claims: bool, full: bool, head: Now, now: Now) -> Duration {
         let third = ask.hold / 3;
         let open = !self.deadlines.is_empty();
@@ -203,7 +204,7 @@ impl Shard {
             _ => {
                 self.forget(&ask.worker);
                 self.watcher = mine(now.plus(next));
-                // A call that nobody has heard so far asks for what was done here.
+                // A pending call that no worker has received asks for what was done here, so it is consumed.
                 pin!(self.calls.notified()).enable();
                 next
             }
@@ -214,7 +215,8 @@ impl Shard {
         next
     }
 
-    /// A worker that has no room looks out for nothing: another one is called to do it, unless one comes in time anyway.
+    /// Removes a worker without free capacity from the visits. Another one is called in its place, unless one comes in
+    /// time anyway.
     fn look_away(&mut self, worker: &str, calls: bool, head: Now, now: Now) {
         self.forget(worker);
         if calls || head < Now::NEVER && (head <= now || !self.comes_by(head, now)) {
@@ -228,20 +230,21 @@ impl Shard {
         }
     }
 
-    /// Whether somebody said that they come by then.
+    /// Returns whether a worker has announced a visit by then.
     fn comes_by(&self, time: Now, now: Now) -> bool {
         let comes = |visit: &Visit| visit.at.plus(GRACE) > now && visit.at <= time;
         self.watcher.as_ref().is_some_and(comes) || self.deputy.as_ref().is_some_and(comes)
     }
 
-    /// Takes a task out of the hands of whoever has this token.
+    /// Removes the claim with this token.
     fn give_up(&mut self, id: &ScheduleId, token: &str) -> Option<Claim> {
         let deadline = self.timetable.claimed.get(id).filter(|claim| claim.token == token)?.deadline;
         self.deadlines.remove(&(deadline, id.clone()));
         self.timetable.claimed.remove(id)
     }
 
-    /// Settles tasks; gives back how many. What became the head is told, unless somebody comes in time anyway.
+    /// Settles tasks, and returns their number. If a task became the head, a worker is called, unless one comes in time
+    /// anyway.
     pub(crate) fn settle(&mut self, batch: &[(ScheduleId, String, Verdict)], now: Now) -> usize {
         let before = self.timetable.head();
         let settled = batch.iter().filter(|(id, token, verdict)| self.settle_one(id, token, verdict, now));
@@ -253,7 +256,7 @@ impl Shard {
         settled
     }
 
-    /// Settles one; `false` if the claim is somebody else's by now, or settled.
+    /// Settles one task. Returns false if the claim is another worker's by now, or is settled.
     fn settle_one(&mut self, id: &ScheduleId, token: &str, verdict: &Verdict, now: Now) -> bool {
         let Some(Claim { item, begun, .. }) = self.give_up(id, token) else { return false };
         match verdict {
@@ -288,7 +291,8 @@ impl Shard {
         self.dead.insert(self.last_dead, dead);
     }
 
-    /// Lets a claim hold for `hold` from now, and a handler begin; `false` if it is not this one's any more.
+    /// Extends a claim to `hold` from now, and records that a handler begins if `begun`. Returns false if the token no
+    /// longer has the claim.
     pub(crate) fn extend(
         &mut self,
         id: &ScheduleId,
@@ -321,7 +325,7 @@ impl Shard {
         self.dead.range((Bound::Excluded(id), Bound::Unbounded))
     }
 
-    /// Schedules dead tasks anew; gives back how many.
+    /// Schedules dead tasks again. Returns their number.
     pub(crate) fn replay(&mut self, ids: &[MessageId], now: Now) -> usize {
         let moved = ids.iter().filter(|id| self.replay_one(**id, now)).count();
         if moved > 0 {
@@ -330,7 +334,7 @@ impl Shard {
         moved
     }
 
-    /// Schedules one; `false` if it is not there, or its id is in use.
+    /// Schedules one dead task. Returns false if it does not exist, or its id is in use.
     fn replay_one(&mut self, id: MessageId, now: Now) -> bool {
         let Some(dead) = self.dead.get(&id) else { return false };
         if self.timetable.is_in_use(&dead.task) {
@@ -342,7 +346,7 @@ impl Shard {
     }
 }
 
-/// Rounded up, as deadlines are.
+/// Returns the hold time in milliseconds, rounded up as deadlines are.
 fn millis(hold: Duration) -> u64 {
     u64::try_from(hold.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }

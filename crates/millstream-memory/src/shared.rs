@@ -155,25 +155,25 @@ struct MemorySharedReader {
     by: By,
     places: Vec<ReadPlace>,
     phase: Phase,
-    /// Which partition comes first among new entries.
+    /// Index of the partition that comes first among new entries.
     turn: usize,
-    /// Whose turn it is when there is room for one entry only.
+    /// Whether the retry log comes first when there is room for one entry only.
     retry_first: bool,
 }
 
 struct ReadPlace {
     topic_partition: TopicPartition,
     wake: Arc<Notify>,
-    /// The group's number when this last looked.
+    /// Restart number of the group at the last look.
     restart: u64,
 }
 
-/// What is read next.
+/// Next entries to read.
 #[derive(Clone, Copy)]
 enum Phase {
-    /// What is pending: of this place, above these ids.
+    /// Pending entries of this place, above these ids.
     Pending { at: usize, log: MessageId, retry: MessageId },
-    /// What is new.
+    /// New entries.
     New,
 }
 
@@ -191,15 +191,15 @@ impl SharedReader for MemorySharedReader {
         if max == 0 {
             return Ok(Read::new());
         }
-        // Taken, and put back at the end: if this future is dropped or fails, the next one starts over.
+        // Taken here and put back at the end: if this future is dropped or fails, the next one starts over.
         let mut phase = std::mem::take(&mut self.phase);
         breathe().await;
         let mut last_look = wait.is_zero();
-        // Not a timer yet: most fetches find something.
+        // Not a timer yet, since most fetches find something.
         let timeout = async move { tokio::time::sleep(wait).await };
         tokio::pin!(timeout);
         loop {
-            // Before the look, so that what comes right after it wakes us.
+            // Created before the look, so that an entry that arrives right after it wakes this reader.
             let wakes: Vec<_> = self.places.iter().map(|place| place.wake.clone()).collect();
             let mut woken: Vec<Pin<Box<_>>> = wakes.iter().map(|wake| Box::pin(wake.notified())).collect();
             let read = self.look(&mut phase, max)?;
@@ -220,7 +220,7 @@ impl SharedReader for MemorySharedReader {
 }
 
 impl MemorySharedReader {
-    /// Hands out what is there.
+    /// Hands out the available entries.
     fn look(&mut self, phase: &mut Phase, max: usize) -> Result<Read> {
         let backend = self.backend.clone();
         let mut state = backend.lock();

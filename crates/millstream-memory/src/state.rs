@@ -1,4 +1,4 @@
-//! Everything that the backend holds, behind one lock.
+//! The whole state of the backend, behind one lock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
@@ -26,64 +26,64 @@ use crate::timetable::Timetable;
 pub(crate) struct State {
     pub(crate) topics: BTreeMap<TopicName, TopicSpec>,
     pub(crate) topic_groups: BTreeMap<TopicName, BTreeSet<GroupName>>,
-    /// The topics of which it is remembered that they were deleted.
+    /// Deleted topics, as long as the deletion is remembered.
     pub(crate) deleted_topics: BTreeMap<TopicName, DeletedTopic>,
-    /// The same for groups.
+    /// Deleted groups, until the deletion is forgotten.
     pub(crate) deleted_groups: BTreeMap<(TopicName, GroupName), Now>,
-    /// The groups that are paused as a whole, and since when, in milliseconds since 1970.
+    /// Groups that are paused as a whole, and the start of the pause in milliseconds since 1970.
     pub(crate) paused_groups: BTreeMap<(TopicName, GroupName), u64>,
     pub(crate) fences: HashMap<Resource, Fence>,
     partitions: HashMap<TopicPartition, Partition>,
     memberships: BTreeMap<TopicName, BTreeMap<GroupName, Membership>>,
     pub(crate) queues: BTreeMap<QueueName, QueueSpec>,
     shards: BTreeMap<ShardName, Shard>,
-    /// Counts what makes readers start over.
+    /// Counter of events after which readers start over.
     restarts: u64,
-    /// Counts restarts and fail-overs: after one it is another server.
+    /// Counter of restarts and fail-overs: each one makes it another server.
     lives: u64,
-    /// Counts the claims of tasks.
+    /// Counter of task claims.
     pub(crate) tokens: u64,
 }
 
-/// That a topic was deleted.
+/// Record of a deleted topic.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeletedTopic {
-    /// When, in milliseconds since 1970.
+    /// Time of the deletion, in milliseconds since 1970.
     pub(crate) at: u64,
-    /// How long it is remembered.
+    /// Time until which the deletion is remembered.
     pub(crate) until: Now,
 }
 
-/// One partition of one topic. It comes into being with the first that asks, as a key does.
+/// One partition of one topic. It is created at its first use, like a key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Partition {
     pub(crate) log: Stream,
     pub(crate) groups: HashMap<GroupName, Group>,
-    /// Wakes who waits for this partition: on new entries, when a lease changes hands, and when something is due earlier.
+    /// Notifies waiting readers and promoters: of new entries, of a lease with a new owner, and of an earlier due time.
     pub(crate) wake: Arc<Notify>,
-    /// What was scheduled for all groups.
+    /// Messages that were scheduled for all groups.
     pub(crate) timetable: Timetable,
-    /// How often something was scheduled that is due before all that waited.
+    /// Number of times that a message was scheduled that is due before all waiting ones.
     pub(crate) heads: u64,
 }
 
-/// What a partition keeps for one group.
+/// State of a group in one partition.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Group {
-    /// Where the group stands in the log; `None` if the group is not there (not yet, or destroyed).
+    /// Position of the group in the log; `None` if the group does not exist there (not yet, or destroyed).
     pub(crate) cursor: Option<Cursor>,
     pub(crate) retry: Stream,
     pub(crate) retry_cursor: Cursor,
-    /// A reader that saw another number starts over.
+    /// Restart number: a reader that saw another one starts over.
     pub(crate) restart: u64,
     pub(crate) parked: Parked,
-    /// Entries as `wire::dead_letter` makes them.
+    /// Entries in the form of `wire::dead_letter`.
     pub(crate) dead: Stream,
-    /// Who works on them.
+    /// Claims and imports of the dead letters.
     pub(crate) desk: Desk,
 }
 
-/// What comes back later: one item per origin, so that the same message is parked once.
+/// Parked retries: one item per origin, so that a message is parked only once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parked {
     /// Due times in milliseconds since 1970, with their origins.
@@ -99,30 +99,30 @@ pub(crate) struct Item {
     pub(crate) body: Fields,
 }
 
-/// Who was granted a resource last. It outlives the lease, so that no epoch comes twice.
+/// Last grant of a resource. It outlives the lease, so that no epoch is used twice.
 #[derive(Clone, Debug)]
 pub(crate) struct Fence {
     pub(crate) owner: String,
     pub(crate) nonce: String,
     pub(crate) epoch: u64,
-    /// `None` once the lease was released.
+    /// Token of the lease; `None` after its release.
     pub(crate) token: Option<Token>,
-    /// The epochs of owners before this one that never released it; once the lease was released, those that are still to
-    /// be told.
+    /// Epochs of earlier owners that never released the resource; after a release, those that are still to be passed to
+    /// the next owner.
     pub(crate) ends: Vec<u64>,
     pub(crate) expires: Now,
     pub(crate) ttl: Duration,
 }
 
 impl State {
-    /// Fails unless `lease` is the last grant of its resource. Whether it ran out does not matter: as long as
-    /// nobody else was granted the resource, nobody else can be harmed.
+    /// Fails unless `lease` is the last grant of its resource. An expired lease passes: as long as the resource was not
+    /// granted again, no other owner can be harmed.
     pub(crate) fn check(&self, lease: &Lease) -> Result<()> {
         let token = self.fences.get(&lease.resource).and_then(|fence| fence.token.as_ref());
         if token == Some(&lease.token) { Ok(()) } else { Err(lease.fenced()) }
     }
 
-    /// [`check`](Self::check), then the partition and group of the lease.
+    /// Calls [`check`](Self::check), and returns the partition and group of the lease.
     pub(crate) fn owned<'a>(&'a mut self, lease: &'a Lease) -> Result<(&'a mut Partition, &'a GroupName)> {
         let (topic_partition, group) = lease.partition()?;
         self.check(lease)?;
@@ -134,7 +134,7 @@ impl State {
         self.topics.get(name).ok_or_else(unknown)
     }
 
-    /// Fails while it is remembered that the group was deleted.
+    /// Fails while the deletion of the group is remembered.
     pub(crate) fn not_deleted(&self, topic: &TopicName, group: &GroupName, now: Now) -> Result<()> {
         if self.deleted_groups.get(&(topic.clone(), group.clone())).is_none_or(|until| *until <= now) {
             return Ok(());
@@ -150,7 +150,7 @@ impl State {
         self.partitions.get_mut(topic_partition).expect("it was just put there")
     }
 
-    /// The group's part of a partition, if anything ever happened there.
+    /// Returns the group's state in a partition, if it was ever used there.
     pub(crate) fn group(&mut self, tp: &TopicPartition, group: &GroupName) -> Option<&mut Group> {
         self.partitions.get_mut(tp)?.groups.get_mut(group)
     }
@@ -171,7 +171,7 @@ impl State {
         self.shards.get(name)
     }
 
-    /// A shard that comes into being, and the count of claims.
+    /// Returns a shard, created if it is missing, and the counter of claims.
     pub(crate) fn shard_and_tokens(&mut self, name: &ShardName) -> (&mut Shard, &mut u64) {
         (self.shards.entry(name.clone()).or_default(), &mut self.tokens)
     }
@@ -183,7 +183,7 @@ impl State {
         }
     }
 
-    /// Changes what waits at a place. If that brought the head forward, those who sleep are told.
+    /// Changes the timetable of a place. If its head is earlier afterwards, those that wait for it are notified.
     pub(crate) fn change<T>(&mut self, place: &Place, change: impl FnOnce(&mut Timetable) -> T) -> T {
         match place {
             Place::Partition(topic_partition) => self.partition(topic_partition).change(change),
@@ -191,19 +191,19 @@ impl State {
         }
     }
 
-    /// Which server this is: another one after a restart or fail-over.
+    /// Returns the id of this server: another one after a restart or fail-over.
     pub(crate) fn server(&self) -> String {
         format!("memory-{}", self.lives)
     }
 
-    /// A number that no reader has seen.
+    /// Returns a restart number that no reader has seen.
     pub(crate) fn restart(&mut self) -> u64 {
         self.restarts += 1;
         self.restarts
     }
 
-    /// Puts an earlier state in the place of this one. All who wait look again, and all readers start over. With
-    /// `reissue`, the ids of entries that are lost by that are given again.
+    /// Replaces this state by an earlier one. All waiting callers look again, and all readers start over. With
+    /// `reissue`, the ids of entries that are lost by this are used again.
     pub(crate) fn replace(&mut self, earlier: Self, reissue: bool) {
         let before = std::mem::replace(self, earlier);
         (self.restarts, self.tokens) = (before.restarts, before.tokens);
@@ -212,8 +212,8 @@ impl State {
         for group in self.partitions.values_mut().flat_map(|partition| partition.groups.values_mut()) {
             group.restart = restart;
         }
-        // In a fixed order, for those who wait are woken in it. What came into being since is empty again, but who
-        // waits for it is to learn of what comes.
+        // In a fixed order, since waiting callers are woken in this order. Partitions that were created since are empty
+        // again, but keep their waiters, which must be notified of new entries.
         let mut partitions: Vec<_> = before.partitions.into_iter().collect();
         partitions.sort_by(|(a, _), (b, _)| a.cmp(b));
         for (topic_partition, later) in partitions {
@@ -239,7 +239,7 @@ impl State {
         }
     }
 
-    /// Takes away all that there is of a topic. Who waits there looks again, and finds nothing.
+    /// Removes all state of a topic. Waiting callers look again, and find nothing.
     pub(crate) fn forget_topic(&mut self, name: &TopicName) {
         let of_topic = |resource: &Resource| match resource {
             Resource::Partition { topic_partition, .. } => topic_partition.topic == *name,
@@ -262,7 +262,7 @@ impl State {
         self.topics.remove(name);
     }
 
-    /// Takes away all that there is of a group; `false` if there was nothing on any log, and it was not registered.
+    /// Removes all state of a group. Returns false if it was on no log, and not registered.
     pub(crate) fn forget_group(&mut self, topic: &TopicSpec, name: &GroupName) -> bool {
         let mut known = self.topic_groups.get_mut(&topic.name).is_some_and(|groups| groups.remove(name));
         for tp in topic.iter() {
@@ -317,12 +317,12 @@ impl Parked {
         self.due.insert((due, origin));
     }
 
-    /// When the head is due.
+    /// Returns the first due time.
     pub(crate) fn head(&self) -> Option<u64> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// Takes the head if it is due; without an item, if an operator deleted that.
+    /// Removes and returns the head if it is due; without an item if an operator deleted that.
     pub(crate) fn take_due(&mut self, now_ms: u64) -> Option<(MessageId, Option<Item>)> {
         self.head().filter(|due| *due <= now_ms)?;
         let (_, origin) = self.due.pop_first()?;
@@ -330,7 +330,7 @@ impl Parked {
         Some((origin, item))
     }
 
-    /// Up to `limit` that wait, behind a due time and origin.
+    /// Returns up to `limit` parked messages behind a due time and origin.
     pub(crate) fn page(
         &self,
         after: Option<(u64, MessageId)>,
@@ -341,7 +341,7 @@ impl Parked {
         page.map(|(due, origin)| (*due, *origin, self.items.get(origin).and_then(|(_, item)| item.as_ref())))
     }
 
-    /// Takes one out whose body is gone; `false` if it is not there, or has a body.
+    /// Removes a parked message whose body is lost. Returns false if it does not exist, or has a body.
     pub(crate) fn take_lost(&mut self, origin: MessageId) -> bool {
         let Some((due, None)) = self.items.get(&origin) else { return false };
         self.due.remove(&(*due, origin));
@@ -349,7 +349,7 @@ impl Parked {
         true
     }
 
-    /// Gives one whose body is gone a body again.
+    /// Restores the body of a parked message that lost it.
     pub(crate) fn mend(&mut self, origin: MessageId, item: Item) -> bool {
         match self.items.get_mut(&origin) {
             Some((_, body @ None)) => {
@@ -360,7 +360,7 @@ impl Parked {
         }
     }
 
-    /// Loses a parked message but for its id; `false` if there is none.
+    /// Drops a parked message except for its id. Returns false if there is none.
     pub(crate) fn lose(&mut self, origin: MessageId) -> bool {
         self.items.get_mut(&origin).and_then(|(_, item)| item.take()).is_some()
     }

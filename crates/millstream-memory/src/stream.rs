@@ -1,4 +1,4 @@
-//! A stream of entries and a group's cursor in it, as Redis has them.
+//! A stream of entries, and a group's cursor in it, as in Redis.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -13,20 +13,20 @@ use millstream_core::{Due, Error, ErrorKind, MemberId, MessageId, Result};
 
 use crate::clock::Now;
 
-/// Entries in the order of their ids.
+/// Entries ordered by id.
 ///
-/// A deque, not a tree: nearly everything is added at one end and dropped at the other.
+/// A deque, not a tree: nearly all entries are added at one end and dropped at the other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stream {
     entries: VecDeque<(MessageId, Fields)>,
     last: MessageId,
     appended: u64,
-    /// Ids that were given once and lost, oldest first: they are given again.
+    /// Ids of lost entries, oldest first, which are used again.
     again: VecDeque<MessageId>,
 }
 
 impl Stream {
-    /// Appends under the next id: the clock's, unless that one is not above the last.
+    /// Appends an entry under the next id: the clock's time, or the id after the last one if that is higher.
     pub(crate) fn append(&mut self, now_ms: u64, fields: Fields) -> MessageId {
         let id = match self.again.pop_front() {
             Some(lost) => lost,
@@ -39,8 +39,8 @@ impl Stream {
         id
     }
 
-    /// Gives the ids of a later state of this stream again, as far as this one does not have them: to what comes next, in
-    /// order. Without one, none.
+    /// Schedules the ids of a later state of this stream that this state does not have: the next entries get them, in
+    /// order. Without a later state, no id is used again.
     pub(crate) fn reissue(&mut self, later: Option<&Self>) {
         let ids = |later: &Self| {
             let lost = later.above(self.last).map(|(id, _)| *id);
@@ -49,12 +49,12 @@ impl Stream {
         self.again = later.map(ids).unwrap_or_default();
     }
 
-    /// How many entries there ever were.
+    /// Returns the number of entries ever appended.
     pub(crate) fn appended(&self) -> u64 {
         self.appended
     }
 
-    /// The largest id ever given.
+    /// Returns the largest id ever assigned.
     pub(crate) fn last(&self) -> MessageId {
         self.last
     }
@@ -63,12 +63,12 @@ impl Stream {
         self.entries.len()
     }
 
-    /// The id above which a group reads that is put there: never beyond the end, or it would skip what comes.
+    /// Returns the id above which a new group reads: never beyond the end, or it would skip new entries.
     pub(crate) fn beginning(&self, start: Start) -> Result<MessageId> {
         Ok(self.before(start)?.min(self.last))
     }
 
-    /// The id above which whoever starts there reads.
+    /// Returns the id above which a reader with this start position reads.
     pub(crate) fn before(&self, start: Start) -> Result<MessageId> {
         match start {
             Start::Earliest => Ok(MessageId::ZERO),
@@ -94,7 +94,7 @@ impl Stream {
         self.entries.range(self.first_above(id)..)
     }
 
-    /// What is above one id and below another, oldest first.
+    /// Returns the entries above one id and below another, oldest first.
     pub(crate) fn between(
         &self,
         after: MessageId,
@@ -105,7 +105,7 @@ impl Stream {
         self.entries.range(first..end.max(first))
     }
 
-    /// Bytes of all names and values.
+    /// Returns the size of all names and values, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.entries.iter().map(|(_, fields)| bytes(fields)).sum()
     }
@@ -123,50 +123,51 @@ impl Stream {
         self.entries.remove(at).map(|(_, fields)| fields)
     }
 
-    /// The oldest of the newest `count` entries; `None` if there are no more than that.
+    /// Returns the oldest of the newest `count` entries; `None` if there are no more than that.
     pub(crate) fn newest(&self, count: u64) -> Option<MessageId> {
         let older = self.len().checked_sub(usize::try_from(count).ok()?).filter(|older| *older > 0)?;
         self.entries.get(older).map(|(id, _)| *id).or_else(|| Some(self.last.next()))
     }
 
-    /// How many entries are above `after` and below `end`.
+    /// Returns the number of entries above `after` and below `end`.
     pub(crate) fn count_between(&self, after: MessageId, end: MessageId) -> usize {
         let below = self.entries.partition_point(|(entry, _)| *entry < end);
         below.saturating_sub(self.first_above(after))
     }
 
-    /// Drops everything below `id`; gives back how many.
+    /// Drops all entries below `id`. Returns their number.
     pub(crate) fn drop_below(&mut self, id: MessageId) -> usize {
         let count = self.entries.partition_point(|(entry, _)| *entry < id);
         self.entries.drain(..count).count()
     }
 }
 
-/// Bytes of names and values.
+/// Returns the size of the names and values, in bytes.
 pub(crate) fn bytes(fields: &Fields) -> u64 {
     fields.iter().map(|(name, value)| (name.len() + value.len()) as u64).sum()
 }
 
-/// Where a group stands in a stream.
+/// Position of a group in a stream.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cursor {
-    /// Everything up to here was handed out.
+    /// Entries up to here were handed out.
     pub(crate) delivered: MessageId,
-    /// What was handed out and not settled.
+    /// Entries that were handed out and not settled.
     pub(crate) pending: BTreeMap<MessageId, Pending>,
-    /// Who has read here, and when it was heard of last.
+    /// Consumers that have read here, with the time of their last request.
     consumers: BTreeMap<By, Now>,
 }
 
-/// The name that is shown of who reads.
+/// Returns the displayed name of a consumer.
 fn name(by: &By) -> String {
     by.as_ref().map_or_else(|| "owner".to_owned(), ToString::to_string)
 }
 
-/// Under whose name an entry is pending: a consumer's among many, or the owner's, whoever that is.
+/// Consumer that an entry is pending for: one of many in shared mode, or `None` for the owner, which is always the same
+/// name.
 pub(crate) type By = Option<MemberId>;
 
-/// Who reads what, and when.
+/// Consumer, source and time of a read.
 #[derive(Clone, Copy)]
 pub(crate) struct Reading<'a> {
     pub(crate) by: &'a By,
@@ -174,25 +175,25 @@ pub(crate) struct Reading<'a> {
     pub(crate) now: Now,
 }
 
-/// An entry that was handed out and not settled.
+/// Entry that was handed out and not settled.
 #[derive(Clone, Debug)]
 pub(crate) struct Pending {
-    /// How often it was handed out.
+    /// Number of deliveries.
     pub(crate) deliveries: u32,
-    /// Under whose name it stands.
+    /// Consumer that it is pending for.
     pub(crate) by: By,
-    /// When it was handed out or extended last.
+    /// Time at which it was last handed out or extended.
     touched: Now,
     given_back: bool,
-    /// What its owner noted of it: rare, so it stands elsewhere.
+    /// Note of its owner. Boxed because notes are rare.
     pub(crate) held: Option<Box<Held>>,
 }
 
-/// A note whose wait is absolute: its own `due` says nothing.
+/// Note with an absolute due time: the `due` of the note itself is not used.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     note: Note,
-    /// In milliseconds since 1970.
+    /// Due time, in milliseconds since 1970.
     due: u64,
 }
 
@@ -213,7 +214,7 @@ impl Cursor {
         Self { delivered, ..Self::default() }
     }
 
-    /// How many entries above `id` are pending under a name, counted up to `most`.
+    /// Returns the number of entries above `id` that are pending for a consumer, counted up to `most`.
     pub(crate) fn count_pending(&self, by: &By, id: MessageId, most: usize) -> usize {
         let above = self.pending.range((Bound::Excluded(id), Bound::Unbounded));
         above.filter(|(_, pending)| pending.by == *by).take(most).count()
@@ -233,8 +234,7 @@ impl Cursor {
         }
     }
 
-    /// Hands out up to `max` entries above `after` that are pending under the reader's name again; gives back the last
-    /// id.
+    /// Hands out again up to `max` entries above `after` that are pending for the reader. Returns the last id.
     pub(crate) fn read_pending(
         &mut self,
         stream: &Stream,
@@ -260,7 +260,7 @@ impl Cursor {
         }
     }
 
-    /// Says that an entry is still in the hands of a consumer; `false` if it is not.
+    /// Extends an entry that a consumer is working on. Returns false if the entry is not pending for it.
     pub(crate) fn extend(&mut self, stream: &Stream, by: &By, id: MessageId, now: Now) -> bool {
         self.heard_of(by, now);
         let Some(pending) = self.pending.get_mut(&id).filter(|pending| pending.by == *by) else {
@@ -274,7 +274,7 @@ impl Cursor {
         true
     }
 
-    /// Says that a consumer has not begun with an entry and will not.
+    /// Marks an entry as given back: the consumer has not begun with it and will not.
     pub(crate) fn give_back(&mut self, by: &By, id: MessageId) {
         if let Some(pending) = self.pending.get_mut(&id).filter(|pending| pending.by == *by) {
             pending.given_back = true;
@@ -282,7 +282,8 @@ impl Cursor {
     }
 
     /// Takes over up to `max` entries from consumers that are not alive and have not touched them for `idle`, and
-    /// removes those that have none; who judges only `judges_in` some time takes what was given back, and no more.
+    /// removes consumers without entries. A caller that may judge only after `judges_in` takes over the entries that
+    /// were given back, but no others.
     pub(crate) fn claim(
         &mut self,
         stream: &Stream,
@@ -333,7 +334,7 @@ impl Cursor {
         claimed
     }
 
-    /// Up to `limit` entries above `after` that are pending, whoever has them.
+    /// Returns up to `limit` pending entries above `after`, of all consumers.
     pub(crate) fn pending_above(&self, after: MessageId, limit: usize, now: Now) -> Vec<inspect::Pending> {
         let above = self.pending.range((Bound::Excluded(after), Bound::Unbounded)).take(limit);
         let shown = above.map(|(id, pending)| inspect::Pending {
@@ -346,7 +347,7 @@ impl Cursor {
         shown.collect()
     }
 
-    /// Who has read here.
+    /// Returns the consumers that have read here.
     pub(crate) fn readings(&self, source: Source, now: Now) -> Vec<inspect::Reading> {
         let mut readings: Vec<_> = self
             .consumers
@@ -363,13 +364,13 @@ impl Cursor {
         readings
     }
 
-    /// When somebody asked for entries last.
+    /// Returns the time of the last request for entries.
     pub(crate) fn last_heard(&self) -> Option<Now> {
         self.consumers.values().copied().max()
     }
 
-    /// Below this no entry of the stream is unread or pending. What was handed out and is gone needs no entry; and the
-    /// position may stand before what is pending, where somebody set it back.
+    /// Returns the id below which no entry of the stream is unread or pending. A pending entry that no longer exists
+    /// does not count; and the position may be below pending entries, if somebody set it back.
     pub(crate) fn watermark(&self, stream: &Stream) -> MessageId {
         let unread = self.delivered.next();
         let first = stream.entries.front().map_or(unread, |(id, _)| *id);
@@ -379,7 +380,7 @@ impl Cursor {
 }
 
 impl Pending {
-    /// Hands it out again, or tells that its body is gone.
+    /// Hands the entry out again, or reports that its body is gone.
     fn hand_out(&mut self, id: MessageId, stream: &Stream, reading: Reading<'_>, out: &mut Fetched) {
         self.deliveries = self.deliveries.saturating_add(1);
         self.touched = reading.now;

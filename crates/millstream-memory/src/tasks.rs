@@ -14,7 +14,7 @@ use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::shard::Dead;
 
-/// The most dead tasks on a page.
+/// Maximum number of dead tasks on a page.
 const MAX_PAGE: usize = 1_000;
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! What waits at a place, a partition or a shard alike: messages until they are due, and what recurs.
+//! Schedule of a place, a partition or a shard alike: waiting messages until they are due, and recurring ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -9,42 +9,42 @@ use millstream_core::schedule::{OnConflict, Placed, ScheduleId, Scheduled, Waiti
 use millstream_core::wire::Fields;
 use millstream_core::{Error, ErrorKind, Result};
 
-/// Due times are milliseconds since 1970. An id is in `due` and `items`, or in `claimed`, or nowhere.
+/// Schedule of a place. Due times are milliseconds since 1970. An id is in `due` and `items`, or in `claimed`, or in none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timetable {
     due: BTreeSet<(u64, ScheduleId)>,
     items: BTreeMap<ScheduleId, Item>,
-    /// At a shard, what is worked on: its ids are in use.
+    /// Tasks of a shard that are being worked on: their ids are in use.
     pub(crate) claimed: BTreeMap<ScheduleId, Claim>,
-    /// What recurs, is not paused and not over, by its next time.
+    /// Recurring entries that are not paused and not over, by their next time.
     recurring: BTreeSet<(u64, ScheduleId)>,
     recurrences: BTreeMap<ScheduleId, Recurrence>,
 }
 
-/// A message that waits.
+/// Message that waits.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     pub(crate) due: u64,
-    /// `None` if an operator deleted it.
+    /// Fields; `None` if an operator deleted them.
     pub(crate) fields: Option<Fields>,
-    /// At a shard, of one that was claimed before.
+    /// Attempt history of a task that was claimed before.
     pub(crate) past: Past,
 }
 
-/// A task in the hands of a worker.
+/// Task that is claimed by a worker.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) item: Item,
     pub(crate) token: String,
-    /// When it runs out.
+    /// Time at which it runs out, in milliseconds since 1970.
     pub(crate) deadline: u64,
-    /// For how long it was given or extended last, in milliseconds.
+    /// Hold time of the last claim or extension, in milliseconds.
     pub(crate) hold: u64,
-    /// Whether a handler has begun, as far as that was told.
+    /// Whether a handler has begun, as far as the worker reported it.
     pub(crate) begun: bool,
 }
 
-/// What happened to a task so far.
+/// Attempt history of a task.
 #[derive(Clone, Debug)]
 pub(crate) struct Past {
     pub(crate) attempt: u32,
@@ -64,13 +64,13 @@ impl Item {
         Self { due, fields, past: Past::default() }
     }
 
-    /// In bytes.
+    /// Returns the size of the fields, in bytes.
     pub(crate) fn size(&self) -> usize {
         self.fields.iter().flatten().map(|(name, value)| name.len() + value.len()).sum()
     }
 }
 
-/// What is done about an id that is in use.
+/// Resolves a conflict with an id that is in use.
 fn conflict(on_conflict: OnConflict, id: &ScheduleId) -> Result<Placed> {
     match on_conflict {
         OnConflict::Keep => Ok(Placed::Kept),
@@ -80,22 +80,22 @@ fn conflict(on_conflict: OnConflict, id: &ScheduleId) -> Result<Placed> {
 }
 
 impl Timetable {
-    /// When the next one is due, of all that wait and recur.
+    /// Returns the next due time of all waiting and recurring entries.
     pub(crate) fn head(&self) -> Option<u64> {
         self.first_due().into_iter().chain(self.first_recurrence()).min()
     }
 
-    /// When the next one is due of those that wait.
+    /// Returns the next due time of the waiting messages.
     pub(crate) fn first_due(&self) -> Option<u64> {
         self.due.first().map(|(due, _)| *due)
     }
 
-    /// When the next one is due of what recurs.
+    /// Returns the next due time of the recurring entries.
     pub(crate) fn first_recurrence(&self) -> Option<u64> {
         self.recurring.first().map(|(next, _)| *next)
     }
 
-    /// Whether the head is earlier than it was.
+    /// Returns whether the head is earlier than `before`.
     pub(crate) fn is_ahead_of(&self, before: Option<u64>) -> bool {
         self.head().is_some_and(|head| before.is_none_or(|before| head < before))
     }
@@ -112,26 +112,26 @@ impl Timetable {
         Ok(placed)
     }
 
-    /// Lets something wait under an id that is not in use.
+    /// Adds a message under an id that is not in use.
     pub(crate) fn enter(&mut self, id: &ScheduleId, item: Item) {
         debug_assert!(!self.is_in_use(id), "{id} is in use");
         self.due.insert((item.due, id.clone()));
         self.items.insert(id.clone(), item);
     }
 
-    /// Whether an id waits or is worked on.
+    /// Returns whether an id waits or is being worked on.
     pub(crate) fn is_in_use(&self, id: &ScheduleId) -> bool {
         self.items.contains_key(id) || self.claimed.contains_key(id)
     }
 
-    /// Takes a message that waits out.
+    /// Removes a waiting message.
     pub(crate) fn take(&mut self, id: &ScheduleId) -> Option<Item> {
         let item = self.items.remove(id)?;
         self.due.remove(&(item.due, id.clone()));
         Some(item)
     }
 
-    /// Takes the first one out if it is due.
+    /// Removes the first message if it is due.
     pub(crate) fn take_due(&mut self, now_ms: u64) -> Option<(ScheduleId, Item)> {
         self.due.first().filter(|(due, _)| *due <= now_ms)?;
         let (_, id) = self.due.pop_first()?;
@@ -139,7 +139,7 @@ impl Timetable {
         Some((id, item))
     }
 
-    /// Gives a message that waits another due time; `false` if it does not wait.
+    /// Changes the due time of a waiting message. Returns false if it does not wait.
     pub(crate) fn reschedule(&mut self, id: &ScheduleId, due: u64) -> bool {
         let Some(item) = self.items.get_mut(id) else { return false };
         self.due.remove(&(item.due, id.clone()));
@@ -159,7 +159,7 @@ impl Timetable {
         page.filter_map(|(_, id)| self.get(id)).collect()
     }
 
-    /// Up to `limit` ids above `after` of what waits, or (as tasks) is worked on, with whether the body is gone.
+    /// Returns up to `limit` ids above `after` of waiting messages, or of claimed tasks, and whether each has lost its body.
     pub(crate) fn bodies(
         &self,
         claimed: bool,
@@ -175,7 +175,7 @@ impl Timetable {
         page.map(|(id, item)| (id.clone(), item.fields.is_none())).collect()
     }
 
-    /// Takes out what has lost its body, whether it waits or is worked on; `false` if it has one or is not there.
+    /// Removes a waiting or claimed message that has lost its body. Returns false if it has a body or does not exist.
     pub(crate) fn take_lost(&mut self, id: &ScheduleId) -> bool {
         if self.claimed.get(id).is_some_and(|claim| claim.item.fields.is_none()) {
             return self.claimed.remove(id).is_some();
@@ -183,7 +183,7 @@ impl Timetable {
         self.items.get(id).is_some_and(|item| item.fields.is_none()) && self.take(id).is_some()
     }
 
-    /// How many recur, and how many bytes they and what waits have.
+    /// Returns number and bytes of the waiting and claimed messages, and of the recurring entries.
     pub(crate) fn sizes(&self) -> [(u64, u64); 2] {
         let items = self.items.values().chain(self.claimed.values().map(|claim| &claim.item));
         let waiting = (self.items.len() + self.claimed.len()) as u64;
@@ -196,7 +196,7 @@ impl Timetable {
         Waiting { total: self.due.len() as u64, overdue: overdue as u64 }
     }
 
-    /// Loses a message but for its id, whether it waits or is worked on; `false` if it is not there.
+    /// Drops a waiting or claimed message except for its id. Returns false if it does not exist.
     pub(crate) fn lose(&mut self, id: &ScheduleId) -> bool {
         let claimed = self.claimed.get_mut(id).map(|claim| &mut claim.item);
         claimed.or(self.items.get_mut(id)).and_then(|item| item.fields.take()).is_some()
@@ -215,13 +215,13 @@ impl Timetable {
         Ok(placed)
     }
 
-    /// Forgets what recurs; `false` if it is not there.
+    /// Removes a recurring entry. Returns false if it does not exist.
     pub(crate) fn remove(&mut self, id: &ScheduleId) -> bool {
         self.unfollow(id);
         self.recurrences.remove(id).is_some()
     }
 
-    /// Pauses it, or lets it go on at `next`; `false` if it is not there.
+    /// Pauses a recurring entry, or continues it at `next`. Returns false if it does not exist.
     pub(crate) fn pause(&mut self, id: &ScheduleId, next: Option<u64>) -> bool {
         self.unfollow(id);
         let Some(recurrence) = self.recurrences.get_mut(id) else { return false };
@@ -251,8 +251,8 @@ impl Timetable {
         self.first_recurrence().is_some_and(|next| next <= now_ms)
     }
 
-    /// Schedules what recurs at `fires` and sets its next time; `false`, and nothing is done, if it is not to recur at
-    /// `expected`.
+    /// Schedules a recurring entry at `fires` and sets its next time. Returns false, and changes nothing, if its next
+    /// time is not `expected`.
     pub(crate) fn fire(
         &mut self,
         id: &ScheduleId,
@@ -267,7 +267,7 @@ impl Timetable {
         self.recurring.remove(&(expected, id.clone()));
         self.follow(id);
         for (fire, at) in fires {
-            // One that waits already under this id, or is worked on, is this very fire.
+            // An id that is already in use belongs to the same occurrence.
             if !self.is_in_use(fire) {
                 self.enter(fire, Item::new(*at, Some(fields.clone())));
             }

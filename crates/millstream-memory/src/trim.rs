@@ -1,4 +1,4 @@
-//! What a retention drops from a log, and whose it was.
+//! Trimming of a log by its retention, with the losses of each group.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The consumers, workers and other loops of this process, as they say themselves how they are: gauges and probes.
+//! Gauges and probes of this process's consumers, workers and other loops, from their own health checks.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,20 +14,20 @@ use crate::gauges::{Gauges, Values};
 use crate::registry::Registry;
 use crate::table;
 
-/// All consumers and workers that were started and have not ended as they were asked to.
+/// Health checks of all consumers and workers that were started, except those that have ended on request.
 #[derive(Default)]
 pub(crate) struct Checks {
     consumers: Mutex<Vec<Arc<dyn HealthCheck>>>,
     workers: Mutex<Vec<Arc<dyn WorkerCheck>>>,
-    /// Loops of anything else.
+    /// Loops that belong to neither.
     loops: Mutex<Vec<OtherLoops>>,
 }
 
-/// Loops of one thing, and the group that they are for.
+/// Loops of one component, and the group that they work for.
 type OtherLoops = (Option<GroupName>, Arc<dyn LoopsCheck>);
 
 impl Checks {
-    /// A consumer has started.
+    /// Adds a consumer that has started.
     pub(crate) fn add(&self, check: Arc<dyn HealthCheck>) {
         let Some(new) = asked(|| check.health()) else { return };
         let mut running = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,21 +39,21 @@ impl Checks {
         running.push(check);
     }
 
-    /// A worker has started.
+    /// Adds a worker that has started.
     pub(crate) fn add_worker(&self, check: Arc<dyn WorkerCheck>) {
         let mut running = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|check| asked(|| check.health()).is_none_or(|health| !worker_is_over(&health)));
         running.push(check);
     }
 
-    /// Loops have started that belong to neither.
+    /// Adds loops that belong to neither a consumer nor a worker.
     pub(crate) fn add_loops(&self, group: Option<GroupName>, check: Arc<dyn LoopsCheck>) {
         let mut running = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
         running.retain(|(_, check)| asked(|| check.loops()).is_none_or(|loops| !loops.is_empty()));
         running.push((group, check));
     }
 
-    /// How each of these is.
+    /// Returns the state of each of these loops.
     pub(crate) fn loops(&self) -> Vec<(Option<GroupName>, LoopHealth)> {
         let mut running = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all = Vec::with_capacity(running.len());
@@ -66,7 +66,7 @@ impl Checks {
         all
     }
 
-    /// How each consumer is.
+    /// Returns the state of each consumer.
     pub(crate) fn healths(&self) -> Vec<Health> {
         let mut running = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut healths = Vec::with_capacity(running.len());
@@ -79,7 +79,7 @@ impl Checks {
         healths
     }
 
-    /// How each worker is.
+    /// Returns the state of each worker.
     pub(crate) fn workers(&self) -> Vec<WorkerHealth> {
         let mut running = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut healths = Vec::with_capacity(running.len());
@@ -94,7 +94,7 @@ impl Checks {
 
     /// Sets the gauges.
     pub(crate) fn show(&self, registry: &Registry, gauges: &Gauges) {
-        // One scope for all: what has the same labels is said together.
+        // One scope for all consumers and loops, so that values with the same labels are merged.
         let mut values = Values::default();
         self.healths().iter().for_each(|health| of_consumer(&mut values, health));
         for (group, each) in self.loops() {
@@ -107,14 +107,14 @@ impl Checks {
     }
 }
 
-/// What a check says; `None` if it panics. It is left out of this look then, and asked again at the next one.
+/// Calls a check; returns `None` if it panics. It is left out of this round then, and called again in the next one.
 fn asked<T>(check: impl FnOnce() -> T) -> Option<T> {
     static PANICS: AtomicU64 = AtomicU64::new(0);
     match catch(UserCode::HealthCheck, check) {
         Ok(says) => Some(says),
         Err(Panicked { code, text }) => {
             let nth = PANICS.fetch_add(1, Ordering::Relaxed) + 1;
-            // It panics at every look: a line for each would flood the log.
+            // It panics in every round, and a line for each would flood the log: only powers of two are logged.
             if nth.is_power_of_two() {
                 tracing::error!(code = code.as_str(), panic = text, panics = nth, "user code panicked");
             }
@@ -123,7 +123,7 @@ fn asked<T>(check: impl FnOnce() -> T) -> Option<T> {
     }
 }
 
-/// Whether it has ended, and was asked to.
+/// Returns whether it has ended on request.
 fn is_over(health: &Health) -> bool {
     health.state == ConsumerState::Ended && health.asked_to_end
 }
@@ -132,12 +132,12 @@ fn worker_is_over(health: &WorkerHealth) -> bool {
     health.state == ConsumerState::Ended && health.asked_to_end
 }
 
-/// Whether it has ended by itself: nobody hears of that again but from what we say.
+/// Returns whether it has ended by itself: these gauges and probes are the only place where that still shows.
 fn has_ended(health: &Health) -> bool {
     matches!(health.state, ConsumerState::Ended | ConsumerState::Fenced | ConsumerState::Deleted)
 }
 
-/// Whether the process has started a consumer again that had ended.
+/// Returns whether `new` is a restart, by this process, of a consumer that had ended.
 fn takes_the_place_of(new: &Health, old: &Health) -> bool {
     let topics = |health: &Health| health.topics.iter().map(|it| it.topic.clone()).collect::<Vec<_>>();
     new.group == old.group && new.member == old.member && topics(new) == topics(old)

@@ -1,34 +1,36 @@
-//! The server's clock, as far as it is known: ids carry its milliseconds, and ages are told from them.
+//! The server's clock, as far as it is known: ids contain its milliseconds, and ages are computed from them.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How far the server's clock is ahead of ours. Until somebody has looked they count as the same.
+/// Difference between the server's clock and ours. Until the first reading it is zero.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
     ahead: AtomicI64,
 }
 
 impl Clock {
-    /// The server said this time, in answer to a question that was asked and answered at these times.
+    /// Records a reading: the server returned `server_ms` to a request sent at `asked_ms` and answered at
+    /// `answered_ms`.
     pub(crate) fn told(&self, server_ms: u64, asked_ms: u64, answered_ms: u64) {
+        // The server read its clock between both times: halfway is the best estimate.
         let between = asked_ms.saturating_add(answered_ms.saturating_sub(asked_ms) / 2);
         let ahead = i128::from(server_ms) - i128::from(between);
         self.ahead.store(i64::try_from(ahead).unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// The server's time: milliseconds since 1970.
+    /// Returns the server's time, in milliseconds since 1970.
     pub(crate) fn now(&self) -> u64 {
         our_ms().saturating_add_signed(self.ahead.load(Ordering::Relaxed))
     }
 
-    /// How long ago a time of the server was.
+    /// Returns the time since `server_ms`, which is a time of the server.
     pub(crate) fn since(&self, server_ms: u64) -> Duration {
         Duration::from_millis(self.now().saturating_sub(server_ms))
     }
 }
 
-/// Our own time: milliseconds since 1970.
+/// Returns the local time, in milliseconds since 1970.
 pub(crate) fn our_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! Gauges that are set in rounds: what a round does not mention is gone, says so once, and is forgotten.
+//! Gauges that are set in rounds: a gauge that is missing in a round is set to NaN once, and then forgotten.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::metric::Metric;
 use crate::registry::Registry;
 
-/// The gauges of several scopes: a topic, a queue, the consumers of this process. Each has rounds of its own.
+/// Gauges of several scopes: a topic, a queue, the consumers of this process. Each scope has its own rounds.
 #[derive(Default)]
 pub(crate) struct Gauges(Mutex<BTreeMap<String, Scope>>);
 
@@ -14,35 +14,35 @@ type Labels = Vec<String>;
 
 type Scope = BTreeMap<(&'static str, Labels), Said>;
 
-/// What a series says.
+/// Last value of a series.
 struct Said {
     metric: Metric,
     value: f64,
-    /// Whether there is room for it. If not, it says nothing until there is.
+    /// Whether it is within the limit of series. If not, it is not shown until there is room.
     admitted: bool,
 }
 
-/// What a scope says in one round.
+/// Values of a scope in one round.
 #[derive(Debug, Default)]
 pub(crate) struct Values(BTreeMap<(&'static str, Labels), (Metric, f64)>);
 
 impl Values {
-    /// Says this, and nothing else that was said.
+    /// Sets a value, replacing an earlier one.
     pub(crate) fn set(&mut self, metric: Metric, labels: &[&str], value: f64) {
         self.with(metric, labels, value, |_, value| value);
     }
 
-    /// Says the sum of all that is said of it.
+    /// Adds a value to the sum of the series.
     pub(crate) fn add(&mut self, metric: Metric, labels: &[&str], value: f64) {
         self.with(metric, labels, value, |before, value| before + value);
     }
 
-    /// Says the smallest that is said of it.
+    /// Keeps the smallest value of the series.
     pub(crate) fn least(&mut self, metric: Metric, labels: &[&str], value: f64) {
         self.with(metric, labels, value, f64::min);
     }
 
-    /// Says the largest that is said of it.
+    /// Keeps the largest value of the series.
     pub(crate) fn most(&mut self, metric: Metric, labels: &[&str], value: f64) {
         self.with(metric, labels, value, f64::max);
     }
@@ -54,8 +54,8 @@ impl Values {
 }
 
 impl Gauges {
-    /// The scope says this now. What it said before and does not mention any more is not a number, and then forgotten: an
-    /// old value would be a lie.
+    /// Sets the values of a scope. A series of an earlier round that is missing now is set to NaN, and then forgotten:
+    /// an old value would be wrong.
     pub(crate) fn say(&self, registry: &Registry, scope: &str, values: Values) {
         let mut scopes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let scope = scopes.entry(scope.to_owned()).or_default();
@@ -75,7 +75,7 @@ impl Gauges {
         }
     }
 
-    /// The scope says nothing any more.
+    /// Removes a scope: all its series are set to NaN and forgotten.
     pub(crate) fn forget(&self, registry: &Registry, scope: &str) {
         let mut scopes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (key, said) in scopes.remove(scope).unwrap_or_default() {
@@ -83,15 +83,15 @@ impl Gauges {
         }
     }
 
-    /// All say again what they say: recorders forget what nobody says for some time.
+    /// Sets all gauges again to their current values, because recorders forget gauges that are not set for some time.
     pub(crate) fn repeat(&self, registry: &Registry) {
         let scopes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         scopes.values().flatten().for_each(|(key, said)| show(registry, key, said));
     }
 }
 
-/// The gauge is looked up each time: one that is kept would not be the one that is shown, once the recorder has forgotten
-/// it.
+/// Sets the gauge. It is looked up each time: once the recorder has forgotten a gauge, a stored handle would no longer
+/// be the one that is rendered.
 fn show(registry: &Registry, (_, labels): &(&'static str, Labels), said: &Said) {
     if said.admitted {
         registry.set(&said.metric, labels, said.value);

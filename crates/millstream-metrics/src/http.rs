@@ -25,21 +25,21 @@ use crate::observer::MetricsObserver;
 use crate::prometheus::Prometheus;
 use crate::sampler::{Sampler, SamplerConfig};
 
-/// How long requests get to end when the server is stopped.
+/// Time that requests have to end when the server is stopped.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Settings of the server.
+/// Settings of the metrics server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// Where it listens; port 0 for any that is free. There is no authentication: whoever gets there can read names of
-    /// topics and groups, and figures. Default: `127.0.0.1:9464`, for this machine only.
+    /// Address to listen on; port 0 for any free port. There is no authentication: everybody who can connect can read
+    /// names of topics and groups, and figures. Default: `127.0.0.1:9464`, for this machine only.
     pub address: SocketAddr,
-    /// How the server's gauges are asked for.
+    /// Settings of the sampler of the server's gauges.
     pub sampler: SamplerConfig,
-    /// How many consumers must have started before the process is ready. Default: 0.
+    /// Number of consumers that must have started before the process is ready. Default: 0.
     pub consumers: usize,
-    /// How long the backend may take to answer before the process is not ready, and before a lag is not known. Default: 2 s.
+    /// Time limit of requests to the backend: after it the process is not ready, and a lag is unknown. Default: 2 s.
     pub patience: Duration,
 }
 
@@ -55,32 +55,32 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// The same settings at another address.
+    /// Returns the settings with another address.
     #[must_use]
     pub fn address(self, address: impl Into<SocketAddr>) -> Self {
         Self { address: address.into(), ..self }
     }
 
-    /// The same settings with these of the sampler.
+    /// Returns the settings with other settings of the sampler.
     #[must_use]
     pub fn sampler(self, sampler: SamplerConfig) -> Self {
         Self { sampler, ..self }
     }
 
-    /// The same settings with another patience with the backend.
+    /// Returns the settings with another time limit of requests to the backend.
     #[must_use]
     pub fn patience(self, patience: Duration) -> Self {
         Self { patience, ..self }
     }
 
-    /// The same settings: not ready before so many consumers have started.
+    /// Returns the settings with the number of consumers that must have started before the process is ready.
     #[must_use]
     pub fn consumers(self, consumers: usize) -> Self {
         Self { consumers, ..self }
     }
 }
 
-/// What the answers are made from.
+/// State of all routes.
 pub(crate) struct App {
     pub(crate) observer: Arc<MetricsObserver>,
     pub(crate) prometheus: Prometheus,
@@ -103,7 +103,7 @@ impl App {
         Ok(Arc::new(Self { observer, prometheus, backend, sampler, config, lags, lag }))
     }
 
-    /// What has to run beside the router, for ever.
+    /// Runs the sampler and the recorder's upkeep, which the routes need, without an end.
     pub(crate) async fn run(&self) {
         tokio::join!(self.sampler.run(), self.prometheus.run());
     }
@@ -119,7 +119,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// A server that runs. Dropping it stops it in the background.
+/// Running metrics server. Dropping it stops it in the background.
 #[must_use = "a server that is dropped stops"]
 pub struct Server {
     address: SocketAddr,
@@ -162,13 +162,13 @@ impl Server {
         Ok(Self { address, stop, task: Some(task) })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops listening, lets requests end, up to 5 s, and stops asking the backend.
+    /// Stops listening, waits up to 5 s for requests to end, and stops sampling the backend.
     pub async fn shutdown(mut self) {
         self.stop.cancel();
         if let Some(task) = self.task.take()

@@ -1,4 +1,4 @@
-//! How much is to be done, as one number per topic and group: for whoever scales consumers.
+//! The work of a group, as one number per topic and group: for autoscalers.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use millstream_core::{Backend, Error, ErrorKind, GroupName, Result, TopicName};
 
 use crate::sample::{self, GroupSample, TopicSample};
 
-/// What a group has to do in a topic, over all partitions.
+/// Work of a group in a topic, over all partitions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Lag {
@@ -15,16 +15,16 @@ pub struct Lag {
     pub topic: String,
     /// The group.
     pub group: String,
-    /// All that is to be done, now or later: what was never handed out, what is handed out and not settled, what waits
-    /// for a retry, and what was delayed, is due and not in the log yet. Where a partition's lag is not known, all of its
-    /// log counts: so this is never less than there is, and is zero only if nothing is to be done.
+    /// All work, now or later: messages that were never handed out, that are handed out and not settled, that wait for
+    /// a retry, or that were delayed, are due and not in the log yet. If a partition's lag is unknown, all of its log
+    /// counts. So this is never less than the actual work, and is zero only if there is none.
     pub backlog: u64,
-    /// The same, but of a lag that is not known only what was found for certain: never more than there is, if the
-    /// group is there.
+    /// Same as `backlog`, but an unknown lag counts only as much as was found for certain: never more than the actual
+    /// work, if the group exists.
     pub backlog_at_least: u64,
     /// Messages that were never handed out; `None` if that is unknown for a partition.
     pub lag: Option<u64>,
-    /// The partitions whose lag the server cannot say.
+    /// Partitions whose lag the server cannot determine.
     pub unknown: Vec<u32>,
     /// Messages that are handed out and not settled.
     pub pending: u64,
@@ -32,14 +32,14 @@ pub struct Lag {
     pub retrying: u64,
     /// Delayed messages of the topic that are due and not in the log yet.
     pub overdue: u64,
-    /// Dead letters. They are no work.
+    /// Dead letters. They do not count as work.
     pub dead: u64,
-    /// The age in seconds of the oldest message in the log that is not settled and waits for no retry; zero if there is
-    /// none.
+    /// Age in seconds of the oldest message in the log that is not settled and does not wait for a retry; zero if there
+    /// is none.
     pub oldest_age_seconds: f64,
-    /// Consumers that live in the group.
+    /// Live consumers of the group.
     pub members: usize,
-    /// How many partitions the topic has. More consumers than that are of no use, unless they share partitions.
+    /// Number of partitions of the topic. More consumers than that are of no use, unless they share partitions.
     pub partitions: usize,
 }
 
@@ -66,30 +66,30 @@ impl Lag {
     }
 }
 
-/// A topic that could not be asked about.
+/// Topic whose state could not be read.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct LagFailed {
     /// The topic.
     pub topic: String,
-    /// Why.
+    /// Error message.
     pub error: String,
-    /// The kind of error.
+    /// Kind of the error.
     pub kind: &'static str,
 }
 
-/// What every group of every topic has to do.
+/// Work of every group of every topic.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Lags {
-    /// The groups.
+    /// Work by group.
     pub groups: Vec<Lag>,
-    /// Topics that could not be asked about: nothing is said of their groups.
+    /// Topics whose state could not be read: their groups are missing in `groups`.
     pub failed: Vec<LagFailed>,
 }
 
-/// Every group of every topic. A topic that is deleted meanwhile, or that cannot be asked about, does not keep the others
-/// from being told.
+/// Returns the work of every group of every topic. A topic that is deleted meanwhile, or cannot be read, does not
+/// prevent the others.
 pub(crate) async fn all(backend: &Backend) -> Result<Lags> {
     let mut lags = Lags::default();
     let topics = backend.catalog.topics().await?;
@@ -106,18 +106,18 @@ pub(crate) async fn all(backend: &Backend) -> Result<Lags> {
         }
     }
     match first {
-        // Nothing is known of any: that is no answer.
+        // The state of no topic is known: that is an error.
         Some(error) if lags.groups.is_empty() => Err(error),
         _ => Ok(lags),
     }
 }
 
-/// Whether a topic or group was deleted, or is being deleted.
+/// Returns whether a topic or group was deleted, or is being deleted.
 pub(crate) fn is_gone(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::GroupMissing | ErrorKind::Deleted)
 }
 
-/// One group of one topic; `None` if there is no such group.
+/// Returns the work of one group of one topic; `None` if there is no such group.
 pub(crate) async fn one(backend: &Backend, topic: &TopicName, group: &GroupName) -> Result<Option<Lag>> {
     if !backend.catalog.groups(topic).await?.contains(group) {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Everything together: events in, Prometheus text and probes out.
+//! Everything together: records events, and serves Prometheus text and probes.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use crate::observer::MetricsObserver;
 use crate::prometheus::Prometheus;
 use crate::registry::MetricsConfig;
 
-/// Metrics of this process for Prometheus, with a recorder of their own. Cloning gives another handle.
+/// Metrics of this process for Prometheus, with their own recorder. A clone is another handle to the same metrics.
 ///
-/// It is an [`Observer`]: give it to what is to be observed.
+/// It is an [`Observer`]: pass it to producers, consumers and queues to record their events.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     observer: Arc<MetricsObserver>,
@@ -19,38 +19,38 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics with default settings.
+    /// Creates metrics with default settings.
     ///
     /// # Errors
-    /// As [`with`](Self::with).
+    /// Same as [`with`](Self::with).
     pub fn new() -> Result<Self> {
         Self::with(&MetricsConfig::default())
     }
 
-    /// Metrics with these settings.
+    /// Creates metrics with these settings.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) that lists everything that is wrong.
+    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) that lists all problems.
     pub fn with(config: &MetricsConfig) -> Result<Self> {
         let prometheus = Prometheus::new()?;
         let observer = Arc::new(MetricsObserver::with_recorder(prometheus.ours(), config)?);
         Ok(Self { observer, prometheus })
     }
 
-    /// What turns events into metrics.
+    /// Returns the observer that turns events into metrics.
     #[must_use]
     pub fn observer(&self) -> Arc<MetricsObserver> {
         self.observer.clone()
     }
 
-    /// The recorder.
+    /// Returns the recorder.
     #[must_use]
     pub fn prometheus(&self) -> &Prometheus {
         &self.prometheus
     }
 
-    /// All metrics as Prometheus text: what events told, and how the consumers of this process are now. What only the
-    /// server knows is there if a [`Sampler`](crate::Sampler) runs.
+    /// Returns all metrics as Prometheus text: those of events, and the current state of this process's consumers.
+    /// Metrics of the server are included if a [`Sampler`](crate::Sampler) runs.
     #[must_use]
     pub fn render(&self) -> String {
         self.observer.show_consumers();
@@ -60,7 +60,7 @@ impl Metrics {
 
 #[cfg(feature = "http")]
 impl Metrics {
-    /// Starts a server with `/metrics`, `/livez`, `/readyz` and `/lag`, and asks `backend` for what only it knows.
+    /// Starts a server with `/metrics`, `/livez`, `/readyz` and `/lag`, and samples `backend` for the metrics of the server.
     ///
     /// # Errors
     /// [`ErrorKind::Unavailable`](millstream_core::ErrorKind::Unavailable) if the address cannot be listened on;
@@ -73,7 +73,7 @@ impl Metrics {
         crate::Server::start(self.app(backend, config)?).await
     }
 
-    /// The routes alone, for a server of your own, and what has to run beside them for as long as it does.
+    /// Returns the routes alone, for a server of the application, and a future that must run as long as they are served.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig).

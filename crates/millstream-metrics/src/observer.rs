@@ -1,4 +1,4 @@
-//! Events become metrics.
+//! The observer that turns events into metrics.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,10 +21,10 @@ use crate::registry::{MetricsConfig, Registry, SharedRecorder};
 use crate::series::{InPartition, Series};
 use crate::table;
 
-/// Turns every event into metrics.
+/// Observer that turns every event into metrics.
 ///
-/// A label set is registered when it is seen for the first time. From then on an event costs a look-up by topic, group
-/// and partition, and a few atomic additions: no allocation, no registry.
+/// A label set is registered at its first use. After that an event costs a look-up by topic, group and partition, and a
+/// few atomic additions: no allocation, and no access to the registry.
 pub struct MetricsObserver {
     pub(crate) registry: Registry,
     pub(crate) checks: Checks,
@@ -35,19 +35,19 @@ pub struct MetricsObserver {
 }
 
 impl MetricsObserver {
-    /// An observer that records with the process's own recorder ([`metrics::set_global_recorder`]), which has to be
-    /// there before: what is registered without one is lost.
+    /// Creates an observer that uses the global recorder of the process ([`metrics::set_global_recorder`]). It must be
+    /// installed before: whatever is registered without one is lost.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) that lists every wrong label.
+    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) that lists every invalid label.
     pub fn global(config: &MetricsConfig) -> Result<Self> {
         Ok(Self::over(Registry::new(None, config)?))
     }
 
-    /// An observer that records with this recorder.
+    /// Creates an observer that uses this recorder.
     ///
     /// # Errors
-    /// As [`global`](Self::global).
+    /// Same as [`global`](Self::global).
     pub fn with_recorder(recorder: SharedRecorder, config: &MetricsConfig) -> Result<Self> {
         Ok(Self::over(Registry::new(Some(recorder), config)?))
     }
@@ -58,35 +58,37 @@ impl MetricsObserver {
         Self { registry, checks, gauges, clock, series, rare: Mutex::default() }
     }
 
-    /// How the consumers are that told this observer of their start, and have not ended as they were asked to.
+    /// Returns the state of all consumers that reported their start to this observer, except those that have ended on
+    /// request.
     #[must_use]
     pub fn consumers(&self) -> Vec<Health> {
         self.checks.healths()
     }
 
-    /// How the workers of delay queues are that told this observer of their start, and have not ended as they were asked to.
+    /// Returns the state of all delay queue workers that reported their start to this observer, except those that have
+    /// ended on request.
     #[must_use]
     pub fn workers(&self) -> Vec<WorkerHealth> {
         self.checks.workers()
     }
 
-    /// How the loops are of producers, promoters and consumers of dead letters that told this observer of them, until they
-    /// end.
+    /// Returns the state of the loops of producers, promoters and consumers of dead letters that reported them to this
+    /// observer, until they end.
     #[must_use]
     pub fn loops(&self) -> Vec<LoopHealth> {
         self.checks.loops().into_iter().map(|(_, each)| each).collect()
     }
 
-    /// Sets the gauges of these consumers, workers and loops to how they are now. Whoever renders calls it just before.
+    /// Sets the gauges of these consumers, workers and loops to their current state. Call it just before rendering.
     ///
-    /// What has ended is not a number from then on. A recorder that can forget what nobody sets any more should: that of
-    /// [`Metrics`](crate::Metrics) does so after five minutes.
+    /// A gauge of something that has ended becomes NaN. The recorder should forget gauges that are no longer set: that
+    /// of [`Metrics`](crate::Metrics) does so after five minutes.
     pub fn show_consumers(&self) {
         self.gauges.repeat(&self.registry);
         self.checks.show(&self.registry, &self.gauges);
     }
 
-    /// What a group has to do in a topic; `None` if there is no such group. What `/lag/{topic}/{group}` answers.
+    /// Returns the work of a group in a topic, as `/lag/{topic}/{group}` does; `None` if there is no such group.
     ///
     /// # Errors
     /// Those of the backend.
@@ -94,15 +96,15 @@ impl MetricsObserver {
         lag::one(backend, topic, group).await
     }
 
-    /// What every group of every topic has to do. What `/lag` answers.
+    /// Returns the work of every group of every topic, as `/lag` does.
     ///
     /// # Errors
-    /// Those of the backend, if nothing is known of any topic.
+    /// Those of the backend, if the state of no topic is known.
     pub async fn lags(&self, backend: &Backend) -> Result<Lags> {
         lag::all(backend).await
     }
 
-    /// Counts what happens seldom.
+    /// Counts events that are rare.
     pub(crate) fn rarely(&self, metric: &Metric, values: &[&str], count: usize) {
         let mut rare = self.rare.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (metric.name, values.iter().map(ToString::to_string).collect());
@@ -133,7 +135,7 @@ impl MetricsObserver {
                 failed.iter().for_each(|counter| counter.increment(1));
                 if handled == Handled::Dead {
                     let reason = cause.reason();
-                    // Several causes have the reason of the first.
+                    // Several causes share the reason `exhausted`, and its counter.
                     let index = if reason == Reason::Exhausted { Cause::Error } else { cause } as usize;
                     let dead = partition.dead.get(index, || labelled(&table::DEAD_TOTAL, reason.as_str()));
                     dead.iter().for_each(|counter| counter.increment(1));
@@ -149,6 +151,7 @@ impl MetricsObserver {
             if first || last {
                 let age = self.clock.since(message.origin.ms).as_secs_f64();
                 if first {
+                    // The event is emitted at the end of the attempt, so the handler's time is subtracted.
                     in_group.queue_wait.record((age - message.elapsed.as_secs_f64()).max(0.0));
                 }
                 if last {
@@ -207,7 +210,7 @@ impl MetricsObserver {
         });
     }
 
-    /// What happens to the ownership of partitions, and to what groups stand on.
+    /// Counts changes of the ownership of partitions and of the state of groups.
     fn ownership(&self, event: &Event<'_>) {
         let (tp, group, counter): (_, _, fn(&InPartition) -> &Counter) = match *event {
             Event::Assigned { topic_partition, group, .. } => (topic_partition, group, |it| &it.assigned),
@@ -323,7 +326,7 @@ impl Observer for MetricsObserver {
     }
 }
 
-/// A message that was handled.
+/// Message that was handled.
 struct Message<'a> {
     tp: &'a TopicPartition,
     group: &'a GroupName,

@@ -1,8 +1,8 @@
-//! Spans with the names and attributes that OpenTelemetry's conventions have for messaging, over any tracer.
+//! Spans with the names and attributes of OpenTelemetry's conventions for messaging, for any tracer.
 //!
-//! A producer opens a span with [`Sending`] and sends its [`headers`] with the message. A consumer opens one with
-//! [`Processing`], which links to the producer's: a link and not a child, as the conventions have it, since a message may be
-//! handled much later, several times, and by several groups.
+//! A producer opens a span with [`Sending`] and sends its [`headers`] with the message. A consumer opens a span with
+//! [`Processing`], which links to the producer's span. It is a link and not a child, as the conventions define, since a
+//! message may be handled much later, several times, and by several groups.
 
 use std::str::FromStr;
 
@@ -13,11 +13,11 @@ use opentelemetry::trace::{
 };
 use opentelemetry::{KeyValue, Value};
 
-/// What stands for this kind of message queue in `messaging.system`.
+/// Value of the attribute `messaging.system`.
 pub const SYSTEM: &str = "millstream";
 
-/// The headers of a message that is sent in this span: names and values, for `send(..).header(name, value)`. None if the
-/// span has no context: nothing is recorded then.
+/// Returns the headers of a message that is sent in this span: names and values, for `send(..).header(name, value)`.
+/// Empty if the span has no context, which means that nothing is recorded.
 #[must_use]
 pub fn headers(span: &SpanContext) -> Vec<(&'static str, String)> {
     let (trace, id) = (span.trace_id().to_bytes(), span.span_id().to_bytes());
@@ -27,7 +27,7 @@ pub fn headers(span: &SpanContext) -> Vec<(&'static str, String)> {
     context.headers().collect()
 }
 
-/// The span that a message was sent in; `None` if it was in none.
+/// Returns the span that a message was sent in; `None` if it was sent without one.
 #[must_use]
 pub fn sent_in(headers: &Headers) -> Option<SpanContext> {
     let context = TraceContext::of(headers)?;
@@ -36,17 +36,17 @@ pub fn sent_in(headers: &Headers) -> Option<SpanContext> {
     Some(SpanContext::new(trace, span, TraceFlags::new(context.flags), true, state))
 }
 
-/// Sending messages to a topic.
+/// Sending of messages to a topic.
 #[derive(Clone, Copy, Debug)]
 pub struct Sending<'a> {
     /// The topic.
     pub topic: &'a TopicName,
-    /// How many messages; one if it is one.
+    /// Number of messages, 1 for a single one.
     pub messages: usize,
 }
 
 impl Sending<'_> {
-    /// A span for it, to be started with a tracer.
+    /// Returns a span for it, to be started with a tracer.
     #[must_use]
     pub fn span(&self) -> SpanBuilder {
         let mut attributes = about("send", self.topic);
@@ -57,21 +57,21 @@ impl Sending<'_> {
     }
 }
 
-/// Handling a message, or several at once.
+/// Handling of one message, or of several at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Processing<'a> {
-    /// Where it was read.
+    /// Partition that the messages were read from.
     pub topic_partition: &'a TopicPartition,
-    /// By which group.
+    /// Group that handles them.
     pub group: &'a GroupName,
-    /// The id of the message in its partition's log; `None` for several.
+    /// Id of the message in its partition's log; `None` for several messages.
     pub origin: Option<MessageId>,
-    /// The headers of each message.
+    /// Headers of each message.
     pub headers: &'a [&'a Headers],
 }
 
 impl Processing<'_> {
-    /// A span for it, to be started with a tracer, with a link to each span that a message was sent in.
+    /// Returns a span for it, to be started with a tracer. It has a link to each span that a message was sent in.
     #[must_use]
     pub fn span(&self) -> SpanBuilder {
         let Self { topic_partition: TopicPartition { topic, partition }, group, origin, headers } = *self;
@@ -88,7 +88,7 @@ impl Processing<'_> {
     }
 }
 
-/// What every span says.
+/// Attributes of every span.
 fn about(operation: &'static str, topic: &TopicName) -> Vec<KeyValue> {
     vec![
         KeyValue::new("messaging.system", SYSTEM),
@@ -98,7 +98,7 @@ fn about(operation: &'static str, topic: &TopicName) -> Vec<KeyValue> {
     ]
 }
 
-/// Said of several only.
+/// Attribute with the number of messages, unless it is 1.
 fn count(messages: usize) -> Option<KeyValue> {
     let count = Value::I64(i64::try_from(messages).unwrap_or(i64::MAX));
     (messages != 1).then(|| KeyValue::new("messaging.batch.message_count", count))

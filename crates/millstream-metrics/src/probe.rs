@@ -1,4 +1,4 @@
-//! Whether a process is live and ready: pure functions of what its consumers and workers say.
+//! Liveness and readiness of a process: pure functions of the state of its consumers and workers.
 
 use std::time::Duration;
 
@@ -6,36 +6,37 @@ use millstream_core::health::{Failure, Health, LoopHealth, WorkerHealth, WorkerL
 use millstream_core::{Backend as Roles, ErrorKind, Result, TopicName};
 use serde::Serialize;
 
-/// The answer to a probe.
+/// Answer to a probe.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// Whether all checks are.
+    /// Whether all checks are ok.
     pub ok: bool,
-    /// One by one.
+    /// Results of all checks.
     pub checks: Vec<Check>,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Check {
-    /// What: `backend`, `consumers`, a consumer by its name in the group, a worker of a delay queue, or `other loops`.
+    /// Name of the subject: `backend`, `consumers`, a consumer by its name in the group, a worker of a delay queue, or
+    /// `other loops`.
     pub name: String,
-    /// Whether it is as it should be.
+    /// Whether the check is ok.
     pub ok: bool,
-    /// How it is.
+    /// State of the subject.
     pub state: String,
-    /// What is wrong, or was wrong with loops that try again.
+    /// Problems, including errors of loops that try again.
     pub problems: Vec<String>,
 }
 
-/// Whether the backend answers.
+/// State of the backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// It does.
+    /// It answers.
     Reached,
-    /// It does not, for this reason.
+    /// It does not answer, for this reason.
     Failed(String),
 }
 
@@ -45,7 +46,7 @@ impl Report {
     }
 }
 
-/// Whether the process should go on: no consumer or worker has ended by itself, and no loop hangs, of theirs or of others.
+/// Returns whether the process is live: no consumer or worker has ended by itself, and no loop hangs, theirs or others.
 #[must_use]
 pub fn live(consumers: &[Health], workers: &[WorkerHealth], loops: &[LoopHealth]) -> Report {
     let consumers = consumers.iter().map(|health| consumer(health, health.is_live()));
@@ -53,8 +54,8 @@ pub fn live(consumers: &[Health], workers: &[WorkerHealth], loops: &[LoopHealth]
     Report::of(consumers.chain(workers).chain(others(loops)).collect())
 }
 
-/// Whether the process takes part: the backend answers, `wanted` consumers have started, all of them have joined their
-/// groups, all workers have heard from the server, and no loop hangs.
+/// Returns whether the process is ready: the backend answers, at least `wanted` consumers have started, all of them
+/// have joined their groups, all workers have received an answer of the server, and no loop hangs.
 #[must_use]
 pub fn ready(
     backend: &Backend,
@@ -87,7 +88,7 @@ fn place(each: &LoopHealth) -> String {
     }
 }
 
-/// Loops of producers, promoters and the like: one check for all, if there are any.
+/// Returns one check for all loops of producers, promoters and the like, if there are any.
 fn others(loops: &[LoopHealth]) -> Option<Check> {
     let stalled =
         loops.iter().filter(|each| each.stalled).map(|each| hangs(&place(each), each.last_progress));
@@ -131,14 +132,14 @@ fn fails(what: &str, failure: &Failure) -> String {
     format!("{what} has been failing for {} s: {}", failure.lasts.as_secs(), failure.error)
 }
 
-/// Asks the backend for something small.
+/// Sends a small request to the backend.
 ///
 /// # Errors
 /// Those of the backend.
 pub async fn reach(backend: &Roles) -> Result<()> {
     match backend.catalog.topic(&TopicName::new("reachable")?).await {
         Ok(_) => Ok(()),
-        // An answer is an answer.
+        // The topic need not exist: any answer shows that the backend is reachable.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }

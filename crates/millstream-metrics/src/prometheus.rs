@@ -1,4 +1,4 @@
-//! Prometheus text: a recorder with the right buckets, its upkeep, and the text.
+//! Prometheus text: a recorder with the right buckets, its upkeep, and the rendering.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,24 +14,25 @@ use crate::metric::Kind;
 use crate::registry::SharedRecorder;
 use crate::table;
 
-/// How often what was observed is put into its buckets. Until then every observation takes 16 bytes.
+/// Interval at which observations are sorted into their buckets. Until then each observation takes 16 bytes.
 const UPKEEP: Duration = Duration::from_secs(1);
 
-/// After what time a gauge of ours that nobody sets any more is not shown: what has ended, has said that it is not a number.
+/// Time after which one of our gauges that is no longer set is not rendered any more: a gauge of something that has
+/// ended is NaN by then.
 const FORGOTTEN: Duration = Duration::from_secs(300);
 
-/// A recorder that Prometheus can read. Cloning gives another handle.
+/// Recorder that renders Prometheus text. A clone is another handle to the same recorder.
 #[derive(Clone)]
 pub struct Prometheus {
     recorder: Arc<PrometheusRecorder>,
     handle: PrometheusHandle,
-    /// Our gauges, apart: those of others are not to be forgotten.
+    /// Recorder of our own gauges, separate because gauges of the application must not be forgotten.
     gauges: Arc<PrometheusRecorder>,
     gauges_handle: PrometheusHandle,
 }
 
 impl Prometheus {
-    /// A recorder of its own: it is not the process's, unless you [make it that](Self::recorder).
+    /// Creates a new recorder. It is not the global recorder of the process, unless you [install it](Self::recorder).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] if the exporter refuses the buckets.
@@ -60,32 +61,32 @@ impl Prometheus {
         })
     }
 
-    /// The recorder, for metrics of your own: `metrics::set_global_recorder(prometheus.recorder())`. What is set in it is
-    /// kept for ever.
+    /// Returns the recorder, for metrics of the application: `metrics::set_global_recorder(prometheus.recorder())`. Its
+    /// metrics are kept for the life of the process.
     #[must_use]
     pub fn recorder(&self) -> Arc<PrometheusRecorder> {
         self.recorder.clone()
     }
 
-    /// The recorder for our own metrics: as [`recorder`](Self::recorder), but gauges that are not set any more are forgotten
-    /// after five minutes.
+    /// Returns the recorder for our own metrics: the same as [`recorder`](Self::recorder), but gauges that are no
+    /// longer set are forgotten after five minutes.
     pub(crate) fn ours(&self) -> SharedRecorder {
         Arc::new(Ours { rest: self.recorder.clone(), gauges: self.gauges.clone() })
     }
 
-    /// Everything that was recorded, as text in version 0.0.4 of the format.
+    /// Returns all metrics as text, in version 0.0.4 of the format.
     #[must_use]
     pub fn render(&self) -> String {
         self.handle.render() + &self.gauges_handle.render()
     }
 
-    /// Puts what was observed into its buckets, so that it does not pile up between two scrapes.
+    /// Sorts observations into their buckets, so that they do not accumulate between two scrapes.
     pub fn run_once(&self) {
         self.handle.run_upkeep();
         self.gauges_handle.run_upkeep();
     }
 
-    /// [`run_once`](Self::run_once) every second, for ever.
+    /// Calls [`run_once`](Self::run_once) every second, without an end.
     pub async fn run(&self) {
         loop {
             sleep(UPKEEP).await;
@@ -100,7 +101,7 @@ impl fmt::Debug for Prometheus {
     }
 }
 
-/// Gauges here, everything else there.
+/// Recorder that sends gauges to one recorder and all other metrics to another.
 struct Ours {
     rest: Arc<PrometheusRecorder>,
     gauges: Arc<PrometheusRecorder>,
@@ -155,7 +156,7 @@ mod tests {
         static METADATA: Metadata<'static> = Metadata::new("mine", metrics::Level::INFO, None);
         mine.register_gauge(&Key::from_name("mine"), &METADATA).set(7.0);
         says("stays");
-        // Many more than there is room for, one after the other.
+        // Many more than the limit allows, one after the other.
         for nth in 0..10 {
             let name = format!("w-{nth}");
             says(&name);

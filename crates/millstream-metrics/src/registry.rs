@@ -1,4 +1,4 @@
-//! Where series are registered: each label set once, and not more of them than the limit.
+//! Registration of series: each label set once, up to a limit per metric.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,21 +11,21 @@ use millstream_core::error::Problems;
 use crate::metric::Metric;
 use crate::table;
 
-/// What stands in every label of a series that takes what is over the limit.
+/// Value of every label of the series that collects the label sets over the limit.
 pub const OTHER: &str = "other";
 
-/// A recorder that several threads may use: see [`metrics::Recorder`].
+/// Recorder that several threads can use: see [`metrics::Recorder`].
 pub type SharedRecorder = Arc<dyn Recorder + Send + Sync>;
 
-/// Settings of metrics.
+/// Settings of the metrics.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MetricsConfig {
-    /// The most label sets of one metric. What counts or takes time beyond it goes to one series whose labels are all
-    /// `other`; gauges beyond it are left out. Either is told once, as a warning, and counted in
+    /// Maximum number of label sets of one metric. Beyond it, counts and times go to one series whose labels are all
+    /// `other`, and gauges are left out. Either is logged once, as a warning, and counted in
     /// `millstream_series_over_limit_total`. Default: 1,000.
     pub max_series: usize,
-    /// Labels that every series gets. Default: none.
+    /// Labels of every series. Default: none.
     pub labels: Vec<(String, String)>,
 }
 
@@ -36,13 +36,13 @@ impl Default for MetricsConfig {
 }
 
 impl MetricsConfig {
-    /// The same settings, with another limit of label sets for one metric.
+    /// Returns the settings with another limit of label sets per metric.
     #[must_use]
     pub fn max_series(self, max_series: usize) -> Self {
         Self { max_series, ..self }
     }
 
-    /// The same settings, with one more label on every series: `service`, `region`.
+    /// Returns the settings with one more label on every series, for example `service` or `region`.
     #[must_use]
     pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.labels.push((name.into(), value.into()));
@@ -70,19 +70,19 @@ impl MetricsConfig {
 
 /// Registers series with a recorder.
 pub(crate) struct Registry {
-    /// `None` for the process's own, whatever it is.
+    /// `None` for the global recorder of the process.
     recorder: Option<SharedRecorder>,
     limit: usize,
     labels: Vec<Label>,
     sets: Mutex<BTreeMap<&'static str, Sets>>,
 }
 
-/// The label sets of one metric.
+/// Label sets of one metric.
 #[derive(Debug, Default)]
 struct Sets {
-    /// How many there are.
+    /// Number of admitted label sets.
     admitted: usize,
-    /// Whether it was told that there are too many.
+    /// Whether the warning about the limit was logged.
     told: bool,
 }
 
@@ -119,12 +119,12 @@ impl Registry {
         self.with(|recorder| recorder.register_gauge(&key, &METADATA)).set(value);
     }
 
-    /// Whether there is room for one more label set of a metric, which takes it; over the limit there is none, and that is
-    /// told if it is the `first` time that this one asks.
+    /// Admits one more label set of a metric, and returns whether there was room. Over the limit it returns false, logs
+    /// that once per metric, and counts it if it is the `first` request for this label set.
     pub(crate) fn admit(&self, metric: &Metric, first: bool) -> bool {
         let mut all = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
         let sets = all.entry(metric.name).or_default();
-        // The one that says so has a label set for each metric, and cannot be over it.
+        // The metric that counts refused label sets has one label set per metric, and cannot exceed the limit.
         let over = sets.admitted >= self.limit && metric.name != table::UNLABELLED.name;
         if !over {
             sets.admitted += 1;
@@ -143,14 +143,15 @@ impl Registry {
         false
     }
 
-    /// A label set that was admitted is not there any more.
+    /// Releases an admitted label set.
     pub(crate) fn release(&self, metric: &Metric) {
         let mut all = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
         let sets = all.entry(metric.name).or_default();
         sets.admitted = sets.admitted.saturating_sub(1);
     }
 
-    /// The key of a label set that was not asked for before; `None` if there are too many. Who asks keeps the answer.
+    /// Returns the key of a new label set; `None` if there are too many. The caller must keep the result, since each
+    /// call admits a label set.
     fn key(&self, metric: &Metric, values: &[&str]) -> Option<Key> {
         debug_assert_eq!(metric.labels.len(), values.len(), "{}", metric.name);
         self.admit(metric, true).then(|| self.made_of(metric, values.iter().copied()))

@@ -1,4 +1,4 @@
-//! What the server says of topics, groups and delay queues: read, and nothing else.
+//! Reads the state of topics, groups and delay queues from the server.
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::catalog::{PartitionStats, Pin};
@@ -8,10 +8,10 @@ use millstream_core::{Backend, GroupName, Partition, QueueName, Result, Start, T
 
 use crate::clock::{Clock, our_ms};
 
-/// How many requests are under way at once.
+/// Maximum number of concurrent requests.
 const AT_ONCE: usize = 8;
 
-/// What a group has to do in a topic, now or later, if its lag is this in each partition.
+/// Returns the work of a group in a topic, now or later, for a given lag of each partition.
 fn to_do(topic: &TopicSample, group: &GroupSample, lag: fn(&PartitionStats) -> u64) -> u64 {
     let of_group = |it: &PartitionStats| lag(it) + it.pending + it.retrying;
     let overdue: u64 = topic.partitions.iter().map(|(_, _, waiting)| waiting.overdue).sum();
@@ -19,28 +19,28 @@ fn to_do(topic: &TopicSample, group: &GroupSample, lag: fn(&PartitionStats) -> u
 }
 
 impl TopicSample {
-    /// All that a group has to do, at least. Where it is missing, its next consumer brings it back, and begins with the
-    /// oldest entry unless it is told otherwise.
+    /// Returns the minimum work of a group. A partition without the group counts with its whole log: the group's next
+    /// consumer creates it again, and starts at the oldest entry unless configured otherwise.
     pub(crate) fn backlog_at_least(&self, group: &GroupSample) -> u64 {
         to_do(self, group, |it| if it.position.is_none() { it.length } else { it.lag_at_least })
     }
 
-    /// All that a group has to do, at most.
+    /// Returns the maximum work of a group.
     pub(crate) fn backlog_at_most(&self, group: &GroupSample) -> u64 {
         to_do(self, group, |it| it.lag.unwrap_or(it.length))
     }
 }
 
-/// A topic as it stands.
+/// State of a topic.
 #[derive(Clone, Debug)]
 pub(crate) struct TopicSample {
     pub(crate) topic: TopicName,
-    /// Messages in the log and what is delayed, by partition.
+    /// Number of messages in the log, and delayed messages, by partition.
     pub(crate) partitions: Vec<(Partition, u64, Waiting)>,
     pub(crate) groups: Vec<GroupSample>,
 }
 
-/// A group of a topic as it stands.
+/// State of a group of a topic.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupSample {
     pub(crate) group: GroupName,
@@ -48,14 +48,14 @@ pub(crate) struct GroupSample {
     pub(crate) partitions: Vec<PartitionStats>,
 }
 
-/// A delay queue as it stands.
+/// State of a delay queue.
 #[derive(Clone, Debug)]
 pub(crate) struct QueueSample {
     pub(crate) queue: QueueName,
     pub(crate) shards: Vec<(u32, TaskCounts)>,
 }
 
-/// Reads how a topic stands with all of its groups, or with this one.
+/// Reads the state of a topic with all of its groups, or with one group only.
 pub(crate) async fn topic(
     backend: &Backend,
     name: &TopicName,
@@ -102,7 +102,7 @@ pub(crate) async fn pins(backend: &Backend, name: &TopicName) -> Result<Vec<Pin>
     backend.catalog.pins(&spec).await
 }
 
-/// Reads how a delay queue stands.
+/// Reads the state of a delay queue.
 pub(crate) async fn queue(backend: &Backend, name: &QueueName) -> Result<QueueSample> {
     let spec = backend.tasks.queue(name).await?;
     let shards = stream::iter(spec.iter())

@@ -1,4 +1,4 @@
-//! Gauges that only the server knows: asked for now and then.
+//! The sampler: gauges of the server, read at intervals.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,22 +20,22 @@ use crate::observer::MetricsObserver;
 use crate::sample::{self, GroupSample, QueueSample, TopicSample};
 use crate::table;
 
-/// After how many intervals without an answer values are not shown any more.
+/// Number of intervals without an answer after which values are no longer shown.
 const PATIENCE: u32 = 3;
-/// How often it is asked at most who keeps entries from being dropped.
+/// Minimum interval between reads of the retention pins of a topic.
 const PINS_EVERY: Duration = Duration::from_secs(60);
-/// The scope of what the sampler says of itself.
+/// Scope of the sampler's own gauge.
 const AGE: &str = "age";
 
 /// Settings of a [`Sampler`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SamplerConfig {
-    /// The time from one round to the next. Default: 15 s.
+    /// Time from the start of one round to the start of the next. Default: 15 s.
     pub interval: Duration,
-    /// Which topics. Default: all that there are.
+    /// Topics to sample. Default: all existing ones.
     pub topics: Option<Vec<TopicName>>,
-    /// Which delay queues. Default: all that there are.
+    /// Delay queues to sample. Default: all existing ones.
     pub queues: Option<Vec<QueueName>>,
 }
 
@@ -46,19 +46,19 @@ impl Default for SamplerConfig {
 }
 
 impl SamplerConfig {
-    /// The same settings with another interval.
+    /// Returns the settings with another interval.
     #[must_use]
     pub fn interval(self, interval: Duration) -> Self {
         Self { interval, ..self }
     }
 
-    /// The same settings for these topics only.
+    /// Returns the settings for these topics only.
     #[must_use]
     pub fn topics(self, topics: impl IntoIterator<Item = TopicName>) -> Self {
         Self { topics: Some(topics.into_iter().collect()), ..self }
     }
 
-    /// The same settings for these delay queues only.
+    /// Returns the settings for these delay queues only.
     #[must_use]
     pub fn queues(self, queues: impl IntoIterator<Item = QueueName>) -> Self {
         Self { queues: Some(queues.into_iter().collect()), ..self }
@@ -73,28 +73,28 @@ impl SamplerConfig {
     }
 }
 
-/// Asks the server, once per interval, how topics, groups and delay queues stand.
+/// Reads the state of topics, groups and delay queues from the server, once per interval.
 ///
-/// A round costs three requests, for a topic of `p` partitions `2p + 2` more and for each of its groups one of the roster and
-/// those of [`Catalog::stats`](millstream_core::Catalog::stats); for a delay queue one and one per shard. Once a minute
-/// [`Catalog::pins`](millstream_core::Catalog::pins) is asked. At most eight are under way at once, and one round does not
-/// begin before the last has ended.
+/// A round costs three requests. A topic of `p` partitions costs `2p + 2` more; each of its groups costs one for the
+/// roster and those of [`Catalog::stats`](millstream_core::Catalog::stats). A delay queue costs one, and one per shard.
+/// [`Catalog::pins`](millstream_core::Catalog::pins) is called once a minute. At most eight requests run at once, and a
+/// round does not begin before the previous one has ended.
 ///
-/// When it is dropped, what it said is not a number any more.
+/// When it is dropped, its gauges become NaN.
 pub struct Sampler {
     backend: Backend,
     observer: Arc<MetricsObserver>,
     config: SamplerConfig,
-    /// When each scope answered last.
+    /// Time of the last answer of each scope.
     answered: Mutex<BTreeMap<String, Instant>>,
-    /// When it was asked last who keeps entries, by topic.
+    /// Time of the last read of the retention pins, by topic.
     pins: Mutex<BTreeMap<TopicName, Instant>>,
-    /// When a round went well last.
+    /// Time of the last round without an error.
     last: Mutex<Option<Instant>>,
 }
 
 impl Sampler {
-    /// A sampler over a backend.
+    /// Creates a sampler over a backend.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) for an interval below 100 ms.
@@ -104,11 +104,11 @@ impl Sampler {
         Ok(Self { backend, observer, config, answered, pins, last })
     }
 
-    /// Asks once, and sets the gauges. What cannot be asked does not keep the rest from being asked; its gauges stay as
-    /// they are for three intervals and are not numbers after that.
+    /// Samples once, and sets the gauges. A request that fails does not prevent the others; its gauges keep their
+    /// values for three intervals, and become NaN after that.
     ///
     /// # Errors
-    /// The first that was met. All are told to the observer as [`Event::Failing`].
+    /// The first error. All errors are reported to the observer as [`Event::Failing`].
     pub async fn run_once(&self) -> Result<()> {
         let mut first = None;
         let mut fails = |error: Error| {
@@ -141,7 +141,7 @@ impl Sampler {
                     };
                     match sampled.await {
                         Ok(()) => {}
-                        // Deleted between the two questions.
+                        // Deleted between the two requests.
                         Err(error) if is_gone(&error) => continue,
                         Err(error) => {
                             fails(error.during(format_args!("sample {topic}")));
@@ -176,12 +176,12 @@ impl Sampler {
         first.map_or(Ok(()), Err)
     }
 
-    /// Asks in a loop, for ever. Errors do not end it.
+    /// Samples in a loop, without an end. Errors do not end it.
     pub async fn run(&self) {
         let mut failing = false;
         loop {
             let started = Instant::now();
-            // The recorder is the user's, and a panic of it is no end of the loop.
+            // The recorder is user code: a panic of it must not end the loop.
             let round = AssertUnwindSafe(async { self.run_once().await }).catch_unwind().await;
             let round = round.unwrap_or_else(|payload| {
                 let panicked = Panicked::new(UserCode::Observer, payload);
@@ -202,12 +202,12 @@ impl Sampler {
                 }
             }
             let next = started + self.config.interval;
-            // A round that takes longer is not followed at once by the next.
+            // A pause after a round that took longer than the interval.
             sleep_until(next.max(Instant::now() + self.config.interval / 10)).await;
         }
     }
 
-    /// Says how old the values are.
+    /// Sets the gauge with the age of the values.
     pub(crate) fn tell_age(&self) {
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let mut values = Values::default();
@@ -233,7 +233,7 @@ impl Sampler {
         }
     }
 
-    /// Whether it is time to ask who keeps entries from being dropped: that may take some counting.
+    /// Returns whether the retention pins are to be read now: that may take some counting on the server.
     fn asks_for_pins(&self, topic: &TopicName) -> bool {
         let mut asked = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
         let due = asked.get(topic).is_none_or(|at| at.elapsed() >= PINS_EVERY);
@@ -249,13 +249,13 @@ impl Sampler {
         self.answered.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.to_owned(), Instant::now());
     }
 
-    /// What it said is still taken for what it says.
+    /// Keeps the values of a scope valid without a new read.
     fn stays(&self, scope: &str) {
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         answered.entry(scope.to_owned()).and_modify(|at| *at = Instant::now());
     }
 
-    /// Takes back what is not there any more, or has not been answered for long.
+    /// Removes scopes that no longer exist, or have had no answer for too long.
     fn forget(&self, known: &[String], all: bool) {
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = self.config.interval * PATIENCE;

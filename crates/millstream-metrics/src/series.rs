@@ -1,5 +1,4 @@
-//! The series that events go to: found by topic, group and partition without an allocation, registered when they are
-//! needed for the first time.
+//! Series of events: found by topic, group and partition without an allocation, registered at their first use.
 
 use std::collections::BTreeMap;
 use std::sync::{OnceLock, PoisonError, RwLock};
@@ -12,7 +11,7 @@ use crate::metric::Metric;
 use crate::registry::Registry;
 use crate::table;
 
-/// Counters of which each has another value of one label, registered when it is needed.
+/// Counters that differ in the value of one label, each registered at its first use.
 #[derive(Debug)]
 pub(crate) struct Each<T, const N: usize>([OnceLock<T>; N]);
 
@@ -23,14 +22,14 @@ impl<T, const N: usize> Default for Each<T, N> {
 }
 
 impl<T, const N: usize> Each<T, N> {
-    /// The one of the value at `index`; whatever is beyond is the last.
+    /// Returns the one for the value at `index`; an index out of range selects the last one.
     pub(crate) fn get(&self, index: usize, register: impl FnOnce() -> T) -> Option<&T> {
         let cell = self.0.get(index).or(self.0.last())?;
         Some(cell.get_or_init(register))
     }
 }
 
-/// The counters of one partition in one group.
+/// Counters of one partition in one group.
 pub(crate) struct InPartition {
     pub(crate) delivered: Counter,
     pub(crate) reclaimed: Counter,
@@ -78,7 +77,7 @@ impl InPartition {
     }
 }
 
-/// The series of one topic in one group.
+/// Series of one topic in one group.
 pub(crate) struct InGroup {
     pub(crate) rebalances: Counter,
     pub(crate) fenced: Counter,
@@ -110,14 +109,14 @@ impl InGroup {
     }
 }
 
-/// What is counted of a partition whoever reads it.
+/// Counters of a partition that do not depend on a group.
 pub(crate) struct OfPartition {
     pub(crate) promoted: Counter,
     pub(crate) orphans: Counter,
     pub(crate) trimmed: Counter,
 }
 
-/// The series of one topic.
+/// Series of one topic.
 pub(crate) struct OfTopic {
     pub(crate) produced: Counter,
     pub(crate) scheduled: Counter,
@@ -128,7 +127,7 @@ pub(crate) struct OfTopic {
     groups: BTreeMap<GroupName, InGroup>,
 }
 
-/// The series of one delay queue.
+/// Series of one delay queue.
 pub(crate) struct OfQueue {
     pub(crate) fired: Counter,
     pub(crate) missed: Counter,
@@ -138,7 +137,7 @@ pub(crate) struct OfQueue {
     shards: BTreeMap<u32, OfShard>,
 }
 
-/// The series of one shard of a delay queue.
+/// Series of one shard of a delay queue.
 pub(crate) struct OfShard {
     pub(crate) claimed: Counter,
     pub(crate) reclaimed: Counter,
@@ -149,7 +148,7 @@ pub(crate) struct OfShard {
     pub(crate) worked: Each<Counter, 6>,
 }
 
-/// All series of events with names in their labels.
+/// All series of events that have names in their labels.
 #[derive(Default)]
 pub(crate) struct Series {
     topics: RwLock<BTreeMap<TopicName, OfTopic>>,
@@ -157,7 +156,7 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// Counts something of a topic.
+    /// Counts an event of a topic.
     pub(crate) fn topic(&self, registry: &Registry, topic: &TopicName, count: impl Fn(&OfTopic)) {
         if let Some(found) = self.topics.read().unwrap_or_else(PoisonError::into_inner).get(topic) {
             return count(found);
@@ -166,7 +165,7 @@ impl Series {
         count(topics.entry(topic.clone()).or_insert_with(|| of_topic(registry, topic)));
     }
 
-    /// Counts something of a partition, whoever reads it.
+    /// Counts an event of a partition, independent of groups.
     pub(crate) fn partition(
         &self,
         registry: &Registry,
@@ -196,7 +195,7 @@ impl Series {
         }
     }
 
-    /// Counts something of a topic in a group.
+    /// Counts an event of a topic in a group.
     pub(crate) fn group(
         &self,
         registry: &Registry,
@@ -214,7 +213,7 @@ impl Series {
         count(of_topic.groups.entry(group.clone()).or_insert_with(|| InGroup::new(registry, topic, group)));
     }
 
-    /// Counts something of a partition in a group.
+    /// Counts an event of a partition in a group.
     pub(crate) fn in_group(
         &self,
         registry: &Registry,
@@ -242,7 +241,7 @@ impl Series {
         }
     }
 
-    /// Counts something of a delay queue.
+    /// Counts an event of a delay queue.
     pub(crate) fn queue(&self, registry: &Registry, queue: &QueueName, count: impl Fn(&OfQueue)) {
         if let Some(found) = self.queues.read().unwrap_or_else(PoisonError::into_inner).get(queue) {
             return count(found);
@@ -251,7 +250,7 @@ impl Series {
         count(queues.entry(queue.clone()).or_insert_with(|| of_queue(registry, queue)));
     }
 
-    /// Counts something of a shard.
+    /// Counts an event of a shard.
     pub(crate) fn shard(&self, registry: &Registry, shard: &Shard, count: impl Fn(&OfQueue, &OfShard)) {
         let queues = self.queues.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = queues.get(&shard.queue)

@@ -1,7 +1,7 @@
 //! All metrics: one constant each, and [`ALL`] of them.
 //!
-//! A counter of messages counts one message of one group each time that it happens to it: a message that is retried
-//! twice and then done counts as delivered three times, failed and retried twice, and acked once.
+//! A counter of messages counts once for each occurrence, per message and group: a message that is retried twice and
+//! then done counts as delivered three times, failed and retried twice, and acked once.
 
 use crate::metric::Kind::{Counter, Gauge, Histogram};
 use crate::metric::Metric;

@@ -1,30 +1,30 @@
-//! What is changed of a message before it is replayed.
+//! Changes of a message before it is replayed.
 
 use bytes::Bytes;
 use millstream_core::wire::{Field, Fields, HEADER, KEY, PAYLOAD};
 
-/// What is changed of a message before it is replayed. Fields that nobody here knows stay as they are.
+/// Changes of a message before it is replayed. Unknown fields stay as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edit {
-    /// Another payload.
+    /// New payload.
     pub payload: Option<Bytes>,
-    /// Another key, or (`Some(None)`) none. The message goes where it would have gone with the old one if it goes back to
-    /// its group: order by the new key begins with what is sent anew.
+    /// New key, or `Some(None)` to remove it. A message that goes back to its group keeps the partition of the old key:
+    /// order by the new key applies only to messages that are sent anew.
     pub key: Option<Option<Bytes>>,
-    /// Headers that get these values, in place of all that they have.
+    /// Headers to set; each value replaces all values of that header.
     pub set_headers: Vec<(String, Bytes)>,
-    /// Headers that go.
+    /// Headers to remove.
     pub remove_headers: Vec<String>,
 }
 
 impl Edit {
-    /// Whether nothing is changed.
+    /// Returns whether nothing is changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The fields of an entry after the change.
+    /// Returns the fields of an entry after the change.
     #[must_use]
     pub fn apply(&self, body: &[Field]) -> Fields {
         let header = |name: &str| Bytes::from(format!("{HEADER}{name}"));

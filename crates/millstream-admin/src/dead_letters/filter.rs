@@ -1,4 +1,4 @@
-//! Which dead letters are meant.
+//! Selection of dead letters.
 
 use std::collections::BTreeMap;
 
@@ -7,42 +7,43 @@ use millstream_core::{DeadLetter, Limits, MessageId, Partition, Reason};
 
 use crate::Filter;
 
-/// Which dead letters are meant: everything that is given must fit. What is not given fits all.
+/// Conditions on dead letters: a letter must match all that are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeadLetterFilter {
-    /// Of these partitions. Default: of all.
+    /// Partitions. Default: all.
     pub partitions: Option<Vec<Partition>>,
-    /// Under one of these ids. Default: any.
+    /// Ids of dead letters. Default: all.
     pub ids: Option<Vec<MessageId>>,
-    /// The id of the message in its partition's log.
+    /// Id of the message in its partition's log.
     pub origin: Option<MessageId>,
-    /// Why it was given up.
+    /// Reason why the message was given up.
     pub reason: Option<Reason>,
-    /// Text somewhere in the error of the last attempt.
+    /// Text contained in the error of the last attempt.
     pub error: Option<String>,
-    /// After at least so many attempts.
+    /// Minimum number of attempts.
     pub min_attempts: Option<u32>,
-    /// After at most so many attempts.
+    /// Maximum number of attempts.
     pub max_attempts: Option<u32>,
-    /// Died at this time or later: milliseconds since 1970 by the server's clock.
+    /// Earliest time of death: milliseconds since 1970 by the server's clock.
     pub died_from: Option<u64>,
-    /// Died before this time.
+    /// Time of death is before this: milliseconds since 1970 by the server's clock.
     pub died_before: Option<u64>,
-    /// Not behind these ids of their partitions, and of no other partition: what a [`Survey`](crate::Survey) has seen.
+    /// Greatest id by partition; other partitions do not match. Limits an operation to the letters that a
+    /// [`Survey`](crate::Survey) has examined.
     pub up_to: Option<BTreeMap<Partition, MessageId>>,
-    /// Key, header and payload; its [`id`](Filter::id) is that of the dead letter. What cannot be read does not fit one
-    /// that asks for any of the three.
+    /// Conditions on key, headers and payload; its [`id`](Filter::id) is the id of the dead letter. A letter that
+    /// cannot be decoded matches only if none of the three is set.
     pub message: Filter,
 }
 
 impl DeadLetterFilter {
-    /// Whether all letters fit.
+    /// Returns whether all letters match.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether a letter is meant.
+    /// Returns whether a letter matches.
     #[must_use]
     pub fn fits(&self, letter: &DeadLetter, limits: &Limits) -> bool {
         let partition = letter.topic_partition.partition;
@@ -71,7 +72,7 @@ impl DeadLetterFilter {
         letter.envelope(limits).is_ok_and(|envelope| self.message.fits_envelope(&envelope))
     }
 
-    /// Between which ids all that fit are: what lies outside is not asked for.
+    /// Returns a range of ids that contains all matching letters, to avoid reading the others.
     pub(super) fn range(&self, newest_first: bool) -> Range {
         let mut range = Range { newest_first, ..Range::ALL };
         if let Some(ms) = self.died_from {

@@ -1,4 +1,4 @@
-//! Dead letters as lines of JSON: what is exported, byte for byte, and read again.
+//! Dead letters as lines of JSON: exported byte for byte, and parsed again.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -10,10 +10,11 @@ use millstream_core::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Of the lines. What is read may have another one only if nothing was taken away or changed its meaning.
+/// Version of the line format. A change that only adds members keeps this version; removing one, or changing its
+/// meaning, needs a new one.
 const FORMAT: u32 = 1;
 
-/// A dead letter in one line.
+/// Dead letter, as one line.
 #[derive(Serialize, Deserialize)]
 struct Line {
     format: u32,
@@ -26,16 +27,16 @@ struct Line {
     error: String,
     origin: String,
     history: String,
-    /// Names and values in base64: they need not be text, may be empty, and may stand several times.
+    /// Names and values in base64: they need not be text, may be empty, and may be repeated.
     body: Vec<(String, String)>,
 }
 
-/// A dead letter as one line of JSON, without a line break: `format` (1), `topic`, `partition`, `group`, `id`, `reason`,
-/// `attempts`, `error`, `origin`, `history` (as in an entry), and `body`, the names and values of the original entry in
-/// base64 and in order.
+/// Returns a dead letter as one line of JSON, without a line break: `format` (1), `topic`, `partition`, `group`, `id`,
+/// `reason`, `attempts`, `error`, `origin`, `history` (as in an entry), and `body`, the names and values of the
+/// original entry in base64 and in order.
 ///
 /// # Errors
-/// None that is known.
+/// No error is known to occur.
 pub fn to_line(letter: &DeadLetter) -> Result<String> {
     let line = Line {
         format: FORMAT,
@@ -57,11 +58,11 @@ pub fn to_line(letter: &DeadLetter) -> Result<String> {
     serde_json::to_string(&line).map_err(|error| bad(format_args!("dead letter {}: {error}", letter.id)))
 }
 
-/// Reads what [`to_line`] writes. Members that it does not know are passed over.
+/// Parses a line written by [`to_line`]. Unknown members are ignored.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidConfig`] for a line that is none; [`ErrorKind::InvalidName`]; [`ErrorKind::TooLarge`] for one with
-/// too many fields; [`ErrorKind::Unsupported`] for one of a later format.
+/// [`ErrorKind::InvalidConfig`] for a line that is not a dead letter; [`ErrorKind::InvalidName`];
+/// [`ErrorKind::TooLarge`] for one with too many fields; [`ErrorKind::Unsupported`] for one of a later format.
 pub fn from_line(text: &str) -> Result<DeadLetter> {
     let format: Format = serde_json::from_str(text).map_err(bad)?;
     if format.format != FORMAT {

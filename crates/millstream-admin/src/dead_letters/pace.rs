@@ -1,22 +1,22 @@
-//! How many may go now, at so many a second.
+//! Rate limit: computes how many letters may be sent now.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Between two steps: smaller ones would be a request for each message.
+/// Minimum time between two steps: shorter ones would mean one request per message.
 const SLICE: Duration = Duration::from_millis(100);
-/// The longest time between two messages: with less than one a day nobody waits for the end.
+/// Longest interval between two messages, a day: nobody waits for a replay that is slower.
 pub(super) const LONGEST: Duration = Duration::from_secs(24 * 3_600);
-/// How much of what was missed is made up for.
+/// Maximum time that is made up for after a delay.
 const BURST: Duration = Duration::from_secs(1);
 
-/// So many a second, or as fast as it goes.
+/// Rate limit per second, or no limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
-    /// Between two messages; zero for no bound.
+    /// Time between two messages; zero for no limit.
     interval: Duration,
-    /// When the next one may go; none has gone so far if there is none.
+    /// Time from which the next message may be sent; `None` before the first one.
     next: Option<Instant>,
 }
 
@@ -27,11 +27,12 @@ impl Pace {
         Self { interval: interval.unwrap_or_default(), next: None }
     }
 
-    /// How many may go now.
+    /// Returns how many messages may be sent now.
     pub(super) fn room(&mut self, now: Instant) -> usize {
         if self.interval.is_zero() {
             return usize::MAX;
         }
+        // Time missed before `earliest` is not made up for.
         let earliest = now.checked_sub(BURST.max(self.interval)).unwrap_or(now);
         let next = self.next.unwrap_or(now).max(earliest);
         self.next = Some(next);
@@ -41,14 +42,14 @@ impl Pace {
         }
     }
 
-    /// So many have gone.
+    /// Records that `count` messages were sent.
     pub(super) fn spend(&mut self, count: usize, now: Instant) {
         let took = self.interval.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
         let next = self.next.unwrap_or(now);
         self.next = Some(next.checked_add(took).unwrap_or(next));
     }
 
-    /// How long to wait until it is worth while to ask again.
+    /// Returns how long to wait before the next step.
     pub(super) fn wait(&self, now: Instant) -> Duration {
         let next = self.next.filter(|_| !self.interval.is_zero());
         next.map_or(Duration::ZERO, |next| next.saturating_duration_since(now).max(SLICE))
@@ -59,7 +60,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// How many go within a time, by steps.
+    /// Returns how many messages are sent within a time, in steps.
     fn count(rate: f64, time: Duration) -> usize {
         let start = Instant::now();
         let (mut pace, mut now, mut gone) = (Pace::new(Some(rate)), start, 0);

@@ -1,4 +1,4 @@
-//! Replaying dead letters: back to their group, or elsewhere; changed, and at a rate.
+//! Replay of dead letters: to their group or to a topic, optionally changed and at a limited rate.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -21,47 +21,47 @@ use super::pace::{LONGEST, Pace};
 use super::teller::{Came, Teller};
 use super::walk::DeadLetterWalk;
 
-/// Header of what was replayed to a topic: the dead letter that it was, as `topic/partition/group/id`. The same for every
-/// copy, if a crash ever makes two.
+/// Header of a message that was replayed to a topic: the original dead letter, as `topic/partition/group/id`. If a
+/// crash leads to two copies, it is the same for both.
 pub const REPLAYED_FROM: &str = "millstream-replayed-from";
-/// Header of what was replayed to a topic: the id of the message in the log that it first stood in.
+/// Header of a message that was replayed to a topic: the id of the message in its original log.
 pub const REPLAYED_ORIGIN: &str = "millstream-replayed-origin";
-/// Header of what was replayed to a topic: why its group had given it up.
+/// Header of a message that was replayed to a topic: the reason why its group had given it up.
 pub const REPLAYED_REASON: &str = "millstream-replayed-reason";
 
-/// The most letters of one step.
+/// Maximum number of letters in one step.
 const STEP: usize = 100;
-/// The most letters that cannot be replayed of which it is told why.
+/// Maximum number of refused letters for which the reason is kept.
 const TOLD: usize = 100;
 
-/// Where a replayed letter goes.
+/// Target of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ReplayTo {
-    /// Back to the group that gave it up, and to no other, as a first attempt.
+    /// The group that gave the letter up, and no other: it is a first attempt there.
     #[default]
     Group,
-    /// To a topic, as a new message for all its groups.
+    /// A topic, as a new message for all its groups.
     Topic {
-        /// Which one; it must be there.
+        /// Topic; it must exist.
         topic: TopicName,
-        /// To which partition. Default: by the key; without one, one after the other.
+        /// Partition. Default: chosen by the key; without a key, round robin.
         partition: Option<Partition>,
     },
 }
 
-/// How dead letters are replayed.
+/// Settings of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replay {
-    /// Where to. Default: back to the group.
+    /// Target. Default: the group.
     pub to: ReplayTo,
-    /// What is changed. Default: nothing.
+    /// Changes. Default: none.
     pub edit: Edit,
-    /// So many a second at most. Default: as fast as it goes.
+    /// Maximum number of letters per second. Default: no limit.
     pub rate: Option<f64>,
-    /// The most letters. Default: all that fit the filter and were there when it began.
+    /// Maximum number of letters. Default: all that match the filter and were present at the start.
     pub limit: Option<u64>,
-    /// For how long letters are claimed while they are sent to a topic: if a program dies over them, they can be replayed
-    /// again after that. Default: 30 s. At least 1 s, and longer than any request takes.
+    /// Time for which letters are claimed while they are sent to a topic. If the program dies during that, they can be
+    /// replayed again after this time. At least 1 s, and longer than any request takes. Default: 30 s.
     pub hold: Duration,
 }
 
@@ -78,16 +78,16 @@ impl Default for Replay {
 }
 
 impl Replay {
-    /// To a topic, as new messages for all its groups.
+    /// Returns settings for a replay to a topic, as new messages for all its groups.
     #[must_use]
     pub fn to_topic(topic: TopicName) -> Self {
         Self { to: ReplayTo::Topic { topic, partition: None }, ..Self::default() }
     }
 
-    /// Whether it makes sense.
+    /// Validates the settings.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a rate that is none, or a hold that is too short.
+    /// [`ErrorKind::InvalidConfig`] for an invalid rate, or a hold that is too short.
     fn check(&self) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidConfig, message));
         match self.rate {
@@ -102,47 +102,47 @@ impl Replay {
     }
 }
 
-/// What came of a replay so far.
+/// Result of a replay so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
     /// Letters that were replayed.
     pub replayed: u64,
-    /// Letters that were gone meanwhile, or that somebody else has claimed.
+    /// Letters that no longer exist, or that another caller has claimed.
     pub passed_over: u64,
-    /// Letters that stay, since they cannot be sent so.
+    /// Letters that stay, because they cannot be sent with these settings.
     pub refused: u64,
-    /// Why not, of the first 100.
+    /// Reasons for the first 100 refused letters.
     pub refusals: Vec<Refusal>,
 }
 
-/// A letter that cannot be sent so.
+/// Letter that cannot be sent with these settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The partition of the letter.
     pub topic_partition: TopicPartition,
-    /// Its id.
+    /// Id of the letter.
     pub id: MessageId,
-    /// Why not.
+    /// Reason.
     pub why: String,
 }
 
-/// Replays dead letters, step by step. Dropped between two steps, it leaves nothing behind; dropped within one, what it
-/// had claimed comes free after the [hold](Replay::hold).
+/// Replays dead letters, step by step. Dropped between two steps, it leaves nothing behind. Dropped within a step, the
+/// letters that it had claimed are free again after the [hold](Replay::hold).
 #[derive(Debug)]
 pub struct Replayer {
     backend: Backend,
     group: GroupName,
     replay: Replay,
     walk: DeadLetterWalk,
-    /// The target, if it is a topic.
+    /// Target topic; `None` for a replay to the group.
     target: Option<TopicSpec>,
     by_key: ByKey,
-    /// The name of its claims.
+    /// Name in its claims, unique to this replayer.
     by: String,
     pace: Pace,
-    /// Read and not dealt with so far.
+    /// Letters that were read and are not processed yet.
     batch: Vec<DeadLetter>,
-    /// Sent to a topic, and not deleted so far.
+    /// Letters that were sent to a topic and are not deleted yet.
     sent: Vec<(TopicPartition, MessageId)>,
     replayed: Replayed,
     teller: Teller,
@@ -184,11 +184,12 @@ impl Replayer {
         })
     }
 
-    /// One step: as many as the rate allows, at most 100. [`wait`](Self::wait) says when to take the next one.
+    /// Runs one step: as many letters as the rate allows, at most 100. [`wait`](Self::wait) returns when to run the
+    /// next one.
     ///
     /// # Errors
-    /// Transient ones: asked again, it goes on where it was. What was sent to a topic without an answer is sent again
-    /// then: it may be there twice.
+    /// Transient ones: the next call continues where this one ended. A message that was sent to a topic without an
+    /// answer is then sent again, so it may be there twice.
     pub async fn run_once(&mut self) -> Result<()> {
         self.delete_sent().await?;
         let now = Instant::now();
@@ -212,10 +213,10 @@ impl Replayer {
         Ok(())
     }
 
-    /// All steps, at the rate.
+    /// Runs all steps, at the configured rate.
     ///
     /// # Errors
-    /// As [`run_once`](Self::run_once); [`replayed`](Self::replayed) says what was done.
+    /// Same as [`run_once`](Self::run_once); [`replayed`](Self::replayed) returns what was done before the error.
     pub async fn run(&mut self) -> Result<Replayed> {
         while !self.is_done() {
             self.run_once().await?;
@@ -226,25 +227,25 @@ impl Replayer {
         Ok(self.replayed.clone())
     }
 
-    /// How long to wait before the next step, to keep to the rate.
+    /// Returns how long to wait before the next step, to keep to the rate.
     #[must_use]
     pub fn wait(&self) -> Duration {
         if self.batch.is_empty() { self.pace.wait(Instant::now()) } else { Duration::ZERO }
     }
 
-    /// Whether nothing is left to do.
+    /// Returns whether nothing is left to do.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.walk.is_done() && self.batch.is_empty() && self.sent.is_empty()
     }
 
-    /// What came of it so far.
+    /// Returns the result so far.
     #[must_use]
     pub fn replayed(&self) -> &Replayed {
         &self.replayed
     }
 
-    /// One step in the store: nothing can come between.
+    /// Sends letters back to their group: one atomic step in the store.
     async fn send_back(&mut self, topic_partition: &TopicPartition, letters: &[DeadLetter]) -> Result<()> {
         let edit = &self.replay.edit;
         let (mut deeds, mut refused) = (Vec::new(), Vec::new());
@@ -259,7 +260,7 @@ impl Replayer {
             }
         }
         let role = &self.backend.dead_letters;
-        // Without a claim: what was left for later is meant as well.
+        // Without a claim, so that letters whose handler left them for later are included.
         let done = role.settle(topic_partition, &self.group, None, &deeds).await?;
         let came = Came { done: done.len(), passed_over: deeds.len() - done.len(), refused: refused.len() };
         self.replayed.replayed += came.done as u64;
@@ -270,8 +271,9 @@ impl Replayer {
         Ok(())
     }
 
-    /// Two steps, in two places: claimed, so that nobody else sends them, then sent, then deleted. Whoever dies in
-    /// between leaves letters that can be sent again once the claim has run out: so twice perhaps, and never not at all.
+    /// Sends letters to a topic: claims them, so that no other caller sends them, appends them, and deletes them. A
+    /// crash in between leaves letters that can be replayed again once the claim has run out: a letter may be sent
+    /// twice, but is never lost.
     async fn send_elsewhere(
         &mut self,
         topic_partition: &TopicPartition,
@@ -284,7 +286,7 @@ impl Replayer {
         let role = self.backend.dead_letters.clone();
         let claimed = role.claim(topic_partition, &self.group, &ids, &claim).await?;
         if began.elapsed() > self.replay.hold / 2 {
-            // The answer was long under way: how much is left of the claim nobody knows. The next step claims anew.
+            // The answer took long, so the remaining time of the claim is unknown. The next step claims again.
             return Ok(());
         }
         let (mut mine, mut appends, mut free) = (Vec::new(), Vec::new(), Vec::new());
@@ -331,7 +333,7 @@ impl Replayer {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Deletes what was sent: before anything else is, so that nothing is sent twice while we live.
+    /// Deletes the letters that were sent, before any others are sent: so only a crash can cause a second copy.
     async fn delete_sent(&mut self) -> Result<()> {
         let mut partitions: BTreeMap<TopicPartition, Vec<(MessageId, DeadLetterAction)>> = BTreeMap::new();
         for (topic_partition, id) in &self.sent {
@@ -345,7 +347,7 @@ impl Replayer {
         Ok(())
     }
 
-    /// A letter as it is appended to a topic, or why it cannot be.
+    /// Returns a letter as a message to append to a topic, or the reason why it cannot be sent.
     fn message(&self, letter: &DeadLetter, target: &TopicSpec) -> std::result::Result<Append, String> {
         let from = format!("{}/{}/{}", place(&letter.topic_partition), letter.group, letter.id);
         let headers = [
@@ -393,7 +395,7 @@ fn place(topic_partition: &TopicPartition) -> String {
     format!("{}/{}", topic_partition.topic, topic_partition.partition)
 }
 
-/// The fields, if they are a message: what is none would only die again, and as something else.
+/// Returns the fields if they form a valid message: an invalid one would become a dead letter again, with another reason.
 fn readable(fields: Fields) -> std::result::Result<Fields, String> {
     match wire::decode_body(&fields, &Limits::default()) {
         Ok(_) => Ok(fields),

@@ -1,4 +1,4 @@
-//! What observers hear of what is done with dead letters.
+//! Reports operations on dead letters to observers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::Arc;
 use millstream_core::event::{Event, LetterWork, Observer};
 use millstream_core::{GroupName, TopicPartition};
 
-/// Tells an observer of one group's letters.
+/// Emits events about one group's dead letters.
 #[derive(Clone)]
 pub(super) struct Teller {
     observer: Arc<dyn Observer>,
     group: GroupName,
 }
 
-/// What came of it, in one partition.
+/// Result of an operation in one partition.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Came {
     pub(super) done: usize,
@@ -26,7 +26,7 @@ impl Teller {
         Self { observer: observer.clone(), group: group.clone() }
     }
 
-    /// Of nothing it tells nothing.
+    /// Emits an event, unless all counts are zero.
     pub(super) fn tell(&self, topic_partition: &TopicPartition, work: LetterWork, came: Came) {
         let Came { done, passed_over, refused } = came;
         if done + passed_over + refused > 0 {
@@ -42,7 +42,7 @@ impl Teller {
         }
     }
 
-    /// So many of those that were asked for.
+    /// Emits an event for an operation that handled `done` of `asked` letters.
     pub(super) fn of(&self, topic_partition: &TopicPartition, work: LetterWork, done: usize, asked: usize) {
         let passed_over = asked.saturating_sub(done);
         self.tell(topic_partition, work, Came { done, passed_over, refused: 0 });

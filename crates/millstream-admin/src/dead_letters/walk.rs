@@ -1,4 +1,4 @@
-//! Dead letters one after the other, over all partitions: whatever is done with many of them begins here.
+//! Iteration over dead letters of all partitions, used by all operations on many of them.
 
 use std::fmt;
 
@@ -9,12 +9,12 @@ use super::DeadLetterFilter;
 use crate::cursor::Cursor;
 use crate::merge::{Fetch, Merge};
 
-/// The most letters that one step looks at.
+/// Maximum number of letters examined in one step.
 const LOOKS: usize = 1_000;
-/// About how many letters are fetched at once, over all partitions.
+/// Approximate number of letters fetched at once, over all partitions.
 const AHEAD: usize = 500;
 
-/// Goes through dead letters, oldest first (or newest), over all partitions.
+/// Iterates over the dead letters of all partitions, oldest or newest first.
 pub struct DeadLetterWalk {
     merge: Merge<'static, DeadLetter>,
     filter: DeadLetterFilter,
@@ -25,14 +25,14 @@ pub struct DeadLetterWalk {
     done: bool,
 }
 
-/// Where a walk begins, and where it ends.
+/// Start and end of a walk.
 pub(super) struct Route {
     pub(super) newest_first: bool,
-    /// Behind this one.
+    /// Start behind this cursor.
     pub(super) after: Option<Cursor>,
-    /// The last id of each partition, of those that the filter names.
+    /// Last id of each partition, in the order of the partitions that the filter selects.
     pub(super) ends: Option<Vec<MessageId>>,
-    /// The most letters.
+    /// Maximum number of matching letters.
     pub(super) limit: u64,
 }
 
@@ -74,10 +74,11 @@ impl DeadLetterWalk {
         Self { merge, filter, limits, left: limit, looked_at: 0, last: after, done: limit == 0 }
     }
 
-    /// Up to `most` letters that fit the filter, of the next 1,000 and about 4 MiB: so also none, while there are more.
+    /// Returns up to `most` matching letters. It examines at most 1,000 letters and about 4 MiB, so the result may be
+    /// empty while there are more.
     ///
     /// # Errors
-    /// Transient ones: asked again, it goes on where it was.
+    /// Transient ones: the next call continues where this one ended.
     pub async fn run_once(&mut self, most: usize) -> Result<Vec<DeadLetter>> {
         let (mut found, mut bytes) = (Vec::new(), 0);
         for _ in 0..LOOKS {
@@ -90,7 +91,7 @@ impl DeadLetterWalk {
                     self.done = true;
                     break;
                 }
-                // Those that were found are not lost for it; it comes again if it is still so.
+                // The letters found so far are returned. If the error persists, the next call returns it.
                 Err(_) if !found.is_empty() => break,
                 Err(error) => return Err(error),
             };
@@ -106,25 +107,25 @@ impl DeadLetterWalk {
         Ok(found)
     }
 
-    /// Whether it has come to its end.
+    /// Returns whether the walk has reached its end.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.done
     }
 
-    /// How many letters were looked at so far.
+    /// Returns the number of letters examined so far.
     #[must_use]
     pub fn looked_at(&self) -> u64 {
         self.looked_at
     }
 
-    /// Where another walk would go on; `None` at the end.
+    /// Returns the cursor at which another walk would continue; `None` at the end.
     pub(super) fn next(&self) -> Option<Cursor> {
         self.last.filter(|_| self.merge.more())
     }
 }
 
-/// Bytes of the body.
+/// Returns the size of the body, in bytes.
 pub(super) fn size(letter: &DeadLetter) -> usize {
     letter.body.iter().map(|(name, value)| name.len() + value.len()).sum()
 }

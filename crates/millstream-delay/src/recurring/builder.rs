@@ -1,4 +1,4 @@
-//! One thing that recurs: set up, or told what to do.
+//! A recurring task or message: creating, changing and removing it.
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -14,10 +14,11 @@ use super::Home;
 use crate::queue::encode;
 use crate::rule::{GRACE, Missed, Rule};
 
-/// Something that recurs in a [queue](crate::DelayQueue::recurring) or [topic](crate::RecurringMessages), under one id:
-/// set it up and await it, or tell what to do with what is there.
+/// Recurring task of a [queue](crate::DelayQueue::recurring) or recurring message of a
+/// [topic](crate::RecurringMessages), under one id. Configure and await it to store it, or call an operation on the
+/// stored one.
 ///
-/// After an error everything here may be done again.
+/// After an error all operations can be repeated.
 #[must_use = "nothing recurs until this is awaited"]
 pub struct Recur<'a, T: 'static> {
     home: Home<'a, T>,
@@ -40,75 +41,79 @@ impl<'a, T> Recur<'a, T> {
         Self { home, id, when: Vec::new(), missed, grace, payload: None, envelope: Envelope::default() }
     }
 
-    /// By a cron pattern in a time zone: see [`Rule::cron`].
+    /// Recurs by a cron pattern in a time zone: see [`Rule::cron`].
     pub fn cron(mut self, pattern: impl Into<String>, zone: impl Into<String>) -> Self {
         self.when.push(When::Cron(pattern.into(), zone.into()));
         self
     }
 
-    /// At a fixed rate (at least every 100 ms), counted from when this is first put there.
+    /// Recurs at a fixed rate (at least every 100 ms), counted from the time it is first stored.
     pub fn every(mut self, period: Duration) -> Self {
         self.when.push(When::Every(period));
         self
     }
 
-    /// What of times at which nobody was there to fire it. Default: [`Missed::Once`].
+    /// Sets the policy for missed occurrences. Default: [`Missed::Once`].
     pub fn missed(self, missed: Missed) -> Self {
         Self { missed, ..self }
     }
 
-    /// How late a time may be found before it counts as missed. Default: 60 s.
+    /// Sets how late an occurrence may be before it counts as missed. Default: 60 s.
     pub fn grace(self, grace: Duration) -> Self {
         Self { grace, ..self }
     }
 
-    /// The task or message that is scheduled each time.
+    /// Sets the payload of the task or message that is scheduled each time.
     pub fn payload(self, payload: &'a T) -> Self {
         Self { payload: Some(payload), ..self }
     }
 
-    /// The key of what is scheduled: in a queue for the handler alone; in a topic it chooses the partition. Put under
-    /// another key than before it moves there: with the same rule it keeps its next time, and a pause stays in any case.
+    /// Sets the key of the scheduled tasks or messages. In a queue it is only passed to the handler; in a topic it
+    /// chooses the partition. Stored again under another key, the entry moves to that key's partition: it keeps its
+    /// next time if the rule is the same, and a pause is kept in any case.
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.envelope.key = Some(Bytes::copy_from_slice(key.as_ref()));
         self
     }
 
-    /// One more header of what is scheduled.
+    /// Appends a header to the scheduled tasks or messages.
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         self.envelope.headers.append(name, Bytes::copy_from_slice(value.as_ref()));
         self
     }
 
-    /// Lets it no longer recur. What it has scheduled stays. False if it is not there.
+    /// Removes it, so that it no longer recurs. Occurrences that are already scheduled stay. Returns false if it does
+    /// not exist.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] for a bad id; [`ErrorKind::NotFound`] if the topic is not there any more; those of
+    /// [`ErrorKind::InvalidName`] for an invalid id; [`ErrorKind::NotFound`] if the topic no longer exists; those of
     /// [`Recurring::remove`](millstream_core::Recurring::remove).
     pub async fn remove(self) -> Result<bool> {
         self.home.remove(&ScheduleId::new(&self.id)?).await
     }
 
-    /// Pauses it: times that pass meanwhile are not missed, and not made up for. False if it is not there.
+    /// Pauses it: occurrences during the pause do not count as missed, and are not made up for. Returns false if it
+    /// does not exist.
     ///
     /// # Errors
-    /// As [`remove`](Self::remove).
+    /// Same as [`remove`](Self::remove).
     pub async fn pause(self) -> Result<bool> {
         self.home.pause(&ScheduleId::new(&self.id)?).await
     }
 
-    /// Ends a pause: it goes on with the next time from now. False if it is not there.
+    /// Ends a pause: it continues with the next occurrence from now. Returns false if it does not exist.
     ///
     /// # Errors
-    /// As [`remove`](Self::remove); [`ErrorKind::InvalidConfig`] for a rule that this version cannot read.
+    /// Same as [`remove`](Self::remove); [`ErrorKind::InvalidConfig`] for a rule that this version cannot read.
     pub async fn resume(self) -> Result<bool> {
         self.home.resume(&ScheduleId::new(&self.id)?).await
     }
 
-    /// Schedules its task or message now, beside its times, also while it is paused. False if it is not there.
+    /// Schedules its task or message now, in addition to its rule, also while it is paused. Returns false if it does
+    /// not exist.
     ///
     /// # Errors
-    /// As [`remove`](Self::remove), and those of [`Schedule::schedule`](millstream_core::Schedule::schedule).
+    /// Same as [`remove`](Self::remove), and those of [`Schedule::schedule`](millstream_core::Schedule::schedule).
     pub async fn run_now(self) -> Result<bool> {
         self.home.run_now(&ScheduleId::new(&self.id)?).await
     }
@@ -138,7 +143,7 @@ impl<'a, T: Sync> IntoFuture for Recur<'a, T> {
     type Output = Result<Placed>;
     type IntoFuture = BoxFuture<'a, Result<Placed>>;
 
-    /// Keeps it. One that is there with the same rule and content is left alone.
+    /// Stores it. An existing one with the same rule and content is not changed.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(self.put())
     }

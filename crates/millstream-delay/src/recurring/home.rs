@@ -1,4 +1,4 @@
-//! Where something that recurs is kept: over the shards of a queue, or the partitions of a topic.
+//! Storage of recurring entries: over the shards of a queue, or the partitions of a topic.
 
 use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -11,10 +11,10 @@ use millstream_core::{Backend, Codec, Limits, Place, QueueSpec, TopicPartition, 
 use super::{RecurringEntry, keep};
 use crate::rule::Rule;
 
-/// How often it is tried to be the only one under an id, where others put it under other keys at the same time.
+/// Maximum rounds of [`Home::put`] while other callers store the same id under other keys at the same time.
 const ROUNDS: usize = 8;
 
-/// What keeps what recurs, and how it becomes a task or message.
+/// Storage of recurring entries, with the codec of their tasks or messages.
 pub(crate) struct Home<'a, T: 'static> {
     pub(crate) backend: &'a Backend,
     pub(crate) codec: &'static dyn Codec<T>,
@@ -22,18 +22,18 @@ pub(crate) struct Home<'a, T: 'static> {
     pub(crate) spread: Spread<'a>,
 }
 
-/// Over which places.
+/// Places over which entries are spread.
 #[derive(Clone, Copy)]
 pub(crate) enum Spread<'a> {
-    /// What recurs is where its id says.
+    /// Each entry is in the shard of its id.
     Shards(&'a QueueSpec),
-    /// What recurs is where its key says, or its id without one. Who knows the id only asks everywhere. The number of
-    /// partitions is asked for each time: it may grow.
+    /// Each entry is in the partition of its key, or of its id if it has no key. A caller that knows only the id
+    /// queries all partitions. The number of partitions is read each time, since it may grow.
     Partitions(&'a TopicSpec),
 }
 
 impl Spread<'_> {
-    /// Where something belongs, and where else it may be.
+    /// Returns the place where an entry belongs, and the other places where it may be.
     async fn places(
         self,
         backend: &Backend,
@@ -65,13 +65,13 @@ impl<T> Home<'_, T> {
         &*self.backend.recurring
     }
 
-    /// The server's time where something belongs: milliseconds since 1970.
+    /// Returns the server's time at the place of an entry, in milliseconds since 1970.
     pub(super) async fn now(&self, id: &ScheduleId, key: Option<&[u8]>) -> Result<u64> {
         let (home, _) = self.spread.places(self.backend, id, key).await?;
         Ok(self.recurring().due(&home).await?.now)
     }
 
-    /// Keeps it where it belongs, and nowhere else.
+    /// Stores an entry at its place, and removes it from all others.
     pub(super) async fn put(
         &self,
         id: &ScheduleId,
@@ -83,10 +83,10 @@ impl<T> Home<'_, T> {
         let moved = self.found(&others, id).await?.into_iter().next().map(|(_, moved)| moved);
         for _ in 0..ROUNDS {
             let placed = keep(self.recurring(), &home, id, rule, fields.clone(), moved.as_ref()).await?;
-            // First there, then no longer elsewhere: it may be at two places for a moment, and never at none.
+            // Store first, then remove the others: the entry may exist at two places for a moment, but never at none.
             let removed = any(&others, |place| self.recurring().remove(place, id)).await?;
-            // Whoever puts it under another key at the same time removes it here. Who has removed something looks whether
-            // its own is still there; so the last one to remove leaves exactly one.
+            // A concurrent put under another key removes this entry. Each put that removed something checks that its
+            // own entry still exists, so the last one to remove leaves exactly one.
             if !removed || self.recurring().get(&home, id).await?.is_some() {
                 let moved = moved.is_some() && placed == Placed::New;
                 return Ok(if moved { Placed::Replaced } else { placed });
@@ -113,7 +113,7 @@ impl<T> Home<'_, T> {
             let now = self.recurring().due(place).await?.now;
             match there.rule.parse::<Rule>()?.next_after(now) {
                 Some(next) => self.recurring().pause(place, id, Some(next)).await,
-                // It is over: paused or not, it never fires again.
+                // The rule has no further occurrence: paused or not, it never fires again.
                 None => Ok(true),
             }
         })
@@ -122,7 +122,7 @@ impl<T> Home<'_, T> {
 
     pub(super) async fn run_now(&self, id: &ScheduleId) -> Result<bool> {
         let found = self.found(&self.wherever(id).await?, id).await?;
-        // Where a move was cut off it is at two places: one run is enough.
+        // After an interrupted move the entry exists at two places: one run is enough.
         let Some((place, there)) = found.into_iter().next() else { return Ok(false) };
         let now = self.recurring().due(&place).await?.now;
         let id = ScheduleId::new(format!("{id}@{now}"))?;
@@ -132,7 +132,7 @@ impl<T> Home<'_, T> {
         results.into_iter().next().transpose().map(|placed| placed.is_some())
     }
 
-    /// All that recurs: place by place, by id.
+    /// Lists all entries, place by place, by id within each.
     pub(crate) async fn list(&self) -> Result<Vec<RecurringEntry>> {
         let places = self.spread.all(self.backend).await?;
         let lists = each(&places, |place| async move {
@@ -147,7 +147,7 @@ impl<T> Home<'_, T> {
         Ok(lists.await?.into_iter().flatten().collect())
     }
 
-    /// All places where something with this id may be.
+    /// Returns all places where an entry with this id may be.
     async fn wherever(&self, id: &ScheduleId) -> Result<Vec<Place>> {
         let (home, mut places) = self.spread.places(self.backend, id, None).await?;
         places.insert(0, home);
@@ -163,7 +163,7 @@ impl<T> Home<'_, T> {
     }
 }
 
-/// Asks all at once. One that fails does not keep the others from being asked.
+/// Queries all places concurrently. A failed query does not prevent the others.
 async fn each<'p, P, R, F>(places: &'p [P], ask: impl Fn(&'p P) -> F) -> Result<Vec<R>>
 where
     F: Future<Output = Result<R>>,

@@ -1,4 +1,4 @@
-//! What recurs in a topic.
+//! Recurring messages of a topic.
 
 use std::fmt;
 
@@ -7,15 +7,16 @@ use millstream_core::{Backend, Codec, Limits, TopicSpec};
 
 use super::{Home, Recur, RecurringEntry, Spread};
 
-/// What recurs in a topic: messages that are scheduled again and again. Cloning is cheap.
+/// Recurring messages of a topic, scheduled again and again. Cloning is cheap.
 ///
-/// Each occurrence is an ordinary delayed message, called `<id>@<milliseconds since 1970>`: it goes into the log of its
-/// partition when it is due, and from there to every group. Whoever promotes the partition fires it: a consumer that
-/// owns it, or a [`DelayedPromoter`](crate::DelayedPromoter). However many there are, each occurrence is fired once.
+/// Each occurrence is an ordinary delayed message, called `<id>@<milliseconds since 1970>`: when it is due, it is
+/// appended to the log of its partition, and every group receives it. The promoter of the partition fires it: a
+/// consumer that owns the partition, or a [`DelayedPromoter`](crate::DelayedPromoter). Each occurrence is fired once,
+/// however many promoters run.
 ///
-/// Something that recurs is kept at the partition of its key (by the hash of
-/// [`ByKey`](millstream_core::partitioner::ByKey), whatever partitioner producers use), or without a key at the one of
-/// its id. By its id it is found wherever it is: all partitions are asked, at once.
+/// A recurring message is stored at the partition of its key, or of its id if it has no key. The partition is chosen by
+/// the hash of [`ByKey`](millstream_core::partitioner::ByKey), whatever partitioner producers use. A lookup by id
+/// queries all partitions concurrently, so it finds the message at any of them.
 ///
 /// ```
 /// # use millstream_core::{Backend, Result, Topic, TopicSpec};
@@ -35,28 +36,28 @@ pub struct RecurringMessages<T: 'static> {
 }
 
 impl<T: 'static> RecurringMessages<T> {
-    /// What recurs in `topic`, which must be there, as `codec` writes it.
+    /// Returns the recurring messages of `topic`, which must exist, encoded by `codec`.
     #[must_use]
     pub fn new(backend: Backend, topic: TopicSpec, codec: &'static dyn Codec<T>) -> Self {
         Self { backend, topic, codec, limits: Limits::default() }
     }
 
-    /// How large a message may be. Default: 1 MiB of payload.
+    /// Sets the size limits of a message. Default: 1 MiB of payload.
     #[must_use]
     pub fn limits(self, limits: Limits) -> Self {
         Self { limits, ..self }
     }
 
-    /// Something that recurs under `id` (at most 235 bytes without control characters): set it up and await it, or tell
-    /// what to do with what is there.
+    /// Returns a builder for the recurring message `id` (at most 235 bytes without control characters): configure and
+    /// await it to store it, or call an operation on the stored one.
     pub fn id(&self, id: impl Into<String>) -> Recur<'_, T> {
         Recur::new(self.home(), id.into())
     }
 
-    /// All that recurs, partition by partition, by id.
+    /// Lists all recurring messages, partition by partition, by id within each.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) if the topic is not there any more; those of
+    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) if the topic no longer exists; those of
     /// [`Recurring::recurrences`](millstream_core::Recurring::recurrences).
     pub async fn list(&self) -> Result<Vec<RecurringEntry>> {
         self.home().list().await

@@ -1,4 +1,4 @@
-//! What recurs, in a delay queue or in a topic: putting it there, looking at it, pausing it.
+//! Recurring entries of a delay queue or topic: storing, listing and pausing them.
 
 mod builder;
 mod home;
@@ -19,12 +19,12 @@ pub use builder::Recur;
 pub(crate) use home::{Home, Spread};
 pub use messages::RecurringMessages;
 
-/// Keeps something that recurs at a place, as `rule` says. If it is there already with the same rule and message,
-/// nothing changes, not even an occurrence that is due; else it is replaced, and a pause stays. So every instance of a
-/// program may do this when it starts.
+/// Stores a recurring entry with `rule` at a place. If an entry with the same rule and message exists, nothing changes,
+/// not even an occurrence that is due; otherwise it is replaced, and a pause is kept. So every instance of a program
+/// may call this at its start.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidConfig`] for a rule that never comes true, like the 30th of February; those of [`Recurring::put`].
+/// [`ErrorKind::InvalidConfig`] for a rule that never matches, like the 30th of February; those of [`Recurring::put`].
 pub async fn recur(
     recurring: &dyn Recurring,
     place: &Place,
@@ -35,8 +35,8 @@ pub async fn recur(
     keep(recurring, place, id, rule, fields, None).await
 }
 
-/// As [`recur`]; `moved` is what was found under this id at another place: a pause stays, and with the same rule its next
-/// time too.
+/// Same as [`recur`]; `moved` is the entry found under this id at another place. Its pause is kept, and, if the rule is
+/// the same, its next time too.
 async fn keep(
     recurring: &dyn Recurring,
     place: &Place,
@@ -66,7 +66,7 @@ async fn keep(
     if there.is_some_and(|there| has_rule(&there, rule) && there.fields == recurrence.fields) {
         return Ok(Placed::Kept);
     }
-    // A pause stays, also one that comes just now.
+    // A replace keeps a pause, even one that is set at this moment.
     recurring.put(place, &recurrence, OnConflict::Replace).await
 }
 
@@ -74,17 +74,17 @@ fn has_rule(recurrence: &Recurrence, rule: &Rule) -> bool {
     recurrence.rule.parse::<Rule>().is_ok_and(|there| there.is_but_for_anchor(rule))
 }
 
-/// Something that recurs.
+/// Stored recurring entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecurringEntry {
-    /// Where it is kept: a shard of the queue, or a partition of the topic.
+    /// Place of the entry: a shard of the queue, or a partition of the topic.
     pub place: Place,
-    /// Its id. The tasks or messages that it schedules are called `<id>@<milliseconds since 1970>`.
+    /// Id. The scheduled tasks or messages are called `<id>@<milliseconds since 1970>`.
     pub id: ScheduleId,
-    /// When it recurs: the text of a [`Rule`], or of a later version's.
+    /// Text of the [`Rule`], possibly written by a later version.
     pub rule: String,
-    /// When it is due next; `None` if never again, or paused.
+    /// Next due time; `None` if there is no further one, or if the entry is paused.
     pub next: Option<SystemTime>,
     /// Whether it is paused.
     pub paused: bool,

@@ -9,13 +9,13 @@ use millstream_core::error::{Problems, Result};
 
 use super::invalid;
 
-/// The longest pattern, in bytes.
+/// Maximum length of a pattern, in bytes.
 const MAX_LEN: usize = 512;
 
-/// The most single times that a pattern is taken apart into.
+/// Maximum number of single-time patterns that one pattern is split into.
 const MAX_PARTS: usize = 64;
 
-/// A pattern and the zone of its clock on the wall.
+/// Cron pattern, with the time zone it is evaluated in.
 #[derive(Clone)]
 pub(super) struct Cron {
     zone: Tz,
@@ -45,7 +45,7 @@ impl Cron {
         &self.pattern
     }
 
-    /// The first time after `time`, both in milliseconds since 1970.
+    /// Returns the first time after `time`, both in milliseconds since 1970.
     pub(super) fn next_after(&self, time: u64) -> Option<u64> {
         let seconds = i64::try_from(time / 1_000).ok()?;
         let from = DateTime::<Utc>::from_timestamp(seconds, 0)?.with_timezone(&self.zone);
@@ -78,7 +78,7 @@ fn parse(pattern: &str) -> Result<Vec<croner::Cron>> {
     let parse = |part: &String| {
         croner::Cron::from_str(part).map_err(|error| invalid(format!("cron pattern {pattern:?}: {error}")))
     };
-    // What it stands for as a whole is checked first, so that the error names what was written.
+    // The whole pattern is parsed first, so that the error quotes the pattern as it was written.
     let whole = parse(&pattern.to_owned())?;
     match take_apart(pattern) {
         Some(parts) => parts.iter().map(parse).collect(),
@@ -86,8 +86,9 @@ fn parse(pattern: &str) -> Result<Vec<croner::Cron>> {
     }
 }
 
-/// `0 2,14 * * *` as `0 2 * * *` and `0 14 * * *`. The crate fires a single time of day once when clocks change; a list
-/// of them it treats as something that goes on all the time. `None` if it is not a list of times of day.
+/// Splits a list of times of day: `0 2,14 * * *` into `0 2 * * *` and `0 14 * * *`. When clocks change, the crate fires
+/// a single time of day once, but treats a list of them like a continuous interval. Returns `None` if the pattern is
+/// not a list of times of day.
 fn take_apart(pattern: &str) -> Option<Vec<String>> {
     let fields: Vec<_> = pattern.split(' ').collect();
     let times = match fields.len() {
@@ -108,7 +109,7 @@ fn take_apart(pattern: &str) -> Option<Vec<String>> {
     Some(parts.into_iter().map(|part| format!("{} {days}", part.join(" "))).collect())
 }
 
-/// `2,14` or `0-6` as numbers; `None` for anything else.
+/// Parses `2,14` or `0-6` as numbers; returns `None` for anything else.
 fn numbers(field: &str) -> Option<Vec<u32>> {
     let mut numbers = Vec::new();
     for item in field.split(',') {

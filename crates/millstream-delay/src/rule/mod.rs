@@ -1,4 +1,4 @@
-//! Rules of what recurs: when, and what of times at which nobody was there. Text and numbers in, numbers out.
+//! Rules of recurring entries: their times, and the policy for missed ones. Text and numbers in, numbers out.
 
 mod cron;
 mod text;
@@ -10,81 +10,84 @@ use millstream_core::recurring::MAX_FIRES;
 
 use cron::Cron;
 
-/// How late an occurrence may be before it counts as missed, unless the rule says otherwise.
+/// Default of how late an occurrence may be before it counts as missed.
 pub const GRACE: Duration = Duration::from_secs(60);
 
-/// The most missed occurrences that [`Missed::All`] makes up for.
+/// Maximum number of missed occurrences that [`Missed::All`] makes up for.
 pub const MAX_MISSED: u32 = 1_000;
 
-/// The shortest time between two occurrences of a fixed rate.
+/// Shortest period of a fixed rate.
 pub const SHORTEST: Duration = Duration::from_millis(100);
 
-/// How many missed occurrences are counted, at least.
+/// Minimum number of missed occurrences that are counted exactly.
 const COUNTED: usize = 100;
 
-/// The longest one, and the latest time that a rule gives: numbers up to here are exact everywhere.
+/// Longest period and grace, and latest time of a rule, in milliseconds: integers up to here are exact in every format,
+/// also as doubles.
 const FAR: u64 = 1 << 53;
 
-/// What becomes of occurrences at which nobody was there: they are older than the grace when they are found.
+/// Policy for missed occurrences: those that are older than the grace when they are found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Missed {
-    /// Nothing: it goes on with the next one.
+    /// Makes up for none: the entry continues with the next occurrence.
     Skip,
-    /// The newest one is made up for. The default: a report is made once after a night without a server, not eight times.
+    /// Makes up for the newest one. The default: after a night without a server, a report is made once, not eight times.
     #[default]
     Once,
-    /// The newest ones, up to so many (at most [`MAX_MISSED`]), are made up for, each.
+    /// Makes up for each of the newest ones, up to this number (at most [`MAX_MISSED`]).
     All(u32),
 }
 
-/// When something recurs, and what of missed times.
+/// Times of a recurring entry, and the policy for missed ones.
 ///
-/// It is stored as readable text (`Display` and `FromStr`): `cron Europe/Zurich once 0 9 * * *`, or
-/// `every 60000 anchor 1700000000000 skip`.
+/// It is stored as readable text (`Display` and `FromStr`): `cron Europe/Zurich once 0 9 * * *`, or `every 60000 anchor
+/// 1700000000000 skip`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     when: When,
     missed: Missed,
-    /// In milliseconds.
+    /// Grace, in milliseconds.
     grace: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum When {
     Cron(Cron),
-    /// At `anchor`, and every `period` after it; milliseconds.
+    /// At `anchor`, and every `period` after it; both in milliseconds.
     Every {
         period: u64,
         anchor: u64,
     },
 }
 
-/// What to fire, and when to come back.
+/// Occurrences to fire now, and the next due time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The occurrences to be fired now, oldest first; at most [`MAX_FIRES`].
+    /// Occurrences to fire now, oldest first, in milliseconds since 1970; at most [`MAX_FIRES`].
     pub fires: Vec<u64>,
-    /// How many are passed over; of more than 100 it may be told too few.
+    /// Number of missed occurrences that are skipped; above 100 it may be too low.
     pub missed: usize,
-    /// When it is due next; `None` if never again.
+    /// Next due time, in milliseconds since 1970; `None` if there is no further one.
     pub next: Option<u64>,
 }
 
 impl Rule {
-    /// By a cron pattern, in a time zone (`Europe/Zurich`, `UTC`): five fields (minute, hour, day of the month, month,
-    /// weekday), or six with seconds in front.
+    /// Returns a rule from a cron pattern in a time zone (`Europe/Zurich`, `UTC`): five fields (minute, hour, day of
+    /// the month, month, weekday), or six with seconds first.
     ///
-    /// Clocks that are put forward: a time that does not exist fires at the first one after the gap. Clocks that are put
-    /// back: a time that comes twice fires once. What recurs by a `*` or `/` in its hours, minutes or seconds
-    /// ("every ten minutes") goes on by the clock on the wall instead: not in the gap, and in both of what comes twice.
+    /// When clocks are put forward, a time that does not exist fires at the first time after the gap. When clocks are
+    /// put back, a time that occurs twice fires once. A pattern with `*` or `/` in its hours, minutes or seconds
+    /// ("every ten minutes") follows the local clock instead: it does not fire in the gap, and fires in both passes of
+    /// a repeated hour.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] that names everything that is wrong.
+    /// [`ErrorKind::InvalidConfig`] that lists all problems.
     pub fn cron(pattern: &str, zone: &str) -> Result<Self> {
         Self::checked(When::Cron(Cron::new(pattern, zone)?))
     }
 
-    /// Every `period` (whole milliseconds, at least [`SHORTEST`]), counted from `anchor`, in milliseconds since 1970.
+    /// Returns a rule for every `period` (whole milliseconds, at least [`SHORTEST`]), counted from `anchor` in
+    /// milliseconds since 1970.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a period that is too short or too long.
@@ -99,20 +102,20 @@ impl Rule {
         Ok(rule)
     }
 
-    /// What of missed times. Default: [`Missed::Once`].
+    /// Sets the policy for missed occurrences. Default: [`Missed::Once`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for more than [`MAX_MISSED`] of them.
+    /// [`ErrorKind::InvalidConfig`] for [`Missed::All`] with 0 or more than [`MAX_MISSED`].
     pub fn missed(self, missed: Missed) -> Result<Self> {
         let rule = Self { missed, ..self };
         rule.check()?;
         Ok(rule)
     }
 
-    /// How late an occurrence may be before it counts as missed. Default: [`GRACE`], 60 s.
+    /// Sets how late an occurrence may be before it counts as missed. Default: [`GRACE`], 60 s.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for more than can be counted.
+    /// [`ErrorKind::InvalidConfig`] for a grace of more than 2^53 ms.
     pub fn grace(self, grace: Duration) -> Result<Self> {
         let rule = Self { grace: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX), ..self };
         rule.check()?;
@@ -138,7 +141,8 @@ impl Rule {
         problems.finish()
     }
 
-    /// The same rule but for its anchor: what is put again with each start of a program is not changed by that.
+    /// Returns whether both rules are equal apart from the anchor: a program that stores its entries at each start gets
+    /// a new anchor each time, which must not count as a change.
     pub(crate) fn is_but_for_anchor(&self, other: &Self) -> bool {
         let same = match (&self.when, &other.when) {
             (When::Every { period, .. }, When::Every { period: other, .. }) => period == other,
@@ -147,7 +151,7 @@ impl Rule {
         same && self.missed == other.missed && self.grace == other.grace
     }
 
-    /// The first occurrence after `time` (milliseconds since 1970); `None` if there is none any more.
+    /// Returns the first occurrence after `time` (milliseconds since 1970); `None` if there is no further one.
     #[must_use]
     pub fn next_after(&self, time: u64) -> Option<u64> {
         let next = match &self.when {
@@ -158,11 +162,11 @@ impl Rule {
                 anchor.checked_add(nth.checked_mul(*period)?)?
             }
         };
-        // Whatever a calendar makes of a time: it goes on, or ends.
+        // Guards against a calendar result that does not advance, or is too far away: the rule ends instead.
         (next > time && next <= FAR).then_some(next)
     }
 
-    /// The occurrences from `from` to before `to`, in order.
+    /// Returns the occurrences in `from..to`, in order.
     pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
         let first = match from.checked_sub(1) {
             Some(before) => self.next_after(before),
@@ -171,12 +175,13 @@ impl Rule {
         std::iter::successors(first, |time| self.next_after(*time)).take_while(move |time| *time < to)
     }
 
-    /// What is to be done at `now` with what was to recur at `expected`.
+    /// Computes what to do at `now` with an occurrence that was due at `expected`.
     #[must_use]
     pub fn plan(&self, expected: u64, now: u64) -> Plan {
         if now < expected {
             return Plan { next: Some(expected), ..Plan::default() };
         }
+        // Occurrences before `fresh` are missed; later ones fire under every policy.
         let fresh = now.saturating_sub(self.grace).max(expected);
         let wanted = match self.missed {
             Missed::Skip => 0,
@@ -187,20 +192,21 @@ impl Rule {
         let made_up = missed.len().min(wanted);
         let fires = missed[missed.len() - made_up..].iter().copied();
         let mut fires: Vec<_> = fires.chain(self.between(fresh, now + 1)).take(MAX_FIRES + 1).collect();
-        // What is too much for one call is due at once again, and not missed then either.
+        // The first occurrence beyond the limit of one call becomes the next due time: it is due again immediately, and
+        // does not count as missed then either.
         let next = if fires.len() > MAX_FIRES { fires.pop() } else { self.next_after(now) };
         Plan { fires, missed: missed.len() - made_up, next }
     }
 
-    /// The newest occurrences from `from` to before `to`: `wanted` of them or more, if there are so many.
+    /// Returns the newest occurrences in `from..to`: at least `wanted` of them, if there are so many.
     ///
-    /// It looks at ever longer times before `to`, and halves one that has far more, so that a year that was missed is not
-    /// gone through second by second.
+    /// It searches growing windows before `to`, and halves a window that has far too many. So after a missed year it
+    /// does not iterate over every second.
     fn newest(&self, from: u64, to: u64, wanted: usize) -> Vec<u64> {
         let wanted = wanted.max(COUNTED);
         let many = 2 * wanted;
         let mut window = 2 * 60 * 1_000;
-        // From where on there are too many, and from where on too few.
+        // Starts of windows: `early` has too many occurrences, `late` too few.
         let (mut early, mut late) = (None, to);
         loop {
             let start = match early {
@@ -209,6 +215,7 @@ impl Rule {
             };
             let found: Vec<_> = self.between(start, to).take(many + 1).collect();
             let (is_all, is_enough) = (found.len() <= many, found.len() >= wanted);
+            // Done if the window holds all there are or enough of them, or if it cannot be halved any more.
             if is_all && (start == from || is_enough) || !is_all && late - start <= 1 {
                 return found;
             }
@@ -222,7 +229,7 @@ impl Rule {
     }
 }
 
-/// A rule that cannot be read, or makes no sense.
+/// Error for a rule that cannot be parsed or is not valid.
 fn invalid(why: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidConfig, why)
 }

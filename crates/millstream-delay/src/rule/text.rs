@@ -1,4 +1,4 @@
-//! Rules as text: what is stored, and what people read.
+//! Rules as text: the stored form, which is also shown to users.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,11 +8,11 @@ use millstream_core::error::{Error, Result};
 use super::cron::Cron;
 use super::{GRACE, Missed, Rule, When, invalid};
 
-/// The longest rule, in bytes.
+/// Maximum length of a rule, in bytes.
 const MAX_LEN: usize = 1_024;
 
-/// `cron <zone> <missed> <pattern>` or `every <ms> anchor <ms> <missed>`, where missed is `skip`, `once` or `all:<n>`,
-/// and may be followed by `grace:<ms>`.
+/// Writes `cron <zone> <missed> <pattern>` or `every <ms> anchor <ms> <missed>`, where missed is `skip`, `once` or
+/// `all:<n>`, and may be followed by `grace:<ms>`.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let missed = Words { missed: self.missed, grace: self.grace };

@@ -1,4 +1,4 @@
-//! Sets up a worker: checks everything at once, and starts it.
+//! The builder of a worker: validates all settings together, and starts it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::{Worker, WorkerConfig, WorkerReport};
 use crate::queue::Inner;
 use crate::task::Task;
 
-/// Sets up a [`Worker`]. Everything is checked at once when it starts.
+/// Builder for a [`Worker`]. `start` validates all settings together.
 #[must_use = "a builder does nothing until it is started"]
 pub struct WorkerBuilder<T: 'static> {
     queue: Arc<Inner<T>>,
@@ -29,73 +29,77 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         Self { queue, config: WorkerConfig::default(), observer, check: None }
     }
 
-    /// All settings at once.
+    /// Sets the whole configuration.
     pub fn config(self, config: WorkerConfig) -> Self {
         Self { config, ..self }
     }
 
-    /// The most tasks in its hands at once, over all shards. Default: 16.
+    /// Sets the maximum number of tasks held at once, over all shards. Default: 16.
     pub fn concurrency(mut self, tasks: usize) -> Self {
         self.config.concurrency = tasks;
         self
     }
 
-    /// When a failed task comes back. Default: [`Exponential`](millstream_core::policy::Exponential), 10 attempts.
+    /// Sets the policy that decides when a failed task is retried. Default:
+    /// [`Exponential`](millstream_core::policy::Exponential), 10 attempts.
     pub fn retry(mut self, policy: impl RetryPolicy + 'static) -> Self {
         self.config.retry = Arc::new(policy);
         self
     }
 
-    /// Whether a task that is given up is kept. Default: [`Keep`](millstream_core::policy::Keep).
+    /// Sets the policy that decides whether a task that is given up is kept. Default:
+    /// [`Keep`](millstream_core::policy::Keep).
     pub fn dead_letters(mut self, policy: impl DeadLetterPolicy + 'static) -> Self {
         self.config.dead_letters = Arc::new(policy);
         self
     }
 
-    /// How long a task stays ours without a renewal, and so how long it waits when its worker dies. Default: 30 s.
+    /// Sets how long a claim is valid without a renewal, which is also how long a task waits when its worker dies.
+    /// Default: 30 s.
     pub fn hold(mut self, hold: Duration) -> Self {
         self.config.hold = hold;
         self
     }
 
-    /// How many workers may die over one task before it is given up, at least 2; 0 for any number. Default: 3.
+    /// Sets how many workers may die during one task before it is given up: at least 2, or 0 for no limit. Default: 3.
     pub fn crash_limit(mut self, crashes: u32) -> Self {
         self.config.crash_limit = crashes;
         self
     }
 
-    /// How long a handler may take before it is dropped, which is a failed attempt. Default: any time.
+    /// Sets the time limit of a handler. After it the handler is dropped, which counts as a failed attempt. Default: no
+    /// limit.
     pub fn handler_timeout(mut self, timeout: Duration) -> Self {
         self.config.handler_timeout = Some(timeout);
         self
     }
 
-    /// How long a shutdown may take: see [`WorkerConfig::shutdown_timeout`]. Default: 25 s.
+    /// Sets the time limit of a shutdown: see [`WorkerConfig::shutdown_timeout`]. Default: 25 s.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.config.shutdown_timeout = timeout;
         self
     }
 
-    /// The longest sleep, and so the most that a lost wake-up can cost; at most a day. Default: 15 s.
+    /// Sets the longest sleep, which is the maximum delay that a lost wake-up can cause; at most a day. Default: 15 s.
     pub fn longest_sleep(mut self, longest_sleep: Duration) -> Self {
         self.config.longest_sleep = longest_sleep;
         self
     }
 
-    /// What people see as who looks out for what is due. Default: `worker`.
+    /// Sets the label in the worker's name: people see it as the worker that waits for due tasks. Default: `worker`.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.config.label = label.into();
         self
     }
 
-    /// Is told of every event, instead of the queue's observer.
+    /// Sets the observer, which receives all events, in place of the queue's observer.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         Self { observer: Arc::new(observer), ..self }
     }
 
-    /// Asked before a task is worked on *again*: a retry, or one that a worker had who died or stood still, who may have
-    /// done it. Ask your own records whether that is so. It counts as part of the handler: an error or a panic is a
-    /// failed attempt.
+    /// Sets a check that runs before a task is worked on *again*: on a retry, or after a worker that had it died or
+    /// stalled and may have done it. The check should look into the application's own records whether the work is done.
+    /// It counts as part of the handler: an error or a panic is a failed attempt.
     ///
     /// ```
     /// # use millstream_core::Result;
@@ -124,7 +128,7 @@ impl<T: Send + 'static> WorkerBuilder<T> {
     /// Starts the worker in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) that lists every problem.
+    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) that lists all problems.
     pub async fn start<F, Fut>(self, handler: F) -> Result<Worker>
     where
         F: Fn(Task<T>) -> Fut + Send + Sync + 'static,
@@ -142,7 +146,7 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         Ok(Worker::spawn(Arc::new(context)))
     }
 
-    /// Runs the worker until `shutdown` is ready, then shuts it down.
+    /// Runs the worker until `shutdown` completes, then shuts it down.
     ///
     /// ```no_run
     /// # use millstream_delay::{Task, WorkerBuilder};

@@ -1,4 +1,4 @@
-//! The claim loop of a shard: takes what is due as far as there is room, and sleeps to what is next.
+//! The claim loop of a shard: claims due tasks while there is free capacity, and sleeps until the next due time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,13 +21,13 @@ use crate::fire::Firing;
 use millstream_loops::catch_panic;
 use millstream_loops::{LoopMonitor, Scope};
 
-/// How long the last word to a server may take: somebody else looks out. Nothing is lost if it is not heard.
+/// Time limit of the last request at shutdown, after which another worker waits for due tasks. Nothing is lost if it fails.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// The shortest pause after an answer that brought nothing and asks to come back at once.
+/// Shortest pause after an answer that contained nothing but asks to come back immediately.
 const BREATH: Duration = Duration::from_millis(1);
 
-/// How long room is waited for before others are let look out, if no handler has it.
+/// How long to wait for free capacity that no handler uses, before another worker is left to wait for due tasks.
 const MOMENT: Duration = Duration::from_millis(20);
 
 type Waiting = BoxFuture<'static, Result<bool>>;
@@ -37,16 +37,16 @@ pub(super) struct Claimer {
     context: Arc<Context>,
     shard: Shard,
     settlements: UnboundedSender<Settling>,
-    /// Of claiming.
+    /// Monitor of claims.
     monitor: LoopMonitor,
-    /// Of waiting to be called.
+    /// Monitor of waits for a notification.
     wait_monitor: LoopMonitor,
     firing: Firing,
-    /// The server's clock beside ours.
+    /// Comparison of the server's clock with the local one.
     time: ServerTime,
-    /// Kept over many rounds: a wait that is given up may take a call with it.
+    /// Pending wait for a notification, kept over many rounds: a cancelled wait may lose a notification.
     waiting: Option<Waiting>,
-    /// Whether somebody else may be relied on to look out for what is due: we have said that we do not.
+    /// Whether another worker can be relied on to wait for due tasks: this one has reported that it does not.
     relieved: bool,
 }
 
@@ -70,16 +70,16 @@ impl Claimer {
         }
     }
 
-    /// Claims until the worker ends, and then lets others look out.
+    /// Claims until the worker ends, and then lets another worker wait for due tasks.
     pub(super) async fn run(mut self) {
         let context = self.context.clone();
         while !context.stop.is_cancelled() {
             match catch_panic(self.round()).await {
                 Ok(()) => {}
                 Err(error) => {
-                    // What is heard of meanwhile does not make a server work.
+                    // Notifications are ignored during the pause: they do not repair a server.
                     let pause = self.monitor.failed(&error, &*context.observer);
-                    // Back soon after an outage: whoever died in it is judged one hold after that.
+                    // A claim follows soon after an outage: workers that died during it are judged one hold time after that.
                     let most = if error.is_transient() { context.config.hold / 3 } else { pause };
                     tokio::select! {
                         biased;
@@ -102,8 +102,8 @@ impl Claimer {
         Ok(())
     }
 
-    /// One round: takes what is due, if there is room for anything; else as soon as there is. Gives back when to
-    /// come again; `None` means at once.
+    /// Runs one round: waits for free capacity, and claims due tasks. Returns when to run the next round; `None` means
+    /// immediately.
     async fn run_once(&mut self) -> Result<Option<Instant>> {
         let Some(mut permits) = self.room().await? else { return Ok(None) };
         let context = self.context.clone();
@@ -112,7 +112,7 @@ impl Claimer {
         let (clock, asked) = (&context.held.clock, context.held.clock.now());
         let before = clock.elapsed();
         self.monitor.begin_round(Duration::ZERO);
-        // Not given up when the worker ends: what a lost answer has claimed is missing until its claim runs out.
+        // Not cancelled by a stop, only by a kill: tasks claimed by a lost answer are missing until their claims run out.
         let claimed = tokio::select! {
             biased;
             claimed = claim(&context, &self.shard, limit) => claimed?,
@@ -121,7 +121,7 @@ impl Claimer {
         self.monitor.idle();
         let answered = Instant::now();
         let Claimed { tasks, crashed, next, recurring, now, .. } = claimed;
-        // A machine may have been suspended without any clock of its own showing it: what is held runs out earlier then.
+        // A suspension of the machine may not show on any local clock. It then shortens the deadlines of all held claims.
         let margin = context.config.hold / 20;
         if let Some(away) = self.time.heard(before, clock.elapsed(), now, margin) {
             tracing::warn!(shard = %self.shard, ?away, "the server's clock went ahead of ours: deadlines are counted anew");
@@ -130,7 +130,8 @@ impl Claimer {
         let taken = tasks.len() + crashed;
         let nothing = taken == 0 && (!recurring || self.firing.is_stuck());
         context.board.claimed(self.shard.shard as usize, look, nothing);
-        // A full claim lets another worker look out, who is called: not us, if we wait for calls too.
+        // If a claim filled its limit, the server lets another worker wait for due tasks, and notifies it. While this
+        // worker waits for notifications too, it may be the one that is notified, so it cannot rely on that.
         self.relieved = taken >= limit && self.waiting.is_none();
         if taken > 0 {
             let again = tasks.iter().filter(|task| task.crashes > 0).count();
@@ -175,7 +176,7 @@ impl Claimer {
         Ok((!next.is_zero()).then(|| answered + next))
     }
 
-    /// Fires what recurs. Gives back when to try again; `None` if the worker ends.
+    /// Fires due recurring tasks. Returns the time until the next try; `None` if the worker ends.
     async fn fire(&mut self) -> Option<Duration> {
         let context = self.context.clone();
         let place = Place::Shard(self.shard.clone());
@@ -186,7 +187,8 @@ impl Claimer {
         }
     }
 
-    /// Room for one task at least. Waits for it, in turn with the other shards; `None` if the worker ends meanwhile.
+    /// Waits for free capacity for at least one task, in turn with the other shards. Returns `None` if the worker ends
+    /// meanwhile.
     async fn room(&mut self) -> Result<Option<OwnedSemaphorePermit>> {
         let context = self.context.clone();
         let hungry = Hungry::new(&context.hungry);
@@ -195,7 +197,7 @@ impl Claimer {
             Err(_) => {
                 let room = context.permits.clone().acquire_owned();
                 tokio::pin!(room);
-                // What other shards have taken to ask with is back in a moment; handlers may take any time.
+                // Permits that other shards use for a claim are free again in a moment; handlers may take any time.
                 let moment =
                     if context.held.len() < context.config.concurrency { MOMENT } else { Duration::ZERO };
                 let soon = tokio::select! {
@@ -220,7 +222,7 @@ impl Claimer {
                 })?
             }
         };
-        // A fair share of what is free: the others that want some are on their way.
+        // Takes a fair share of the free permits: other shards that want some are about to take theirs.
         let share = context.config.concurrency.div_ceil(hungry.others() + 1).min(MAX_CLAIM);
         let more = context.permits.available_permits().min(share.saturating_sub(1));
         if let Ok(more) = u32::try_from(more)
@@ -232,9 +234,9 @@ impl Claimer {
         Ok(Some(room))
     }
 
-    /// Lets another worker look out for what is due, if this one may be who does.
+    /// Lets another worker wait for due tasks, if this one may be the one that does.
     async fn look_away(&mut self) -> Result<()> {
-        // Given up first: the call that this makes is for others.
+        // Cancelled first, so that the notification that the claim causes goes to another worker.
         let heard = self.waiting.take().is_some();
         if heard || !self.relieved {
             let context = self.context.clone();
@@ -248,10 +250,10 @@ impl Claimer {
         Ok(())
     }
 
-    /// Sleeps until then, or until it is called.
+    /// Sleeps until `until`, a notification, a requested check, or the stop of the worker.
     async fn idle(&mut self, until: Option<Instant>) {
         let Some(until) = until else {
-            // Others have their turn, also where nothing ever waits.
+            // Yields to other tasks, also where no await is ever pending.
             return tokio::task::yield_now().await;
         };
         let context = self.context.clone();
@@ -280,7 +282,7 @@ impl Claimer {
                     }
                 }
                 Err(error) => {
-                    // It still comes when something is due that it knows of.
+                    // The wait failed, but the loop still wakes for the next due time that it knows.
                     let pause = self.wait_monitor.failed(&error, &*context.observer);
                     return tokio::select! {
                         biased;
@@ -310,7 +312,7 @@ async fn claim(context: &Context, shard: &Shard, limit: usize) -> Result<Claimed
     Ok(claimed)
 }
 
-/// Counts who wants room.
+/// Counts the shards that want free capacity.
 struct Hungry<'a>(&'a AtomicUsize);
 
 impl<'a> Hungry<'a> {

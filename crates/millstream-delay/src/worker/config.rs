@@ -1,4 +1,4 @@
-//! How a worker works.
+//! The configuration of a worker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,35 +9,35 @@ use millstream_core::{DeadLetterPolicy, RetryPolicy};
 
 use crate::sleep::LONGEST_SLEEP;
 
-/// How a [`Worker`](crate::Worker) works.
+/// Configuration of a [`Worker`](crate::Worker).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WorkerConfig {
-    /// What people see as who looks out for what is due; a unique part is added. It decides nothing. At most 64
-    /// characters without spaces. Default: `worker`.
+    /// Label in the worker's name: people see it as the worker that waits for due tasks. A unique part is appended. It
+    /// has no other effect. At most 64 characters without spaces. Default: `worker`.
     pub label: String,
-    /// The most tasks in its hands at once, over all shards, from claim to settlement. Nothing is read ahead. Default: 16.
+    /// Maximum number of tasks held at once, over all shards, from claim to settlement. Nothing is read ahead. Default: 16.
     pub concurrency: usize,
-    /// How long a task stays ours without a renewal, and so how long it waits when its worker dies. It is renewed three
-    /// times as often. Default: 30 s.
+    /// How long a claim is valid without a renewal, which is also how long a task waits when its worker dies. Claims
+    /// are renewed three times within this time. Default: 30 s.
     pub hold: Duration,
-    /// A task over which so many workers died (or stood still for as long as they hold it) becomes a dead task with the
-    /// reason `crashed` instead of being worked on again; at least 2, since one end cannot tell the culprit among the tasks
-    /// that the worker had; 0 for never. What ran out during an outage, or was never begun, does not count. Default: 3.
+    /// Number of workers that may die during one task, or stall for longer than the hold time. At this number the task
+    /// becomes a dead task with the reason `crashed` and is not worked on again. At least 2, since one death does not
+    /// identify the culprit among the tasks of that worker; 0 for no limit. A claim that ran out during an outage, or
+    /// whose handler never began, does not count. Default: 3.
     pub crash_limit: u32,
-    /// How long a handler may take, its check included. One that takes longer is dropped, and that is a failed attempt
-    /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: any time.
+    /// Time limit of a handler, its check included. After it the handler is dropped, which counts as a failed attempt
+    /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: no limit.
     pub handler_timeout: Option<Duration>,
-    /// How long a shutdown may take. Handlers have four fifths of it to end (all but the last 5 s of a long one); the
-    /// rest, at least 250 ms, is for telling the server what became of their tasks. Default: 25 s, which fits into the 30 s
-    /// that Kubernetes gives.
+    /// Time limit of a shutdown. Handlers have four fifths of it to end (all but the last 5 s of a long one). The rest,
+    /// at least 250 ms, is for settling their tasks. Default: 25 s, which fits into the 30 s that Kubernetes allows.
     pub shutdown_timeout: Duration,
-    /// The longest sleep, and so the most that a lost wake-up can cost. Each costs two commands per shard. 10 ms to a
-    /// day. Default: 15 s.
+    /// Longest sleep, which is the maximum delay that a lost wake-up can cause. Each sleep costs two commands per
+    /// shard. 10 ms to a day. Default: 15 s.
     pub longest_sleep: Duration,
-    /// When a failed task comes back. Default: [`Exponential`], 10 attempts.
+    /// Policy that decides when a failed task is retried. Default: [`Exponential`], 10 attempts.
     pub retry: Arc<dyn RetryPolicy>,
-    /// Whether a task that is given up is kept. Default: [`Keep`].
+    /// Policy that decides whether a task that is given up is kept. Default: [`Keep`].
     pub dead_letters: Arc<dyn DeadLetterPolicy>,
 }
 

@@ -1,4 +1,4 @@
-//! What all loops of a worker share.
+//! State shared by all loops of a worker.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,12 +28,12 @@ pub(super) struct Context {
     pub(super) limits: Limits,
     pub(super) observer: Arc<dyn Observer>,
     pub(super) handler: Box<Call>,
-    /// Who we are to others: unique to this start.
+    /// Name of this worker, unique to this start.
     pub(super) name: String,
     pub(super) sleep: Sleep,
-    /// One for each task that may be in hand.
+    /// One permit for each task that may be held.
     pub(super) permits: Arc<Semaphore>,
-    /// How many shards want permits now.
+    /// Number of shards that want permits now.
     pub(super) hungry: AtomicUsize,
     pub(super) held: Arc<Held>,
     pub(super) heard: Heard,
@@ -41,12 +41,12 @@ pub(super) struct Context {
     pub(super) counts: Counts,
     pub(super) board: Board,
     pub(super) loops: Loops,
-    /// Cancelled: claim no more.
+    /// Cancelled when the worker must not claim any more.
     pub(super) stop: CancellationToken,
-    /// Cancelled: give handlers up.
+    /// Cancelled when handlers must be dropped.
     pub(super) kill: CancellationToken,
     pub(super) ended: CancellationToken,
-    /// How long handlers may take to end.
+    /// Time that running handlers have left to end, once the worker stops.
     patience: Mutex<Duration>,
 }
 
@@ -85,19 +85,19 @@ impl Context {
         }
     }
 
-    /// The policies, with their fallbacks.
+    /// Returns the policies, with their fallbacks.
     pub(super) fn policies(&self) -> Policies<'_> {
         let (retry, dead_letters) = (&*self.config.retry, &*self.config.dead_letters);
         Policies { retry, dead_letters, observer: &*self.observer }
     }
 
-    /// Ends the worker; handlers have so long.
+    /// Stops the worker; the shutdown may take `timeout`.
     pub(super) fn stop_within(&self, timeout: Duration) {
         *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
         self.stop.cancel();
     }
 
-    /// Waits until nothing is in hand.
+    /// Waits until no task is held.
     pub(super) async fn nothing_held(&self) {
         loop {
             let changed = self.held.changed();
@@ -113,21 +113,21 @@ impl Context {
     }
 }
 
-/// What is known of the shards of a worker.
+/// State of a worker's shards.
 pub(super) struct Board {
     shards: Vec<Mutex<Mark>>,
-    /// Grows when all shards are to be looked at.
+    /// Number of the current round of checks: incremented to request a check of all shards.
     looks: AtomicU64,
-    /// One for each shard: look now.
+    /// One per shard: requests a check now.
     look: Vec<Notify>,
     changed: Notify,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Mark {
-    /// When a claim was answered last.
+    /// Time of the last answer to a claim.
     last: Option<Instant>,
-    /// The newest look that found nothing due.
+    /// Newest round of checks that found nothing due.
     empty: u64,
 }
 
@@ -145,12 +145,12 @@ impl Board {
         Some(self.shards.get(shard)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The look that a claim which begins now belongs to.
+    /// Returns the round of checks that a claim which begins now belongs to.
     pub(super) fn looks(&self) -> u64 {
         self.looks.load(Ordering::Acquire)
     }
 
-    /// A claim was answered: whether it found nothing.
+    /// Records the answer to a claim, and whether it found nothing.
     pub(super) fn claimed(&self, shard: usize, look: u64, nothing: bool) {
         if let Some(mut mark) = self.mark(shard) {
             mark.last = Some(Instant::now());
@@ -161,7 +161,7 @@ impl Board {
         self.changed.notify_waiters();
     }
 
-    /// Ready when the shard is to be looked at.
+    /// Completes when a check of the shard is requested.
     pub(super) async fn asked(&self, shard: usize) {
         match self.look.get(shard) {
             Some(look) => look.notified().await,
@@ -169,7 +169,7 @@ impl Board {
         }
     }
 
-    /// Waits until every shard was looked at from now on and had nothing due.
+    /// Waits until every shard was checked after this call and had nothing due.
     pub(super) async fn nothing_due(&self) {
         let look = self.looks.fetch_add(1, Ordering::AcqRel) + 1;
         self.look.iter().for_each(Notify::notify_one);
@@ -183,7 +183,7 @@ impl Board {
         }
     }
 
-    /// How long ago a claim was answered, by shard.
+    /// Returns the time since the last answer to a claim of this shard.
     pub(super) fn last(&self, shard: usize) -> Option<Duration> {
         self.mark(shard)?.last.map(|last| last.elapsed())
     }

@@ -1,4 +1,4 @@
-//! What to tell the server of a task: a function of what the handler said and the policies, without effects but that
+//! Decides how a task is settled: a function of the handler's result and the policies. Its only side effect is that
 //! panics of user code are reported.
 
 use std::time::Duration;
@@ -10,53 +10,53 @@ use millstream_core::schedule::Due;
 use millstream_core::tasks::Verdict;
 use millstream_core::{BoxError, History, Outcome, Reason, wire};
 
-/// What came of a task, before policies have judged it.
+/// Result of working on a task, before policies are applied.
 #[derive(Debug)]
 pub(super) enum Said {
-    /// The handler (or the check before it) said this.
+    /// The handler, or the check before it, returned this.
     Outcome(Outcome),
-    /// It panicked with this message.
+    /// The handler panicked with this message.
     Panicked(String),
-    /// It took longer than this.
+    /// The handler exceeded this time limit.
     TimedOut(Duration),
-    /// The codec could not read the payload.
+    /// The codec could not decode the payload.
     Undecodable(BoxError),
     /// The body is not a message.
     Malformed(String),
-    /// Somebody deleted the body.
+    /// The body was deleted.
     Orphan,
-    /// It was not worked on, or not to its end, because the worker ends.
+    /// The work was not begun or not finished, because the worker is shutting down.
     Unfinished,
 }
 
-/// Which attempt this was.
+/// Data of the current attempt.
 pub(super) struct Attempt<'a> {
     pub(super) number: u32,
-    /// What the ones before failed with.
+    /// Errors of the earlier attempts.
     pub(super) history: &'a History,
-    /// The server's time, in milliseconds.
+    /// Server time, in milliseconds.
     pub(super) now: u64,
-    /// The source of jitter.
+    /// Source of jitter.
     pub(super) entropy: u64,
 }
 
-/// A panic as an error, so that policies can look at it.
+/// Panic as an error, so that policies can inspect it.
 #[derive(Debug, thiserror::Error)]
 #[error("handler panicked: {0}")]
 struct Panicked(String);
 
-/// A timeout as an error, so that policies can look at it.
+/// Timeout as an error, so that policies can inspect it.
 #[derive(Debug, thiserror::Error)]
 #[error("handler timed out after {0:?}")]
 struct TimedOut(Duration);
 
-/// What to tell the server, and what to tell observers: `None` if the task is handed back.
+/// Returns the settlement for the server, and the result for observers: `None` if the task is handed back.
 pub(super) fn decide(
     said: &Said,
     attempt: &Attempt<'_>,
     policies: &Policies<'_>,
 ) -> (Verdict, Option<Handled>) {
-    // What was never handed to the handler has not used this attempt.
+    // A task that never reached the handler has not used this attempt.
     let unseen = attempt.number.saturating_sub(1);
     let (verdict, handled) = match said {
         Said::Outcome(Outcome::Ack) => (Verdict::Complete, Handled::Acked),
@@ -71,7 +71,7 @@ pub(super) fn decide(
         Said::Outcome(Outcome::DeadLetter(error)) => {
             give_up(Reason::Rejected, attempt.number, policies.text_of(error), attempt, policies)
         }
-        // An outcome of a newer core than this crate: the task is kept rather than guessed about.
+        // Outcome of a newer core than this crate: the task is kept as a dead task, since its meaning is unknown.
         Said::Outcome(other) => {
             let error = format!("unknown outcome {other:?}");
             give_up(Reason::Rejected, attempt.number, error, attempt, policies)
@@ -98,7 +98,7 @@ pub(super) fn decide(
     (verdict, Some(handled))
 }
 
-/// The same attempt, later: nothing has failed.
+/// Retries the same attempt later, since nothing has failed.
 fn put_off(due: Due, attempt: &Attempt<'_>) -> Verdict {
     let history = attempt.history.clone();
     Verdict::Retry { due, attempt: attempt.number, error: String::new(), history }

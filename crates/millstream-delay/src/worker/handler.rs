@@ -1,4 +1,4 @@
-//! Handlers and checks, with the payload type taken off.
+//! Type-erased handlers and checks.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use super::decide::Said;
 use crate::queue::Inner;
 use crate::task::{About, Task};
 
-/// What a check says of a task that somebody may have worked on before.
+/// Result of a check of a task that may have been worked on before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Check {
-    /// It is to be worked on.
+    /// Runs the handler.
     Run,
-    /// It is done: the handler is not called.
+    /// Settles the task as done, without calling the handler.
     Complete,
-    /// Not now: it comes back after this time, to be checked again. No attempt is used.
+    /// Snoozes the task: it is due again after this time, and is checked again then. No attempt is used.
     Snooze(Duration),
-    /// Give it up, for this reason.
+    /// Gives the task up, for this reason.
     DeadLetter(String),
 }
 
-/// What a check may return: a [`Check`], or a `Result` of one, whose error is a failed attempt.
+/// Return type of a check: a [`Check`], or a `Result` of one, whose error is a failed attempt.
 pub trait IntoCheck {
-    /// The check it stands for.
+    /// Converts the value to a check.
     ///
     /// # Errors
-    /// Why it could not be checked.
+    /// The reason why the task could not be checked.
     fn into_check(self) -> Result<Check, BoxError>;
 }
 
@@ -50,21 +50,21 @@ impl<E: Into<BoxError>> IntoCheck for Result<Check, E> {
     }
 }
 
-/// A check of any kind.
+/// Type-erased check function.
 pub(super) type CheckCall<T> = dyn Fn(Task<T>) -> BoxFuture<'static, Result<Check, BoxError>> + Send + Sync;
 
-/// A task for a handler.
+/// Input of a handler call.
 pub(super) struct Input {
     pub(super) about: About,
     pub(super) payload: Bytes,
-    /// Whether it may have been worked on before.
+    /// Whether the task may have been worked on before.
     pub(super) again: bool,
 }
 
-/// Handles a task until it is done, its time is over, or the token says that it is to be given up.
+/// Runs the handler of a task until it returns, its time limit passes, or the token is cancelled.
 pub(super) type Call = dyn Fn(Input, CancellationToken) -> BoxFuture<'static, Said> + Send + Sync;
 
-/// Takes the payload type off: decodes, checks, calls, and catches panics of all three.
+/// Erases the payload type: decodes, checks, calls the handler, and catches panics of all three.
 pub(super) fn erase<T, F, Fut>(
     queue: Arc<Inner<T>>,
     check: Option<Arc<CheckCall<T>>>,
@@ -110,13 +110,13 @@ where
     })
 }
 
-/// Runs a handler, catches its panic, and gives it up (drops it) when the time is over or the worker ends.
+/// Runs a handler and catches its panic. Drops the handler when its time limit passes or the worker ends.
 async fn guarded(
     handler: impl Future<Output = Said>,
     timeout: Option<Duration>,
     kill: CancellationToken,
 ) -> Said {
-    // The handler is dropped inside of what is guarded: that may panic, too.
+    // The handler is moved in here, so that it is also dropped under `catch_unwind`: its drop may panic, too.
     let handle = async move {
         let over = async {
             match timeout {

@@ -1,4 +1,4 @@
-//! Since when the server of each shard has answered a worker without a gap.
+//! Record of how long the server of each shard has answered a worker without a gap.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use millstream_core::Continuity;
 use tokio::time::Instant;
 
-/// One record for each shard, since shards may be on different servers.
+/// One record per shard, since shards may be on different servers.
 #[derive(Debug)]
 pub(super) struct Heard(Vec<Mutex<Record>>);
 
 #[derive(Debug)]
 struct Record {
     continuity: Continuity,
-    /// When the last answer came that is in it.
+    /// Time of the last answer that the record includes.
     last: Option<Instant>,
 }
 
@@ -27,17 +27,17 @@ impl Heard {
         Some(self.0.get(shard as usize)?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The record of a shard, as requests carry it.
+    /// Returns the record of a shard, in the form that requests carry.
     pub(super) fn of(&self, shard: u32, hold: Duration) -> Continuity {
         self.record(shard).map_or_else(|| Continuity::new(hold), |record| record.continuity.clone())
     }
 
-    /// A request that was sent at `asked` was answered by `server`, at `now` by its clock. Nothing if it does not say which
-    /// one it is: then the record is new enough to stand as it is.
+    /// Records an answer: the request was sent at `asked`, and `server` answered at `now` by its clock. Does nothing if
+    /// the answer does not identify the server: in that case the record is recent enough to stay as it is.
     pub(super) fn answered(&self, shard: u32, asked: Instant, server: &str, now: u64) {
         let Some(mut record) = self.record(shard).filter(|_| !server.is_empty()) else { return };
-        // Claims and renewals go over different connections. Which of two that overlap was answered first nobody knows, and
-        // a time before the last one would be taken for a clock that was set back: the other one says enough.
+        // Claims and renewals use different connections. For two that overlap, the order of the answers is unknown, and
+        // a time before the last one would be taken for a clock that was set back. The other answer is sufficient.
         if record.last.is_none_or(|last| asked >= last) {
             record.continuity.advance(server, now);
             record.last = Some(Instant::now());
@@ -58,7 +58,7 @@ mod tests {
             heard.answered(1, start + MS(now - 500), "a", now);
             tokio::time::advance(MS(40)).await;
         }
-        // Sent before the last answer came: it may have been answered before that.
+        // Sent before the last answer arrived, so it may have been answered before that.
         heard.answered(1, start, "a", 610);
         heard.answered(1, Instant::now(), "", 0);
         assert!(heard.of(1, MS(100)).judges("a", 640));

@@ -1,4 +1,4 @@
-//! The claims that a worker holds, as it sees them: deadlines that need nobody's answer.
+//! The claims held by a worker, with local deadlines that need no answer of the server.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,18 +11,18 @@ use tokio_util::sync::CancellationToken;
 
 use millstream_loops::LeaseClock;
 
-/// All claims of a worker, from their answer until they are settled.
+/// All claims of a worker, from the answer to the claim until they are settled.
 #[derive(Debug)]
 pub(super) struct Held {
     hold: Duration,
-    /// What deadlines are counted by.
+    /// Clock of all deadlines.
     pub(super) clock: Arc<LeaseClock>,
     claims: Mutex<Claims>,
     changed: Notify,
 }
 
-/// One for each job, not for each id: an id whose task is done may be scheduled and claimed again before the worker has
-/// heard that the first one is settled.
+/// Claims by job, not by id: a task that is done may be scheduled and claimed again under the same id before the worker
+/// receives the answer that settles the first one.
 #[derive(Debug, Default)]
 struct Claims {
     last: u64,
@@ -34,17 +34,18 @@ struct Claim {
     shard: u32,
     id: ScheduleId,
     token: String,
-    /// Whether the server is to be told that its handler has begun: it was claimed anew since.
+    /// Whether the next renewal must report that the handler has begun: the task was claimed again since.
     adopted: bool,
-    /// Whether it may be settled already, by ourselves: that the server does not know it any more is no loss then.
+    /// Whether a settlement without an answer may have settled it already: then it is no loss if the server no longer
+    /// knows the claim.
     sent: bool,
-    /// Up to when it is certainly ours.
+    /// Time until which the claim is certainly valid.
     deadline: Instant,
-    /// Cancelled when it is not any more.
+    /// Cancelled when the claim is no longer certainly valid.
     cancelled: CancellationToken,
 }
 
-/// The claim of one job. Dropped, it is not renewed any more: whatever happened to the job, the task comes back.
+/// Claim of one job. Dropping it ends the renewals, so the task comes back whatever happened to the job.
 #[derive(Debug)]
 pub(super) struct Holding {
     held: Arc<Held>,
@@ -52,7 +53,7 @@ pub(super) struct Holding {
     pub(super) cancelled: CancellationToken,
 }
 
-/// The claims of a shard: of which jobs, and what each is renewed with.
+/// Claims of a shard: the jobs, and the id and token that renew each.
 #[derive(Debug, Default)]
 pub(super) struct OfShard {
     pub(super) jobs: Vec<u64>,
@@ -68,13 +69,14 @@ impl Held {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The server's time began at some time between the request and its answer. Counted from the request, and a fifth
-    /// earlier: for clocks that run at different speeds, and for slow handlers.
+    /// Returns the deadline of a claim requested at `asked`. The server counts from some time between the request and
+    /// its answer, so this counts from the request. A fifth is subtracted, for clocks of different speeds and for slow
+    /// handlers.
     fn deadline(&self, asked: Instant) -> Instant {
         asked + self.hold - self.hold / 5
     }
 
-    /// A claim that was asked for at `asked`, for a new job.
+    /// Adds a claim that was requested at `asked`, for a new job.
     pub(super) fn begin(
         self: &Arc<Self>,
         shard: u32,
@@ -102,8 +104,8 @@ impl Held {
         Holding { held: self.clone(), job, cancelled }
     }
 
-    /// A claim that follows one that ran out, whose token was `before`: if a job here has that in hand, it goes on with
-    /// the new token. False if none has.
+    /// Applies a claim that follows an expired one with the token `before`: if a job of this worker holds that one, the
+    /// job continues with the new token. Returns false if none does.
     pub(super) fn adopt(
         &self,
         shard: u32,
@@ -121,17 +123,19 @@ impl Held {
         true
     }
 
-    /// How many there are.
+    /// Returns the number of claims.
     pub(super) fn len(&self) -> usize {
         self.claims().by_job.len()
     }
 
-    /// Waits until something is claimed or settled. Made before a look, nothing is missed behind it.
+    /// Waits until something is claimed or settled. Create the future before reading the state: then no later change is
+    /// missed.
     pub(super) fn changed(&self) -> tokio::sync::futures::Notified<'_> {
         self.changed.notified()
     }
 
-    /// The claims of a shard: those that were claimed anew for a job that had begun, or not.
+    /// Returns the claims of a shard, filtered by `adopted`: those that were claimed again for a job that had begun, or
+    /// the others.
     pub(super) fn of_shard(&self, shard: u32, adopted: bool) -> OfShard {
         let mut of_shard = OfShard::default();
         let asked_for = |(_, claim): &(&u64, &Claim)| claim.shard == shard && claim.adopted == adopted;
@@ -142,7 +146,7 @@ impl Held {
         of_shard
     }
 
-    /// It was renewed, under this token, by a request that was made at `asked`.
+    /// Records a renewal with this token, requested at `asked`.
     pub(super) fn renewed(&self, job: u64, token: &str, asked: Instant) {
         let deadline = self.deadline(asked);
         if let Some(claim) = self.claims().by_job.get_mut(&job).filter(|claim| claim.token == token) {
@@ -151,7 +155,8 @@ impl Held {
         }
     }
 
-    /// It is somebody else's. False if that was known, if we may have settled it, or if it is ours under another token.
+    /// Records that another worker has the task, and cancels the job. Returns false if that was known, if this worker
+    /// may have settled it, or if it holds the task under another token.
     pub(super) fn lost(&self, job: u64, token: &str) -> bool {
         let claims = self.claims();
         let claim = claims.by_job.get(&job).filter(|claim| claim.token == token);
@@ -159,14 +164,14 @@ impl Held {
         news.map(|claim| claim.cancelled.cancel()).is_some()
     }
 
-    /// When [`expire`](Self::expire) is to be called; `None` if nothing can run out.
+    /// Returns when to call [`expire`](Self::expire); `None` if no claim can run out.
     pub(super) fn earliest(&self) -> Option<Instant> {
         let claims = self.claims();
         let live = claims.by_job.values().filter(|claim| !claim.cancelled.is_cancelled());
         live.map(|claim| claim.deadline).min()
     }
 
-    /// Cancels what could not be renewed in time. Gives back how many, by shard.
+    /// Cancels claims whose deadline has passed. Returns their number by shard.
     pub(super) fn expire(&self) -> BTreeMap<u32, usize> {
         let now = self.clock.now();
         let mut expired = BTreeMap::new();
@@ -181,11 +186,11 @@ impl Held {
 }
 
 impl Holding {
-    /// What settles it, and up to when it is certainly ours.
+    /// Returns the token that settles the task, and the time until which the claim is certainly valid.
     pub(super) fn claim(&self) -> (String, Instant) {
         let claims = self.held.claims();
         let claim = claims.by_job.get(&self.job).map(|claim| (claim.token.clone(), claim.deadline));
-        // It is there as long as this is.
+        // The entry exists as long as this `Holding`.
         claim.unwrap_or_else(|| (String::new(), self.held.clock.now()))
     }
 
@@ -199,7 +204,7 @@ impl Holding {
         self.held.lost(self.job, token)
     }
 
-    /// A request that settles it with `token` was sent, and not answered.
+    /// Records that a settlement with `token` was sent and not answered.
     pub(super) fn sent(&self, token: &str) {
         let mut claims = self.held.claims();
         if let Some(claim) = claims.by_job.get_mut(&self.job).filter(|claim| claim.token == token) {
@@ -207,12 +212,13 @@ impl Holding {
         }
     }
 
-    /// Whether that is so.
+    /// Returns whether a settlement was sent without an answer.
     pub(super) fn was_sent(&self) -> bool {
         self.held.claims().by_job.get(&self.job).is_some_and(|claim| claim.sent)
     }
 
-    /// It was settled with `token`. Given back if it was claimed anew before: then it is to be settled once more.
+    /// Ends the claim after a settlement with `token`. Returns it as an error if the task was claimed again before:
+    /// then it must be settled once more.
     pub(super) fn end(self, token: &str) -> Result<(), Self> {
         let mut claims = self.held.claims();
         if claims.by_job.get(&self.job).is_some_and(|claim| claim.token != token) {

@@ -1,4 +1,4 @@
-//! The worker: a pool that claims tasks of a queue, hands them to a handler, and tells what became of them.
+//! The worker: a pool that claims tasks of a queue, passes them to a handler, and settles them.
 
 mod builder;
 mod claim;
@@ -36,15 +36,15 @@ use settle::Settler;
 
 use millstream_loops::ControlThread;
 
-/// How long settlements may still take, at most, when the time for handlers is over; it is part of the shutdown timeout.
+/// Time reserved for the last settlements after the handlers' time is over; it is part of the shutdown timeout.
 const LAST_SETTLEMENTS: Duration = Duration::from_secs(5);
 
-/// How long they may take in any case.
+/// Minimum time for the last settlements, whatever the shutdown timeout.
 const LEAST_SETTLEMENTS: Duration = Duration::from_millis(250);
 
-/// A running worker. Errors of the server never end it: it tells, pauses and goes on.
+/// Running worker pool. Errors of the server never end it: it reports the error, pauses and continues.
 ///
-/// Dropping it stops it in the background, as [`shutdown`](Worker::shutdown) does without the waiting.
+/// Dropping it stops it in the background, like [`shutdown`](Worker::shutdown) without waiting for the end.
 #[must_use = "a worker that is dropped stops: keep it, and end it with `shutdown`"]
 pub struct Worker {
     context: Arc<Context>,
@@ -58,23 +58,24 @@ impl Worker {
         let ended = context.ended.clone().drop_guard();
         let run = run(context.clone());
         let task = tokio::spawn(async move {
+            // Dropped even if `run` panics, so the end is always signalled.
             let _ended = ended;
             run.await;
         });
         Self { context, task: Some(task) }
     }
 
-    /// Claims nothing more, lets the handlers that run end, and tells the server what became of their tasks. All this
-    /// takes up to the [shutdown timeout](WorkerConfig::shutdown_timeout). Handlers that still run after four fifths of
-    /// it (5 s before its end, if it is long) are given up (dropped) and their tasks handed back: others have them at once,
+    /// Shuts down: stops claiming, lets running handlers end, and settles their tasks. All this takes up to the
+    /// [shutdown timeout](WorkerConfig::shutdown_timeout). Handlers that still run after four fifths of it (5 s before
+    /// its end, if it is long) are dropped, and their tasks are handed back: other workers can claim them immediately,
     /// as the same attempt.
     pub async fn shutdown(self) -> WorkerReport {
         let timeout = self.context.config.shutdown_timeout;
         self.shutdown_within(timeout).await
     }
 
-    /// [`shutdown`](Self::shutdown) with another timeout than the one that is set. Telling the server has 250 ms in any
-    /// case.
+    /// Same as [`shutdown`](Self::shutdown), with `timeout` instead of the configured one. Settling has at least 250 ms
+    /// in any case.
     pub async fn shutdown_within(mut self, timeout: Duration) -> WorkerReport {
         self.context.stop_within(timeout);
         if let Some(task) = self.task.take()
@@ -85,17 +86,18 @@ impl Worker {
         self.context.counts.report()
     }
 
-    /// Works off what is due now, and then shuts down: for programs that are started now and then. What becomes due
-    /// meanwhile may be left; what failed and comes back later is.
+    /// Works off all tasks that are due now, then shuts down: for programs that run from time to time. Tasks that
+    /// become due meanwhile may remain; failed tasks that are due again later do remain.
     ///
-    /// It takes as long as handlers take, and as long as the server is away: see [`drain_within`](Self::drain_within).
+    /// There is no time limit: it waits for handlers, and for a server that is not reachable. See
+    /// [`drain_within`](Self::drain_within).
     pub async fn drain(self) -> WorkerReport {
         self.drained().await;
         self.shutdown().await
     }
 
-    /// [`drain`](Self::drain), but shuts down after `timeout` in any case, which takes up to the shutdown timeout. What is
-    /// left is due as before.
+    /// Same as [`drain`](Self::drain), but shuts down after `timeout` in any case; the shutdown itself takes up to the
+    /// shutdown timeout. Remaining tasks stay due.
     pub async fn drain_within(self, timeout: Duration) -> WorkerReport {
         if tokio::time::timeout(timeout, self.drained()).await.is_err() {
             tracing::warn!("a drain ended before all was done that was due");
@@ -105,28 +107,28 @@ impl Worker {
 
     async fn drained(&self) {
         self.context.board.nothing_due().await;
-        // With time for every handler: what was claimed is worked on to its end.
+        // Waits without a time limit, so that every claimed task is worked on to its end.
         self.context.nothing_held().await;
     }
 
-    /// Waits until it has ended. By itself it never does.
+    /// Waits until the worker has ended. It never ends by itself.
     pub async fn ended(&self) {
         self.context.ended.cancelled().await;
     }
 
-    /// What it did so far.
+    /// Returns the counts of settled tasks so far.
     #[must_use]
     pub fn report(&self) -> WorkerReport {
         self.context.counts.report()
     }
 
-    /// How it is: what is in hand, what fails, and when the server was heard of.
+    /// Returns the current state: running tasks, failing operations, and the time of each shard's last answer.
     #[must_use]
     pub fn progress(&self) -> Progress {
         Progress::of(&self.context)
     }
 
-    /// Waits until `shutdown` is ready, and shuts down.
+    /// Waits until `shutdown` completes, then shuts down.
     async fn until(self, shutdown: impl Future<Output = ()>) -> WorkerReport {
         tokio::select! {
             biased;
@@ -137,7 +139,7 @@ impl Worker {
     }
 }
 
-/// The loops of a worker, from start to end.
+/// Runs all loops of a worker, from start to end.
 async fn run(context: Arc<Context>) {
     let control = ControlThread::of(&context.backend);
     let _renewals = control.spawn(renew::run(context.clone()));
@@ -155,13 +157,14 @@ async fn run(context: Arc<Context>) {
         abnormal(join_all(claimers).await);
         context.handlers.close();
         context.handlers.wait().await;
-        // They end when all of the tasks are settled: nobody else has a sender any more.
+        // Settlers end when all tasks are settled: by now no job holds a sender of their channels.
         abnormal(join_all(settlers).await);
     };
     tokio::pin!(work);
     let handlers_are_over = async {
         context.stop.cancelled().await;
         let patience = context.patience();
+        // Handlers have all of the time except the part reserved for the last settlements.
         let last = LAST_SETTLEMENTS.min(patience / 5);
         tokio::time::sleep(patience - last).await;
         last.max(LEAST_SETTLEMENTS)

@@ -1,4 +1,4 @@
-//! How a worker is, as plain values.
+//! State of a worker, as plain values.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,35 +10,36 @@ use tokio::time::Instant;
 use super::context::Context;
 use super::report::WorkerReport;
 
-/// How a worker is.
+/// State of a worker.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Progress {
-    /// How many tasks are in its hands.
+    /// Number of tasks held now.
     pub running: usize,
-    /// How many it can have.
+    /// Maximum number of tasks held at once.
     pub concurrency: usize,
-    /// What it did so far.
+    /// Counts of settled tasks so far.
     pub report: WorkerReport,
-    /// What fails now.
+    /// Operations that fail now.
     pub failing: Vec<Failing>,
-    /// How long ago the server answered a claim, by shard; `None` if it has not yet. A worker without room does not ask.
+    /// Time since the server last answered a claim, by shard; `None` before the first answer. A worker without free
+    /// capacity does not send claims.
     pub heard: Vec<(Shard, Option<Duration>)>,
-    /// Whether it has ended, or is about to.
+    /// Whether it has ended, or is shutting down.
     pub ending: bool,
 }
 
-/// Something that fails, and is tried again and again.
+/// Operation that fails and is being repeated.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Failing {
-    /// What is tried: `claim`, `wait`, `fire`, `settle`, `extend` or `expire`.
+    /// Name of the operation: `claim`, `wait`, `fire`, `settle`, `extend` or `expire`.
     pub operation: &'static str,
-    /// For which shard; `None` if for all.
+    /// Shard of the operation; `None` for all shards.
     pub shard: Option<Shard>,
-    /// For how long.
+    /// Time since the first failure in a row.
     pub since: Duration,
-    /// What it failed with last.
+    /// Last error.
     pub error: String,
 }
 
@@ -60,14 +61,15 @@ impl Progress {
         }
     }
 
-    /// For a readiness probe: it works, and the server has answered every shard.
+    /// Returns whether the worker is ready, for a readiness probe: nothing fails, it is not ending, and the server has
+    /// answered a claim for each shard.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !self.ending && self.failing.is_empty() && self.heard.iter().all(|(_, heard)| heard.is_some())
     }
 }
 
-/// Can say how a worker is, also when it has ended.
+/// Reports the health of a worker, also after it has ended.
 struct Checkup(Arc<Context>);
 
 impl WorkerCheck for Checkup {

@@ -1,4 +1,4 @@
-//! Renewing claims while tasks are worked on, and telling those whose claims cannot be relied on any more.
+//! Renews claims while tasks are worked on, and cancels the tasks whose claims are no longer certain.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use super::context::Context;
 use super::held::OfShard;
 use millstream_loops::{Scope, catch_panic};
 
-/// The most claims in one request.
+/// Maximum number of claims in one request.
 const MAX_BATCH: usize = 100;
 
-/// Renews the claims of a worker, all of a shard in one request, three times per hold. It asks for nothing while nothing
-/// is held.
+/// Renews the claims of a worker three times per hold time, those of a shard in one request. It sends nothing while no
+/// task is held.
 pub(super) async fn run(context: Arc<Context>) {
     let monitor = context.loops.monitor("extend", Scope::Queue);
     let every = context.config.hold / 3;
@@ -28,7 +28,8 @@ pub(super) async fn run(context: Arc<Context>) {
             continue;
         }
         monitor.begin_round(every);
-        // By this clock: after a suspension it is late already, and does not wait any longer.
+        // Measured by the lease clock: after a suspension of the machine the renewal is already late, and must not wait
+        // any longer.
         let clock = &context.held.clock;
         clock.sleep_until(clock.now() + every).await;
         while let Err(error) = catch_panic(run_once(&context)).await {
@@ -40,7 +41,7 @@ pub(super) async fn run(context: Arc<Context>) {
     }
 }
 
-/// Renews all claims once. One shard that fails does not keep the others from it.
+/// Renews all claims once. A shard that fails does not prevent the others from being renewed.
 async fn run_once(context: &Context) -> Result<()> {
     let shards = context.shards.iter().map(|shard| renew(context, shard));
     join_all(shards).await.into_iter().collect()
@@ -57,7 +58,8 @@ async fn extend(context: &Context, shard: &Shard, of_shard: &OfShard, begun: boo
     for (jobs, claims) in jobs.chunks(MAX_BATCH).zip(claims.chunks(MAX_BATCH)) {
         let (asked, sent) = (context.held.clock.now(), Instant::now());
         let extended = context.backend.tasks.extend(shard, claims, context.config.hold, begun).await?;
-        // A worker without room claims nothing: this is how it knows that the server was not away.
+        // A worker without free capacity sends no claims: the answers to renewals are its evidence that the server was
+        // reachable.
         context.heard.answered(shard.shard, sent, &extended.server, extended.now);
         let ours = extended.ours;
         if ours.len() != claims.len() {
@@ -77,7 +79,7 @@ async fn extend(context: &Context, shard: &Shard, of_shard: &OfShard, begun: boo
     Ok(())
 }
 
-/// Cancels what could not be renewed by its deadline, without asking anybody.
+/// Cancels claims that were not renewed by their deadline, without a request to the server.
 pub(super) async fn expire(context: Arc<Context>) {
     let monitor = context.loops.monitor("expire", Scope::Queue);
     loop {
@@ -105,15 +107,15 @@ async fn expire_once(context: &Context) -> Result<()> {
                     tell(context, shard, tasks);
                 }
             }
-            // What was renewed meanwhile has a later deadline; what was not is cancelled, and not looked at again.
+            // A renewed claim has a later deadline by now; the others are cancelled, and are not returned again.
         }
-        // While there is something that can run out, what comes later runs out later.
+        // If a claim exists that can run out, later claims run out after it: a change matters only while there is none.
         () = changed, if earliest.is_none() => {}
     }
     Ok(())
 }
 
-/// Tells observers of claims that are not ours any more.
+/// Reports lost claims to the log and the observer.
 pub(super) fn tell(context: &Context, shard: &Shard, tasks: usize) {
     if tasks > 0 {
         tracing::warn!(%shard, tasks, "claims ran out while tasks were worked on: others may have them");

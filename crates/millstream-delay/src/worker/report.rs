@@ -1,30 +1,31 @@
-//! What a worker did.
+//! Counts of a worker's settled tasks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millstream_core::event::Handled;
 
-/// What a worker did from start to end. Counted when the server has been told, and has taken it.
+/// Counts of a worker's tasks from start to end. A task is counted when the server has accepted its settlement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkerReport {
-    /// Tasks that are done.
+    /// Completed tasks.
     pub done: u64,
-    /// Failed attempts after which the task comes back.
+    /// Failed attempts that are retried.
     pub retried: u64,
-    /// Tasks that were put off by their handlers.
+    /// Tasks that were snoozed by their handlers.
     pub snoozed: u64,
-    /// Tasks that became dead ones.
+    /// Tasks that became dead tasks.
     pub dead: u64,
-    /// Tasks that the dead-letter policy dropped.
+    /// Tasks that the dead-letter policy discarded.
     pub discarded: u64,
-    /// Tasks that were claimed and given back unfinished when the worker ended: others have them at once.
+    /// Tasks that were handed back unfinished when the worker ended: other workers can claim them immediately.
     pub handed_back: u64,
-    /// What came too late, and was refused: others had the tasks by then. Counted nowhere else.
+    /// Settlements that were refused because they came too late: other workers had the tasks by then. Not counted in
+    /// the other fields.
     pub stale: u64,
 }
 
-/// The same, while it is being counted.
+/// Atomic counters behind a [`WorkerReport`].
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     done: AtomicU64,
@@ -37,7 +38,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// One task was settled; `None` means that it was handed back.
+    /// Counts one settled task; `None` means that it was handed back.
     pub(super) fn settled(&self, handled: Option<Handled>) {
         let counter = match handled {
             None => &self.handed_back,

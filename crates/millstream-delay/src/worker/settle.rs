@@ -1,4 +1,4 @@
-//! Telling the server, in batches, what became of tasks.
+//! Sends settlements to the server, in batches.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use super::held::Holding;
 use millstream_loops::catch_panic;
 use millstream_loops::{LoopMonitor, Scope};
 
-/// The most settlements in one request.
+/// Maximum number of settlements in one request.
 const MAX_BATCH: usize = 100;
 
-/// A task that is to be settled. It takes its place in the worker until it is.
+/// Task to be settled. It occupies its capacity in the worker until then.
 pub(super) struct Settling {
     pub(super) id: ScheduleId,
-    /// Its own claim, by whose token it is settled.
+    /// Claim of the task, whose token settles it.
     pub(super) holding: Holding,
     pub(super) verdict: Verdict,
-    /// How it ended; `None` if it is handed back.
+    /// Result for the counts; `None` if it is handed back.
     pub(super) handled: Option<Handled>,
     pub(super) permit: OwnedSemaphorePermit,
 }
@@ -34,7 +34,7 @@ pub(super) struct Settler {
     context: Arc<Context>,
     shard: Shard,
     settlements: UnboundedReceiver<Settling>,
-    /// What could not be settled yet.
+    /// Settlements that were not accepted yet.
     waiting: Vec<Settling>,
     monitor: LoopMonitor,
 }
@@ -45,7 +45,7 @@ impl Settler {
         Self { context, shard, settlements, waiting: Vec::new(), monitor }
     }
 
-    /// Settles until everything is settled and nothing more can come.
+    /// Runs until everything is settled and no more settlements can arrive.
     pub(super) async fn run(mut self) {
         while self.collect().await {
             self.monitor.begin_round(Duration::ZERO);
@@ -59,7 +59,7 @@ impl Settler {
         }
     }
 
-    /// Waits for something to settle, and takes what is there. False if nothing is left and nothing more can come.
+    /// Waits for settlements and takes all that are available. Returns false if none is left and no more can arrive.
     async fn collect(&mut self) -> bool {
         if self.waiting.is_empty() {
             match self.settlements.recv().await {
@@ -73,21 +73,24 @@ impl Settler {
         true
     }
 
-    /// Settles what waits. What failed stays.
+    /// Settles what is waiting. Failed settlements stay.
     async fn run_once(&mut self) -> Result<()> {
         while !self.waiting.is_empty() {
             let Err(error) = self.settle(0).await else { continue };
             if error.is_transient() {
                 return Err(error);
             }
-            // A dead task that cannot be kept (its key is somebody else's, say) must not keep others from being completed.
+            // A dead task that cannot be stored (for example because its key has another type) must not prevent others
+            // from being completed. So the heavier settlements are moved to the front, and the completions behind them
+            // are sent first.
             self.waiting.sort_by_key(|settling| std::cmp::Reverse(weight(&settling.verdict)));
             let heavy = self.waiting.iter().filter(|settling| weight(&settling.verdict) > 0).count();
             while self.waiting.len() > heavy {
                 self.settle(heavy).await?;
             }
             for nth in (0..heavy).rev() {
-                // Each by itself. Those that fail stay; they fail as the batch did, and that error is told.
+                // The heavier ones are sent one by one. Those that fail stay; they fail as the batch did, and that
+                // error is returned.
                 let _ = self.settle_range(nth, nth + 1).await;
             }
             return if self.waiting.is_empty() { Ok(()) } else { Err(error) };
@@ -95,8 +98,8 @@ impl Settler {
         Ok(())
     }
 
-    /// Settles `waiting[from..]`, at most as many as go in one request. Those whose claim is not certainly ours any more
-    /// go one by one: the answer says how many were refused, and not which.
+    /// Settles `waiting[from..]`, at most as many as fit in one request. Those whose claim is no longer certainly valid
+    /// are sent one by one, since the answer contains only the number of refused settlements, not which ones.
     async fn settle(&mut self, from: usize) -> Result<()> {
         let sure =
             self.waiting[from..].iter().take(MAX_BATCH).take_while(|settling| settling.is_sure()).count();
@@ -120,7 +123,7 @@ impl Settler {
             }
         };
         let ended: Vec<_> = self.waiting.drain(from..to).collect();
-        // What was sent before and is refused now, while it was ours, was settled by the first request.
+        // A settlement that was sent before, and is refused now while the claim was valid, was applied by the first request.
         let again = ended.iter().filter(|settling| settling.holding.was_sent() && settling.is_sure()).count();
         let stale = settled.stale.saturating_sub(again);
         let mut refused = stale;
@@ -129,7 +132,7 @@ impl Settler {
             match holding.end(token) {
                 Ok(()) if refused > 0 => refused -= 1,
                 Ok(()) => self.context.counts.settled(handled),
-                // It was claimed anew meanwhile, by ourselves: this one was stale.
+                // This worker claimed the task again meanwhile, so this settlement was stale.
                 Err(holding) => {
                     self.waiting.push(Settling { id, holding, verdict, handled, permit });
                 }
@@ -146,13 +149,13 @@ impl Settler {
 }
 
 impl Settling {
-    /// Whether nobody else can have the task.
+    /// Returns whether no other worker can have the task.
     fn is_sure(&self) -> bool {
         !self.holding.cancelled.is_cancelled()
     }
 }
 
-/// How much a settlement needs of the server: completing takes away only.
+/// Returns how much a settlement needs of the server: completing a task only frees memory.
 fn weight(verdict: &Verdict) -> u8 {
     match verdict {
         Verdict::Complete => 0,

@@ -1,4 +1,4 @@
-//! One task in hand: from its claim to what is told of it.
+//! One claimed task: from its claim to its settlement.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,11 +21,11 @@ use super::settle::Settling;
 use crate::task::About;
 use millstream_loops::{LoopMonitor, Scope};
 
-/// A task that was claimed. If it goes under in a panic of its own, its claim goes with it, and runs out.
+/// Claimed task. If it panics itself, its claim is dropped with it, and runs out.
 pub(super) struct Job {
     pub(super) task: ClaimedTask,
     pub(super) shard: Shard,
-    /// The server's time when it was claimed, in milliseconds.
+    /// Server time of the claim, in milliseconds.
     pub(super) now: u64,
     pub(super) holding: Holding,
     pub(super) permit: OwnedSemaphorePermit,
@@ -35,14 +35,14 @@ pub(super) struct Job {
 /// Whether a handler may begin.
 enum Leave {
     Granted,
-    /// The task is not certainly ours any more.
+    /// The claim is no longer certainly valid.
     Lost,
-    /// The worker ends.
+    /// The worker is shutting down.
     Ending,
 }
 
 impl Job {
-    /// Works on it.
+    /// Runs the handler and sends the settlement.
     pub(super) async fn run(mut self, context: Arc<Context>) {
         match self.leave(&context).await {
             Leave::Granted => {}
@@ -61,18 +61,18 @@ impl Job {
         self.end(&context, said, started.elapsed());
     }
 
-    /// Gives it back without having begun: the worker ends.
+    /// Hands the task back without having begun, since the worker is shutting down.
     pub(super) fn hand_back(self, context: &Context) {
         self.end(context, Said::Unfinished, Duration::ZERO);
     }
 
-    /// No handler begins when others may have the task: the answer may have come late. For a task over which somebody
-    /// died it is first written down that one begins; so answers that are lost, again and again, do not make it look like
-    /// a task that kills.
+    /// Checks whether the handler may begin. It may not if another worker may have the task, since the claim's answer
+    /// may have come late. If a worker died during the task, the begin is first reported to the server: otherwise
+    /// answers that are lost again and again would look like a task that kills workers.
     async fn leave(&self, context: &Context) -> Leave {
         let monitor = LoopMonitor::unlisted("extend", Scope::Shard(self.shard.clone()));
         loop {
-            // Read each time: it may have been claimed anew for this job.
+            // Read in each round: the task may have been claimed again for this job.
             let (token, deadline) = self.holding.claim();
             let asked = context.held.clock.now();
             if asked >= deadline {
@@ -93,7 +93,8 @@ impl Job {
                     return Leave::Granted;
                 }
                 Ok(Ok(false)) if self.holding.claim().0 == token => return Leave::Lost,
-                // It is ours under another token; or there was no answer up to the deadline, which is looked at above.
+                // The job holds the task under another token, or there was no answer before the deadline, which is
+                // checked above.
                 Ok(Ok(false)) | Err(_) => {}
                 Ok(Err(error)) => {
                     let pause = monitor.failed(&error, &*context.observer);
@@ -116,7 +117,7 @@ impl Job {
         }
     }
 
-    /// The task for the handler; what is none is judged instead.
+    /// Builds the handler's input; an invalid message is settled without a handler.
     fn input(&mut self, context: &Context) -> Result<Input, Said> {
         let fields = std::mem::take(&mut self.task.fields);
         if fields.is_empty() {
@@ -161,7 +162,7 @@ impl Job {
             context.observer.observe(&Event::Worked { shard: &shard, attempt, handled, late, elapsed });
         }
         let settling = Settling { id: task.id, holding, verdict, handled, permit };
-        // A closed channel means that the worker has ended without us: the claim runs out.
+        // A closed channel means that the worker has ended before this job: the claim runs out.
         let _ = settlements.send(settling);
     }
 }

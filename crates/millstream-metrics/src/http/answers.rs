@@ -1,4 +1,4 @@
-//! The answers that are figures: metrics and lag.
+//! Handlers of the routes with figures: metrics and lag.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(super) async fn lag(
     answer(app.lag.get(question, lag).await)
 }
 
-/// Autoscalers do not wait for long, and one request that hangs must not keep all others from an answer.
+/// Limits the time of an answer: autoscalers do not wait long, and one request that hangs must not block all others.
 async fn within<T>(app: &App, answer: impl Future<Output = Result<T>>) -> Result<T> {
     match timeout(app.config.patience, answer).await {
         Ok(answer) => answer,
@@ -65,7 +65,7 @@ fn answer<T: Serialize>(answer: Result<T, Failed>) -> Response {
     }
 }
 
-/// An error as it is answered.
+/// Error, in the form of the response.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Failed {
     #[serde(skip)]
@@ -74,7 +74,7 @@ pub(crate) struct Failed {
     kind: &'static str,
 }
 
-/// Never a number that is not known: whoever scales by it has to decide what to do without one.
+/// Converts an error to a response without a number: an autoscaler must decide itself what to do when the lag is unknown.
 fn failed(error: &Error) -> Failed {
     let status = match error.kind() {
         ErrorKind::NotFound => StatusCode::NOT_FOUND,

@@ -1,4 +1,4 @@
-//! Answers that are given again for a moment: many autoscalers ask the same, and each answer costs the server requests.
+//! Cache of answers for a short time: many autoscalers ask for the same, and each answer costs requests to the server.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long an answer is given again.
+/// Time for which an answer is reused.
 const FRESH: Duration = Duration::from_secs(1);
-/// The most answers that are kept: names come from whoever asks.
+/// Maximum number of cached answers: the names in the keys come from clients.
 const KEPT: usize = 1_000;
 
-/// What was answered last to each question. Who asks while it is being worked out waits for that.
+/// Last answer to each question. A request that arrives while the answer is being computed waits for it.
 pub(crate) struct Cache<K, T>(Mutex<BTreeMap<K, Slot<T>>>);
 
 type Slot<T> = Arc<tokio::sync::Mutex<Option<(Instant, T)>>>;
@@ -23,7 +23,7 @@ impl<K, T> Default for Cache<K, T> {
 }
 
 impl<K: Ord, T: Clone> Cache<K, T> {
-    /// The answer that is there, or the one that this makes.
+    /// Returns the cached answer, or computes it with `answer`.
     pub(crate) async fn get(&self, question: K, answer: impl Future<Output = T>) -> T {
         let Some(slot) = self.slot(question) else { return answer.await };
         let mut last = slot.lock().await;
@@ -37,11 +37,12 @@ impl<K: Ord, T: Clone> Cache<K, T> {
         said
     }
 
-    /// `None` if there are too many.
+    /// Returns the slot of a question; `None` if there are too many.
     fn slot(&self, question: K) -> Option<Slot<T>> {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if slots.len() >= KEPT && !slots.contains_key(&question) {
-            // What is locked is being worked out.
+            // A locked slot is removed too: its answer is still being computed, and is returned to the requests that
+            // wait for it.
             slots.retain(|_, slot| {
                 let last = slot.try_lock();
                 last.is_ok_and(|last| last.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH))

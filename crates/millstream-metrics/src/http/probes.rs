@@ -1,4 +1,4 @@
-//! The answers to probes: 200 or 503, and why.
+//! Handlers of the probes: 200 or 503, with the reasons.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use tokio::time::timeout;
 use super::App;
 use crate::probe::{self, Backend, Report};
 
-/// Whether the process should go on. Redis is not asked: a restart would not bring it back.
+/// Returns whether the process is live. Redis is not queried, since a restart of the process would not repair it.
 pub(super) async fn livez(State(app): State<Arc<App>>) -> Response {
     let observer = &app.observer;
     answer(probe::live(&observer.consumers(), &observer.workers(), &observer.loops()))
 }
 
-/// Whether the process takes part: Redis answers, every consumer has joined its group, and every worker works.
+/// Returns whether the process is ready: Redis answers, every consumer has joined its group, and every worker works.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
     let reached = match timeout(app.config.patience, probe::reach(&app.backend)).await {
         Ok(Ok(())) => Backend::Reached,
