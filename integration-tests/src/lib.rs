@@ -1,6 +1,6 @@
 //! What tests on real servers share: [`server::Server`], a private `redis-server`, and
 //! [`server::shared_url`], one server for all who need no more than a namespace of their own; and for tests with several
-//! processes the `member` binary ([`member`], [`process`], [`scene`]), what its processes record ([`history`]) and what must
+//! processes the `member` binary ([`member`], [`process`], [`fixture`]), what its processes record ([`history`]) and what must
 //! hold of that ([`owners`], [`order`], [`monitor`]); [`proxy`], a link that is slow, late or cut; and for the delay engine
 //! [`delays`].
 //!

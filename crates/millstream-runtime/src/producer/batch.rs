@@ -13,6 +13,8 @@ use super::sink::{Outgoing, Sink};
 pub(super) struct Batch<C: Outgoing> {
     pub(super) messages: Vec<C>,
     pub(super) replies: Vec<Reply<C>>,
+    /// What its messages take of the buffer.
+    pub(super) bytes: usize,
     rooms: Vec<OwnedSemaphorePermit>,
     /// When the first message came.
     pub(super) begun: Option<Instant>,
@@ -28,7 +30,14 @@ pub(super) enum Reply<C: Outgoing> {
 
 impl<C: Outgoing> Default for Batch<C> {
     fn default() -> Self {
-        Self { messages: Vec::new(), replies: Vec::new(), rooms: Vec::new(), begun: None, deadline: None }
+        Self {
+            messages: Vec::new(),
+            replies: Vec::new(),
+            bytes: 0,
+            rooms: Vec::new(),
+            begun: None,
+            deadline: None,
+        }
     }
 }
 

@@ -9,7 +9,6 @@ mod metadata_refresh;
 mod record;
 mod sender;
 mod sink;
-mod spin_wait;
 
 use std::fmt;
 use std::future::IntoFuture;

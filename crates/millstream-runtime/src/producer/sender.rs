@@ -1,4 +1,8 @@
-//! The task behind a batcher: makes batches, and has them sent in order.
+//! The task behind a batcher: forms batches and has them sent in order.
+//!
+//! A batch forms from what waits, and nothing waits for a batch to form: as soon as there is a message, it is sent. Many small
+//! batches are under way at a time, each answered by itself. With few large ones, senders would go in convoys: all that share
+//! a batch wait until the last of it is stored, send again together, and the server is idle in between.
 //!
 //! Order survives a server that is away for a while: what was refused is begun again only if nothing behind it was stored
 //! meanwhile, and then all of it, as it stood. Else it has failed, and says so.
@@ -18,7 +22,6 @@ use super::ProducerConfig;
 use super::batch::{Batch, Reply, UnderWay};
 use super::batcher::Command;
 use super::sink::{Outgoing, Sink};
-use super::spin_wait::SpinWait;
 
 pub(super) struct Sender<C: Outgoing> {
     sink: Box<dyn Sink<C>>,
@@ -29,11 +32,15 @@ pub(super) struct Sender<C: Outgoing> {
     closed: bool,
     max_batch: usize,
     linger: Duration,
-    spin_wait: SpinWait,
+    /// Whether several tasks were waiting when a batch was answered last: then it pays to let them send again before the next
+    /// batch is closed. A task that is alone would only wait for the scheduler to look at the sockets first.
+    crowded: bool,
     /// What comes next.
     next: Batch<C>,
-    /// What the sink has begun, the oldest first.
+    /// Closed batches that are not answered, the oldest first.
     under_way: VecDeque<UnderWay<C>>,
+    /// How many of these the sink has begun. Fewer than all only while the server is away.
+    begun: usize,
     /// How often in a row the server was away.
     failures: u32,
     /// What it said the last time.
@@ -57,9 +64,10 @@ impl<C: Outgoing> Sender<C> {
             closed: false,
             max_batch: config.max_batch,
             linger: config.linger,
-            spin_wait: SpinWait::default(),
+            crowded: false,
             next: Batch::default(),
             under_way: VecDeque::new(),
+            begun: 0,
             failures: 0,
             away: None,
             closing: Vec::new(),
@@ -81,20 +89,29 @@ impl<C: Outgoing> Sender<C> {
         if self.under_way.front().is_some_and(|batch| batch.messages.is_empty()) {
             // Only flushes.
             self.tell(Vec::new());
-        } else if self.is_due() && self.under_way.len() < self.sink.ahead() {
+            return true;
+        }
+        if self.begun == 0
+            && let Some(oldest) = self.under_way.front()
+        {
+            oldest.send(&mut *self.sink);
+            self.begun = 1;
+        }
+        // While the server is away the oldest batch goes alone: an attempt for each that waits behind it would only be load.
+        let probing = self.failures > 0 && !self.under_way.is_empty();
+        if self.is_due() && !probing && self.under_way.len() < self.sink.ahead() {
             if !self.is_full() {
-                // Whoever was woken with the answers before, and sends again, is to be in the same batch.
-                tokio::task::yield_now().await;
+                if self.crowded {
+                    tokio::task::yield_now().await;
+                }
                 self.take_what_is_there();
             }
             let batch = std::mem::take(&mut self.next).close();
             let expired = self.expired(&batch);
-            if expired.is_none() {
-                batch.send(&mut *self.sink);
-            }
             self.under_way.push_back(batch);
-            if let Some(results) = expired {
-                self.tell(results);
+            match expired {
+                Some(results) => self.tell(results),
+                None => self.begin_all(),
             }
         } else {
             self.wait().await;
@@ -103,7 +120,7 @@ impl<C: Outgoing> Sender<C> {
     }
 
     fn is_full(&self) -> bool {
-        self.next.messages.len() >= self.max_batch
+        self.next.messages.len() >= self.max_batch || self.next.bytes >= self.sink.full_at()
     }
 
     /// When the next batch need not wait for more messages any longer.
@@ -121,8 +138,6 @@ impl<C: Outgoing> Sender<C> {
     async fn wait(&mut self) {
         let due = self.due().filter(|_| !self.is_due());
         let more = !self.is_full() && !self.closed;
-        let many = self.under_way.iter().map(|batch| batch.messages.len()).sum::<usize>() >= MANY;
-        let mut watch = self.spin_wait.begin(many);
         let results = tokio::select! {
             biased;
             results = self.sink.finish(), if !self.under_way.is_empty() => Some(results),
@@ -135,9 +150,7 @@ impl<C: Outgoing> Sender<C> {
                 None
             }
             () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => None,
-            () = watch.keep() => None,
         };
-        self.spin_wait.end(&watch);
         if let Some(results) = results {
             self.answer(results).await;
         }
@@ -149,13 +162,14 @@ impl<C: Outgoing> Sender<C> {
             Exponential::from(Duration::from_millis(20)).up_to(Duration::from_secs(1)).equal_jitter();
         if !is_away(&results) {
             (self.failures, self.away) = (0, None);
-            return self.tell(results);
+            self.tell(results);
+            return self.begin_all();
         }
         self.away = results.iter().find_map(|result| result.as_ref().err()).map(Error::duplicate);
         self.failures = self.failures.saturating_add(1);
         let pause = pauses.delay(self.failures, fastrand::u64(..));
         let mut answers = VecDeque::from([results]);
-        for at in 1..self.under_way.len() {
+        for at in 1..self.begun {
             let nothing = self.under_way[at].messages.is_empty();
             answers.push_back(if nothing { Vec::new() } else { self.sink.finish().await });
         }
@@ -166,31 +180,44 @@ impl<C: Outgoing> Sender<C> {
         };
         let overtaken = answers.iter().flatten().any(stored);
         if overtaken {
-            return answers.into_iter().for_each(|results| self.tell(results));
+            answers.into_iter().for_each(|results| self.tell(results));
+            return self.begin_all();
         }
+        self.begun = 0;
         let again = Instant::now() + pause;
-        while self.under_way.front().is_some_and(|batch| again >= batch.deadline)
-            && let Some(results) = answers.pop_front()
-        {
-            self.tell(results);
+        while let Some(oldest) = self.under_way.front().filter(|batch| again >= batch.deadline) {
+            let results = answers.pop_front().or_else(|| self.not_tried(oldest));
+            self.tell(results.unwrap_or_default());
         }
         sleep(pause).await;
-        for batch in &self.under_way {
-            batch.send(&mut *self.sink);
-        }
     }
 
-    /// What is answered to a batch whose time is over before it could be tried: with a server that is away for long, one
-    /// attempt for each of those that wait would take for ever.
+    /// Has the sink begin all that is not begun yet, in order.
+    fn begin_all(&mut self) {
+        for batch in self.under_way.iter().skip(self.begun) {
+            batch.send(&mut *self.sink);
+        }
+        self.begun = self.under_way.len();
+    }
+
+    /// Results for a batch whose time is over before it could be tried, while the server is away: with a server that is away for
+    /// long, one attempt for each of those that wait would take for ever.
     fn expired(&self, batch: &UnderWay<C>) -> Option<Vec<Result<C::Done>>> {
-        let away = self.away.as_ref().filter(|_| self.under_way.is_empty())?;
-        let over = !batch.messages.is_empty() && Instant::now() >= batch.deadline;
+        let over = self.under_way.is_empty() && Instant::now() >= batch.deadline;
+        if over && !batch.messages.is_empty() { self.not_tried(batch) } else { None }
+    }
+
+    /// Results for a batch that is given up without an attempt of its own; `None` if the server is not away.
+    fn not_tried(&self, batch: &UnderWay<C>) -> Option<Vec<Result<C::Done>>> {
+        let away = self.away.as_ref()?;
         let error = || Error::new(away.kind(), format!("not sent within its time, the last attempt: {away}"));
-        over.then(|| batch.messages.iter().map(|_| Err(error())).collect())
+        Some(batch.messages.iter().map(|_| Err(error())).collect())
     }
 
     fn tell(&mut self, results: Vec<Result<C::Done>>) {
         let Some(batch) = self.under_way.pop_front() else { return };
+        self.begun = self.begun.saturating_sub(1);
+        self.crowded = results.len() > 1 || !self.under_way.is_empty();
         let stored = results.iter().filter(|result| result.is_ok()).count();
         if stored > 0 {
             self.sink.stored(&self.topic, stored, &*self.observer);
@@ -214,10 +241,12 @@ impl<C: Outgoing> Sender<C> {
         match command {
             Command::One(message, reply, ticket) => {
                 self.next.add(ticket, Reply::One(reply));
+                self.next.bytes += message.charge();
                 self.next.messages.push(message);
             }
             Command::Many(messages, reply, ticket) => {
                 self.next.add(ticket, Reply::Many(messages.len(), reply));
+                self.next.bytes += messages.iter().map(Outgoing::charge).sum::<usize>();
                 self.next.messages.extend(messages);
             }
             Command::Flush(reply) => self.next.replies.push(Reply::Flush(reply)),
@@ -229,9 +258,6 @@ impl<C: Outgoing> Sender<C> {
         }
     }
 }
-
-/// From so many messages on that wait for an answer, it pays to be awake when it comes.
-const MANY: usize = 16;
 
 /// Whether the server would take none of it now: nothing was done.
 fn is_away<D>(results: &[Result<D>]) -> bool {

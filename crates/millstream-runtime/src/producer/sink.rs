@@ -50,6 +50,11 @@ pub(super) trait Sink<C: Outgoing>: Send {
     /// How many requests may be under way, by what is under way now.
     fn ahead(&self) -> usize;
 
+    /// Bytes from which on a batch takes no further message.
+    fn full_at(&self) -> usize {
+        usize::MAX
+    }
+
     /// Begins a request behind those that were begun before. They go on while [`finish`](Self::finish) is awaited.
     fn begin(&mut self, batch: Arc<Vec<C>>, deadline: Instant);
 
@@ -97,16 +102,30 @@ impl ToLog {
         let bounded = Arc::new(Bounded::new(log, bound, on_full));
         Self { appender, appending: 0, bounded, in_turn: InTurn(VecDeque::new()) }
     }
+
+    /// Whether requests follow each other without waiting for answers. Not while a bound is checked before each request.
+    fn is_pipelined(&self) -> bool {
+        self.appender.is_some() && !self.in_turn.is_busy() && !self.bounded.is_bound()
+    }
 }
 
-/// Requests that follow each other without waiting for answers: one is handled here or there while the other one is under
-/// way. More would only make each of them smaller.
-const AHEAD: usize = 2;
+/// Requests that follow each other without waiting for answers. More than the 16 to 32 batches that 512 waiting senders form at a
+/// time; memory is bounded by the producer's buffer.
+const AHEAD: usize = 64;
+
+/// Bytes from which on a batch is closed, where batches follow each other. Redis reads a connection 16 KiB at a time
+/// (`PROTO_IOBUF_LEN`) and writes replies after each read: what is larger is only answered later, and nothing is gained.
+const FULL_AT: usize = 16 << 10;
 
 #[async_trait]
 impl Sink<Append> for ToLog {
     fn ahead(&self) -> usize {
-        if self.appender.is_none() || self.in_turn.is_busy() || self.bounded.is_bound() { 1 } else { AHEAD }
+        if self.is_pipelined() { AHEAD } else { 1 }
+    }
+
+    fn full_at(&self) -> usize {
+        // One request after the other takes all that waits: otherwise each round trip would carry 16 KiB at the most.
+        if self.is_pipelined() { FULL_AT } else { usize::MAX }
     }
 
     fn begin(&mut self, batch: Arc<Vec<Append>>, deadline: Instant) {
