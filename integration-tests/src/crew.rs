@@ -1,5 +1,6 @@
-//! Processes that work off jobs in one of three ways: consumers that own partitions, consumers that share them, workers of a
-//! delay queue. What must hold when processes die or the server is away holds for all three, so one test says it for each.
+//! Processes that handle jobs in one of three ways: consumers that own partitions, consumers that share them, and
+//! workers of a delay queue. The guarantees for dead processes and unreachable servers are the same for all three, so
+//! one test covers each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,53 +17,54 @@ use crate::member::{GROUP, Job, Mode, Setup};
 use crate::owners::Terms;
 use crate::process::Process;
 
-/// How the jobs are worked off.
+/// The way in which jobs are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// By consumers, each the owner of some partitions.
+    /// Consumers, each the owner of some partitions.
     Exclusive,
-    /// By consumers that share all partitions.
+    /// Consumers that share all partitions.
     Shared,
-    /// By workers of a delay queue.
+    /// Workers of a delay queue.
     Queue,
 }
 
-/// How the crew works.
+/// The settings of the crew.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// In which way.
+    /// The way in which jobs are handled.
     pub kind: Kind,
-    /// Partitions or shards.
+    /// The number of partitions or shards.
     pub partitions: u32,
-    /// At once: in each partition, or by each worker.
+    /// Concurrency: in each partition, or of each worker.
     pub mode: Mode,
-    /// The lease's ttl, or for how long a claim holds.
+    /// The ttl of leases, or the hold time of claims.
     pub ttl: Duration,
-    /// After how many crashes a message is given up.
+    /// The number of crashes after which a message is given up.
     pub crash_limit: u32,
-    /// Messages that an owner reads ahead.
+    /// The number of messages that an owner reads ahead.
     pub prefetch: usize,
 }
 
 impl Plan {
-    /// Eight at once in each of eight partitions, or sixteen by each process where nobody owns them. The rest is as it is when
-    /// nobody sets it.
+    /// Returns a plan with eight partitions and eight concurrent handlers in each, or sixteen per process where no
+    /// process owns partitions. Other settings have their defaults.
     #[must_use]
     pub fn new(kind: Kind, ttl: Duration) -> Self {
         let mode = Mode::Unordered(if kind == Kind::Exclusive { 8 } else { 16 });
-        // Who shares reads no more than it can do: the others would not get it.
+        // A consumer that shares partitions reads no more than it can handle, since other consumers would not get the
+        // rest.
         let prefetch = if kind == Kind::Shared { 16 } else { 512 };
         Self { kind, partitions: 8, mode, ttl, crash_limit: 3, prefetch }
     }
 
-    /// The promise: who died is replaced within two ttls and a second.
+    /// The guarantee: a dead process is replaced within two ttls and a second.
     #[must_use]
     pub fn replaced_within(&self) -> Duration {
         self.ttl * 2 + Duration::from_secs(1)
     }
 }
 
-/// The binaries, which only tests know.
+/// The paths of the binaries, which are known only to tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Bins {
     /// `member`.
@@ -74,20 +76,20 @@ pub struct Bins {
 /// One handling of a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
-    /// Where.
+    /// The process.
     pub pid: u32,
-    /// When.
+    /// The time of its start.
     pub at_us: u64,
-    /// What was said of it.
+    /// The handling as recorded.
     pub handling: Handling,
 }
 
-/// A given up message.
+/// A message that was given up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Dead {
-    /// Which.
+    /// The number of the message.
     pub number: u64,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -96,23 +98,23 @@ enum Place {
     Queue(DelayQueue<Work>),
 }
 
-/// The processes, and what they did.
+/// The processes and their history.
 pub struct Crew {
-    /// How they work.
+    /// The settings of the processes.
     pub plan: Plan,
-    /// What happened, in order.
+    /// The events, in order.
     pub history: History,
-    /// Who owned which partition.
+    /// The owners of the partitions over time.
     pub terms: Terms,
-    /// Each handling that began, by message, in order.
+    /// All handlings that began, by message, in order.
     pub starts: BTreeMap<u64, Vec<Start>>,
-    /// When each message was handled to its end for the first time.
+    /// The time at which each message was first handled to its end.
     pub done: BTreeMap<u64, u64>,
-    /// When which process was killed or found dead.
+    /// The time at which each process was killed or found dead.
     pub killed: BTreeMap<u32, u64>,
-    /// Those that run.
+    /// The running processes.
     pub processes: BTreeMap<u32, Process>,
-    /// What was sent: partition and id, for consumers.
+    /// The sent messages, by partition and id, for consumers.
     pub sent: BTreeMap<(u32, MessageId), u64>,
     /// The connection of the test.
     pub mq: Millstream,
@@ -132,7 +134,7 @@ impl fmt::Debug for Crew {
 }
 
 impl Crew {
-    /// Nobody yet, and nothing to do.
+    /// Creates a crew without processes or jobs.
     ///
     /// # Panics
     /// If the server at `url` cannot be reached.
@@ -175,16 +177,16 @@ impl Crew {
         }
     }
 
-    /// Starts one more process.
+    /// Starts another process.
     pub fn start(&mut self) -> u32 {
         let url = self.url.clone();
         self.start_at(&url)
     }
 
-    /// Starts one more process that speaks to the server at another address, such as that of a proxy.
+    /// Starts another process that connects to the server at another address, such as that of a proxy.
     ///
     /// # Panics
-    /// If it does not start.
+    /// If the process does not start.
     pub fn start_at(&mut self, url: &str) -> u32 {
         let Plan { kind, partitions, mode, ttl, crash_limit, prefetch } = self.plan;
         let sink = self.folder.path().join("sink");
@@ -213,10 +215,10 @@ impl Crew {
         pid
     }
 
-    /// Starts this many, and waits until they are at work and share the partitions evenly.
+    /// Starts this many processes, and waits until they are ready and share the partitions evenly.
     ///
     /// # Panics
-    /// If that does not come.
+    /// If that takes too long.
     pub async fn join(&mut self, count: usize) {
         for _ in 0..count {
             self.start();
@@ -224,10 +226,10 @@ impl Crew {
         self.settled().await;
     }
 
-    /// Waits until all that run are ready, and share the partitions evenly where they own them.
+    /// Waits until all running processes are ready, and share the partitions evenly where they own them.
     ///
     /// # Panics
-    /// If that does not come.
+    /// If that takes too long.
     pub async fn settled(&mut self) {
         self.until("all are at work", Duration::from_secs(60), |crew| {
             let pids: Vec<u32> = crew.processes.keys().copied().collect();
@@ -237,7 +239,7 @@ impl Crew {
         .await;
     }
 
-    /// Waits until all that run have said that they are ready.
+    /// Waits until all running processes have reported that they are ready.
     ///
     /// # Panics
     /// If one does not.
@@ -248,16 +250,16 @@ impl Crew {
         .await;
     }
 
-    /// The processes that run.
+    /// Returns the ids of the running processes.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         self.processes.keys().copied().collect()
     }
 
-    /// Kills one; gives back the time right before.
+    /// Kills a process and returns the time right before.
     ///
     /// # Panics
-    /// If there is none of that id.
+    /// If there is no process with that id.
     pub fn kill(&mut self, pid: u32) -> u64 {
         let at_us = now_us();
         self.processes.get_mut(&pid).expect("a process of ours").kill();
@@ -272,7 +274,7 @@ impl Crew {
         self.read();
     }
 
-    /// Notes who has died by itself, and starts another for each; how many.
+    /// Records which processes have died by themselves, and starts another for each. Returns their number.
     pub fn replace_dead(&mut self) -> usize {
         let mut dead = Vec::new();
         for (pid, process) in &mut self.processes {
@@ -287,7 +289,7 @@ impl Crew {
         dead.len()
     }
 
-    /// Sends jobs: to the partitions in turn, or where their ids belong.
+    /// Sends jobs, to the partitions in turn or to the shards of their ids.
     ///
     /// # Panics
     /// If one is not stored.
@@ -314,7 +316,7 @@ impl Crew {
         }
     }
 
-    /// Reads what happened since.
+    /// Reads the events since the last read.
     pub fn read(&mut self) {
         for line in self.history.read() {
             self.terms.apply(line);
@@ -330,7 +332,7 @@ impl Crew {
         }
     }
 
-    /// Waits until it holds; whether it did in time.
+    /// Waits until a condition holds. Returns whether it did in time.
     pub async fn within(&mut self, patience: Duration, mut holds: impl FnMut(&Self) -> bool) -> bool {
         let deadline = Instant::now() + patience;
         loop {
@@ -345,18 +347,18 @@ impl Crew {
         }
     }
 
-    /// Waits until it holds.
+    /// Waits until a condition holds.
     ///
     /// # Panics
-    /// If it does not in time.
+    /// If it does not hold in time.
     pub async fn until(&mut self, what: &str, patience: Duration, holds: impl FnMut(&Self) -> bool) {
         assert!(self.within(patience, holds).await, "never came true: {what}");
     }
 
-    /// What was given up.
+    /// Returns the messages that were given up.
     ///
     /// # Panics
-    /// If the server does not say.
+    /// If the server does not reply.
     pub async fn dead(&self) -> Vec<Dead> {
         let mut all = match &self.work {
             Place::Topic(topic, _) => {
@@ -382,25 +384,26 @@ impl Crew {
         all
     }
 
-    /// How many messages the group still has to do: not read, pending or parked. Nothing of a queue, whose tasks are gone
-    /// when they are done.
+    /// Returns the number of messages that the group still has to handle: unread, pending or parked. Always 0 for a
+    /// queue, as its tasks are deleted when they are done.
     ///
     /// # Panics
-    /// If the server does not say.
+    /// If the server does not reply.
     pub async fn left(&self) -> u64 {
         let Place::Topic(topic, _) = &self.work else { return 0 };
         let stats = self.mq.stats(topic, GROUP).await.expect("stats");
         stats.iter().map(|p| p.pending + p.retrying + p.lag.unwrap_or(0)).sum()
     }
 
-    /// Messages of which a handling began more than once, with all of them.
+    /// Returns the messages for which more than one handling began, with all their handlings.
     #[must_use]
     pub fn doubled(&self) -> Vec<(u64, Vec<Start>)> {
         let more = self.starts.iter().filter(|(_, starts)| starts.len() > 1);
         more.map(|(number, starts)| (*number, starts.clone())).collect()
     }
 
-    /// Doubled messages that no death explains: a handling was followed by another though its process lived on.
+    /// Returns the repeated messages that no death explains: a handling was followed by another though its process
+    /// was alive.
     #[must_use]
     pub fn doubled_for_nothing(&self) -> Vec<(u64, Vec<Start>)> {
         let explained = |starts: &[Start]| {
@@ -409,13 +412,13 @@ impl Crew {
         self.doubled().into_iter().filter(|(_, starts)| !explained(starts)).collect()
     }
 
-    /// Messages that were done by a time, by the clock of the history.
+    /// Returns the number of messages that were done by a time, by the clock of the history.
     #[must_use]
     pub fn done_by(&self, at_us: u64) -> usize {
         self.done.values().filter(|at| **at <= at_us).count()
     }
 
-    /// The most messages done in any window of this length that begins between two times.
+    /// Returns the maximum number of messages done in any window of this length that begins between two times.
     #[must_use]
     pub fn best_window(&self, from_us: u64, to_us: u64, length: Duration) -> usize {
         let mut times: Vec<u64> = self.done.values().copied().filter(|at| *at >= from_us).collect();
@@ -425,10 +428,10 @@ impl Crew {
         (0..times.len()).filter(|at| times[*at] <= to_us).map(ends).max().unwrap_or(0)
     }
 
-    /// Lets everybody end in an orderly way.
+    /// Shuts all processes down in an orderly way.
     ///
     /// # Panics
-    /// If one does not end, or not well.
+    /// If one does not end, or ends with an error.
     pub async fn end(&mut self) {
         for (_, process) in std::mem::take(&mut self.processes) {
             process.terminate();
@@ -440,7 +443,7 @@ impl Crew {
         self.read();
     }
 
-    /// The group's name.
+    /// Returns the group's name.
     ///
     /// # Panics
     /// Never.
@@ -450,7 +453,7 @@ impl Crew {
     }
 }
 
-/// Says what happened last if the test failed.
+/// Prints the last events if the test failed.
 impl Drop for Crew {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -468,7 +471,7 @@ impl Drop for Crew {
     }
 }
 
-/// The size of a test: `full` if `MILLSTREAM_FULL` is set, else what fits into every run of the tests.
+/// Returns the size of a test: `full` if `MILLSTREAM_FULL` is set, otherwise a size that fits into every test run.
 #[must_use]
 pub fn size(everyday: u64, full: u64) -> u64 {
     if std::env::var_os("MILLSTREAM_FULL").is_some() { full } else { everyday }

@@ -1,4 +1,4 @@
-//! A topic, the members that consume it as processes, and everything that happened there.
+//! A topic, the member processes that consume it, and the history of both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use crate::process::Process;
 /// A topic and the processes that consume it.
 pub struct Fixture {
     bin: &'static str,
-    /// How members are started.
+    /// The settings for new members.
     pub setup: Setup,
     /// The topic.
     pub topic: Topic<Job>,
@@ -24,26 +24,26 @@ pub struct Fixture {
     pub mq: Millstream,
     /// Sends jobs.
     pub producer: Producer<Job>,
-    /// What happened.
+    /// The events.
     pub history: History,
-    /// Who owned what.
+    /// The owners of the partitions over time.
     pub terms: Terms,
     /// The messages that were handled to the end.
     pub done: BTreeSet<u64>,
-    /// The processes that run, by id.
+    /// The running processes, by id.
     pub processes: BTreeMap<u32, Process>,
-    /// Those that were asked to end.
+    /// Processes that were requested to shut down.
     leaving: Vec<Process>,
-    /// The numbers of the messages that were sent, by partition and id.
+    /// The numbers of the sent messages, by partition and id.
     pub sent: BTreeMap<(u32, MessageId), u64>,
-    /// Speaks to the server directly.
+    /// A direct connection to the server.
     pub redis: redis::aio::MultiplexedConnection,
     sink: Sink,
     _folder: TempDir,
 }
 
 impl Fixture {
-    /// A topic without members; `bin` is the `member` binary.
+    /// Creates a topic without members; `bin` is the path of the `member` binary.
     ///
     /// # Panics
     /// If the server of `setup` cannot be reached.
@@ -75,12 +75,12 @@ impl Fixture {
         }
     }
 
-    /// Starts one more member; gives back its process id.
+    /// Starts another member and returns its process id.
     pub fn start(&mut self) -> u32 {
         self.start_as(&self.setup.clone())
     }
 
-    /// Starts one more member with a setup of its own.
+    /// Starts another member with its own setup.
     pub fn start_as(&mut self, setup: &Setup) -> u32 {
         let process = Process::start(self.bin, setup);
         let pid = process.pid();
@@ -88,7 +88,7 @@ impl Fixture {
         pid
     }
 
-    /// Kills a member; gives back the time right before.
+    /// Kills a member and returns the time right before.
     pub fn kill(&mut self, pid: u32) -> u64 {
         let at_us = now_us();
         self.process(pid).kill();
@@ -96,27 +96,27 @@ impl Fixture {
         at_us
     }
 
-    /// Takes note of the death of a process that was alive at a time.
+    /// Records the death of a process that was still alive at the given time.
     pub fn died(&mut self, pid: u32, at_us: u64) {
         self.processes.remove(&pid);
         self.sink.line(&Line { at_us, pid, what: What::Killed });
         self.read();
     }
 
-    /// Asks a member to end in an orderly way, and counts on it no more.
+    /// Requests a member to shut down in an orderly way, and no longer counts it as running.
     ///
     /// # Panics
-    /// If there is none of that id.
+    /// If there is no member with that id.
     pub fn leave(&mut self, pid: u32) {
         let process = self.processes.remove(&pid).expect("a process of ours");
         process.terminate();
         self.leaving.push(process);
     }
 
-    /// Lets all members end in an orderly way, and waits for those that were asked before too.
+    /// Shuts all members down in an orderly way, and also waits for those that were requested to before.
     ///
     /// # Panics
-    /// If one does not end, or not well.
+    /// If one does not end, or ends with an error.
     pub async fn end(&mut self) {
         for pid in self.pids() {
             self.leave(pid);
@@ -127,21 +127,21 @@ impl Fixture {
         self.read();
     }
 
-    /// A member that runs.
+    /// Returns a running member.
     ///
     /// # Panics
-    /// If there is none of that id.
+    /// If there is no member with that id.
     pub fn process(&mut self, pid: u32) -> &mut Process {
         self.processes.get_mut(&pid).expect("a process of ours")
     }
 
-    /// The ids of all members that run.
+    /// Returns the ids of all running members.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         self.processes.keys().copied().collect()
     }
 
-    /// Reads what happened since.
+    /// Reads the events since the last read.
     pub fn read(&mut self) -> &[Line] {
         for line in self.history.read() {
             self.terms.apply(line);
@@ -152,10 +152,10 @@ impl Fixture {
         &self.history.lines
     }
 
-    /// Waits until what happened so far fulfils a condition.
+    /// Waits until the events so far fulfil a condition.
     ///
     /// # Panics
-    /// If it never does.
+    /// If they do not in time.
     pub async fn until(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
         let came = async || {
             self.read();
@@ -164,10 +164,10 @@ impl Fixture {
         eventually(came, what).await;
     }
 
-    /// Waits until the partitions are shared evenly by all members that run.
+    /// Waits until all running members share the partitions evenly.
     ///
     /// # Panics
-    /// If they never are.
+    /// If they do not in time.
     pub async fn balanced(&mut self) {
         let (pids, partitions) = (self.pids(), self.setup.partitions);
         let what = format!("{partitions} partitions are shared by {}", pids.len());
@@ -191,10 +191,10 @@ impl Fixture {
         }
     }
 
-    /// The messages that are pending in these partitions' logs: handed out and not settled.
+    /// Returns the messages that are pending in the logs of these partitions: delivered and not settled.
     ///
     /// # Panics
-    /// If the server does not say.
+    /// If the server does not reply.
     pub async fn pending(&self, partitions: &[u32]) -> BTreeSet<u64> {
         let keys = Keys::within(&Namespace::new(&self.setup.namespace).expect("a name"));
         let group = GroupName::new(GROUP).expect("a name");
@@ -215,10 +215,10 @@ impl Fixture {
         ids.map(|(partition, id)| self.sent[&(partition, id.parse().expect("an id"))]).collect()
     }
 
-    /// Waits until the group has nothing left to do: nothing unread, pending or parked.
+    /// Waits until the group has no work left: no entry that is unread, pending or parked.
     ///
     /// # Panics
-    /// If it never comes to an end.
+    /// If work is left when the time is over.
     pub async fn at_rest(&self) {
         let at_rest = async || {
             let stats = self.mq.stats(&self.topic, GROUP).await.expect("stats");
@@ -227,16 +227,16 @@ impl Fixture {
         eventually(at_rest, "nothing is left to do").await;
     }
 
-    /// How many dead letters there are.
+    /// Returns the number of dead letters.
     ///
     /// # Panics
-    /// If the server does not say.
+    /// If the server does not reply.
     pub async fn dead(&self) -> u64 {
         self.mq.stats(&self.topic, GROUP).await.expect("stats").iter().map(|p| p.dead).sum()
     }
 }
 
-/// Says what happened last if the test failed.
+/// Prints the last events if the test failed.
 impl Drop for Fixture {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -257,11 +257,11 @@ impl Drop for Fixture {
     }
 }
 
-/// Where a job goes.
+/// The destination of a job.
 #[derive(Clone, Copy, Debug)]
 pub enum To {
-    /// To the partition of a key.
+    /// The partition of a key.
     Key(u64),
-    /// To a partition.
+    /// A partition, by number.
     Partition(u32),
 }

@@ -1,7 +1,7 @@
-//! What happened: members and tests append lines to one file, whose order is the order in which things happened.
+//! The history of a test: members and tests append lines to one file, in the order of the events.
 //!
-//! A line is one write to a file that is opened for appending: it is whole whatever happens to its writer, and it stands
-//! behind everything that was written before it was begun, by whichever process.
+//! A line is one write to a file opened for appending. It is therefore complete even if its writer dies, and it comes
+//! after every line that was written before the write began, by any process.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -10,72 +10,72 @@ use std::path::Path;
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// One thing that happened.
+/// One event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
-    /// When, by [`now_us`].
+    /// The time, by [`now_us`].
     pub at_us: u64,
-    /// In which process, or to which.
+    /// The process of the event.
     pub pid: u32,
-    /// What.
+    /// The event.
     pub what: What,
 }
 
-/// What can happen.
+/// The kinds of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// The consumer is started.
     Ready,
     /// A handler begins.
     Started(Handling),
-    /// A handler is about to say that its message is done.
+    /// A handler is about to return that its message is done.
     Done(Handling),
-    /// A handler is about to say that it failed, or that its message is hopeless.
+    /// A handler is about to return that it failed, or that its message is rejected.
     Failed(Handling),
-    /// A handler was told that its message is somebody else's now.
+    /// A handler's delivery was cancelled, as the message now has another owner.
     Cancelled(Handling),
-    /// The partition is ours: partition and epoch.
+    /// The partition was assigned to this process: partition and epoch.
     Assigned(u32, u64),
-    /// It was given back.
+    /// The partition was released.
     Revoked(u32, u64),
-    /// It was lost.
+    /// The partition was lost.
     Lost(u32, u64),
-    /// A handler has a message that is not due: which, and by how many microseconds it is early.
+    /// A handler received a message that is not due: its number, and by how many microseconds it is early.
     Early(u64, i64),
-    /// Claims of a shard's tasks were lost while they were worked on: shard, how many.
+    /// Claims of a shard's tasks were lost while they were handled: the shard, and their number.
     ClaimsLost(u32, usize),
-    /// Settlements of a partition took effect, or came too late.
+    /// Settlements of a partition: the number that took effect, and the number that came too late.
     Settled(u32, usize, usize),
-    /// A message is given up since processes died over it: partition, how many.
+    /// A message is given up because processes died while handling it: the partition, and the number of processes.
     Crashed(u32, u32),
-    /// How many members the group has, and how many partitions of it this one should own.
+    /// The number of members of the group, and the number of its partitions that this member should own.
     Rebalanced(u32, usize),
-    /// Another process has taken our name.
+    /// Another process has taken over the name of this one.
     Superseded,
-    /// A loop met an error.
+    /// A loop encountered an error.
     Failing(String),
-    /// The member shut down politely: how many messages it handed back.
+    /// The member shut down in an orderly way: the number of messages that it handed back.
     Ended(u64),
-    /// The test killed the process, or found it dead; its time is from before the kill.
+    /// The test killed the process, or found it dead. The time is from before the kill.
     Killed,
 }
 
-/// A message in the hands of a handler.
+/// A message that a handler is working on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handling {
-    /// Which message.
+    /// The number of the message.
     pub number: u64,
-    /// In which partition.
+    /// Its partition.
     pub partition: u32,
     /// The number of the attempt.
     pub attempt: u32,
-    /// How often it was handed out.
+    /// The number of deliveries.
     pub deliveries: u32,
-    /// Under which lease.
+    /// The epoch of the lease.
     pub epoch: u64,
 }
 
-/// Microseconds of the clock that all processes of a machine share and nobody can set.
+/// Returns the time in microseconds of a clock that all processes of a machine share and that cannot be set.
 #[must_use]
 pub fn now_us() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
@@ -87,10 +87,10 @@ pub fn now_us() -> u64 {
 pub struct Sink(File);
 
 impl Sink {
-    /// Appends to the file at `path`, which is made if there is none.
+    /// Opens the file at `path` for appending, and creates it if it does not exist.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// The errors of opening it.
     pub fn open(path: &Path) -> std::io::Result<Self> {
         OpenOptions::new().append(true).create(true).open(path).map(Self)
     }
@@ -98,7 +98,7 @@ impl Sink {
     /// Appends a line of this process.
     ///
     /// # Panics
-    /// If it cannot be written: what happened would be lost.
+    /// If the line cannot be written, since the event would be lost.
     pub fn write(&self, what: What) {
         self.line(&Line { at_us: now_us(), pid: std::process::id(), what });
     }
@@ -114,28 +114,28 @@ impl Sink {
     }
 }
 
-/// Reads lines as they come.
+/// Reads lines as they are written.
 #[derive(Debug)]
 pub struct History {
     file: File,
     rest: Vec<u8>,
-    /// What was read so far, in the order in which it happened.
+    /// The lines read so far, in the order of the events.
     pub lines: Vec<Line>,
 }
 
 impl History {
-    /// The history in the file at `path`.
+    /// Opens the history in the file at `path`.
     ///
     /// # Errors
-    /// Those of opening it.
+    /// The errors of opening it.
     pub fn open(path: &Path) -> std::io::Result<Self> {
         Ok(Self { file: File::open(path)?, rest: Vec::new(), lines: Vec::new() })
     }
 
-    /// Reads what came since, and gives it back.
+    /// Reads the lines since the last read, and returns them.
     ///
     /// # Panics
-    /// If there is anything that is no line.
+    /// If the file contains anything that is not a line.
     pub fn read(&mut self) -> &[Line] {
         let before = self.lines.len();
         self.file.read_to_end(&mut self.rest).expect("the sink can be read");
@@ -151,7 +151,7 @@ impl History {
     }
 }
 
-/// The quantiles that a summary shows, in milliseconds.
+/// Formats the quantiles for a summary, in milliseconds.
 #[must_use]
 pub fn quantiles(micros: &[u64]) -> String {
     let mut sorted = micros.to_vec();
@@ -162,7 +162,7 @@ pub fn quantiles(micros: &[u64]) -> String {
     format!("p50 {p50:.1} ms p99 {p99:.1} ms p100 {p100:.1} ms of {}", sorted.len())
 }
 
-/// Prints what was measured, in the form that people look for.
+/// Prints a measured figure, in the form that is searched for in the output.
 pub fn figure(name: &str, text: &str) {
     println!("figure: {name} {text}");
 }

@@ -1,8 +1,8 @@
-//! What tests on real servers share: [`server::Server`], a private `redis-server`, and
-//! [`server::shared_url`], one server for all who need no more than a namespace of their own; and for tests with several
-//! processes the `member` binary ([`member`], [`process`], [`fixture`]), what its processes record ([`history`]) and what must
-//! hold of that ([`owners`], [`order`], [`monitor`]); [`proxy`], a link that is slow, late or cut; and for the delay engine
-//! [`delays`].
+//! Shared parts of the tests on real servers: [`server::Server`], a private `redis-server`, and
+//! [`server::shared_url`], one server for all tests that need only a namespace of their own. For tests with several
+//! processes: the `member` binary ([`member`], [`process`], [`fixture`]), the events that its processes record
+//! ([`history`]), and the checks of these events ([`owners`], [`order`], [`monitor`]). [`proxy`] is a link that is
+//! slow, late or cut; [`delays`] tests the delay engine.
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
 
@@ -23,10 +23,10 @@ pub mod server;
 
 use std::time::{Duration, Instant};
 
-/// Waits until it holds, looking every few milliseconds.
+/// Waits until a condition holds, checking it every few milliseconds.
 ///
 /// # Panics
-/// If it does not within 60 s.
+/// If it does not hold within 60 s.
 pub async fn eventually(mut holds: impl AsyncFnMut() -> bool, what: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !holds().await {
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(shared_url(), shared_url());
     }
 
-    /// Runs itself once more as the process that is killed.
+    /// Runs this test binary again as the process that is killed.
     #[test]
     fn a_killed_process_leaves_no_server_behind() {
         const VICTIM: &str = "MILLSTREAM_TEST_VICTIM";

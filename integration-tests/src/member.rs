@@ -1,21 +1,21 @@
-//! What the `member` binary is told: how its consumer works, and what its handler does with a message.
+//! The settings of the `member` binary: how its consumer works, and how its handler treats a message.
 //!
-//! A message is a small program for the handler, so that one binary serves every test.
+//! A message contains instructions for the handler, so that one binary serves every test.
 
 use std::path::PathBuf;
 
 use millstream::Topic;
 use serde::{Deserialize, Serialize};
 
-/// The group that all members are in, unless a test says otherwise.
+/// The group of all members, unless a test sets another one.
 pub const GROUP: &str = "g";
 
-/// How a member consumes; its only argument, as JSON.
+/// The settings of a member; its only argument, as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setup {
-    /// The server.
+    /// The URL of the server.
     pub url: String,
-    /// In front of all keys.
+    /// The namespace: the prefix of all keys.
     pub namespace: String,
     /// The topic.
     pub topic: String,
@@ -29,13 +29,13 @@ pub struct Setup {
     pub prefetch: usize,
     /// `concurrency`.
     pub mode: Mode,
-    /// Whether partitions are shared, and not owned.
+    /// Whether partitions are shared instead of owned.
     pub shared: bool,
-    /// Whether `retry_order` is `BlockKey`, and not `Skip`.
+    /// Whether `retry_order` is `BlockKey` instead of `Skip`.
     pub block_key: bool,
-    /// How long a failed message waits, in milliseconds.
+    /// The delay before a failed message is retried, in milliseconds.
     pub back_off_ms: u64,
-    /// How many attempts a message has.
+    /// The maximum number of attempts of a message.
     pub attempts: u32,
     /// `crash_limit`.
     pub crash_limit: u32,
@@ -48,14 +48,14 @@ pub struct Setup {
 pub enum Mode {
     /// One at a time.
     Serial,
-    /// This many at once, by key in order.
+    /// This many concurrently, in order by key.
     PerKey(usize),
-    /// This many at once.
+    /// This many concurrently.
     Unordered(usize),
 }
 
 impl Setup {
-    /// A member of `topic` on the server at `url`; the rest is what most tests want.
+    /// Returns the settings of a member of `topic` on the server at `url`, with defaults that suit most tests.
     #[must_use]
     pub fn new(url: &str, topic: &str, partitions: u32) -> Self {
         Self {
@@ -76,18 +76,18 @@ impl Setup {
         }
     }
 
-    /// The topic, as producers and consumers want it.
+    /// Returns the topic, for producers and consumers.
     #[must_use]
     pub fn topic(&self) -> Topic<Job> {
         Topic::<Job>::new("jobs").named(self.topic.clone()).partitions(self.partitions)
     }
 }
 
-/// A message: what its handler is to do, when it was handed out for the first time and when again.
+/// A message: instructions for its handler. Fields with two values are for the first delivery and for later ones.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Job {
-    /// Which message it is.
+    /// The number of the message.
     pub number: u64,
     /// When it is due, in milliseconds since 1970; 0 if it is not delayed.
     pub due_ms: u64,
@@ -95,23 +95,23 @@ pub struct Job {
     pub work_us: u64,
     /// How long the handler then blocks its thread, in milliseconds.
     pub block_ms: u64,
-    /// How many attempts fail.
+    /// The number of attempts that fail.
     pub fails: u32,
-    /// Whether the handler goes on working until the member is released or the delivery is cancelled.
+    /// Whether the handler continues to work until the member is released or the delivery is cancelled.
     pub hold: [bool; 2],
-    /// What it says at last.
+    /// The final result of the handler.
     pub end: [End; 2],
 }
 
 impl Job {
-    /// A message that is handled at once.
+    /// Returns a message that is handled immediately.
     #[must_use]
     pub fn new(number: u64) -> Self {
         Self { number, ..Self::default() }
     }
 }
 
-/// What a handler says of a message.
+/// The result that a handler returns for a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
     /// It is done.
@@ -119,8 +119,8 @@ pub enum End {
     Ack,
     /// It failed.
     Fail,
-    /// It is hopeless.
+    /// It becomes a dead letter.
     DeadLetter,
-    /// Nothing: the process aborts.
+    /// No result: the process aborts.
     Abort,
 }

@@ -1,14 +1,14 @@
-//! What had an effect on the server, in the order in which it had, and whether the owner of that moment did it.
+//! The commands that had an effect on the server, in order, with a check that the owner at that time sent them.
 //!
-//! `MONITOR` shows what is executed: nothing of a transaction that was aborted, and of a script that refused a token
-//! nothing but its look at the fence. So whatever is shown behind a token had an effect.
+//! `MONITOR` shows executed commands: none of an aborted transaction, and for a script that refused a token only its
+//! check of the fence. Any other command shown after a token therefore had an effect.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::thread::JoinHandle;
 
-/// Commands of scripts that change nothing.
+/// Commands of scripts that do not change data.
 const READS: [&str; 17] = [
     "GET",
     "HGET",
@@ -29,7 +29,7 @@ const READS: [&str; 17] = [
     "ZSCORE",
 ];
 
-/// Listens to everything that a server does.
+/// A listener for all commands of a server.
 #[derive(Debug)]
 pub struct Monitor {
     stream: TcpStream,
@@ -37,10 +37,10 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Begins to listen to the server on a local port.
+    /// Starts to listen to the server on a local port.
     ///
     /// # Panics
-    /// If it does not answer.
+    /// If the server does not reply.
     #[must_use]
     pub fn start(port: u16) -> Self {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("connected");
@@ -57,10 +57,10 @@ impl Monitor {
         Self { stream, thread }
     }
 
-    /// Ends, and says what was heard.
+    /// Stops, and returns the result.
     ///
     /// # Panics
-    /// If something was heard that it does not understand.
+    /// If the output of the server cannot be parsed.
     #[must_use]
     pub fn stop(self) -> Fencing {
         self.stream.shutdown(Shutdown::Both).expect("closed");
@@ -68,25 +68,25 @@ impl Monitor {
     }
 }
 
-/// Follows the fences, and compares whatever is done with a token.
+/// Tracks the fences, and compares them with the token of each command.
 #[derive(Debug, Default)]
 pub struct Fencing {
-    /// The token of each fence.
+    /// The current token of each fence.
     tokens: HashMap<String, String>,
-    /// By address, the fence and token that a reader opened with.
+    /// The fence and token that a reader opened with, by address.
     readers: HashMap<String, (String, String)>,
-    /// The script that runs: caller, fence, and its token if it shows one.
+    /// The running script: caller, fence, and its token if it has one.
     script: Option<(String, String, Option<String>)>,
-    /// How many commands had an effect.
+    /// The number of commands that had an effect.
     pub effects: usize,
-    /// Calls with the token of an owner that was not the owner any more.
+    /// The number of calls with the token of a former owner.
     pub stale_calls: usize,
     /// Those of them that had an effect nevertheless. There must be none.
     pub violations: Vec<String>,
 }
 
 impl Fencing {
-    /// The next line of `MONITOR`.
+    /// Processes the next line of `MONITOR`.
     fn line(&mut self, line: &str) {
         let Some((address, words)) = parse(line) else { panic!("not a line of MONITOR: {line}") };
         let command = words[0].to_ascii_uppercase();
@@ -102,7 +102,7 @@ impl Fencing {
         }
     }
 
-    /// A script is called.
+    /// Processes the call of a script.
     fn call(&mut self, address: &str, words: &[String]) {
         let count: usize = words[2].parse().expect("a number of keys");
         let (keys, args) = words[3..].split_at(count);
@@ -118,7 +118,7 @@ impl Fencing {
         }
     }
 
-    /// A script does something.
+    /// Processes a command that a script runs.
     fn by_script(&mut self, command: &str, words: &[String], line: &str) {
         let Some((address, fence, token)) = self.script.clone() else { return };
         if let Some(token) = &token {
@@ -144,7 +144,7 @@ impl Fencing {
     }
 }
 
-/// Address and words of `1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`.
+/// Parses the address and words of `1339518083.107412 [0 127.0.0.1:60866] "keys" "*"`.
 pub(crate) fn parse(line: &str) -> Option<(&str, Vec<String>)> {
     let (source, rest) = line.split_once(" [")?.1.split_once("] ")?;
     let address = source.split_once(' ')?.1;

@@ -1,26 +1,26 @@
-//! What must hold of the order in which messages are handled.
+//! Checks of the order in which messages are handled.
 //!
-//! Message `n` of a test has the key `n % keys`, so that the one before it of its key is `n - keys`.
+//! Message `n` of a test has the key `n % keys`, so the message before it with the same key is `n - keys`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::history::{Handling, Line, What};
 use crate::owners::{How, Terms};
 
-/// What [`strict`] counted.
+/// The counts of [`strict`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counted {
     /// Messages that were handled to the end.
     pub done: usize,
-    /// Of these, how often one was handled to the end again.
+    /// How often a message that was done was handled to the end again.
     pub again: usize,
     /// How often a message was started that had been started under an earlier ownership.
     pub repeated: usize,
-    /// Attempts that failed.
+    /// The number of attempts that failed.
     pub failed: usize,
 }
 
-/// One ownership's way through the messages of one key.
+/// The progress of one ownership through the messages of one key.
 #[derive(Clone, Copy)]
 enum Step {
     Running(Handling),
@@ -28,20 +28,19 @@ enum Step {
     Done(Handling),
 }
 
-/// What a strict order promises, and nothing more:
+/// Checks the guarantees of a strict order, and nothing more:
 ///
-/// 1. Within one ownership, the messages of a key are handled one after the other without a gap: each is started when
-///    the one before it was done, or again after it failed, as the next attempt.
-/// 2. An ownership starts, for each key, with the message after the last one that was ever done, or further back: then
-///    it repeats the end of what was done.
-/// 3. It repeats only what was last handled under an ownership that was killed or lost, and nothing that was known to be
-///    settled: `settled` gives, for the index of a line, messages that must not start after it.
-/// 4. An ownership that is over starts nothing once a later one has.
-///
+/// 1. Within one ownership, the messages of a key are handled one after the other without a gap: each is started when the
+///    one before it was done, or again after it failed, as the next attempt.
+/// 2. An ownership starts, for each key, with the message after the last one that was ever done, or further back; then it
+///    repeats the end of the done messages.
+/// 3. It repeats only messages that were last handled under an ownership that was killed or lost, and no message that was
+///    known to be settled: `settled` gives, for the index of a line, messages that must not start after it.
+/// 4. An ownership that has ended starts no message once a later one has.
 /// From 1 and 2 it follows that the first successes of each key are in the order of production.
 ///
 /// # Errors
-/// The first line that breaks it, and why.
+/// The first line that breaks a guarantee, and the reason.
 pub fn strict(
     lines: &[Line],
     keys: u64,
@@ -51,7 +50,7 @@ pub fn strict(
     let mut counted = Counted::default();
     let mut steps: BTreeMap<(u32, u64, u64), Step> = BTreeMap::new();
     let mut newest: BTreeMap<u32, u64> = BTreeMap::new();
-    // By key, the message that is to be done next; by message, the ownership under which it was done last.
+    // The message that is to be done next, by key; and the ownership under which a message was done last, by message.
     let mut next: BTreeMap<u64, u64> = BTreeMap::new();
     let mut done_in: BTreeMap<u64, u64> = BTreeMap::new();
     let mut started_in: BTreeMap<u64, u64> = BTreeMap::new();
@@ -126,11 +125,11 @@ pub fn strict(
     Ok(counted)
 }
 
-/// What polite changes of owners leave untouched: every message below `messages` is started once and done once, and
-/// those of a key in order.
+/// Checks that orderly changes of owners have no effect: every message below `messages` is started once and done
+/// once, and those of a key in order.
 ///
 /// # Errors
-/// What is lost, doubled, or out of order.
+/// The messages that are lost, repeated, or out of order.
 pub fn once_each(lines: &[Line], messages: u64, keys: u64) -> Result<(), String> {
     let counted = strict(lines, keys, &BTreeMap::new())?;
     let started = lines.iter().filter(|line| matches!(line.what, What::Started(_))).count();

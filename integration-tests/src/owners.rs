@@ -1,4 +1,4 @@
-//! Who owned which partition from when to when, by what the members recorded.
+//! The ownership of partitions over time, as recorded by the members.
 
 use std::collections::BTreeMap;
 
@@ -7,20 +7,20 @@ use crate::history::{Line, What};
 /// One ownership of a partition.
 #[derive(Clone, Copy, Debug)]
 pub struct Term {
-    /// By which process.
+    /// The process of the owner.
     pub pid: u32,
-    /// Since when.
+    /// The time when it began.
     pub from_us: u64,
-    /// When and how it ended.
+    /// The time when it ended, and how.
     pub end: Option<(u64, How)>,
 }
 
 /// How an ownership ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// It was given back.
+    /// The partition was released.
     Revoked,
-    /// The lease ran out, or somebody else took it.
+    /// The lease expired, or another process took the partition.
     Lost,
     /// The process was killed.
     Killed,
@@ -31,7 +31,7 @@ pub enum How {
 pub struct Terms(pub BTreeMap<(u32, u64), Term>);
 
 impl Terms {
-    /// Those of a whole history.
+    /// Returns all ownerships in a history.
     #[must_use]
     pub fn of(lines: &[Line]) -> Self {
         let mut terms = Self::default();
@@ -41,7 +41,7 @@ impl Terms {
         terms
     }
 
-    /// Goes on with the next line.
+    /// Applies the next line.
     pub fn apply(&mut self, line: &Line) {
         let mut end = |partition, epoch, how| {
             if let Some(term) = self.0.get_mut(&(partition, epoch)) {
@@ -64,20 +64,20 @@ impl Terms {
         }
     }
 
-    /// Who owns which partition now. Where two believe so, the later.
+    /// Returns the current owner of each partition. If two processes believe to own one, returns the later.
     #[must_use]
     pub fn owners(&self) -> BTreeMap<u32, u32> {
         let open = self.0.iter().filter(|(_, term)| term.end.is_none());
         open.map(|((partition, _), term)| (*partition, term.pid)).collect()
     }
 
-    /// The partitions of a process now.
+    /// Returns the partitions that a process owns now.
     #[must_use]
     pub fn of_process(&self, pid: u32) -> Vec<u32> {
         self.owners().into_iter().filter(|(_, owner)| *owner == pid).map(|(partition, _)| partition).collect()
     }
 
-    /// Whether these processes own all `partitions` and no two differ by more than one.
+    /// Whether these processes own all `partitions`, and their numbers of partitions differ by at most one.
     #[must_use]
     pub fn are_balanced(&self, partitions: u32, pids: &[u32]) -> bool {
         let owners = self.owners();
@@ -90,13 +90,14 @@ impl Terms {
         owners.len() == partitions as usize && least.zip(most).is_some_and(|(least, most)| most - least <= 1)
     }
 
-    /// How many ownerships began since then.
+    /// Returns the number of ownerships that began since then.
     #[must_use]
     pub fn begun_since(&self, at_us: u64) -> usize {
         self.0.values().filter(|term| term.from_us >= at_us).count()
     }
 
-    /// How long partitions were without an owner before each ownership that began since then, except the first.
+    /// Returns how long partitions were without an owner before each ownership that began since then, except the
+    /// first.
     #[must_use]
     pub fn gaps_since(&self, at_us: u64) -> Vec<u64> {
         let mut gaps = Vec::new();
@@ -105,8 +106,8 @@ impl Terms {
             if let Some((_, before)) = before
                 && term.from_us >= at_us
             {
-                // A new owner may have recorded its grant before the old one the release. An end that nobody has recorded
-                // is no gap either: that every end is recorded is to be looked at by itself.
+                // A new owner may have recorded its grant before the old one recorded the release. An end that was
+                // not recorded is no gap either: a separate check covers that every end is recorded.
                 let ended = before.end.map_or(term.from_us, |(at, _)| at);
                 gaps.push(term.from_us.saturating_sub(ended));
             }
@@ -115,13 +116,13 @@ impl Terms {
     }
 }
 
-/// The fewest partitions that must change hands when the number of live owners changes and all sizes are to differ by
-/// at most one: what goes to those who have too little.
+/// Returns the minimum number of partitions that must change owners when the number of live owners changes and the
+/// numbers of partitions per owner may differ by at most one: the partitions missing from owners with too few.
 #[must_use]
 pub fn fewest_moves(partitions: u32, before: &BTreeMap<u32, u32>, pids: &[u32]) -> usize {
     let mut sizes: Vec<usize> =
         pids.iter().map(|pid| before.values().filter(|owner| *owner == pid).count()).collect();
-    // The largest keep the larger shares.
+    // The largest owners keep the larger shares.
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let (each, larger) = (partitions as usize / pids.len(), partitions as usize % pids.len());
     let share = |at: usize| each + usize::from(at < larger);

@@ -1,4 +1,4 @@
-//! A member or a worker as a process: started, killed, stopped, shut down.
+//! A member or a worker as a process: can be started, killed, stopped and shut down.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
-/// A running `member` or `worker`. Dropping it kills it; should this process die, it ends by itself.
+/// A running `member` or `worker`. Dropping it kills it; if the test process dies, it ends by itself.
 #[derive(Debug)]
 pub struct Process(Child);
 
@@ -21,7 +21,7 @@ impl Process {
         Self::start_in(bin, setup, [])
     }
 
-    /// The same, with something in its environment.
+    /// Same as [`start`](Self::start), with additional environment variables.
     ///
     /// # Panics
     /// As [`start`](Self::start).
@@ -33,21 +33,21 @@ impl Process {
         Self(child.unwrap_or_else(|error| panic!("{bin}: {error}")))
     }
 
-    /// Its id.
+    /// Returns its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
 
-    /// Whether it runs.
+    /// Whether the process is running.
     ///
     /// # Panics
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn is_alive(&mut self) -> bool {
         self.0.try_wait().expect("the system knows").is_none()
     }
 
-    /// Kills it (SIGKILL) and waits until it is gone.
+    /// Kills the process (SIGKILL) and waits until it is gone.
     ///
     /// # Panics
     /// If it cannot be killed.
@@ -56,22 +56,22 @@ impl Process {
         self.0.wait().expect("gone");
     }
 
-    /// Asks it to shut down in an orderly way (SIGTERM).
+    /// Requests an orderly shutdown (SIGTERM).
     pub fn terminate(&self) {
         self.signal(Signal::TERM);
     }
 
-    /// Stops it in its tracks (SIGSTOP).
+    /// Stops the process (SIGSTOP).
     pub fn stop(&self) {
         self.signal(Signal::STOP);
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Continues the process (SIGCONT).
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
-    /// Lets its held handlers go on (SIGUSR1).
+    /// Releases the handlers that hold their messages (SIGUSR1).
     pub fn release(&self) {
         self.signal(Signal::USR1);
     }
@@ -81,10 +81,10 @@ impl Process {
         kill_process(pid, signal).unwrap_or_else(|error| panic!("{signal:?}: {error}"));
     }
 
-    /// Waits until it has ended by itself; whether it ended well.
+    /// Waits until the process has ended by itself. Returns whether it succeeded.
     ///
     /// # Panics
-    /// If it has not within 40 s.
+    /// If it has not ended within 40 s.
     pub async fn ended(&mut self) -> bool {
         let deadline = Instant::now() + Duration::from_secs(40);
         loop {

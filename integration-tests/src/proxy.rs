@@ -1,8 +1,8 @@
-//! A link to a server that can be slow, late, silent, cut, or lose a reply, on command and while it is used.
+//! A link to a server that can be made slow, late, silent, cut, or lose a reply while it is in use.
 //!
-//! It stands on a loopback port of its own and hands bytes on between whoever connects there and the server. Only `std`, and
-//! threads of its own: nothing that a test does to its runtime touches it. Like a cable it keeps the order of bytes; all its
-//! connections share its [rate](Proxy::rate), each way by itself.
+//! The proxy listens on its own loopback port and forwards bytes between clients and the server. It uses only `std`,
+//! with its own threads, so that a test's runtime does not affect it. It keeps the order of bytes, as a cable does.
+//! All its connections share its [rate](Proxy::rate), separately in each direction.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -12,11 +12,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The largest piece that is handed on at once.
+/// Maximum size of a piece that is forwarded at once, in bytes.
 const PIECE: usize = 16 << 10;
-/// How many pieces may be on their way in one direction of a connection; more wait at their sender.
+/// Maximum number of pieces in transit in one direction of a connection; further ones wait at their sender.
 const WINDOW: usize = 64;
-/// What a late timer may catch up, so that a busy machine does not make the link slower than it was set.
+/// Maximum delay of a late timer that is made up for, so that a busy machine does not make the link slower than
+/// configured.
 const CATCH_UP: Duration = Duration::from_millis(20);
 
 /// A direction of the link.
@@ -28,7 +29,7 @@ pub enum Way {
     Down,
 }
 
-/// The link. Dropping it closes its connections.
+/// The link to a server. Dropping it closes its connections.
 #[derive(Debug)]
 pub struct Proxy {
     port: u16,
@@ -45,17 +46,17 @@ struct Shared {
 struct State {
     /// The port of the server.
     target: u16,
-    /// Whether connections are taken and kept.
+    /// Whether connections are accepted and kept.
     open: bool,
     /// Whether the proxy was dropped.
     ended: bool,
     frozen: [bool; 2],
-    /// Bytes a second.
+    /// Bytes per second.
     rate: Option<u64>,
-    /// When the link is free again, by direction.
+    /// The time when the link is free again, by direction.
     free_at: [Instant; 2],
     delay: Duration,
-    /// The requests whose replies are to be lost: a part of their text, and how many of them.
+    /// The requests whose replies are to be lost: a part of their text, and how many of them remain.
     swallow: Option<(Vec<u8>, usize)>,
     swallowed: usize,
     connections: HashMap<u64, Connection>,
@@ -66,14 +67,14 @@ struct State {
 #[derive(Debug)]
 struct Connection {
     ends: [TcpStream; 2],
-    /// Its next reply is to be lost, and the connection with it.
+    /// Whether the next reply is to be lost, and the connection with it.
     swallowing: bool,
-    /// Its directions that have not ended.
+    /// The number of its directions that have not ended.
     open: u8,
 }
 
 impl Proxy {
-    /// A link to the server on a local port, as fast as the machine and with nothing wrong.
+    /// Creates a link to the server on a local port, without limits or faults.
     ///
     /// # Panics
     /// If there is no free port.
@@ -103,50 +104,54 @@ impl Proxy {
         Self { port, shared }
     }
 
-    /// Where clients connect to.
+    /// Returns the URL to which clients connect.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// The port of [`url`](Self::url).
+    /// Returns the port of [`url`](Self::url).
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Leads new connections to another server, as a name does whose address was changed. The others stay where they are.
+    /// Directs new connections to another server, as a host name with a changed address does. Existing connections
+    /// stay.
     pub fn lead_to(&self, target: u16) {
         self.change(|state| state.target = target);
     }
 
-    /// Lets pass this many bytes a second each way, by all connections together; `None` for as many as come.
+    /// Limits the rate to this many bytes per second in each direction, for all connections together; `None` for no
+    /// limit.
     pub fn rate(&self, bytes_per_second: Option<u64>) {
         self.change(|state| state.rate = bytes_per_second);
     }
 
-    /// Makes everything late by this much, each way. It costs no throughput below `WINDOW` pieces on their way.
+    /// Delays everything by this much, in each direction. Throughput is unaffected with fewer than `WINDOW` pieces in
+    /// transit.
     pub fn delay(&self, delay: Duration) {
         self.change(|state| state.delay = delay);
     }
 
-    /// Holds everything back that goes this way, of old and of new connections, as a network does that drops packets: nobody
-    /// is told. The rest stays as it is, so with [`Way::Down`] requests take effect and nobody hears of it.
+    /// Holds back everything in this direction, on old and new connections, as a network does that drops packets: no
+    /// end is notified. The other direction is unaffected, so with [`Way::Down`] requests take effect and their
+    /// replies do not arrive.
     pub fn freeze(&self, way: Way) {
         self.change(|state| state.frozen[way as usize] = true);
     }
 
-    /// Hands on what was held back, and what comes.
+    /// Forwards everything that was held back, and all further data.
     pub fn thaw(&self) {
         self.change(|state| state.frozen = [false; 2]);
     }
 
-    /// Closes all connections; new ones are taken.
+    /// Closes all connections; new ones are accepted.
     pub fn reset(&self) {
         self.change(State::close_all);
     }
 
-    /// Closes all connections, and new ones as they come, until [`heal`](Self::heal).
+    /// Closes all connections, and new ones immediately, until [`heal`](Self::heal).
     pub fn cut(&self) {
         self.change(|state| {
             state.open = false;
@@ -154,7 +159,7 @@ impl Proxy {
         });
     }
 
-    /// Takes connections again, and hands everything on.
+    /// Accepts connections again, and forwards everything.
     pub fn heal(&self) {
         self.change(|state| {
             state.open = true;
@@ -162,31 +167,31 @@ impl Proxy {
         });
     }
 
-    /// Loses the replies of the next `times` requests that contain `part`, each with its connection: they are handed on to
-    /// the server, and when it answers the connection is closed instead.
+    /// Loses the replies of the next `times` requests that contain `part`, each with its connection: the requests are
+    /// forwarded to the server, and the connection is closed when the server replies.
     pub fn swallow(&self, part: &str, times: usize) {
         self.change(|state| state.swallow = Some((part.as_bytes().to_vec(), times)));
     }
 
-    /// How many replies were lost by [`swallow`](Self::swallow).
+    /// Returns the number of replies lost by [`swallow`](Self::swallow).
     #[must_use]
     pub fn swallowed(&self) -> usize {
         self.shared.state().swallowed
     }
 
-    /// How many connections there are.
+    /// Returns the number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.shared.state().connections.len()
     }
 
-    /// How many connections there have been, those that a [cut](Self::cut) refused among them.
+    /// Returns the number of all connections so far, including those that a [cut](Self::cut) refused.
     #[must_use]
     pub fn accepted(&self) -> u64 {
         self.shared.state().accepted
     }
 
-    /// How many bytes have gone this way.
+    /// Returns the number of bytes transferred in this direction.
     #[must_use]
     pub fn bytes(&self, way: Way) -> u64 {
         self.shared.state().bytes[way as usize]
@@ -204,7 +209,7 @@ impl Drop for Proxy {
             (state.open, state.ended) = (false, true);
             state.close_all();
         });
-        // The listener looks when somebody comes.
+        // The listener checks its state when a client connects.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
     }
 }
@@ -238,7 +243,7 @@ fn listen(listener: &TcpListener, shared: &Arc<Shared>) {
         if !state.open {
             continue;
         }
-        // A server that is away refuses, and so does the link.
+        // If the server is unreachable, it refuses connections, and so does the link.
         let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, state.target)) else { continue };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
         let id = state.accepted;
@@ -261,7 +266,7 @@ fn listen(listener: &TcpListener, shared: &Arc<Shared>) {
 
 fn read(shared: &Shared, id: u64, way: Way, mut from: TcpStream, to: &SyncSender<(Instant, Vec<u8>)>) {
     let mut piece = vec![0; PIECE];
-    // The end of what was read before: what is looked for may come in two pieces.
+    // The end of the previous piece, as the text searched for may be split over two pieces.
     let mut tail = Vec::new();
     while let Ok(count @ 1..) = from.read(&mut piece) {
         let due = {
@@ -304,7 +309,7 @@ fn write(shared: &Shared, id: u64, way: Way, mut to: TcpStream, from: &Receiver<
         sleep_until(due);
         let free_at = {
             let mut state = shared.state();
-            // Somebody who waits here holds the whole direction back, as TCP does.
+            // Waiting here holds back the whole direction, as TCP does.
             while state.frozen[at] && state.connections.contains_key(&id) {
                 state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
@@ -326,7 +331,7 @@ fn write(shared: &Shared, id: u64, way: Way, mut to: TcpStream, from: &Receiver<
             break;
         }
     }
-    // An end is handed on like everything else; the second one ends the connection.
+    // An end is forwarded like data; the second one ends the connection.
     let _ = to.shutdown(Shutdown::Write);
     let mut state = shared.state();
     let over = state.connections.get_mut(&id).is_some_and(|connection| {

@@ -14,24 +14,24 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-/// How long a server may take to start, to stop, or to answer one command.
+/// Maximum time for a server to start, to stop, or to reply to one command.
 const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(2);
 
-/// Kills the server `$1` and removes its folder `$2` when the pipe breaks, that is: when the process that started it is
-/// gone, however it went. A line on the pipe calls it off.
+/// Kills the server `$1` and removes its folder `$2` when the pipe breaks, which means that the process that started
+/// it has ended, for whatever reason. A line on the pipe ends the watchdog without doing either.
 const WATCHDOG: &str = r#"read -r _ || { kill -9 "$1"; rm -rf "$2"; }"#;
 
-/// The url of a server that tests share: `MILLSTREAM_TEST_REDIS` if set, otherwise one server for this process.
-/// Take a namespace of your own on it, and leave its settings and other people's keys alone.
+/// Returns the URL of a server that tests share: `MILLSTREAM_TEST_REDIS` if set, otherwise one server for this
+/// process. Use a unique namespace on it, and do not change its settings or other tests' keys.
 #[must_use]
 pub fn shared_url() -> String {
     static OWN: OnceLock<Server> = OnceLock::new();
     env::var("MILLSTREAM_TEST_REDIS").unwrap_or_else(|_| OWN.get_or_init(Server::start).url())
 }
 
-/// A `redis-server` (or what `REDIS_SERVER` names) on a loopback port. Dropping it kills it and removes its folder;
-/// should this process be killed before, a watchdog does both.
+/// A `redis-server` (or the program that `REDIS_SERVER` names) on a loopback port. Dropping it kills it and removes
+/// its folder; if this process is killed first, a watchdog does both.
 #[derive(Debug)]
 pub struct Server {
     running: Option<Running>,
@@ -41,7 +41,7 @@ pub struct Server {
     env: Vec<(String, PathBuf)>,
 }
 
-/// Settings of a [`Server`] that is yet to start.
+/// The settings of a [`Server`] before it starts.
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     appendonly: bool,
@@ -50,7 +50,7 @@ pub struct Builder {
     env: Vec<(String, PathBuf)>,
 }
 
-/// One life of the server process, and its watchdog.
+/// One run of the server process, and its watchdog.
 #[derive(Debug)]
 struct Running {
     server: Child,
@@ -58,39 +58,39 @@ struct Running {
 }
 
 impl Builder {
-    /// Whether writes go to the append-only file, so that they survive [`Server::kill`]. By default they do not.
+    /// Sets whether writes go to the append-only file, so that they survive [`Server::kill`]. Default: no.
     #[must_use]
     pub fn appendonly(mut self, yes: bool) -> Self {
         self.appendonly = yes;
         self
     }
 
-    /// One more argument of `redis-server`, such as `--maxmemory 64mb`.
+    /// Adds an argument of `redis-server`, such as `--maxmemory 64mb`.
     #[must_use]
     pub fn arg(mut self, name: &str, value: &str) -> Self {
         self.args.extend([name.to_owned(), value.to_owned()]);
         self
     }
 
-    /// The folder in which the server's own is made, instead of that for temporary files.
+    /// Sets the folder in which the server's folder is created. Default: the one for temporary files.
     #[must_use]
     pub fn within(mut self, folder: PathBuf) -> Self {
         self.within = Some(folder);
         self
     }
 
-    /// Something in the environment of the server's process.
+    /// Adds an environment variable of the server's process.
     #[must_use]
     pub fn env(mut self, name: &str, value: PathBuf) -> Self {
         self.env.push((name.to_owned(), value));
         self
     }
 
-    /// Starts the server and waits until it answers.
+    /// Starts the server and waits until it replies.
     ///
     /// # Panics
     ///
-    /// If there is no `redis-server`, or if it does not start; with its log.
+    /// If there is no `redis-server`, or if it does not start; the message contains its log.
     #[must_use]
     pub fn start(self) -> Server {
         let mut args = vec!["--appendonly".to_owned(), if self.appendonly { "yes" } else { "no" }.to_owned()];
@@ -108,7 +108,7 @@ impl Builder {
 }
 
 impl Server {
-    /// A server with neither snapshots nor an append-only file.
+    /// Starts a server with neither snapshots nor an append-only file.
     ///
     /// # Panics
     ///
@@ -118,25 +118,25 @@ impl Server {
         Self::builder().start()
     }
 
-    /// A server with settings of its own.
+    /// Returns the settings of a new server.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// `redis://127.0.0.1:port`. It stays the same over [`restart`](Self::restart).
+    /// Returns `redis://127.0.0.1:port`. It does not change with [`restart`](Self::restart).
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// The port it listens on.
+    /// Returns the port that the server listens on.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The id of the server process.
+    /// Returns the id of the server process.
     ///
     /// # Panics
     ///
@@ -146,24 +146,25 @@ impl Server {
         self.running.as_ref().expect("the server is running").server.id()
     }
 
-    /// Its folder: data files and `server.log`.
+    /// Returns the server's folder, with its data files and `server.log`.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What the server logged in its present life.
+    /// Returns the log of the server's current run.
     #[must_use]
     pub fn log(&self) -> String {
         fs::read_to_string(self.dir.join("server.log")).unwrap_or_default()
     }
 
-    /// Kills the server as a crash would (SIGKILL). Connections break; what is not in the append-only file is lost.
+    /// Kills the server as a crash would (SIGKILL). Connections break, and data that is not in the append-only file
+    /// is lost.
     pub fn kill(&mut self) {
         self.running = None;
     }
 
-    /// Asks the server to shut down (SIGTERM), and kills it if it does not.
+    /// Requests the server to shut down (SIGTERM), and kills it if it does not.
     pub fn stop(&mut self) {
         let Some(mut running) = self.running.take() else { return };
         signal(running.server.id(), "TERM");
@@ -171,11 +172,11 @@ impl Server {
         wait_until(|| !matches!(running.server.try_wait(), Ok(None)));
     }
 
-    /// Kills the server if it runs and starts it again: same port, same folder, same settings.
+    /// Kills the server if it is running and starts it again, with the same port, folder and settings.
     ///
     /// # Panics
     ///
-    /// If it does not start; with its log.
+    /// If it does not start; the message contains its log.
     pub fn restart(&mut self) {
         self.kill();
         let deadline = Instant::now() + PATIENCE;
@@ -185,7 +186,7 @@ impl Server {
         }
     }
 
-    /// Stops the process in its tracks (SIGSTOP): connections stay open and nothing answers.
+    /// Stops the process (SIGSTOP): connections stay open and receive no replies.
     ///
     /// # Panics
     ///
@@ -196,7 +197,7 @@ impl Server {
         wait_until(|| !fs::read_to_string(&stat).is_ok_and(|line| !line.contains(") T ")));
     }
 
-    /// Lets a paused server go on (SIGCONT).
+    /// Continues a paused server (SIGCONT).
     ///
     /// # Panics
     ///
@@ -205,8 +206,8 @@ impl Server {
         signal(self.pid(), "CONT");
     }
 
-    /// Sends one command on a connection of its own and returns the reply as `redis-cli` prints it to a pipe: text as
-    /// it is, nil as nothing, an element a line.
+    /// Sends one command on a separate connection and returns the reply as `redis-cli` prints it to a pipe: text
+    /// unchanged, nil as nothing, one element per line.
     ///
     /// # Panics
     ///
@@ -215,7 +216,7 @@ impl Server {
         self.try_cli(command).unwrap_or_else(|error| panic!("{}: {error}", command.join(" ")))
     }
 
-    /// As [`cli`](Self::cli), for commands that may fail.
+    /// Same as [`cli`](Self::cli), for commands that may fail.
     ///
     /// # Errors
     ///
@@ -231,12 +232,12 @@ impl Server {
         reply(&mut BufReader::new(stream))
     }
 
-    /// Starts the process and waits until it serves. `false` if it ended instead: most likely somebody else took the
-    /// port in between.
+    /// Starts the process and waits until it serves. Returns `false` if it ended instead, most likely because another
+    /// process took the port in the meantime.
     fn launch(&mut self) -> bool {
         let _ = fs::remove_file(self.dir.join("server.log"));
         let mut running = Running::start(self.port, &self.dir, &self.args, &self.env);
-        // The log says that *this* server has the port, which an answer on the port does not.
+        // The log confirms that *this* server has the port, which a reply on the port does not.
         let mut served = false;
         wait_until(|| {
             served = self.log().contains("Ready to accept connections") && self.answers();
@@ -287,7 +288,7 @@ impl Running {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Whoever kills the whole process group of the tests must not hit it.
+            // A signal to the whole process group of the tests must not reach it.
             .process_group(0)
             .spawn()
             .expect("sh starts");
@@ -297,7 +298,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Before the server's id is free for another process.
+        // Before the server's process id can be reused.
         if let Some(mut pipe) = self.watchdog.stdin.take() {
             let _ = pipe.write_all(b"done\n");
         }
@@ -307,8 +308,9 @@ impl Drop for Running {
     }
 }
 
-/// A port below the range from which the system hands out ports to connections: there, a client that keeps trying to
-/// reach a killed server could be given the server's own port and keep it. A cluster's bus port (+10000) fits as well.
+/// Returns a port below the range that the system assigns to connections: within that range, a client that keeps
+/// trying to reach a killed server could be assigned the server's own port and keep it. A cluster's bus port (+10000)
+/// fits as well.
 fn free_port() -> u16 {
     loop {
         let random = RandomState::new().build_hasher().finish();
@@ -331,7 +333,7 @@ fn new_dir(parent: &Path) -> PathBuf {
     }
 }
 
-/// Through the shell, whose `kill` is built in: a bare machine has no program of that name.
+/// Sends a signal with the shell, whose `kill` is built in: a minimal machine has no program of that name.
 fn signal(pid: u32, name: &str) {
     let status = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().expect("sh starts");
     assert!(status.success(), "kill -{name} {pid}: {status}");
@@ -344,7 +346,7 @@ fn wait_until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Reads one reply of the protocol's version 2.
+/// Reads one reply in version 2 of the protocol.
 fn reply(from: &mut impl BufRead) -> io::Result<String> {
     let mut line = String::new();
     from.read_line(&mut line)?;

@@ -1,4 +1,4 @@
-//! Asking people before something is changed.
+//! Prompts for confirmation before a change.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::exit::Usage;
 
-/// Asks on the terminal.
+/// Prompts on the terminal.
 ///
 /// # Errors
 /// If the answer is not yes; [`Usage`] if stdin is no terminal.

@@ -1,4 +1,4 @@
-//! What a command that talks to a server has: the connection, the output, and signals.
+//! The context of a command that connects to a server: the connection, the output, and signals.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,54 +11,55 @@ use crate::confirm;
 use crate::global::Global;
 use crate::output::Output;
 
-/// What every such command is given.
+/// The context that each such command receives.
 #[derive(Debug)]
 pub(crate) struct Context {
     /// The queue.
     pub(crate) mq: Millstream,
-    /// Where data goes, and words.
+    /// The output settings.
     pub(crate) output: Output,
     yes: bool,
 }
 
 impl Context {
-    /// Connects.
+    /// Connects to the server.
     ///
     /// # Errors
-    /// Bad settings, a server that does not answer or is not good enough.
+    /// Invalid settings, or a server that does not reply or does not meet the requirements.
     pub(crate) async fn open(global: &Global) -> Result<Self> {
         Ok(Self::over(global.builder()?.connect().await?, global))
     }
 
-    /// Over a connection that was made with settings of its own; see [`Global::builder`].
+    /// Creates a context over a connection made with other settings; see [`Global::builder`].
     pub(crate) fn over(mq: Millstream, global: &Global) -> Self {
         Self { mq, output: Output::new(global.json), yes: global.yes }
     }
 
-    /// What an operator can ask and do.
+    /// Returns the administration handle.
     pub(crate) fn admin(&self) -> Admin {
         self.mq.admin()
     }
 
-    /// What time it is by the server's clock, in milliseconds since 1970, up to half a round trip.
+    /// Returns the time of the server's clock in milliseconds since 1970, accurate to half a round trip.
     ///
     /// # Errors
-    /// Transient ones.
+    /// Transient errors.
     pub(crate) async fn now_ms(&self) -> Result<u64> {
         let ahead = self.admin().server().await?.ahead_ms.unwrap_or(0);
         Ok(local_ms()?.saturating_add_signed(ahead))
     }
 
-    /// Asks, unless `--yes` was given: `Delete topic orders?`. Whatever is going to happen was shown before.
+    /// Prompts for confirmation, unless `--yes` was given: `Delete topic orders?`. The pending change has been
+    /// printed before.
     ///
     /// # Errors
-    /// If the answer is not yes, or if nobody is there to answer: nothing must be done then.
+    /// If the answer is not yes, or if stdin is no terminal. The caller must then change nothing.
     pub(crate) fn confirm(&self, question: &str) -> Result<()> {
         if self.yes { Ok(()) } else { confirm::ask(question) }
     }
 }
 
-/// What time it is here, in milliseconds since 1970.
+/// Returns the time of the local clock, in milliseconds since 1970.
 ///
 /// # Errors
 /// If the clock is far off.
@@ -67,10 +68,10 @@ pub(crate) fn local_ms() -> Result<u64> {
     Ok(u64::try_from(now.as_millis())?)
 }
 
-/// Does what should not be stopped half-way: on SIGINT or SIGTERM it ends all the same.
+/// Runs work that should not be interrupted: it completes even after SIGINT or SIGTERM.
 ///
 /// # Errors
-/// Those of the work; if signals cannot be listened to.
+/// The errors of the work; or if signal handlers cannot be installed.
 pub(crate) async fn to_the_end<T>(work: impl Future<Output = millstream::Result<T>>) -> Result<T> {
     let mut work = std::pin::pin!(work);
     tokio::select! {
@@ -83,12 +84,12 @@ pub(crate) async fn to_the_end<T>(work: impl Future<Output = millstream::Result<
     }
 }
 
-/// Ends with SIGINT (Ctrl-C) or SIGTERM: for commands that go on until they are stopped, which end with
-/// [`Exit::Done`](crate::exit::Exit::Done) then. From its first poll on these signals do nothing else. Commands that do
-/// not wait for it are ended by the signal itself.
+/// Returns after SIGINT (Ctrl-C) or SIGTERM. For commands that run until they are stopped, and then end with
+/// [`Exit::Done`](crate::exit::Exit::Done). From its first poll on, these signals have no other effect. Commands that
+/// do not wait for it are ended by the signal itself.
 ///
 /// # Errors
-/// If signals cannot be listened to.
+/// If signal handlers cannot be installed.
 pub(crate) async fn stopped() -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("signals")?;
     let mut terminate = signal(SignalKind::terminate()).context("signals")?;

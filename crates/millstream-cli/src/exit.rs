@@ -1,4 +1,4 @@
-//! How a command ends: its exit code, and what is said of an error.
+//! The end of a command: its exit code, and the error message.
 
 use std::fmt;
 use std::io::Write;
@@ -10,16 +10,16 @@ use millstream::ErrorKind;
 use crate::commands::message::sanitize;
 use crate::output::Closed;
 
-/// How a command ended that did not fail.
+/// The result of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It did what was asked.
+    /// The command did what was requested.
     Done,
-    /// It looked, and found something wrong.
+    /// The command checked something and found a fault.
     Wrong,
 }
 
-/// An error of whoever typed the command, which clap cannot see.
+/// An error in the arguments that clap cannot detect.
 #[derive(Debug)]
 pub(crate) struct Usage(pub(crate) String);
 
@@ -31,7 +31,7 @@ impl fmt::Display for Usage {
 
 impl std::error::Error for Usage {}
 
-/// A wait that a signal ended before what was waited for came.
+/// Error: a signal ended a wait before its condition was met.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
 
@@ -43,12 +43,12 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// A topic, group or queue that is not there: those who typed its name are told of names that are like it.
+/// Returns the error for a topic, group or queue that does not exist. Similar names are suggested to the user.
 pub(crate) fn not_found(why: String) -> Error {
     millstream::Error::new(ErrorKind::NotFound, why).into()
 }
 
-/// What can be done about an error, if its kind says that.
+/// Returns advice on an error, if there is any for its kind.
 fn advice(error: &Error) -> Option<&'static str> {
     let error = error.chain().find_map(|it| it.downcast_ref::<millstream::Error>())?;
     let is_new = error.to_string().starts_with("connect to ");
@@ -63,7 +63,7 @@ fn advice(error: &Error) -> Option<&'static str> {
     }
 }
 
-/// The exit code; an error is told on stderr first.
+/// Returns the exit code; prints an error on stderr first.
 pub(crate) fn code(ended: Result<Exit>) -> ExitCode {
     let error = match ended {
         Ok(Exit::Done) => return ExitCode::SUCCESS,
@@ -72,10 +72,10 @@ pub(crate) fn code(ended: Result<Exit>) -> ExitCode {
     };
     let code = code_of(&error);
     if code != 0 {
-        // As lines of clap begin.
+        // Starts like the error messages of clap.
         let text = sanitize::text(format!("{error:#}").as_bytes());
         let advice = advice(&error).map(|advice| format!("; {advice}")).unwrap_or_default();
-        // Whoever closed stderr does not want to know.
+        // If stderr is closed, the message is dropped.
         let _ = writeln!(std::io::stderr(), "error: {text}{advice}");
     }
     ExitCode::from(code)
@@ -83,7 +83,7 @@ pub(crate) fn code(ended: Result<Exit>) -> ExitCode {
 
 fn code_of(error: &Error) -> u8 {
     if error.is::<Closed>() {
-        // Whoever read has enough.
+        // The reader has closed stdout and needs no more.
         0
     } else if error.is::<Usage>() {
         2

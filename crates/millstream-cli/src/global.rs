@@ -1,4 +1,4 @@
-//! Global options, and what stands in for them: the environment, a file, defaults.
+//! Global options and their sources: the command line, the environment, a file, defaults.
 
 use std::path::{Path, PathBuf};
 use std::{env, fmt, fs, io};
@@ -10,7 +10,7 @@ use clap::{ArgMatches, Args};
 use millstream::{Builder, Millstream};
 use serde::Deserialize;
 
-/// Where the queue is if nobody says so.
+/// The default URL.
 const URL: &str = "redis://127.0.0.1:6379";
 
 /// Options of every command.
@@ -38,7 +38,7 @@ pub(crate) struct Global {
     pub(crate) yes: bool,
 }
 
-/// What a file may set.
+/// The settings in a file.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
@@ -46,14 +46,14 @@ struct Settings {
     namespace: Option<String>,
 }
 
-/// Also an empty one, which is none.
+/// Accepts an empty path too, which stands for no file.
 fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
 
 impl Global {
-    /// Looks where values come from. A variable that is empty is one that is not set, as it is where files of settings
-    /// name all variables; an empty option is an empty value.
+    /// Determines the sources of values. An empty variable counts as not set, since files of settings often name all
+    /// variables; an empty option is an empty value.
     pub(crate) fn settle(&mut self, matches: &ArgMatches) {
         let is_from = |id, source| matches.value_source(id) == Some(source);
         let drops = |id, value: &mut Option<String>| {
@@ -66,20 +66,20 @@ impl Global {
         self.is_url_typed = is_from("url", ValueSource::CommandLine);
     }
 
-    /// What connects, before it does: for commands that set more.
+    /// Returns the builder of the connection, for commands with further settings.
     ///
     /// # Errors
-    /// A file of settings that was named and is not there, or that cannot be used; a URL that is none.
+    /// A settings file that was named and does not exist, or that is invalid; an invalid URL.
     pub(crate) fn builder(&self) -> Result<Builder> {
         let settings = self.settings()?;
         let url = self.url.clone().or(settings.url).unwrap_or_else(|| URL.to_owned());
-        // None of it is shown: it may have a password.
+        // The URL is never printed, as it may contain a password.
         if !url.contains("://") {
             bail!("the URL of the queue has no scheme: redis://host:port is one");
         }
         let builder = Millstream::at(url);
         Ok(match self.namespace.clone().or(settings.namespace) {
-            // An empty one says that there is none, whatever the file says.
+            // An empty namespace means none, whatever the file contains.
             Some(namespace) if !namespace.is_empty() => builder.namespace(namespace),
             _ => builder,
         })
@@ -103,7 +103,8 @@ fn default_path() -> Option<PathBuf> {
     Some(folder.join("millstream").join("config.toml"))
 }
 
-/// The parser's own report shows the line, and that may have a password: only what is wrong is told, and where.
+/// Parses a settings file. The parser's own error shows the line, which may contain a password; only the kind of
+/// error and its position are reported.
 fn read(text: &str, path: &Path) -> Result<Settings> {
     toml::from_str(text).map_err(|error| {
         let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
@@ -111,7 +112,7 @@ fn read(text: &str, path: &Path) -> Result<Settings> {
     })
 }
 
-/// Without the URL: it may hold a password.
+/// Omits the URL, as it may contain a password.
 impl fmt::Debug for Global {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Global").field("namespace", &self.namespace).finish_non_exhaustive()

@@ -1,16 +1,16 @@
-//! Numbers, times and sizes as people read them. JSON has them raw.
+//! Formats numbers, times and sizes for people. JSON output has the raw values.
 
 use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, Utc};
 use millstream::Retention;
 
-/// `1,234,567`.
+/// Formats a count: `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
     grouped(&number.to_string())
 }
 
-/// Digits in groups of three, behind a sign if there is one.
+/// Groups digits by three, after an optional sign.
 pub(crate) fn grouped(digits: &str) -> String {
     let (sign, digits) = digits.strip_prefix('-').map_or(("", digits), |digits| ("-", digits));
     let mut text = sign.to_owned();
@@ -23,7 +23,7 @@ pub(crate) fn grouped(digits: &str) -> String {
     text
 }
 
-/// A number that may not be known, or only that it is no less: `7`, `>= 10,000`, `unknown`.
+/// Formats a number that may be unknown, or known only as a lower bound: `7`, `>= 10,000`, `unknown`.
 pub(crate) fn at_least(known: Option<u64>, at_least: u64) -> String {
     match known {
         Some(number) => count(number),
@@ -32,7 +32,7 @@ pub(crate) fn at_least(known: Option<u64>, at_least: u64) -> String {
     }
 }
 
-/// `512 B`, `1.5 KiB`, `3.0 GiB`.
+/// Formats a size: `512 B`, `1.5 KiB`, `3.0 GiB`.
 pub(crate) fn bytes(number: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if number < 1_024 {
@@ -40,7 +40,7 @@ pub(crate) fn bytes(number: u64) -> String {
     }
     let mut value = number as f64 / 1_024.0;
     let mut unit = 0;
-    // From there on it would be shown as 1024.0.
+    // From this value on it would be shown as 1024.0.
     while value >= 1_023.95 && unit + 1 < UNITS.len() {
         value /= 1_024.0;
         unit += 1;
@@ -48,7 +48,7 @@ pub(crate) fn bytes(number: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// The two largest units that there are: `350 ms`, `12.5 s`, `3 min 20 s`, `2 d 5 h`.
+/// Formats a duration in its two largest units: `350 ms`, `12.5 s`, `3 min 20 s`, `2 d 5 h`.
 pub(crate) fn duration(time: Duration) -> String {
     const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
     let seconds = time.as_secs();
@@ -68,13 +68,13 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
-/// Milliseconds since 1970 as `2026-01-31T12:00:00.000Z`.
+/// Formats milliseconds since 1970 as `2026-01-31T12:00:00.000Z`.
 pub(crate) fn time(ms: u64) -> String {
     let time = i64::try_from(ms).ok().and_then(DateTime::<Utc>::from_timestamp_millis);
     time.map_or_else(|| format!("{ms} ms"), |time| time.to_rfc3339_opts(SecondsFormat::Millis, true))
 }
 
-/// A retention as it can be typed: `age:7d`.
+/// Formats a retention as it can be typed: `age:7d`.
 pub(crate) fn retention(of: Retention) -> String {
     match of {
         Retention::ConsumedAfter(time) => format!("consumed-after:{}", exact(time)),
@@ -83,7 +83,7 @@ pub(crate) fn retention(of: Retention) -> String {
     }
 }
 
-/// In the largest unit that says it exactly: `90m`.
+/// Formats a duration in the largest unit that is exact: `90m`.
 pub(crate) fn exact(time: Duration) -> String {
     let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
@@ -91,12 +91,12 @@ pub(crate) fn exact(time: Duration) -> String {
     unit.map_or_else(|| format!("{ms}ms"), |(unit, name)| format!("{}{name}", ms / unit))
 }
 
-/// `1 topic`, `2 topics`.
+/// Formats a number with its noun: `1 topic`, `2 topics`.
 pub(crate) fn of(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
-/// The name of a member. Of the part that makes it unique, as much as tells it from others.
+/// Shortens the name of a member: its unique part is cut to what distinguishes it from others.
 pub(crate) fn member(name: &str) -> String {
     let is_unique = |part: &str| part.len() == 32 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
     match name.rsplit_once('-').filter(|(_, part)| is_unique(part)) {
@@ -105,7 +105,7 @@ pub(crate) fn member(name: &str) -> String {
     }
 }
 
-/// What may not be there.
+/// Formats a value that may be absent.
 pub(crate) fn or_none<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), text)
 }

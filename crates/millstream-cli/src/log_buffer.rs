@@ -1,10 +1,10 @@
-//! Where it goes what is told of the background: to stderr, at once, or when nobody draws on the terminal any more.
+//! Buffers log lines while the screen is drawn; otherwise writes them to stderr immediately.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many lines are kept: the last ones.
+/// The maximum number of buffered lines; older ones are dropped.
 const KEPT: usize = 100;
 
 static HELD: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
@@ -13,7 +13,7 @@ fn held() -> MutexGuard<'static, Option<VecDeque<String>>> {
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Writes what is told.
+/// A writer of log lines.
 #[derive(Debug)]
 pub(crate) struct Told;
 
@@ -33,7 +33,7 @@ impl Write for Told {
     }
 }
 
-/// Holds back what is told until this is dropped.
+/// Holds back log lines until it is dropped.
 #[cfg_attr(not(feature = "top"), allow(dead_code))]
 #[derive(Debug)]
 pub(crate) struct Hold(());
@@ -49,7 +49,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         for line in held().take().unwrap_or_default() {
-            // Whoever closed stderr does not want to know.
+            // If stderr is closed, the line is dropped.
             let _ = io::stderr().write_all(line.as_bytes());
         }
     }

@@ -50,10 +50,11 @@ Exit codes: 0 done; 1 failed, also if there is no server, no right, or nothing o
 confirmation that is missing; 3 looked, and found something wrong (doctor, verify); 130 interrupted before its end. What
 goes on until it is stopped ends with 0 then.";
 
-/// What is told unless `RUST_LOG` says otherwise. That a server without persistence can lose messages is no news here.
+/// The log filter unless `RUST_LOG` is set. The warning that a server without persistence can lose messages is
+/// omitted.
 const TOLD: &str = "warn,millstream_redis::durability=error";
 
-/// `millstream help topic list` is `millstream topic list --help`.
+/// Rewrites `millstream help topic list` to `millstream topic list --help`.
 fn asked(mut args: Vec<OsString>) -> Vec<OsString> {
     if args.get(1).is_some_and(|word| word == "help") {
         args.remove(1);
@@ -63,18 +64,18 @@ fn asked(mut args: Vec<OsString>) -> Vec<OsString> {
 }
 
 fn main() -> ExitCode {
-    // For those who change the commands: it is none of them.
+    // For developers of the commands: it is not one of them.
     if std::env::args_os().skip(1).eq(["markdown"]) {
         return exit::code(commands::markdown::run(output::Output::new(false)));
     }
-    // It ends the process itself: with 0 after --help, with 2 on wrong usage.
+    // Ends the process itself: with 0 after --help, with 2 on wrong usage.
     let matches = Cli::command().get_matches_from(asked(std::env::args_os().collect()));
     let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     cli.global.settle(&matches);
     if let Err(wrong) = cli.command.check() {
         Cli::command().error(clap::error::ErrorKind::ValueValidation, wrong).exit();
     }
-    // What goes wrong in the background is told as it happens, and not in the output.
+    // Errors in the background are logged when they occur, and are not part of the output.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(TOLD));
     let colours = output::colours(&std::io::stderr());
     tracing_subscriber::fmt()

@@ -1,4 +1,4 @@
-//! What comes out: data on stdout, as tables for people or as JSON for programs; words on stderr.
+//! Output of commands: data on stdout, as tables for people or as JSON for programs; notes on stderr.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -9,14 +9,14 @@ use serde::Serialize;
 
 use crate::commands::message::sanitize;
 
-/// Where data goes, and words.
+/// The output settings of a command.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     json: bool,
     colours: bool,
 }
 
-/// Whoever read stdout has closed it. It ends a command quietly.
+/// Error: the reader of stdout has closed it. It ends a command silently.
 #[derive(Debug)]
 pub(crate) struct Closed;
 
@@ -28,7 +28,7 @@ impl fmt::Display for Closed {
 
 impl std::error::Error for Closed {}
 
-/// What a word means, where there are colours.
+/// The meaning of a word, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     Good,
@@ -41,16 +41,16 @@ impl Output {
         Self { json, colours: !json && colours(&io::stdout()) }
     }
 
-    /// Whether JSON is asked for.
+    /// Whether the output is JSON.
     pub(crate) fn is_json(&self) -> bool {
         self.json
     }
 
-    /// Prints a value: as one line of JSON, which tells a terminal nothing, or as the text that is made of it, which has to
-    /// see to that itself. What goes on calls it once per record.
+    /// Prints a value as one line of JSON, with control characters escaped, or as the text made of it, which has to
+    /// be escaped by its maker. Commands that stream call it once per record.
     ///
     /// # Errors
-    /// If it cannot be written; [`Closed`] if nobody reads.
+    /// If it cannot be written; [`Closed`] if stdout is closed.
     pub(crate) fn show<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
         if self.json {
             return self.write(&(sanitize::json(&serde_json::to_string(value)?).into_owned() + "\n"));
@@ -62,10 +62,10 @@ impl Output {
         self.write(&text)
     }
 
-    /// Writes to stdout as it is: text that is the data itself.
+    /// Writes text to stdout unchanged, for text that is the data itself.
     ///
     /// # Errors
-    /// As [`show`](Self::show).
+    /// The errors of [`show`](Self::show).
     pub(crate) fn write(&self, text: &str) -> Result<()> {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -74,14 +74,13 @@ impl Output {
         }
     }
 
-    /// Tells people something about the data or the work on stderr, also with `--json`; nothing of it tells a terminal
-    /// anything.
+    /// Prints a note about the data or the work on stderr, also with `--json`, with control characters escaped.
     pub(crate) fn note(&self, text: &str) {
-        // Whoever closed stderr does not want to know.
+        // If stderr is closed, the note is dropped.
         let _ = writeln!(io::stderr(), "{}", sanitize::text(text.as_bytes()));
     }
 
-    /// A word in its colour, if there are colours. In a table it would count as longer than it is seen.
+    /// Colours a word, if colours are enabled. In a table the escape codes would count as visible characters.
     pub(crate) fn paint(&self, tone: Tone, word: &str) -> String {
         if !self.colours {
             return word.to_owned();
@@ -95,12 +94,13 @@ impl Output {
     }
 }
 
-/// Whether something is for the eyes of people who want colours.
+/// Whether a stream is a terminal on which colours are wanted.
 pub(crate) fn colours(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// A table without lines; nothing in its cells tells a terminal anything. A title that begins with `>` is of a column of numbers, which stand to the right.
+/// Formats a table without lines, with control characters in its cells escaped. A title that begins with `>` denotes
+/// a column of numbers, which are aligned to the right.
 pub(crate) fn table<R, C>(titles: &[&str], rows: impl IntoIterator<Item = R>) -> String
 where
     R: IntoIterator<Item = C>,
@@ -123,7 +123,7 @@ where
     lines.join("\n")
 }
 
-/// Names with their values, a line each.
+/// Formats names with their values, one per line.
 pub(crate) fn list<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let pairs: Vec<_> = pairs.into_iter().collect();
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);

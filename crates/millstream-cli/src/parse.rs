@@ -1,4 +1,4 @@
-//! How values of options are read.
+//! Parsers of option values.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use millstream::{MessageId, Retention, Start};
 
 use crate::human;
 
-/// A time that lasts: `500ms`, `30s`, `5m`, `2h`, `7d`, `1h30m`.
+/// Parses a duration: `500ms`, `30s`, `5m`, `2h`, `7d`, `1h30m`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is not a time: 500ms, 30s, 5m, 2h, 7d and 1h30m are");
     let (mut rest, mut sum, mut last) = (text, 0_u64, u64::MAX);
@@ -24,7 +24,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
             "d" => 86_400_000,
             _ => return Err(wrong()),
         };
-        // From the large to the small, each once: `30m1h` is a slip.
+        // Units must descend, each used once: `30m1h` is taken for a mistake.
         if unit >= last {
             return Err(wrong());
         }
@@ -36,19 +36,19 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A point in time, as people name it.
+/// A point in time, as typed by people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     /// Milliseconds since 1970.
     At(u64),
-    /// So long before now.
+    /// This long before now.
     Ago(Duration),
-    /// So long after now.
+    /// This long after now.
     In(Duration),
 }
 
 impl When {
-    /// In milliseconds since 1970, if it is `now` at present.
+    /// Returns it in milliseconds since 1970, given the current time `now`.
     pub(crate) fn at(self, now: u64) -> u64 {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         match self {
@@ -59,11 +59,11 @@ impl When {
     }
 }
 
-/// The least number that is a time in milliseconds since 1970: one in seconds is below it for 3,000 years.
+/// The smallest number that is read as milliseconds since 1970: a time in seconds stays below it for 3,000 years.
 const LEAST_MS: u64 = 100_000_000_000;
 
-/// `2026-01-31T12:00:00Z`, `2026-01-31` (its beginning in UTC), `2h ago`, `in 5m`, `now`, or milliseconds since 1970 as
-/// messages are shown with.
+/// Parses a point in time: `2026-01-31T12:00:00Z`, `2026-01-31` (its beginning in UTC), `2h ago`, `in 5m`, `now`, or
+/// milliseconds since 1970 as shown with messages.
 pub(crate) fn when(text: &str) -> Result<When, String> {
     if text == "now" {
         return Ok(When::In(Duration::ZERO));
@@ -90,18 +90,18 @@ pub(crate) fn when(text: &str) -> Result<When, String> {
     u64::try_from(at).map(When::At).map_err(|_| wrong())
 }
 
-/// Where a group begins or goes on.
+/// The position at which a group starts or continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Position {
     Earliest,
     Latest,
-    /// With this entry, or the first one behind it.
+    /// The entry with this id, or the first one after it.
     Id(MessageId),
-    /// With the first entry that was appended then or later.
+    /// The first entry that was appended at this time or later.
     When(When),
 }
 
-/// As it can be typed.
+/// Formats the position as it can be typed.
 impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -117,7 +117,7 @@ impl fmt::Display for Position {
 }
 
 impl Position {
-    /// As the library says it, if it is `now` at present.
+    /// Converts it to the library's type, given the current time `now`.
     pub(crate) fn start(self, now: u64) -> Start {
         match self {
             Self::Earliest => Start::Earliest,
@@ -128,7 +128,7 @@ impl Position {
     }
 }
 
-/// `earliest`, `latest`, an id, or a point in time.
+/// Parses a position: `earliest`, `latest`, an id, or a point in time.
 pub(crate) fn position(text: &str) -> Result<Position, String> {
     match text {
         "earliest" | "beginning" => return Ok(Position::Earliest),
@@ -144,7 +144,7 @@ pub(crate) fn position(text: &str) -> Result<Position, String> {
     })
 }
 
-/// `consumed`, `consumed-after:7d`, `age:7d`, `length:1000000` or `keep`.
+/// Parses a retention: `consumed`, `consumed-after:7d`, `age:7d`, `length:1000000` or `keep`.
 pub(crate) fn retention(text: &str) -> Result<Retention, String> {
     let wrong = || {
         format!("{text:?} is no retention: consumed, consumed-after:7d, age:7d, length:1000000 and keep are")
@@ -163,7 +163,7 @@ pub(crate) fn retention(text: &str) -> Result<Retention, String> {
     }
 }
 
-/// How often something is looked at again, in seconds.
+/// Parses a refresh interval in seconds: 0.1 to 86400.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no interval: 0.1 to 86400 seconds are");
     let seconds: f64 = text.strip_suffix('s').unwrap_or(text).parse().map_err(|_| wrong())?;

@@ -1,4 +1,4 @@
-//! Names that are not there, and those that may have been meant.
+//! Suggestions for names that do not exist.
 
 use anyhow::{Error, Result, anyhow};
 use clap::ArgMatches;
@@ -17,7 +17,7 @@ pub(crate) struct Typed {
 }
 
 impl Typed {
-    /// Those of the command that was called: arguments are told by their types, and by the names that they have everywhere.
+    /// Returns the names among the arguments of the called command, which are identified by their types and names.
     pub(crate) fn of(matches: &ArgMatches) -> Self {
         let mut leaf = matches;
         while let Some((_, beneath)) = leaf.subcommand() {
@@ -25,7 +25,7 @@ impl Typed {
         }
         let mut topics = many::<TopicName>(leaf, &["topic", "topics", "to_topic"]);
         let mut queues = many::<QueueName>(leaf, &["queue", "queues"]);
-        // What recurs is in a topic, or in a queue.
+        // A recurring message belongs to a topic or to a queue.
         let is_queue = matches!(leaf.try_get_one::<bool>("queue"), Ok(Some(true)));
         let named = many::<String>(leaf, &["name"]);
         if is_queue {
@@ -38,26 +38,26 @@ impl Typed {
 }
 
 fn many<T: ToString + Clone + Send + Sync + 'static>(leaf: &ArgMatches, ids: &[&str]) -> Vec<String> {
-    // One that the command does not have, or that is something else there, is an error, and none of these.
+    // An argument that the command does not have, or that has another type there, returns an error and is skipped.
     let of = |id: &&str| leaf.try_get_many::<T>(id).ok().flatten();
     ids.iter().filter_map(of).flatten().map(ToString::to_string).collect()
 }
 
-/// An error of something that is not there, with the name that may have been meant.
+/// Adds a similar existing name to an error about a name that does not exist.
 pub(crate) async fn explain(error: Error, typed: &Typed, global: &Global) -> Error {
     let kind =
         error.chain().find_map(|it| it.downcast_ref::<millstream::Error>()).map(millstream::Error::kind);
     if kind != Some(ErrorKind::NotFound) {
         return error;
     }
-    // Whatever goes wrong now is not what is to be told.
+    // An error of the lookup must not replace the original one.
     match meant(typed, global).await {
         Ok(Some(name)) => anyhow!("{error:#}; is {name} meant?"),
         Ok(None) | Err(_) => error,
     }
 }
 
-/// The name that is most like one that is not there.
+/// Returns the existing name that is most similar to the missing one.
 async fn meant(typed: &Typed, global: &Global) -> Result<Option<String>> {
     let cx = Context::open(global).await?;
     let there = strings(&cx.admin().topics().await?);
@@ -79,8 +79,8 @@ fn strings<T: ToString>(names: &[T]) -> Vec<String> {
     names.iter().map(ToString::to_string).collect()
 }
 
-/// The one that is least different, if that is so little that it may be a slip: a third of the name, at least one
-/// character, and not all of it; small letters and capitals are the same.
+/// Returns the name with the smallest difference, if it may be a typing error: at most a third of the name, at least
+/// one character, and not the whole name. Upper and lower case are equal.
 fn nearest<'a>(name: &str, there: &'a [String]) -> Option<&'a String> {
     let name = name.to_lowercase();
     let len = name.chars().count();

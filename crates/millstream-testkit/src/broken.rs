@@ -1,7 +1,7 @@
-//! Backends with one classic mistake each: what the suite is there to find.
+//! Backends with one classic mistake each, which the suite must find.
 //!
-//! A suite that nothing fails proves nothing. [`Broken`] stands around a good backend and spoils one thing.
-//! The test `every_case_can_fail` runs every case against every [`Mutant`].
+//! A suite that nothing fails proves nothing. [`Broken`] wraps a correct backend and spoils one behaviour. The test
+//! `every_case_can_fail` runs every case against every [`Mutant`].
 
 mod audit;
 mod catalog;
@@ -41,55 +41,55 @@ pub struct Broken {
     memo: Arc<Mutex<Memo>>,
 }
 
-/// What a mistake has to remember.
+/// State that mistakes need.
 #[derive(Default)]
 struct Memo {
-    /// Counts whatever is counted.
+    /// A counter, shared by all mistakes that count.
     count: u64,
-    /// What was appended: for those who drop or repeat it.
+    /// Appended entries, for mistakes that drop or repeat them.
     appended: HashMap<TopicPartition, Vec<(MessageId, Fields)>>,
-    /// The last grant: for those who do not look at the token.
+    /// The last grant of each resource, for mistakes that ignore the token.
     granted: HashMap<Resource, Lease>,
-    /// Leases that were released here and not there.
+    /// Leases that were released here and not in the backend.
     released: HashSet<Resource>,
-    /// Who was handed an entry first.
+    /// The first group that received each entry.
     taken: HashMap<(TopicPartition, MessageId), GroupName>,
-    /// Entries up to here are trimmed.
+    /// The id up to which entries are trimmed.
     trimmed: HashMap<TopicPartition, MessageId>,
-    /// Where a group starts again, at its next fetch.
+    /// The position at which a group starts again with its next fetch.
     rewound: HashMap<(TopicPartition, GroupName), MessageId>,
-    /// What was promoted once.
+    /// Entries that were promoted once.
     promoted: HashMap<(TopicPartition, GroupName), HashSet<Receipt>>,
     /// Groups that were created or have dead letters.
     groups: HashSet<(TopicPartition, GroupName)>,
-    /// Dead letters that were replayed and are still shown.
+    /// Dead letters that were replayed and are still listed.
     replayed: Vec<DeadLetter>,
-    /// Who noted what, last or first.
+    /// The last or first note of each entry, with the token of its author.
     notes: HashMap<(TopicPartition, GroupName, Receipt), (Token, Note)>,
-    /// What a seek left pending.
+    /// Entries that a seek left pending.
     left: HashMap<(TopicPartition, GroupName), Vec<Entry>>,
-    /// Groups whose retries are not shown any more.
+    /// Groups whose retries are no longer listed.
     without_retries: HashSet<(TopicPartition, GroupName)>,
-    /// Groups of topics that were deleted, which come back.
+    /// Groups of deleted topics, which reappear.
     haunted: HashMap<TopicName, Vec<GroupName>>,
     /// Names of topics, and of topics with groups, that were ever deleted.
     deleted: HashSet<String>,
     /// Groups that were ever paused.
     paused: HashSet<(TopicName, GroupName)>,
-    /// Groups that are not on a new partition.
+    /// Groups that are missing on a new partition.
     missing: HashSet<(TopicPartition, GroupName)>,
     /// The first heartbeat of each member that did not leave.
     members: HashMap<(TopicName, GroupName, MemberId), (Member, Instant)>,
-    /// The first answer in each group.
+    /// The first reply in each group.
     pulses: HashMap<(TopicName, GroupName), HeartbeatReply>,
-    /// What was published last.
+    /// The last published assignment.
     published: HashMap<(TopicName, GroupName), Assignment>,
     schedule: schedule::Memo,
     tasks: tasks::Memo,
 }
 
 impl Broken {
-    /// `backend` with this mistake. It has to see everything that is done to the backend.
+    /// Wraps `backend` with this mistake. It has to see every call to the backend.
     #[must_use]
     pub fn new(backend: impl Into<Backend>, sabotage: Mutant) -> Self {
         Self { inner: backend.into(), sabotage, memo: Arc::default() }
@@ -103,7 +103,7 @@ impl Broken {
         self.sabotage == sabotage
     }
 
-    /// The lease of whoever holds the resource, if this is what is broken; else `lease`.
+    /// Returns the lease of the current holder of the resource if this mistake is active; otherwise `lease`.
     fn unfenced(&self, sabotage: Mutant, lease: &Lease) -> Lease {
         let granted = self.is(sabotage).then(|| self.memo().granted.get(&lease.resource).cloned()).flatten();
         granted.unwrap_or_else(|| lease.clone())

@@ -1,4 +1,4 @@
-//! A case of the suite, and what it says when a backend breaks the law.
+//! A case of the suite, and the violation that it returns when a backend breaks a rule.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use millstream_core::{Error, ErrorKind};
 
 use crate::harness::Harness;
 
-/// One sentence of the law, as a test.
+/// One rule for backends, as a test.
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Case {
-    /// The role that it is about: `log`, `leases`, `schedule`, `recurring`, `tasks`, `dead_letters`, `catalog`,
-    /// `members`, `shared`, `inspect` or `audit`.
+    /// The role under test: `log`, `leases`, `schedule`, `recurring`, `tasks`, `dead_letters`, `catalog`, `members`,
+    /// `shared`, `inspect` or `audit`.
     pub role: &'static str,
-    /// The sentence in snake case: `an_acked_entry_is_never_handed_out_again`.
+    /// The rule in snake case: `an_acked_entry_is_never_handed_out_again`.
     pub name: &'static str,
-    /// Whether it needs [`Harness::with_operator`], and is violated without.
+    /// Whether it needs [`Harness::with_operator`]; without one it is violated.
     pub needs_operator: bool,
     /// Runs it.
     pub run: fn(Harness) -> BoxFuture<'static, Verdict>,
@@ -31,12 +31,12 @@ impl fmt::Debug for Case {
     }
 }
 
-/// What a backend did that its role does not allow.
+/// A behaviour of a backend that its role does not allow.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Violation(String);
 
 impl Violation {
-    /// Says what was seen, and what should have been.
+    /// Creates a violation from a message: the observed behaviour, and the expected one.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
         Self(message.into())
@@ -49,7 +49,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// As `Display`: this is what a failing test prints.
+/// Formats as `Display` does, since a failing test prints the debug form.
 impl fmt::Debug for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -64,7 +64,7 @@ impl From<Error> for Violation {
     }
 }
 
-/// Violated, with this message, unless the condition holds.
+/// Returns a violation with this message unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
         if !$condition {
@@ -73,7 +73,7 @@ macro_rules! ensure {
     };
 }
 
-/// Violated unless both are equal; says both.
+/// Returns a violation with both values unless they are equal.
 macro_rules! equal {
     ($found:expr, $expected:expr, $($what:tt)+) => {
         match (&$found, &$expected) {
@@ -90,7 +90,7 @@ macro_rules! equal {
 
 pub(crate) use {ensure, equal};
 
-/// Violated unless `result` is an error of `kind`.
+/// Returns a violation unless `result` is an error of `kind`.
 pub(crate) fn refused<T>(result: Result<T, Error>, kind: ErrorKind, what: &str) -> Verdict {
     match result {
         Ok(_) => Err(Violation::new(format!("{what} succeeded, expected an error of kind {kind}"))),

@@ -1,8 +1,8 @@
-//! Chaos: a backend whose calls are slow, get lost, or stall, by one seeded generator.
+//! Chaos: a backend whose calls are slow, lost, or stalled, decided by one seeded generator.
 //!
-//! [`Chaos`] stands around any backend. Every [`Client`] of it is what one process would have: a connection of its
-//! own, with faults of its own. It can be cut off, paused (as by `SIGSTOP`) or killed while others go on. Under one
-//! seed, a current-thread runtime and a paused clock everything happens the same way again.
+//! [`Chaos`] wraps any backend. Every [`Client`] of it stands for one process: it has its own connection, with its
+//! own faults. It can be cut off, paused (as by `SIGSTOP`) or killed while others continue. With the same seed, a
+//! current-thread runtime and a paused clock, every run is identical.
 
 mod faults;
 mod looking;
@@ -27,7 +27,7 @@ pub use faults::{Faults, Outage, Role, Tally};
 
 use faults::{Fate, Plan, Rates};
 
-/// A backend around which things go wrong. Cloning is cheap.
+/// A backend with injected faults. Cloning is cheap.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap().block_on(async {
@@ -51,35 +51,35 @@ struct Shared {
     backend: Backend,
     rng: Mutex<Rng>,
     clients: Mutex<Vec<Client>>,
-    /// How the server is away, if it is.
+    /// The current outage, if there is one.
     outage: Mutex<Option<Outage>>,
 }
 
-/// One process' connection to the backend. Clones are the same connection.
+/// The connection of one process to the backend. Clones are the same connection.
 #[derive(Clone)]
 pub struct Client(Arc<Inner>);
 
 struct Inner {
     backend: Backend,
-    /// Who makes the calls, for a history below.
+    /// The name of the caller, for a history below.
     name: Mutex<Option<Arc<str>>>,
     rng: Mutex<Rng>,
     rates: Mutex<Rates>,
     tally: Mutex<Tally>,
     link: Mutex<Link>,
-    /// Rung when the link changes. Not a `watch`, which wakes its receivers in a random order.
+    /// Notified when the link changes. Not a `watch`, which wakes its receivers in a random order.
     changed: Notify,
 }
 
-/// How the process and its connection are.
+/// The state of a process and its connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Link {
     cut: bool,
     paused: bool,
     killed: bool,
-    /// How the server is away, if it is: from all clients alike.
+    /// The current outage, if there is one. The same for all clients.
     outage: Option<Outage>,
-    /// How often all connections were reset. A call that began before the last time is cut off.
+    /// The number of times that all connections were reset. A call that began before the last reset is cut off.
     resets: u64,
 }
 
@@ -88,8 +88,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Chaos {
-    /// Chaos around `backend`, decided by `seed`. Nothing goes wrong until a client is told to
-    /// [suffer](Client::suffer).
+    /// Wraps `backend`, with faults decided by `seed`. No faults occur until a client is set to
+    /// [suffer](Client::suffer) some.
     #[must_use]
     pub fn new(backend: impl Into<Backend>, seed: u64) -> Self {
         let rng = Mutex::new(Rng::with_seed(seed));
@@ -101,7 +101,7 @@ impl Chaos {
         }))
     }
 
-    /// One more process. What happens to it depends on the seed and on how many clients came before.
+    /// Creates another client. Its faults depend on the seed and on the number of earlier clients.
     #[must_use]
     pub fn client(&self) -> Client {
         let rng = Mutex::new(lock(&self.0.rng).fork());
@@ -118,7 +118,7 @@ impl Chaos {
         client
     }
 
-    /// Resets all connections, as a server does that ends or fails over: calls under way are answered
+    /// Resets all connections, as a server does that ends or fails over: calls in progress return
     /// [`ErrorKind::Unconfirmed`], new ones find a connection again.
     pub fn reset(&self) {
         for client in lock(&self.0.clients).iter() {
@@ -126,13 +126,13 @@ impl Chaos {
         }
     }
 
-    /// Takes the server away from all clients, also from those that are made meanwhile, until
+    /// Makes the server unreachable for all clients, including those created during the outage, until
     /// [`end_outage`](Self::end_outage). Its clock goes on.
     pub fn begin_outage(&self, outage: Outage) {
         self.set_outage(Some(outage));
     }
 
-    /// Ends an outage: the server answers again. Nothing happens if there is none.
+    /// Ends an outage: the server replies again. Does nothing if there is none.
     pub fn end_outage(&self) {
         self.set_outage(None);
     }
@@ -148,8 +148,8 @@ impl Chaos {
         }
     }
 
-    /// Ends all faults of all clients but death, and an outage: from now on every call of those that live is answered
-    /// at once.
+    /// Ends an outage and all faults of all clients, except death: from now on every call of a live client is
+    /// answered without delay.
     pub fn heal(&self) {
         self.end_outage();
         for client in lock(&self.0.clients).iter() {
@@ -161,7 +161,7 @@ impl Chaos {
 }
 
 impl Client {
-    /// The backend, as this process sees it.
+    /// Returns the backend as seen by this process.
     #[must_use]
     pub fn backend(&self) -> Backend {
         let backend = Backend::new(self.clone());
@@ -169,25 +169,24 @@ impl Client {
         Backend { local, boot_clock, ..backend }
     }
 
-    /// Names the process. A [history](crate::history) around the same backend then knows who made a call.
+    /// Names the process. A [history](crate::history) around the same backend then records the caller of each call.
     pub fn name(&self, name: &str) {
         *lock(&self.0.name) = Some(name.into());
     }
 
-    /// From now on this is what happens to calls of every role.
+    /// Sets the faults of calls of every role from now on.
     pub fn suffer(&self, faults: &Faults) {
         for role in Role::ALL {
             self.suffer_in(*role, faults);
         }
     }
 
-    /// From now on this is what happens to calls of one role.
+    /// Sets the faults of calls of one role from now on.
     pub fn suffer_in(&self, role: Role, faults: &Faults) {
         lock(&self.0.rates).set(role, faults.clone());
     }
 
-    /// Cuts the connection: calls under way are answered [`ErrorKind::Unconfirmed`], new ones
-    /// [`ErrorKind::Unavailable`].
+    /// Cuts the connection: calls in progress return [`ErrorKind::Unconfirmed`], new ones [`ErrorKind::Unavailable`].
     pub fn cut(&self) {
         self.change(|link| link.cut = true);
     }
@@ -197,18 +196,19 @@ impl Client {
         self.change(|link| link.cut = false);
     }
 
-    /// Stops the process, as `SIGSTOP` does: it neither sends nor sees an answer. The server goes on with what it
-    /// was sent. Let handlers wait for [`awake`](Self::awake), so that they stop too.
+    /// Stops the process, as `SIGSTOP` does: it neither sends requests nor receives replies. The server continues
+    /// with the requests it was sent. Let handlers wait for [`awake`](Self::awake), so that they stop too.
     pub fn pause(&self) {
         self.change(|link| link.paused = true);
     }
 
-    /// Lets a paused process go on.
+    /// Lets a paused process continue.
     pub fn resume(&self) {
         self.change(|link| link.paused = false);
     }
 
-    /// Ends the process, as `SIGKILL` does: what it has sent may still be done, but no call comes back, ever.
+    /// Ends the process, as `SIGKILL` does: requests that it has sent may still be executed, but no call ever
+    /// returns.
     pub fn kill(&self) {
         self.change(|link| link.killed = true);
     }
@@ -232,41 +232,41 @@ impl Client {
         }
     }
 
-    /// How many calls there were, and what went wrong with them.
+    /// Returns the number of calls and of their faults.
     #[must_use]
     pub fn tally(&self) -> Tally {
         *lock(&self.0.tally)
     }
 
-    /// Whether the connection that a call began with is no more.
+    /// Whether the connection that a call began with is gone.
     fn is_cut(&self, plan: &Plan) -> bool {
         let link = lock(&self.0.link);
         link.is_cut(plan)
     }
 
-    /// Whether the server that a call was sent to is no more: another one has taken its place.
+    /// Whether the server that a call was sent to is gone and another one has taken its place.
     fn is_reset(&self, plan: &Plan) -> bool {
         lock(&self.0.link).resets != plan.resets
     }
 
-    /// A request arrives whose caller has given up. The server that took another one's place never gets it.
+    /// Executes a request whose caller has given up. A server that took another one's place never receives it.
     async fn arrives<T>(&self, plan: &Plan, request: impl Future<Output = T>) {
         if !self.is_reset(plan) {
             drop(request.await);
         }
     }
 
-    /// Waits until the connection that a call began with is no more.
+    /// Waits until the connection that a call began with is gone.
     async fn until_cut(&self, plan: &Plan) {
         self.until(|link| link.is_cut(plan)).await;
     }
 
-    /// A request, made in this client's name.
+    /// Wraps a request so that it runs under this client's name.
     fn signed<F: Future>(&self, request: F) -> impl Future<Output = F::Output> + use<F> {
         caller::of(lock(&self.0.name).clone(), request)
     }
 
-    /// Waits while the server hangs; `false` if that takes longer than `patience`.
+    /// Waits while the server hangs; returns `false` if that takes longer than `patience`.
     async fn answers(&self, patience: Duration) -> bool {
         let hangs = |link: &Link| link.outage == Some(Outage::Hung);
         if !hangs(&lock(&self.0.link)) {
@@ -286,7 +286,7 @@ impl Client {
 
     async fn until(&self, holds: impl Fn(&Link) -> bool) {
         loop {
-            // Made before the look, so that a change in between is not missed.
+            // Created before the check, so that a change in between is not missed.
             let changed = self.0.changed.notified();
             if holds(&lock(&self.0.link)) {
                 return;
@@ -295,7 +295,7 @@ impl Client {
         }
     }
 
-    /// Decides about one call.
+    /// Decides the faults of one call.
     fn plan(&self, role: Role) -> Plan {
         let mut plan = lock(&self.0.rates).of(role).plan(&mut lock(&self.0.rng));
         plan.resets = lock(&self.0.link).resets;
@@ -303,7 +303,7 @@ impl Client {
         plan
     }
 
-    /// Makes one call, as well as it goes. `fail` turns an error into the answer of the whole call.
+    /// Makes one call under its faults. `fail` turns an error into the result of the whole call.
     async fn call<T: Send + 'static>(
         &self,
         role: Role,
@@ -313,7 +313,7 @@ impl Client {
         self.call_for(role, request, fail, |_| 0).await
     }
 
-    /// The same where the answer has a size, in bytes, that matters.
+    /// Same as [`call`](Self::call), for replies whose size in bytes matters.
     async fn call_for<T: Send + 'static>(
         &self,
         role: Role,
@@ -328,8 +328,8 @@ impl Client {
         }
         if !self.answers(plan.timeout.saturating_sub(plan.there)).await {
             if plan.reset {
-                // The caller gives up, and closes its connection; a server that was stopped has the request all the
-                // same, and goes on with it.
+                // The caller gives up and closes its connection; a stopped server still has the request, and executes
+                // it when it continues.
                 let client = self.clone();
                 tokio::spawn(async move {
                     client.until(|link| link.outage != Some(Outage::Hung)).await;
@@ -344,7 +344,7 @@ impl Client {
         }
         if let Fate::Stalled(stall) = plan.fate {
             if plan.there + stall >= plan.timeout {
-                // The caller gives up; the server does not know, and does it in the end.
+                // The caller gives up; the server does not notice, and executes the request eventually.
                 let client = self.clone();
                 tokio::spawn(async move {
                     sleep(stall).await;
@@ -366,7 +366,7 @@ impl Client {
         }
     }
 
-    /// The way of a request to the server. An error if it does not arrive there.
+    /// Sends a request to the server. Returns an error if it does not arrive there.
     async fn send(&self, plan: &Plan) -> Result<(), Error> {
         self.awake().await;
         if self.is_cut(plan) || plan.fate == Fate::Refused {
@@ -381,7 +381,7 @@ impl Client {
         Ok(())
     }
 
-    /// The way of an answer of so many bytes back. An error if it is lost, or has not arrived in time.
+    /// Receives a reply of this many bytes. Returns an error if it is lost, or has not arrived in time.
     async fn receive(&self, plan: &Plan, bytes: u64) -> Result<(), Error> {
         if plan.fate == Fate::ReplyLost {
             return Err(self.nothing_heard(plan).await);
@@ -405,7 +405,7 @@ impl Client {
         Ok(())
     }
 
-    /// No answer comes: the connection is cut now, or the caller waits until its timeout.
+    /// Handles a missing reply: the connection is cut now, or the caller waits until its timeout.
     async fn nothing_heard(&self, plan: &Plan) -> Error {
         if self.is_cut(plan) || plan.reset {
             self.awake().await;
@@ -418,7 +418,7 @@ impl Client {
 }
 
 impl Link {
-    /// Whether the connection that a call began with is no more.
+    /// Whether the connection that a call began with is gone.
     fn is_cut(&self, plan: &Plan) -> bool {
         self.cut || self.outage == Some(Outage::Refused) || self.resets != plan.resets
     }
@@ -428,7 +428,7 @@ fn unconfirmed(what: &str) -> Error {
     Error::new(ErrorKind::Unconfirmed, format!("chaos: {what}"))
 }
 
-/// A duration out of a range.
+/// Returns a random duration within a range.
 fn between(rng: &mut Rng, (least, most): (Duration, Duration)) -> Duration {
     let micros = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
     Duration::from_micros(rng.u64(micros(least)..=micros(most.max(least))))

@@ -1,4 +1,4 @@
-//! What a case works with: a backend, names of its own, and patience.
+//! The harness of a case: a backend, unique names, and a deadline.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,23 +23,23 @@ use tokio::time::Instant;
 use crate::case::{Verdict, Violation, ensure};
 use crate::owner::Owner;
 
-/// A lease that no case outlives.
+/// Lease ttl that no case outlives.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// A lease that a case waits out. Long enough for a few requests to a busy server.
+/// Lease ttl that a case waits out. Long enough for a few requests to a busy server.
 pub(crate) const BRIEF: Duration = Duration::from_millis(150);
-/// How long nothing must come before it is believed that nothing comes.
+/// Time without a result after which a case concludes that none will come.
 pub(crate) const QUIET: Duration = Duration::from_millis(30);
-/// Between two looks at something that is to become true.
+/// Interval between two checks of a condition that is to become true.
 const POLL: Duration = Duration::from_millis(2);
 
-/// Does what an operator can do to a store behind everybody's back. Cases that
-/// [need one](crate::Case::needs_operator) use it; a backend where this cannot happen leaves them out.
+/// Operations that an operator can perform on a store, bypassing the backend. Used by cases that [need
+/// one](crate::Case::needs_operator); backends where this cannot happen omit those cases.
 #[async_trait]
 pub trait Operator: Send + Sync {
-    /// Destroys a group on one partition's log, with what is pending there.
+    /// Destroys a group on one partition's log, including its pending entries.
     ///
     /// # Errors
-    /// Any; the case fails with it.
+    /// Any error; the case fails with it.
     async fn destroy_group(
         &self,
         topic_partition: &TopicPartition,
@@ -49,13 +49,13 @@ pub trait Operator: Send + Sync {
     /// Deletes one entry of a log.
     ///
     /// # Errors
-    /// Any; the case fails with it.
+    /// Any error; the case fails with it.
     async fn delete_entry(&self, topic_partition: &TopicPartition, id: MessageId) -> Result<(), Violation>;
 
-    /// Sets a group's position in one partition's log, with no regard for what is pending there.
+    /// Sets a group's position in one partition's log, regardless of its pending entries.
     ///
     /// # Errors
-    /// Any; the case fails with it.
+    /// Any error; the case fails with it.
     async fn set_position(
         &self,
         topic_partition: &TopicPartition,
@@ -66,11 +66,11 @@ pub trait Operator: Send + Sync {
     /// Deletes the body of a scheduled message or task, and leaves its due time.
     ///
     /// # Errors
-    /// Any; the case fails with it.
+    /// Any error; the case fails with it.
     async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation>;
 }
 
-/// The backend under test, with topic names that no other harness gives, also not one in another process.
+/// The backend under test, with topic names that are unique across harnesses and processes.
 #[derive(Clone)]
 pub struct Harness {
     /// The backend under test.
@@ -80,21 +80,21 @@ pub struct Harness {
 }
 
 impl Harness {
-    /// A harness for one case. Many can share a backend, at the same time too.
+    /// Creates a harness for one case. Many harnesses can share a backend, also at the same time.
     #[must_use]
     pub fn new(backend: impl Into<Backend>) -> Self {
         Self { backend: backend.into(), deadline: Duration::from_secs(10), operator: None }
     }
 
-    /// How long to wait for what has to happen sooner or later. Default: 10 s. Lower it where failing fast
-    /// matters more than a slow machine.
+    /// Sets how long to wait for something that must happen eventually. Default: 10 s. Lower it where failing fast
+    /// matters more than tolerating a slow machine.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 
-    /// Who deletes things behind the backend's back. Default: nobody, and the cases that need one fail.
+    /// Sets the operator that deletes data without the backend. Default: none, and the cases that need one fail.
     #[must_use]
     pub fn with_operator(mut self, operator: impl Operator + 'static) -> Self {
         self.operator = Some(Arc::new(operator));
@@ -105,13 +105,13 @@ impl Harness {
         self.operator.as_deref().ok_or_else(|| Violation::new("this case needs Harness::with_operator"))
     }
 
-    /// How long something that has to happen may take.
+    /// Returns how long something that must happen may take.
     #[must_use]
     pub fn deadline(&self) -> Duration {
         self.deadline
     }
 
-    /// A name that was never given before.
+    /// Returns a name that was never used before.
     #[must_use]
     pub fn unique(&self, what: &str) -> String {
         static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -120,44 +120,44 @@ impl Harness {
         format!("{what}-{time:x}-{:x}-{count:x}", std::process::id())
     }
 
-    /// A new topic.
+    /// Creates a topic.
     ///
     /// # Errors
-    /// Those of [`create_topic`](millstream_core::Catalog::create_topic).
+    /// The errors of [`create_topic`](millstream_core::Catalog::create_topic).
     pub async fn topic(&self, partitions: u32) -> Result<TopicSpec, Violation> {
         let name = TopicName::new(self.unique("topic"))?;
         Ok(self.backend.catalog.create_topic(&TopicSpec::new(name, partitions)?).await?)
     }
 
-    /// The only partition of a new topic.
+    /// Returns the only partition of a new topic.
     ///
     /// # Errors
-    /// Those of [`create_topic`](millstream_core::Catalog::create_topic).
+    /// The errors of [`create_topic`](millstream_core::Catalog::create_topic).
     pub async fn partition(&self) -> Result<TopicPartition, Violation> {
         Ok(TopicPartition::new(self.topic(1).await?.name, 0))
     }
 
-    /// A new delay queue.
+    /// Creates a delay queue.
     ///
     /// # Errors
-    /// Those of [`create_queue`](millstream_core::Tasks::create_queue).
+    /// The errors of [`create_queue`](millstream_core::Tasks::create_queue).
     pub async fn queue(&self, shards: u32) -> Result<QueueSpec, Violation> {
         let name = QueueName::new(self.unique("queue"))?;
         Ok(self.backend.tasks.create_queue(&QueueSpec { name, shards }).await?)
     }
 
-    /// A partition of a new topic, and a shard of a new delay queue.
+    /// Returns a partition of a new topic, and a shard of a new delay queue.
     pub(crate) async fn places(&self) -> Result<[Place; 2], Violation> {
         let shard = Shard::new(self.queue(1).await?.name, 0);
         Ok([self.partition().await?.into(), shard.into()])
     }
 
-    /// The server's clock at a place, in milliseconds since 1970.
+    /// Returns the server's time at a place, in milliseconds since 1970.
     pub(crate) async fn now(&self, place: &Place) -> Result<u64, Violation> {
         Ok(self.backend.recurring.due(place).await?.now)
     }
 
-    /// Waits until the server's clock at a place has come to `ms`.
+    /// Waits until the server's clock at a place has reached `ms`.
     pub(crate) async fn reaches(&self, place: &Place, ms: u64) -> Verdict {
         let mut patience = self.patience("the server's clock to go on");
         while self.now(place).await? < ms {
@@ -166,7 +166,7 @@ impl Harness {
         Ok(())
     }
 
-    /// The result of something that has to end within the deadline.
+    /// Returns the result of a future that must end within the deadline.
     pub(crate) async fn soon<T>(
         &self,
         what: &str,
@@ -181,7 +181,7 @@ impl Harness {
     /// Appends one entry per item and expects each to succeed.
     ///
     /// # Errors
-    /// The first that failed.
+    /// The first error of an entry.
     pub async fn append(
         &self,
         topic_partition: &TopicPartition,
@@ -202,7 +202,7 @@ impl Harness {
         self.append(tp, (0..count).map(message)).await
     }
 
-    /// The server's clock, in milliseconds since 1970, by way of an entry at the end of the log.
+    /// Returns the server's time, in milliseconds since 1970, read from an entry appended to the log.
     ///
     /// # Errors
     /// As [`append`](Self::append).
@@ -211,10 +211,10 @@ impl Harness {
         Ok(ids[0].ms)
     }
 
-    /// Waits until the server's clock is past `ms`, as seen by entries that it appends.
+    /// Waits until the server's clock is past `ms`, as seen in the ids of entries that it appends.
     ///
     /// # Errors
-    /// If it does not get there within the deadline.
+    /// If the clock does not get there within the deadline.
     pub async fn clock_passes(&self, tp: &TopicPartition, ms: u64) -> Verdict {
         let mut patience = self.patience("the server's clock to go on");
         while self.clock(tp).await? <= ms {
@@ -223,18 +223,18 @@ impl Harness {
         Ok(())
     }
 
-    /// The owner of a partition for a group, which is created to start with the oldest entry.
+    /// Acquires a partition for a group, which is created to start with the oldest entry, and returns the owner.
     ///
     /// # Errors
-    /// If somebody else has the partition.
+    /// If another owner has the partition.
     pub async fn owner(&self, tp: &TopicPartition, group: &str) -> Result<Owner, Violation> {
         self.brief_owner(tp, group, LONG).await
     }
 
-    /// The same, under a lease that runs out soon.
+    /// Same as [`owner`](Self::owner), under a lease that expires soon.
     ///
     /// # Errors
-    /// If somebody else has the partition.
+    /// If another owner has the partition.
     pub async fn brief_owner(
         &self,
         topic_partition: &TopicPartition,
@@ -247,10 +247,10 @@ impl Harness {
         self.own(topic_partition, &group, ttl).await
     }
 
-    /// The owner of a partition for a group that is not created here.
+    /// Acquires a partition for a group that is not created here, and returns the owner.
     ///
     /// # Errors
-    /// If somebody else has the partition.
+    /// If another owner has the partition.
     pub async fn own(
         &self,
         tp: &TopicPartition,
@@ -261,10 +261,10 @@ impl Harness {
         self.owner_by(self.granted(&resource, ttl).await?).await
     }
 
-    /// Who owns a partition after the holder of `lease`, which has to run out first.
+    /// Acquires the partition of `lease` after that lease has expired, and returns the new owner.
     ///
     /// # Errors
-    /// If it does not run out within the deadline.
+    /// If the lease does not expire within the deadline.
     pub async fn takeover(&self, lease: &Lease) -> Result<Owner, Violation> {
         self.owner_by(self.eventually_granted(&lease.resource, LONG).await?).await
     }
@@ -274,10 +274,10 @@ impl Harness {
         Ok(Owner { lease, reader, harness: self.clone() })
     }
 
-    /// Asks once for a lease, under a new nonce.
+    /// Requests a lease once, under a new nonce.
     ///
     /// # Errors
-    /// If somebody has it.
+    /// If another owner has it.
     pub async fn granted(&self, resource: &Resource, ttl: Duration) -> Result<Lease, Violation> {
         match self.acquire(resource, ttl).await? {
             Acquired::Granted(lease) => Ok(lease),
@@ -285,7 +285,7 @@ impl Harness {
         }
     }
 
-    /// Asks for a lease until it is granted.
+    /// Requests a lease until it is granted.
     ///
     /// # Errors
     /// If it is not granted within the deadline.
@@ -304,12 +304,12 @@ impl Harness {
         Ok(self.backend.leases.acquire(resource, "testkit", &nonce, ttl, &Continuity::assured()).await?)
     }
 
-    /// Drops what all groups have settled, and gives back how much that was.
+    /// Drops what all groups have settled, and returns the number of dropped entries.
     pub(crate) async fn trim(&self, lease: &Lease) -> Result<usize, Violation> {
         Ok(self.trim_by(lease, Retention::Consumed).await?.dropped)
     }
 
-    /// Drops what a retention says, all of it.
+    /// Drops everything that a retention allows to drop.
     pub(crate) async fn trim_by(&self, lease: &Lease, retention: Retention) -> Result<Trimmed, Violation> {
         let mut all = Trimmed::default();
         loop {
@@ -322,14 +322,14 @@ impl Harness {
         }
     }
 
-    /// Renews one lease and gives back the answer.
+    /// Renews one lease and returns the reply.
     pub(crate) async fn renew(&self, lease: &Lease) -> Result<millstream_core::Result<()>, Violation> {
         let mut answers = self.backend.leases.renew(std::slice::from_ref(lease)).await;
         ensure!(answers.len() == 1, "{} answers to one renewal", answers.len());
         Ok(answers.remove(0))
     }
 
-    /// Starts to wait for something.
+    /// Starts to wait for a condition.
     #[must_use]
     pub fn patience(&self, what: &str) -> Patience {
         Patience { until: Instant::now() + self.deadline, what: what.to_owned() }
@@ -342,7 +342,7 @@ impl fmt::Debug for Harness {
     }
 }
 
-/// Waits for something that has to become true, in small steps and up to a deadline.
+/// A wait for a condition that must become true, in small steps and up to a deadline.
 #[derive(Debug)]
 pub struct Patience {
     until: Instant,
@@ -350,10 +350,10 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Waits a little.
+    /// Waits for one step.
     ///
     /// # Errors
-    /// When the deadline has passed.
+    /// If the deadline has passed.
     pub async fn pause(&mut self) -> Verdict {
         ensure!(Instant::now() < self.until, "waited in vain for {}", self.what);
         tokio::time::sleep(POLL).await;
@@ -361,21 +361,22 @@ impl Patience {
     }
 }
 
-/// A message whose payload tells its number.
+/// Returns a message whose payload contains its number.
 pub(crate) fn message(n: usize) -> Fields {
     wire::encode(&Envelope::new(format!("message {n}")))
 }
 
-/// How many [`large`] entries are more than one page.
+/// Number of [`large`] entries that exceed one page.
 pub(crate) const LARGE: usize = 12;
 
-/// An entry of 1 MiB that tells its number. All share the same bytes.
+/// Returns an entry of 1 MiB that contains its number. All share the same bytes.
 pub(crate) fn large(n: usize) -> Fields {
     static BYTES: LazyLock<Bytes> = LazyLock::new(|| vec![0xa5; 1 << 20].into());
     vec![("payload".into(), BYTES.clone()), ("n".into(), n.to_string().into())]
 }
 
-/// Fields as a foreign program may write them: no payload, names twice, empty and not UTF-8, and in no order.
+/// Returns fields as a foreign program may write them: without payload, with duplicate names, empty, not UTF-8, and
+/// unsorted.
 pub(crate) fn foreign() -> Fields {
     let pairs: [(&[u8], &[u8]); 6] = [
         (b"zebra", b"\x00\xff\r\n"),

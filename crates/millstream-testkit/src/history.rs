@@ -1,10 +1,10 @@
-//! Histories: what happened in a run, and whether it was allowed to.
+//! Histories: the events of a run, and the check that they were allowed.
 //!
-//! A [`History`] is written by three hands: producers and handlers note what they do and see, a recorder
-//! [around](History::around) the backend notes what the server did, in its order, and whoever makes faults notes them.
-//! [`check`] then reads it from start to end. What is wrong it tells as [`Breach`]es.
+//! A [`History`] has three kinds of writers: producers and handlers record what they do and see, a recorder
+//! [around](History::around) the backend records what the server does, in its order, and the code that injects faults
+//! records them. [`check`] then reads it from start to end, and returns every violation as a [`Breach`].
 //!
-//! Messages are told apart by their payload, without white space around it: give each one of its own.
+//! Messages are identified by their payload, without surrounding white space: give each message a unique one.
 
 mod checks;
 mod naming;
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 pub use checks::{Breach, Lives, Order, Rules, check};
 
-/// Where a message stands in a log: what names it for ever.
+/// The position of a message in a log: its permanent identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct Place {
@@ -30,20 +30,20 @@ pub struct Place {
     pub topic_partition: TopicPartition,
     /// The id in its log.
     pub id: MessageId,
-    /// How many other messages had this id before: a server that forgot them, and whose clock went back, gives their
-    /// ids again. Recorders leave this at 0, [`check`] finds it out.
+    /// How many other messages had this id before. A server that lost them, and whose clock went back, assigns their
+    /// ids again. Recorders leave this at 0; [`check`] computes it.
     pub reuse: u32,
 }
 
 impl Place {
-    /// The place with this id.
+    /// Creates the place with this id.
     #[must_use]
     pub fn new(topic_partition: TopicPartition, id: MessageId) -> Self {
         Self { topic_partition, id, reuse: 0 }
     }
 }
 
-/// A place in the eyes of a group.
+/// A place, for one group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
     /// The group.
@@ -52,21 +52,21 @@ pub struct Origin {
     pub place: Place,
 }
 
-/// How a send ended, as its sender knows it.
+/// The result of a send, as known to its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is stored there.
+    /// The message is stored at this place.
     Ok(Place),
-    /// It is certainly not stored.
+    /// The message is certainly not stored.
     Fail,
-    /// Nobody knows.
+    /// It is unknown whether the message is stored.
     Info,
 }
 
 /// The start of a handler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// Which process it runs in.
+    /// The process that runs the handler.
     pub instance: String,
     /// The message.
     pub origin: Origin,
@@ -83,82 +83,82 @@ pub struct Start {
 /// The end of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It said that the message is done.
+    /// The handler acked the message.
     Acked,
-    /// It failed, and the message comes back after this time.
+    /// The handler failed, and the message comes back after this time.
     Failed(Duration),
-    /// It put the message off by this time: it comes back as the same attempt.
+    /// The handler snoozed the message by this time: it comes back as the same attempt.
     Snoozed(Duration),
-    /// It failed for the last time, or said that there is no use: a dead letter.
+    /// The handler failed for the last time, or rejected the message: it becomes a dead letter.
     Dead,
 }
 
-/// What the server was told of a message.
+/// The settlement of a message that the server received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// It is done.
+    /// The message is done.
     Ack,
-    /// It is a dead letter.
+    /// The message is a dead letter.
     Dead,
-    /// It comes back, as this attempt and not before this time from now.
+    /// The message comes back, as this attempt and after this time at the earliest.
     Again(u32, Duration),
-    /// It is merely noted as pending.
+    /// The message stays pending, with a note.
     Noted,
 }
 
-/// How a consumer that shares partitions comes to an entry.
+/// The way in which a consumer that shares partitions got an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handing {
-    /// It read it.
+    /// It read the entry.
     Read,
-    /// It took it over from a consumer that is not alive.
+    /// It took the entry over from a consumer that is not alive.
     Claimed,
-    /// It took over what another one gave back.
+    /// It took over an entry that another consumer gave back.
     GivenBack,
 }
 
-/// What is done under a lease.
+/// An operation that needs a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// Reading.
     Fetch,
     /// Settling.
     Settle,
-    /// Moving the group.
+    /// Moving the group's position.
     Seek,
-    /// Dropping what is consumed.
+    /// Dropping consumed entries.
     Trim,
-    /// Moving what is due.
+    /// Moving due messages to the log.
     Promote,
     /// Renewing the lease.
     Renew,
-    /// Giving it back.
+    /// Releasing the lease.
     Release,
 }
 
-/// Something that happened.
+/// An event of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
     /// A producer begins to send a message.
     Sending {
-        /// Who. One sender sends one message after the other.
+        /// The sender. One sender sends one message after the other.
         sender: String,
         /// The payload.
         message: String,
         /// The key.
         key: Option<String>,
     },
-    /// It knows what became of it.
+    /// The producer knows the result of a send.
     Sent {
         /// The payload.
         message: String,
-        /// What became of it.
+        /// The result.
         outcome: Outcome,
     },
     /// The server has stored an entry.
     Appended {
-        /// Where.
+        /// The place of the entry.
         place: Place,
         /// The payload; `None` if the entry is not a message.
         message: Option<String>,
@@ -167,84 +167,84 @@ pub enum Event {
     },
     /// The server has granted a lease.
     Granted {
-        /// On which partition.
+        /// The partition of the lease.
         topic_partition: TopicPartition,
-        /// To which group.
+        /// The group that it was granted to.
         group: GroupName,
         /// The epoch of the grant.
         epoch: u64,
-        /// Whether it is a grant that was made before: the same request came twice.
+        /// Whether the grant was made before: the same request arrived twice.
         again: bool,
-        /// How long it lives.
+        /// The ttl of the lease.
         ttl: Duration,
-        /// The process that asked, if it has a [name](crate::chaos::Client::name).
+        /// The process that requested it, if it has a [name](crate::chaos::Client::name).
         to: Option<String>,
     },
-    /// The server has handed an entry to a consumer that shares partitions.
+    /// The server has delivered an entry to a consumer that shares partitions.
     Handed {
-        /// Which.
+        /// The message of the entry.
         origin: Origin,
-        /// The process.
+        /// The process that received it.
         to: String,
-        /// How.
+        /// The way in which it got the entry.
         how: Handing,
     },
-    /// The server has taken a heartbeat of a process for the first time, or for the first time since the assignment
-    /// left it out.
+    /// The server has accepted a heartbeat of a process for the first time, or for the first time since an assignment
+    /// left the process out.
     Heard {
-        /// Which process.
+        /// The process.
         instance: String,
-        /// In which group.
+        /// Its group.
         group: GroupName,
     },
-    /// The server has taken an assignment.
+    /// The server has accepted an assignment.
     Published {
-        /// Of which group.
+        /// The group of the assignment.
         group: GroupName,
-        /// The processes that are in it, with the numbers of their partitions.
+        /// The processes in it, with the numbers of their partitions.
         shares: Vec<(String, Vec<u32>)>,
     },
-    /// The server has done something that needs a lease.
+    /// The server has performed an operation that needs a lease.
     Accepted {
-        /// In which partition.
+        /// The partition.
         topic_partition: TopicPartition,
-        /// For which group.
+        /// The group.
         group: GroupName,
-        /// The epoch of the lease that was shown.
+        /// The epoch of the lease that was passed.
         epoch: u64,
-        /// What.
+        /// The operation.
         call: Call,
     },
-    /// The server was told of a message.
+    /// The server received a settlement.
     Settled {
-        /// Which.
+        /// The message.
         origin: Origin,
-        /// What.
+        /// The settlement.
         told: Told,
-        /// Whether it took effect for certain; else some of the batch did.
+        /// Whether it certainly took effect; otherwise only some settlements of its batch did.
         certain: bool,
     },
-    /// A handler starts. The record's number names it.
+    /// A handler starts. Identified by the number of the record.
     Started(Start),
     /// A handler ends.
     Ended {
         /// The number of the record of its start.
         start: usize,
-        /// How.
+        /// The result of the handler.
         end: End,
     },
-    /// In the end: a dead letter.
+    /// At the end of the run: a dead letter.
     Dead {
-        /// Of which message.
+        /// The message.
         origin: Origin,
-        /// Its payload; `None` if it is not a message.
+        /// Its payload; `None` if the entry is not a message.
         message: Option<String>,
-        /// Why.
+        /// The reason.
         reason: String,
-        /// How many attempts were made.
+        /// The number of attempts that were made.
         attempts: u32,
     },
-    /// In the end: how a partition stands with a group.
+    /// At the end of the run: the remaining work of a group in a partition.
     Left {
         /// The partition.
         topic_partition: TopicPartition,
@@ -253,63 +253,63 @@ pub enum Event {
         /// Entries that are unread, pending or parked.
         entries: u64,
     },
-    /// Somebody deleted an entry.
+    /// An operator deleted an entry.
     Deleted(Place),
-    /// Somebody moved or destroyed a group: what it was handed before may come again.
+    /// An operator moved or destroyed a group: entries delivered before may be delivered again.
     Rewound {
-        /// In which partition.
+        /// The partition.
         topic_partition: TopicPartition,
         /// The group.
         group: GroupName,
     },
-    /// Somebody replayed a dead letter: the message begins anew.
+    /// An operator replayed a dead letter: the message starts over.
     Replayed(Origin),
-    /// The server forgot everything after that time.
+    /// The server lost everything after this time.
     Forgot(Duration),
     /// A process starts in a group.
     Began {
-        /// Which.
+        /// The process.
         instance: String,
         /// The group.
         group: GroupName,
     },
-    /// A process is to leave in good order, or its consumer has ended by itself.
+    /// A process was requested to shut down, or its consumer has ended by itself.
     Leaving(String),
-    /// A process is stopped, or cut off alone.
+    /// A process is stopped, or is the only one that is cut off.
     Apart(String),
-    /// It is not cut off any more.
+    /// The process is no longer cut off.
     Together(String),
-    /// A process was stopped, and goes on now.
+    /// A process that was stopped continues.
     Resumed(String),
     /// A process died.
     Killed(String),
-    /// The server is away from all.
+    /// The server becomes unreachable for all processes.
     OutageBegan,
-    /// It is there again.
+    /// The server is reachable again.
     OutageEnded,
-    /// The server's clock was set back by so much.
+    /// The server's clock was set back by this much.
     ClockSetBack(Duration),
-    /// Anything else that was done to the system.
+    /// Any other fault that was injected.
     Fault(String),
-    /// Something that a process told of itself.
+    /// A message reported by a process.
     Said {
-        /// Which.
+        /// The process.
         instance: String,
-        /// What.
+        /// The message.
         what: String,
     },
 }
 
-/// An event and its time since the history's begin.
+/// An event and its time since the start of the history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// When.
+    /// The time since the start of the history.
     pub at: Duration,
-    /// What.
+    /// The event.
     pub event: Event,
 }
 
-/// What happened so far. Clones write the same history.
+/// The events so far. Clones write the same history.
 #[derive(Clone)]
 pub struct History {
     begin: Instant,
@@ -317,39 +317,39 @@ pub struct History {
 }
 
 impl History {
-    /// An empty history that begins now, by tokio's clock.
+    /// Creates an empty history that starts now, by tokio's clock.
     #[must_use]
     pub fn new() -> Self {
         Self { begin: Instant::now(), records: Arc::default() }
     }
 
-    /// Notes an event. Gives back its number.
+    /// Records an event. Returns its number.
     pub fn record(&self, event: Event) -> usize {
         let mut records = self.lock();
         records.push(Record { at: self.now(), event });
         records.len() - 1
     }
 
-    /// The time since the begin.
+    /// Returns the time since the start.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.begin.elapsed()
     }
 
-    /// The backend, with a recorder around it that notes what it does, in its order. Put it below whatever makes
-    /// faults.
+    /// Wraps the backend in a recorder, which records the operations of the backend in their order. Place it below
+    /// the layer that injects faults.
     #[must_use]
     pub fn around(&self, backend: impl Into<Backend>) -> Backend {
         recorder::around(self.clone(), backend.into())
     }
 
-    /// Everything that was noted.
+    /// Returns all records.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.lock().clone()
     }
 
-    /// A number that differs if anything happened in another way or at another time.
+    /// Returns a hash that differs if any event, or its time, differs.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -389,7 +389,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One line of a trace.
+/// Formats one line of a trace.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:>10.3} ", self.at.as_secs_f64() * 1_000.0)?;

@@ -1,4 +1,4 @@
-//! The owner of a partition, as the cases play it.
+//! The owner of a partition, for use in cases.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,12 +30,12 @@ impl Owner {
         Ok(self.reader.fetch(max, wait).await?)
     }
 
-    /// Fetches until `count` entries came.
+    /// Fetches until `count` entries have arrived.
     pub(crate) async fn take(&mut self, count: usize) -> Result<Vec<Entry>, Violation> {
         self.take_where(count, |_| true).await
     }
 
-    /// Fetches until `count` entries of the retry log came; the others are dropped, pending.
+    /// Fetches until `count` entries of the retry log have arrived; other entries are dropped and stay pending.
     pub(crate) async fn take_retries(&mut self, count: usize) -> Result<Vec<Entry>, Violation> {
         self.take_where(count, |entry| entry.receipt.source == Source::Retry).await
     }
@@ -57,7 +57,7 @@ impl Owner {
         Ok(taken)
     }
 
-    /// Expects that nothing comes.
+    /// Expects that no entry arrives.
     pub(crate) async fn nothing(&mut self, why: &str) -> Verdict {
         let fetched = self.fetch(100, QUIET).await?;
         let came = fetched.entries.len() + fetched.ghosts.len();
@@ -73,7 +73,7 @@ impl Owner {
         Ok(self.harness.backend.log.settle(&self.lease, &[(receipt, settlement)]).await?)
     }
 
-    /// Tells the same of many entries and expects that each takes effect.
+    /// Settles many entries in the same way and expects that each settlement takes effect.
     pub(crate) async fn settle_all(&mut self, entries: &[Entry], settlement: &Settlement) -> Verdict {
         let batch: Vec<_> = entries.iter().map(|entry| (entry.receipt, settlement.clone())).collect();
         let settled = self.harness.backend.log.settle(&self.lease, &batch).await?;
@@ -82,13 +82,13 @@ impl Owner {
         Ok(())
     }
 
-    /// Seeks, which gives the lease back, and goes on under a new one.
+    /// Seeks, which releases the lease, and continues under a new one.
     pub(crate) async fn seek(&mut self, start: Start) -> Verdict {
         self.harness.backend.log.seek(&self.lease, start).await?;
         self.goes_on().await
     }
 
-    /// Acquires the partition anew, at once.
+    /// Acquires the partition again, immediately.
     pub(crate) async fn goes_on(&mut self) -> Verdict {
         self.lease = self.harness.granted(&self.lease.resource, LONG).await?;
         self.reopen().await
@@ -119,23 +119,23 @@ impl fmt::Debug for Owner {
     }
 }
 
-/// A retry that is due after `after`, as the second attempt of `entry`.
+/// Returns a retry of `entry` as its second attempt, due after `after`.
 pub(crate) fn retry(entry: &Entry, after: Duration) -> Settlement {
     retry_as(2, entry.receipt.id, after)
 }
 
-/// A retry with everything told.
+/// Returns a retry with all values given.
 pub(crate) fn retry_as(attempt: u32, origin: MessageId, after: Duration) -> Settlement {
     let (due, error) = (Due::In(after), format!("attempt {} failed", attempt - 1));
     Settlement::Retry { due, attempt, origin, error, history: History::default() }
 }
 
-/// The entry stays where it is, with a note.
+/// Returns a settlement that leaves the entry in place, with a note.
 pub(crate) fn hold(attempt: u32, after: Duration) -> Settlement {
     Settlement::Hold(note(attempt, after))
 }
 
-/// A note with everything told.
+/// Returns a note with all values given.
 pub(crate) fn note(attempt: u32, after: Duration) -> Note {
     Note {
         attempt,
@@ -147,13 +147,13 @@ pub(crate) fn note(attempt: u32, after: Duration) -> Note {
     }
 }
 
-/// The message gives up after `attempts` attempts.
+/// Returns a settlement that makes the message a dead letter after `attempts` attempts.
 pub(crate) fn dead(reason: Reason, attempts: u32, origin: MessageId) -> Settlement {
     let (error, history) = ("gave up".to_owned(), History::default());
     Settlement::DeadLetter { reason, attempts, origin, error, history }
 }
 
-/// The ids of entries, for comparisons.
+/// Returns the ids of entries, for comparisons.
 pub(crate) fn ids(entries: &[Entry]) -> Vec<MessageId> {
     entries.iter().map(|entry| entry.receipt.id).collect()
 }

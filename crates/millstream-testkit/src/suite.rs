@@ -1,4 +1,4 @@
-//! The law, one file per role.
+//! The rules that every backend must keep, as test cases; one file per role.
 
 mod audit;
 mod catalog;
@@ -14,7 +14,7 @@ mod tasks;
 
 use crate::case::Case;
 
-/// All cases, role by role.
+/// Returns all cases, role by role.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     [
@@ -41,7 +41,7 @@ pub fn cases() -> Vec<Case> {
     .concat()
 }
 
-/// Lists the cases of a file. A case that is not listed is dead code, and the compiler says so.
+/// Lists the cases of a file. A case that is not listed is dead code, which the compiler reports.
 macro_rules! suite {
     ($role:literal: $($name:ident),* $(,)?; with an operator: $($operated:ident),* $(,)?) => {
         pub(crate) fn cases() -> Vec<$crate::case::Case> {

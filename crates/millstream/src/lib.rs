@@ -24,7 +24,7 @@ pub use millstream_runtime::{
     TopicHealth,
 };
 
-/// The layers beneath, for those who extend Millstream. What is here may change in a minor release.
+/// The underlying crates, for extensions of Millstream. Their items may change in a minor release.
 pub mod layers {
     pub use millstream_core as core;
     pub use millstream_delay as delay;
@@ -36,7 +36,7 @@ pub mod layers {
     pub use millstream_runtime as runtime;
 }
 
-/// What an operator can ask and do. [`Millstream::admin`] gives the handle.
+/// Inspection and operations. [`Millstream::admin`] returns the handle.
 pub mod admin {
     pub use millstream_admin::*;
     pub use millstream_core::audit::{Fault, Finding, Remedy, Scope};
@@ -44,21 +44,21 @@ pub mod admin {
     pub use millstream_core::inspect::{Ownership, Pending, Range, Server, Stored, Stream, Structure, Usage};
 }
 
-/// Delay queues, which need no topics; and what recurs. [`DelayQueue::new`](delay::DelayQueue::new) opens one over
-/// [`Millstream::backend`].
+/// Delay queues, which need no topics, and recurring messages. [`DelayQueue::new`](delay::DelayQueue::new) opens a
+/// queue over [`Millstream::backend`].
 pub mod delay {
     pub use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Shard, Waiting};
     pub use millstream_core::tasks::{DeadTask, TaskCounts};
     pub use millstream_delay::*;
 }
 
-/// Metrics and health: [`Metrics`](metrics::Metrics) is for [`Builder::metrics`], and serves them over HTTP.
+/// Metrics and health. [`Metrics`](metrics::Metrics) is passed to [`Builder::metrics`] and serves them over HTTP.
 #[cfg(feature = "metrics")]
 pub mod metrics {
     pub use millstream_metrics::*;
 }
 
-/// Partitioners: which partition a message goes to.
+/// Partitioners: they choose the partition of a message.
 pub mod partitioner {
     pub use millstream_core::partitioner::{ByKey, Consistent, RoundRobin};
 }

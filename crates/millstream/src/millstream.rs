@@ -1,4 +1,4 @@
-//! The composition: a URL becomes a backend, a backend becomes producers and consumers.
+//! The entry point: turns a URL into a backend, and a backend into producers and consumers.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -23,39 +23,40 @@ pub struct Millstream {
 }
 
 impl Millstream {
-    /// Connects: `memory://` for a queue inside this process, `redis://[user:password@]host[:port][/db]` or
+    /// Connects to a queue: `memory://` for one inside this process, `redis://[user:password@]host[:port][/db]` or
     /// `redis+unix:///path` for one on Redis.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a URL that is none of these; [`ErrorKind::Unavailable`],
-    /// [`ErrorKind::Denied`]; [`ErrorKind::Unsupported`] for a server that is too old.
+    /// [`ErrorKind::InvalidConfig`] for a URL of another scheme; [`ErrorKind::Unavailable`], [`ErrorKind::Denied`];
+    /// [`ErrorKind::Unsupported`] for a server that is too old.
     pub async fn connect(url: &str) -> Result<Self> {
         Self::at(url).connect().await
     }
 
-    /// As [`connect`](Self::connect), with settings: `Millstream::at(url).namespace("shop").await`.
+    /// Returns a builder to connect with settings: `Millstream::at(url).namespace("shop").await`. The URLs are those
+    /// of [`connect`](Self::connect).
     pub fn at(url: impl Into<String>) -> Builder {
         Builder { url: url.into(), namespace: None, durable: false, observer: None }
     }
 
-    /// A queue over a backend of your own.
+    /// Creates a queue over a custom backend.
     #[must_use]
     pub fn over(backend: Backend) -> Self {
         Self { backend, observer: Arc::new(Ignore) }
     }
 
-    /// The same queue; producers and consumers that are made from it tell `observer` of every event.
+    /// Returns the same queue with `observer`: producers and consumers that are made from it send it every event.
     #[must_use]
     pub fn with_observer(self, observer: impl Observer + 'static) -> Self {
         Self { observer: Arc::new(observer), ..self }
     }
 
-    /// A producer for `topic`: `let orders = mq.producer(ORDERS).await?;`.
+    /// Builds a producer for `topic`: `let orders = mq.producer(ORDERS).await?;`.
     pub fn producer<T>(&self, topic: Topic<T>) -> ProducerBuilder<T> {
         ProducerBuilder::new(self.backend.clone(), topic, self.observer.clone())
     }
 
-    /// A consumer of `topic` in `group`. Groups are independent: each gets every message.
+    /// Builds a consumer of `topic` in `group`. Groups are independent: each gets every message.
     pub fn consumer<T: Send + 'static>(
         &self,
         topic: Topic<T>,
@@ -65,17 +66,18 @@ impl Millstream {
         ConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone()).upkeep(promoter)
     }
 
-    /// The dead letters of `group` in `topic`: to list, replay and purge them. As [`Admin::dead_letters`], by a topic's type.
+    /// Returns the dead letters of `group` in `topic`, to list, replay and purge them. Takes the topic from a
+    /// [`Topic`], where [`Admin::dead_letters`] takes its name.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] or [`ErrorKind::InvalidName`] for bad names; [`ErrorKind::NotFound`] for a
-    /// topic that is not there; transient ones.
+    /// [`ErrorKind::InvalidConfig`] or [`ErrorKind::InvalidName`] for bad names; [`ErrorKind::NotFound`] for a topic
+    /// that does not exist; transient errors.
     pub async fn dead_letters<T>(&self, topic: &Topic<T>, group: &str) -> Result<DeadLetterQueue> {
         self.admin().dead_letters(&topic.spec()?.name, &GroupName::new(group)?).await
     }
 
-    /// A consumer of what `group` gave up of `topic`: a handler says of each letter whether it is deleted, goes back to
-    /// its group, or stays.
+    /// Builds a consumer of the dead letters of `group` in `topic`. Its handler decides for each letter whether it is
+    /// deleted, returned to its group, or kept.
     pub fn dead_letter_consumer<T: Send + 'static>(
         &self,
         topic: Topic<T>,
@@ -84,17 +86,18 @@ impl Millstream {
         DeadLetterConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone())
     }
 
-    /// The messages of `topic` that were sent for later and still wait: to look at, cancel or reschedule them.
+    /// Returns the delayed messages of `topic` that are still waiting, to inspect, cancel or reschedule them.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that is not there; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist; transient errors.
     pub async fn delayed<T>(&self, topic: &Topic<T>) -> Result<DelayedMessages> {
         let topic = self.backend.catalog.topic(&topic.spec()?.name).await?;
         Ok(DelayedMessages::new(self.backend.clone(), topic))
     }
 
-    /// What recurs in `topic`: messages that are sent again and again, by a cron pattern or at a fixed rate. Consumers
-    /// of the topic fire them, each occurrence once. As a producer does, it creates the topic if it is not there.
+    /// Returns the recurring messages of `topic`: messages that are sent repeatedly, by a cron pattern or at a fixed
+    /// rate. Consumers of the topic fire them, each occurrence once. Creates the topic if it does not exist, as a
+    /// producer does.
     ///
     /// ```
     /// # use millstream::{Millstream, Topic};
@@ -106,39 +109,40 @@ impl Millstream {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a bad topic; those of
+    /// [`ErrorKind::InvalidConfig`] for a bad topic; the errors of
     /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
     pub async fn recurring<T>(&self, topic: &Topic<T>) -> Result<RecurringMessages<T>> {
         let stored = self.backend.catalog.create_topic(&topic.spec()?).await?;
         Ok(RecurringMessages::new(self.backend.clone(), stored, topic.codec()))
     }
 
-    /// How every partition of `topic` stands with `group`.
+    /// Returns the statistics of `group` for each partition of `topic`.
     ///
     /// # Errors
-    /// As [`dead_letters`](Self::dead_letters).
+    /// The errors of [`dead_letters`](Self::dead_letters).
     pub async fn stats<T>(&self, topic: &Topic<T>, group: &str) -> Result<Vec<PartitionStats>> {
         let (topic, group) = self.stored(topic, group).await?;
         self.backend.catalog.stats(&topic, &group).await
     }
 
-    /// Gives `topic` more partitions while everything runs, and tells how many it has then. It never gets fewer.
+    /// Adds partitions to `topic` while producers and consumers run, and returns the resulting number. The number
+    /// never decreases.
     ///
-    /// Consumers take the new ones with their next heartbeat (within a third of the lease's ttl), producers with their
-    /// next look (60 s, see [`ProducerConfig::refresh`](crate::ProducerConfig::refresh)). A key may go elsewhere from
-    /// then on, and its later messages can be handled before its earlier ones: let the groups catch up first if that
-    /// matters.
+    /// Consumers take the new partitions with their next heartbeat (within a third of the lease's ttl), producers
+    /// with their next refresh (60 s, see [`ProducerConfig::refresh`](crate::ProducerConfig::refresh)). From then on
+    /// a key may map to another partition, and its later messages can be handled before its earlier ones. If that
+    /// matters, let the groups catch up first.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that is not there; [`ErrorKind::InvalidConfig`] for more than 16,384;
-    /// transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist; [`ErrorKind::InvalidConfig`] for more than 16,384
+    /// partitions; transient errors.
     pub async fn expand<T>(&self, topic: &Topic<T>, partitions: u32) -> Result<u32> {
         Ok(self.backend.catalog.expand(&topic.spec()?.name, partitions).await?.partitions)
     }
 
-    /// Lets a group that is not running go on elsewhere: back, to handle messages again, or forward, to skip some.
-    /// What waits for a retry, and dead letters, stay as they are. A single partition of a consumer that runs is moved
-    /// by [`Consumer::seek`](crate::Consumer::seek).
+    /// Moves the position of a group that is not running: backward to handle messages again, or forward to skip some.
+    /// Messages that wait for a retry, and dead letters, are not changed. [`Consumer::seek`](crate::Consumer::seek)
+    /// moves a single partition of a running consumer.
     ///
     /// ```
     /// # use millstream::{Millstream, Start, Topic};
@@ -152,16 +156,18 @@ impl Millstream {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic or group that is not there; [`ErrorKind::Fenced`] if a partition has an
-    /// owner, who is named: nothing was done. After a transient one some partitions may have been moved: ask again.
+    /// [`ErrorKind::NotFound`] for a topic or group that does not exist; [`ErrorKind::Fenced`] if a partition has an
+    /// owner: the error names it, and nothing was changed. After a transient error some partitions may have been
+    /// moved: call it again.
     pub async fn seek<T>(&self, topic: &Topic<T>, group: &str, start: Start) -> Result<()> {
         self.admin().reset_group(&topic.spec()?.name, &GroupName::new(group)?, start).await
     }
 
-    /// What [`seek`](Self::seek) would mean for each partition, without doing anything. The group may be running.
+    /// Returns the effect that [`seek`](Self::seek) would have on each partition, without changing anything. The
+    /// group may be running.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic or group that is not there; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic or group that does not exist; transient errors.
     pub async fn seek_preview<T>(
         &self,
         topic: &Topic<T>,
@@ -171,8 +177,8 @@ impl Millstream {
         self.admin().reset_group_preview(&topic.spec()?.name, &GroupName::new(group)?, start).await
     }
 
-    /// What an operator can ask and do: browse messages, see what is pending and who owns what, verify and repair, ask how
-    /// the server does.
+    /// Returns the administration handle: it browses messages, lists pending messages and owners, verifies and
+    /// repairs the stored data, and checks the server.
     ///
     /// ```
     /// # async fn example(mq: millstream::Millstream) -> millstream::Result<()> {
@@ -188,7 +194,7 @@ impl Millstream {
         Admin::new(self.backend.clone()).with_observer(self.observer.clone())
     }
 
-    /// The roles beneath, for what has no comfort here.
+    /// Returns the backend with its roles, for operations that have no method here.
     #[must_use]
     pub fn backend(&self) -> &Backend {
         &self.backend
@@ -207,7 +213,7 @@ impl fmt::Debug for Millstream {
     }
 }
 
-/// Sets up a [`Millstream`]; await it to connect.
+/// Builder of a [`Millstream`]; await it to connect.
 #[must_use = "a builder does nothing until it is awaited"]
 pub struct Builder {
     url: String,
@@ -217,23 +223,23 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// A prefix for all keys, so that tenants or environments share one server. Default: none.
+    /// Sets a prefix for all keys, so that tenants or environments can share one server. Default: none.
     ///
-    /// A queue in memory is alone in any case and needs none.
+    /// A queue in memory is never shared and needs none.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
         self
     }
 
-    /// Refuses a server that may lose messages: without `appendonly`, with eviction, or with replicas of which none has
-    /// to have a message. Default: warnings in the log. A queue in memory loses everything with its process, and is
-    /// refused.
+    /// Refuses a server that may lose messages: without `appendonly`, with eviction, or with replicas while
+    /// `min-replicas-to-write` is 0. Default: warnings in the log. A queue in memory loses everything with its process,
+    /// and is refused.
     pub fn require_durability(mut self) -> Self {
         self.durable = true;
         self
     }
 
-    /// Is told of every event of producers and consumers, beside those that are told already.
+    /// Adds an observer, which receives every event of producers and consumers. Earlier observers stay.
     pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
         self.observer = Some(match self.observer.take() {
             Some(first) => Arc::new((first, observer)),
@@ -242,7 +248,7 @@ impl Builder {
         self
     }
 
-    /// Makes metrics of every event, and asks every consumer how it is.
+    /// Records every event in `metrics`, which also reads the health of every consumer.
     ///
     /// ```no_run
     /// # use millstream::{Millstream, metrics::{Metrics, ServerConfig}};
@@ -313,7 +319,7 @@ impl IntoFuture for Builder {
     }
 }
 
-/// Without the URL: it may hold a password.
+/// Omits the URL, as it may contain a password.
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder").field("namespace", &self.namespace).finish_non_exhaustive()

@@ -1,7 +1,8 @@
-//! A member of a consumer group that records what happens to it, and is made to be killed.
+//! A member of a consumer group that records its events, to be killed by tests.
 //!
-//! `member SETUP`, the [`Setup`] as JSON. What happened goes, as [`What`], to the file that it names. SIGTERM shuts it down in
-//! an orderly way, SIGUSR1 lets the handlers that hold their messages end. It ends when its stdin does.
+//! Usage: `member SETUP`, with the [`Setup`] as JSON. Events are written, as [`What`], to the file that the setup
+//! names. SIGTERM shuts it down in an orderly way, SIGUSR1 releases the handlers that hold their messages. It ends
+//! when its stdin is closed.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ async fn main() -> Result<()> {
     let setup = std::env::args().nth(1).context("an argument is needed")?;
     let setup: Setup = serde_json::from_str(&setup).context("the setup")?;
     let sink = Arc::new(Sink::open(&setup.sink).context("the sink")?);
-    // The test holds the other end: when it is gone, so are we.
+    // The test holds the other end of stdin: when the test ends, this process ends too.
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(1);
@@ -75,7 +76,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Does what the message says, and records it.
+/// Executes the instructions of the message, and records it.
 async fn handle(delivery: Delivery<Job>, sink: Arc<Sink>, mut held: watch::Receiver<()>) -> Outcome {
     let job = delivery.payload;
     let handling = Handling {
@@ -123,7 +124,7 @@ async fn handle(delivery: Delivery<Job>, sink: Arc<Sink>, mut held: watch::Recei
     }
 }
 
-/// The events that a test wants to know.
+/// Returns the record of an event, for events that tests use.
 fn told(event: &Event<'_>) -> Option<What> {
     let what = match event {
         Event::Assigned { topic_partition, epoch, .. } => What::Assigned(topic_partition.partition.0, *epoch),

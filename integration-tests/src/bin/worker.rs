@@ -1,7 +1,7 @@
-//! A worker of a delay queue that records what happens to it, and is made to be killed.
+//! A worker of a delay queue that records its events, to be killed by tests.
 //!
-//! `worker SETUP`, the [`Setup`] as JSON. What happened goes, as [`What`], to the file that it names. SIGTERM shuts it down in
-//! an orderly way. It ends when its stdin does.
+//! Usage: `worker SETUP`, with the [`Setup`] as JSON. Events are written, as [`What`], to the file that the setup
+//! names. SIGTERM shuts it down in an orderly way. It ends when its stdin is closed.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ async fn main() -> Result<()> {
     let setup = std::env::args().nth(1).context("an argument is needed")?;
     let setup: Setup = serde_json::from_str(&setup).context("the setup")?;
     let sink = Arc::new(Sink::open(&setup.sink).context("the sink")?);
-    // The test holds the other end: when it is gone, so are we.
+    // The test holds the other end of stdin: when the test ends, this process ends too.
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(1);
@@ -62,7 +62,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Does what the task says, and records it.
+/// Executes the instructions of the task, and records it.
 async fn handle(task: Task<Work>, sink: Arc<Sink>) -> Outcome {
     let work = task.payload;
     let early = work.due_ms.cast_signed() * 1_000 - wall_us();

@@ -1,5 +1,5 @@
-//! A clock that is wrong: a library that is loaded before all others, in a server or in a worker, and shifts what they are
-//! told of the time of day. What runs by the monotonic clock is not touched, as when somebody sets a clock.
+//! A clock that is wrong: a library that is preloaded into a server or a worker and shifts the time of day that they
+//! read. The monotonic clock is unaffected, as when an administrator sets a clock.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// The shift in seconds stands in a file, which the library maps: so it can change while the process runs.
+/// The shift in seconds is stored in a file that the library maps, so that it can change while the process runs.
 const SOURCE: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -61,10 +61,10 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that is right.
+    /// Creates a clock without a shift.
     ///
     /// # Panics
-    /// Without a C compiler, `cc`: Rust's own linker.
+    /// If there is no C compiler `cc`, which Rust also uses as linker.
     #[must_use]
     pub fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
@@ -82,14 +82,14 @@ impl Clock {
         Self { folder, file }
     }
 
-    /// What a process needs in its environment to go by this clock.
+    /// Returns the environment variables of a process that is to use this clock.
     #[must_use]
     pub fn env(&self) -> [(&'static str, PathBuf); 2] {
         let path = |name| self.folder.path().join(name);
         [("LD_PRELOAD", path("shift.so")), ("SHIFT_FILE", path("shift"))]
     }
 
-    /// Sets it so many seconds before or behind the true time.
+    /// Sets the clock this many seconds ahead of the true time, or behind it if negative.
     ///
     /// # Panics
     /// If it cannot be set.

@@ -1,5 +1,5 @@
-//! Workers of a delay queue, or members of a group with delayed messages, are killed with -9 at random while tasks come due:
-//! what must hold of it.
+//! Tests that kill (SIGKILL) workers of a delay queue, or members of a group with delayed messages, at random while
+//! tasks become due, and check the result.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -19,24 +19,25 @@ use crate::owners::How;
 use crate::process::Process;
 use crate::server::Server;
 
-/// How long scheduling may take before the first is due, per task.
+/// Time reserved per task for scheduling, so that all tasks are scheduled before the first is due.
 const LEAD: Duration = Duration::from_micros(250);
 
-/// What is done.
+/// The settings of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// How many processes run.
+    /// The number of processes that run.
     pub instances: usize,
-    /// How many of them are killed, one after the other; each is replaced.
+    /// The number of processes that are killed, one after the other; each is replaced.
     pub kills: usize,
-    /// How many tasks there are.
+    /// The number of tasks.
     pub tasks: u64,
-    /// Over how long they come due.
+    /// The time over which they become due.
     pub over: Duration,
 }
 
 impl Plan {
-    /// A tenth of the tasks fails once, and one of 500 is hopeless. Work takes up to 2 ms, so that kills meet handlers.
+    /// Returns a task. A tenth of the tasks fails once, and one of 500 is rejected. Work takes up to 2 ms, so that
+    /// kills meet handlers.
     fn job(&self, number: u64, base_ms: u64) -> Job {
         let due = self.over.mul_f64(number as f64 / self.tasks as f64);
         Job {
@@ -57,7 +58,7 @@ impl Plan {
         (0..self.tasks).filter(|number| is_hopeless(*number)).collect()
     }
 
-    /// How long until the next kill: at random, all of them while tasks come due.
+    /// Returns the time until the next kill: random, such that all kills happen while tasks become due.
     fn pause(&self, kill: usize, base_ms: u64) -> Duration {
         let end = base_ms.cast_signed() * 1_000 + i64::try_from(self.over.as_micros()).unwrap_or(i64::MAX);
         let left = u64::try_from(end - wall_us()).unwrap_or(0) / (self.kills - kill) as u64;
@@ -74,14 +75,14 @@ fn is_hopeless(number: u64) -> bool {
     number % 500 == 499
 }
 
-/// The dead ones are those that were to be, each once.
+/// Checks that the dead letters are the expected ones, each once.
 fn check_dead(plan: &Plan, dead: &[u64]) {
     let hopeless = plan.hopeless();
     assert_eq!(dead.len(), hopeless.len(), "each is dead once");
     assert_eq!(dead.iter().copied().collect::<BTreeSet<_>>(), hopeless);
 }
 
-/// Nothing was early, and everything was started.
+/// Checks that no task was early, and that every task was started.
 fn check_started(plan: &Plan, lines: &[Line]) -> HashMap<(u64, u32), Vec<(u32, Handling)>> {
     let early: Vec<&Line> = lines.iter().filter(|line| matches!(line.what, What::Early(..))).collect();
     assert!(early.is_empty(), "early: {early:?}");
@@ -99,10 +100,10 @@ fn check_started(plan: &Plan, lines: &[Line]) -> HashMap<(u64, u32), Vec<(u32, H
     starts
 }
 
-/// Kills workers of a delay queue. Gives back what there is to say.
+/// Kills workers of a delay queue. Returns a summary.
 ///
 /// # Panics
-/// If anything does not hold.
+/// If a check fails.
 pub async fn of_queue(bin: &str, plan: &Plan) -> String {
     const SHARDS: u32 = 4;
     let server = Server::start();
@@ -202,10 +203,10 @@ fn told_loss(what: &What) -> bool {
     }
 }
 
-/// Which word of a task's state is its token: see docs/protocol.md#tasks.
+/// The index of the token in the state of a task: see docs/protocol.md#tasks.
 const TOKEN: usize = 5;
 
-/// How many claims are held by a process: their tokens begin with its label.
+/// Returns the number of claims that a process holds: their tokens begin with its label.
 fn claims_of(server: &Server, shards: u32, pid: u32) -> usize {
     let (keys, queue) = (Keys::new(), QueueName::new("kills").expect("a name"));
     let theirs = format!("{}-", label(pid));
@@ -215,7 +216,7 @@ fn claims_of(server: &Server, shards: u32, pid: u32) -> usize {
             let claims = server.cli(&["ZRANGE", keys.claims(&shard).as_str(), "0", "-1"]);
             let claims: HashSet<&str> = claims.lines().collect();
             let states = server.cli(&["HGETALL", keys.task_states(&shard).as_str()]);
-            // An id, then its state: of one line, or more with a history, whose lines begin with a number.
+            // An id, followed by its state: one line, or several with a history, whose lines begin with a number.
             let mut id = "";
             let mut count = 0;
             for line in states.lines() {
@@ -232,10 +233,10 @@ fn claims_of(server: &Server, shards: u32, pid: u32) -> usize {
         .sum()
 }
 
-/// Kills members of a group of a topic whose messages are all delayed. Gives back what there is to say.
+/// Kills members of a group of a topic whose messages are all delayed. Returns a summary.
 ///
 /// # Panics
-/// If anything does not hold.
+/// If a check fails.
 pub async fn of_topic(bin: &'static str, plan: &Plan) -> String {
     const PARTITIONS: u32 = 8;
     let server = Server::start();
@@ -287,7 +288,7 @@ pub async fn of_topic(bin: &'static str, plan: &Plan) -> String {
         .map(|letter| number(letter.envelope(&Limits::default()).expect("a message")))
         .collect();
     check_dead(plan, &dead);
-    // Each went into the log once, whoever was killed over it.
+    // Each message was appended to the log once, whichever process was killed during it.
     let keys = Keys::within(&millstream::Namespace::new(&scene.setup.namespace).expect("a name"));
     let topic = scene.topic.spec().expect("a topic").name;
     let moved: u64 = (0..PARTITIONS)
@@ -337,7 +338,7 @@ mod tests {
         Handling { number, partition: 0, attempt, deliveries: 1, epoch: 0 }
     }
 
-    /// What a run without a fault leaves.
+    /// Returns the lines of a run without a fault.
     fn clean() -> Vec<Line> {
         let retried = (3..PLAN.tasks).step_by(10).map(|number| handling(number, 2));
         (0..PLAN.tasks)

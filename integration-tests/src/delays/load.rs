@@ -1,4 +1,4 @@
-//! What delayed messages and tasks cost a server: CPU, memory, and how long it keeps others waiting.
+//! The cost of delayed messages and tasks for a server: CPU, memory, and the latency of other clients.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -19,32 +19,32 @@ use crate::server::Server;
 
 const BYTES: Topic<Bytes> = Topic::raw("burden").partitions(1);
 const PAYLOAD: [u8; 128] = [b'x'; 128];
-/// How many are scheduled at once.
+/// The number of messages that are scheduled in one call.
 const PORTION: u64 = 10_000;
-/// How many are due in one millisecond.
+/// The number of messages that are due in one millisecond.
 const EACH_MS: u64 = 100;
 
-/// What one message of 128 bytes costs.
+/// The cost of one message of 128 bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// Microseconds of server CPU to schedule it.
     pub schedule_us: f64,
-    /// Microseconds of server CPU to put it into the log, or to claim it.
+    /// Microseconds of server CPU to append it to the log, or to claim it.
     pub go_us: f64,
-    /// Microseconds of server CPU to complete the task; nothing for a message.
+    /// Microseconds of server CPU to complete the task; 0 for a message.
     pub complete_us: f64,
     /// Bytes of memory while it waits.
     pub bytes: f64,
 }
 
-/// Measures one message of many.
+/// Measures the cost of one message, averaged over many.
 ///
 /// # Panics
 /// If anything fails.
 pub async fn cost(engine: Engine, messages: u64) -> Cost {
     let server = Server::start();
     let mq = Millstream::connect(&server.url()).await.expect("connected");
-    // What the first message makes: scripts, connections, keys.
+    // Creates what the first message needs: scripts, connections, keys.
     fill(&mq, engine, PORTION, wall_ms_in(Duration::ZERO) - PORTION / EACH_MS).await;
     let went = go(&mq, engine).await;
     complete(&mq, &went.1).await;
@@ -69,7 +69,7 @@ pub async fn cost(engine: Engine, messages: u64) -> Cost {
     }
 }
 
-/// Schedules messages, the first of which is due at a time, and the others soon after it.
+/// Schedules messages: the first is due at a given time, and the others soon after it.
 async fn fill(mq: &Millstream, engine: Engine, messages: u64, due: u64) {
     let payload = Bytes::from_static(&PAYLOAD);
     let producer = mq.producer(BYTES).await.expect("a producer");
@@ -94,7 +94,7 @@ async fn fill(mq: &Millstream, engine: Engine, messages: u64, due: u64) {
     }
 }
 
-/// Takes what is due as promoters and workers do, without anything else; gives back how many, and their claims.
+/// Takes due items as promoters and workers do, without any other work. Returns their number and their claims.
 async fn go(mq: &Millstream, engine: Engine) -> (u64, Vec<(ScheduleId, String)>) {
     let place = TopicPartition::new("burden".parse().expect("a name"), 0);
     let (mut moved, mut claims) = (0, Vec::new());
@@ -139,20 +139,20 @@ fn shard() -> Shard {
     Shard::new("burden".parse().expect("a name"), 0)
 }
 
-/// How a server fared while everything that was overdue was worked off.
+/// The state of a server while all overdue messages were handled.
 #[derive(Clone, Debug)]
 pub struct CatchUp {
-    /// How long it took until everything was handled.
+    /// The time until everything was handled.
     pub took: Duration,
-    /// How long a `PING` took meanwhile, from its client, in microseconds.
+    /// The time that a `PING` took in the meantime, measured at its client, in microseconds.
     pub pings: Vec<i64>,
-    /// How long calls of scripts took the server, as it says itself.
+    /// The duration of script calls, as reported by the server.
     pub scripts: String,
     /// Microseconds of server CPU per message.
     pub cpu_us: f64,
 }
 
-/// Lets one consumer, or one worker, loose on messages that are all overdue.
+/// Runs one consumer, or one worker, on messages that are all overdue.
 ///
 /// # Panics
 /// If anything fails.
@@ -188,7 +188,7 @@ pub async fn catch_up(engine: Engine, messages: u64) -> CatchUp {
     CatchUp { took, pings, scripts: scripts.unwrap_or("?").trim().to_owned(), cpu_us }
 }
 
-/// Sends a `PING` every 2 ms, on a thread and a connection of its own, and measures the answers.
+/// Sends a `PING` every 2 ms, on a separate thread and connection, and measures the replies.
 #[derive(Debug)]
 pub struct Probe {
     over: Arc<AtomicBool>,
@@ -196,10 +196,10 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Begins.
+    /// Starts to send.
     ///
     /// # Panics
-    /// If the server does not answer.
+    /// If the server does not reply.
     #[must_use]
     pub fn start(port: u16) -> Self {
         let over = Arc::new(AtomicBool::new(false));
@@ -225,10 +225,10 @@ impl Probe {
         Self { over, thread }
     }
 
-    /// Ends; how long each took, in microseconds.
+    /// Stops, and returns how long each reply took, in microseconds.
     ///
     /// # Panics
-    /// If the server did not answer.
+    /// If the server did not reply.
     #[must_use]
     pub fn stop(self) -> Vec<i64> {
         self.over.store(true, Ordering::Relaxed);

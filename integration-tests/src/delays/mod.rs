@@ -1,5 +1,5 @@
-//! What tests and figures of delayed messages and delay queues share: both sides of the delay engine under one name,
-//! what the server counts, and one file for each thing that is measured.
+//! Shared parts of tests and measurements of delayed messages and delay queues: both sides of the delay engine under
+//! one name, the server's counters, and one file for each measurement.
 
 pub mod clock;
 pub mod kills;
@@ -18,35 +18,35 @@ use crate::server::Server;
 /// The two sides of the delay engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// Delayed messages of a topic, moved into its log by whoever owns the partition.
+    /// Delayed messages of a topic, moved into its log by the owner of the partition.
     Topic,
-    /// A delay queue, whose workers claim what is due.
+    /// A delay queue, whose workers claim due tasks.
     Queue,
 }
 
-/// Microseconds since 1970 by the clock of this machine, which is also that of the servers that tests start.
+/// Returns microseconds since 1970 by the clock of this machine, which is also that of the servers that tests start.
 #[must_use]
 pub fn wall_us() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// Whole milliseconds since 1970, so long from now.
+/// Returns the time after this duration, in whole milliseconds since 1970.
 #[must_use]
 pub fn wall_ms_in(delay: Duration) -> u64 {
     u64::try_from(wall_us() / 1_000).unwrap_or(0) + u64::try_from(delay.as_millis()).unwrap_or(0)
 }
 
-/// Milliseconds since 1970 as a time.
+/// Converts milliseconds since 1970 to a time.
 #[must_use]
 pub fn time_of(millis: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(millis)
 }
 
-/// A number that `INFO` tells.
+/// Returns a number from `INFO`.
 ///
 /// # Panics
-/// If it does not.
+/// If `INFO` does not contain it.
 #[must_use]
 pub fn info(server: &Server, section: &str, field: &str) -> f64 {
     let text = server.cli(&["INFO", section]);
@@ -54,13 +54,13 @@ pub fn info(server: &Server, section: &str, field: &str) -> f64 {
     value.and_then(|value| value.trim().parse().ok()).unwrap_or_else(|| panic!("no {field}: {text}"))
 }
 
-/// Seconds of CPU that the server has used.
+/// Returns the seconds of CPU that the server has used.
 #[must_use]
 pub fn server_cpu(server: &Server) -> f64 {
     info(server, "cpu", "used_cpu_user") + info(server, "cpu", "used_cpu_sys")
 }
 
-/// The smallest, the quantiles and the largest of some values, in milliseconds.
+/// Formats the minimum, the quantiles and the maximum of some values, in milliseconds.
 #[must_use]
 pub fn spread(micros: &[i64]) -> String {
     let mut sorted = micros.to_vec();
@@ -72,10 +72,10 @@ pub fn spread(micros: &[i64]) -> String {
     format!("min {min:.2} p50 {p50:.2} p99 {p99:.2} max {max:.2} ms of {}", sorted.len())
 }
 
-/// The quantile of sorted values.
+/// Returns the quantile of sorted values.
 ///
 /// # Panics
-/// If there are none.
+/// If there are no values.
 #[must_use]
 pub fn quantile(sorted: &[i64], share: f64) -> i64 {
     sorted[((sorted.len() - 1) as f64 * share).round() as usize]

@@ -1,4 +1,4 @@
-//! Which commands clients send, told by `MONITOR`: those that scripts run are left out.
+//! The commands that clients send, as shown by `MONITOR`, without those that scripts run.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -9,22 +9,22 @@ use millstream_lua::{ALL, Script};
 
 use crate::monitor::parse;
 
-/// Listens to a server.
+/// A listener for the commands of a server.
 #[derive(Debug)]
 pub struct Ear {
     stream: TcpStream,
     thread: JoinHandle<Heard>,
 }
 
-/// How often each command came, by its name and, where it has keys, the kind of its first one; a script by its own name.
+/// The counts of commands, by name and, for those with keys, the kind of the first key; a script by its own name.
 #[derive(Clone, Debug, Default)]
 pub struct Heard(pub BTreeMap<String, u64>);
 
 impl Ear {
-    /// Begins to listen to the server on a local port.
+    /// Starts to listen to the server on a local port.
     ///
     /// # Panics
-    /// If it does not answer.
+    /// If it does not reply.
     #[must_use]
     pub fn open(port: u16) -> Self {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("connected");
@@ -44,7 +44,7 @@ impl Ear {
         Self { stream, thread }
     }
 
-    /// Ends, and says what was heard.
+    /// Stops, and returns the counts.
     ///
     /// # Panics
     /// If listening failed.
@@ -55,7 +55,7 @@ impl Ear {
     }
 }
 
-/// The name of a command, or of a script, and of its first key the part that says what it is.
+/// Returns the name of a command or script, with the part of its first key that tells the kind of key.
 fn kind(words: &[String]) -> String {
     let command = words[0].to_ascii_uppercase();
     let command = if command == "EVALSHA" { script(&words[1]) } else { command };
@@ -72,14 +72,14 @@ fn kind(words: &[String]) -> String {
     }
 }
 
-/// The name of a script by its hash.
+/// Returns the name of a script by its hash.
 fn script(hash: &str) -> String {
     let is = |script: &&&Script| sha1_smol::Sha1::from(script.source).digest().to_string() == hash;
     ALL.iter().find(is).map_or("EVALSHA", |script| script.name).to_owned()
 }
 
 impl Heard {
-    /// How many commands came whose kind fulfils a condition.
+    /// Returns the number of commands whose kind fulfils a condition.
     #[must_use]
     pub fn count(&self, of: impl Fn(&str) -> bool) -> u64 {
         self.0.iter().filter(|(kind, _)| of(kind)).map(|(_, count)| count).sum()

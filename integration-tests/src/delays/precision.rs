@@ -1,4 +1,4 @@
-//! How late what is due comes: by the server's clock where it is claimed or put into the log, and at the handler.
+//! The lateness of due items: by the server's clock when they are claimed or appended to the log, and at the handler.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,42 +12,42 @@ use super::{Engine, quantile, spread, time_of, wall_ms_in, wall_us};
 use crate::server::Server;
 
 const DUE: Topic<u64> = Topic::new("due").partitions(1);
-/// Where what was parked is for: so late that no run sees it.
+/// Delay of parked messages: so long that no run handles them.
 const FAR: Duration = Duration::from_secs(30 * 24 * 3_600);
 
-/// What is measured.
+/// The settings of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Course {
-    /// Which side.
+    /// The side of the delay engine.
     pub engine: Engine,
-    /// How many come due.
+    /// The number of tasks that become due.
     pub tasks: u64,
-    /// How many of them per second.
+    /// The number of tasks that become due per second.
     pub per_second: u64,
-    /// How many wait beside them that are due in a month.
+    /// The number of other tasks that wait, and are due in a month.
     pub parked: u64,
 }
 
-/// How late they came.
+/// The lateness of the tasks.
 #[derive(Clone, Debug, Default)]
 pub struct Lateness {
-    /// By the server's clock, in whole milliseconds rounded down: when it was claimed, or the id of its entry in the log.
+    /// By the server's clock, in whole milliseconds rounded down: at the claim, or at the id of its entry in the log.
     pub server_ms: Vec<i64>,
     /// From due to the handler, in microseconds, by the clock of this machine, which is the server's.
     pub handler_us: Vec<i64>,
 }
 
 impl Lateness {
-    /// How many were early, by either.
+    /// Returns how many were early, by either clock.
     #[must_use]
     pub fn early(&self) -> usize {
         self.server_ms.iter().chain(&self.handler_us).filter(|late| **late < 0).count()
     }
 
-    /// A quantile of the lateness at the handler, in microseconds.
+    /// Returns a quantile of the lateness at the handler, in microseconds.
     ///
     /// # Panics
-    /// If nothing came.
+    /// If no task was handled.
     #[must_use]
     pub fn at_handler(&self, share: f64) -> i64 {
         let mut sorted = self.handler_us.clone();
@@ -55,7 +55,7 @@ impl Lateness {
         quantile(&sorted, share)
     }
 
-    /// Both, for people.
+    /// Formats both latenesses for output.
     #[must_use]
     pub fn text(&self) -> String {
         let server: Vec<i64> = self.server_ms.iter().map(|ms| ms * 1_000).collect();
@@ -68,10 +68,10 @@ impl Lateness {
     }
 }
 
-/// Runs a course on a server of its own.
+/// Runs a measurement on a separate server.
 ///
 /// # Panics
-/// If anything fails, or does not come at all.
+/// If anything fails, or a task is never handled.
 pub async fn run(course: &Course) -> Lateness {
     let server = Server::start();
     let mut scene = Fixture::begin(&server, course.engine).await;
@@ -86,7 +86,8 @@ pub async fn run(course: &Course) -> Lateness {
     scene.end().await
 }
 
-/// Everybody sleeps to a far time; then something is scheduled that is due in 25 ms. So many times.
+/// Lets all workers sleep until a distant time, then schedules an item that is due in 25 ms. Repeats this for all
+/// rounds.
 ///
 /// # Panics
 /// As [`run`].
@@ -112,7 +113,7 @@ async fn park(scene: &Fixture, messages: u64) {
     }
 }
 
-/// Both sides, as far as this needs them. A payload is when it is due.
+/// Both sides of the delay engine, as far as the measurements need them. A payload is the due time of its task.
 struct Fixture {
     engine: Engine,
     mq: Millstream,

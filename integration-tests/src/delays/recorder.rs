@@ -1,4 +1,5 @@
-//! A view of a backend's tasks that writes down, by the server's clock, when each task was due and when it was claimed.
+//! A wrapper of a backend's tasks that records, by the server's clock, when each task was due and when it was
+//! claimed.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -9,7 +10,7 @@ use millstream_core::log::Settled;
 use millstream_core::tasks::{ClaimRequest, Claimed, DeadTask, QueueSpec, TaskCounts, Tasks, Verdict};
 use millstream_core::{Backend, QueueName, ScheduleId, Shard};
 
-/// Milliseconds from when each task was due to when it was claimed.
+/// The time between due and claim of each task, in milliseconds.
 pub(super) type Claims = Arc<Mutex<Vec<i64>>>;
 
 struct Recorder {
@@ -17,7 +18,7 @@ struct Recorder {
     claims: Claims,
 }
 
-/// The same backend, which writes down its claims.
+/// Returns the same backend with a recorder of its claims.
 pub(super) fn witnessed(backend: &Backend) -> (Backend, Claims) {
     let claims = Claims::default();
     let tasks = Arc::new(Recorder { tasks: backend.tasks.clone(), claims: claims.clone() });

@@ -1,4 +1,4 @@
-//! Two instances at work on what comes due, in this process and on a server of their own, and everything they tell: for
+//! Two instances that handle due items, in this process and on their own server, and the events that they emit. For
 //! tests of faults, on both sides of the delay engine.
 
 use std::collections::BTreeMap;
@@ -19,30 +19,30 @@ use crate::server::Server;
 
 const ITEMS: Topic<Item> = Topic::new("items").partitions(2);
 
-/// The longest sleep of the workers of a queue here; promoters of consumers have 15 s.
+/// The longest sleep of the workers of a queue in these tests; promoters of consumers have 15 s.
 pub const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// How long a producer tries.
+/// The time for which a producer retries.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What comes due.
+/// An item that becomes due.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Item {
-    /// Which one.
+    /// The number of the item.
     pub number: u64,
-    /// When, in milliseconds since 1970.
+    /// The due time, in milliseconds since 1970.
     pub due_ms: u64,
 }
 
-/// The instances, and what they did.
+/// The instances and their results.
 pub struct Stage {
     /// Their server.
     pub server: Server,
-    /// Which side.
+    /// The side of the delay engine.
     pub engine: Engine,
     /// The connection of the test.
     pub mq: Millstream,
-    /// How late each item came, in microseconds, as often as it did.
+    /// The lateness of each item, in microseconds, once for each time that it was handled.
     pub came: Arc<Mutex<BTreeMap<u64, Vec<i64>>>>,
     /// While true, handlers fail.
     pub outage: Arc<Mutex<bool>>,
@@ -55,7 +55,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Two instances that wait for something to do.
+    /// Starts two idle instances.
     ///
     /// # Panics
     /// If they do not start.
@@ -80,13 +80,13 @@ impl Stage {
         for _ in 0..2 {
             stage.join().await;
         }
-        // Everything has its owner and its connections: something comes through.
+        // Waits until an item is handled, so that every place has an owner and every connection exists.
         stage.schedule(&[Duration::from_millis(10); 20]).await;
         stage.all_came(Duration::from_secs(30)).await;
         stage
     }
 
-    /// One more instance.
+    /// Starts another instance.
     ///
     /// # Panics
     /// If it does not start.
@@ -116,15 +116,16 @@ impl Stage {
         }
     }
 
-    /// Schedules an item for each delay, and gives back their results, with their numbers. A topic's producer gives up
-    /// after [`PATIENCE`].
+    /// Schedules an item for each delay, and returns the numbers of the items with their results. A topic's producer
+    /// gives up after [`PATIENCE`].
     pub async fn try_schedule(&mut self, delays: &[Duration]) -> Vec<(u64, Result<()>)> {
         let items = self.items(delays);
         let done = self.send(&items).await;
         items.iter().map(|item| item.number).zip(done).collect()
     }
 
-    /// Schedules an item for each delay; once more if no answer came, which does no harm: each has its id.
+    /// Schedules an item for each delay, again if no reply arrived. That has no effect on stored items, as each has
+    /// its id.
     ///
     /// # Panics
     /// If one is refused.
@@ -168,10 +169,10 @@ impl Stage {
         }
     }
 
-    /// The place of an item, of those that are known by their number alone.
+    /// Returns the place of an item whose place follows from its number alone.
     ///
     /// # Panics
-    /// If there is no such thing.
+    /// If there is no such place.
     #[must_use]
     pub fn place(&self, number: u64) -> Place {
         match self.engine {
@@ -186,7 +187,7 @@ impl Stage {
         }
     }
 
-    /// All places.
+    /// Returns all places.
     ///
     /// # Panics
     /// Never.
@@ -202,16 +203,16 @@ impl Stage {
             .collect()
     }
 
-    /// Makes the keys.
+    /// Returns the key names of the server's data.
     #[must_use]
     pub fn keys(&self) -> Keys {
         Keys::new()
     }
 
-    /// Waits until every item that was scheduled has come, but those that a test counts out.
+    /// Waits until every scheduled item was handled, except those that a test excludes.
     ///
     /// # Panics
-    /// If they do not, or if one was early.
+    /// If they are not, or if one was early.
     pub async fn all_came_but(&self, but: &[u64], within: Duration) -> Vec<i64> {
         let missing = || {
             let came = self.came.lock().expect("lock");
@@ -229,7 +230,7 @@ impl Stage {
         late
     }
 
-    /// Waits until every item that was scheduled has come; gives back how late, in microseconds.
+    /// Waits until every scheduled item was handled. Returns the lateness in microseconds.
     ///
     /// # Panics
     /// As [`all_came_but`](Self::all_came_but).
@@ -237,7 +238,7 @@ impl Stage {
         self.all_came_but(&[], within).await
     }
 
-    /// Items that came more than once.
+    /// Returns the items that were handled more than once.
     ///
     /// # Panics
     /// Never.
@@ -247,7 +248,7 @@ impl Stage {
         came.iter().filter(|(_, times)| times.len() > 1).map(|(number, _)| *number).collect()
     }
 
-    /// What was told.
+    /// Returns the events that were emitted.
     ///
     /// # Panics
     /// Never.
@@ -256,7 +257,7 @@ impl Stage {
         self.told.lock().expect("lock").clone()
     }
 
-    /// Waits until something is told.
+    /// Waits until an event is emitted.
     ///
     /// # Panics
     /// If it is not.
@@ -265,22 +266,23 @@ impl Stage {
         eventually(told, &format!("{what:?} is told")).await;
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// The queue, for tests of that side.
+    /// Returns the queue, for tests of that side.
     #[must_use]
     pub fn queue(&self) -> &DelayQueue<Item> {
         &self.queue
     }
 
-    /// It works as before: items come, at once, and the instances end in order.
+    /// Checks that everything works as before: items are handled without delay, and the instances shut down in an
+    /// orderly way.
     ///
     /// # Panics
-    /// If not.
+    /// If it does not.
     pub async fn lives_on(mut self) {
         let missing: Vec<u64> = (0..self.next).collect();
         self.schedule(&[Duration::from_millis(100); 50]).await;
@@ -294,7 +296,7 @@ impl Stage {
     }
 }
 
-/// The id of an item.
+/// Returns the id of an item.
 #[must_use]
 pub fn id(number: u64) -> String {
     format!("item-{number}")

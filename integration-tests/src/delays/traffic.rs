@@ -1,4 +1,4 @@
-//! How many commands the delay engine costs a server: while nothing is due, and per task.
+//! The number of commands that the delay engine sends to a server: while nothing is due, and per task.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,27 +13,27 @@ use crate::server::Server;
 
 const FAR: Duration = Duration::from_secs(24 * 3_600);
 
-/// What was sent while nothing was due.
+/// The commands sent while nothing was due.
 #[derive(Clone, Debug)]
 pub struct Idle {
     /// Commands of the delay engine per second, for each partition or shard.
     pub engine: f64,
-    /// All commands per second for each partition or shard: at a partition the reading, the renewal of the lease and
-    /// trimming too.
+    /// All commands per second for each partition or shard: for a partition also reading, lease renewal and trimming.
     pub place: f64,
-    /// Commands per second that are for the group as a whole: heartbeats of its members. There are no more of them for
-    /// more partitions.
+    /// Commands per second for the group as a whole: heartbeats of its members. Their number does not grow with the
+    /// number of partitions.
     pub group: f64,
-    /// All of them.
+    /// The counts of all commands.
     pub heard: Heard,
 }
 
-/// Commands for the membership of a group; `CLIENT SETNAME` comes with them, from the connections of the leases' loops.
+/// Whether a command is for the membership of a group. `CLIENT SETNAME` is sent too, on the connections of the
+/// leases' loops.
 fn is_for_the_group(kind: &str) -> bool {
     kind.contains("all ") || kind == "CLIENT SETNAME"
 }
 
-/// Commands of promoters and of workers. In a topic their wake-ups come with the reading.
+/// Whether a command is sent by promoters and workers. In a topic their wake-ups arrive with the reading.
 fn is_of_the_engine(kind: &str) -> bool {
     const OURS: [&str; 7] = [
         "promote ",
@@ -47,8 +47,9 @@ fn is_of_the_engine(kind: &str) -> bool {
     OURS.iter().any(|ours| kind.starts_with(ours))
 }
 
-/// Lets one consumer own `places` partitions, or `workers` workers look at so many shards, all with the default settings,
-/// with something parked in each that is not due; and counts for a while what they send.
+/// Runs one consumer that owns `places` partitions, or `workers` workers on as many shards, all with the default
+/// settings and with something parked in each that is not due. Counts the commands that they send for the time of
+/// `listen`.
 ///
 /// # Panics
 /// If anything fails.
@@ -75,7 +76,7 @@ pub async fn idle(engine: Engine, places: u32, workers: usize, listen: Duration)
             pools = pool(&server, "idle", workers, 16, &Arc::default()).await;
         }
     }
-    // Connections are made, and everything is looked at once.
+    // Time to create connections and to check everything once.
     tokio::time::sleep(Duration::from_secs(4)).await;
     let ear = Ear::open(server.port());
     let began = Instant::now();
@@ -95,18 +96,18 @@ pub async fn idle(engine: Engine, places: u32, workers: usize, listen: Duration)
     }
 }
 
-/// What so many workers sent for the same tasks.
+/// The commands that several workers sent for the same tasks.
 #[derive(Clone, Debug)]
 pub struct Herd {
     /// Commands per task.
     pub per_task: f64,
-    /// All of them.
+    /// The counts of all commands.
     pub heard: Heard,
-    /// From due to the handler, in microseconds.
+    /// The time from due to the handler, in microseconds.
     pub late_us: Vec<i64>,
 }
 
-/// Lets workers with room for one task each, and connections of their own, work on tasks that come due one by one.
+/// Runs workers with a concurrency of one task each, and their own connections, on tasks that become due one by one.
 ///
 /// # Panics
 /// If anything fails, or not every task is done once.
@@ -124,7 +125,7 @@ pub async fn herd(workers: usize, tasks: u64, per_second: u64) -> Herd {
     tokio::time::sleep(Duration::from_millis(200)).await;
     let ear = Ear::open(server.port());
     crate::eventually(async || came.times.load(Ordering::Relaxed) >= tasks, "all tasks are done").await;
-    // What they still say of the last ones.
+    // The last settlements of the workers.
     tokio::time::sleep(Duration::from_millis(100)).await;
     let heard = ear.close();
     end(pools).await;
@@ -139,7 +140,7 @@ struct Came {
     late_us: std::sync::Mutex<Vec<i64>>,
 }
 
-/// Workers with connections of their own. A payload is when it is due.
+/// Starts workers with their own connections. A payload is the due time of its task.
 async fn pool(server: &Server, queue: &str, workers: usize, room: usize, came: &Arc<Came>) -> Vec<Worker> {
     let mut pools = Vec::new();
     for _ in 0..workers {

@@ -1,4 +1,4 @@
-//! What the `worker` binary is told: a worker of a delay queue in a process of its own, made to be killed.
+//! The settings of the `worker` binary: a worker of a delay queue in its own process, to be killed by tests.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::member::Job;
 
-/// How a worker works; its only argument, as JSON.
+/// The settings of a worker; its only argument, as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Setup {
-    /// The server.
+    /// The URL of the server.
     pub url: String,
     /// The queue; it is created by the test.
     pub queue: String,
@@ -19,16 +19,16 @@ pub struct Setup {
     pub concurrency: usize,
     /// `hold` in milliseconds.
     pub hold_ms: u64,
-    /// How long a failed task waits, in milliseconds.
+    /// The delay before a failed task is retried, in milliseconds.
     pub back_off_ms: u64,
-    /// How many attempts a task has.
+    /// The maximum number of attempts of a task.
     pub attempts: u32,
     /// `crash_limit`.
     pub crash_limit: u32,
 }
 
 impl Setup {
-    /// A worker of `queue` on the server at `url`; the rest is what most tests want.
+    /// Returns the settings of a worker of `queue` on the server at `url`, with defaults that suit most tests.
     #[must_use]
     pub fn new(url: &str, queue: &str) -> Self {
         Self {
@@ -44,11 +44,11 @@ impl Setup {
     }
 }
 
-/// By what its claims are known, while it runs.
+/// Returns the label that identifies its claims while it runs.
 #[must_use]
 pub fn label(pid: u32) -> String {
     format!("w{pid}")
 }
 
-/// A task: what its handler is to do. Of a [`Job`], `work_us`, `fails`, `end` and `due_ms` count here.
+/// A task: instructions for its handler. Of a [`Job`], it uses `work_us`, `fails`, `end` and `due_ms`.
 pub type Work = Job;

@@ -1,4 +1,4 @@
-//! What has to be known beside the figures: server, machine, date.
+//! The conditions of a measurement: server, machine, date.
 
 use std::fs;
 use std::time::SystemTime;
@@ -10,30 +10,30 @@ use serde::Serialize;
 use super::args::General;
 use super::measure::Stage;
 
-/// What has to be known beside the figures.
+/// The conditions of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct About {
-    /// When it began, in UTC.
+    /// The start time, in UTC.
     pub(super) date: String,
     /// Name and version of the server.
     pub(super) server: String,
-    /// Whether it was started for this.
+    /// Whether the server was started for this measurement.
     pub(super) private: bool,
-    /// Where it is, if it was not: without a password.
+    /// The URL of a server that was not, without its password.
     pub(super) url: Option<String>,
-    /// How it writes its append-only file; not known of a server of others.
+    /// The mode of its append-only file; unknown for a server that was not started here.
     pub(super) aof: Option<&'static str>,
     pub(super) millstream: &'static str,
-    /// How many CPUs this machine lets us use.
+    /// The number of CPUs that this process may use.
     pub(super) cpus: usize,
-    /// What the CPU calls itself, where that can be told.
+    /// The model of the CPU, if it is known.
     pub(super) cpu: Option<String>,
-    /// The operating system, with its version where that can be told.
+    /// The operating system, with its version if it is known.
     pub(super) system: String,
-    /// Built without optimisation, and so worth nothing.
+    /// Whether this is a debug build, whose figures are meaningless.
     pub(super) debug_build: bool,
     pub(super) payload_bytes: u32,
-    /// Of the payloads.
+    /// The seed of the payloads.
     pub(super) seed: u64,
     pub(super) runs: u32,
 }
@@ -57,7 +57,7 @@ impl About {
         })
     }
 
-    /// In one line, for people.
+    /// Formats the conditions in one line, for people.
     pub(super) fn line(&self) -> String {
         let aof = match self.aof {
             None => String::new(),
@@ -74,14 +74,15 @@ impl About {
     }
 }
 
-/// `redis://user:password@host` as `redis://host`. What is behind the host may have a password as well.
+/// Shortens `redis://user:password@host` to `redis://host`. The part after the host is removed, as it may contain a
+/// password too.
 fn without_password(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").unwrap_or(("redis", url));
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     format!("{scheme}://{}", host.split('?').next().unwrap_or_default())
 }
 
-/// The first model that the list of CPUs names.
+/// Returns the first model in the list of CPUs.
 fn model(cpus: &str) -> Option<String> {
     let line = cpus.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())

@@ -1,4 +1,4 @@
-//! What a run is measured by: clocks, CPU, what the server counts; and the figures that come of it.
+//! Measurements of a run: clocks, CPU, counters of the server; and the figures computed from them.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::bare::{Counted, Probe, Requests};
 
-/// What a figure tells.
+/// The kind of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Figure {
     Throughput,
@@ -29,7 +29,7 @@ pub(super) enum Figure {
 }
 
 impl Figure {
-    /// Its name in JSON.
+    /// Returns its name in JSON.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Throughput => "throughput_per_s",
@@ -48,7 +48,7 @@ impl Figure {
         }
     }
 
-    /// Its name for people.
+    /// Returns its displayed name.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Throughput => "messages/s",
@@ -67,31 +67,31 @@ impl Figure {
         }
     }
 
-    /// What it is of, for people.
+    /// Returns the short displayed name of the measured quantity.
     pub(super) fn short(self) -> &'static str {
         self.title().split_once(", ").map_or(self.title(), |(of, _)| of)
     }
 
-    /// What a value has behind it where [`short`](Self::short) stands in front: ` µs`, or nothing.
+    /// Returns the unit after a value where [`short`](Self::short) is in front: ` µs`, or nothing.
     pub(super) fn unit(self) -> String {
         self.title().split_once(", ").map(|(_, unit)| format!(" {unit}")).unwrap_or_default()
     }
 }
 
-/// What one run of one side gave.
+/// The figures of one run of one side.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Measured {
-    /// In the order in which they are shown.
+    /// The figures in the order in which they are shown.
     pub(super) figures: Vec<(Figure, f64)>,
 }
 
 impl Measured {
-    /// A single figure.
+    /// Creates a measurement with a single figure.
     pub(super) fn of(figure: Figure, value: f64) -> Self {
         Self { figures: vec![(figure, value)] }
     }
 
-    /// With how long messages took, from a histogram in nanoseconds, in front.
+    /// Adds latencies, from a histogram in nanoseconds, in front.
     pub(super) fn with_latency(mut self, latency: &Histogram<u64>) -> Self {
         let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
         let figures = [
@@ -104,37 +104,37 @@ impl Measured {
         self
     }
 
-    /// Without a figure that would mislead.
+    /// Removes a figure that would mislead.
     pub(super) fn without(mut self, figure: Figure) -> Self {
         self.figures.retain(|(it, _)| *it != figure);
         self
     }
 }
 
-/// Where a run takes place.
+/// The environment of a run.
 #[derive(Clone)]
 pub(super) struct Stage {
     pub(super) url: String,
-    /// All keys of the run start with it.
+    /// The prefix of all keys of the run.
     pub(super) namespace: String,
     pub(super) payload: Bytes,
     pub(super) probe: Probe,
 }
 
 impl Stage {
-    /// Millstream there, over a connection of its own.
+    /// Connects Millstream to it, over a separate connection.
     pub(super) async fn connect(&self) -> Result<Millstream> {
         Ok(Millstream::at(&self.url).namespace(&self.namespace).await?)
     }
 
-    /// Begins to measure.
+    /// Starts to measure.
     pub(super) async fn meter(&self) -> Result<Meter> {
         let counted = self.probe.count().await?;
         Ok(Meter { probe: self.probe.clone(), counted, client_cpu: client_cpu(), began: Instant::now() })
     }
 
-    /// What is asked of the server while nothing happens, per second and owned partition: for a while that is told by
-    /// itself, since consumers begin with more than they go on with, and for some time after that.
+    /// Measures the requests and commands that the server receives while idle, per second and owned partition:
+    /// separately for `settle`, since consumers send more of them at first, and for `lasts` after it.
     pub(super) async fn idle(&self, settle: Duration, lasts: Duration, partitions: u32) -> Result<Measured> {
         let requests = Requests::watch(&self.url).await?;
         let mut figures = Vec::new();
@@ -155,13 +155,13 @@ impl Stage {
         Ok(Measured { figures })
     }
 
-    /// Deletes what the run has stored.
+    /// Deletes the data of the run.
     pub(super) async fn clear(&self) -> Result<()> {
         self.probe.clear(&self.namespace).await
     }
 }
 
-/// Measures from when it is made.
+/// A measurement from its creation on.
 pub(super) struct Meter {
     probe: Probe,
     counted: Counted,
@@ -170,18 +170,19 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// How long it has been measuring.
+    /// Returns the time since the start.
     pub(super) fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// What so many messages took.
+    /// Returns the figures for this many messages.
     pub(super) async fn stop(self, messages: u64) -> Result<Measured> {
         let took = self.elapsed();
         self.stop_after(messages, took).await
     }
 
-    /// What so many messages took, of which the last was done a while ago: what followed counts as CPU and commands only.
+    /// Returns the figures for this many messages, the last of which was done after `took`. Later work counts as CPU
+    /// and commands only.
     pub(super) async fn stop_after(self, messages: u64, took: Duration) -> Result<Measured> {
         let client = client_cpu().saturating_sub(self.client_cpu);
         let now = self.probe.count().await?;
@@ -195,14 +196,14 @@ impl Meter {
         Ok(Measured { figures })
     }
 
-    /// How many bytes of memory the server uses more than before, per message.
+    /// Returns the increase of the server's memory in bytes per message.
     pub(super) async fn stop_memory(self, messages: u64) -> Result<Measured> {
         let now = self.probe.count().await?;
         Ok(Measured::of(Figure::Bytes, (now.memory - self.counted.memory) / messages as f64))
     }
 }
 
-/// The CPU time that all threads of this process have used.
+/// Returns the CPU time that all threads of this process have used.
 fn client_cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0));

@@ -1,4 +1,4 @@
-//! `millstream bench`: what Millstream costs, beside the bare commands of Redis.
+//! `millstream bench`: measures the cost of Millstream, in comparison with bare commands of Redis.
 
 mod about;
 mod args;
@@ -26,15 +26,16 @@ use args::What;
 use progress::Progress;
 use session::{Plan, Session, unless_stopped};
 
-/// How often it is measured unless it is said.
+/// Default number of runs.
 const RUNS: u32 = 5;
 
 impl Bench {
-    /// Measures, and prints what came of it. It loads a server, so only one that was typed counts: that of the environment
-    /// may well be in production.
+    /// Runs the measurement and prints the results. It puts load on a server, so only a URL from the command line is
+    /// used: the one from the environment may belong to a production server.
     ///
     /// # Errors
-    /// If there is no server, or anything fails on it; and on a signal. What was started and stored is cleaned up first.
+    /// If there is no server, if a request to it fails, or on a signal. Started servers and stored data are removed
+    /// first.
     pub(crate) async fn run(mut self, is_url_typed: bool) -> Result<()> {
         if let Some(general) = self.what.general_mut() {
             general.url = general.url.take().or(self.url).filter(|_| is_url_typed);
@@ -47,7 +48,7 @@ impl Bench {
     }
 }
 
-/// One command.
+/// Runs one command.
 async fn measure(what: What) -> Result<()> {
     let usual = if matches!(what, What::Idle(_)) { 1 } else { RUNS };
     let (common, cases) = run::cases(what)?;

@@ -1,8 +1,8 @@
-//! Sending at a fixed rate, whatever the answers: the open loop.
+//! Sends at a fixed rate, independent of the replies (an open loop).
 //!
-//! Each message has a time at which it should be sent, and its latency counts from then. A sender that is held up does
-//! not hide it: the messages that it could not send meanwhile are late from their own times on (this is what "no
-//! coordinated omission" means).
+//! Each message has a time at which it should be sent, and its latency is measured from then. A sender that is held
+//! up therefore does not hide the delay: the messages that it could not send in the meantime are late relative to
+//! their own times. This avoids coordinated omission.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,51 +14,51 @@ use hdrhistogram::Histogram;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 
-/// How much later than now the first message is due, so that everything is ready.
+/// Delay of the first message, so that everything is ready.
 const HEAD_START: Duration = Duration::from_millis(10);
 
-/// The shortest sleep. At more than 10,000 messages a second several are sent one right after the other: a thread that
-/// woke up for each of them would need a whole core, and that of the server or of the client as well where there are
-/// few. The messages that wait for this are late by it, on both sides.
+/// Minimum sleep. At more than 10,000 messages per second, several are sent one right after the other: a thread that
+/// woke up for each of them would need a whole core, which the server or the client would lack on a machine with few
+/// cores. The messages that wait for the sleep are late by it, on both sides.
 const NAP: Duration = Duration::from_micros(100);
 
-/// Tells the time in payloads.
+/// The clock for the times in payloads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock(Instant);
 
 impl Clock {
-    /// Nanoseconds since it was made.
+    /// Returns the nanoseconds since the clock was created.
     pub(super) fn now(self) -> u64 {
         Self::nanos(self.0.elapsed())
     }
 
-    /// How many nanoseconds before `now` the message with this payload should have been sent.
+    /// Returns how many nanoseconds before `now` the message with this payload should have been sent.
     pub(super) fn since(self, now: u64, payload: &[u8]) -> u64 {
         let due = payload.first_chunk().map_or(0, |due| u64::from_le_bytes(*due));
         now.saturating_sub(due)
     }
 
-    /// A histogram of nanoseconds that grows as far as it must.
+    /// Returns a histogram of nanoseconds that grows as needed.
     pub(super) fn histogram() -> Result<Histogram<u64>> {
         Ok(Histogram::new(3)?)
     }
 
-    /// Nanoseconds of a time.
+    /// Converts a duration to nanoseconds.
     pub(super) fn nanos(time: Duration) -> u64 {
         u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-/// What lets messages go.
+/// The condition for sending the next message.
 #[derive(Clone, Copy, Debug)]
 enum Gate {
-    /// One after such a time.
+    /// One message per interval.
     Interval(Duration),
-    /// One whenever there are fewer sends than this without an answer.
+    /// One message whenever fewer sends than this are without a reply.
     Window(usize),
 }
 
-/// Says when what is sent.
+/// Determines when each message is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pacer {
     gate: Gate,
@@ -67,31 +67,31 @@ pub(super) struct Pacer {
 }
 
 impl Pacer {
-    /// So many messages a second, for so long; at least one.
+    /// Creates a pacer for this many messages per second over this duration; at least one message.
     pub(super) fn new(rate: f64, lasts: Duration) -> Self {
         let total = ((rate * lasts.as_secs_f64()).round() as u64).max(1);
         let gate = Gate::Interval(Duration::from_secs_f64(1.0 / rate));
         Self { gate, total, clock: Clock(Instant::now()) }
     }
 
-    /// So many messages as fast as they go, with the same work for each, and at most so many without an answer: this
-    /// shows what rate can be reached.
+    /// Creates a pacer that sends this many messages as fast as possible, with the same work for each, and with at
+    /// most `window` of them without a reply. It measures the maximum rate.
     pub(super) fn saturating(total: u64, window: usize) -> Self {
         Self { gate: Gate::Window(window), total, clock: Clock(Instant::now()) }
     }
 
-    /// The clock by which payloads are written.
+    /// Returns the clock of the times in payloads.
     pub(super) fn clock(&self) -> Clock {
         self.clock
     }
 
-    /// How many of them have the remainder `number` when their numbers are divided by `of`.
+    /// Returns how many messages have a number with the remainder `number` when divided by `of`.
     pub(super) fn total_of(&self, number: u64, of: u64) -> u64 {
         (self.total + of - 1 - number) / of
     }
 
-    /// Sends everything, each message when it is due and without waiting for those before it, and then waits for all
-    /// answers. The payloads are `like` this one, with the time in front.
+    /// Sends all messages, each when it is due and without waiting for earlier ones, and then waits for all replies.
+    /// The payloads are `like` this one, with the time at the start.
     ///
     /// # Errors
     /// The first error of a send.
@@ -102,7 +102,7 @@ impl Pacer {
     {
         let (failed, mut failures) = mpsc::unbounded_channel();
         let like = like.clone();
-        // A thread of its own: timers of the runtime go by milliseconds.
+        // A separate thread, as the timers of the runtime have a resolution of milliseconds.
         let runtime = Handle::current();
         let pacing = tokio::task::spawn_blocking(move || {
             sleep_precisely();
@@ -124,7 +124,7 @@ impl Pacer {
                         }
                         (due, None)
                     }
-                    // It is never closed.
+                    // The semaphore is never closed.
                     Gate::Window(_) => {
                         let permit = runtime.block_on(window.clone().acquire_owned()).ok();
                         (self.clock.0.elapsed(), permit)
@@ -136,13 +136,13 @@ impl Pacer {
                 runtime.spawn(async move {
                     let _until_answered = permit;
                     if let Err(error) = sending.await {
-                        // Nobody listens when an error before has ended it all.
+                        // The receiver is gone if an earlier error has ended the run.
                         let _ = failed.send(error);
                     }
                 });
             }
         });
-        // Ends when every send has.
+        // Returns `None` when every send has ended.
         if let Some(error) = failures.recv().await {
             return Err(error);
         }
@@ -151,10 +151,10 @@ impl Pacer {
     }
 }
 
-/// Linux lets sleeping threads sleep 50 µs longer than they asked for, unless they ask for less.
+/// Reduces the timer slack: by default, Linux extends the sleep of a thread by up to 50 µs.
 fn sleep_precisely() {
     #[cfg(target_os = "linux")]
-    // Where it is refused the latencies are a little worse, on both sides.
+    // If it is refused, the latencies are slightly worse, on both sides.
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
 }
 
@@ -179,7 +179,7 @@ mod tests {
         let pacer = Pacer::new(1_000.0, Duration::from_millis(20));
         let clock = pacer.clock();
         let (seen, mut all) = mpsc::unbounded_channel();
-        // A sender that holds up the pacer itself for 30 ms at the first message.
+        // A sender that blocks the pacer itself for 30 ms at the first message.
         let sent = pacer.run(&PAYLOAD, move |n, payload| {
             if n == 0 {
                 std::thread::sleep(Duration::from_millis(30));
@@ -232,7 +232,7 @@ mod tests {
             sent.push(at);
             late.push(by);
         }
-        // `since` is zero for what is early.
+        // `since` is zero for messages that are early.
         assert!(late.iter().all(|by| *by > 0), "{late:?}");
         assert!(sent[999] - sent[0] > 19_000_000, "1,000 messages at 50,000/s took less than 19 ms");
     }

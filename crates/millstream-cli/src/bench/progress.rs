@@ -1,35 +1,35 @@
-//! How far it is: a bar if stderr is a terminal, and else a line per case.
+//! The progress: a bar if stderr is a terminal, otherwise one line per case.
 
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Shows how far it is. On stderr: what is printed is the result alone.
+/// Shows the progress on stderr, so that stdout has the result only.
 pub(super) struct Progress {
-    /// If stderr is a terminal.
+    /// The bar, if stderr is a terminal.
     bar: Option<ProgressBar>,
     began: Instant,
-    /// Cases that have begun, and all.
+    /// The number of cases that have begun, and of all cases.
     cases: (u64, u64),
 }
 
 impl Progress {
-    /// Of so many cases with so many runs in all.
+    /// Creates a progress for this many cases and this many runs in total.
     pub(super) fn new(cases: usize, runs: u64) -> Self {
         let bar = stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(runs);
             if let Ok(style) = ProgressStyle::with_template("{bar:30} run {pos} of {len}  {elapsed}  {msg}") {
                 bar.set_style(style);
             }
-            // Rarely: drawing costs CPU of this process, which is measured.
+            // Redraws rarely: drawing uses CPU of this process, which is measured.
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
         });
         Self { bar, began: Instant::now(), cases: (0, cases as u64) }
     }
 
-    /// A case begins.
+    /// Shows the beginning of a case.
     pub(super) fn case(&mut self, name: &str) {
         self.cases.0 += 1;
         match &self.bar {
@@ -42,7 +42,7 @@ impl Progress {
         }
     }
 
-    /// A case has gone wrong; the next one comes nevertheless.
+    /// Reports the failure of a case. The next case still runs.
     pub(super) fn failed(&self, why: &anyhow::Error) {
         match &self.bar {
             Some(bar) => bar.println(format!("failed: {why:#}")),
@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// One side of a run is done.
+    /// Records that one side of a run is done.
     pub(super) fn step(&self) {
         if let Some(bar) = &self.bar {
             bar.inc(1);

@@ -1,4 +1,4 @@
-//! What came of it: a table for people, or one JSON object.
+//! The results: a table for people, or one JSON object.
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
@@ -8,7 +8,7 @@ use super::about::About;
 use super::statistics::{Comparison, Row, Spread};
 use crate::human::grouped;
 
-/// One object: what has to be known, and a list of cases with their figures.
+/// Formats one object: the conditions, and a list of cases with their figures.
 pub(super) fn json(about: &About, comparisons: &[Comparison]) -> Result<String> {
     let case = |it: &Comparison| json!({ "case": it.case, "figures": figures(it) });
     let mut object = serde_json::to_value(about)?;
@@ -16,7 +16,7 @@ pub(super) fn json(about: &About, comparisons: &[Comparison]) -> Result<String> 
     Ok(serde_json::to_string(&object)?)
 }
 
-/// The figures of a case by their names, with what each run gave.
+/// Returns the figures of a case by their names, with the values of each run.
 pub(super) fn figures(of: &Comparison) -> Map<String, Value> {
     let spread =
         |of: &Spread| json!({ "median": of.median, "min": of.min, "max": of.max, "values": of.values });
@@ -33,7 +33,7 @@ pub(super) fn figures(of: &Comparison) -> Map<String, Value> {
     of.rows.iter().map(figure).collect()
 }
 
-/// A table per case: medians, and the ratio with its spread.
+/// Formats a table per case: medians, and the ratio with its spread.
 pub(super) fn table(about: &About, comparisons: &[Comparison]) -> String {
     let mut text = about.line() + "\n";
     if about.debug_build {
@@ -68,10 +68,10 @@ pub(super) fn table(about: &About, comparisons: &[Comparison]) -> String {
     text
 }
 
-/// What is said of figures that are worth nothing.
+/// The warning for figures of a debug build.
 pub(super) const DEBUG_BUILD: &str = "a debug build: these figures say nothing about speed\n";
 
-/// Three digits that mean something, or all of a larger number, in groups of three.
+/// Formats three significant digits, or all digits of a larger number, in groups of three.
 pub(super) fn number(value: f64) -> String {
     match value.abs() {
         100.0.. => grouped(&format!("{value:.0}")),

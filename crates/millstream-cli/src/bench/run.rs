@@ -8,7 +8,7 @@ use super::args::{
 use super::measure::{Figure, Measured, Stage};
 use super::{bare, ours};
 
-/// Who does the work.
+/// The side that does the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Ours,
@@ -33,11 +33,11 @@ impl Pair {
 
 const PLACES: [Place; 4] = [Place::Waiting, Place::Parked, Place::Delayed, Place::Task];
 
-/// Something that is measured, with one set of figures.
+/// A workload that is measured, with one set of figures.
 pub(super) enum Case {
     Produce(Produce),
     Consume(Consume),
-    /// At so many messages a second; not known yet if it is a share of the most.
+    /// At this many messages per second; not known yet if it is a share of the maximum.
     E2e(E2e, f64),
     Schedule(Delay),
     Late(Delay, f64),
@@ -47,10 +47,10 @@ pub(super) enum Case {
     Memory(Memory, Place),
 }
 
-/// What a command measures, with what it was asked for.
+/// Returns the cases that a command measures, with its common options.
 ///
 /// # Errors
-/// If it measures nothing by itself.
+/// If the command measures nothing by itself.
 pub(super) fn cases(what: What) -> Result<(Common, Vec<Case>)> {
     Ok(match what {
         What::Produce(it) => (it.common.clone(), vec![Case::Produce(it)]),
@@ -76,7 +76,7 @@ pub(super) fn cases(what: What) -> Result<(Common, Vec<Case>)> {
 }
 
 impl Case {
-    /// What must be known before the first run.
+    /// Determines values that must be known before the first run.
     pub(super) async fn prepare(self, stage: &Stage) -> Result<Self> {
         let Self::E2e(of, _) = self else { return Ok(self) };
         let rate = match of.rate {
@@ -86,7 +86,7 @@ impl Case {
         Ok(Self::E2e(of, rate))
     }
 
-    /// What it is called, for people.
+    /// Returns its displayed name.
     pub(super) fn name(&self) -> String {
         let name = match self {
             Self::Produce(it) if it.tasks > 0 => format!("produce, {} awaiting", several(it.tasks, "task")),
@@ -116,7 +116,7 @@ impl Case {
         format!("{name}, {}", several(self.partitions(), "partition"))
     }
 
-    /// Partitions of its topic, or shards of its queue.
+    /// Returns the number of partitions of its topic, or of shards of its queue.
     pub(super) fn partitions(&self) -> u32 {
         match self {
             Self::Produce(it) => it.spread.partitions,
@@ -130,7 +130,7 @@ impl Case {
         }
     }
 
-    /// One run of one side. What it stored is still there afterwards.
+    /// Runs one side once. The data that it stored is kept.
     pub(super) async fn run_once(&self, stage: &Stage, side: Side) -> Result<Measured> {
         let measured = match (self, side) {
             (Self::Produce(it), Side::Ours) if it.tasks > 0 => ours::awaiting(stage, it).await,
@@ -154,7 +154,7 @@ impl Case {
             (Self::Memory(it, place), Side::Ours) => ours::memory(stage, it, *place).await,
             (Self::Memory(it, place), Side::Bare) => bare::memory(stage, it, *place).await,
         }?;
-        // Messages per second say nothing where the time is that of waiting.
+        // Messages per second are meaningless where the time consists of waiting.
         Ok(match self {
             Self::Takeover(_) => measured.without(Figure::Throughput),
             _ => measured,

@@ -1,4 +1,4 @@
-//! A private `redis-server`: on a free loopback port, with a folder of its own, gone with its value.
+//! A private `redis-server`: on a free loopback port, with its own folder, removed when dropped.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::Stdio;
@@ -12,28 +12,28 @@ use tokio::process::{Child, Command};
 
 use super::args::Aof;
 
-/// How long a server may take to start.
+/// Maximum time for a server to start.
 const PATIENCE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Kills the server `$1` and removes its folder `$2` when the pipe breaks: when this process is gone, however it went.
-/// A line on the pipe calls it off.
+/// Kills the server `$1` and removes its folder `$2` when the pipe breaks, which means that this process has ended,
+/// for whatever reason. A line on the pipe ends the watchdog without doing either.
 const WATCHDOG: &str = r#"read -r _ || { kill -9 "$1"; rm -rf "$2"; }"#;
 
-/// A server that runs.
+/// A running server.
 #[derive(Debug)]
 pub(super) struct Server {
     port: u16,
-    /// Killed by its id when it is dropped.
+    /// The server process, killed by its id on drop.
     server: Child,
-    /// It acts when its pipe closes, which is when this is dropped.
+    /// The watchdog, which acts when its pipe closes, that is, when this is dropped.
     watchdog: Child,
-    /// Last, so that it is removed when nobody writes into it any more.
+    /// The folder. The last field, so that it is removed after all processes that write to it have ended.
     dir: TempDir,
 }
 
 impl Server {
-    /// Starts `redis-server`, or what `REDIS_SERVER` names.
+    /// Starts `redis-server`, or the program that `REDIS_SERVER` names.
     pub(super) async fn start(aof: Aof) -> Result<Self> {
         for _ in 0..20 {
             if let Some(server) = Self::launch(free_port()?, aof).await? {
@@ -43,18 +43,18 @@ impl Server {
         bail!("redis-server does not start: no free port");
     }
 
-    /// Where it is.
+    /// Returns its URL.
     pub(super) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Its folder.
+    /// Returns its folder.
     #[cfg(test)]
     pub(super) fn dir(&self) -> &std::path::Path {
         self.dir.path()
     }
 
-    /// `None` if somebody else took the port in between.
+    /// Starts the process. Returns `None` if another process took the port in the meantime.
     async fn launch(port: u16, aof: Aof) -> Result<Option<Self>> {
         let dir = TempDir::with_prefix("millstream-bench-").context("no temporary folder")?;
         let binary = env::var_os("REDIS_SERVER").unwrap_or_else(|| "redis-server".into());
@@ -65,13 +65,13 @@ impl Server {
         let spawned = Command::new(&binary)
             .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--daemonize", "no", "--save", ""])
             .args(["--appendonly", appendonly, "--appendfsync", fsync])
-            // It would be rewritten during the one run or the other, as chance has it.
+            // Otherwise it would be rewritten during some runs and not during others.
             .args(["--auto-aof-rewrite-percentage", "0", "--logfile", "server.log", "--dir"])
             .arg(dir.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // A Ctrl-C is for us: we clean up, and then it ends.
+            // Ctrl-C must reach this process only: it cleans up, and then stops the server.
             .process_group(0)
             .kill_on_drop(true)
             .spawn();
@@ -96,7 +96,7 @@ impl Server {
             .context("sh does not start")?;
         let log = || fs::read_to_string(dir.path().join("server.log")).unwrap_or_default();
         let deadline = Instant::now() + PATIENCE;
-        // The log says that *this* server has the port, which an answer on the port does not.
+        // The log confirms that *this* server has the port, which a reply on the port does not.
         while !log().contains("Ready to accept connections") {
             if server.try_wait()?.is_some() {
                 let log = log();
@@ -113,9 +113,9 @@ impl Server {
         Ok(Some(Self { port, server, watchdog, dir }))
     }
 
-    /// Kills it, and waits until it is gone.
+    /// Kills the server, and waits until it has ended.
     pub(super) async fn stop(mut self) -> Result<()> {
-        // Before the server's id is free for another process.
+        // Before the server's process id can be reused.
         if let Some(mut pipe) = self.watchdog.stdin.take() {
             pipe.write_all(b"done\n").await.context("watchdog")?;
         }

@@ -1,4 +1,4 @@
-//! A server to measure on, and the runs of one case on it.
+//! A server for measurements, and the runs of one case on it.
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -12,30 +12,30 @@ use super::run::{Case, Pair, Side};
 use super::server::Server;
 use super::statistics::Comparison;
 
-/// How often a case is run, and what beside it.
+/// The number of runs of a case, and the sides that are run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) runs: u32,
-    /// Runs before those, which do not count.
+    /// Warm-up runs, which do not count.
     pub(super) warm_up: u32,
     pub(super) baseline: bool,
 }
 
 impl Plan {
-    /// How many runs there are in all.
+    /// Returns the total number of runs.
     pub(super) fn steps(self) -> u64 {
         u64::from(self.runs + self.warm_up) * if self.baseline { 2 } else { 1 }
     }
 }
 
-/// A server, ours or of others, and a part of it to work in.
+/// A server, private or given, and a namespace on it.
 pub(super) struct Session {
     server: Option<Server>,
     pub(super) stage: Stage,
 }
 
 impl Session {
-    /// Starts a private server unless there is one to work on.
+    /// Starts a private server unless a server is given.
     pub(super) async fn open(general: &General, payload: Bytes) -> Result<Self> {
         let server = match &general.url {
             Some(_) => None,
@@ -47,7 +47,7 @@ impl Session {
         Ok(Self { server, stage: Stage { url, namespace, payload, probe } })
     }
 
-    /// Deletes what was stored, and ends a private server.
+    /// Deletes the stored data, and ends a private server.
     pub(super) async fn close(self) -> Result<()> {
         match self.server {
             Some(server) => server.stop().await,
@@ -55,7 +55,8 @@ impl Session {
         }
     }
 
-    /// Runs a case in turns, so that a machine that gets slower meanwhile harms both: ours, bare, bare, ours, …
+    /// Runs both sides of a case in alternating order (ours, bare, bare, ours, …), so that a machine that slows down
+    /// affects both.
     pub(super) async fn compare(&self, case: Case, plan: Plan, progress: &Progress) -> Result<Comparison> {
         let case = case.prepare(&self.stage).await?;
         let mut pairs = Vec::new();
@@ -75,7 +76,8 @@ impl Session {
     }
 }
 
-/// Works until it is done or a signal comes. What `work` holds is dropped then, and what it has started ends with it.
+/// Runs `work` until it is done or a signal arrives. On a signal `work` is dropped, which ends everything that it
+/// started.
 pub(super) async fn unless_stopped<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let mut terminate = signal(SignalKind::terminate()).context("signals")?;
     tokio::select! {

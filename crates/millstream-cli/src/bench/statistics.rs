@@ -3,18 +3,18 @@
 use super::measure::{Figure, Measured};
 use super::run::Pair;
 
-/// The middle, the least and the most of some values.
+/// The median, the minimum and the maximum of some values.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Spread {
     pub(super) median: f64,
     pub(super) min: f64,
     pub(super) max: f64,
-    /// All of them, in the order of the runs.
+    /// All values, in the order of the runs.
     pub(super) values: Vec<f64>,
 }
 
 impl Spread {
-    /// Of at least one value. Those that are no numbers do not count.
+    /// Computes the spread of some values. Values that are not finite are ignored; `None` if no value is left.
     fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         let mut sorted = values.clone();
@@ -31,8 +31,8 @@ pub(super) struct Row {
     pub(super) figure: Figure,
     pub(super) ours: Spread,
     pub(super) bare: Option<Spread>,
-    /// Ours by bare, of runs that were next to each other in time: so it is not the ratio of the medians. There is none
-    /// if the other side is zero.
+    /// Millstream divided by the baseline, of runs that were next to each other in time. It is therefore not the
+    /// ratio of the medians. `None` if the baseline is zero.
     pub(super) ratio: Option<Spread>,
 }
 
@@ -44,12 +44,12 @@ pub(super) struct Comparison {
 }
 
 impl Comparison {
-    /// The row of a figure.
+    /// Returns the row of a figure.
     pub(super) fn row(&self, figure: Figure) -> Option<&Row> {
         self.rows.iter().find(|row| row.figure == figure)
     }
 
-    /// Of the runs of both sides, or of ours alone.
+    /// Compares the runs of both sides, or summarises those of Millstream alone.
     pub(super) fn of(case: String, pairs: &[Pair]) -> Self {
         let figures = pairs.first().map(|pair| pair.ours.figures.as_slice()).unwrap_or_default();
         let row = |&(figure, _): &(Figure, f64)| {
@@ -101,7 +101,7 @@ mod tests {
             ours: Measured::of(Figure::Throughput, ours),
             bare: Some(Measured::of(Figure::Throughput, bare)),
         };
-        // The machine was twice as slow the second time, and for both.
+        // The machine was half as fast during the second pair, for both sides.
         let comparison = Comparison::of("c".to_owned(), &[pair(90.0, 100.0), pair(45.0, 50.0)]);
         let ratio = comparison.rows[0].ratio.clone().unwrap();
         assert_eq!((ratio.median, ratio.min, ratio.max), (0.9, 0.9, 0.9));

@@ -1,4 +1,4 @@
-//! What is left behind: nothing, on a server of others as well.
+//! Tests that a benchmark leaves no data behind, also on a server that it did not start.
 
 use clap::Parser;
 

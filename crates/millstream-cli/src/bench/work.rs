@@ -1,18 +1,19 @@
-//! What both sides agree upon.
+//! The parts of the workload that both sides share.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 
-/// When something is due that should not be due during a run.
+/// Delay of messages that must not become due during a run.
 pub(super) const AN_HOUR: Duration = Duration::from_secs(3_600);
 
-/// The key of the `n`th message when there are so many.
+/// Returns the key of the `n`th message, given the number of keys.
 pub(super) fn key_of(n: u64, keys: u32) -> Option<String> {
     (keys > 0).then(|| format!("key-{}", n % u64::from(keys)))
 }
 
-/// The payload of all messages of a seed. Bytes of any kind: a server or network that compresses does not help.
+/// Returns the payload of all messages of a seed: random bytes, so that compression by a server or network does not
+/// help.
 pub(super) fn payload(seed: u64, bytes: u32) -> Bytes {
     let mut random = fastrand::Rng::with_seed(seed);
     (0..bytes).map(|_| random.u8(..)).collect()

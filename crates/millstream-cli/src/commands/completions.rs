@@ -1,4 +1,4 @@
-//! `millstream completions`: what a shell needs to complete commands.
+//! `millstream completions`: the completion scripts for shells.
 
 use anyhow::Result;
 use clap::{Args, CommandFactory};

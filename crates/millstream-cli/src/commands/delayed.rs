@@ -1,4 +1,4 @@
-//! `millstream delayed`: messages that were sent for later and still wait.
+//! `millstream delayed`: delayed messages that are still waiting.
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -72,12 +72,12 @@ struct Named {
     dry: DryRun,
 }
 
-/// What waits.
+/// The waiting messages.
 #[derive(Debug, Serialize)]
 struct List {
     topic: String,
     total: u64,
-    /// How many of them are due, and about to be moved.
+    /// The number of them that are due, and about to be moved.
     overdue: u64,
     messages: Vec<Waits>,
 }
@@ -87,7 +87,7 @@ struct List {
 pub(super) struct Waits {
     pub(super) id: String,
     pub(super) due: u64,
-    /// Where, of a topic.
+    /// The partition, for messages of a topic.
     pub(super) partition: Option<Partition>,
     pub(super) body: Body,
 }
@@ -116,7 +116,7 @@ impl Waits {
         Self { id: message.id.to_string(), due: message.due, partition, body }
     }
 
-    /// Id, when it is due, how long that is from now, key and payload.
+    /// Returns the columns: id, due time, time from now until then, key and payload.
     pub(super) fn row(&self, now: u64) -> Vec<String> {
         let left = match self.due.checked_sub(now) {
             Some(left) => human::duration(std::time::Duration::from_millis(left)),

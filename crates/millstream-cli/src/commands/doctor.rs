@@ -1,4 +1,4 @@
-//! `millstream doctor`: how the server does.
+//! `millstream doctor`: checks the state of the server.
 
 use anyhow::Result;
 use clap::Args;
@@ -35,7 +35,7 @@ struct ReportView {
     level: String,
     subject: String,
     found: String,
-    /// Empty if nothing is to be done.
+    /// Empty if no action is needed.
     advice: String,
 }
 

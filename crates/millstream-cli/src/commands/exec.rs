@@ -1,4 +1,4 @@
-//! A command that is run for a message, or for a dead letter.
+//! A command that is run for each message or dead letter.
 
 use std::ffi::OsStr;
 use std::io;
@@ -20,7 +20,7 @@ use super::stderr_tail::StderrTail;
 use crate::commands::message::{Body, View, json};
 use crate::human;
 
-/// What is run, and for how long it may.
+/// The command and its time limit.
 #[derive(Debug)]
 pub(crate) struct Exec {
     pub(crate) command: String,
@@ -29,18 +29,19 @@ pub(crate) struct Exec {
 }
 
 impl Exec {
-    /// Runs it for a message, with `more` in its environment. What is no message is given with its fields, as JSON. Dropped
-    /// before it has ended, it is killed.
+    /// Runs it for a message, with `more` in its environment. An entry that is not a message is passed as its fields
+    /// in JSON. The command is killed if this is dropped before it has ended.
     ///
     /// # Errors
-    /// If it cannot be run, or does not end with 0 in time.
+    /// If the command cannot be run, or does not end with 0 in time.
     pub(crate) async fn run(&self, view: &View, more: &[(&str, String)]) -> Result<()> {
         let mut command = Command::new("sh");
         command.arg("-c").arg(&self.command).stdin(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own: Ctrl-C is for us, who let it end its work; and what it has started ends with it.
+        // A separate process group: Ctrl-C reaches only this process, which lets the command finish; and the children
+        // of the command end with it.
         command.process_group(0).kill_on_drop(true);
         let payload = self.describe(&mut command, view)?;
-        // An environment has no zeros.
+        // Environment variables cannot contain zero bytes.
         command.envs(more.iter().map(|(name, value)| (name, value.replace('\0', "\\0"))));
         let mut child = command.spawn().context("cannot run sh")?;
         let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
@@ -50,7 +51,7 @@ impl Exec {
             let mut feeding = std::pin::pin!(feed(stdin, payload));
             tokio::select! {
                 biased;
-                // It may end without having read all, and leave its stdin to others.
+                // The command may end without reading all of it, and leave its stdin to other processes.
                 status = child.wait() => return status.map_err(anyhow::Error::from),
                 fed = &mut feeding => fed.context("cannot give it the payload")?,
             }
@@ -63,7 +64,7 @@ impl Exec {
                 Err(_) => bail!("the command took longer than {}", human::duration(timeout)),
             },
         };
-        // What it has left running on purpose goes on.
+        // Processes that the command left running on purpose continue.
         group.0 = None;
         match (status.success(), complaint.last().await) {
             (true, _) => Ok(()),
@@ -72,7 +73,7 @@ impl Exec {
         }
     }
 
-    /// Tells the command what it is run for, and gives back what it can read.
+    /// Sets the environment that describes the message, and returns the data for stdin.
     fn describe(&self, command: &mut Command, view: &View) -> Result<Bytes> {
         command
             .env("MILLSTREAM_TOPIC", view.topic_partition.topic.as_str())
@@ -81,7 +82,7 @@ impl Exec {
             .env("MILLSTREAM_ID", view.id.to_string())
             .env("MILLSTREAM_TIME_MS", view.id.ms.to_string())
             .env("MILLSTREAM_ATTEMPT", view.attempt.unwrap_or(1).to_string());
-        // Ours are not those of the message before, of a command that runs this one.
+        // Removes the variables of an outer message, in case a command runs this one.
         for name in ["MILLSTREAM_KEY", "MILLSTREAM_KEY_BASE64", "MILLSTREAM_MALFORMED"] {
             command.env_remove(name);
         }
@@ -102,7 +103,7 @@ impl Exec {
     }
 }
 
-/// A command that does not read all of it has its reasons.
+/// Writes the payload to stdin. A command may end without reading all of it.
 async fn feed(stdin: Option<ChildStdin>, payload: Bytes) -> io::Result<()> {
     let Some(mut stdin) = stdin else { return Ok(()) };
     match stdin.write_all(&payload).await {
@@ -119,13 +120,13 @@ fn ended(status: ExitStatus) -> String {
     }
 }
 
-/// A command and what it has started: killed when it is dropped.
+/// A command and its child processes, killed when it is dropped.
 struct Group(Option<Pid>);
 
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(pid) = self.0 {
-            // If it is gone already, there is nothing to do.
+            // Fails if the group is gone already, which is harmless.
             let _ = kill_process_group(pid, Signal::KILL);
         }
     }
@@ -218,7 +219,7 @@ mod tests {
         }
     }
 
-    /// One that is dead and that nobody has asked for is not running.
+    /// A zombie, which is dead but not waited for, is not running.
     fn is_running(pid: Pid) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
         stat.is_ok_and(|stat| !stat.contains(") Z "))

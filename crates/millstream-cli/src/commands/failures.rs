@@ -1,4 +1,4 @@
-//! One of many that cannot be looked at: it is named, and the others are told all the same.
+//! Failures of single items of a list: each is reported, and the others are still shown.
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -7,7 +7,7 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
 
-/// What could not be looked at, and why.
+/// An item that could not be inspected, and the reason.
 #[derive(Debug, Serialize)]
 pub(super) struct Failed {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -40,12 +40,12 @@ impl Failed {
         what + &self.error
     }
 
-    /// Says of each why it is not told.
+    /// Prints the reason for each item that is missing.
     pub(super) fn note<'a>(cx: &Context, failed: impl IntoIterator<Item = &'a Self>) {
         failed.into_iter().for_each(|it| cx.output.note(&it.line()));
     }
 
-    /// How a command ends that has told all others.
+    /// Returns the result of a command that has shown all other items.
     pub(super) fn end<'a>(cx: &Context, failed: impl IntoIterator<Item = &'a Self>) -> Result<Exit> {
         let failed: Vec<&Self> = failed.into_iter().collect();
         Self::note(cx, failed.iter().copied());
@@ -59,7 +59,7 @@ impl Failed {
     }
 }
 
-/// One of a list: as it is, or why that is not told.
+/// An item of a list, or the reason why it is missing.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum Told<T> {

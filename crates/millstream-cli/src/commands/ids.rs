@@ -1,4 +1,4 @@
-//! What is done to things that are named by ids, one after the other.
+//! Operations on items that are named by ids, one after the other.
 
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -8,25 +8,25 @@ use super::message::sanitize;
 use crate::context::Context;
 use crate::exit::Exit;
 
-/// What became of them.
+/// The results.
 #[derive(Debug, Default, Serialize)]
 struct Outcome {
-    /// Those to which it was done; in a dry run, to which it would be.
+    /// The items that were changed; in a dry run, those that would be.
     done: Vec<String>,
-    /// Those that were not there.
+    /// The items that do not exist.
     missing: Vec<String>,
     dry_run: bool,
 }
 
-/// A deed, in words: `cancelled`, and why there may be nothing to do: `it does not wait`.
+/// An operation in words: `cancelled`, and the reason why it may not apply: `it does not wait`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words {
     pub(crate) done: &'static str,
     pub(crate) missing: &'static str,
 }
 
-/// Does it to each; in a dry run it is only asked whether each `is_there`. That some are not there is an error, in the
-/// end.
+/// Applies the operation to each item; a dry run only checks with `is_there` whether it exists. Missing items are an
+/// error at the end.
 pub(crate) async fn each(
     cx: &Context,
     dry: DryRun,
@@ -42,7 +42,7 @@ pub(crate) async fn each(
             Ok(true) => outcome.done.push(id.clone()),
             Ok(false) => outcome.missing.push(id.clone()),
             Err(error) => {
-                // What was done before is told all the same.
+                // The operations done before are still reported.
                 failed = Err(error.context(format!("{id:?}")));
                 break;
             }

@@ -1,4 +1,4 @@
-//! `millstream lag`: how far groups are behind.
+//! `millstream lag`: the lag of groups.
 
 use std::cmp::Reverse;
 use std::io::IsTerminal;
@@ -39,13 +39,13 @@ pub(crate) struct Lag {
     watch: Option<Duration>,
 }
 
-/// One look.
+/// The result of one round.
 #[derive(Debug, Serialize)]
 struct View {
     /// Milliseconds since 1970.
     at_ms: u64,
     groups: Vec<Row>,
-    /// What could not be looked at.
+    /// The topics that could not be read.
     errors: Vec<Failed>,
 }
 
@@ -85,7 +85,7 @@ impl Lag {
         }
     }
 
-    /// One look of many: what may pass is told, and no end.
+    /// Runs one of several rounds: a transient error is reported, and does not end the command.
     async fn look_again(&self, cx: &Context, every: Duration, redraws: bool) -> Result<()> {
         let view = match self.look(cx).await {
             Ok(view) => view,
@@ -96,7 +96,7 @@ impl Lag {
             Err(error) => return Err(error),
         };
         cx.output.show(&view, |view| {
-            // To the upper left corner, and all below it is gone.
+            // Moves to the upper left corner and clears the screen.
             let clear = if redraws { "\x1b[H\x1b[2J" } else { "" };
             format!(
                 "{clear}{}, every {}\n{}\n\n",
@@ -109,7 +109,7 @@ impl Lag {
         Ok(())
     }
 
-    /// Whether what was taken for a topic may be the time of --watch.
+    /// Whether an argument that was parsed as a topic may be the interval of --watch.
     fn is_interval(&self, topic: &TopicName) -> bool {
         self.watch.is_some() && parse::interval(topic.as_str()).is_ok()
     }
@@ -123,13 +123,13 @@ impl Lag {
         let (mut groups, mut errors) = (Vec::new(), Vec::new());
         for topic in topics {
             let survey = match admin.survey(&topic).await {
-                // One of all that was deleted in between, or not to the end.
+                // One of all topics was deleted in the meantime, or only partly deleted.
                 Err(error) if error.kind() == ErrorKind::NotFound && self.topic.is_none() => continue,
                 Err(error) if error.kind() == ErrorKind::NotFound && self.is_interval(&topic) => {
                     let why = format!("topic {topic} does not exist; for a time say --watch={topic}");
                     return Err(not_found(why));
                 }
-                // What is wrong with one keeps nothing of the others from being told.
+                // An error of one topic does not prevent the others from being shown.
                 Err(error) if self.topic.is_none() && !error.is_transient() => {
                     errors.push(Failed::topic(&topic, &error));
                     continue;
@@ -151,7 +151,7 @@ impl Lag {
                 }
             }
         }
-        // Whoever has most to do comes first.
+        // The largest backlog first.
         groups.sort_by_key(|it| Reverse(it.group.backlog));
         match (&self.group, &self.topic) {
             (Some(group), Some(topic)) if groups.is_empty() && errors.is_empty() => {

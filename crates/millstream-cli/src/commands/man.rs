@@ -25,7 +25,7 @@ pub(crate) struct Man {
 impl Man {
     pub(crate) fn run(self, output: Output) -> Result<Exit> {
         let mut root = Cli::command();
-        // Names of pages are those of the whole path: millstream-topic-list.
+        // Page names contain the whole path: millstream-topic-list.
         root.build();
         let Some(folder) = self.folder else {
             output.write(&page(&root)?)?;
@@ -43,7 +43,7 @@ impl Man {
     }
 }
 
-/// A page for a command and all beneath it.
+/// Adds the pages of a command and its subcommands.
 fn collect(command: &Command, pages: &mut Vec<(String, String)>) -> Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     pages.push((format!("{name}.1"), page(command)?));

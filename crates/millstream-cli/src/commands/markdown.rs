@@ -1,5 +1,5 @@
-//! `millstream markdown`: the reference of all commands, which is `docs/cli.md`. For those who change them: it is no command
-//! that help, completions or suggestions know.
+//! `millstream markdown`: prints the reference of all commands, which is `docs/cli.md`. For developers of the
+//! commands: it is hidden from help, completions and suggestions.
 
 use anyhow::Result;
 use clap::{Arg, Command, CommandFactory};
@@ -42,7 +42,7 @@ fn reference() -> String {
     text
 }
 
-/// All that are not hidden, those above first.
+/// Collects all commands that are not hidden, parents first.
 fn collect<'a>(command: &'a Command, into: &mut Vec<&'a Command>) {
     into.push(command);
     command.get_subcommands().filter(|it| !it.is_hide_set()).for_each(|it| collect(it, into));
@@ -52,7 +52,7 @@ fn path(command: &Command) -> String {
     command.get_bin_name().unwrap_or_else(|| command.get_name()).to_owned()
 }
 
-/// What it says of itself: in short, and then more.
+/// Returns the command's description: the short one, then the rest.
 fn about(command: &Command) -> String {
     command.get_long_about().or_else(|| command.get_about()).map(ToString::to_string).unwrap_or_default()
 }
@@ -62,7 +62,7 @@ fn section(command: &Command, text: &mut String) {
     *text += &format!("\n## {path}\n\n{}\n", about(command));
     let usage = command.clone().render_usage().to_string();
     *text += &format!("\n```text\n{}\n```\n", usage.trim_start_matches("Usage: "));
-    // Global ones are told once.
+    // Global options are described once.
     let is_root = path == "millstream";
     let own = |arg: &&Arg| (is_root || !arg.is_global_set()) && !arg.is_hide_set() && !is_builtin(arg);
     let rows: Vec<String> = command.get_arguments().filter(own).map(row).collect();

@@ -1,4 +1,4 @@
-//! `millstream memory`: what topics take of the server's memory, and when it is full.
+//! `millstream memory`: the memory that topics use on the server, and when it will be full.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output, parse};
 
-/// So many of the largest partitions are shown to people.
+/// Maximum number of the largest partitions that are shown to people.
 const SHOWN: usize = 10;
 
 /// What topics take of the server's memory: one by structure, group and partition; several in sum, and a line each
@@ -39,10 +39,10 @@ pub(crate) struct Memory {
 
 #[derive(Debug, Serialize)]
 struct View {
-    /// Of all these topics.
+    /// The memory of all these topics.
     bytes: u64,
     topics: Vec<TopicView>,
-    /// What the server has in use, for everything.
+    /// The total memory in use on the server.
     server_used_bytes: Option<u64>,
     /// `null` for no limit.
     server_max_bytes: Option<u64>,
@@ -53,7 +53,7 @@ struct View {
 struct TopicView {
     topic: String,
     bytes: u64,
-    /// What it grew between two looks, if there were two.
+    /// The growth between two samples, if there were two.
     growth_bytes: Option<i64>,
     structures: Vec<Line>,
     groups: Vec<Line>,
@@ -69,7 +69,7 @@ struct Line {
     bytes_per_item: Option<u64>,
 }
 
-/// What takes it: `"structure": "log"`.
+/// The structure that uses it: `"structure": "log"`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Of {
@@ -78,7 +78,7 @@ enum Of {
     Partition(u32),
 }
 
-/// What became of it between two looks.
+/// The change between two samples.
 #[derive(Debug, Serialize)]
 struct Growth {
     over_ms: u64,
@@ -88,11 +88,11 @@ struct Growth {
     full_in_ms: Option<u64>,
 }
 
-/// What was measured of each topic, and when.
+/// The measurements of each topic, with their time.
 struct Look {
     at: Instant,
     topics: Vec<(TopicName, Measured)>,
-    /// Of the server alone.
+    /// The measurement of the server as a whole.
     server: Measured,
 }
 
@@ -220,7 +220,7 @@ impl View {
         format!("{}\n\n{tables}", output::list(head))
     }
 
-    /// A line for each topic, the largest first, and their sum.
+    /// Formats a line for each topic, the largest first, and their sum.
     fn table(&self) -> String {
         let grew = |bytes: Option<i64>| {
             human::or_none(bytes, |bytes| {
@@ -246,7 +246,7 @@ impl View {
 
 impl Memory {
     pub(crate) async fn run(mut self, cx: &Context) -> Result<Exit> {
-        // Named twice, it is counted once.
+        // A topic that is named twice is counted once.
         self.topics.sort_unstable();
         self.topics.dedup();
         let first = self.look(cx).await?;
@@ -269,7 +269,7 @@ impl Memory {
         let mut topics = Vec::new();
         for name in names {
             match admin.memory(&name).await {
-                // One of all that was deleted in between, or not to the end.
+                // One of all topics was deleted in the meantime, or only partly deleted.
                 Err(error) if error.kind() == ErrorKind::NotFound && self.topics.is_empty() => {}
                 measured => topics.push((name, measured?)),
             }

@@ -1,4 +1,4 @@
-//! The commands: a module each, a line each in the list, a line each where they are run.
+//! The commands: each has a module, a line in the list, and a line where it is run.
 
 mod completions;
 mod consume;
@@ -67,12 +67,12 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Runs it.
+    /// Runs the command.
     ///
     /// # Errors
-    /// Whatever goes wrong.
+    /// Any error of the command.
     pub(crate) async fn run(self, global: &Global) -> Result<Exit> {
-        // Boxed: the largest of them would be the size of all.
+        // Boxed, as the future would otherwise have the size of the largest one.
         match self {
             Self::Topic(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Group(it) => Box::pin(it.run(&Context::open(global).await?)).await,
@@ -98,10 +98,10 @@ impl Command {
         }
     }
 
-    /// What is wrong with the arguments that cannot be said of a single one.
+    /// Checks combinations of arguments, which clap cannot check.
     ///
     /// # Errors
-    /// What is wrong, for whoever typed it.
+    /// The fault, for the user.
     pub(crate) fn check(&self) -> Result<(), String> {
         match self {
             Self::Bench(it) => it.check(),

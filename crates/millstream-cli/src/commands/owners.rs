@@ -1,4 +1,4 @@
-//! `millstream owners`: who has which partition, and who should.
+//! `millstream owners`: the owner of each partition, and the assigned one.
 
 use std::time::Duration;
 
@@ -34,12 +34,12 @@ struct View {
     partitions: Vec<PartitionView>,
 }
 
-/// Somebody who lives in the group, or has a partition.
+/// A member of the group, or the owner of a partition.
 #[derive(Debug, Serialize)]
 struct MemberView {
     member: String,
     partitions: Vec<u32>,
-    /// It was not heard of for longer than it said, and is dropped unless it comes back.
+    /// Whether its last heartbeat is older than its ttl. It is dropped unless it comes back.
     overdue: bool,
 }
 
@@ -48,12 +48,12 @@ struct PartitionView {
     partition: u32,
     owner: Option<String>,
     epoch: Option<u64>,
-    /// When the lease ends unless it is renewed.
+    /// The time until the lease expires unless it is renewed.
     expires_in_ms: Option<u64>,
     ttl_ms: Option<u64>,
     assigned: Option<String>,
     standing: &'static str,
-    /// How many owners before ended in a row without giving it back.
+    /// The number of consecutive earlier owners that ended without releasing it.
     ends: usize,
 }
 

@@ -1,4 +1,4 @@
-//! `millstream pending`: what was handed out and is not settled.
+//! `millstream pending`: entries that were delivered and are not settled.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output, parse};
 
-/// The name under which all owners of a partition read: what is theirs is the owner's of today.
+/// The name under which all owners of a partition read: its entries belong to the current owner.
 const OWNER: &str = "owner";
 
 /// What a group was handed and has not settled, over all partitions
@@ -58,7 +58,7 @@ struct View {
     topic: String,
     group: String,
     entries: Vec<Entry>,
-    /// Where the next page begins.
+    /// The start of the next page.
     next: Option<String>,
 }
 
@@ -68,12 +68,12 @@ struct Entry {
     /// `log` or `retry`.
     source: &'static str,
     id: String,
-    /// Who has it: the member that owns the partition, or the one that was handed it in shared mode. `null` if nobody owns
-    /// the partition now.
+    /// The holder: the member that owns the partition, or the one that received the entry in shared mode. `null` if
+    /// the partition has no owner now.
     consumer: Option<String>,
     idle_ms: u64,
     deliveries: u64,
-    /// What was noted of it: the attempt that comes next, in its place.
+    /// The next attempt, from the note of the entry.
     attempt: Option<u32>,
     due_in_ms: Option<u64>,
     suspicions: u32,
@@ -131,7 +131,7 @@ impl Entry {
 }
 
 impl Pending {
-    /// What cannot be said of a single option.
+    /// Checks combinations of options, which clap cannot check.
     pub(super) fn check(&self) -> Result<(), String> {
         match (self.sort, self.after, self.idle) {
             (Sort::Idle | Sort::Deliveries, Some(_), _) => {

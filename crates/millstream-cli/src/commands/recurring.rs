@@ -1,4 +1,4 @@
-//! Where something recurs: a topic or a delay queue that is there.
+//! The place of recurring messages: an existing topic or delay queue.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -23,10 +23,10 @@ pub(super) enum Home {
 }
 
 impl Home {
-    /// Opens it. The library would create what is not there.
+    /// Opens an existing place. The library would create a missing one.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If it does not exist.
     pub(super) async fn open(cx: &Context, name: &str, is_queue: bool) -> Result<Self> {
         if is_queue {
             return Ok(Self::Queue(queue(cx, &name.parse()?).await?));
@@ -59,10 +59,10 @@ impl Home {
     }
 }
 
-/// A delay queue that is there.
+/// Opens an existing delay queue.
 ///
 /// # Errors
-/// If it is not.
+/// If it does not exist.
 pub(super) async fn queue(cx: &Context, name: &QueueName) -> Result<DelayQueue<Bytes>> {
     let backend = cx.mq.backend();
     let spec = match backend.tasks.queue(name).await {
@@ -76,7 +76,7 @@ pub(super) async fn queue(cx: &Context, name: &QueueName) -> Result<DelayQueue<B
     Ok(DelayQueue::raw(name.as_str()).shards(spec.shards).open(backend).await?)
 }
 
-/// A rule as people read it, and the zone of its times.
+/// A rule in readable form, and the time zone of its times.
 #[derive(Debug)]
 pub(super) struct Shown {
     pub(super) text: String,
@@ -84,8 +84,8 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Of a rule as it is stored: `every 2000 anchor 1700000000000 once` is `every 2s`, and `cron Europe/Zurich once 0 9 * * *`
-    /// is `cron 0 9 * * * in Europe/Zurich`. One that is not known is shown as it stands.
+    /// Converts a stored rule: `every 2000 anchor 1700000000000 once` to `every 2s`, and `cron Europe/Zurich once 0 9
+    /// * * *` to `cron 0 9 * * * in Europe/Zurich`. An unknown rule is shown unchanged.
     pub(super) fn of(rule: &str) -> Self {
         let words: Vec<&str> = rule.split_whitespace().collect();
         let known = match words.as_slice() {
@@ -106,7 +106,7 @@ impl Shown {
             match word.strip_prefix("grace:").map(|ms| (ms, ms.parse())) {
                 Some((_, Ok(ms))) => text += &format!(", grace {}", human::exact(Duration::from_millis(ms))),
                 Some((ms, Err(_))) => text += &format!(", grace {ms} ms"),
-                // What is missed is made up for once: nothing to be said of.
+                // Missed occurrences are made up for once, which is not shown.
                 None if *word == "once" => {}
                 None => text += &format!(", missed {word}"),
             }
@@ -114,7 +114,7 @@ impl Shown {
         Self { text: sanitize::line(text.as_bytes()), zone }
     }
 
-    /// A time in its zone, in milliseconds since 1970: `2026-01-31T09:00:00+01:00`.
+    /// Formats a time in its zone, given in milliseconds since 1970: `2026-01-31T09:00:00+01:00`.
     pub(super) fn time(&self, ms: u64) -> String {
         let precision = if ms.is_multiple_of(1_000) { SecondsFormat::Secs } else { SecondsFormat::Millis };
         let time = i64::try_from(ms).ok().and_then(DateTime::<Utc>::from_timestamp_millis);
@@ -129,7 +129,7 @@ fn is_policy(word: &str) -> bool {
     matches!(word, "skip" | "once") || word.starts_with("all:") || word.starts_with("grace:")
 }
 
-/// Milliseconds since 1970.
+/// Converts a time to milliseconds since 1970.
 pub(super) fn millis(time: SystemTime) -> u64 {
     super::view::ms(time.duration_since(UNIX_EPOCH).unwrap_or_default())
 }

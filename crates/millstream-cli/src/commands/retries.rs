@@ -1,4 +1,4 @@
-//! `millstream retries`: what a group could not handle, and what waits for its next attempt.
+//! `millstream retries`: failed messages of a group that wait for their next attempt.
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -15,7 +15,7 @@ use crate::exit::Exit;
 use crate::human;
 use crate::output;
 
-/// The most of one request.
+/// Maximum number of messages of one request.
 const PAGE: usize = 500;
 
 /// What waits for its next attempt
@@ -52,12 +52,12 @@ enum What {
 struct View {
     topic: String,
     group: String,
-    /// How many wait, and are due and not in hand yet.
+    /// The number of waiting messages, including those that are due and not delivered yet.
     total: u64,
     retries: Vec<Entry>,
 }
 
-/// A message that waits.
+/// A waiting message.
 #[derive(Debug)]
 struct Entry {
     partition: Partition,
@@ -79,7 +79,7 @@ impl Serialize for Entry {
 }
 
 impl Entry {
-    /// The number of the one that comes next, if there is something to be tried.
+    /// Returns the number of the next attempt, if there is one.
     fn attempt(&self) -> Option<u32> {
         Some(self.parked.attempt).filter(|attempt| *attempt > 0)
     }
@@ -138,7 +138,7 @@ async fn list(cx: &Context, of: &Of, limit: usize) -> Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// The first of a partition by due time.
+/// Returns the first messages of a partition by due time.
 async fn first(cx: &Context, of: &TopicPartition, group: &GroupName, limit: usize) -> Result<Vec<Entry>> {
     let mut found = Vec::new();
     let mut after: Option<(u64, MessageId)> = None;

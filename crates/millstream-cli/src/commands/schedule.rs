@@ -1,4 +1,4 @@
-//! `millstream schedule`: what recurs, in a topic or in a delay queue.
+//! `millstream schedule`: recurring messages, in a topic or in a delay queue.
 
 use std::time::Duration;
 
@@ -141,35 +141,35 @@ fn missed(text: &str) -> Result<Missed, String> {
     }
 }
 
-/// Something that recurs.
+/// A recurring message.
 #[derive(Debug, Serialize)]
 struct Entry {
     id: String,
     /// `orders/3`: a partition of a topic, or a shard of a queue.
     place: String,
-    /// As it is stored.
+    /// The rule as it is stored.
     rule: String,
     paused: bool,
     next_ms: Option<u64>,
 }
 
-/// Its next times.
+/// The next times of a recurring message.
 #[derive(Debug, Serialize)]
 struct Times {
     id: String,
     paused: bool,
-    /// Empty if it is paused, or over.
+    /// Empty if it is paused, or has no further occurrence.
     times_ms: Vec<u64>,
 }
 
-/// What was added.
+/// A recurring message that was added.
 #[derive(Debug, Serialize)]
 struct Added {
     id: String,
-    /// `new`, `replaced` or `unchanged`; nothing in a dry run.
+    /// `new`, `replaced` or `unchanged`; `None` in a dry run.
     outcome: Option<&'static str>,
     rule: String,
-    /// A pause stays, whatever is changed.
+    /// Whether it is paused. A change does not end a pause.
     paused: bool,
     times_ms: Vec<u64>,
     dry_run: bool,
@@ -222,7 +222,7 @@ impl Named {
 }
 
 impl When {
-    /// With `now`, in milliseconds, from where it is counted.
+    /// Returns the rule. `now`, in milliseconds, is the time from which an interval is counted.
     fn rule(&self, now: u64) -> Result<Rule> {
         let rule = match (&self.cron, self.every) {
             (Some(pattern), _) => Rule::cron(pattern, &self.zone)?,
@@ -260,7 +260,7 @@ impl Add {
                 Placed::Kept => "unchanged",
             })
         };
-        // As it stands there: what was left alone is counted from when it began.
+        // Read back from the server: an unchanged rule is counted from its original start.
         let stored = match outcome {
             None => None,
             Some(_) => home.list().await?.into_iter().find(|entry| entry.id.as_str() == self.id),
@@ -347,7 +347,7 @@ async fn next(cx: &Context, of: &Of, ids: &[String], count: usize) -> Result<Exi
             times.into_iter().map(move |(at, time)| (at, [time, id.clone()]))
         });
         let mut rows: Vec<_> = rows.collect();
-        // Times in several zones have no order as text.
+        // Times in different zones cannot be sorted as text.
         rows.sort();
         output::table(&["time", "id"], rows.into_iter().map(|(_, row)| row))
     })?;

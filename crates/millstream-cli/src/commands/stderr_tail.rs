@@ -1,4 +1,4 @@
-//! What a command says on stderr: it is passed on, and the last line of it stays, as the reason if it fails.
+//! The stderr of a command: it is passed on, and its last line is kept as the reason if the command fails.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,21 +10,21 @@ use tokio::task::JoinHandle;
 
 use super::message::sanitize;
 
-/// The most bytes that stay.
+/// The maximum number of bytes that are kept.
 const MOST: usize = 500;
 
-/// How long it is waited for the rest of what was said. What the command has left running may keep its stderr open.
+/// Maximum wait for the rest of the output. A process that the command left running may keep stderr open.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// The stderr of a command.
 #[derive(Debug)]
 pub(super) struct StderrTail {
     tail: Arc<Mutex<Tail>>,
-    /// Goes on as long as anybody writes there.
+    /// Runs as long as any process writes to it.
     passing: JoinHandle<()>,
 }
 
-/// The last line that is not empty, and the one that is being written.
+/// The last line that is not empty, and the incomplete one.
 #[derive(Debug, Default)]
 struct Tail {
     last: Vec<u8>,
@@ -32,7 +32,7 @@ struct Tail {
 }
 
 impl StderrTail {
-    /// Begins to pass it on.
+    /// Starts to pass it on.
     pub(super) fn of(stderr: Option<ChildStderr>) -> Self {
         let tail: Arc<Mutex<Tail>> = Arc::default();
         let heard = tail.clone();
@@ -41,14 +41,14 @@ impl StderrTail {
             let mut buffer = vec![0; 8 << 10];
             while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
                 heard.lock().unwrap_or_else(PoisonError::into_inner).hear(&buffer[..read]);
-                // Whoever closed ours does not want to know.
+                // If our stderr is closed, the output is dropped.
                 let _ = std::io::stderr().write_all(&buffer[..read]);
             }
         });
         Self { tail, passing }
     }
 
-    /// The last line, when the command has ended.
+    /// Returns the last line after the command has ended.
     pub(super) async fn last(mut self) -> Option<String> {
         let _ = tokio::time::timeout(PATIENCE, &mut self.passing).await;
         self.tail.lock().unwrap_or_else(PoisonError::into_inner).told()

@@ -1,4 +1,4 @@
-//! `millstream tail`: what stands in a topic, and what comes, without being a group of it.
+//! `millstream tail`: prints the existing and new messages of a topic, without a group.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage};
 use crate::parse::{self, Position};
 
-/// How many entries are looked at in one request.
+/// Number of entries read in one request.
 const PAGE: usize = 200;
 
-/// How often it is looked for new messages.
+/// Interval between two checks for new messages.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The longest pause after an error.
+/// Maximum pause after an error.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// How many messages are shown if nobody says so.
+/// Default number of messages.
 const LAST: usize = 10;
 
 /// Shows messages, and with -f what comes; groups do not notice
@@ -77,7 +77,7 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// What must all fit.
+    /// Returns the filters, all of which must match.
     fn filters(&self) -> Vec<Filter> {
         let part = |text: &String| Some(Bytes::from(text.clone()));
         let mut filters: Vec<_> = self
@@ -101,13 +101,13 @@ impl Tail {
     pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
         let stopped = context::stopped();
         tokio::pin!(stopped);
-        // Whatever it waits for: between two requests nothing is held that would be lost.
+        // Can be cancelled at any point: nothing is held between two requests that would be lost.
         tokio::select! {
             biased;
             stopped = &mut stopped => stopped?,
             shown = self.show(cx) => return shown.map(|()| Exit::Done),
         }
-        // Without an end of its own, being stopped is how it ends.
+        // A command without an end of its own succeeds when it is stopped.
         if self.follow && self.limit.is_none() { Ok(Exit::Done) } else { Err(Interrupted.into()) }
     }
 
@@ -121,7 +121,7 @@ impl Tail {
         };
         let partitions = self.partitions(&spec)?;
         let browse = Browse { partitions: partitions.clone(), limit: PAGE, ..Browse::default() };
-        // Made before anything is read, so that nothing falls between what was there and what comes.
+        // Created before anything is read, so that no message falls between the existing and the new ones.
         let now = cx.now_ms().await?;
         let after = self.from.map(|from| above(from, now));
         let mut follower = cx.admin().tail(&self.topic, after.flatten()).await?;
@@ -132,7 +132,7 @@ impl Tail {
             None => self.last(cx, browse, shower, &follower).await?,
             Some(None) => {}
             Some(Some(after)) => {
-                // Up to what is the end by now: otherwise it would never end while others send.
+                // Up to the current end: otherwise the command would never end while others send.
                 let end = cx.admin().tail(&self.topic, None).await?;
                 let newest = spec.iter().map(|partition| end.position(&partition)).max();
                 let before = newest.unwrap_or(MessageId::ZERO).next();
@@ -157,7 +157,7 @@ impl Tail {
         Ok(Some(some).filter(|some: &Vec<_>| !some.is_empty()))
     }
 
-    /// The last ones that are wanted: read backwards, shown forwards.
+    /// Shows the last matching messages: read backwards, shown forwards.
     async fn last(&self, cx: &Context, browse: Browse, shower: &mut Shower, from: &Follower) -> Result<()> {
         let wanted = self.last.unwrap_or(LAST).min(shower.left);
         let range = Range { newest_first: true, ..Range::ALL };
@@ -165,7 +165,7 @@ impl Tail {
         let mut found = Vec::new();
         while found.len() < wanted {
             let page = cx.admin().messages(&self.topic, &browse).await?;
-            // What has come since is shown when it is followed.
+            // Newer messages are shown when the topic is followed.
             let there =
                 page.messages.into_iter().filter(|it| from.position(&it.topic_partition) >= it.stored.id);
             found.extend(there.filter(|it| shower.is_wanted(it)).take(wanted - found.len()));
@@ -216,7 +216,7 @@ impl Tail {
     }
 }
 
-/// Shows what is wanted, and knows how far it has looked.
+/// Shows matching messages, and records the position.
 struct Shower {
     filters: Vec<Filter>,
     printer: Printer,
@@ -240,7 +240,7 @@ impl Shower {
     }
 }
 
-/// Above which id it begins, if it is `now` at present; `None` for the end.
+/// Returns the id after which it starts, given the current time `now`; `None` for the end.
 fn above(position: Position, now: u64) -> Option<MessageId> {
     match position {
         Position::Earliest => Some(MessageId::ZERO),

@@ -1,4 +1,4 @@
-//! `millstream verify`: is every message in exactly one place?
+//! `millstream verify`: checks that every message is in exactly one place.
 
 use std::fmt;
 
@@ -43,7 +43,7 @@ pub(crate) struct Verify {
     dry: DryRun,
 }
 
-/// What is checked.
+/// The subject of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Subject {
     Topic(TopicName),
@@ -63,13 +63,13 @@ impl fmt::Display for Subject {
 struct View {
     sound: bool,
     looked_at: u64,
-    /// It ended before everything was looked at.
+    /// Whether it ended before everything was checked.
     cut: bool,
     checked: Vec<Checked>,
     findings: Vec<FindingView>,
 }
 
-/// One of those that were checked.
+/// A checked subject.
 #[derive(Debug, Serialize)]
 struct Checked {
     topic: Option<String>,
@@ -77,7 +77,7 @@ struct Checked {
     sound: bool,
     looked_at: u64,
     findings: u64,
-    /// Why it could not be checked.
+    /// The reason why it could not be checked.
     error: Option<String>,
 }
 
@@ -120,12 +120,13 @@ impl Checked {
 #[derive(Debug, Serialize)]
 struct FindingView {
     fault: &'static str,
-    /// Where.
+    /// The place of the finding.
     scope: String,
-    /// Of what: an id, a name, a key.
+    /// The subject of the finding: an id, a name, a key.
     id: String,
     detail: String,
-    /// `not_asked`, `yes`, `gone` (it was not so any more), `still` (it is wrong all the same) or `person` (has to decide).
+    /// `not_asked`, `yes`, `gone` (the fault was gone), `still` (the fault is still there) or `person` (a person has
+    /// to decide).
     repaired: &'static str,
     advice: &'static str,
     #[serde(skip)]
@@ -215,7 +216,7 @@ impl Verify {
         for subject in &subjects {
             let limit = (self.limit as usize).saturating_sub(view.findings.len());
             match verify(cx, subject, VerifyOptions { repair, limit }).await {
-                // One of all that was deleted in between.
+                // One of all subjects was deleted in the meantime.
                 Err(error) if error.kind() == ErrorKind::NotFound && !named => {}
                 Err(error) => {
                     view.checked.push(Checked::failed(subject, &error));
@@ -233,7 +234,7 @@ impl Verify {
             }
         }
         view.sound = !view.cut && view.checked.iter().all(|it| it.sound);
-        // What cannot be checked keeps nothing of what can from being told.
+        // A subject that cannot be checked does not prevent the others from being reported.
         if failed.len() == 1 && view.checked.len() == 1 {
             let Some((_, error)) = failed.pop() else { return Ok(Exit::Wrong) };
             return Err(error.into());
@@ -252,7 +253,7 @@ impl Verify {
         !self.topics.is_empty() || !self.queues.is_empty()
     }
 
-    /// What was named, each once; or all that there is.
+    /// Returns the named subjects, each once; or all that exist.
     async fn subjects(&self, cx: &Context) -> Result<Vec<Subject>> {
         let (mut topics, mut queues) = if self.names_some() {
             (self.topics.clone(), self.queues.clone())
@@ -274,7 +275,7 @@ async fn verify(cx: &Context, subject: &Subject, options: VerifyOptions) -> mill
     }
 }
 
-/// The first ones by name, and how many more.
+/// Formats the first ones by name, and the number of the rest.
 fn listed(subjects: &[Subject]) -> String {
     const NAMED: usize = 5;
     let names: Vec<_> = subjects.iter().take(NAMED).map(ToString::to_string).collect();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{human, output};
 
-/// Milliseconds, as JSON has times.
+/// Converts a duration to milliseconds, as used in JSON.
 pub(super) fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -37,7 +37,7 @@ impl TopicView {
         }
     }
 
-    /// Its settings, for people.
+    /// Returns its settings, for people.
     pub(super) fn list(&self) -> Vec<(&'static str, String)> {
         vec![
             ("topic", self.topic.clone()),
@@ -47,7 +47,7 @@ impl TopicView {
         ]
     }
 
-    /// The same as a row.
+    /// Returns its settings as a row.
     pub(super) fn row(&self) -> [String; 4] {
         [self.topic.clone(), human::count(self.partitions.into()), self.typed.clone(), self.bound()]
     }
@@ -66,22 +66,23 @@ fn retention(of: Retention) -> Value {
     }
 }
 
-/// What a group has to do in these partitions, as far as that is certain, as `millstream_backlog` counts it: where the group
-/// is missing, its next consumer brings it back, and begins with the oldest entry.
+/// Returns the number of messages that a group certainly has to handle in these partitions, as `millstream_backlog`
+/// counts them. Where the group is missing, its next consumer restores it and starts with the oldest entry.
 pub(super) fn backlog(partitions: &[PartitionStats]) -> u64 {
     let lag = |it: &PartitionStats| if it.position.is_none() { it.length } else { it.lag_at_least };
     partitions.iter().map(|it| lag(it) + it.pending + it.retrying).sum()
 }
 
-/// How a group stands with a topic. A lag that is not known is `null`.
+/// The statistics of a group in a topic. An unknown lag is `null`.
 #[derive(Debug, Serialize)]
 pub(super) struct GroupView {
     pub(super) group: String,
-    /// Since when it is paused, in milliseconds since 1970.
+    /// The time since which it is paused, in milliseconds since 1970.
     pub(super) paused_at_ms: Option<u64>,
     pub(super) members: usize,
     pub(super) owned_partitions: usize,
-    /// All that is to be done, now or later, as far as that is certain: lag, pending, retrying, and what is delayed and due.
+    /// The number of messages that certainly have to be handled, now or later: lag, pending, retrying, and delayed
+    /// ones that are due.
     pub(super) backlog: u64,
     pub(super) lag: Option<u64>,
     pub(super) lag_at_least: u64,
@@ -92,7 +93,7 @@ pub(super) struct GroupView {
 }
 
 impl GroupView {
-    /// With how many messages of the topic are delayed and due.
+    /// Creates it from the statistics and the number of delayed messages of the topic that are due.
     pub(super) fn of(stats: &GroupStats, overdue: u64) -> Self {
         let Totals { lag, lag_at_least, oldest, pending, retrying, dead, .. } = stats.totals;
         Self {
@@ -128,7 +129,7 @@ impl GroupView {
         ]
     }
 
-    /// A table of groups.
+    /// Formats a table of groups.
     pub(super) fn table(groups: &[Self]) -> String {
         output::table(&Self::TITLES, groups.iter().map(Self::row))
     }

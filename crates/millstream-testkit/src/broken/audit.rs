@@ -1,4 +1,4 @@
-//! Mistakes of those who check.
+//! Mistakes of the audit role.
 
 use async_trait::async_trait;
 use millstream_core::Result;

@@ -179,7 +179,8 @@ impl DeadLetters for Broken {
 }
 
 impl Broken {
-    /// Each letter in the name of whoever has claimed it, as far as that is known here: of those that the suite names.
+    /// Settles each letter under the claim that holds it, as far as claims are known here: the claims named by the
+    /// suite.
     async fn settle_unclaimed(
         &self,
         topic_partition: &TopicPartition,

@@ -1,4 +1,4 @@
-//! Mistakes of those who look.
+//! Mistakes of the inspect role.
 
 use std::time::Duration;
 

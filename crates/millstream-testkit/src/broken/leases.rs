@@ -124,7 +124,7 @@ impl Broken {
         }
     }
 
-    /// The resource that is really asked for.
+    /// Returns the resource that is requested from the backend instead.
     fn renamed(&self, resource: &Resource) -> Resource {
         let mut resource = resource.clone();
         if let Resource::Partition { topic_partition, .. } = &mut resource

@@ -1,4 +1,4 @@
-//! Mistakes of the log role, but for reading.
+//! Mistakes of the log role, except for reading.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -102,7 +102,7 @@ impl Log for Broken {
                 settled = Settled { applied: count, stale: 0 };
             }
             Mutant::SettledAlways => settled = Settled { applied: count, stale: 0 },
-            // What was confirmed and forgotten.
+            // Counts the settlements that were confirmed and forgotten.
             _ => settled.applied += count - batch.len(),
         }
         self.memo().groups.insert((tp.clone(), group.clone()));
@@ -145,7 +145,7 @@ impl Log for Broken {
             Mutant::TrimForgetsThePosition => pending.map(MessageId::previous),
             Mutant::TrimForgotten => return Ok(Trimmed::default()),
             Mutant::TrimsUnread => memo.appended.get(tp).and_then(|entries| entries.last()).map(|e| e.0),
-            // What this group was handed out: `taken` has the last group that saw an entry.
+            // Trims by this group's deliveries: `taken` has the last group that saw an entry.
             Mutant::TrimsForOneGroup => {
                 let seen = |((of, id), by): (&(_, MessageId), &_)| (of == tp && by == group).then_some(*id);
                 memo.taken.iter().filter_map(seen).max()
@@ -188,7 +188,7 @@ impl Broken {
         Ok(id)
     }
 
-    /// The oldest entry that is pending in any group.
+    /// Returns the oldest entry that is pending in any group.
     async fn oldest_pending(&self, tp: &TopicPartition) -> Result<Option<MessageId>> {
         let mut oldest = None;
         for group in self.inner.catalog.groups(&tp.topic).await? {
@@ -226,7 +226,7 @@ impl Broken {
         Ok(())
     }
 
-    /// Spoils what is told of one entry.
+    /// Spoils the settlement of one entry.
     fn spoil(&self, receipt: Receipt, settlement: &mut Settlement) {
         match (self.sabotage, &mut *settlement) {
             (Mutant::RetryEarly, Settlement::Retry { due, .. }) => *due = earlier(*due),
@@ -260,7 +260,7 @@ impl Broken {
     }
 }
 
-/// All retries of the batch are due with the last of them.
+/// Makes all retries of the batch due with the last of them.
 fn merge_due_times(batch: &mut [(Receipt, Settlement)]) {
     let after = |settlement: &Settlement| match settlement {
         Settlement::Retry { due: Due::In(after), .. } => *after,
@@ -274,7 +274,7 @@ fn merge_due_times(batch: &mut [(Receipt, Settlement)]) {
     }
 }
 
-/// Too early.
+/// Returns a due time that is too early.
 pub(super) fn earlier(due: Due) -> Due {
     const EARLY: Duration = Duration::from_millis(100);
     match due {

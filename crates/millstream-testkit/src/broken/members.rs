@@ -84,7 +84,7 @@ impl Members for Broken {
         let key = (topic.clone(), group.clone());
         match self.sabotage {
             Mutant::RosterUnsorted => roster.members.reverse(),
-            // Of all, when the first of them was.
+            // All members report the time of the first one's last heartbeat.
             Mutant::HeardOfTogether => {
                 let longest = roster.heard.values().max().copied().unwrap_or_default();
                 roster.heard.values_mut().for_each(|ago| *ago = longest);
@@ -141,7 +141,7 @@ impl Members for Broken {
 }
 
 impl Broken {
-    /// The group that is really asked.
+    /// Returns the group that the backend is called with instead.
     fn club(&self, group: &GroupName) -> GroupName {
         if self.is(Mutant::MembershipsShared) {
             return GroupName::new("everybody").unwrap_or_else(|_| group.clone());
@@ -149,7 +149,7 @@ impl Broken {
         group.clone()
     }
 
-    /// What becomes of a member that was in the group and has run out since.
+    /// Fails if the member was in the group and was dropped after its ttl.
     async fn look_for(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
         let alive = self.inner.members.roster(topic, group).await?.members;
         let known = self.memo().members.clone();

@@ -1,4 +1,4 @@
-//! The mistakes, each in a sentence.
+//! The mistakes of [`Broken`](super::Broken), each described in one sentence.
 
 /// Names the mistakes once, for the type and for the list of all.
 macro_rules! sabotages {
@@ -9,7 +9,7 @@ macro_rules! sabotages {
         pub enum Mutant { $($(#[$doc])* $name,)* }
 
         impl Mutant {
-            /// All of them.
+            /// All mistakes.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
         }
     };
@@ -17,11 +17,11 @@ macro_rules! sabotages {
 
 sabotages! {
     // Appending.
-    /// A batch is appended from its end.
+    /// A batch is appended in reverse order.
     AppendReorders,
-    /// Fields are kept in a map: sorted, and each name once.
+    /// Fields are stored in a map: sorted, and each name once.
     AppendMangles,
-    /// What stands behind an entry that failed is not appended.
+    /// Entries after one that failed are not appended.
     AppendStopsAtBadEntry,
     /// A batch goes to the partition of its first entry.
     AppendToOnePartition,
@@ -29,117 +29,117 @@ sabotages! {
     AppendForgets,
 
     // Reading.
-    /// More is read than was asked for.
+    /// A fetch returns more entries than requested.
     MaxIgnored,
-    /// A fetch without result comes back at once.
+    /// A fetch without result returns immediately.
     WaitIgnored,
-    /// A fetch that has to wait sees what came only when the wait is over.
+    /// A fetch that has to wait returns new entries only when the wait is over.
     WakesLate,
-    /// What does not fit into 4 MiB of a page is dropped.
+    /// Entries beyond 4 MiB of a page are dropped.
     LargePagesCut,
     /// A new reader starts with new entries.
     PendingSkipped,
     /// Pending entries come newest first.
     PendingReversed,
-    /// The count of deliveries is not kept.
+    /// The delivery count is not kept.
     DeliveriesStuckAtOne,
-    /// A reply that nobody waits for any more is lost.
+    /// A reply is lost if its call was dropped.
     DropLosesReply,
-    /// What one group was handed another group does not get.
+    /// Groups compete: an entry delivered to one group is not delivered to another.
     GroupsCompete,
-    /// Retries are read only when nothing new is there.
+    /// Retries are read only when there is no new entry.
     RetriesLast,
-    /// Deleted entries are passed over in silence.
+    /// Deleted entries are skipped without a report.
     GhostsHidden,
     /// A lost group looks like an empty log.
     LostGroupHidden,
 
     // Fencing.
-    /// A fetch reads whoever asks.
+    /// A fetch reads under any token.
     FenceIgnoredOnFetch,
-    /// A fetch looks at the lease before it waits, and not after.
+    /// A fetch checks the lease before it waits, and not after.
     FenceCheckedBeforeTheWait,
-    /// A settlement counts whoever sends it.
+    /// A settlement takes effect under any token.
     FenceIgnoredOnSettle,
-    /// A trim works for anybody.
+    /// A trim works under any token.
     FenceIgnoredOnTrim,
-    /// A promotion works for anybody.
+    /// A promotion works under any token.
     FenceIgnoredOnPromote,
-    /// A renewal is confirmed to anybody.
+    /// A renewal is confirmed under any token.
     FenceIgnoredOnRenew,
-    /// A lease that ran out is as good as lost, though nobody took it.
+    /// An expired lease is treated as lost, though it was not taken over.
     ExpiryFences,
 
     // Settling.
     /// Acks are confirmed and forgotten.
     AcksForgotten,
-    /// Every settlement is said to have taken effect.
+    /// Every settlement is reported as applied.
     SettledAlways,
-    /// A batch with one stale settlement is not done at all.
+    /// A batch with one stale settlement is not applied at all.
     SettleAllOrNothing,
     /// A retry is appended to the log again.
     RetryToTheLog,
-    /// A retry is a hundred milliseconds (or as much as it has) early.
+    /// A retry is a hundred milliseconds early, or as early as its delay allows.
     RetryEarly,
     /// A retry comes back without payload.
     RetryLosesBody,
     /// A retry comes back without attempt, origin and error.
     RetryLosesStory,
-    /// A retry comes back at once instead of at a time.
+    /// A retry comes back immediately instead of at its due time.
     RetryTimeIgnored,
-    /// What comes back as the same attempt comes back as the next one.
+    /// A message that is snoozed comes back as the next attempt instead of the same one.
     SnoozeCounts,
-    /// What earlier attempts failed with is forgotten.
+    /// The failures of earlier attempts are forgotten.
     HistoryForgotten,
     /// A retry of a retry names the retry as its origin.
     OriginForgotten,
     /// A retry of a retry wraps the retry.
     RetryWrapsRetry,
-    /// A retry without the group is stale, and so forgotten.
+    /// A retry without the group is stale, and therefore forgotten.
     LostGroupSettles,
     /// A dead letter is acked and gone.
     DeadLetterDropped,
-    /// A dead letter has no reason, attempts and error.
+    /// A dead letter has no reason, attempts or error.
     DeadLetterLosesStory,
 
     // Holding.
     /// A hold is confirmed and forgotten.
     HoldForgotten,
-    /// A hold is taken for an ack.
+    /// A hold is treated as an ack.
     HoldIsAck,
-    /// A hold is said to take effect, whatever it is of.
+    /// A hold is reported as applied, whatever entry it is for.
     HoldUnchecked,
     /// A note of a redelivery is forgotten.
     NotesOfTheLogOnly,
     /// A second note does not replace the first.
     FirstNoteStays,
-    /// The next owner does not see what was noted before it.
+    /// The next owner does not see the notes of the one before it.
     NotesLostAtTakeover,
     /// A note stays when its entry is settled or skipped.
     NotesOutliveTheirEntry,
-    /// A group reads what another one noted.
+    /// A group reads the notes of another one.
     NotesShared,
-    /// A note comes back without its error, and nobody knows by whom it is.
+    /// A note comes back without its error and its author.
     NoteLosesStory,
-    /// The wait of a note starts over with every reading.
+    /// The wait of a note starts over with every read.
     NoteWaitStands,
-    /// The wait of a note ends a hundred milliseconds (or as much as it has) early.
+    /// The wait of a note ends a hundred milliseconds early, or as early as the wait allows.
     NoteWaitEarly,
 
     // Seeking.
     /// A seek is confirmed and forgotten.
     SeekForgotten,
-    /// A seek leaves the lease to who has it.
+    /// A seek leaves the lease with its owner.
     SeekKeepsTheLease,
-    /// A seek works for anybody.
+    /// A seek works under any token.
     FenceIgnoredOnSeek,
-    /// Every time is the beginning.
+    /// Every start time is taken as the beginning.
     SeekIgnoresTime,
-    /// A place beyond the end of a log is its beginning.
+    /// A position beyond the end of a log is taken as its beginning.
     BeyondTheEndIsTheBeginning,
-    /// What was pending before a seek is handed out after it.
+    /// Entries that were pending before a seek are delivered after it.
     SeekLeavesPending,
-    /// A seek takes what comes back to the group along.
+    /// A seek also drops the group's retries.
     SeekDropsRetries,
 
     // Trimming.
@@ -149,85 +149,85 @@ sabotages! {
     TrimsUnread,
     /// A trim looks at the owner's group only.
     TrimsForOneGroup,
-    /// A trim keeps what is pending, and does not look at what is unread before that.
+    /// A trim keeps pending entries, and ignores unread entries before them.
     TrimForgetsThePosition,
-    /// A trim drops what is consumed, whatever the retention says.
+    /// A trim drops consumed entries, whatever the retention is.
     TrimIgnoresRetention,
-    /// A trim takes everything for old enough.
+    /// A trim treats every entry as old enough.
     TrimIgnoresAge,
     /// A trim by length keeps one entry too many.
     TrimKeepsOneMore,
-    /// Nobody is told what a trim has lost.
+    /// The entries that a trim has lost are not reported.
     LossUntold,
-    /// What was pending counts as unread.
+    /// Pending entries are counted as unread.
     LossMixed,
-    /// The length of a log is told as it was before the append.
+    /// The reported length of a log is the one before the append.
     MeasuredBefore,
-    /// The lengths of logs come in another order.
+    /// The lengths of logs are returned in another order.
     LengthsReversed,
 
     // Leases.
-    /// A second owner is granted what somebody has.
+    /// A second owner is granted a resource that is already held.
     TwoOwners,
-    /// The same request twice is two requests.
+    /// The same request sent twice counts as two requests.
     NonceIgnored,
     /// A renewal is confirmed and forgotten.
     RenewForgotten,
     /// One lost lease fails the renewal of all.
     RenewAllOrNothing,
-    /// A lease that ran out is never free.
+    /// An expired lease never becomes free.
     LeaseNeverExpires,
-    /// A lease that ran out cannot be renewed, though nobody took it.
+    /// An expired lease cannot be renewed, though it was not taken over.
     ExpiryIsFinal,
     /// A release is confirmed and forgotten.
     ReleaseForgotten,
-    /// A released token works until somebody else is granted the resource.
+    /// A released token works until the resource is granted again.
     ReleaseKeepsTheToken,
-    /// A release ends whatever lease there is.
+    /// A release ends the lease of any holder.
     ReleaseUnchecked,
     /// Every grant has the same epoch.
     EpochRepeats,
     /// The partitions of a topic are one resource.
     ResourcesCollide,
-    /// Nobody is told who holds a lease.
+    /// The holder of a lease is not reported.
     HolderUnknown,
-    /// No lease has ends of owners before.
+    /// No lease reports the ends of earlier owners.
     EndsHidden,
-    /// Every lease has an end of an owner before.
+    /// Every lease reports the end of an earlier owner.
     EndsMadeUp,
-    /// The ends are given with the first answer to a request only.
+    /// The ends are returned with the first reply to a request only.
     EndsToldOnce,
-    /// A release forgets the ends of owners before.
+    /// A release forgets the ends of earlier owners.
     EndsForgotten,
     /// An owner that returns cannot withdraw the end that was counted for it.
     EndNeverWithdrawn,
-    /// Every asker counts as one that was answered without a gap.
+    /// Every caller is treated as one whose calls were answered without a gap.
     JudgesAtOnce,
-    /// Nobody may ever take over what was not given back.
+    /// A lease that was not released can never be taken over.
     NeverJudges,
 
     // The schedule.
     /// A promotion moves everything that is due.
     LimitIgnored,
-    /// What is parked together is moved in the order of ids.
+    /// Messages parked together are moved in the order of ids.
     DueTimesMerged,
-    /// It is not told when the next one is due.
+    /// The next due time is not reported.
     NextUnknown,
-    /// Something is always said to be due.
+    /// A message is always reported as due.
     NextAlwaysNow,
     /// A message that was promoted stays parked, and is promoted twice.
     PromotedTwice,
-    /// A promotion moves what other groups parked, for its own.
+    /// A promotion also moves the messages that other groups parked.
     PromoteForAllGroups,
 
     // Dead letters.
     /// Every page is the first.
     ListUnpaged,
-    /// Newest first.
+    /// Dead letters are listed newest first.
     ListReversed,
     /// Groups and partitions share their dead letters.
     DeadLettersShared,
-    /// Bodies are shown as text.
+    /// Bodies are returned as text.
     DeadBodyMangled,
     /// A replay leaves the dead letter where it is.
     ReplayCopies,
@@ -235,425 +235,425 @@ sabotages! {
     ReplayToTheLog,
     /// A purge is confirmed and forgotten.
     PurgeForgotten,
-    /// Everything is purged, whatever its id.
+    /// Every dead letter is purged, whatever its id.
     PurgeIgnoresIds,
-    /// A claim keeps nobody away from claiming.
+    /// A claim does not prevent other claims.
     ClaimsShared,
-    /// A claim keeps nobody away from replaying and purging.
+    /// A claim does not prevent replaying and purging.
     ClaimsIgnored,
-    /// A claim is confirmed, also of what is gone.
+    /// A claim is confirmed, even for a letter that is gone.
     ClaimUnchecked,
-    /// A claim never runs out.
+    /// A claim never expires.
     ClaimForever,
-    /// What is settled with a claim of one's own is taken for somebody else's.
+    /// A settlement under the caller's own claim is treated as one under another's claim.
     ClaimsNobodys,
-    /// What was left for later is claimed at once.
+    /// A letter left for later can be claimed immediately.
     LeftForgotten,
-    /// What was left for later is claimed by nobody, whatever he says.
+    /// A letter left for later can never be claimed, whatever the request.
     LeftForGood,
-    /// What was left for later is settled by whoever comes, also who lost it before.
+    /// A letter left for later can be settled by any caller, including one that lost it before.
     LeftIsAnybodys,
-    /// Who has not claimed a letter can leave it for later.
+    /// A caller without a claim on a letter can leave it for later.
     LeaveUnchecked,
-    /// A letter is replayed as it was, whatever it is to be.
+    /// A letter is replayed unchanged, ignoring the requested edit.
     EditForgotten,
-    /// A letter that was put back is put back again.
+    /// A letter that was put back is put back a second time.
     PutTwice,
-    /// A letter that was put back is never put back again, whatever is asked.
+    /// A letter that was put back is never put back again, even on request.
     PutOnce,
-    /// What is put back is confirmed and forgotten.
+    /// A put is confirmed and forgotten.
     PutForgotten,
 
     // The catalog.
-    /// The last to create a topic is told that it wins.
+    /// Creating a topic that exists returns the passed spec instead of the stored one.
     LastTopicWins,
-    /// A topic that is not there is made up.
+    /// A topic that does not exist is made up.
     UnknownTopicInvented,
-    /// Lists come in no order.
+    /// Lists are unsorted.
     ListsUnsorted,
-    /// Every group starts with what comes next.
+    /// Every group starts with the next entry.
     StartAlwaysLatest,
     /// Every group starts with the oldest entry.
     StartAlwaysEarliest,
-    /// A group is always said to be new.
+    /// A group is always reported as new.
     GroupAlwaysNew,
-    /// Creating a group again starts it again.
+    /// Creating a group again resets its position.
     GroupStartsAgain,
-    /// Who creates a group of a topic that has grown meanwhile leaves out what is new.
+    /// A group of a topic that has grown in the meantime is created without the new partitions.
     GroupMissesGrowth,
     /// A restored group starts with the oldest entry.
     RestoreForgetsWhere,
-    /// Restoring a group that is there moves it.
+    /// Restoring a group that exists moves its position.
     RestoreRewinds,
-    /// What is pending counts as lag.
+    /// Pending entries are counted as lag.
     StatsLie,
     /// Retries are not counted.
     StatsForgetRetries,
-    /// Partitions in which nothing is are left out.
+    /// Empty partitions are left out.
     StatsSkipEmpty,
-    /// It is not told where a group stands.
+    /// The position of a group is not reported.
     StatsForgetPosition,
-    /// A topic is said to have grown, and has not.
+    /// A topic is reported to have grown, and has not.
     ExpandForgotten,
     /// A topic grows, and its groups do not.
     ExpandWithoutGroups,
-    /// As far as a topic can grow, it is said to have grown.
+    /// Growing a topic beyond the limit grows it to the limit instead of failing.
     ExpandStopsAtLimit,
     /// A topic can be made smaller.
     ExpandShrinks,
     /// A change of a topic is confirmed and not stored.
     AlterForgotten,
-    /// A change sets everything that it does not name to what new topics have.
+    /// A change resets every setting that it does not name to the default of new topics.
     AlterResets,
-    /// A change that makes no sense is passed over.
+    /// An invalid change is ignored.
     AlterUnchecked,
-    /// Deleting a topic takes its name alone.
+    /// Deleting a topic deletes its name only.
     DeleteKeepsTheKeys,
     /// Deleting a topic does nothing.
     DeleteForgotten,
-    /// Deleting a topic takes all topics whose names begin like that.
+    /// Deleting a topic deletes all topics whose names start with its name.
     DeleteByPrefix,
     /// Deleting a group leaves its retries and dead letters behind.
     DeleteKeepsRetries,
-    /// Deleting a group takes the topic's other groups with it.
+    /// Deleting a group deletes the topic's other groups too.
     DeleteTakesOthers,
-    /// Deleting answers that there was something.
+    /// A deletion always reports that something existed.
     DeletedAlways,
-    /// Deleting a group of a topic that is not there is passed over.
+    /// Deleting a group of a topic that does not exist is not an error.
     DeleteUnknownPassed,
     /// A group is restored on a topic that was deleted.
     RestoreUnchecked,
-    /// What was deleted is restored.
+    /// Restoring a deleted topic or group creates it again.
     RestoreUndeletes,
-    /// What was deleted is restored never again, whoever has created it since.
+    /// A deleted group or topic can never be restored, even if it was created again.
     DeletedForEver,
-    /// A topic that is created again is taken for the one before.
+    /// The generation of a topic that was created again is not reported.
     RebornUntold,
-    /// Who worked on a topic that was deleted goes on with the next of its name.
+    /// A client of a deleted topic continues with the next topic of the same name.
     GenerationUnchecked,
-    /// A topic that was lost is said to be restored.
+    /// Restoring a lost topic is confirmed and forgotten.
     RestoreForgotten,
-    /// A restored group is always said to have been missing.
+    /// A restored group is always reported as having been missing.
     RestoredAlways,
-    /// Who works in a group that was deleted does not hear of it.
+    /// The members of a deleted group are not notified.
     DeletionUntold,
     /// A pause of a group is confirmed and not kept.
     GroupPauseForgotten,
-    /// Members are not told that their group is paused.
+    /// Members are not notified that their group is paused.
     PauseUntold,
     /// All groups of a topic are paused at once.
     PauseTakesOthers,
-    /// Pausing what is not there is passed over.
+    /// Pausing a group that does not exist is not an error.
     PauseUnknownPassed,
     /// Creating a group again ends its pause.
     PauseEndsWithCreate,
     /// A pause outlives the group.
     PauseOutlivesGroup,
-    /// The lag is what lies between two ids.
+    /// The lag is computed from the distance of two ids.
     LagByIds,
-    /// The oldest entry is the oldest of the log, whoever has read it.
+    /// The oldest entry is the oldest of the log, even if it was read.
     OldestOfTheLog,
-    /// The oldest entry is the oldest that is unread.
+    /// The oldest entry is the oldest unread one.
     OldestForgetsPending,
-    /// The group that has settled the most is named.
+    /// The group that has settled the most is reported.
     PinsTheFastest,
-    /// A group pins whatever it has not read, also if others need it too.
+    /// A group pins all its unread entries, even those that other groups need too.
     PinsCountAll,
-    /// A group that has settled everything is named as well.
+    /// A group that has settled everything is reported too.
     PinsAlways,
-    /// Nobody knows when a group read last.
+    /// The time of a group's last read is not reported.
     PinsWithoutIdle,
-    /// More is counted than was asked for.
+    /// The count exceeds the requested limit.
     CountIgnoresLimit,
-    /// It is counted to the end of the log.
+    /// The count always runs to the end of the log.
     CountIgnoresEnd,
-    /// The entry that is started after counts too.
+    /// The entry that the count starts after is counted too.
     CountIncludesStart,
 
     // Members.
     /// Only the first heartbeat counts.
     HeartbeatsForgotten,
-    /// Who is not heard of stays.
+    /// Members without heartbeats are never dropped.
     MembersNeverDie,
-    /// Who was dropped never gets in again.
+    /// A dropped member can never join again.
     DroppedForGood,
     /// A heartbeat always joins the group, also after a leave.
     LateHeartbeatJoins,
-    /// Everybody is alone.
+    /// Every member sees itself as the only one.
     MembersMiscounted,
     /// Groups share their members.
     MembershipsShared,
     /// A leave is confirmed and forgotten.
     LeaveForgotten,
-    /// Who had an id before can take its successor out.
+    /// The former holder of an id can remove its successor.
     LeaveIgnoresIncarnation,
     /// An id cannot be taken over.
     JoiningIgnored,
-    /// Who had an id before goes on as if nothing had happened.
+    /// The former holder of an id continues undisturbed.
     OldIncarnationAccepted,
-    /// The wishes of the first heartbeat hold for ever.
+    /// The settings of the first heartbeat apply for ever.
     WishesIgnored,
-    /// There is only ever one version.
+    /// The version never changes.
     VersionStuck,
-    /// Every heartbeat makes a version.
+    /// Every heartbeat creates a version.
     VersionEveryHeartbeat,
-    /// There is only ever one revision.
+    /// The revision never changes.
     RevisionStuck,
-    /// The number of partitions at the first heartbeat holds for ever.
+    /// The number of partitions at the first heartbeat applies for ever.
     GrowthUnseen,
-    /// Each answer is that of another server.
+    /// Each reply reports another server.
     ServerRenamed,
-    /// The server tells the time of its first answer for ever.
+    /// The server always reports the time of its first reply.
     ServerTimeStuck,
-    /// A member is told when itself would die.
+    /// The next expiry reported to a member is its own.
     NextExpiryOwn,
-    /// Newest first.
+    /// Members are listed newest first.
     RosterUnsorted,
-    /// All members were heard of when the first of them was.
+    /// All members report the time of the first one's last heartbeat.
     HeardOfTogether,
-    /// Members whose ttl has passed are not shown.
+    /// Members whose ttl has passed are hidden.
     RosterHidesTheOverdue,
     /// An assignment is confirmed and forgotten.
     PublishForgotten,
-    /// An assignment for any version is one for this one.
+    /// An assignment for any version is accepted for the current one.
     PublishIgnoresVersion,
-    /// The last to publish wins.
+    /// The last assignment to be published wins.
     PublishTwice,
-    /// Everybody is assigned everything.
+    /// Every member is assigned all partitions.
     AssignedEverything,
-    /// An assignment holds until there is another one.
+    /// An assignment applies until it is replaced.
     AssignmentOutlivesVersion,
-    /// A watch sees what comes only when the wait is over.
+    /// A watch reports a change only when its wait is over.
     WatchDeaf,
-    /// A watch sees what came before it only with the next change.
+    /// A watch reports an earlier change only with the next one.
     WatchForgetsThePast,
-    /// A watch has no patience at all.
+    /// A watch does not wait.
     WatchImpatient,
-    /// A watch outlasts its wait.
+    /// A watch waits longer than requested.
     WatchEndless,
 
     // Sharing.
     /// Only the first partition is read.
     SharedReadsOnePartition,
-    /// Everything is said to come from the first partition.
+    /// Every entry is reported as one of the first partition.
     SharedPartitionsMixed,
     /// Retries are not read.
     SharedRetriesUnread,
-    /// More is read than was asked for.
+    /// A fetch returns more entries than requested.
     SharedMaxIgnored,
-    /// A fetch without result comes back at once.
+    /// A fetch without result returns immediately.
     SharedWaitIgnored,
-    /// A fetch that has to wait sees what came only when the wait is over.
+    /// A fetch that has to wait returns new entries only when the wait is over.
     SharedWakesLate,
     /// A new reader starts with new entries.
     SharedSkipsItsOwn,
-    /// A new reader starts with what anybody has.
+    /// A new reader starts with the pending entries of all members.
     SharedSeesOthers,
-    /// What was handed out before looks like new.
+    /// Entries delivered before look like new ones.
     SharedPendingUnmarked,
-    /// A settlement counts whoever sends it.
+    /// A settlement takes effect from any sender.
     SharedSettleUnchecked,
-    /// Whatever is said of an entry, it is done.
+    /// Every settlement is applied as an ack.
     SharedRetriesAcked,
-    /// To extend is confirmed and forgotten.
+    /// An extension is confirmed and forgotten.
     ExtendForgotten,
-    /// To extend takes entries back from who has claimed them.
+    /// An extension takes entries back from the member that claimed them.
     ExtendSteals,
-    /// Of entries that are lost nothing is said.
+    /// An extension does not report lost entries.
     ExtendSilent,
-    /// One entry that is lost means that all are.
+    /// One lost entry makes an extension report all as lost.
     ExtendAllOrNothing,
-    /// To extend counts as handing out.
+    /// An extension counts as a delivery.
     ExtendCountsDeliveries,
-    /// What is given back is kept.
+    /// Entries that are given back are kept.
     GiveBackForgotten,
-    /// Anybody can give back what another has.
+    /// Any member can give back another member's entries.
     GiveBackUnchecked,
-    /// What was given back looks like what somebody died over.
+    /// An entry that was given back looks like one whose holder died.
     GivenBackIsAbandoned,
-    /// The living are robbed.
+    /// Entries of live members are claimed.
     ClaimsFromTheLiving,
-    /// Who is not alive is robbed at once.
+    /// Entries of members that are not alive are claimed immediately.
     ClaimsAtOnce,
-    /// Nobody is.
+    /// No entries are claimed, even of dead members.
     ClaimsNothing,
-    /// More is claimed than was asked for.
+    /// A claim returns more entries than requested.
     ClaimIgnoresMax,
-    /// To claim does not count as handing out.
+    /// A claim does not count as a delivery.
     ClaimDelivered,
     /// A claimed entry has no note.
     ClaimLosesNotes,
-    /// It is not told when there will be more to claim.
+    /// The time of the next possible claim is not reported.
     ClaimNextUnknown,
-    /// Consumers pile up.
+    /// Consumers are never removed and pile up.
     ConsumersNeverRemoved,
-    /// A consumer is removed with what it has.
+    /// A consumer is removed together with its pending entries.
     RemovedWithEntries,
-    /// The owner is told that it has everything.
+    /// An adoption is reported as complete without having been done.
     AdoptForgotten,
-    /// The owner takes what others have just read.
+    /// The owner adopts entries that others have just read.
     AdoptsAtOnce,
-    /// Anybody adopts.
+    /// An adoption works under any token.
     FenceIgnoredOnAdopt,
 
     // Delayed messages.
-    /// What was scheduled is due a hundred milliseconds (or as much as it has) early.
+    /// A scheduled message is due a hundred milliseconds early, or as early as its delay allows.
     ScheduledEarly,
-    /// What is due already waits for an hour.
+    /// A message whose due time has passed waits for an hour.
     PastWaits,
-    /// What is due in a century is due now.
+    /// A message due in a century is due now.
     FarIsNow,
-    /// A batch waits at the place of its first message.
+    /// A whole batch is scheduled at the place of its first message.
     ScheduledAtOnePlace,
-    /// The partitions of a topic, and the shards of a queue, are one place.
+    /// The partitions of a topic, and the shards of a queue, share one place.
     PlacesShared,
-    /// What stands behind a scheduling that failed is not done.
+    /// Items after one that failed to be scheduled are skipped.
     ScheduleStopsAtBad,
-    /// A message without fields is taken for one.
+    /// A message without fields is accepted.
     EmptyScheduled,
-    /// What is to be kept is replaced.
+    /// An existing message is replaced where it is to be kept.
     KeepReplaces,
-    /// What is to be replaced is kept.
+    /// An existing message is kept where it is to be replaced.
     ReplaceKeeps,
-    /// What is to be rejected is passed over in silence.
+    /// A conflict is ignored where it is to be rejected.
     RejectKeeps,
-    /// An id can be used once.
+    /// An id can be used only once.
     IdsNeverFree,
     /// A cancel is confirmed and forgotten.
     CancelForgotten,
-    /// Every cancel is said to have taken its message out.
+    /// Every cancel is reported to have removed its message.
     CancelAlwaysWins,
-    /// A cancel of many is told to have failed if one is not there.
+    /// A cancel of several messages is reported as failed if one does not exist.
     CancelAllOrNothing,
     /// A new due time is confirmed and forgotten.
     RescheduleForgotten,
-    /// Whatever is rescheduled is said to have waited.
+    /// Every rescheduled message is reported to have been waiting.
     RescheduleAlwaysWins,
-    /// What is rescheduled is another message.
+    /// A rescheduled message loses its body.
     RescheduleLosesBody,
-    /// What waits is not shown.
+    /// Waiting messages are not listed.
     WaitingHidden,
-    /// What waits is shown without its body.
+    /// Waiting messages are listed without their bodies.
     WaitingShownEmpty,
-    /// A page starts behind all that is due with the last one of the page before.
+    /// A page starts after all messages with the same due time as the last one of the page before.
     PagesSkipTies,
-    /// A page behind a message that is gone is empty.
+    /// A page that starts after a message that is gone is empty.
     PagesNeedTheirCursor,
-    /// A page is as long as it gets.
+    /// A page has no size limit.
     PagesUnbounded,
-    /// Of what waits only that which is due is counted.
+    /// Only the due messages are counted as waiting.
     WaitingMiscounted,
-    /// It is not counted what is due.
+    /// Due messages are not counted.
     OverdueUncounted,
-    /// What is worked on counts as waiting.
+    /// Claimed tasks are counted as waiting.
     ClaimedCountsAsWaiting,
     /// A delayed message is promoted twice.
     DelayedTwice,
-    /// An owner promotes retries alone.
+    /// An owner promotes retries only.
     PromoteForgetsDelayed,
-    /// Retries are promoted by whoever promotes delayed messages.
+    /// Promoters of delayed messages promote retries too.
     RetriesPromotedByAnybody,
-    /// It is not told that bodies were lost.
+    /// Lost bodies are not reported.
     OrphansHidden,
-    /// What recurs is forgotten when it is told what is due next.
+    /// The next due time ignores recurring messages.
     NextForgetsRecurring,
-    /// Whoever waits for the schedule waits to the end.
+    /// A wait for the schedule always lasts to its end.
     ScheduleWakesNobody,
-    /// Of those who wait for the schedule one is woken.
+    /// Only one of the waits for the schedule is woken.
     ScheduleWakesOne,
-    /// A wait for the schedule ends at once.
+    /// A wait for the schedule ends immediately.
     ScheduleWaitIgnored,
-    /// What came before a wait is not seen by it.
+    /// A wait ignores changes from before it.
     ScheduleWaitForgetsThePast,
-    /// A reader does not tell of an earlier message.
+    /// A reader does not report an earlier message.
     WokenHidden,
-    /// A reader tells of an earlier message with every fetch.
+    /// A reader reports an earlier message with every fetch.
     WokenAlways,
 
-    // What recurs.
-    /// Nothing that recurs is ever removed.
+    // Recurring messages.
+    /// A recurring message is never removed.
     RemoveForgotten,
     /// A pause is confirmed and forgotten.
     PauseForgotten,
-    /// What is paused stays so.
+    /// A paused message is never resumed.
     PausedForGood,
-    /// Everything is due.
+    /// Every recurring message is due.
     DueAlways,
-    /// What is due comes last first.
+    /// Due messages are returned in reverse order.
     DueReversed,
-    /// The server's time is that of another server.
+    /// The reported time is that of another server.
     DueByAnotherClock,
-    /// An occurrence is fired by whoever comes.
+    /// An occurrence is fired, whatever occurrence the caller expects.
     FireUnchecked,
     /// An occurrence is confirmed and not scheduled.
     FireForgotten,
-    /// An occurrence is scheduled again though it waits.
+    /// An occurrence is scheduled again though it is waiting.
     FireReplaces,
-    /// What is paused fires.
+    /// Paused messages fire.
     FireIgnoresPause,
-    /// What does not recur again is removed.
+    /// A message with no further occurrence is removed.
     FireForgetsTheOver,
 
     // Tasks.
-    /// The last to create a queue is told that it wins.
+    /// Creating a queue that exists returns the passed spec instead of the stored one.
     LastQueueWins,
-    /// A queue that is not there is made up.
+    /// A queue that does not exist is made up.
     UnknownQueueInvented,
-    /// A queue can have any number of shards.
+    /// The number of shards of a queue is not checked.
     ShardsUnchecked,
-    /// What is claimed comes last first.
+    /// Tasks are claimed in reverse order.
     TasksReversed,
-    /// A task is given to two workers.
+    /// A task is claimed by two workers.
     ClaimedTwice,
-    /// A task comes without its body.
+    /// A task is claimed without its body.
     TaskLosesBody,
-    /// A task without body is kept back.
+    /// A task without body is withheld.
     BodilessHidden,
-    /// All claims have one token.
+    /// All claims have the same token.
     TokensRepeat,
-    /// A settlement counts under any token.
+    /// A settlement takes effect under any token.
     TokenIgnored,
-    /// What is worked on is said to have been replaced.
+    /// A claimed task is reported as replaced.
     ClaimedIsReplaced,
-    /// A task that failed is done.
+    /// A task that failed is settled as done.
     TaskRetriesDropped,
-    /// A claim never runs out.
+    /// A claim never expires.
     ClaimsNeverRunOut,
-    /// A claim that ran out is as good as lost, though nobody took it.
+    /// An expired claim is treated as lost, though it was not taken over.
     RunOutIsFinal,
-    /// A claim that ran out is not counted.
+    /// An expired claim is not counted as a crash.
     CrashesUncounted,
-    /// A claim that ran out counts as an attempt.
+    /// An expired claim counts as an attempt.
     CrashIsAttempt,
-    /// Crashes are never forgotten.
+    /// The crash count is never reset.
     CrashesForEver,
-    /// It is not told which token a task had before.
+    /// The token that a task had before is not reported.
     BeforeUntold,
-    /// Each task is said to have had a token before.
+    /// Every task is reported to have had a token before.
     BeforeMadeUp,
-    /// What was never begun crashes as often as its claims run out.
+    /// Expired claims count as crashes, even if the handler was never begun.
     LostClaimsCrash,
-    /// It is not written down that a handler begins.
+    /// The beginning of a handler is not recorded.
     BegunForgotten,
-    /// Claims that ran out are taken over, whether or not anybody could reach the server.
+    /// Expired claims are taken over, even if no worker could reach the server.
     OutagesIgnored,
-    /// They never are.
+    /// Expired claims are never taken over.
     OutagesNeverEnd,
-    /// Workers are not told which server answers.
+    /// The server that replied is not reported to workers.
     ServerUntold,
-    /// What its own worker claims anew counts as crashed.
+    /// A task that its own worker claims again counts as crashed.
     OwnClaimsCrash,
-    /// A claim under which nobody has begun kills its task.
+    /// A claim under which no handler has begun makes its task dead.
     UnbegunClaimsKill,
-    /// What is handed back has never crashed.
+    /// Handing a task back resets its crash count.
     HandedBackForgives,
-    /// Large tasks are handed out as if they were small.
+    /// Large tasks are claimed as if they were small.
     ClaimsAreHeavy,
-    /// What is paused is not found.
+    /// A paused task is not found.
     PausedNotFound,
-    /// What takes the place of something that is paused goes on.
+    /// Replacing a paused task resumes it.
     ReplaceUndoesPause,
-    /// A task may crash as often as it likes.
+    /// The crash limit of a task is ignored.
     CrashLimitIgnored,
     /// Replayed tasks are confirmed and left dead.
     TaskReplayForgotten,
@@ -661,74 +661,74 @@ sabotages! {
     ReplayedLate,
     /// A replayed task takes the place of one that waits.
     ReplayTakesTheId,
-    /// What is worked on counts as waiting, and nothing as run out.
+    /// Claimed tasks are counted as waiting, and no claim as expired.
     TaskCountsLie,
-    /// Nobody is ever called.
+    /// No waiting worker is ever called.
     CallsNobody,
-    /// Everybody who waits is called.
+    /// Every waiting worker is called.
     CallsEverybody,
-    /// A call that nobody waits for is lost.
+    /// A call that no worker waits for is lost.
     CallsForgotten,
-    /// A worker that is busy lets nobody know.
+    /// The claim of a busy worker (limit 0) has no effect.
     BusyTellsNobody,
-    /// All workers are told when the head is due.
+    /// All workers receive the due time of the head.
     EverybodyWatches,
-    /// The first head that a worker was told of stays the head.
+    /// The first head that was reported to a worker stays the head.
     HeadRemembered,
-    /// Who does not look out is told to come when it likes.
+    /// Only the first idle worker receives the next due time; the others always wait for their longest time.
     WatcherNeverReplaced,
-    /// Who has nothing to do is told to wait for long.
+    /// The longest wait that a worker requests is ignored.
     PatienceIgnored,
-    /// Claims that run out are forgotten when it is told what is due next.
+    /// The next due time ignores expiring claims.
     NextForgetsClaims,
-    /// It is not told that something recurs.
+    /// Recurring messages are not reported.
     RecurringUntold,
 
-    // Looking.
-    /// Entries are shown as text.
+    // Inspecting.
+    /// Entries are returned as text.
     LookMangles,
     /// Every page of entries is the first.
     LookUnpaged,
-    /// Entries are shown oldest first, whatever was asked for.
+    /// Entries are returned oldest first, whatever the requested direction.
     LookForward,
-    /// A page of entries is as large as it can be.
+    /// A page of entries ignores the requested limit.
     LookLimitIgnored,
-    /// Looking at what is pending reads what is new.
+    /// Inspecting pending entries reads new ones.
     LookTakes,
-    /// What was noted of pending entries is not shown.
+    /// The notes of pending entries are hidden.
     LookHidesNotes,
-    /// Every pending entry is said to have been handed out once.
+    /// Every pending entry is reported with one delivery.
     LookHidesDeliveries,
-    /// Every pending entry is said to have been touched just now.
+    /// Every pending entry is reported with an idle time of zero.
     LookHidesIdle,
-    /// Every page of what is pending is the first.
+    /// Every page of pending entries is the first.
     PendingUnpaged,
     /// Every page of parked retries is the first.
     ParkedUnpaged,
-    /// Parked retries come latest first.
+    /// Parked retries are listed latest first.
     ParkedReversed,
-    /// Parked retries are shown without their bodies.
+    /// Parked retries are listed without their bodies.
     ParkedWithoutBody,
-    /// Every partition is said to be free.
+    /// Every partition is reported as free.
     OwnersHidden,
-    /// No owner is said to have ended.
+    /// No owner is reported to have ended.
     OwnersEndsHidden,
     /// Partitions that are free are left out.
     FreeNotShown,
-    /// The names under which a group reads are not shown.
+    /// The consumer names of a group are hidden.
     ConsumersHidden,
     /// A server has no name.
     ServerUnnamed,
-    /// Everything takes one byte.
+    /// Every usage is one byte.
     UsageStuck,
 
-    // Checking.
-    /// Nothing is ever found.
+    // Auditing.
+    /// No fault is ever found.
     AuditBlind,
-    /// Where nothing is wrong, something is found.
+    /// Faults are found where there are none.
     AuditSuspects,
     /// Repairs are confirmed and not done.
     RepairForgotten,
-    /// Every repair is said to have done something.
+    /// Every repair is reported to have had an effect.
     RepairAlways,
 }

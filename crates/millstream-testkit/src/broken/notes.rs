@@ -11,7 +11,7 @@ use super::log::earlier;
 use super::{Broken, Memo, Mutant};
 
 impl Broken {
-    /// Remembers a note, spoils it, and says whether it is handed on.
+    /// Stores and spoils a note, and returns whether to pass it on to the backend.
     pub(super) fn noted(
         &self,
         key: (TopicPartition, GroupName, Receipt),
@@ -32,7 +32,7 @@ impl Broken {
         }
     }
 
-    /// Fails where the group is not, though the backend has it.
+    /// Fails if the group is missing for this mistake, though the backend has it.
     pub(super) fn refuse_missing(&self, lease: &Lease) -> Result<()> {
         let (tp, group) = lease.partition()?;
         if self.memo().missing.contains(&(tp.clone(), group.clone())) {
@@ -75,14 +75,14 @@ impl Broken {
         }
     }
 
-    /// A start, or the beginning where nothing of the log is above it.
+    /// Returns the start, or the beginning of the log if no entry is above it.
     pub(super) async fn not_beyond(&self, tp: &TopicPartition, start: Start) -> Result<Start> {
         let placed = matches!(start, Start::After(_) | Start::At(_));
         let beyond = placed && self.inner.catalog.count(tp, start, None, 1).await? == 0;
         Ok(if beyond { Start::Earliest } else { start })
     }
 
-    /// Keeps what is pending, to be handed out once more.
+    /// Stores the pending entries, to be delivered once more.
     async fn leave_pending(&self, lease: &Lease) -> Result<()> {
         let (tp, group) = lease.partition()?;
         let mut reader = self.inner.log.reader(lease).await?;
@@ -95,7 +95,7 @@ impl Broken {
 }
 
 impl Memo {
-    /// Spoils what was noted, and what a seek should have changed.
+    /// Spoils the notes, and the state that a seek should have changed.
     pub(super) fn spoil_notes(
         &mut self,
         sabotage: Mutant,

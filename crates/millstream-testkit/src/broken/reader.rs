@@ -106,7 +106,7 @@ impl BrokenReader {
         Ok(fetched)
     }
 
-    /// Spoils what was read.
+    /// Spoils the result of a fetch.
     fn spoil(&mut self, max: usize, fetched: &mut Fetched) -> Result<()> {
         let (tp, group) = self.lease.partition()?;
         let mut memo = self.broken.memo();
@@ -180,7 +180,7 @@ impl BrokenReader {
     }
 }
 
-/// Drops what does not fit into 4 MiB.
+/// Drops entries beyond 4 MiB.
 pub(super) fn cut_large(entries: &mut Vec<Entry>) {
     let mut left = 4usize << 20;
     entries.retain(|entry| {

@@ -18,14 +18,14 @@ use super::{Broken, Mutant};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// What mistakes of this role have to remember.
+/// State that mistakes of this role need.
 #[derive(Default)]
 pub(super) struct Memo {
-    /// Every id that was ever used.
+    /// Ids that were ever used.
     used: HashSet<(Place, ScheduleId)>,
     /// A message that was scheduled at a partition.
     delayed: HashMap<TopicPartition, Fields>,
-    /// What somebody was woken for.
+    /// Messages for which a wait was woken.
     woken: HashSet<(TopicPartition, String)>,
 }
 
@@ -158,7 +158,7 @@ impl Schedule for Broken {
         }
         let tp = lease.partition()?.0.clone();
         let delayed = match self.sabotage {
-            // What is out of reach for a while is not promoted.
+            // Messages that are postponed for the duration of the call are not promoted.
             Mutant::PromoteForgetsDelayed => self.postpone(&tp).await?,
             _ => Vec::new(),
         };
@@ -235,7 +235,7 @@ impl Schedule for Broken {
 }
 
 impl Broken {
-    /// The place that is really asked.
+    /// Returns the place that the backend is called with instead.
     pub(super) fn place(&self, place: &Place) -> Place {
         if !self.is(Mutant::PlacesShared) {
             return place.clone();
@@ -293,7 +293,7 @@ impl Broken {
         Ok(waits)
     }
 
-    /// Lets everything that waits at a partition be due later; gives back what it was.
+    /// Reschedules everything that waits at a partition to a later time, and returns the original messages.
     async fn postpone(&self, tp: &TopicPartition) -> Result<Vec<Scheduled>> {
         let place = tp.clone().into();
         let waiting = self.inner.schedule.scheduled(&place, None, MAX_PAGE).await?;
@@ -325,7 +325,7 @@ impl Broken {
         Ok(promoted)
     }
 
-    /// The leases of a partition's groups, but for this one.
+    /// Returns the leases of a partition's groups, except for this one.
     fn other_groups(&self, tp: &TopicPartition, lease: Option<&Lease>) -> Vec<Lease> {
         let memo = self.memo();
         let others = memo.granted.values().filter(|other| {

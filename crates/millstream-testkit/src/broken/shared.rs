@@ -35,7 +35,7 @@ impl Shared for Broken {
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
         if self.is(Mutant::SharedSettleUnchecked) {
-            // Whoever has them: they are taken away first.
+            // Takes the entries away first, whoever holds them.
             self.steal(seat, partition).await?;
             return self.inner.shared.settle_shared(seat, partition, batch).await;
         }
@@ -129,7 +129,7 @@ impl Shared for Broken {
         match self.sabotage {
             Mutant::ConsumersNeverRemoved => claimed.removed = 0,
             Mutant::RemovedWithEntries => {
-                // What others still have goes with them.
+                // Entries that others still hold are lost with them.
                 let gone =
                     self.inner.shared.claim(seat, partition, alive, Duration::ZERO, 100, heard).await?;
                 let receipts = gone.abandoned.entries.iter().chain(&gone.given_back.entries);
@@ -170,7 +170,7 @@ impl Shared for Broken {
 }
 
 impl Broken {
-    /// Since when the claimer is said to have been answered.
+    /// Returns the time since which the claimer's calls are reported as answered.
     fn heard(&self, heard: &Continuity, idle: Duration) -> Continuity {
         match self.sabotage {
             Mutant::JudgesAtOnce => Continuity::assured(),
@@ -179,7 +179,7 @@ impl Broken {
         }
     }
 
-    /// Takes everything that others have, dead or alive.
+    /// Takes all entries from the other members, dead or alive.
     async fn steal(&self, seat: &SharedMember, partition: Partition) -> Result<()> {
         self.inner
             .shared

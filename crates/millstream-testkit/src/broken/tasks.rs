@@ -18,16 +18,16 @@ use super::{Broken, Mutant};
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// What mistakes of this role have to remember.
+/// State that mistakes of this role need.
 #[derive(Default)]
 pub(super) struct Memo {
-    /// The last token of a task, and when its claim runs out.
+    /// The last token of each task, and the time when its claim expires.
     tokens: HashMap<(Shard, ScheduleId), (String, Instant)>,
-    /// A task that is to be claimed again.
+    /// Tasks that are to be claimed a second time.
     twice: HashMap<Shard, Option<ClaimedTask>>,
-    /// The most crashes of a task.
+    /// The most crashes of each task.
     crashes: HashMap<(Shard, ScheduleId), u32>,
-    /// The first worker that had nothing to do, and when it was to come.
+    /// The first worker without a task in each shard, and the time when it was to come back.
     watcher: HashMap<Shard, (String, u64)>,
 }
 
@@ -258,7 +258,7 @@ impl Tasks for Broken {
 }
 
 impl Broken {
-    /// The shard that is really asked.
+    /// Returns the shard that the backend is called with instead.
     fn shard(&self, shard: &Shard) -> Shard {
         let shared = self.is(Mutant::PlacesShared);
         if shared { Shard::new(shard.queue.clone(), 0) } else { shard.clone() }
@@ -299,7 +299,7 @@ impl Broken {
         }
     }
 
-    /// Spoils when a worker is to come back.
+    /// Spoils the time when a worker is to come back.
     async fn spoil_next(&self, shard: &Shard, ask: &ClaimRequest, claimed: &mut Claimed) -> Result<()> {
         let place = Place::from(shard.clone());
         let until = |at: u64| Duration::from_millis(at.saturating_sub(claimed.now)).min(ask.patience);

@@ -1,4 +1,4 @@
-//! What can happen to a call, and how often.
+//! The faults of calls, and their rates.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use fastrand::Rng;
 
 use super::between;
 
-/// A kind of calls that can have faults of its own.
+/// A kind of calls that can have its own faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Role {
@@ -21,24 +21,24 @@ pub enum Role {
     Leases,
     /// Listing, claiming, settling, purging and putting back dead letters.
     DeadLetters,
-    /// Topics, groups, numbers.
+    /// Topics, groups, statistics.
     Catalog,
     /// Heartbeats, assignments; opening a watch.
     Members,
     /// Waiting for changes of a group.
     Watch,
-    /// What recurs.
+    /// Recurring messages.
     Recurring,
     /// Delay queues.
     Tasks,
-    /// Looking at what is there.
+    /// Inspecting stored data.
     Inspect,
     /// Checking and repairing.
     Audit,
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: &'static [Self] = &[
         Self::Log,
         Self::Reader,
@@ -55,45 +55,47 @@ impl Role {
     ];
 }
 
-/// How a server is away from all clients at once.
+/// A kind of outage, which affects all clients at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outage {
-    /// Its process has ended: calls under way are answered [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed),
-    /// new ones [`Unavailable`](millstream_core::ErrorKind::Unavailable).
+    /// The server's process has ended: calls in progress return
+    /// [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed), new ones
+    /// [`Unavailable`](millstream_core::ErrorKind::Unavailable).
     Refused,
-    /// It stands still: calls wait until it goes on, or until their caller gives up. Half of the requests whose callers
-    /// have given up are done when it goes on.
+    /// The server is stopped: calls wait until it continues, or until their caller gives up. Half of the requests
+    /// whose callers have given up are executed when it continues.
     Hung,
 }
 
-/// What happens to calls. Rates are from 0 (never) to 1 (always); of several faults a call has at most one.
+/// The faults of calls. Rates are from 0 (never) to 1 (always); a call has at most one of several faults.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Faults {
-    /// How long a request and its answer are under way, together: at least and at most.
+    /// The total time of a request and its reply on the network: minimum and maximum.
     pub latency: (Duration, Duration),
-    /// After which time a caller gives up. Default: 2 s. Waiting for messages or changes does not count.
+    /// The time after which a caller gives up. Default: 2 s. Waiting for messages or changes does not count.
     pub timeout: Duration,
-    /// How many calls find no connection: [`Unavailable`](millstream_core::ErrorKind::Unavailable), and nothing is
-    /// done.
+    /// The rate of calls without a connection: [`Unavailable`](millstream_core::ErrorKind::Unavailable), not
+    /// executed.
     pub refused: f64,
-    /// How many requests are lost: [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed), and nothing is done.
+    /// The rate of lost requests: [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed), not executed.
     pub lost_requests: f64,
-    /// How many answers are lost: [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed), and all is done.
+    /// The rate of lost replies: [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed), executed.
     pub lost_replies: f64,
-    /// How many requests stall. One that stalls for longer than the timeout is answered
-    /// [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed), and is done all the same, later.
+    /// The rate of requests that stall. A request that stalls for longer than the timeout returns
+    /// [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed), and is still executed later.
     pub stalls: f64,
-    /// For how long: at least and at most.
+    /// The duration of a stall: minimum and maximum.
     pub stall: (Duration, Duration),
-    /// How many bytes of an answer arrive in a second. An answer that needs longer than the timeout never arrives:
-    /// [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed). Only answers with bodies count. Default: any number.
+    /// The number of bytes of a reply that arrive per second. A reply that takes longer than the timeout never
+    /// arrives: [`Unconfirmed`](millstream_core::ErrorKind::Unconfirmed). Only replies with bodies count. Default:
+    /// unlimited.
     pub bandwidth: Option<u64>,
 }
 
 impl Faults {
-    /// Nothing goes wrong, and nothing takes time.
+    /// Returns no faults, and no latency.
     #[must_use]
     pub fn none() -> Self {
         Self {
@@ -108,49 +110,50 @@ impl Faults {
         }
     }
 
-    /// The same faults, and calls that take this long.
+    /// Returns the same faults, with calls that take this long.
     #[must_use]
     pub fn latency(self, least: Duration, most: Duration) -> Self {
         Self { latency: (least, most), ..self }
     }
 
-    /// The same faults, with callers that give up after this time.
+    /// Returns the same faults, with callers that give up after this time.
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// The same faults, and calls that find no connection.
+    /// Returns the same faults, with this rate of calls without a connection.
     #[must_use]
     pub fn refused(self, rate: f64) -> Self {
         Self { refused: rate, ..self }
     }
 
-    /// The same faults, and requests that are lost.
+    /// Returns the same faults, with this rate of lost requests.
     #[must_use]
     pub fn lost_requests(self, rate: f64) -> Self {
         Self { lost_requests: rate, ..self }
     }
 
-    /// The same faults, and answers that are lost.
+    /// Returns the same faults, with this rate of lost replies.
     #[must_use]
     pub fn lost_replies(self, rate: f64) -> Self {
         Self { lost_replies: rate, ..self }
     }
 
-    /// The same faults, and requests that stall for this long.
+    /// Returns the same faults, with this rate of requests that stall for this long.
     #[must_use]
     pub fn stalls(self, rate: f64, least: Duration, most: Duration) -> Self {
         Self { stalls: rate, stall: (least, most), ..self }
     }
 
-    /// The same faults, and a link on which answers take a second for so many bytes.
+    /// Returns the same faults, with a link that carries this many bytes of replies per second.
     #[must_use]
     pub fn bandwidth(self, bytes_per_second: u64) -> Self {
         Self { bandwidth: Some(bytes_per_second.max(1)), ..self }
     }
 
-    /// Decides about one call. It draws as often whatever comes of it, so that one rate does not disturb another.
+    /// Decides the faults of one call. It always draws the same number of random values, so that one rate does not
+    /// affect another.
     pub(super) fn plan(&self, rng: &mut Rng) -> Plan {
         let latency = between(rng, self.latency);
         let there = latency.mul_f64(rng.f64());
@@ -172,23 +175,23 @@ impl Faults {
     }
 }
 
-/// What happens to one call.
+/// The faults of one call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) there: Duration,
     pub(super) back: Duration,
     pub(super) timeout: Duration,
     pub(super) fate: Fate,
-    /// Whether something lost is known at once, since the connection is reset, or only after the timeout.
+    /// Whether a loss is known immediately, as the connection is reset, or only after the timeout.
     pub(super) reset: bool,
-    /// How often the connection had been reset when the call began.
+    /// The number of connection resets when the call began.
     pub(super) resets: u64,
-    /// How many bytes of the answer arrive in a second.
+    /// The number of bytes of the reply that arrive per second.
     pub(super) bandwidth: Option<u64>,
 }
 
 impl Plan {
-    /// How long an answer of so many bytes needs.
+    /// Returns the time that a reply of this many bytes takes.
     pub(super) fn transfer(&self, bytes: u64) -> Duration {
         let micros = |bandwidth: u64| bytes.saturating_mul(1_000_000) / bandwidth;
         self.bandwidth.map_or(Duration::ZERO, |bandwidth| Duration::from_micros(micros(bandwidth)))
@@ -204,21 +207,21 @@ pub(super) enum Fate {
     Stalled(Duration),
 }
 
-/// What went wrong with the calls of a client.
+/// The numbers of calls of a client and of their faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Tally {
     /// All calls.
     pub calls: u64,
-    /// Those that found no connection by the dice; those of a client that is cut off are not counted.
+    /// Calls that found no connection because of the rate; calls of a client that is cut off are not counted.
     pub refused: u64,
-    /// Those whose request was lost.
+    /// Calls whose request was lost.
     pub lost_requests: u64,
-    /// Those whose answer was lost.
+    /// Calls whose reply was lost.
     pub lost_replies: u64,
-    /// Those that stalled.
+    /// Calls that stalled.
     pub stalls: u64,
-    /// Those whose answer was too large to arrive in time.
+    /// Calls whose reply was too large to arrive in time.
     pub too_large: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Chaos for those who look.
+//! Chaos for the inspect and audit roles.
 
 use async_trait::async_trait;
 use millstream_core::audit::{Audit, Audited, Check, Finding, Scope};

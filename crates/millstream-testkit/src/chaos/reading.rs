@@ -1,4 +1,4 @@
-//! Chaos for what waits: readers and watches. A wait ends when the connection is cut.
+//! Chaos for readers and watches. A wait ends when the connection is cut.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use tokio::time::{Instant, sleep};
 use super::faults::{Fate, Plan, Role};
 use super::{Client, unconfirmed};
 
-/// A reader behind a bad connection.
+/// A reader behind an unreliable connection.
 ///
-/// It is taken out while a fetch is under way, and put back when its answer has arrived. So after an error, and after
-/// a fetch that was dropped, the next one is done by a new reader, which starts over with what is pending.
+/// The inner reader is taken out during a fetch, and put back when its reply has arrived. After an error, or after a
+/// dropped fetch, the next fetch therefore uses a new reader, which starts over with the pending entries.
 pub(super) struct ChaosReader {
     client: Client,
     lease: Lease,
     inner: Option<Box<dyn Reader>>,
-    /// A link carries so many bytes a second: pages are sized as any reader behind one has to.
+    /// Sizes pages for the bandwidth of the link, as every reader behind a slow link has to.
     pages: PageSizer,
 }
 
@@ -58,7 +58,7 @@ impl Reader for ChaosReader {
     }
 }
 
-/// A watch behind a bad connection.
+/// A watch behind an unreliable connection.
 pub(super) struct ChaosWatch {
     client: Client,
     topic: TopicName,
@@ -94,8 +94,8 @@ impl Watch for ChaosWatch {
     }
 }
 
-/// The way of a request to the server. Nobody does it after its caller gave up: a new reader ends the requests of
-/// the one before it.
+/// Sends a request to the server. A request is not executed after its caller gave up, since a new reader ends the
+/// requests of the one before it.
 pub(super) async fn arrive(client: &Client, plan: &Plan) -> Result<()> {
     client.send(plan).await?;
     if !client.answers(plan.timeout.saturating_sub(plan.there)).await {
@@ -112,7 +112,7 @@ pub(super) async fn arrive(client: &Client, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// A wait of somebody who holds nothing meanwhile.
+/// Waits under the faults of a role, for a caller that holds no state during the wait.
 pub(super) async fn wait<T>(
     client: &Client,
     role: Role,
@@ -129,7 +129,7 @@ pub(super) async fn wait<T>(
     Ok(answer)
 }
 
-/// How many bytes the bodies in an answer have.
+/// Returns the total size of the bodies in a reply, in bytes.
 pub(super) fn size(fetched: &Fetched) -> u64 {
     let fields = fetched.entries.iter().flat_map(|entry| &entry.fields);
     fields.map(|(name, value)| (name.len() + value.len()) as u64).sum()

@@ -1,4 +1,4 @@
-//! Chaos for the roles: every call is made with copies of what it was given, since it may outlive its caller.
+//! Chaos for the roles. Every call is made with copies of its arguments, since it may outlive its caller.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use super::Client;
 use super::faults::Role;
 use super::reading::{ChaosReader, ChaosWatch, wait};
 
-/// Makes a call of one role that answers with one result: the values are copied, and then named as before.
+/// Makes a call of a role that returns one result: the values are copied, and bound to the same names.
 macro_rules! call {
     ($client:ident, $role:ident, $field:ident.$method:ident($($copied:ident),*; $($plain:expr),*)) => {{
         let inner = $client.0.backend.$field.clone();
@@ -42,7 +42,7 @@ impl Log for Client {
         self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
     }
 
-    // Every append is to come through here, as a request of its own.
+    // Every append must pass through here as a separate request.
     fn appender(&self) -> Option<Box<dyn Appender>> {
         None
     }
@@ -321,7 +321,7 @@ impl Members for Client {
         version: Version,
         assignment: &Assignment,
     ) -> Result<bool> {
-        // The macro passes copies first.
+        // Written out, since the macro passes the copied arguments before the plain ones.
         let (inner, topic, group) = (self.0.backend.members.clone(), topic.clone(), group.clone());
         let assignment = assignment.clone();
         let request = async move { inner.publish(&topic, &group, version, &assignment).await };

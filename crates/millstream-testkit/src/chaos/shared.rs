@@ -40,7 +40,7 @@ impl Shared for Client {
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
-        // The macro passes copies first.
+        // Written out, since the macro passes the copied arguments before the plain ones.
         let (inner, seat, batch) = (self.0.backend.shared.clone(), seat.clone(), batch.to_vec());
         let request = async move { inner.settle_shared(&seat, partition, &batch).await };
         self.call(Role::Log, request, Err).await
@@ -87,8 +87,8 @@ impl Shared for Client {
     }
 }
 
-/// A reader behind a bad connection. As the one of a single partition, it starts over after an error and after a fetch
-/// that was dropped.
+/// A reader behind an unreliable connection. Like the reader of a single partition, it starts over after an error and
+/// after a dropped fetch.
 struct ChaosReader {
     client: Client,
     seat: SharedMember,

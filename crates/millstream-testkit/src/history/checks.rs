@@ -1,4 +1,4 @@
-//! The checks: what a history may not say.
+//! The checks: rules that a history must not break.
 
 mod delivery;
 mod ending;
@@ -15,14 +15,14 @@ use super::naming::named;
 use super::story::Story;
 use super::{Event, Record};
 
-/// Something that may not happen.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Breach {
-    /// Which rule it breaks: `NO-LOSS`, `FENCED`, …
+    /// The rule that is broken: `NO-LOSS`, `FENCED`, …
     pub rule: &'static str,
-    /// When.
+    /// The time of the violation.
     pub at: Duration,
-    /// What happened.
+    /// A description of the violation.
     pub what: String,
 }
 
@@ -32,52 +32,52 @@ impl fmt::Display for Breach {
     }
 }
 
-/// What was promised of order.
+/// The order that the run guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Nothing.
+    /// No order.
     Free,
     /// Messages of one key start for the first time in the order of the log, and never two at a time.
     Key,
     /// Messages of a partition start for the first time in the order of the log, and never two at a time.
     Partition,
-    /// As [`Key`](Self::Key), and a message that failed holds up those of its key until it is done or given up.
+    /// As [`Key`](Self::Key); a failed message also blocks those of its key until it is done or dead.
     KeyBlocks,
-    /// As [`Partition`](Self::Partition), and a message that failed holds up everything behind it.
+    /// As [`Partition`](Self::Partition); a failed message also blocks all messages behind it.
     PartitionBlocks,
 }
 
-/// What a history is judged by.
+/// The rules for a history.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Rules {
-    /// The groups that have read everything in the end. Default: none.
+    /// The groups that have read everything at the end. Default: none.
     pub groups: Vec<GroupName>,
-    /// What was promised of order. Default: [`Order::Free`].
+    /// The guaranteed order. Default: [`Order::Free`].
     pub order: Order,
-    /// Whether nothing went wrong: then every attempt is made once. Default: no.
+    /// Whether the run had no faults, so that every attempt is made exactly once. Default: no.
     pub calm: bool,
-    /// The most handlers that run at the same time for one partition. Default: any number.
+    /// The maximum number of handlers that run concurrently for one partition. Default: any number.
     pub at_once: usize,
-    /// Whether handlers get batches: messages of a partition that start at the same instant are one. Default: no.
+    /// Whether handlers receive batches: messages of a partition that start at the same instant are one. Default: no.
     pub batches: bool,
-    /// The most processes that die over one message. Default: any number.
+    /// The maximum number of processes that die while handling one message. Default: any number.
     pub crashes: usize,
-    /// The fewest processes that have died in the handler of a message which is given up as `crashed`. Default: 1.
+    /// The minimum number of processes that have died in the handler of a message before it becomes a dead letter
+    /// with the reason `crashed`. Default: 1.
     pub fewest_crashes: usize,
-    /// How processes are known to live. Default: nothing is known, and nobody is judged by it.
+    /// How processes are known to be alive. Default: unknown, and rules that depend on it are not checked.
     pub lives: Option<Lives>,
 }
 
-/// How processes of a run are known to live.
+/// How the processes of a run are known to be alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lives {
     /// The ttl of their leases.
     pub lease_ttl: Duration,
-    /// The ttl of their membership.
+    /// The ttl of their memberships.
     pub member_ttl: Duration,
-    /// Whether single calls fail too. Then nobody can say whose fault it is that a heartbeat was not heard, but right
-    /// after an outage.
+    /// Whether single calls fail too. Then the cause of a missed heartbeat is unknown, except right after an outage.
     pub lossy: bool,
 }
 
@@ -97,80 +97,86 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// The same rules, for these groups.
+    /// Returns the same rules, for these groups.
     #[must_use]
     pub fn groups(self, groups: impl IntoIterator<Item = GroupName>) -> Self {
         Self { groups: groups.into_iter().collect(), ..self }
     }
 
-    /// The same rules, with this order.
+    /// Returns the same rules, with this order.
     #[must_use]
     pub fn order(self, order: Order) -> Self {
         Self { order, ..self }
     }
 
-    /// The same rules, for a run in which nothing went wrong.
+    /// Returns the same rules, for a run without faults.
     #[must_use]
     pub fn calm(self, calm: bool) -> Self {
         Self { calm, ..self }
     }
 
-    /// The same rules, with at most so many handlers at the same time for one partition.
+    /// Returns the same rules, with a maximum number of concurrent handlers for one partition.
     #[must_use]
     pub fn at_once(self, handlers: usize) -> Self {
         Self { at_once: handlers, ..self }
     }
 
-    /// The same rules, for handlers that get batches.
+    /// Returns the same rules, for handlers that receive batches.
     #[must_use]
     pub fn batches(self, batches: bool) -> Self {
         Self { batches, ..self }
     }
 
-    /// The same rules, with at most so many processes that die over one message.
+    /// Returns the same rules, with a maximum number of processes that die while handling one message.
     #[must_use]
     pub fn crashes(self, crashes: usize) -> Self {
         Self { crashes, ..self }
     }
 
-    /// The same rules, with at least so many processes that died over a message which is given up for that.
+    /// Returns the same rules, with a minimum number of processes that have died before a message is given up as
+    /// `crashed`.
     #[must_use]
     pub fn fewest_crashes(self, fewest_crashes: usize) -> Self {
         Self { fewest_crashes, ..self }
     }
 
-    /// The same rules, for processes that are known to live like this.
+    /// Returns the same rules, for processes whose liveness is known in this way.
     #[must_use]
     pub fn lives(self, lives: Lives) -> Self {
         Self { lives: Some(lives), ..self }
     }
 }
 
-/// Everything that is wrong with a history that has come to its end.
+/// Checks a history that is complete, and returns all violations.
 ///
-/// | rule | what it says |
+/// | rule | requirement |
 /// |---|---|
-/// | `NO-LOSS` | what was stored was handled to its end by every group, or is its dead letter |
-/// | `NO-GHOST` | handlers see what was sent, as it was sent |
-/// | `PRODUCE-ONCE` | nothing is stored twice |
-/// | `HONEST-OUTCOME` | what was told to be stored is, what was told not to be is not |
+/// | `NO-LOSS` | every stored message was handled to its end by every group, or is its dead letter |
+/// | `NO-GHOST` | handlers receive only messages that were sent, unchanged |
+/// | `PRODUCE-ONCE` | no message is stored twice |
+/// | `HONEST-OUTCOME` | a message reported as stored is stored, and one reported as not stored is not |
 /// | `PRODUCE-ORDER` | messages that one sender sent one after the other for one key are stored in that order |
-/// | `DUP-BOUND` | an attempt is made again only after a takeover, a rewind or a fail-over; and, where it is known how processes [live](Rules::lives), only if the one before died, leaves, or was cut off or stopped alone |
-/// | `ATTEMPT` | the number of the attempt grows with failures of the handler and with nothing else |
-/// | `NO-REDELIVERY` | what the server was told to be done is not handled again |
-/// | `DELAY-EARLY` | no attempt before its time |
-/// | `KEY-ORDER`, `OVERLAP`, `BLOCKED` | what [`Order`] says |
-/// | `CROWD` | no more handlers at a time than configured |
-/// | `POISON-BOUND` | no more processes die over a message than configured |
-/// | `FALSE-CRASH` | what is given up as `crashed` is what processes died over |
-/// | `KEPT` | who lives and was not cut off or stopped alone keeps its leases, its entries and its part of the assignment, also over an outage |
-/// | `REPLACED` | what a process had that died during an outage, somebody else has two ttls and a second after its end |
-/// | `FENCED` | once a lease is granted, the server does nothing for the one before |
-/// | `SINGLE-OWNER` | no lease is granted while another lives |
+/// | `DUP-BOUND` | an attempt is repeated only after a takeover, a rewind or a fail-over, and for a cause (see below) |
+/// | `ATTEMPT` | the attempt number grows only with failures of the handler |
+/// | `NO-REDELIVERY` | a message that the server has settled as done is not handled again |
+/// | `DELAY-EARLY` | no attempt starts before its due time |
+/// | `KEY-ORDER`, `OVERLAP`, `BLOCKED` | the guarantees of [`Order`] hold |
+/// | `CROWD` | no more handlers run concurrently than configured |
+/// | `POISON-BOUND` | no more processes die while handling a message than configured |
+/// | `FALSE-CRASH` | a message given up as `crashed` had processes die while handling it |
+/// | `KEPT` | a live process without a fault of its own keeps its leases, entries and assigned partitions (see below) |
+/// | `REPLACED` | the partitions of a process that died during an outage are taken over in time (see below) |
+/// | `FENCED` | after a lease is granted, the server performs no operation for the previous one |
+/// | `SINGLE-OWNER` | no lease is granted while another is valid |
 /// | `EPOCH-MONO` | epochs grow |
-/// | `STALE-START` | nobody starts a handler under a lease that somebody else has, unless it was stopped by force |
-/// | `DLQ-COMPLETE` | dead letters are exactly what was given up, once and unchanged |
-/// | `CONSERVATION` | in the end nothing is left over |
+/// | `STALE-START` | no process starts a handler under a lease that another process has, unless it was stopped by force |
+/// | `DLQ-COMPLETE` | dead letters are exactly the messages that were given up, once and unchanged |
+/// | `CONSERVATION` | nothing is left over at the end |
+///
+/// If it is known how processes [live](Rules::lives), `DUP-BOUND` allows a repetition only if the process of the
+/// earlier attempt died, is leaving, or was cut off or stopped alone. `KEPT` holds for a process that was not cut off
+/// or stopped alone, also over an outage. `REPLACED` requires another owner two ttls and a second after the end of
+/// the outage.
 #[must_use]
 pub fn check(history: &[Record], rules: &Rules) -> Vec<Breach> {
     let history = &*named(history);
@@ -223,7 +229,7 @@ pub fn check(history: &[Record], rules: &Rules) -> Vec<Breach> {
     breaches
 }
 
-/// Where breaches are noted.
+/// Collects breaches.
 struct Report<'a> {
     at: Duration,
     breaches: &'a mut Vec<Breach>,

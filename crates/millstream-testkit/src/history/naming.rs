@@ -1,4 +1,4 @@
-//! Names: which message is meant where the server has given an id twice.
+//! Unique names for messages: tells messages apart to which the server has given the same id.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use millstream_core::{MessageId, TopicPartition};
 
 use super::{Event, Outcome, Place, Record};
 
-/// The messages that had an id, one after the other.
+/// The messages that had an id, in order.
 #[derive(Default)]
 struct Names(BTreeMap<(TopicPartition, MessageId), Vec<Option<String>>>);
 
@@ -18,12 +18,12 @@ impl Names {
         names.push(message.cloned());
     }
 
-    /// What the server means: the message that has the id now.
+    /// Sets the place to the message that has the id now, which is the one that the server means.
     fn now(&self, place: &mut Place) {
         self.find(place, |_| false);
     }
 
-    /// What somebody means who knows the payload, and may have got it before.
+    /// Sets the place to the message with this payload. For records of processes, which may have received it earlier.
     fn of(&self, place: &mut Place, message: &str) {
         self.find(place, |name| name == Some(message));
     }
@@ -36,7 +36,7 @@ impl Names {
     }
 }
 
-/// The history with places that name one message each.
+/// Returns the history with places that identify one message each.
 pub(super) fn named(history: &[Record]) -> Cow<'_, [Record]> {
     if !history.iter().any(|record| matches!(record.event, Event::ClockSetBack(_))) {
         return history.into();

@@ -1,4 +1,4 @@
-//! The recorder: notes what the server does, in the order in which it does it.
+//! The recorder: records the operations of the server, in their order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,7 @@ use super::story::Share;
 use super::{Call, Event, History, Origin, Place, Told};
 use crate::caller;
 
-/// The backend with a recorder around those roles that need a lease or give one.
+/// Wraps the roles of the backend that need a lease or grant one in a recorder.
 pub(super) fn around(history: History, backend: Backend) -> Backend {
     let notes = Arc::new(Notes {
         history,
@@ -48,19 +48,19 @@ pub(super) struct Recorder(pub(super) Arc<Notes>);
 pub(super) struct Notes {
     pub(super) history: History,
     pub(super) inner: Backend,
-    /// Which message a redelivery is of.
+    /// The message of each redelivery.
     origins: Mutex<HashMap<(Share, MessageId), MessageId>>,
     /// The request that each epoch of a resource was granted to.
     granted: Mutex<HashMap<(Resource, u64), String>>,
     members: Mutex<BTreeMap<GroupName, Known>>,
 }
 
-/// What is known of a group's members.
+/// The known members of a group.
 #[derive(Default)]
 struct Known {
-    /// The process that was heard last under each id.
+    /// The process that last sent a heartbeat under each id.
     processes: BTreeMap<MemberId, String>,
-    /// Those of which it is noted that they are heard.
+    /// The processes whose heartbeat is recorded.
     heard: BTreeSet<String>,
 }
 
@@ -83,7 +83,7 @@ impl Notes {
         }
     }
 
-    /// Which message an entry is of.
+    /// Returns the message of an entry.
     pub(super) fn origin(&self, share: &Share, receipt: Receipt) -> Option<Origin> {
         let id = match receipt.source {
             Source::Log => receipt.id,
@@ -96,7 +96,7 @@ impl Notes {
         Some(Origin { group, place: Place::new(topic_partition, id) })
     }
 
-    /// Remembers of which messages redeliveries are.
+    /// Stores the messages of redeliveries.
     pub(super) fn read(&self, share: &Share, fetched: &Fetched) {
         let mut origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
         for entry in fetched.entries.iter().filter(|entry| entry.receipt.source == Source::Retry) {
@@ -131,7 +131,7 @@ impl Notes {
     }
 }
 
-/// How long it has to wait at least, as far as a history can tell: its clock is not the server's.
+/// Returns the minimum wait, as far as a history can know it: its clock is not the server's.
 fn after(due: Due) -> Duration {
     match due {
         Due::In(after) => after,
@@ -152,7 +152,7 @@ impl Log for Recorder {
         results
     }
 
-    // Every append is to come through here, as a request of its own.
+    // Every append must pass through here as a separate request.
     fn appender(&self) -> Option<Box<dyn Appender>> {
         None
     }

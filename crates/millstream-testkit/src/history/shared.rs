@@ -1,4 +1,4 @@
-//! The recorder for partitions that are shared.
+//! The recorder for shared partitions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn share(seat: &SharedMember, partition: Partition) -> Share {
 }
 
 impl Notes {
-    /// Notes to whom entries were handed.
+    /// Records which process received the entries.
     fn handed(&self, share: &Share, fetched: &Fetched, how: Handing) {
         self.read(share, fetched);
         let Some(to) = caller::name() else { return };

@@ -1,4 +1,4 @@
-//! The story so far: what a history's records say together, up to one of them.
+//! The state of a run: what the records of a history up to one of them imply together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,51 +11,52 @@ mod processes;
 
 pub(super) use processes::Processes;
 
-/// A partition in the eyes of a group.
+/// A partition, for one group.
 pub(super) type Share = (TopicPartition, GroupName);
 
-/// What is known after some records.
+/// The state after some records.
 #[derive(Debug, Default)]
 pub(super) struct Story {
-    /// What is stored where, and the number of the record that says so.
+    /// The stored messages, and the numbers of their records.
     pub(super) appended: BTreeMap<Place, Appended>,
-    /// What was ever stored where, with its key: a server that forgot may give an id again.
+    /// All places and payloads that were ever stored, with their keys: a server that lost a message may assign its id
+    /// again.
     pub(super) ever: BTreeMap<(Place, String), Option<String>>,
     /// How often each payload was stored.
     pub(super) copies: BTreeMap<String, u32>,
-    /// Who sent what: the key of each message that somebody began to send.
+    /// The key of each message that a sender began to send.
     pub(super) sending: BTreeMap<String, Option<String>>,
-    /// What became of sends.
+    /// The results of sends.
     pub(super) sent: BTreeMap<String, Outcome>,
-    /// The handlers' runs of each message, in the order of their starts.
+    /// The handler runs of each message, in the order of their starts.
     pub(super) runs: BTreeMap<Origin, Vec<Run>>,
-    /// By the number of their start: where a run is.
+    /// The position of each run, by the number of its start record.
     at: BTreeMap<usize, (Origin, usize)>,
-    /// Who has each partition, by the server.
+    /// The owner of each partition, according to the server.
     pub(super) grants: BTreeMap<Share, Grant>,
     /// The highest epoch that was ever granted.
     pub(super) highest: BTreeMap<Share, u64>,
-    /// What the server was told for certain.
+    /// Settlements that certainly took effect.
     pub(super) settled: BTreeMap<Origin, Settled>,
-    /// What it may have been told.
+    /// Messages for which a settlement may have taken effect.
     pub(super) perhaps: BTreeSet<Origin>,
     pub(super) deleted: BTreeSet<Place>,
-    /// What was replayed.
+    /// Replayed messages.
     replayed: BTreeSet<Origin>,
-    /// The last time that each process went on after a stop.
+    /// The last time that each process continued after a stop.
     pub(super) resumed: BTreeMap<String, Duration>,
     /// The processes that died.
     pub(super) killed: BTreeSet<String>,
-    /// The numbers of the last records that make repetitions lawful.
+    /// The numbers of the last records that permit repetitions.
     rewound: BTreeMap<Share, usize>,
     forgot: Option<usize>,
-    /// When the server forgot, and everything after which time.
+    /// The times when the server lost data, each with the time after which everything was lost.
     pub(super) gaps: Vec<(Duration, Duration)>,
-    /// In the end: dead letters, how many of each.
+    /// At the end: the number of dead letters of each message.
     pub(super) dead: BTreeMap<Origin, u32>,
-    /// What becomes a dead letter without a handler's say. This is known from the start.
+    /// Messages that become dead letters without a handler's decision. Known from the start.
     pub(super) unhandled: BTreeSet<Origin>,
-    /// Who has which entry where partitions are shared.
+    /// The holder of each entry of a shared partition.
     holders: BTreeMap<Origin, (String, Duration)>,
     /// Whether the server's clock was set back.
     is_behind: bool,
@@ -68,7 +69,7 @@ pub(super) struct Appended {
     pub(super) number: usize,
     pub(super) message: Option<String>,
     pub(super) key: Option<String>,
-    /// Whether the server forgot it.
+    /// Whether the server lost it.
     pub(super) lost: bool,
 }
 
@@ -78,7 +79,7 @@ pub(super) struct Run {
     pub(super) at: Duration,
     pub(super) start: Start,
     pub(super) end: Option<(Duration, End)>,
-    /// Whether somebody else had the partition by then.
+    /// Whether another process had the partition by then.
     pub(super) stale: bool,
 }
 
@@ -87,25 +88,25 @@ pub(super) struct Grant {
     pub(super) epoch: u64,
     pub(super) ttl: Duration,
     pub(super) until: Duration,
-    /// When it was granted or renewed last.
+    /// The time when it was last granted or renewed.
     pub(super) renewed: Duration,
     pub(super) released: bool,
-    /// Who asked.
+    /// The process that requested it.
     pub(super) to: Option<String>,
 }
 
-/// What the server was told last.
+/// The last settlement that the server received.
 #[derive(Debug)]
 pub(super) struct Settled {
-    /// The attempt that may come next; `None` if none may.
+    /// The next attempt; `None` if there must be none.
     pub(super) next: Option<u32>,
-    /// Not before this time.
+    /// The earliest time of that attempt.
     pub(super) due: Duration,
     pub(super) told: Told,
 }
 
 impl Story {
-    /// Before the first record of a history.
+    /// Returns the state before the first record of a history.
     pub(super) fn of(history: &[Record]) -> Self {
         let unhandled = history.iter().filter_map(|record| match &record.event {
             Event::Dead { origin, reason, .. } if !by_handler(reason) => Some(origin.clone()),
@@ -114,7 +115,7 @@ impl Story {
         Self { unhandled: unhandled.collect(), ..Self::default() }
     }
 
-    /// Reads on.
+    /// Applies the next record.
     pub(super) fn read(&mut self, number: usize, record: &Record) {
         let at = record.at;
         self.processes.read(at, &record.event, &self.grants);
@@ -200,7 +201,7 @@ impl Story {
                     appended.lost |= appended.at >= *since;
                 }
                 if self.is_behind {
-                    // An epoch grows by the clock where the newest grants are forgotten.
+                    // Epochs grow by the clock after the newest grants were lost.
                     self.highest.clear();
                 }
             }
@@ -223,12 +224,12 @@ impl Story {
         }
     }
 
-    /// Who has an entry of a shared partition, and since when.
+    /// Returns the holder of an entry of a shared partition, and since when it holds it.
     pub(super) fn holder(&self, origin: &Origin) -> Option<&(String, Duration)> {
         self.holders.get(origin)
     }
 
-    /// Whether the lease of this start is not the last that was granted, or the entry is somebody else's.
+    /// Whether the lease of this start is not the last one granted, or the entry has another holder.
     pub(super) fn is_stale(&self, start: &Start) -> bool {
         if start.is_shared() {
             return self.holder(&start.origin).is_some_and(|(holder, _)| *holder != start.instance);
@@ -237,8 +238,8 @@ impl Story {
         grant.is_some_and(|grant| grant.epoch != start.epoch || grant.released)
     }
 
-    /// Whether the message was there when the group was moved or the server forgot, or was replayed: then it may come again, and in
-    /// another order.
+    /// Whether the message existed when the group was moved or the server lost data, or was replayed. It may then
+    /// come again, and in another order.
     pub(super) fn is_upset(&self, origin: &Origin) -> bool {
         if self.replayed.contains(origin) {
             return true;
@@ -248,13 +249,13 @@ impl Story {
         rewound.max(self.forgot).is_some_and(|number| appended.number < number)
     }
 
-    /// Whether the server forgot, and somebody destroyed or moved the group too: its owner then goes on above what it
-    /// knows to be settled, and cannot know what of that the server forgot.
+    /// Whether the server lost data, and the group was destroyed or moved too. Its owner then continues above the
+    /// settled entries that it knows of, and cannot know which of them the server lost.
     pub(super) fn is_lawless(&self, origin: &Origin) -> bool {
         self.forgot.is_some() && self.rewound.contains_key(&share(origin))
     }
 
-    /// Whether the server forgot what was stored at this time.
+    /// Whether the server lost what was stored at this time.
     pub(super) fn is_forgotten(&self, at: Duration) -> bool {
         self.gaps.iter().any(|(since, until)| at >= *since && at <= *until)
     }
@@ -263,14 +264,14 @@ impl Story {
         self.runs.get(origin).map_or(&[], Vec::as_slice)
     }
 
-    /// Everything of one partition that is stored below a place and was not forgotten, the newest first.
+    /// Returns the stored messages of one partition below a place, without lost ones, newest first.
     pub(super) fn below<'a>(&'a self, place: &'a Place) -> impl Iterator<Item = (&'a Place, &'a Appended)> {
         let earlier = self.appended.range(..place).rev();
         let here = earlier.take_while(|(other, _)| other.topic_partition == place.topic_partition);
         here.filter(|(_, stored)| !stored.lost)
     }
 
-    /// Everything of one partition that is stored above a place and was not forgotten.
+    /// Returns the stored messages of one partition above a place, without lost ones.
     pub(super) fn above<'a>(&'a self, place: &'a Place) -> impl Iterator<Item = (&'a Place, &'a Appended)> {
         let later = self.appended.range(place..).skip(1);
         let here = later.take_while(|(other, _)| other.topic_partition == place.topic_partition);
@@ -279,13 +280,13 @@ impl Story {
 }
 
 impl Start {
-    /// Whether it is one of a partition that is shared: there are no leases of messages then, and no epochs.
+    /// Whether the start belongs to a shared partition. Messages then have no leases and no epochs.
     pub(super) fn is_shared(&self) -> bool {
         self.epoch == 0
     }
 }
 
-/// Whether a handler's say is the reason of a dead letter.
+/// Whether the reason of a dead letter is a handler's decision.
 pub(super) fn by_handler(reason: &str) -> bool {
     ["exhausted", "rejected"].contains(&reason)
 }

@@ -1,4 +1,4 @@
-//! Audit: what is sound has no findings, what is not has one, and a repair loses nothing.
+//! Audit: sound data has no findings, damaged data has one, and a repair loses nothing.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ suite!("audit":
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// All findings of these scopes, of which each is walked to its end.
+/// Returns all findings of these scopes, each checked to its end.
 async fn findings(h: &Harness, scopes: &[Scope]) -> Result<Vec<Finding>, Violation> {
     let mut findings = Vec::new();
     for scope in scopes {
@@ -49,7 +49,7 @@ fn faults(findings: &[Finding]) -> Vec<Fault> {
     findings.iter().map(|finding| finding.fault).collect()
 }
 
-/// Repairs all, and expects that each could be and that nothing is left.
+/// Repairs all findings, and expects that each repair succeeds and that no finding is left.
 async fn repair(h: &Harness, findings_: &[Finding], scopes: &[Scope]) -> Verdict {
     for finding in findings_ {
         ensure!(h.backend.audit.repair(finding).await?, "not repaired: {finding}");

@@ -1,4 +1,4 @@
-//! The catalog role: topics, groups, and how they stand.
+//! The catalog role: topics, groups, and their statistics.
 
 pub(super) mod altering;
 pub(super) mod deleting;
@@ -58,7 +58,7 @@ async fn an_unknown_topic_is_not_found(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// Others may use the same store: only what was created here is looked for.
+/// Others may use the same store, so only topics created here are compared.
 async fn topics_are_listed_in_order(h: Harness) -> Verdict {
     let mut created = Vec::new();
     for prefix in ["b", "a", "C", "_", "a-"] {
@@ -84,8 +84,8 @@ async fn groups_are_listed_in_order_and_by_topic(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// Three entries, the group, two more; gives back which of the five the group reads. `start` is told the ids
-/// of the three.
+/// Appends three entries, creates the group, and appends two more. Returns which of the five the group reads. `start`
+/// receives the ids of the first three.
 async fn read_from(h: &Harness, start: fn(&[MessageId]) -> Start) -> Result<Vec<usize>, Violation> {
     let topic = h.topic(1).await?;
     let tp = TopicPartition::new(topic.name.clone(), 0);
@@ -202,7 +202,8 @@ async fn a_group_grows_with_its_topic(h: Harness) -> Verdict {
     h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
     h.backend.catalog.expand(&topic.name, 4).await?;
     let topic = h.backend.catalog.topic(&topic.name).await?;
-    // It is there from the beginning: what comes before somebody asks is not skipped, wherever new groups start.
+    // The group has its position from the beginning: entries appended before the first request are not skipped,
+    // wherever new groups start.
     let tp = TopicPartition::new(topic.name.clone(), 3);
     let appended = h.append_n(&tp, 2).await?;
     let grown = h.backend.catalog.create_group(&topic, &group, Start::Latest).await?;
@@ -213,7 +214,7 @@ async fn a_group_grows_with_its_topic(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// A group that never was there stands for one that was lost.
+/// A group that never existed stands for one that was lost.
 async fn a_restored_group_goes_on_above_the_id(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let group = GroupName::new("group")?;
@@ -242,7 +243,7 @@ async fn restoring_a_group_that_is_there_does_nothing(h: Harness) -> Verdict {
     owner.nothing("everything was handed out").await
 }
 
-/// Compares, except for what time has done.
+/// Compares statistics, except for values that depend on time.
 fn expect_stats(found: &[PartitionStats], expected: &[PartitionStats]) -> Verdict {
     let known = |(found, expected): (&PartitionStats, &PartitionStats)| {
         let mut expected = expected.clone();
@@ -304,7 +305,7 @@ async fn stats_agree_with_what_happened(h: Harness) -> Verdict {
         &[stats(0, zero, [10, 10, 0, 0, 0]), untouched.clone()],
     )?;
 
-    // The due retry and the rest are handed out, everything but the parked one is done.
+    // The due retry and the remaining entries are delivered; all except the parked one are done.
     let rest = owner.take(3).await?;
     let found = catalog.stats(&topic, &worker).await?;
     expect_stats(&found, &[stats(0, last, [10, 0, 6, 1, 1]), untouched.clone()])?;

@@ -1,4 +1,4 @@
-//! The dead-letters role: nothing is forgotten, and what comes back comes back once.
+//! The dead-letters role: no letter is lost, and each is replayed only once.
 
 pub(super) mod claiming;
 pub(super) mod putting;
@@ -52,7 +52,7 @@ impl Grave {
         Ok(Self { h, tp, group: GroupName::new(group)?, owner })
     }
 
-    /// Appends messages and gives up on each; gives back their ids.
+    /// Appends messages and makes each a dead letter. Returns their ids.
     async fn bury(&mut self, bodies: &[Fields]) -> Result<Vec<MessageId>, Violation> {
         let ids = self.h.append(&self.tp, bodies.to_vec()).await?;
         for entry in self.owner.take(bodies.len()).await? {
@@ -63,7 +63,7 @@ impl Grave {
         Ok(ids)
     }
 
-    /// All dead letters, of which there must be `count`.
+    /// Returns all dead letters; there must be `count` of them.
     async fn list(&mut self, count: usize) -> Result<Vec<DeadLetter>, Violation> {
         let letters = self.h.backend.dead_letters.list(&self.tp, &self.group, Range::ALL, 1_000).await?.items;
         equal!(letters.len(), count, "dead letters");
@@ -108,14 +108,14 @@ async fn a_dead_letter_keeps_its_story(h: Harness) -> Verdict {
 
 async fn a_body_that_is_no_message_is_kept_byte_for_byte(h: Harness) -> Verdict {
     let mut grave = Grave::new(h).await?;
-    // The last looks like a redelivery, but somebody appended it to the log: it is all body.
+    // The last one looks like a redelivery, but was appended to the log: all its fields are body.
     let bodies =
         [foreign(), wire::redelivery(7, MessageId::new(1, 1), "not ours", &History::default(), &message(0))];
     grave.bury(&bodies).await?;
     let letters = grave.list(2).await?;
     let kept: Vec<_> = letters.iter().map(|letter| &letter.body).collect();
     equal!(kept, bodies.iter().collect::<Vec<_>>(), "bodies");
-    // And through a replay.
+    // Also after a replay.
     grave.replay_all(2).await?;
     let entries = grave.owner.take(2).await?;
     let back: Vec<_> = entries.iter().map(|entry| wire::body_of(Source::Retry, &entry.fields)).collect();

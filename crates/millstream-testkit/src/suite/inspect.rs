@@ -1,4 +1,4 @@
-//! Inspect: everything that is there can be seen, and looking changes nothing.
+//! Inspect: all stored data can be read, and reading it changes nothing.
 
 use std::time::Duration;
 

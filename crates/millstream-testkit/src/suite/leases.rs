@@ -110,7 +110,7 @@ async fn a_renewed_lease_outlives_its_ttl(h: Harness) -> Verdict {
     let resource = resource(&h).await?;
     let lease = h.granted(&resource, ttl).await?;
     let started = Instant::now();
-    // Beyond twice the ttl nothing but the renewals keeps it.
+    // After twice the ttl, only the renewals keep the lease.
     while started.elapsed() < ttl * 5 / 2 {
         h.renew(&lease).await??;
         let asked = h.acquire(&resource, ttl).await?;
@@ -182,7 +182,7 @@ async fn a_released_resource_is_free_at_once(h: Harness) -> Verdict {
     refused(h.renew(&lease).await?, ErrorKind::Fenced, "a renewal after the release")
 }
 
-/// Also as long as nobody else has taken the resource.
+/// Also while the resource has no new owner.
 async fn a_released_token_is_good_for_nothing(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
@@ -252,7 +252,7 @@ async fn a_lease_that_was_given_back_counts_no_end(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// Takes a lease for a short time and lets it run out.
+/// Acquires a lease for a short time and lets it expire.
 async fn ended(h: &Harness, resource: &Resource) -> Result<Lease, Violation> {
     let lease = h.granted(resource, BRIEF).await?;
     let mut patience = h.patience("the lease to run out");
@@ -270,7 +270,7 @@ async fn a_lease_that_was_never_given_back_counts_an_end(h: Harness) -> Verdict 
         equal!(lease.ends, ends, "the ends before");
         ends.push(lease.epoch);
     }
-    // The same request is given the same ends.
+    // The same request returns the same ends.
     let nonce = h.unique("nonce");
     let mut last = None;
     for time in 0..3 {
@@ -282,7 +282,7 @@ async fn a_lease_that_was_never_given_back_counts_an_end(h: Harness) -> Verdict 
             held @ Acquired::Held(_) => return Err(Violation::new(format!("not granted: {held:?}"))),
         }
     }
-    // An owner that has not found out what the others died over hands the question on; one that has, does not.
+    // An owner that has not found the cause of the ends passes them on to the next owner; one that has does not.
     if let Some(lease) = last {
         h.backend.leases.release(&lease).await?;
     }
@@ -338,7 +338,7 @@ async fn an_owner_that_returns_withdraws_its_end(h: Harness) -> Verdict {
 async fn who_was_not_answered_without_a_gap_takes_nothing_over(h: Harness) -> Verdict {
     let resource = resource(&h).await?;
     let brief = Continuity::new(BRIEF);
-    // What nobody has, anybody is granted.
+    // A free resource is granted to any caller.
     let first = match h.backend.leases.acquire(&resource, "ann", &h.unique("nonce"), BRIEF, &brief).await? {
         Acquired::Granted(lease) => lease,
         held @ Acquired::Held(_) => return Err(Violation::new(format!("not granted: {held:?}"))),
@@ -353,7 +353,8 @@ async fn who_was_not_answered_without_a_gap_takes_nothing_over(h: Harness) -> Ve
     };
     equal!((holder.owner.as_str(), holder.epoch), ("ann", first.epoch), "who is said to hold it");
     equal!(holder.expires_in, BRIEF, "how long until the asker may take it, if it is answered from now on");
-    // It is revived as if nobody had asked; the same request is granted again; and what was given back is free.
+    // The lease is revived as if there had been no request; the same request is granted again; and a released lease
+    // is free.
     h.renew(&first).await??;
     h.backend.leases.release(&first).await?;
     let asked = h.backend.leases.acquire(&resource, "bob", &h.unique("nonce"), LONG, &brief).await?;

@@ -1,4 +1,4 @@
-//! The members role: who is alive in a group, and who should own what.
+//! The members role: the live members of a group, and the assignment of partitions.
 
 mod continuity;
 mod identity;
@@ -34,12 +34,12 @@ impl Club {
         Ok(Self { h, topic, group: GroupName::new("group")? })
     }
 
-    /// A start of an instance of this name, not in the group yet.
+    /// Returns a new instance with this name, which is not in the group yet.
     fn member(&self, id: &str, ttl: Duration) -> std::result::Result<Member, Violation> {
         Ok(Member::new(MemberId::new(id)?, self.h.unique("incarnation"), ttl))
     }
 
-    /// One that lives as long as the case, and is in the group.
+    /// Adds a member to the group that stays for the whole case.
     async fn joined(&self, id: &str) -> std::result::Result<Member, Violation> {
         let member = self.member(id, LONG)?;
         self.join(&member).await?;
@@ -62,30 +62,30 @@ impl Club {
         self.h.backend.members.publish(&self.topic, &self.group, version, assignment).await
     }
 
-    /// The whole group, but for what time does to it.
+    /// Returns the group's members, without the times of their heartbeats.
     async fn roster(&self) -> Result<GroupMembers> {
         let mut roster = self.h.backend.members.roster(&self.topic, &self.group).await?;
         roster.heard.clear();
         Ok(roster)
     }
 
-    /// How long ago each member was heard of.
+    /// Returns how long ago each member sent its last heartbeat.
     async fn heard(&self) -> Result<BTreeMap<MemberId, Duration>> {
         Ok(self.h.backend.members.roster(&self.topic, &self.group).await?.heard)
     }
 
-    /// The heartbeat of one that has seen to it that whoever ran out is gone.
+    /// Sends a heartbeat of a member whose calls were answered without a gap, which removes expired members.
     async fn judge(&self, member: &Member) -> Result<HeartbeatReply> {
         self.beat(&member.clone().hearing(Continuity::assured())).await
     }
 
-    /// Those who are not overdue.
+    /// Returns the members that are not overdue.
     async fn living(&self) -> Result<Vec<Member>> {
         let roster = self.h.backend.members.roster(&self.topic, &self.group).await?;
         Ok(roster.living().cloned().collect())
     }
 
-    /// Waits until one of them is overdue.
+    /// Waits until this member is overdue.
     async fn silence_of(&self, member: &Member) -> Verdict {
         let mut patience = self.h.patience("a member to run out");
         while self.living().await?.iter().any(|living| living.id == member.id) {
@@ -94,7 +94,7 @@ impl Club {
         Ok(())
     }
 
-    /// Waits until nobody is alive any more. Nobody may be heard of meanwhile.
+    /// Waits until no member is alive. There must be no heartbeats in the meantime.
     async fn silence(&self) -> Verdict {
         let mut patience = self.h.patience("all members to run out");
         while !self.living().await?.is_empty() {

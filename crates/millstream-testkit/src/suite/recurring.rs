@@ -1,4 +1,4 @@
-//! The recurring role: what is scheduled again and again.
+//! The recurring role: messages that are scheduled repeatedly.
 
 mod firing;
 mod keeping;
@@ -15,13 +15,13 @@ pub(super) fn cases() -> Vec<Case> {
     [keeping::cases(), firing::cases()].concat()
 }
 
-/// A recurrence whose body names its id.
+/// Returns a recurrence whose body contains its id.
 fn recurrence(name: &str, next: Option<u64>) -> Result<Recurrence, Violation> {
     let rule = format!("rule of {name}");
     Ok(Recurrence { id: id(name)?, rule, fields: body(name), next, paused: false })
 }
 
-/// Puts recurrences that were not there.
+/// Stores recurrences that do not exist yet.
 async fn put_all<'a>(
     h: &Harness,
     place: &Place,
@@ -34,13 +34,13 @@ async fn put_all<'a>(
     Ok(())
 }
 
-/// The ids of what is due.
+/// Returns the ids of due recurrences.
 async fn due(h: &Harness, place: &Place) -> Result<Vec<String>, Violation> {
     let due = h.backend.recurring.due(place).await?.recurrences;
     Ok(due.iter().map(|recurrence| recurrence.id.to_string()).collect())
 }
 
-/// All that recurs.
+/// Returns all recurrences.
 async fn listed(h: &Harness, place: &Place) -> Result<Vec<Recurrence>, Violation> {
     Ok(h.backend.recurring.recurrences(place, None, 100).await?)
 }

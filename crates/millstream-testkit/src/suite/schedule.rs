@@ -1,4 +1,4 @@
-//! The schedule role: what is due later.
+//! The schedule role: messages that are due later.
 
 mod changing;
 mod delaying;
@@ -31,7 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
     .concat()
 }
 
-/// Backends count whole milliseconds, rounded up.
+/// Tolerance, as backends count whole milliseconds, rounded up.
 pub(super) const ROUNDING: Duration = Duration::from_millis(2);
 
 /// A delay that no case outlives.
@@ -41,25 +41,25 @@ pub(super) fn id(text: impl AsRef<str>) -> Result<ScheduleId, Violation> {
     Ok(ScheduleId::new(text)?)
 }
 
-/// The body of the message with this id.
+/// Returns the body of the message with this id.
 pub(super) fn body(id: &str) -> Fields {
     wire::encode(&Envelope::new(format!("of {id}")))
 }
 
-/// A message whose payload names its id.
+/// Returns a message whose payload contains its id.
 pub(super) fn scheduling(place: &Place, name: impl AsRef<str>, due: Due) -> Result<Scheduling, Violation> {
     let fields = body(name.as_ref());
     Ok(Scheduling { place: place.clone(), id: id(name)?, due, fields, on_conflict: OnConflict::Keep })
 }
 
-/// Schedules, and expects that each succeeds.
+/// Schedules messages, and expects that each succeeds.
 pub(super) async fn schedule(h: &Harness, batch: &[Scheduling]) -> Result<Vec<Placed>, Violation> {
     let results = h.backend.schedule.schedule(batch).await;
     ensure!(results.len() == batch.len(), "{} results for {} schedulings", results.len(), batch.len());
     Ok(results.into_iter().collect::<Result<_, _>>()?)
 }
 
-/// Schedules messages under ids that were not there.
+/// Schedules messages under ids that do not exist yet.
 pub(super) async fn place_all<'a>(
     h: &Harness,
     place: &Place,
@@ -72,13 +72,13 @@ pub(super) async fn place_all<'a>(
     Ok(())
 }
 
-/// A message that has to wait.
+/// Returns a waiting message.
 pub(super) async fn shown(h: &Harness, place: &Place, name: &str) -> Result<Scheduled, Violation> {
     let found = h.backend.schedule.get(place, &id(name)?).await?;
     found.ok_or_else(|| Violation::new(format!("{name} does not wait")))
 }
 
-/// The ids of all that waits.
+/// Returns the ids of all waiting messages.
 pub(super) async fn all(h: &Harness, place: &Place) -> Result<Vec<String>, Violation> {
     let waiting = h.backend.schedule.scheduled(place, None, 1_000).await?;
     Ok(waiting.iter().map(|scheduled| scheduled.id.to_string()).collect())
@@ -98,7 +98,7 @@ async fn promote_delayed(h: &Harness, tp: &TopicPartition, count: usize) -> Resu
     }
 }
 
-/// The id that the payload of an entry names.
+/// Returns the id in the payload of an entry.
 fn named(entry: &Entry) -> Result<String, Violation> {
     let message = wire::decode(entry.receipt, &entry.fields, &Limits::default()).envelope;
     let payload = message.map(|envelope| String::from_utf8_lossy(&envelope.payload).into_owned());
@@ -110,7 +110,7 @@ fn names(entries: &[Entry]) -> Result<Vec<String>, Violation> {
     entries.iter().map(named).collect()
 }
 
-/// Of each result its value, or the kind of its error.
+/// Returns the value of each result, or the kind of its error.
 pub(super) fn outcomes(results: Vec<millstream_core::Result<Placed>>) -> Vec<Result<Placed, ErrorKind>> {
     results.into_iter().map(|result| result.map_err(|error| error.kind())).collect()
 }

@@ -1,4 +1,4 @@
-//! The shared role: many consumers of one group side by side.
+//! The shared role: many consumers of one group that read the same partitions.
 
 mod claiming;
 mod holding_on;
@@ -22,7 +22,7 @@ pub(super) fn cases() -> Vec<Case> {
     [reading::cases(), holding_on::cases(), claiming::cases()].concat()
 }
 
-/// One consumer among many, with a reader.
+/// One of many consumers, with a reader.
 struct Sharer {
     seat: SharedMember,
     reader: Box<dyn SharedReader>,
@@ -30,7 +30,7 @@ struct Sharer {
     harness: Harness,
 }
 
-/// A group with these consumers on a new topic.
+/// Creates a group with these consumers on a new topic.
 async fn sharers<const N: usize>(
     h: &Harness,
     partitions: u32,
@@ -63,7 +63,8 @@ impl Sharer {
         Ok(self.reader.fetch(max, wait).await?)
     }
 
-    /// Fetches until `count` entries came; each with its partition and whether it was handed out before.
+    /// Fetches until `count` entries have arrived. Returns each with its partition and whether it was delivered
+    /// before.
     async fn take_all(&mut self, count: usize) -> Result<Vec<(Partition, bool, Entry)>, Violation> {
         let mut patience = self.harness.patience(&format!("{count} entries to be handed out"));
         let mut taken = Vec::new();
@@ -80,7 +81,7 @@ impl Sharer {
         Ok(taken)
     }
 
-    /// The same where there is one partition.
+    /// Same as [`take_all`](Self::take_all), for a topic with one partition.
     async fn take(&mut self, count: usize) -> Result<Vec<Entry>, Violation> {
         Ok(self.take_all(count).await?.into_iter().map(|(_, _, entry)| entry).collect())
     }
@@ -112,7 +113,7 @@ impl Sharer {
         self.claim_hearing(alive, (idle, max), &Continuity::assured()).await
     }
 
-    /// Claims after it was answered for so long.
+    /// Claims with this record of answered calls.
     async fn claim_hearing(
         &mut self,
         alive: &[&str],
@@ -124,7 +125,7 @@ impl Sharer {
         Ok(shared.claim(&self.seat, Partition(0), &alive, idle, max, heard).await?)
     }
 
-    /// Claims until `count` entries came that somebody had died over.
+    /// Claims until `count` abandoned entries have arrived.
     async fn claims(
         &mut self,
         alive: &[&str],

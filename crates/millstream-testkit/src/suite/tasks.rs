@@ -59,7 +59,7 @@ impl Desk {
         Ok(self.h.backend.tasks.claim(&self.shard, ask).await?)
     }
 
-    /// Claims until `count` tasks came.
+    /// Claims until `count` tasks have been returned.
     async fn take(&self, ask: &ClaimRequest, count: usize) -> Result<Vec<ClaimedTask>, Violation> {
         let mut patience = self.h.patience(&format!("{count} tasks to be claimed"));
         let mut tasks = Vec::new();
@@ -79,7 +79,7 @@ impl Desk {
         task.ok_or_else(|| Violation::new("one task was claimed, and is not there"))
     }
 
-    /// Expects that nothing can be claimed.
+    /// Expects that no task can be claimed.
     async fn nothing(&self, why: &str) -> Verdict {
         let claimed = self.claim(&ask("nobody", 100)).await?;
         ensure!(claimed.tasks.is_empty(), "claimed ({why}): {:?}", claimed.tasks);
@@ -95,7 +95,7 @@ impl Desk {
         Ok(self.h.backend.tasks.settle_tasks(&self.shard, &batch).await?)
     }
 
-    /// Settles, and expects that it takes effect.
+    /// Settles, and expects that the settlement takes effect.
     async fn settles(&self, task: &ClaimedTask, says: Says) -> Verdict {
         let what = format!("{says:?} of {}", task.id);
         let settled = self.settle(task, says).await?;
@@ -109,7 +109,7 @@ impl Desk {
         Ok(held[0])
     }
 
-    /// Extends, and tells that a handler begins.
+    /// Extends the claim, and records that a handler begins.
     async fn begins(&self, task: &ClaimedTask, hold: Duration) -> Verdict {
         let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold, true).await?.ours;
         equal!(held, [true], "whether a claim is ours at once");
@@ -120,7 +120,7 @@ impl Desk {
         Ok(self.h.backend.tasks.counts(&self.shard).await?)
     }
 
-    /// Waits until the claims of now have run out.
+    /// Waits until the current claims have expired.
     async fn runs_out(&self, hold: Duration) -> Verdict {
         let now = self.h.now(&self.place).await?;
         self.h.reaches(&self.place, now + hold.as_millis() as u64 + 1).await
@@ -130,7 +130,7 @@ impl Desk {
 const APPLIED: Settled = Settled { applied: 1, stale: 0 };
 const STALE: Settled = Settled { applied: 0, stale: 1 };
 
-/// A worker that holds what it has, and has time.
+/// Returns a request with a long hold and a long wait.
 fn ask(worker: &str, limit: usize) -> ClaimRequest {
     ClaimRequest {
         worker: worker.to_owned(),
@@ -146,7 +146,7 @@ fn claim(task: &ClaimedTask) -> (ScheduleId, String) {
     (task.id.clone(), task.token.clone())
 }
 
-/// A second attempt, due after `after`.
+/// Returns a retry as the next attempt, at the given due time.
 fn retry(task: &ClaimedTask, due: Due) -> Says {
     Says::Retry {
         due,
@@ -156,7 +156,7 @@ fn retry(task: &ClaimedTask, due: Due) -> Says {
     }
 }
 
-/// Back as it was.
+/// Returns a retry as the same attempt, due now.
 fn snooze(task: &ClaimedTask) -> Says {
     Says::Retry { due: Due::NOW, attempt: task.attempt, error: String::new(), history: task.history.clone() }
 }
@@ -174,7 +174,7 @@ fn failure(attempt: u32) -> String {
     format!("attempt {attempt} failed")
 }
 
-/// What a history tells: attempts and errors.
+/// Returns the attempts and errors of a history.
 fn told(history: &History) -> Vec<(u32, String)> {
     history.failures().iter().map(|failed| (failed.attempt, failed.error.clone())).collect()
 }

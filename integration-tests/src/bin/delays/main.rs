@@ -1,13 +1,13 @@
-//! Figures of the delay engine, on private servers without persistence: how late, how much traffic, what it costs, and
-//! what kills do to it.
+//! Measurements of the delay engine, on private servers without persistence: lateness, traffic, cost, and the effect
+//! of kills.
 //!
 //! ```text
 //! cargo build --release -p integration-tests --bins
 //! cargo run --release -p integration-tests --bin delays -- [precision|idle|herd|cost|catch-up|kills]... [--quick]
 //! ```
 //!
-//! Without a word it does all of them. `kills` starts the binaries `worker` and `member` that lie beside it. `--quick`
-//! takes a tenth of everything.
+//! Without arguments it runs all of them. `kills` starts the binaries `worker` and `member` from the same folder.
+//! `--quick` uses a tenth of every amount.
 
 use std::time::Duration;
 

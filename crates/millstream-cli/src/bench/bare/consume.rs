@@ -20,7 +20,7 @@ pub(in crate::bench) async fn consume(stage: &Stage, of: &Consume) -> Result<Mea
     fill(stage, of.messages.messages, of.spread).await?;
     for key in &keys {
         for group in &groups {
-            // It is there if it has what is pending.
+            // If there are pending entries, the group exists already.
             if of.pending == 0 {
                 create_group(&mut admin, key, group).await?;
             }
@@ -31,7 +31,8 @@ pub(in crate::bench) async fn consume(stage: &Stage, of: &Consume) -> Result<Mea
     for (number, group) in groups.iter().enumerate() {
         for key in &keys {
             let connection = connect(&stage.url).await?;
-            // With several groups nobody knows here who is last: the first one deletes, which is the least work.
+            // With several groups the baseline does not know which one is last: the first one deletes, which is the
+            // least work.
             let delete = !of.keep && of.pending == 0 && number == 0;
             tasks.push(tokio::spawn(drain(connection, key.clone(), group.clone(), of.batch, delete)));
         }
@@ -47,7 +48,7 @@ pub(in crate::bench) async fn consume(stage: &Stage, of: &Consume) -> Result<Mea
     Ok(measured)
 }
 
-/// Lets messages be pending, in the group that will be measured or in another one.
+/// Leaves messages pending, in the measured group or in another one.
 async fn pend(
     connection: &mut MultiplexedConnection,
     stage: &Stage,

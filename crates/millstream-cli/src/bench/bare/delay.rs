@@ -11,7 +11,7 @@ use crate::bench::args::{Delay, Spread};
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::work::AN_HOUR;
 
-/// The least that a schedule is: the items, and when they are due. Ids and items come in pairs.
+/// The minimum of a schedule: the items and their due times. Ids and items come in pairs.
 const SCHEDULE: &str = "
 local at, due, items = redis.call('TIME')[1] * 1000 + ARGV[1], {}, {}
 for i = 2, #ARGV, 2 do
@@ -21,10 +21,10 @@ end
 redis.call('HSET', KEYS[2], unpack(items))
 redis.call('ZADD', KEYS[1], unpack(due))";
 
-/// How many go into one call.
+/// Number of messages per call.
 const BATCH: usize = 100;
 
-/// Schedules what is due in an hour.
+/// Schedules messages that are due in an hour.
 pub(in crate::bench) async fn schedule(stage: &Stage, of: &Delay) -> Result<Measured> {
     let mut connection = connect(&stage.url).await?;
     let (waiting, messages) = (of.waiting, of.messages.messages);
@@ -34,7 +34,7 @@ pub(in crate::bench) async fn schedule(stage: &Stage, of: &Delay) -> Result<Meas
     meter.stop(messages).await
 }
 
-/// Call after call, each waiting for the one before, round robin over the partitions.
+/// Sends one call after the other, each after the reply of the previous one, round robin over the partitions.
 pub(super) async fn add(
     connection: &mut MultiplexedConnection,
     stage: &Stage,
@@ -49,7 +49,7 @@ pub(super) async fn add(
         let mut call = script.key(format!("{place}:due"));
         call.key(format!("{place}:items")).arg(AN_HOUR.as_millis() as u64);
         for n in first..messages.end.min(first + BATCH as u64) {
-            // As long as the ids that Millstream makes.
+            // Ids of the same length as those of Millstream.
             call.arg(format!("{n:022}")).arg(&stage.payload[..]);
         }
         call.invoke_async::<()>(connection).await?;

@@ -1,4 +1,4 @@
-//! From `XADD` to a blocked `XREADGROUP`, at a fixed rate, whatever the answers.
+//! From `XADD` to a blocked `XREADGROUP`, at a fixed rate, independent of the replies.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::bench::args::E2e;
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::pacer::{Clock, Pacer};
 
-/// One blocked reader per partition, which acknowledges each batch, and one writer for all.
+/// Runs one blocked reader per partition, which acknowledges each batch, and one writer for all.
 pub(in crate::bench) async fn e2e(stage: &Stage, of: &E2e, rate: f64) -> Result<Measured> {
     let writer = connect(&stage.url).await?;
     let keys = Arc::new(keys(&stage.namespace, of.spread.partitions));

@@ -1,4 +1,4 @@
-//! Waiting: a blocked `XREADGROUP` per partition and group, asked again every 5 s, whoever the members are.
+//! Waiting: a blocked `XREADGROUP` per partition and group, repeated every 5 s, for any number of members.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::{CONSUMER, connect, create_group, keys};
 use crate::bench::args::Idle;
 use crate::bench::measure::{Measured, Stage};
 
-/// It does the same from the first wait on.
+/// Time to settle. The requests are the same from the first wait on.
 const SETTLED: Duration = Duration::from_secs(6);
 
-/// Waits, and counts what the server is asked meanwhile.
+/// Waits, and counts the requests in the meantime.
 pub(in crate::bench) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured> {
     let mut readers = Vec::new();
     for key in keys(&stage.namespace, of.spread.partitions) {

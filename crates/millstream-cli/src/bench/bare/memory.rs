@@ -1,4 +1,4 @@
-//! What the least of a message costs the server's memory.
+//! The minimum memory that a message needs on the server.
 
 use anyhow::Result;
 
@@ -6,7 +6,7 @@ use super::{connect, delay, fill};
 use crate::bench::args::{Memory, Place};
 use crate::bench::measure::{Measured, Stage};
 
-/// A bare stream entry for what waits in a log; an item and its due time for everything that waits for its time.
+/// Measures a bare stream entry for messages in a log, and an item with its due time for all delayed ones.
 pub(in crate::bench) async fn memory(stage: &Stage, of: &Memory, place: Place) -> Result<Measured> {
     let messages = of.messages.messages;
     let mut connection = connect(&stage.url).await?;

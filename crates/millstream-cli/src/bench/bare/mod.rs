@@ -1,7 +1,7 @@
-//! Bare redis-rs: the same work without Millstream, by which Millstream is measured; and what the server says of itself.
+//! Bare redis-rs: the same work without Millstream, as the baseline; and the counters of the server.
 //!
-//! The one place outside of millstream-redis that names the client: a baseline that went through our own layers would
-//! measure them on both sides.
+//! The only place outside of millstream-redis that uses the client directly: a baseline over Millstream's own layers
+//! would measure them on both sides.
 
 mod consume;
 mod delay;
@@ -35,10 +35,10 @@ const GROUP: &str = "g";
 /// The baseline's consumer.
 const CONSUMER: &str = "c";
 
-/// How long the server may take to say how it is, or to delete some keys.
+/// Maximum time for the server to return its state, or to delete some keys.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A connection that waits for answers as long as they take.
+/// Opens a connection without a timeout for replies.
 async fn connect(url: &str) -> Result<MultiplexedConnection> {
     connect_within(url, None).await
 }
@@ -50,7 +50,7 @@ async fn connect_within(url: &str, patience: Option<Duration>) -> Result<Multipl
     connected.context("cannot connect to the server")
 }
 
-/// The baseline's streams. In a cluster's terms each is a slot of its own, as partitions are.
+/// Returns the baseline's streams. In a cluster each is in its own slot, as partitions are.
 fn keys(namespace: &str, partitions: u32) -> Vec<String> {
     (0..partitions).map(|partition| format!("{namespace}:bare:{{{partition}}}")).collect()
 }
@@ -61,23 +61,23 @@ async fn create_group(connection: &mut MultiplexedConnection, key: &str, group: 
     Ok(())
 }
 
-/// A connection over which the server is asked how it is.
+/// A connection for queries of the server's state.
 #[derive(Clone)]
 pub(super) struct Probe(MultiplexedConnection);
 
-/// What the server has counted since it started.
+/// The counters of the server since its start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted {
-    /// Seconds of CPU.
+    /// CPU time in seconds.
     pub(super) cpu: f64,
-    /// Commands; one that a script or transaction ran counts as well.
+    /// Commands, including those that scripts and transactions run.
     pub(super) commands: f64,
-    /// Bytes of memory in use, at this moment.
+    /// Memory in use at present, in bytes.
     pub(super) memory: f64,
 }
 
 impl Probe {
-    /// How many commands of its own lie between what two calls of [`count`](Self::count) count.
+    /// The number of its own commands between the counts of two calls of [`count`](Self::count).
     pub(super) const OWN: f64 = 3.0;
 
     pub(super) async fn connect(url: &str) -> Result<Self> {
@@ -95,7 +95,7 @@ impl Probe {
         })
     }
 
-    /// `redis 7.0.15`, or `valkey 8.1.0`.
+    /// Returns `redis 7.0.15`, or `valkey 8.1.0`.
     pub(super) async fn version(&self) -> Result<String> {
         let server = self.info("server").await?;
         Ok(match text(&server, "valkey_version") {
@@ -104,7 +104,7 @@ impl Probe {
         })
     }
 
-    /// Deletes everything under a namespace; what is deleted is gone when this returns.
+    /// Deletes everything under a namespace, and returns when the memory is freed.
     pub(super) async fn clear(&self, namespace: &str) -> Result<()> {
         let mut connection = self.0.clone();
         let mut cursor = 0_u64;
@@ -113,7 +113,7 @@ impl Probe {
             scan.arg(cursor).arg("MATCH").arg(format!("{namespace}:*")).arg("COUNT").arg(1_000);
             let (next, keys): (u64, Vec<Vec<u8>>) = scan.query_async(&mut connection).await?;
             if !keys.is_empty() {
-                // And not UNLINK, which would go on beside the next run.
+                // Not UNLINK, which would continue during the next run.
                 cmd("DEL").arg(keys).exec_async(&mut connection).await?;
             }
             cursor = next;
@@ -123,7 +123,7 @@ impl Probe {
         }
     }
 
-    /// How many keys there are.
+    /// Returns the number of keys.
     #[cfg(test)]
     pub(super) async fn keys(&self) -> Result<u64> {
         Ok(cmd("DBSIZE").query_async(&mut self.0.clone()).await?)

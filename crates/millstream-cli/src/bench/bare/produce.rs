@@ -18,7 +18,7 @@ fn add(key: &str, payload: &[u8], message_key: Option<&str>) -> Cmd {
     add
 }
 
-/// Pipelines of so many `XADD`, one after the other, round robin over the partitions.
+/// Sends pipelines of several `XADD`, one after the other, round robin over the partitions.
 pub(in crate::bench) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
     let connection = connect(&stage.url).await?;
     let meter = stage.meter().await?;
@@ -26,7 +26,7 @@ pub(in crate::bench) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measur
     meter.stop(of.messages.messages).await
 }
 
-/// Fills the streams, unmeasured.
+/// Fills the streams, without measuring.
 pub(in crate::bench) async fn fill(stage: &Stage, messages: u64, spread: Spread) -> Result<()> {
     add_all(connect(&stage.url).await?, stage, messages, spread, 500).await
 }
@@ -53,7 +53,7 @@ async fn add_all(
     Ok(())
 }
 
-/// Many tasks that share a connection, each sending one by one and awaiting every answer.
+/// Runs many tasks that share a connection. Each sends one message at a time and awaits every reply.
 pub(in crate::bench) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Measured> {
     let connection = connect(&stage.url).await?;
     let messages = of.messages.messages;

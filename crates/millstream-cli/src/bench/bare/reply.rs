@@ -1,8 +1,9 @@
-//! What is needed of a reply to `XREADGROUP` of one stream, read from the raw value: the least that anybody must do.
+//! The required parts of a reply to `XREADGROUP` of one stream, read from the raw value: the minimum work of any
+//! client.
 
 use redis::Value;
 
-/// The entries of the one stream.
+/// Returns the entries of the one stream.
 fn entries(reply: &Value) -> &[Value] {
     match part(reply, 0).and_then(|stream| part(stream, 1)) {
         Some(Value::Array(entries)) => entries,
@@ -10,17 +11,17 @@ fn entries(reply: &Value) -> &[Value] {
     }
 }
 
-/// The ids.
+/// Returns the ids.
 pub(super) fn ids(reply: &Value) -> Vec<&[u8]> {
     entry_ids(entries(reply))
 }
 
-/// The ids of bare entries, as `XAUTOCLAIM` has them.
+/// Returns the ids of bare entries, as in a reply of `XAUTOCLAIM`.
 pub(super) fn entry_ids(entries: &[Value]) -> Vec<&[u8]> {
     entries.iter().filter_map(|entry| bytes(part(entry, 0)?)).collect()
 }
 
-/// The value of the first field of each.
+/// Returns the value of the first field of each entry.
 pub(super) fn payloads(reply: &Value) -> Vec<&[u8]> {
     entries(reply).iter().filter_map(|entry| bytes(part(part(entry, 1)?, 1)?)).collect()
 }

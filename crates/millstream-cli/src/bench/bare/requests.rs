@@ -1,5 +1,5 @@
-//! Counts what clients ask of the server, with `MONITOR`: of commands that scripts run, which the server counts as well,
-//! nobody waits for an answer.
+//! Counts the requests of clients with `MONITOR`. The server's own counter includes commands that scripts run, which
+//! cost no round trip.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,10 +8,10 @@ use anyhow::{Context, Result, ensure};
 use futures_util::StreamExt;
 use tokio::task::JoinHandle;
 
-/// Counts from when it is made. For servers on which little happens: each command is told to it.
+/// Counts requests from its creation on. Only for servers with little traffic, since it receives every command.
 pub(in crate::bench) struct Requests {
     seen: Arc<AtomicU64>,
-    /// Ends when the connection does.
+    /// Ends when the connection ends.
     watching: JoinHandle<()>,
 }
 
@@ -30,7 +30,7 @@ impl Requests {
         Ok(Self { seen, watching })
     }
 
-    /// How many so far.
+    /// Returns the number of requests so far.
     pub(in crate::bench) fn count(&self) -> Result<u64> {
         ensure!(!self.watching.is_finished(), "the connection of MONITOR has ended");
         Ok(self.seen.load(Ordering::Relaxed))
@@ -43,8 +43,8 @@ impl Drop for Requests {
     }
 }
 
-/// `<time> [<database> <address>] "<command>" …`, where the address of a command of a script is `lua`. `INFO` is asked by
-/// the probe.
+/// Whether a line is a request: `<time> [<database> <address>] "<command>" …`, where the address of a command of a
+/// script is `lua`. `INFO` is sent by the probe and does not count.
 fn is_request(line: &str) -> bool {
     let Some((client, command)) = line.split_once("] ") else { return false };
     !client.ends_with(" lua") && !command.to_ascii_lowercase().starts_with("\"info\"")

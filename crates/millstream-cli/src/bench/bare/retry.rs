@@ -1,5 +1,6 @@
-//! Retrying by hand: what failed goes into a sorted set and a hash, what is due comes back as a new entry. In
-//! pipelines and without atomicity: a crash in between loses or doubles messages, which ours must not.
+//! Retries without Millstream: failed messages go into a sorted set and a hash, and due ones come back as new
+//! entries. Uses pipelines without atomicity: a crash in between loses or duplicates messages, which is not permitted
+//! for Millstream.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,9 +15,9 @@ use crate::bench::measure::{Measured, Stage};
 
 const BATCH: u32 = 256;
 
-/// Every message fails once, comes back and is acknowledged.
+/// Lets every message fail once, come back and be acknowledged.
 pub(in crate::bench) async fn retry(stage: &Stage, of: &Retry) -> Result<Measured> {
-    // Under the keys of what will be parked.
+    // Adds the messages that are parked already, under the same keys.
     delay::add(&mut connect(&stage.url).await?, stage, of.spread, 0..of.parked).await?;
     fill(stage, of.messages.messages, of.spread).await?;
     let keys = keys(&stage.namespace, of.spread.partitions);
@@ -104,7 +105,7 @@ impl Partition {
         Ok(ids.len())
     }
 
-    /// Moves what is due into the second stream.
+    /// Moves due messages to the second stream.
     async fn promote(&mut self) -> Result<usize> {
         let (due, items) = (format!("{}:due", self.key), format!("{}:items", self.key));
         let mut range = cmd("ZRANGEBYSCORE");

@@ -1,4 +1,4 @@
-//! Taking over by hand: `XAUTOCLAIM` every 50 ms of what has been idle for as long as a lease would hold.
+//! Takeover without Millstream: `XAUTOCLAIM` every 50 ms of entries that have been idle for the ttl of a lease.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::bench::args::{Spread, Takeover};
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::pacer::Clock;
 
-/// One consumer reads an entry per partition and is never heard of again; another one gets them.
+/// One consumer reads an entry per partition and then stops; another one claims the entries.
 pub(in crate::bench) async fn takeover(stage: &Stage, of: &Takeover) -> Result<Measured> {
     let spread = Spread { partitions: of.partitions, keys: 0 };
     fill(stage, of.partitions.into(), spread).await?;

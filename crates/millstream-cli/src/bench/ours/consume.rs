@@ -16,10 +16,10 @@ use crate::bench::args::{Consume, PendingIn};
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::work::AN_HOUR;
 
-/// How many handlers of a partition run at once where messages have keys.
+/// Number of concurrent handlers of a partition if messages have keys.
 const HANDLERS: usize = 64;
 
-/// Fills a topic and lets every group have all of it.
+/// Fills a topic and lets every group consume all of it.
 pub(in crate::bench) async fn consume(stage: &Stage, of: &Consume) -> Result<Measured> {
     if of.pending > 0 {
         return match of.pending_in {
@@ -42,7 +42,7 @@ pub(in crate::bench) async fn consume(stage: &Stage, of: &Consume) -> Result<Mea
     }
     let took = meter.elapsed();
     if !of.keep {
-        // Partitions are trimmed once a second: what the last trimming costs is part of the whole.
+        // Partitions are trimmed once per second; the cost of the last trim is part of the total.
         until_trimmed(&mq, &topic).await?;
     }
     let measured = meter.stop_after(of.messages.messages * u64::from(of.groups), took).await?;
@@ -52,11 +52,11 @@ pub(in crate::bench) async fn consume(stage: &Stage, of: &Consume) -> Result<Mea
     Ok(measured)
 }
 
-/// While others of the same group wait behind one that failed.
+/// Consumes while other messages of the same group wait behind a failed one.
 async fn beside_own(stage: &Stage, of: &Consume) -> Result<Measured> {
     let mq = stage.connect().await?;
     let topic = topic(of.spread, of.keep);
-    // Not a pause: a reader that goes on after one reads first what is pending.
+    // Not a pause: a reader that continues after a pause first reads the pending entries.
     let gate = Arc::new(Gate::default());
     let consumer = pend(&mq, stage, of, GROUP, &gate).await?;
     fill(&mq, stage, topic, of.messages.messages, of.spread).await?;
@@ -68,12 +68,12 @@ async fn beside_own(stage: &Stage, of: &Consume) -> Result<Measured> {
     Ok(measured)
 }
 
-/// While others of another group do.
+/// Consumes while messages of another group wait behind a failed one.
 async fn beside_others(stage: &Stage, of: &Consume) -> Result<Measured> {
     let mq = stage.connect().await?;
     let topic = topic(of.spread, of.keep);
     pend(&mq, stage, of, "other", &Arc::default()).await?.shutdown().await;
-    // Behind them, or it would have to consume them first.
+    // The group starts behind these messages, or it would have to consume them first.
     create_groups(mq.backend(), &topic, 1, Start::Latest).await?;
     fill(&mq, stage, topic.clone(), of.messages.messages, of.spread).await?;
     let meter = stage.meter().await?;
@@ -84,8 +84,8 @@ async fn beside_others(stage: &Stage, of: &Consume) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Stores messages of one key per partition and lets the first of each fail, so that it and all behind it stay
-/// pending as long as this consumer, or one after it, runs.
+/// Stores messages of one key per partition and lets the first of each fail, so that it and all messages behind it
+/// stay pending while this consumer, or a later one, is running.
 async fn pend(
     mq: &Millstream,
     stage: &Stage,
@@ -126,7 +126,8 @@ async fn pend(
         .max_blocked(usize::MAX)
         .start(handler)
         .await?;
-    // Read by it, and not by anybody before: each partition's first one has failed, and the rest is behind that.
+    // Read by this consumer, and by none before: the first message of each partition has failed, and the rest is
+    // behind it.
     until(&consumer, |it| {
         failed.load(Ordering::Relaxed) >= partitions && it.health().in_flight as u64 >= of.pending
     })
@@ -134,10 +135,10 @@ async fn pend(
     Ok(consumer)
 }
 
-/// Holds handlers up until it is opened.
+/// Holds handlers until it is opened.
 struct Gate {
     is_open: AtomicBool,
-    /// Never has a permit: it ends when it is closed.
+    /// A semaphore without permits: waiting ends when it is closed.
     opened: Semaphore,
 }
 
@@ -155,7 +156,7 @@ impl Gate {
 
     async fn pass(&self) {
         if !self.is_open.load(Ordering::Acquire) {
-            // It was closed, which is what was waited for.
+            // Returns an error when it is closed, which is the signal to continue.
             let _ = self.opened.acquire().await;
         }
     }

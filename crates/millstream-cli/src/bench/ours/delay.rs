@@ -1,4 +1,4 @@
-//! Scheduling in bulk, and how late what is due comes.
+//! Scheduling in bulk, and the lateness of due messages.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::bench::measure::{Measured, Stage};
 use crate::bench::pacer::{Clock, Pacer};
 use crate::bench::work::AN_HOUR;
 
-/// How long a message waits whose lateness is measured.
+/// Delay of messages whose lateness is measured.
 const WAIT: Duration = Duration::from_secs(1);
-/// How many handlers a worker of a delay queue runs at once.
+/// Number of concurrent handlers of a worker of a delay queue.
 const HANDLERS: usize = 256;
 
-/// Schedules what is due in an hour.
+/// Schedules messages that are due in an hour.
 pub(in crate::bench) async fn schedule(stage: &Stage, of: &Delay) -> Result<Measured> {
     let mq = stage.connect().await?;
     let fill = async |count| match of.queue {
@@ -60,7 +60,7 @@ fn portions(messages: u64) -> impl Iterator<Item = u64> {
     (0..messages).step_by(PORTION as usize).map(move |n| (messages - n).min(PORTION))
 }
 
-/// Schedules at a fixed rate what is due a second later. The latency is what comes on top of that second.
+/// Schedules messages at a fixed rate, each due one second later. The latency is the time beyond that second.
 pub(in crate::bench) async fn late(stage: &Stage, of: &Delay, rate: f64) -> Result<Measured> {
     let mq = stage.connect().await?;
     let pacer = Pacer::new(rate, of.seconds);

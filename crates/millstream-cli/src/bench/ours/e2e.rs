@@ -1,4 +1,4 @@
-//! From the send of a message to its handler, at a fixed rate, whatever the answers.
+//! From the send of a message to its handler, at a fixed rate, independent of the replies.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::bench::args::E2e;
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::pacer::{Clock, Pacer};
 
-/// How many messages show what can be reached at most, and how many of them are without an answer at a time.
+/// Number of messages that determine the maximum rate, and maximum number of them without a reply.
 const ENOUGH: u64 = 100_000;
 const WINDOW: usize = 1_000;
 
@@ -26,7 +26,7 @@ impl Latencies {
         Ok(Self(Arc::new(Mutex::new(Clock::histogram()?))))
     }
 
-    /// Fails only when a value does not fit into memory: the histogram grows by itself.
+    /// Records a value. Fails only if the histogram, which grows as needed, does not fit into memory.
     pub(super) fn record(&self, nanos: u64) -> Result<(), RecordError> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).record(nanos)
     }
@@ -36,7 +36,7 @@ impl Latencies {
     }
 }
 
-/// One producer and one consumer.
+/// Runs one producer and one consumer.
 pub(in crate::bench) async fn e2e(stage: &Stage, of: &E2e, rate: f64) -> Result<Measured> {
     let mq = stage.connect().await?;
     let topic = topic(of.spread, false);
@@ -60,8 +60,8 @@ pub(in crate::bench) async fn e2e(stage: &Stage, of: &E2e, rate: f64) -> Result<
     Ok(measured)
 }
 
-/// The rate at which messages go through when they are sent as fast as they go, by the same sender, while they are
-/// consumed: from the first send until the last one is acknowledged, after as many to warm up.
+/// Returns the maximum rate: messages are sent as fast as possible by the same sender while they are consumed.
+/// Measured from the first send to the last ack, after as many messages to warm up.
 pub(in crate::bench) async fn most(stage: &Stage, of: &E2e) -> Result<f64> {
     let mq = stage.connect().await?;
     let topic = topic(of.spread, false);

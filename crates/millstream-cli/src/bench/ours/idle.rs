@@ -1,4 +1,4 @@
-//! Waiting, while nothing happens.
+//! Waiting without messages.
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use super::{groups, owned, topic, until};
 use crate::bench::args::Idle;
 use crate::bench::measure::{Measured, Stage};
 
-/// Waits, and counts what the server is asked meanwhile.
+/// Waits, and counts the requests in the meantime.
 pub(in crate::bench) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured> {
     let topic = topic(of.spread, false);
     let mut all = Vec::new();
@@ -22,7 +22,7 @@ pub(in crate::bench) async fn idle(stage: &Stage, of: &Idle) -> Result<Measured>
         all.push(members);
     }
     for members in &all {
-        // Each has something: nobody has too much any more.
+        // Each member has partitions, so no member has too many any more.
         let shared = || members.iter().all(|(_, member)| owned(member) > 0);
         let total = || members.iter().map(|(_, member)| owned(member)).sum::<usize>();
         let (_, last) = members.last().ok_or_else(|| anyhow::anyhow!("a group without members"))?;

@@ -1,4 +1,4 @@
-//! What a message costs the server's memory, wherever it waits.
+//! The memory of a message on the server, in each place where it can wait.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use super::topic;
 use crate::bench::args::{Memory, Place};
 use crate::bench::measure::{Measured, Stage};
 
-/// Lets messages wait in one kind of place.
+/// Leaves messages waiting in one kind of place.
 pub(in crate::bench) async fn memory(stage: &Stage, of: &Memory, place: Place) -> Result<Measured> {
     let (mq, messages) = (stage.connect().await?, of.messages.messages);
     let meter = stage.meter().await?;

@@ -1,4 +1,4 @@
-//! The work through Millstream.
+//! The workloads on Millstream.
 
 mod consume;
 mod delay;
@@ -31,13 +31,14 @@ pub(super) use takeover::{takeover, victim};
 
 const TOPIC: Topic<Bytes> = Topic::raw("bench");
 const GROUP: &str = "g0";
-/// How many are handed over at once: enough for requests to follow each other without a gap, and not everything.
+/// Number of messages passed to the producer at once: enough for requests to follow each other without a gap, but not
+/// all.
 const PORTION: u64 = 50_000;
-/// How often it is looked whether everything is done.
+/// Interval between two checks whether everything is done.
 const POLL: Duration = Duration::from_millis(1);
-/// For how long nothing may happen. Longer than a failed message may be away.
+/// Maximum time without progress. Longer than the retry delay of a failed message.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a consumer may take to trim after everything is settled.
+/// Maximum time for a consumer to trim after everything is settled.
 const TRIM: Duration = Duration::from_secs(10);
 
 fn topic(spread: Spread, keep: bool) -> Topic<Bytes> {
@@ -48,7 +49,7 @@ fn groups(groups: u32) -> impl Iterator<Item = String> {
     (0..groups).map(|number| format!("g{number}"))
 }
 
-/// Creates all groups before the first one reads: what is consumed by all that are there is trimmed.
+/// Creates all groups before the first one reads, since messages that all existing groups have consumed are trimmed.
 async fn create_groups(backend: &Backend, topic: &Topic<Bytes>, names: u32, start: Start) -> Result<()> {
     let topic = backend.catalog.create_topic(&topic.spec()?).await?;
     for name in groups(names) {
@@ -57,7 +58,7 @@ async fn create_groups(backend: &Backend, topic: &Topic<Bytes>, names: u32, star
     Ok(())
 }
 
-/// Notices that a report has not changed for longer than anything here takes.
+/// Detects that a report has not changed for longer than any step here takes.
 struct Stall<R> {
     last: R,
     since: Instant,
@@ -78,12 +79,12 @@ impl<R: PartialEq + fmt::Debug> Stall<R> {
     }
 }
 
-/// Waits for something that a consumer will have done, unless it ends by itself or does nothing any more.
+/// Waits for a condition on a consumer. Fails if the consumer ends or makes no progress.
 async fn until(consumer: &Consumer, mut done: impl FnMut(&Consumer) -> bool) -> Result<()> {
     let mut stall = Stall::new(consumer.report());
     while !done(consumer) {
         stall.check(consumer.report())?;
-        // Not its health, which costs CPU that would count.
+        // Not its health, which uses CPU that would be counted.
         if timeout(POLL, consumer.ended()).await.is_ok() {
             bail!("a consumer ended by itself: {:?}", consumer.health().state);
         }
@@ -91,22 +92,22 @@ async fn until(consumer: &Consumer, mut done: impl FnMut(&Consumer) -> bool) -> 
     Ok(())
 }
 
-/// Waits until so many messages are acknowledged, and the server knows it.
+/// Waits until this many messages are acknowledged on the server.
 async fn until_acked(consumer: &Consumer, messages: u64) -> Result<()> {
     until(consumer, |it| it.report().acked >= messages && it.health().in_flight == 0).await
 }
 
-/// How many partitions it owns.
+/// Returns the number of partitions that it owns.
 fn owned(consumer: &Consumer) -> usize {
     consumer.health().topics.iter().map(|topic| topic.owned.len()).sum()
 }
 
-/// Waits until it owns so many partitions.
+/// Waits until it owns this many partitions.
 async fn until_owned(consumer: &Consumer, partitions: u32) -> Result<()> {
     until(consumer, |it| owned(it) >= partitions as usize).await
 }
 
-/// Waits until nothing consumed is left in the log.
+/// Waits until the log contains no consumed messages.
 async fn until_trimmed(mq: &Millstream, topic: &Topic<Bytes>) -> Result<()> {
     let deadline = Instant::now() + TRIM;
     loop {
@@ -117,7 +118,7 @@ async fn until_trimmed(mq: &Millstream, topic: &Topic<Bytes>) -> Result<()> {
         if Instant::now() > deadline {
             bail!("{left} messages are still in the log {TRIM:?} after they were consumed");
         }
-        // Each look is a few commands per partition, and they count.
+        // Each check sends a few commands per partition, which are counted.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -19,7 +19,7 @@ pub(in crate::bench) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measur
     meter.stop(of.messages.messages).await
 }
 
-/// Fills a topic, unmeasured.
+/// Fills a topic, without measuring.
 pub(super) async fn fill(
     mq: &Millstream,
     stage: &Stage,
@@ -46,7 +46,7 @@ async fn send_all(producer: &Producer<Bytes>, payload: &Bytes, messages: u64, sp
     Ok(())
 }
 
-/// Many tasks that share a producer, each sending one by one and awaiting every answer.
+/// Runs many tasks that share a producer. Each sends one message at a time and awaits every reply.
 pub(in crate::bench) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Measured> {
     let mq = stage.connect().await?;
     let producer = mq.producer(topic(of.spread, false)).max_batch(of.batch as usize).await?;
@@ -56,7 +56,7 @@ pub(in crate::bench) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Me
     meter.stop(messages).await
 }
 
-/// Sends from so many tasks, each awaiting every send.
+/// Sends from several tasks, each awaiting every send.
 async fn send_each(
     producer: &Producer<Bytes>,
     payload: &Bytes,

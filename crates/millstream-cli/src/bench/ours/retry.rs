@@ -12,7 +12,7 @@ use crate::bench::args::{Retry, Spread};
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::work::AN_HOUR;
 
-/// Every message fails once, comes back and is acknowledged.
+/// Lets every message fail once, come back and be acknowledged.
 pub(in crate::bench) async fn retry(stage: &Stage, of: &Retry) -> Result<Measured> {
     let mq = stage.connect().await?;
     let topic = topic(of.spread, false);
@@ -36,7 +36,7 @@ pub(in crate::bench) async fn retry(stage: &Stage, of: &Retry) -> Result<Measure
     Ok(measured)
 }
 
-/// Lets so many messages fail that come back in an hour, until they are nowhere else any more.
+/// Lets this many messages fail with a delay of an hour, until they are stored only as retries.
 pub(super) async fn park(mq: &Millstream, stage: &Stage, spread: Spread, messages: u64) -> Result<()> {
     let topic = topic(spread, false);
     fill(mq, stage, topic.clone(), messages, spread).await?;

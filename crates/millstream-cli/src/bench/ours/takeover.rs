@@ -1,4 +1,4 @@
-//! A consumer is killed while it has messages in hand, and another one takes over.
+//! Takeover: a consumer is killed while it handles messages, and another one takes over.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -19,11 +19,11 @@ use crate::bench::args::{Spread, Takeover, Victim};
 use crate::bench::measure::{Measured, Stage};
 use crate::bench::pacer::Clock;
 
-/// What the victim prints when it has a message of every partition in hand.
+/// The line that the victim prints when it is handling a message of every partition.
 const READY: &str = "ready";
 
-/// Kills a process that owns all partitions, with a message of each in hand, and waits until another consumer of the
-/// group, which is there already, has handled all of them.
+/// Kills a process that owns all partitions while it handles a message of each, and waits until another consumer of
+/// the group, which is already running, has handled all of them.
 pub(in crate::bench) async fn takeover(stage: &Stage, of: &Takeover) -> Result<Measured> {
     let mq = stage.connect().await?;
     let topic = topic(Spread { partitions: of.partitions, keys: 0 }, false);
@@ -72,7 +72,7 @@ pub(in crate::bench) async fn takeover(stage: &Stage, of: &Takeover) -> Result<M
     Ok(measured.with_latency(&latency))
 }
 
-/// Is killed: takes a message of each partition in hand, says so, and never ends.
+/// Runs the process that is killed: it starts to handle a message of each partition, prints a line, and never ends.
 pub(in crate::bench) async fn victim(of: &Victim) -> Result<()> {
     let mq = Millstream::at(&of.url).namespace(&of.namespace).await?;
     let in_hand = Arc::new(Semaphore::new(0));

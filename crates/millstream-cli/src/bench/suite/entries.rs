@@ -1,4 +1,4 @@
-//! All cases of the suite: what each runs, and what is asked of it.
+//! All cases of the suite: the command of each, and its targets.
 
 use super::growth::Series;
 use super::target::{Target, at_most, ratio_at_least, ratio_at_most};
@@ -7,35 +7,35 @@ use crate::bench::measure::Figure::{Bytes, IdleRequests, P50, P99, RedisCpu, Thr
 /// A case of the suite.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
-    /// By which it is chosen.
+    /// The name by which it is selected.
     pub(super) name: &'static str,
-    /// What people read.
+    /// The displayed title.
     pub(super) title: &'static str,
-    /// What `millstream bench` is told.
+    /// The arguments of `millstream bench`.
     pub(super) command: &'static str,
-    /// The table that it stands in.
+    /// The table that contains it.
     pub(super) section: Section,
     pub(super) targets: &'static [Target],
-    /// What it is a point of.
+    /// The series that it is a point of.
     pub(super) series: &'static [Series],
-    /// Whether the same is done with bare redis-rs.
+    /// Whether the same work is measured with bare redis-rs.
     pub(super) baseline: bool,
-    /// The most runs: what varies little, or takes long to prepare, is not run as often as is asked.
+    /// Maximum number of runs, for cases that vary little or take long to prepare.
     pub(super) most_runs: u32,
-    /// Whether there are runs before those.
+    /// Whether there are warm-up runs.
     pub(super) warm_up: bool,
-    /// Whether it is run only when it is asked for by name.
+    /// Whether it is run only when it is selected by name.
     pub(super) optional: bool,
 }
 
-/// A table.
+/// A table of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Section {
     Throughput,
     Latency,
     Memory,
     Idle,
-    /// Only a point of a series.
+    /// Cases that are only points of a series.
     Growth,
 }
 
@@ -101,7 +101,7 @@ const fn memory(
     Entry { most_runs: 2, warm_up: false, ..entry }
 }
 
-/// What is only a point of a series.
+/// Creates a case that is only a point of a series.
 const fn point(
     name: &'static str,
     title: &'static str,
@@ -116,7 +116,7 @@ const fn in_series(entry: Entry, series: &'static [Series]) -> Entry {
     Entry { series, ..entry }
 }
 
-/// In the order in which they are run and shown.
+/// The cases in the order in which they are run and shown.
 pub(super) const ENTRIES: &[Entry] = &[
     throughput("produce-1", "bulk produce, 1 partition", "produce --messages 600000", BULK),
     throughput("produce-8", "bulk produce, 8 partitions", "produce --partitions 8 --messages 600000", BULK),
@@ -271,7 +271,7 @@ const fn members(name: &'static str, title: &'static str, command: &'static str)
 }
 
 impl Entry {
-    /// Whether it says anything about an append-only file: what is compared, and writes.
+    /// Whether it is measured with an append-only file: it is compared with the baseline, and it writes.
     pub(super) fn concerns_aof(&self) -> bool {
         self.baseline && matches!(self.section, Section::Throughput | Section::Latency | Section::Memory)
     }

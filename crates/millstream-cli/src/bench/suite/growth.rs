@@ -1,11 +1,11 @@
-//! What grows with what: how much more a message costs where there is more of something.
+//! Series: how the cost of a message grows with the size of something else.
 
 use crate::bench::args::PendingIn;
 use crate::bench::measure::Figure;
 use crate::bench::run::Case;
 use crate::bench::statistics::Comparison;
 
-/// Something that there can be more of.
+/// The quantity that grows in a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Series {
     Partitions,
@@ -18,7 +18,7 @@ pub(super) enum Series {
 }
 
 impl Series {
-    /// In the order in which they are shown.
+    /// All series, in the order in which they are shown.
     pub(super) const ALL: [Self; 7] = [
         Self::Partitions,
         Self::Groups,
@@ -29,7 +29,7 @@ impl Series {
         Self::Members,
     ];
 
-    /// Its name in JSON.
+    /// Returns its name in JSON.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Partitions => "partitions",
@@ -42,7 +42,7 @@ impl Series {
         }
     }
 
-    /// What there is more of, and what is done meanwhile.
+    /// Returns its title: the quantity, and the measured work.
     pub(super) fn title(self) -> &'static str {
         match self {
             Self::Partitions => "partitions, consuming",
@@ -55,7 +55,7 @@ impl Series {
         }
     }
 
-    /// How many of it a case has.
+    /// Returns the quantity in a case.
     pub(super) fn of(self, case: &Case) -> Option<u64> {
         Some(match (self, case) {
             (Self::Partitions, case) => case.partitions().into(),
@@ -69,7 +69,7 @@ impl Series {
         })
     }
 
-    /// What is paid.
+    /// Returns the figures that are the cost.
     pub(super) fn costs(self) -> &'static [Figure] {
         match self {
             Self::Members => &[Figure::IdleRequests, Figure::IdleCommands],
@@ -78,47 +78,47 @@ impl Series {
     }
 }
 
-/// What was measured of a series.
+/// The measurements of a series.
 pub(super) struct Growth<'a> {
     pub(super) series: Series,
-    /// How many there were, and what it cost then; fewest first.
+    /// The quantity and the cost at each point, smallest first.
     pub(super) points: Vec<(u64, &'a Comparison)>,
 }
 
 impl<'a> Growth<'a> {
-    /// `None` if there is nothing to compare.
+    /// Returns `None` if there is nothing to compare.
     pub(super) fn new(series: Series, mut points: Vec<(u64, &'a Comparison)>) -> Option<Self> {
         points.sort_by_key(|(at, _)| *at);
         (points.first()?.0 < points.last()?.0).then_some(Self { series, points })
     }
 
-    /// The fewest and the most that there were.
+    /// Returns the smallest and the largest quantity.
     pub(super) fn ends(&self) -> (u64, u64) {
         let at = |point: Option<&(u64, _)>| point.map_or(0, |(at, _)| *at);
         (at(self.points.first()), at(self.points.last()))
     }
 
-    /// How many times as much is paid with the most as with the fewest.
+    /// Returns the ratio of the cost at the largest quantity to that at the smallest.
     pub(super) fn factor(&self, figure: Figure) -> Option<f64> {
         let cost = |point: Option<&(u64, &Comparison)>| Some(point?.1.row(figure)?.ours.median);
         let factor = cost(self.points.last())? / cost(self.points.first())?;
         factor.is_finite().then_some(factor)
     }
 
-    /// How many times as much it would be if it grew as a logarithm does.
+    /// Returns that ratio for logarithmic growth.
     pub(super) fn logarithmic(&self) -> f64 {
         let (fewest, most) = self.ends();
         levels(most) / levels(fewest)
     }
 
-    /// Whether no cost grows faster than that.
+    /// Whether no cost grows faster than logarithmically.
     pub(super) fn met(&self) -> bool {
         let within = |figure: &Figure| self.factor(*figure).is_some_and(|it| it <= self.logarithmic());
         self.series.costs().iter().all(within)
     }
 }
 
-/// How many steps a search among so many takes.
+/// Returns the number of steps of a search among this many items.
 fn levels(of: u64) -> f64 {
     1.0 + (of.max(1) as f64).log2()
 }

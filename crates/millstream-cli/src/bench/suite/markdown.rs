@@ -1,4 +1,4 @@
-//! The suite as the tables of `docs/performance.md`.
+//! The results of the suite as the tables of `docs/performance.md`.
 
 use super::entries::Section;
 use super::growth::{Growth, Series};
@@ -14,7 +14,7 @@ const LATENCY: [Figure; 4] = [Figure::P50, Figure::P99, Figure::P999, Figure::Ma
 const IDLE: [Figure; 4] =
     [Figure::IdleRequests, Figure::IdleCommands, Figure::FirstRequests, Figure::FirstCommands];
 
-/// All tables: with an append-only file the ratios alone.
+/// Formats all tables; with an append-only file, only the ratios.
 pub(super) fn tables(results: &Results) -> String {
     let mut text = results.about.line();
     if (results.scale - 1.0).abs() > f64::EPSILON {
@@ -75,7 +75,7 @@ fn verdict(of: &Measurement) -> String {
     }
 }
 
-/// `1,234 · **0.95** (0.90..0.99)`: ours, the ratio, its least and most.
+/// Formats a cell, `1,234 · **0.95** (0.90..0.99)`: the value of Millstream, the ratio, its minimum and maximum.
 fn cell(row: &Row) -> String {
     match ratio(row) {
         Some(ratio) => format!("{} · {ratio}", number(row.ours.median)),
@@ -92,7 +92,7 @@ fn none() -> String {
     "–".to_owned()
 }
 
-/// Ratios of everything that is compared.
+/// Formats the ratios of all compared cases.
 fn ratios(results: &Results) -> String {
     let compared: Vec<_> = results.measurements.iter().filter(|it| it.entry.baseline).collect();
     let all = [&THROUGHPUT[..3], &LATENCY[..2], &[Figure::Bytes]].concat();
@@ -115,7 +115,7 @@ fn ratios(results: &Results) -> String {
     format!("\n{}", table(&header, compared.iter().map(row)))
 }
 
-/// How many times as much a message costs where there is most of something.
+/// Formats the factors by which the cost of a message grows from the smallest to the largest point.
 fn factors(growths: &[Growth<'_>]) -> String {
     let header = ["what there is more of", "from", "to", "it costs", "a logarithm would cost", "result"];
     let row = |it: &Growth<'_>| {
@@ -133,7 +133,7 @@ fn factors(growths: &[Growth<'_>]) -> String {
     table(&header.map(str::to_owned), growths.iter().map(row))
 }
 
-/// What it costs at each point.
+/// Formats the cost at each point.
 fn points(of: &Growth<'_>) -> String {
     let shown = match of.series {
         Series::Members => &IDLE[..],

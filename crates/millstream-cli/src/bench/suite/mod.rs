@@ -1,4 +1,4 @@
-//! `millstream bench suite`: all cases that something is asked of, and what grows with what.
+//! `millstream bench suite`: all cases with targets, and the series that show how costs grow.
 
 mod entries;
 mod growth;
@@ -22,23 +22,23 @@ use crate::{Cli, Command};
 use entries::{ENTRIES, Entry};
 use growth::{Growth, Series};
 
-/// What came of a case, or why nothing did.
+/// The result of a case, or the reason why there is none.
 struct Measurement {
     entry: &'static Entry,
     plan: Plan,
-    /// How many of what there were.
+    /// The sizes of the case in each series.
     counts: Vec<(Series, u64)>,
     outcome: Result<Comparison>,
 }
 
-/// All of it.
+/// All results.
 struct Results {
     about: About,
     scale: f64,
     measurements: Vec<Measurement>,
 }
 
-/// Whether all names are those of cases.
+/// Checks that all names are those of cases.
 pub(super) fn check(only: &[String]) -> Result<(), String> {
     match only.iter().find(|name| !ENTRIES.iter().any(|entry| entry.name == **name)) {
         Some(unknown) => {
@@ -48,7 +48,7 @@ pub(super) fn check(only: &[String]) -> Result<(), String> {
     }
 }
 
-/// Runs all cases, or those that are chosen, and prints what came of them.
+/// Runs all cases, or the selected ones, and prints the results.
 pub(super) async fn run(suite: Suite) -> Result<()> {
     if suite.list {
         println!("{}", report::list());
@@ -67,7 +67,7 @@ pub(super) async fn run(suite: Suite) -> Result<()> {
         for (entry, case, plan) in todo {
             progress.case(entry.title);
             let counts = entry.series.iter().filter_map(|it| Some((*it, it.of(&case)?))).collect();
-            // A server of its own for each: it has nothing of those before.
+            // A separate server for each case, without the data of earlier ones.
             let session = Session::open(general, work::payload(seed, general.payload)).await?;
             if about.is_none() {
                 about = Some(About::new(&session.stage, general, seed, runs).await?);
@@ -97,7 +97,7 @@ pub(super) async fn run(suite: Suite) -> Result<()> {
     }
 }
 
-/// What is to be done: cases, and how often.
+/// Returns the selected cases with the number of their runs.
 fn chosen(suite: &Suite) -> Result<Vec<(&'static Entry, Case, Plan)>> {
     let general = &suite.general;
     let runs = general.runs.unwrap_or(RUNS);
@@ -118,7 +118,7 @@ fn chosen(suite: &Suite) -> Result<Vec<(&'static Entry, Case, Plan)>> {
 }
 
 impl Entry {
-    /// What its command measures.
+    /// Parses its command into a case.
     fn case(&self) -> Result<Case> {
         let words = ["millstream", "bench"].into_iter().chain(self.command.split_whitespace());
         let cli = Cli::try_parse_from(words).with_context(|| self.name)?;
@@ -130,19 +130,19 @@ impl Entry {
         }
     }
 
-    /// What it was, for who wants to see it again.
+    /// Returns the command line, for repeating the measurement.
     fn command_line(&self) -> String {
         format!("{}{}", self.command, if self.baseline { " --baseline" } else { "" })
     }
 }
 
 impl Results {
-    /// What there is of a table.
+    /// Returns the measurements of a table.
     fn of(&self, section: entries::Section) -> impl Iterator<Item = &Measurement> {
         self.measurements.iter().filter(move |it| it.entry.section == section)
     }
 
-    /// All series of which there is more than a point.
+    /// Returns all series with more than one point.
     fn growths(&self) -> Vec<Growth<'_>> {
         let points = |series: Series| {
             let of =

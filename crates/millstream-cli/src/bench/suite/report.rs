@@ -1,4 +1,4 @@
-//! The suite as a table for people, as one JSON object, and what there is in it.
+//! The results of the suite as a table for people and as one JSON object, and the list of its cases.
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
@@ -13,7 +13,7 @@ use crate::bench::report::{DEBUG_BUILD, figures, number};
 use crate::bench::statistics::{Comparison, Row};
 use crate::human::count;
 
-/// All cases: what each runs, and what is asked of it.
+/// Formats the list of all cases with their commands and targets.
 pub(super) fn list() -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -28,7 +28,7 @@ pub(super) fn list() -> String {
     trimmed(&table)
 }
 
-/// A line per case, and one per series.
+/// Formats one line per case, and one per series.
 pub(super) fn table(results: &Results) -> String {
     let mut text = format!("{}\n", results.about.line());
     if results.about.debug_build {
@@ -84,7 +84,7 @@ fn cases(of: &[&Measurement], shown: &[Figure]) -> String {
     trimmed(&table)
 }
 
-/// `1,234 0.95× (0.90..0.99)`.
+/// Formats a row: `1,234 0.95× (0.90..0.99)`.
 fn plain(row: &Row) -> String {
     let ours = number(row.ours.median);
     match &row.ratio {
@@ -117,13 +117,13 @@ fn growth(growths: &[Growth<'_>]) -> String {
     trimmed(&table)
 }
 
-/// A table without the spaces around its lines.
+/// Formats a table without the spaces around its lines.
 fn trimmed(table: &Table) -> String {
     let line = |line: &str| line.strip_prefix(' ').unwrap_or(line).trim_end().to_owned();
     table.to_string().lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// One object: what has to be known, all cases with all their values, and what grows with what.
+/// Formats one object: the conditions, all cases with all their values, and the series.
 pub(super) fn json(results: &Results) -> Result<String> {
     let mut object = serde_json::to_value(&results.about)?;
     object["scale"] = results.scale.into();

@@ -1,18 +1,18 @@
-//! A smaller or larger case of the same kind.
+//! Scales a case to a smaller or larger one of the same kind.
 
 use std::time::Duration;
 
 use crate::bench::run::Case;
 
-/// Fewer say nothing, and some cases need one for each task or partition.
+/// Minimum number of messages: fewer are meaningless, and some cases need one for each task or partition.
 const LEAST_MESSAGES: f64 = 1_000.0;
 const LEAST_STORED: f64 = 10.0;
 const LEAST_SECONDS: f64 = 0.3;
 
 impl Case {
-    /// Multiplies its messages and seconds, within what makes sense.
+    /// Multiplies its messages and seconds, within reasonable limits.
     pub(super) fn scale(&mut self, factor: f64) {
-        // Exactly as the entry says.
+        // A factor of 1 leaves the entry unchanged.
         if (factor - 1.0).abs() < f64::EPSILON {
             return;
         }
@@ -46,7 +46,7 @@ impl Case {
                 lasts(&mut it.settle);
                 lasts(&mut it.seconds);
             }
-            // It lasts as long as a lease does.
+            // Its duration is determined by the ttl of the lease.
             Self::Takeover(_) => {}
         }
     }

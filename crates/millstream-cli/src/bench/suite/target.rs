@@ -1,4 +1,4 @@
-//! What is asked of a case, and whether it was met.
+//! The targets of a case, and the check whether they were met.
 
 use crate::bench::measure::Figure;
 use crate::bench::report::number;
@@ -12,12 +12,12 @@ pub(super) struct Target {
     pub(super) limit: Limit,
 }
 
-/// Of what.
+/// The value that the limit applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Of {
-    /// Ours by bare.
+    /// The ratio of Millstream to the baseline.
     Ratio,
-    /// Ours.
+    /// The value of Millstream.
     Value,
 }
 
@@ -27,23 +27,23 @@ pub(super) enum Limit {
     AtMost(f64),
 }
 
-/// The ratio to bare redis-rs must reach this.
+/// Requires a minimum ratio to bare redis-rs.
 pub(super) const fn ratio_at_least(figure: Figure, limit: f64) -> Target {
     Target { figure, of: Of::Ratio, limit: Limit::AtLeast(limit) }
 }
 
-/// The ratio to bare redis-rs must not be above this.
+/// Requires a maximum ratio to bare redis-rs.
 pub(super) const fn ratio_at_most(figure: Figure, limit: f64) -> Target {
     Target { figure, of: Of::Ratio, limit: Limit::AtMost(limit) }
 }
 
-/// The figure itself must not be above this.
+/// Requires a maximum of the figure itself.
 pub(super) const fn at_most(figure: Figure, limit: f64) -> Target {
     Target { figure, of: Of::Value, limit: Limit::AtMost(limit) }
 }
 
 impl Target {
-    /// What the case reached; `None` if it was not measured.
+    /// Returns the measured value; `None` if it was not measured.
     pub(super) fn reached(&self, comparison: &Comparison) -> Option<f64> {
         let row = comparison.row(self.figure)?;
         Some(match self.of {
@@ -52,7 +52,7 @@ impl Target {
         })
     }
 
-    /// Whether that is enough. What was not measured is not.
+    /// Whether the target was met. A value that was not measured does not meet it.
     pub(super) fn met(&self, comparison: &Comparison) -> bool {
         self.reached(comparison).is_some_and(|reached| match self.limit {
             Limit::AtLeast(limit) => reached >= limit,
@@ -60,7 +60,7 @@ impl Target {
         })
     }
 
-    /// For people: `messages/s ≥ 0.90×`.
+    /// Formats the target: `messages/s ≥ 0.90×`.
     pub(super) fn text(&self) -> String {
         let (sign, limit) = match self.limit {
             Limit::AtLeast(limit) => ('≥', limit),
@@ -82,7 +82,7 @@ pub(super) fn met(targets: &[Target], comparison: &Comparison) -> Option<bool> {
     (!targets.is_empty()).then(|| targets.iter().all(|target| target.met(comparison)))
 }
 
-/// All targets, for people.
+/// Formats all targets.
 pub(super) fn asked(targets: &[Target]) -> String {
     match targets {
         [] => "–".to_owned(),
@@ -90,7 +90,7 @@ pub(super) fn asked(targets: &[Target]) -> String {
     }
 }
 
-/// `met`, or what was missed and by how much.
+/// Returns `met`, or the missed targets and by how much they were missed.
 pub(super) fn verdict(targets: &[Target], comparison: &Comparison) -> String {
     let missed = targets.iter().filter(|target| !target.met(comparison)).map(|target| {
         let reached = target.reached(comparison).map_or("not measured".to_owned(), |it| target.with_unit(it));

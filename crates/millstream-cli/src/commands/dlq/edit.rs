@@ -1,4 +1,4 @@
-//! What is changed of letters before they are replayed: by options, or in an editor.
+//! Edits of letters before they are replayed: by options, or in an editor.
 
 use std::fs;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ pub(super) struct EditArgs {
 }
 
 impl EditArgs {
-    /// What the options say.
+    /// Returns the edit from the options.
     pub(super) fn edit(&self) -> Result<Edit> {
         let payload = match (&self.set_payload, &self.payload_file) {
             (Some(text), _) => Some(Bytes::from(text.clone())),
@@ -60,7 +60,7 @@ impl EditArgs {
     }
 }
 
-/// The payload of a letter as somebody leaves it in an editor.
+/// Opens the payload of a letter in an editor, and returns the result.
 ///
 /// # Errors
 /// If there is no editor, it fails, or nothing was changed.
@@ -71,7 +71,7 @@ pub(super) fn by_hand(letter: &DeadLetter) -> Result<Bytes> {
     fs::write(file.path(), &before)?;
     let editor = ["VISUAL", "EDITOR"].iter().find_map(|name| std::env::var(name).ok());
     let editor = editor.filter(|it| !it.trim().is_empty()).unwrap_or_else(|| "vi".to_owned());
-    // As others do it: it may be a command with options.
+    // As in other programs, it may be a command with options.
     let mut words = editor.split_whitespace();
     let program = words.next().unwrap_or("vi");
     let ended = Command::new(program).args(words).arg(file.path()).status();

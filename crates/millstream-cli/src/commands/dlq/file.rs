@@ -18,7 +18,7 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
 
-/// How many letters are read or put at once.
+/// Number of letters read or put at once.
 const PAGE: usize = 200;
 
 /// Writes dead letters as lines of JSON, which `import` reads; they stay
@@ -70,7 +70,7 @@ struct Exported {
 
 #[derive(Debug, Serialize)]
 struct Put {
-    /// How many were put back; in a dry run, how many lines there are.
+    /// The number of letters that were put back; in a dry run, the number of lines.
     put: u64,
     passed_over: u64,
     dry_run: bool,
@@ -103,7 +103,7 @@ impl Export {
         while !walk.is_done() {
             let mut lines = String::new();
             for line in queue.export(&mut walk, PAGE).await? {
-                // The same letter for whoever reads it, and nothing for a terminal.
+                // The same letter when it is parsed, without control characters for a terminal.
                 lines += &sanitize::json(&line);
                 lines.push('\n');
                 exported += 1;
@@ -144,11 +144,11 @@ impl Import {
         let (mut number, mut put) = (0, Put { put: 0, passed_over: 0, dry_run: self.dry.dry_run });
         let mut failed = Ok(());
         loop {
-            // What was put before a bad line stays: the same file again does the rest.
+            // Letters put back before an invalid line stay; importing the same file again completes the rest.
             let (letters, problem) = page(&mut *reader, &mut number, &name);
             let end = letters.is_empty();
             if self.dry.dry_run {
-                // As far as an import would come with them.
+                // Checked as far as an import would get with them.
                 if let Err(error) = queue.check(&letters) {
                     failed = Err(anyhow::Error::from(error).context(format!("{name}, up to line {number}")));
                     break;
@@ -186,7 +186,7 @@ impl Import {
     }
 }
 
-/// The letters of the next lines, and what was wrong with the line behind them.
+/// Returns the letters of the next lines, and the error of the line after them.
 fn page(reader: &mut dyn BufRead, number: &mut u64, name: &str) -> (Vec<DeadLetter>, Option<anyhow::Error>) {
     let mut letters = Vec::new();
     while letters.len() < PAGE {

@@ -99,7 +99,7 @@ impl Serialize for Shown<'_> {
     }
 }
 
-/// A table of letters.
+/// Formats a table of letters.
 pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> String {
     let row = |it: &DeadLetter| {
         let envelope = it.envelope(&Limits::default());
@@ -123,7 +123,7 @@ pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> St
 pub(super) const TITLES: &str =
     "died                      part  id                    reason       attempts  then    error; payload\n";
 
-/// A letter as it comes, in one line, with what becomes of it. Widths are fixed, since what comes later is not known.
+/// Formats a letter in one line, with its fate. Widths are fixed, since later letters are not known yet.
 pub(super) fn line(letter: &DeadLetter, then: &str) -> String {
     let payload = match Body::of(&letter.body) {
         Body::Message(envelope) => sanitize::short(&envelope.payload),
@@ -163,7 +163,7 @@ impl List {
             after: self.after,
             ..DeadLetterQuery::default()
         };
-        // A page of the library is bounded in bytes and looks; what was asked for here is bounded by its limit alone.
+        // A page of the library is bounded in bytes and reads; the result here is bounded by its limit only.
         let (mut letters, mut looked_at) = (Vec::new(), 0);
         loop {
             let page = queue.page(&query).await?;
@@ -199,7 +199,7 @@ impl Show {
     }
 }
 
-/// All that is known of a letter, for people.
+/// Formats all known values of a letter, for people.
 pub(super) fn story(letter: &DeadLetter) -> String {
     let mut pairs = vec![
         ("letter", letter.id.to_string()),
@@ -237,7 +237,7 @@ pub(super) fn story(letter: &DeadLetter) -> String {
 #[derive(Debug, Serialize)]
 struct Counted {
     count: u64,
-    /// `null` if they were not asked for.
+    /// `null` if they were not requested.
     reasons: Option<BTreeMap<String, u64>>,
     partitions: Option<BTreeMap<u32, u64>>,
 }

@@ -1,4 +1,4 @@
-//! `millstream dlq`: what a group has given up.
+//! `millstream dlq`: the dead letters of a group.
 
 mod consume;
 mod edit;

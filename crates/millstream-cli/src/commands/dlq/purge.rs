@@ -26,9 +26,9 @@ pub(super) struct Purge {
 
 #[derive(Serialize)]
 struct Purged<'a> {
-    /// How many; in a dry run, how many would be.
+    /// The number of purged letters; in a dry run, of those that would be.
     purged: u64,
-    /// Of a dry run: the first of them.
+    /// The first letters of a dry run.
     sample: Vec<Shown<'a>>,
     dry_run: bool,
 }
@@ -46,7 +46,7 @@ impl Purge {
             missing.check()?;
             return Ok(Exit::Done);
         }
-        // What is asked about is what is done: not what dies while somebody reads the question.
+        // Limits the purge to the letters in the prompt, without those that died while it was read.
         filter.up_to = Some(survey.ends.clone());
         if survey.matched > 0 {
             let group = &self.chosen.of.group;

@@ -54,15 +54,15 @@ struct Refused {
 
 #[derive(Serialize)]
 struct Outcome<'a> {
-    /// How many; in a dry run, how many would be, if all can be sent.
+    /// The number of replayed letters; in a dry run, of those that would be, if all can be sent.
     replayed: u64,
-    /// Those that were gone, or in somebody else's hands.
+    /// Letters that were gone, or claimed by another process.
     passed_over: u64,
-    /// Those that stay, since they cannot be sent so.
+    /// Letters that stay, since they cannot be sent in this form.
     refused: u64,
-    /// The first of these.
+    /// The first of the refused letters.
     refusals: Vec<Refused>,
-    /// Of a dry run: the first of those that would be replayed.
+    /// The first letters of a dry run.
     sample: Vec<Shown<'a>>,
     dry_run: bool,
 }
@@ -96,7 +96,7 @@ impl Outcome<'_> {
     }
 }
 
-/// For how long errors that may pass are tried again: less than a claim holds.
+/// Time for which transient errors are retried: less than the hold of a claim.
 const PATIENCE: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_millis(250);
 
@@ -126,7 +126,7 @@ impl Replay {
             limit: self.chosen.limit,
             ..Settings::default()
         };
-        // Looks whether it can be done, and does nothing.
+        // Checks whether the replay is possible, without an effect.
         drop(queue.replayer(&filter, settings.clone()).await?);
         if self.dry.dry_run {
             let mut outcome = Outcome::of(&Replayed { replayed: survey.matched, ..Replayed::default() });
@@ -137,7 +137,8 @@ impl Replay {
             missing.check()?;
             return Ok(Exit::Done);
         }
-        // What is asked about is what is done: not what dies while somebody reads the question, or edits.
+        // Limits the replay to the letters in the prompt, without those that died while it was read or during an
+        // edit.
         filter.up_to = Some(survey.ends.clone());
         settings.edit = self.changes(&survey.sample, survey.matched)?;
         if survey.matched > 0 && !self.chosen.is_named() {
@@ -160,7 +161,7 @@ impl Replay {
         Ok(Exit::Done)
     }
 
-    /// What is changed, by options and by hand.
+    /// Returns the edit, from options and from the editor.
     fn changes(&self, letters: &[millstream::DeadLetter], matched: u64) -> Result<Edit> {
         let mut edit = self.edit.edit()?;
         if self.edit.edit {
@@ -173,11 +174,12 @@ impl Replay {
     }
 }
 
-/// All steps; `false` if somebody interrupted them. Between two steps: none is left half done.
+/// Runs all steps; returns `false` if a signal interrupted them. They end between two steps, so that none is half
+/// done.
 async fn steps(cx: &Context, replayer: &mut Replayer) -> Result<bool> {
     let stopped = context::stopped();
     tokio::pin!(stopped);
-    // From now on a signal is noticed, and not the end.
+    // From now on signals are handled and do not end the process.
     tokio::select! {
         biased;
         stopped = &mut stopped => {
@@ -189,7 +191,8 @@ async fn steps(cx: &Context, replayer: &mut Replayer) -> Result<bool> {
     let since = Instant::now();
     while !replayer.is_done() {
         match replayer.run_once().await {
-            // What was sent and not deleted is deleted by the next step, if that comes before its claim ends.
+            // A letter that was sent and not deleted is deleted by the next step, if that runs before its claim
+            // expires.
             Err(error) if error.is_transient() && since.elapsed() < PATIENCE => {
                 cx.output.note(&format!("{error}; it is tried again"));
                 tokio::time::sleep(AGAIN).await;

@@ -1,4 +1,4 @@
-//! Options that say which dead letters are meant.
+//! Options that select dead letters.
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::exit::Usage;
 use crate::parse::{self, When};
 
-/// How many are shown of those that something would be done to.
+/// Maximum number of affected letters that are shown.
 const SAMPLE: usize = 10;
 
 /// Which letters: everything that is given must fit
@@ -53,7 +53,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// What the library is asked for.
+    /// Returns the filter for the library.
     pub(super) async fn filter(&self, cx: &Context) -> Result<DeadLetterFilter> {
         let now = if self.from.is_some() || self.until.is_some() { cx.now_ms().await? } else { 0 };
         let text = |text: &Option<String>| text.clone().map(Bytes::from);
@@ -97,10 +97,10 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
-    /// The letters, and which of them are meant.
+    /// Opens the letters, and returns the filter that selects them.
     ///
     /// # Errors
-    /// [`Usage`] if nothing says which.
+    /// [`Usage`] if no option selects letters.
     pub(super) async fn open(&self, cx: &Context) -> Result<(DeadLetterQueue, DeadLetterFilter)> {
         let mut filter = self.wanted.filter(cx).await?;
         if !self.ids.is_empty() {
@@ -113,12 +113,12 @@ impl Chosen {
         Ok((open(cx, &self.of, &filter).await?, filter))
     }
 
-    /// Whether letters were named by their ids.
+    /// Whether letters were selected by their ids.
     pub(super) fn is_named(&self) -> bool {
         !self.ids.is_empty()
     }
 
-    /// What is meant, counted; with the first letters, or all that were named.
+    /// Counts the selected letters, and returns the first ones, or all that were named.
     ///
     /// # Errors
     /// [`Usage`] if letters of several partitions have one of the ids.
@@ -133,7 +133,7 @@ impl Chosen {
         for id in &self.ids {
             let letters = survey.sample.iter().filter(|letter| letter.id == *id);
             match letters.count() {
-                // With a limit, those behind it are not asked for.
+                // With a limit, ids behind it are not looked up.
                 0 if self.limit.is_none() => missing.0.push(*id),
                 0 | 1 => {}
                 _ => {
@@ -147,12 +147,12 @@ impl Chosen {
     }
 }
 
-/// Letters that were named and are not there.
+/// Letters that were named and do not exist.
 #[derive(Debug)]
 pub(super) struct Missing(Vec<MessageId>);
 
 impl Missing {
-    /// Fails if there are any, in the end: the others are dealt with all the same.
+    /// Returns an error if there are any. Called at the end, after the other letters were handled.
     pub(super) fn check(&self) -> Result<()> {
         if self.0.is_empty() {
             return Ok(());
@@ -162,7 +162,7 @@ impl Missing {
     }
 }
 
-/// The dead letters of a group that is there.
+/// Opens the dead letters of an existing group.
 pub(super) async fn open(cx: &Context, of: &Of, filter: &DeadLetterFilter) -> Result<DeadLetterQueue> {
     of.known(cx).await?;
     let letters = cx.admin().dead_letters(&of.topic, &of.group).await?;

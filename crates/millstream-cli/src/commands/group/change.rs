@@ -36,9 +36,9 @@ pub(super) struct Create {
 struct Created {
     topic: String,
     group: String,
-    /// Whether the topic did not know it before.
+    /// Whether the group is new in the topic.
     new: bool,
-    /// Where it was created now, or would be.
+    /// The partitions in which it was created now, or would be.
     partitions: Vec<u32>,
     dry_run: bool,
 }
@@ -106,11 +106,11 @@ struct Deleted {
     topic: String,
     deleted: bool,
     dry_run: bool,
-    /// Somebody lives in it: it is refused unless it is forced.
+    /// Whether the group has live members: deleting it then requires force.
     in_use: bool,
     #[serde(skip)]
     named: String,
-    /// What goes with it, or went; or why that cannot be counted.
+    /// The data that is deleted with it; or the reason why it cannot be counted.
     #[serde(flatten)]
     group: Told<GroupView>,
 }
@@ -145,7 +145,7 @@ impl Delete {
             Ok((stats, overdue)) => {
                 (stats.members + stats.owned > 0, Told::As(GroupView::of(&stats, overdue)))
             }
-            // What cannot be counted can be deleted.
+            // Data that cannot be counted can still be deleted.
             Err(error) if error.kind() == ErrorKind::WrongType || error.kind() == ErrorKind::Protocol => {
                 (false, Told::Not(Failed::group(group, &error)))
             }

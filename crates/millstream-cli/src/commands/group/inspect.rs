@@ -66,7 +66,7 @@ struct View {
 struct PartitionView {
     partition: u32,
     owner: Option<String>,
-    /// The last entry that was handed out; `null` if the group is not there.
+    /// The last entry that was delivered; `null` if the group does not exist.
     position: Option<String>,
     entries: u64,
     lag: Option<u64>,

@@ -63,7 +63,7 @@ impl Group {
 }
 
 impl Of {
-    /// Fails if there is no such topic, or no such group of it.
+    /// Fails if the topic or its group does not exist.
     pub(crate) async fn known(&self, cx: &Context) -> Result<()> {
         let Self { topic, group } = self;
         if cx.admin().groups(topic).await?.contains(group) {

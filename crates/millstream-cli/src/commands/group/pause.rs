@@ -39,7 +39,7 @@ struct View {
     topic: String,
     group: String,
     paused: bool,
-    /// Whether it was, or would be, otherwise before.
+    /// Whether the state changed, or would change.
     changed: bool,
     dry_run: bool,
 }

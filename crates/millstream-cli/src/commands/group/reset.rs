@@ -1,4 +1,4 @@
-//! `group reset`: lets a group go on elsewhere.
+//! `group reset`: moves the position of a group.
 
 use anyhow::Result;
 use clap::Args;
@@ -39,9 +39,9 @@ struct View {
     topic: String,
     group: String,
     dry_run: bool,
-    /// Handed out before, and once more. Counted up to a million of each partition.
+    /// Entries that were delivered before, and will be again. Counted up to a million in each partition.
     reread: u64,
-    /// Not handed out, and never.
+    /// Entries that were not delivered, and will never be.
     skipped: u64,
     pending: u64,
     partitions: Vec<PartitionView>,
@@ -78,7 +78,7 @@ impl PartitionView {
     }
 }
 
-/// A count that ends somewhere.
+/// Formats a count that has an upper limit.
 fn counted(number: u64) -> String {
     human::at_least(Some(number).filter(|number| *number < SeekPreview::LIMIT), number)
 }

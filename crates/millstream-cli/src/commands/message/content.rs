@@ -1,4 +1,4 @@
-//! Options that say what a message is, and when it is due.
+//! Options for the content of a message and its due time.
 
 use std::fs;
 use std::io::{self, Read};
@@ -27,25 +27,25 @@ pub(crate) struct DueArgs {
 }
 
 impl DueArgs {
-    /// When it is due, if that was said.
+    /// Returns the due time, if one was given.
     pub(crate) fn due(&self) -> Option<Due> {
         self.delay.map(Due::In).or_else(|| self.at.map(due_at))
     }
 }
 
-/// So long from now: at most what can be kept.
+/// Parses a delay, up to the maximum that can be stored.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault in the text.
 pub(crate) fn delay(text: &str) -> Result<Duration, String> {
     let delay = parse::duration(text)?;
     if delay > Due::FAR { Err(too_far(text)) } else { Ok(delay) }
 }
 
-/// When something is due: at most what can be kept.
+/// Parses a due time, up to the maximum that can be stored.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault in the text.
 pub(crate) fn at(text: &str) -> Result<When, String> {
     let when = parse::when(text)?;
     let now = local_ms().map_err(|error| error.to_string())?;
@@ -57,7 +57,7 @@ fn too_far(text: &str) -> String {
     format!("{text:?} is more than 100 years from now")
 }
 
-/// What is past is due at once.
+/// Converts a point in time to a due time. A time in the past is due immediately.
 pub(crate) fn due_at(when: When) -> Due {
     match when {
         When::At(at) => Due::At(at),
@@ -84,7 +84,7 @@ pub(crate) struct ContentArgs {
 }
 
 impl ContentArgs {
-    /// The message.
+    /// Returns the message.
     ///
     /// # Errors
     /// [`Usage`] without a payload; a file that cannot be read.
@@ -106,7 +106,7 @@ impl ContentArgs {
     }
 }
 
-/// All of a file that may be a payload, and no more: what is larger is found to be too large.
+/// Reads a whole file up to slightly more than the largest payload, so that a larger file is detected.
 fn whole(path: &Path) -> Result<Bytes> {
     let mut bytes = Vec::new();
     let most = millstream::Limits::default().payload as u64 + 1;
@@ -119,7 +119,7 @@ fn whole(path: &Path) -> Result<Bytes> {
     Ok(bytes.into())
 }
 
-/// `name=value`.
+/// Parses a header: `name=value`.
 pub(crate) fn header(text: &str) -> Result<(String, Bytes), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned().into())),

@@ -1,4 +1,4 @@
-//! How messages are printed: as a table for people, as JSON for programs, as bytes, or by a template.
+//! Output formats of messages: a table for people, JSON for programs, bytes, or a template.
 
 use std::io::{IsTerminal, Write, stdout};
 
@@ -26,7 +26,7 @@ pub(crate) struct FormatArgs {
     format: Option<Format>,
 }
 
-/// How messages are printed.
+/// The output format of messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Table,
@@ -51,7 +51,7 @@ fn parse(text: &str) -> Result<Format, String> {
 }
 
 impl FormatArgs {
-    /// What prints, as it is asked for.
+    /// Returns a printer for the selected format.
     pub(crate) fn printer(&self, cx: &Context) -> Printer {
         let format = match &self.format {
             Some(format) => format.clone(),
@@ -68,15 +68,15 @@ impl FormatArgs {
 pub(crate) struct Printer {
     format: Format,
     is_terminal: bool,
-    /// Whether titles stand over the columns already, or shall not.
+    /// Whether the column titles were printed already, or are to be omitted.
     titled: bool,
 }
 
 impl Printer {
-    /// Prints some, and does not end before they have left this process.
+    /// Prints messages, and returns after they are flushed.
     ///
     /// # Errors
-    /// If they cannot be written; [`Closed`] if nobody reads.
+    /// If they cannot be written; [`Closed`] if stdout is closed.
     pub(crate) fn print<'a>(&mut self, views: impl IntoIterator<Item = &'a View>) -> Result<()> {
         let mut out = Vec::new();
         for view in views {
@@ -123,7 +123,7 @@ impl Printer {
 
 const TITLES: &str = "time                      part  id                    key           payload\n";
 
-/// One line. Widths are fixed, since what comes later is not known.
+/// Formats one line. Widths are fixed, since later messages are not known yet.
 fn row(view: &View) -> String {
     let (key, payload) = match &view.body {
         Body::Message(envelope) => {

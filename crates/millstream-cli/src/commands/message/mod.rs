@@ -1,4 +1,4 @@
-//! A message as commands show it and read it: what `tail`, `consume`, `delayed` and `produce` have in common.
+//! A message as commands show and read it: shared by `tail`, `consume`, `delayed` and `produce`.
 
 pub(crate) mod content;
 pub(crate) mod format;
@@ -11,26 +11,26 @@ use millstream::admin::Message;
 use millstream::layers::core::wire::{self, Field};
 use millstream::{Delivery, Envelope, Limits, MessageId, TopicPartition};
 
-/// A message, and where it stands.
+/// A message and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) topic_partition: TopicPartition,
     pub(crate) id: MessageId,
-    /// Of a message that a group is given: the number of the attempt.
+    /// The number of the attempt, for a message that was delivered to a group.
     pub(crate) attempt: Option<u32>,
     pub(crate) body: Body,
 }
 
-/// What an entry is.
+/// The content of an entry.
 #[derive(Clone, Debug)]
 pub(crate) enum Body {
     Message(Envelope),
-    /// Why it is no message, and what stands there instead.
+    /// Not a message: the reason, and its fields.
     Malformed(String, Vec<Field>),
 }
 
 impl Body {
-    /// What fields are. However large: looking at what is there has no limits.
+    /// Decodes fields of any size: inspecting stored data has no limits.
     pub(crate) fn of(fields: &[Field]) -> Self {
         match wire::decode_body(fields, &no_limits()) {
             Ok(envelope) => Self::Message(envelope),
@@ -40,7 +40,7 @@ impl Body {
 }
 
 impl View {
-    /// Of an entry of a log.
+    /// Creates it from an entry of a log.
     pub(crate) fn of(message: &Message) -> Self {
         Self {
             topic_partition: message.topic_partition.clone(),
@@ -50,7 +50,7 @@ impl View {
         }
     }
 
-    /// Of what a member of a group was given. Its id is that of the first entry, which stays the same.
+    /// Creates it from a delivery to a member of a group. The id is that of the first entry, which does not change.
     pub(crate) fn given(delivery: &Delivery<Bytes>) -> Self {
         let mut envelope = Envelope::new(delivery.payload.clone());
         envelope.key = delivery.key().cloned();

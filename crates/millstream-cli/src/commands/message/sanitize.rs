@@ -1,23 +1,22 @@
-//! Text that people see: whatever stands in a message, a terminal is told nothing by it.
+//! Escapes text for terminals, so that the content of a message cannot control them.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
 use crate::human;
 
-/// Bytes as one line: what is no text, ends a line or tells a terminal something is written as `\n` or `\x1b`. A
-/// backslash of the text itself is doubled, so that the two are told apart.
+/// Formats bytes as one line: bytes that are not text, line ends and control characters are written as `\n` or
+/// `\x1b`. A backslash of the text itself is doubled, so that the two are distinct.
 pub(crate) fn line(bytes: &[u8]) -> String {
     escaped(bytes, |c| c == '\\' || is_control(c))
 }
 
-/// The same of text that may have several lines and tabs, for a terminal.
+/// Formats text for a terminal in the same way, with its line ends and tabs kept.
 pub(crate) fn text(bytes: &[u8]) -> String {
     escaped(bytes, |c| is_control(c) && c != '\n' && c != '\t')
 }
 
-/// A line of JSON, with what a terminal could take for something else as `\u009b`: these stand in strings only, where
-/// that means the same.
+/// Escapes control characters in a line of JSON as `\u009b`. They occur in strings only, where that is equivalent.
 pub(crate) fn json(line: &str) -> Cow<'_, str> {
     if !line.contains(is_control) {
         return Cow::Borrowed(line);
@@ -26,7 +25,7 @@ pub(crate) fn json(line: &str) -> Cow<'_, str> {
     for c in line.chars() {
         if is_control(c) {
             for unit in c.encode_utf16(&mut [0; 2]) {
-                // A String takes everything.
+                // Writing to a String never fails.
                 let _ = write!(safe, "\\u{unit:04x}");
             }
         } else {
@@ -36,15 +35,15 @@ pub(crate) fn json(line: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// How many characters of a text a table shows.
+/// The maximum number of characters of a text in a table.
 pub(crate) const SHOWN: usize = 400;
 
-/// The start of a payload, as one line.
+/// Returns the start of a payload, as one line.
 pub(crate) fn short(payload: &[u8]) -> String {
     cut(&line(payload))
 }
 
-/// The start of a long text, and how much more there is.
+/// Returns the start of a long text, and the length of the rest.
 pub(crate) fn cut(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         None => text.to_owned(),
@@ -52,7 +51,7 @@ pub(crate) fn cut(text: &str) -> String {
     }
 }
 
-/// What moves the cursor, changes colours or titles, ends a line, or turns the direction of text round.
+/// Whether a character moves the cursor, changes colours or titles, ends a line, or reverses the direction of text.
 pub(crate) fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}' | '\u{61c}')
@@ -68,7 +67,7 @@ fn escaped(bytes: &[u8], is_escaped: impl Fn(char) -> bool) -> String {
                 '\r' => safe.push_str("\\r"),
                 '\t' => safe.push_str("\\t"),
                 '\\' => safe.push_str("\\\\"),
-                // A String takes everything.
+                // Writing to a String never fails.
                 c if c.is_ascii() => drop(write!(safe, "\\x{:02x}", u32::from(c))),
                 c => drop(write!(safe, "\\u{{{:x}}}", u32::from(c))),
             }

@@ -1,4 +1,4 @@
-//! Templates of output, as `kcat -f` has them: `%p %k %s\n`.
+//! Output templates in the style of `kcat -f`: `%p %k %s\n`.
 
 use std::borrow::Cow;
 
@@ -7,11 +7,11 @@ use millstream::{Envelope, Headers};
 
 use super::{Body, View, json, sanitize};
 
-/// What a template may say, for the help.
+/// The placeholders of a template, for the help.
 pub(crate) const HELP: &str = "%s payload, %S its bytes, %k key, %K its bytes, %h headers (a=1,b=2), %t topic, \
 %p partition, %o id, %T time in ms, %a attempt, %% a percent sign; \\n, \\r, \\t, \\0, \\\\ and \\xNN";
 
-/// A template, taken apart.
+/// A parsed template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Template(Vec<Part>);
 
@@ -31,10 +31,10 @@ enum Part {
 }
 
 impl Template {
-    /// Reads one.
+    /// Parses a template.
     ///
     /// # Errors
-    /// What it does not know.
+    /// An unknown placeholder.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let mut parts = Vec::new();
         let mut literal = Vec::new();
@@ -79,7 +79,7 @@ impl Template {
         Ok(Self(parts))
     }
 
-    /// A message as it says. With `safe`, what stands in the message tells a terminal nothing.
+    /// Formats a message. With `safe`, control characters of the message are escaped.
     pub(crate) fn fill(&self, view: &View, safe: bool) -> Vec<u8> {
         let mut out = Vec::new();
         let empty = Envelope::default();
@@ -87,7 +87,7 @@ impl Template {
             Body::Message(envelope) => (envelope, None),
             Body::Malformed(_, fields) => (&empty, Some(json::fields(fields))),
         };
-        // What is no message has its fields in the place of the payload: nothing is passed over.
+        // An entry that is not a message has its fields in place of the payload, so that no data is omitted.
         let payload = malformed.as_ref().map_or(&envelope.payload[..], String::as_bytes);
         let key = envelope.key.as_deref().unwrap_or_default();
         for part in &self.0 {
@@ -114,7 +114,7 @@ fn shown(bytes: &[u8], safe: bool) -> Cow<'_, [u8]> {
     if safe { sanitize::text(bytes).into_bytes().into() } else { bytes.into() }
 }
 
-/// `a=1,b=2`, in one line.
+/// Formats headers as `a=1,b=2`, in one line.
 pub(crate) fn headers(headers: &Headers) -> String {
     let each = headers
         .iter()

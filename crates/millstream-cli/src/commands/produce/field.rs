@@ -1,19 +1,20 @@
-//! A field of a JSON object, which may be in another one.
+//! A field of a JSON object, possibly nested.
 
 use std::collections::HashMap;
 
 use serde_json::value::RawValue;
 
-/// Where it is.
+/// The location of a field.
 #[derive(Clone, Debug)]
 pub(super) struct Field {
     typed: String,
-    /// From the outside in.
+    /// The names from the outermost object inwards.
     path: Vec<String>,
 }
 
 impl Field {
-    /// `customer`, `customer.id`, or `/customer/id` (a JSON pointer, which can also name what has points in its name).
+    /// Parses `customer`, `customer.id`, or `/customer/id` (a JSON pointer, which can also name fields with dots in
+    /// their names).
     pub(super) fn new(typed: &str) -> Self {
         let path = match typed.strip_prefix('/') {
             Some(pointer) => {
@@ -24,16 +25,17 @@ impl Field {
         Self { typed: typed.to_owned(), path }
     }
 
-    /// Its value as text: that of a string, or a number as it stands there. Inside is why there is none.
+    /// Returns its value as text: the content of a string, or a number unchanged. The inner error is the reason why
+    /// there is none.
     ///
     /// # Errors
-    /// What is wrong with the object, or with the value.
+    /// The fault in the object or in the value.
     pub(super) fn of(&self, object: &[u8]) -> Result<Result<String, String>, String> {
         let outside: &RawValue = serde_json::from_slice(object).map_err(|error| not_json(&error))?;
         if !outside.get().starts_with('{') {
             return Err(format!("not a JSON object to take {:?} from", self.typed));
         }
-        // One that is called so goes before one that is further inside.
+        // A field with exactly this name takes precedence over a nested one.
         let whole = beneath(outside, &self.typed);
         let found =
             whole.or_else(|| self.path.iter().try_fold(outside, |within, name| beneath(within, name)));
@@ -50,7 +52,7 @@ impl Field {
     }
 }
 
-/// A field of an object, or an item of a list.
+/// Returns a field of an object, or an item of a list.
 fn beneath<'a>(within: &'a RawValue, name: &str) -> Option<&'a RawValue> {
     let text = within.get();
     match text.as_bytes().first()? {
@@ -60,7 +62,7 @@ fn beneath<'a>(within: &'a RawValue, name: &str) -> Option<&'a RawValue> {
     }
 }
 
-/// Where it stops being JSON; that it is line 1 of what was parsed says nothing.
+/// Formats the position of a JSON error. The line number is omitted, as it is always 1.
 fn not_json(error: &serde_json::Error) -> String {
     format!("not JSON: {}", error.to_string().replace("at line 1 column", "at column"))
 }

@@ -1,5 +1,5 @@
-//! Reading what is to be produced: on a thread of its own, in portions, so that what is held is bounded however much
-//! comes, and what has come is sent even if no more does.
+//! Reads the input of produce on a separate thread, in portions. Memory is bounded for input of any size, and lines
+//! that have arrived are sent even if no more follow.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::thread;
@@ -7,51 +7,52 @@ use std::thread;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-/// The longest line: the largest payload, all of it escaped, with key and headers.
+/// Maximum length of a line, in bytes: the largest payload, fully escaped, with key and headers.
 const MAX_LINE: usize = 8 << 20;
 
-/// The most lines and bytes of a portion.
+/// Maximum number of lines and of bytes of a portion.
 const PORTION: usize = 500;
 const PORTION_BYTES: usize = 4 << 20;
 
-/// How much is read at once.
+/// Size of the read buffer, in bytes.
 const BUFFER: usize = 256 << 10;
 
-/// A line, or all that there is.
+/// A line, or the whole input.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Line {
-    /// Counted from 1.
+    /// The number of the line, from 1.
     pub(super) number: u64,
-    /// How much was read for it.
+    /// The number of bytes read for it.
     pub(super) read: u64,
-    /// Without its end; `None` if it was too long.
+    /// The line without its end; `None` if it was too long.
     pub(super) bytes: Option<Bytes>,
 }
 
-/// Lines in portions, as they come.
+/// Reads lines in portions, as they arrive.
 #[derive(Debug)]
 pub(super) struct Input {
     portions: mpsc::Receiver<io::Result<Vec<Line>>>,
 }
 
 impl Input {
-    /// Reads lines, or with `whole` everything as one.
+    /// Creates a reader of lines, or with `whole`, of the whole input as one.
     pub(super) fn new(source: impl Read + Send + 'static, whole: bool) -> Self {
-        // One is being sent, one waits, and one is being read.
+        // One portion is being sent, one waits, and one is being read.
         let (portions, receiver) = mpsc::channel(1);
-        // No task of the runtime: whoever waits for a terminal cannot be stopped, and must not hold up the end.
+        // Not a task of the runtime: a read from a terminal cannot be cancelled, and must not delay the end of the
+        // process.
         thread::spawn(move || {
             let give = |portion| portions.blocking_send(portion).is_ok();
             let ended = if whole { all(source, give) } else { lines(source, give) };
             if let Err(error) = ended {
-                // Nobody wants to know any more if this is not taken.
+                // If the send fails, the receiver is gone and needs no error.
                 let _ = portions.blocking_send(Err(error));
             }
         });
         Self { portions: receiver }
     }
 
-    /// The next lines; `None` at the end.
+    /// Returns the next lines; `None` at the end.
     pub(super) async fn next(&mut self) -> Option<io::Result<Vec<Line>>> {
         self.portions.recv().await
     }
@@ -65,7 +66,7 @@ fn all(source: impl Read, mut give: impl FnMut(io::Result<Vec<Line>>) -> bool) -
     Ok(())
 }
 
-/// Gives lines away whenever there are enough, or before it has to wait for more.
+/// Passes lines on when a portion is full, or before it has to wait for more input.
 fn lines(source: impl Read, mut give: impl FnMut(io::Result<Vec<Line>>) -> bool) -> io::Result<()> {
     let mut source = BufReader::with_capacity(BUFFER, source);
     let mut portion = Portion::default();

@@ -1,4 +1,4 @@
-//! `millstream produce`: messages from a file or a pipe into a topic.
+//! `millstream produce`: sends messages from a file or a pipe to a topic.
 
 mod field;
 mod input;
@@ -30,7 +30,7 @@ use parse::Parser;
 use progress::Progress;
 use send::{Ended, Sender};
 
-/// How long it is waited for an answer after a signal.
+/// Maximum wait for a reply after a signal.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Sends messages: lines, JSON or bytes, from a file or stdin
@@ -132,15 +132,15 @@ enum MissingKey {
     None,
 }
 
-/// What was done.
+/// The results.
 #[derive(Debug, Default, Serialize)]
 struct Summary {
     topic: String,
-    /// Messages in the log.
+    /// Messages appended to the log.
     sent: u64,
-    /// Messages that wait for their time.
+    /// Messages that wait for their due time.
     scheduled: u64,
-    /// Messages that were not sent, since one waits under their id.
+    /// Messages that were not sent, since a message waits under the same id.
     kept: u64,
     /// Lines that could not be sent.
     bad: u64,
@@ -168,7 +168,7 @@ impl Produce {
         let ended = self.pump(&mut input, &mut sender, &progress).await;
         progress.finish();
         let summary = sender.finish(&progress);
-        // Where they are a failure, the error tells how many.
+        // Where invalid lines are an error, its message has their number.
         let counts_bad = self.skip_bad || !matches!(ended, Ok(Ended::Whole));
         output.show(&summary, |it| it.text(counts_bad))?;
         match ended? {
@@ -184,7 +184,7 @@ impl Produce {
         }
     }
 
-    /// Reads, parses and sends, portion by portion.
+    /// Reads, parses and sends the input, portion by portion.
     async fn pump(&self, input: &mut Input, sender: &mut Sender<'_>, progress: &Progress) -> Result<Ended> {
         let parser = Parser::new(self);
         let stopped = context::stopped();
@@ -238,7 +238,7 @@ impl Produce {
                     ended = &mut sending => (Ok(ended), false),
                     stopped = &mut stopped => {
                         stopped?;
-                        // What is under way gets its answer, if there is somebody to give it.
+                        // Requests in progress get their reply, if the server still sends one.
                         (tokio::time::timeout(PATIENCE, sending).await, true)
                     }
                 };
@@ -257,7 +257,7 @@ impl Produce {
         }
     }
 
-    /// Where it comes from, and how much it is if that is known.
+    /// Returns the source of the input, and its size if that is known.
     fn source(&self) -> Result<(Box<dyn Read + Send>, Option<u64>)> {
         match self.file.as_deref().filter(|path| *path != Path::new("-")) {
             None => Ok((Box::new(io::stdin()), None)),
@@ -310,7 +310,7 @@ impl Summary {
     }
 }
 
-/// `100/s`, `6000/m`, `10/h`; per second without a unit.
+/// Parses a rate: `100/s`, `6000/m`, `10/h`; per second without a unit.
 fn rate(text: &str) -> Result<f64, String> {
     let (number, unit) = text.split_once('/').unwrap_or((text, "s"));
     let seconds = match unit {

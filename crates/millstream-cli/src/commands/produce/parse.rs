@@ -1,4 +1,4 @@
-//! A line of input becomes a message, or says what is wrong with it.
+//! Parses a line of input into a message.
 
 use bytes::Bytes;
 use millstream::delay::{Due, ScheduleId};
@@ -11,17 +11,17 @@ use crate::commands::message::{content, json};
 /// A message that is ready to be sent.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// Of the line that it was.
+    /// The number of its line.
     pub(super) line: u64,
     pub(super) envelope: Envelope,
     pub(super) partition: Option<u32>,
-    /// If it is sent for later.
+    /// The due time of a delayed message.
     pub(super) due: Option<Due>,
-    /// Under which id it waits.
+    /// The id under which it waits.
     pub(super) id: Option<String>,
 }
 
-/// What options say of every message.
+/// The options that apply to every message.
 #[derive(Debug)]
 pub(super) struct Parser {
     format: Format,
@@ -50,10 +50,10 @@ impl Parser {
         }
     }
 
-    /// The message of a line; `None` for one that is blank where lines are JSON.
+    /// Returns the message of a line; `None` for a blank line if lines are JSON.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The fault in the line.
     pub(super) fn parse(&self, number: u64, line: Bytes) -> Result<Option<Outgoing>, String> {
         let mut message = match self.format {
             Format::Lines | Format::Raw => {
@@ -76,7 +76,7 @@ impl Parser {
         Ok(Some(message))
     }
 
-    /// What the line does not say, options do.
+    /// Adds the values of options where the line has none.
     fn complete(&self, message: &mut Outgoing) -> Result<(), String> {
         if message.envelope.key.is_none() {
             message.envelope.key = match &self.key_field {

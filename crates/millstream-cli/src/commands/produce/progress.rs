@@ -1,4 +1,4 @@
-//! How far it is: a bar if stderr is a terminal.
+//! The progress: a bar if stderr is a terminal.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::Output;
 
-/// Shows how far it is, and what goes wrong on the way.
+/// Shows the progress, and errors on the way.
 #[derive(Debug)]
 pub(super) struct Progress {
     output: Output,
@@ -15,7 +15,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Of so many bytes, if that is known.
+    /// Creates a progress for this many bytes, if the size is known.
     pub(super) fn new(output: Output, len: Option<u64>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let (bar, style) = match len {
@@ -34,21 +34,21 @@ impl Progress {
         Self { output, bar }
     }
 
-    /// So much more was read.
+    /// Adds bytes that were read.
     pub(super) fn read(&self, bytes: u64) {
         if let Some(bar) = &self.bar {
             bar.inc(bytes);
         }
     }
 
-    /// So many were sent so far.
+    /// Sets the number of messages sent so far.
     pub(super) fn sent(&self, messages: u64) {
         if let Some(bar) = &self.bar {
             bar.set_message(format!("{} sent", crate::human::count(messages)));
         }
     }
 
-    /// Says something that stays.
+    /// Prints a line that stays above the bar.
     pub(super) fn note(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| self.output.note(text)),
@@ -56,7 +56,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(super) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -64,7 +64,7 @@ impl Progress {
     }
 }
 
-/// The cursor comes back whatever happens.
+/// Restores the cursor in any case.
 impl Drop for Progress {
     fn drop(&mut self) {
         self.finish();

@@ -1,5 +1,5 @@
-//! Sending what was parsed, piece by piece: each is answered before the next one goes, so the order of lines stays, and
-//! no more is held than two portions.
+//! Sends parsed messages in pieces. Each piece is confirmed before the next one is sent, which keeps the order of
+//! lines and limits the memory to two portions.
 
 use std::time::Duration;
 
@@ -12,30 +12,30 @@ use super::parse::Outgoing;
 use super::progress::Progress;
 use super::{Produce, Summary};
 
-/// The most messages of a piece: what a producer sends in one request.
+/// Maximum number of messages of a piece: the number that a producer sends in one request.
 const PIECE: usize = 500;
 
-/// How many pieces a second there are at a rate that is fixed, so that messages do not come in heaps.
+/// Number of pieces per second at a fixed rate, so that messages are spread evenly.
 const PIECES: f64 = 20.0;
 
-/// How many lines are named that cannot be sent: a million of them would hide everything else.
+/// Maximum number of invalid lines that are reported one by one, since a million of them would hide everything else.
 const NAMED: u64 = 10;
 
-/// How sending ended.
+/// The end of sending.
 #[derive(Debug)]
 pub(super) enum Ended {
-    /// With the end of what was to be sent.
+    /// All input was sent.
     Whole,
-    /// By an error of the server; with what is said of it.
+    /// An error of the server, with the message for it.
     Stopped(String),
-    /// By a signal; with what is said of it.
+    /// A signal, with the message for it.
     Interrupted(String),
 }
 
-/// Sends, and counts.
+/// Sends messages and counts the results.
 pub(super) struct Sender<'a> {
     options: &'a Produce,
-    /// `None` if nothing is to be sent.
+    /// `None` in a dry run.
     producer: Option<Producer<Bytes>>,
     summary: Summary,
     began: Instant,
@@ -48,18 +48,18 @@ impl<'a> Sender<'a> {
         Self { options, producer, summary, began: Instant::now() }
     }
 
-    /// How many messages were taken by the server.
+    /// Returns the number of messages that the server has stored.
     pub(super) fn taken(&self) -> u64 {
         self.summary.sent + self.summary.scheduled + self.summary.kept
     }
 
-    /// How many messages go at once.
+    /// Returns the number of messages in a piece.
     pub(super) fn piece(&self) -> usize {
         let of_rate = |rate: f64| (rate / PIECES).ceil().clamp(1.0, PIECE as f64) as usize;
         self.options.rate.filter(|_| self.producer.is_some()).map_or(PIECE, of_rate)
     }
 
-    /// Waits until the next ones may go.
+    /// Waits until the next messages may be sent.
     pub(super) async fn pace(&self) {
         if let Some(rate) = self.options.rate.filter(|_| self.producer.is_some()) {
             let due = self.began + Duration::from_secs_f64(self.taken() as f64 / rate);
@@ -67,7 +67,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// A line that cannot be sent. The first ones are named.
+    /// Records a line that cannot be sent. The first ones are reported.
     pub(super) fn bad(&mut self, line: u64, why: &str, progress: &Progress) {
         self.summary.bad += 1;
         if self.summary.bad <= NAMED {
@@ -75,7 +75,7 @@ impl<'a> Sender<'a> {
         }
     }
 
-    /// Sends a piece. Gives back why nothing more can be sent, if that is so.
+    /// Sends a piece. Returns the reason if nothing more can be sent.
     pub(super) async fn send(&mut self, piece: &[Outgoing], progress: &Progress) -> Option<String> {
         let outcomes = match &self.producer {
             Some(producer) => send(producer, piece, self.options.replace).await,
@@ -85,7 +85,7 @@ impl<'a> Sender<'a> {
         let mut unclear = 0;
         for (message, outcome) in piece.iter().zip(outcomes) {
             let bytes = message.envelope.payload.len() as u64;
-            // What is stored though a line before it is not will be stored twice when that line is sent again.
+            // A message that is stored after one that is not will be stored twice when that line is sent again.
             unclear += u64::from(match &outcome {
                 Ok(_) => failed.is_some(),
                 Err(error) => error.kind() == ErrorKind::Unconfirmed,
@@ -120,7 +120,7 @@ impl<'a> Sender<'a> {
         })
     }
 
-    /// What was done. Every message that was sent has its answer, unless nobody waited for it.
+    /// Returns the summary. Every sent message has its result, unless the wait for it was given up.
     pub(super) fn finish(mut self, progress: &Progress) -> Summary {
         if let Some(more) = self.summary.bad.checked_sub(NAMED).filter(|more| *more > 0) {
             progress.note(&format!("and {} more", crate::human::count(more)));
@@ -130,13 +130,13 @@ impl<'a> Sender<'a> {
     }
 }
 
-/// Whether it is the message that is wrong, so that others can be sent.
+/// Whether the error concerns the message only, so that others can be sent.
 fn is_of_message(kind: ErrorKind) -> bool {
     use ErrorKind::{Encode, Exists, InvalidConfig, InvalidName, TooLarge};
     matches!(kind, Encode | Exists | InvalidConfig | InvalidName | TooLarge)
 }
 
-/// One outcome per message in their order; how it was placed, of those for later.
+/// Returns one result per message in their order; for delayed ones with the placement.
 async fn send(
     producer: &Producer<Bytes>,
     piece: &[Outgoing],

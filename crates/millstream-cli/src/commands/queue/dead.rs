@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
 
-/// How many are looked at in one request.
+/// Number of tasks read in one request.
 const PAGE: usize = 100;
 
 /// Tasks that were given up: list, replay, purge
@@ -94,12 +94,12 @@ impl Serialize for Shown<'_> {
     }
 }
 
-/// What was done.
+/// The results.
 #[derive(Debug, Serialize)]
 struct Outcome {
-    /// How many; in a dry run, how many would be.
+    /// The number of tasks; in a dry run, of those that would be changed.
     count: u64,
-    /// Those of the named ones that are not dead, or could not be replayed.
+    /// The named tasks that are not dead, or could not be replayed.
     missing: Vec<String>,
     dry_run: bool,
 }
@@ -148,7 +148,7 @@ async fn list(cx: &Context, queue: &QueueName, limit: usize) -> Result<Exit> {
 impl Chosen {
     async fn each(&self, cx: &Context, deed: Action) -> Result<Exit> {
         recurring::queue(cx, &self.queue).await?;
-        // What is asked about is what is done: not what dies while somebody reads the question.
+        // Limits the change to the tasks in the prompt, without those that died while it was read.
         let (found, missing) = self.find(cx).await?;
         let count = found.values().map(Vec::len).sum::<usize>() as u64;
         let what = human::of(count, "dead task", "dead tasks");
@@ -187,7 +187,8 @@ impl Chosen {
         Ok(Exit::Done)
     }
 
-    /// The ids of the dead tasks that are named, or of all; and the names that none has. Nothing else of them is kept.
+    /// Returns the ids of the named dead tasks, or of all; and the names without a dead task. Only ids are kept in
+    /// memory.
     async fn find(&self, cx: &Context) -> Result<(BTreeMap<Shard, Vec<MessageId>>, BTreeSet<String>)> {
         let mut missing: BTreeSet<String> = self.tasks.iter().cloned().collect();
         if missing.contains("") {
@@ -199,7 +200,7 @@ impl Chosen {
             let mut ids = Vec::new();
             let mut after = MessageId::ZERO;
             let mut left = tasks.counts(&shard).await?.dead;
-            // Those that die faster than they are read are not for ever among them.
+            // Bounded by the count, since tasks may die faster than they are read.
             while left > 0 {
                 let page = tasks.dead_tasks(&shard, after, PAGE).await?;
                 let Some(last) = page.last() else { break };
@@ -218,7 +219,7 @@ impl Chosen {
     }
 }
 
-/// Does it to each that is still there. Gives back to how many.
+/// Applies the operation to each task that still exists. Returns their number.
 async fn act(cx: &Context, found: &BTreeMap<Shard, Vec<MessageId>>, deed: Action) -> Result<u64> {
     let tasks = &cx.mq.backend().tasks;
     let mut done = 0;

@@ -131,21 +131,21 @@ struct Add {
     dry: DryRun,
 }
 
-/// How a queue stands.
+/// The counts of a queue.
 #[derive(Debug, Serialize)]
 struct Counts {
     queue: String,
     shards: u32,
     waiting: u64,
-    /// Of those that wait, how many are due.
+    /// The number of waiting tasks that are due.
     overdue: u64,
     claimed: u64,
-    /// Of those that are worked on, how many whose worker was not heard of in time.
+    /// The number of claimed tasks whose claim has expired.
     expired: u64,
     dead: u64,
 }
 
-/// Tasks that wait.
+/// Waiting tasks.
 #[derive(Debug, Serialize)]
 struct Tasks {
     queue: String,
@@ -154,20 +154,20 @@ struct Tasks {
     tasks: Vec<Waits>,
 }
 
-/// A queue that was to be created.
+/// The result of creating a queue.
 #[derive(Debug, Serialize)]
 struct Created {
     queue: String,
     shards: u32,
-    /// Not if it was there.
+    /// Whether it was created; `false` if it existed.
     created: bool,
     dry_run: bool,
 }
 
-/// What was scheduled.
+/// The result of scheduling a task.
 #[derive(Debug, Serialize)]
 struct Added {
-    /// `null` in a dry run without --id: it would be a random one.
+    /// `null` in a dry run without --id, as the id would be a random one.
     id: Option<String>,
     /// `new`, `replaced` or `kept`.
     outcome: &'static str,
@@ -354,7 +354,8 @@ impl Add {
         Added::of(Some(task.id.to_string()), task.placed, false).show(cx)
     }
 
-    /// What would come of it, as far as that can be seen: not whether one is worked on under its id.
+    /// Shows the result that scheduling would have, as far as it is known: a claimed task with the same id is not
+    /// detected.
     async fn would(self, cx: &Context, queue: &DelayQueue<Bytes>) -> Result<Exit> {
         let waits = match &self.id {
             Some(id) => queue.get(id.as_str()).await?.is_some(),

@@ -1,7 +1,7 @@
 //! `millstream top`: topics, groups, consumers and errors on one screen, as they change.
 //!
-//! `sampler` asks in rounds, `model` makes of rounds what is known, `state` is what is looked at and what keys do to it,
-//! `view` draws both, and `screen` is the loop between them and a terminal.
+//! `sampler` queries the server in rounds, `model` collects the results of rounds, `state` is the state of the screen
+//! and its keys, `view` draws both, and `screen` is the event loop.
 
 mod model;
 mod plain;
@@ -32,7 +32,7 @@ use round::Focus;
 use sampler::Sampler;
 use screen::Screen;
 
-/// The shortest time between two rounds.
+/// Minimum interval between two rounds.
 const SHORTEST: Duration = Duration::from_millis(100);
 
 /// Everything at a glance, as it changes: rates, lag, who consumes, what went wrong
@@ -78,7 +78,7 @@ impl Top {
     }
 }
 
-/// Looks twice, and prints what came of it.
+/// Samples twice, and prints the result.
 async fn once(mut sampler: Sampler, interval: Duration, cx: &Context) -> Result<Exit> {
     let mut model = Model::default();
     whole(&mut sampler, &mut model).await?;
@@ -94,7 +94,7 @@ async fn once(mut sampler: Sampler, interval: Duration, cx: &Context) -> Result<
     Ok(Exit::Done)
 }
 
-/// As many rounds as it takes to ask for every topic.
+/// Runs as many rounds as it takes to sample every topic.
 async fn whole(sampler: &mut Sampler, model: &mut Model) -> Result<()> {
     let mut asked = std::collections::BTreeSet::new();
     loop {
@@ -106,7 +106,7 @@ async fn whole(sampler: &mut Sampler, model: &mut Model) -> Result<()> {
         let before = asked.len();
         asked.extend(round.topics.iter().map(|topic| topic.stats.topic.name.clone()));
         model.take(round);
-        // One that cannot be asked must not keep us here.
+        // A topic that cannot be sampled must not keep the loop running.
         if asked.len() == before || names.iter().all(|name| asked.contains(name)) {
             return Ok(());
         }
@@ -119,7 +119,7 @@ async fn screen(sampler: Sampler, interval: Duration) -> Result<Exit> {
     let (send, rounds) = mpsc::channel(4);
     let stopped = context::stopped();
     tokio::pin!(stopped);
-    // What is told of the background waits until the terminal is as it was.
+    // Log lines are held back until the terminal is restored.
     let hold = Hold::back();
     let terminal = screen::Raw::take()?;
     let keys = screen::keys();

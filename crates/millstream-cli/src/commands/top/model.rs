@@ -1,4 +1,4 @@
-//! What is known, made of rounds: rates out of two looks, and what is to be shown. Pure: time comes with the rounds.
+//! The model, built from rounds: rates from two samples, and the values to show. Pure: time comes with the rounds.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,37 +9,37 @@ use millstream::{DeadLetter, GroupName, MessageId, PartitionStats, TopicName, To
 use super::round::{Detail, Problem, Round, TopicSample};
 use crate::commands::view::backlog;
 
-/// Rates are over so long, or over two rounds if these are further apart.
+/// Window of the rates, or the span of two rounds if that is longer.
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// How many dead letters and problems are kept for the list of errors.
+/// Maximum number of dead letters and of problems in the list of errors.
 const LETTERS: usize = 50;
 const PROBLEMS: usize = 20;
 
-/// How many rates are kept for the curve.
+/// Maximum number of rates in the curve.
 const CURVE: usize = 120;
 
-/// Everything that is known.
+/// All sampled data.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     topics: BTreeMap<TopicName, History>,
-    /// How many topics there are, asked or not.
+    /// The number of existing topics, sampled or not.
     pub(crate) known: usize,
     pub(crate) detail: Option<Detail>,
     pub(crate) server: Option<Server>,
     /// Dead letters, newest first.
     pub(crate) letters: VecDeque<DeadLetter>,
-    /// What could not be asked, newest first.
+    /// Failed queries, newest first.
     pub(crate) problems: VecDeque<Seen>,
     /// Messages produced and handled per second over all topics, one for each round, oldest first.
     pub(crate) curve: VecDeque<(f64, f64)>,
-    /// When something was answered last, and whether the last round was answered in full.
+    /// The time of the last reply, and whether the last round was complete.
     pub(crate) answered: Option<Duration>,
     pub(crate) failing: bool,
     pub(crate) took: Duration,
 }
 
-/// A problem, with when it was met first and last.
+/// A problem, with the times when it first and last occurred.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) problem: Problem,
@@ -48,30 +48,30 @@ pub(crate) struct Seen {
     pub(crate) times: u64,
 }
 
-/// A topic: its last sample, and the counts before it, newest last.
+/// A topic: its last sample, and the earlier counts, newest last.
 #[derive(Clone, Debug)]
 struct History {
     last: TopicSample,
     counts: VecDeque<Counts>,
 }
 
-/// Counts that only grow, by partition: their differences are rates.
+/// Counters by partition, which only grow: their differences are rates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Counts {
     at: Duration,
     appended: Vec<Option<u64>>,
-    /// What each group is done with.
+    /// The number of messages that each group has finished.
     done: BTreeMap<GroupName, Vec<Option<u64>>>,
 }
 
-/// A topic as it is shown.
+/// A topic, as shown.
 #[derive(Clone, Debug)]
 pub(crate) struct TopicView<'a> {
     pub(crate) topic: &'a TopicSpec,
-    /// How old this is.
+    /// The time of the sample.
     pub(crate) at: Duration,
     pub(crate) entries: u64,
-    /// Messages per second that came.
+    /// Messages per second that were appended.
     pub(crate) produced: Option<f64>,
     pub(crate) delayed: u64,
     pub(crate) overdue: u64,
@@ -79,23 +79,23 @@ pub(crate) struct TopicView<'a> {
     pub(crate) logs: Vec<PartitionView<'a>>,
 }
 
-/// A group of it.
+/// A group of a topic, as shown.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupView<'a> {
     pub(crate) group: &'a GroupName,
     pub(crate) totals: &'a Totals,
-    /// All that it has to do, now or later, as far as that is certain.
+    /// The number of messages that the group certainly has to handle, now or later.
     pub(crate) backlog: u64,
-    /// Messages per second that it was done with.
+    /// Messages per second that the group finished.
     pub(crate) consumed: Option<f64>,
-    /// Whether nobody of it is to handle anything, until somebody lets them go on.
+    /// Whether the group is paused until an operator resumes it.
     pub(crate) paused: bool,
     pub(crate) members: usize,
     pub(crate) owned: usize,
     pub(crate) partitions: Vec<PartitionView<'a>>,
 }
 
-/// A partition, of a group or by itself.
+/// A partition, with or without a group.
 #[derive(Clone, Debug)]
 pub(crate) struct PartitionView<'a> {
     pub(crate) stats: &'a PartitionStats,
@@ -104,7 +104,7 @@ pub(crate) struct PartitionView<'a> {
 }
 
 impl Model {
-    /// Takes what a round found.
+    /// Adds the results of a round.
     pub(crate) fn take(&mut self, round: Round) {
         if let Some(names) = &round.names {
             self.known = names.len();
@@ -125,7 +125,7 @@ impl Model {
         self.letters(round.letters);
         self.server = round.server.or_else(|| self.server.take());
         self.detail = match round.detail {
-            // What was asked before for the same group is better than nothing.
+            // Earlier messages of the same group are kept until new ones are read.
             Some(mut detail) => {
                 let before =
                     self.detail.take().filter(|it| (&it.topic, &it.group) == (&detail.topic, &detail.group));
@@ -144,17 +144,17 @@ impl Model {
         }
     }
 
-    /// All topics that have been asked, by name.
+    /// Returns all sampled topics, by name.
     pub(crate) fn topics(&self) -> impl Iterator<Item = TopicView<'_>> {
         self.topics.values().map(History::view)
     }
 
-    /// One of them.
+    /// Returns one topic.
     pub(crate) fn topic(&self, name: &TopicName) -> Option<TopicView<'_>> {
         self.topics.get(name).map(History::view)
     }
 
-    /// What is known of a group beyond its row, if that was asked.
+    /// Returns the details of a group, if they were sampled.
     pub(crate) fn detail_of(&self, topic: &TopicName, group: &GroupName) -> Option<&Detail> {
         self.detail.as_ref().filter(|it| (&it.topic, &it.group) == (topic, group))
     }
@@ -174,11 +174,11 @@ impl Model {
         let name = sample.stats.topic.name.clone();
         let mut counts = self.topics.remove(&name).map(|known| known.counts).unwrap_or_default();
         counts.push_back(Counts::of(&sample));
-        // The newest that is old enough stays as the one to compare with.
+        // Keeps the newest count that is at least as old as the window, to compare with.
         while counts.get(1).is_some_and(|second| sample.at.saturating_sub(second.at) >= WINDOW) {
             counts.pop_front();
         }
-        // What was replayed or purged is not an error any more.
+        // A letter that was replayed or purged is no longer an error.
         for group in &sample.stats.groups {
             let empty = |letter: &DeadLetter| {
                 let of = &letter.topic_partition;
@@ -213,7 +213,8 @@ impl Counts {
     }
 }
 
-/// How many messages a group is done with, ever: handled or dead. What waits for a retry is not done.
+/// Returns the total number of messages that a group has finished: handled or dead. Messages that wait for a retry
+/// are not.
 fn done(stats: &PartitionStats) -> Option<u64> {
     let left = stats.lag?.checked_add(stats.pending)?.checked_add(stats.retrying)?;
     Some(stats.appended?.saturating_sub(left))
@@ -267,8 +268,8 @@ fn views<'a>(
     partitions.iter().enumerate().map(view).collect()
 }
 
-/// The rates of partitions, where both counts are known. A count that fell began anew. A partition that is new had
-/// nothing before.
+/// Returns the rates of partitions for which both counts are known. A count that decreased has started over. A new
+/// partition had a count of zero before.
 fn rates(first: &[Option<u64>], last: &[Option<u64>], span: f64) -> Option<Vec<Option<f64>>> {
     if span <= 0.0 {
         return None;
@@ -280,7 +281,7 @@ fn rates(first: &[Option<u64>], last: &[Option<u64>], span: f64) -> Option<Vec<O
     Some(last.iter().enumerate().map(rate).collect())
 }
 
-/// The sum, if it is known of all partitions.
+/// Returns the sum, if the rate of every partition is known.
 fn sum(rates: &[Option<f64>], partitions: usize) -> Option<f64> {
     if rates.len() == partitions { rates.iter().copied().sum() } else { None }
 }

@@ -1,4 +1,4 @@
-//! How everything stands without a screen: a table for people, JSON for programs.
+//! The statistics without a screen: a table for people, JSON for programs.
 
 use serde::Serialize;
 
@@ -79,7 +79,7 @@ impl Group {
     }
 }
 
-/// The table of the first page, all of it.
+/// Returns the complete table of the first page.
 pub(crate) fn text(model: &Model) -> String {
     view::table(&rows::lines(model, Sort::Name, false, ""))
 }

@@ -1,68 +1,69 @@
-//! What comes of asking the server once: plain values.
+//! The result of sampling the server once, as plain values.
 
 use std::time::Duration;
 
 use millstream::admin::{Owners, PendingPage, Server, TopicStats};
 use millstream::{DeadLetter, GroupName, PartitionStats, TopicName};
 
-/// What the screen shows of a single topic beyond its row: that costs more, so it is asked for what is looked at alone.
+/// Details that the screen shows beyond the rows. They cost more commands, so they are read only for the focused
+/// group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Focus {
-    /// A group of a topic: its members and owners.
+    /// The focused group of a topic: its members and owners are read.
     pub(crate) group: Option<(TopicName, GroupName)>,
-    /// Also what is pending, and its dead letters.
+    /// Whether its pending entries and dead letters are read too.
     pub(crate) messages: bool,
 }
 
-/// What somebody wants done.
+/// An operation that the user requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Order {
     pub(crate) topic: TopicName,
     pub(crate) group: GroupName,
-    /// Whether the group is to be paused, or to go on.
+    /// Whether to pause the group, or to resume it.
     pub(crate) pause: bool,
 }
 
-/// How a topic stands.
+/// The statistics of a topic.
 #[derive(Clone, Debug)]
 pub(crate) struct TopicSample {
-    /// When that was, from the beginning of the screen.
+    /// The time of the sample, since the start of the screen.
     pub(crate) at: Duration,
     pub(crate) stats: TopicStats,
-    /// The log of each partition: of a group's figures, or without a group.
+    /// The log of each partition, from the statistics of a group or without one.
     pub(crate) logs: Vec<PartitionStats>,
 }
 
-/// What is known of the group that is looked at.
+/// The details of the focused group.
 #[derive(Clone, Debug)]
 pub(crate) struct Detail {
     pub(crate) topic: TopicName,
     pub(crate) group: GroupName,
     pub(crate) owners: Owners,
-    /// What is pending, oldest first, and the newest dead letters; if they were asked for.
+    /// The oldest pending entries and the newest dead letters, if they were requested.
     pub(crate) messages: Option<(PendingPage, Vec<DeadLetter>)>,
 }
 
-/// Something that could not be asked.
+/// A query that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// What was being done: `ask for topics`.
+    /// The query: `ask for topics`.
     pub(crate) doing: String,
     pub(crate) error: String,
-    /// Whether waiting helps: the server was not there, and the rest was not asked.
+    /// Whether waiting helps: the server was unreachable, and the remaining queries were skipped.
     pub(crate) transient: bool,
 }
 
-/// Everything that was asked for at once.
+/// All results of a round.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Round {
-    /// When it ended, from the beginning of the screen.
+    /// The end of the round, since the start of the screen.
     pub(crate) at: Duration,
     pub(crate) took: Duration,
-    /// All topics that there are; nothing if that was not asked, or not answered.
+    /// All existing topics; `None` if the list was not requested, or the query failed.
     pub(crate) names: Option<Vec<TopicName>>,
     pub(crate) topics: Vec<TopicSample>,
-    /// Dead letters that are new since the round before, those of each partition newest first.
+    /// Dead letters that are new since the previous round, newest first for each partition.
     pub(crate) letters: Vec<DeadLetter>,
     pub(crate) server: Option<Server>,
     pub(crate) detail: Option<Detail>,

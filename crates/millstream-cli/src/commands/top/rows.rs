@@ -1,4 +1,4 @@
-//! The lines of the first page: topics in the order that is chosen, each with its groups.
+//! The lines of the first page: topics in the chosen order, each with its groups.
 
 use std::cmp::{Ordering, Reverse};
 
@@ -6,7 +6,7 @@ use millstream::{GroupName, TopicName};
 
 use super::model::{GroupView, Model, TopicView};
 
-/// By what topics are sorted.
+/// The sort order of topics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Sort {
     #[default]
@@ -34,13 +34,13 @@ impl Sort {
         Self::Entries,
     ];
 
-    /// The one behind it; behind the last comes the first.
+    /// Returns the next order; the first one after the last.
     pub(crate) fn next(self) -> Self {
         let at = Self::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
         Self::ALL[(at + 1) % Self::ALL.len()]
     }
 
-    /// As people call it.
+    /// Returns its displayed name.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Name => "name",
@@ -55,12 +55,12 @@ impl Sort {
         }
     }
 
-    /// The most comes first; of what is equal, by name.
+    /// Compares by value, largest first, and then by name.
     fn compare(self, a: &TopicView<'_>, b: &TopicView<'_>) -> Ordering {
         fn most<T: Ord + Default>(topic: &TopicView<'_>, of: impl Fn(&GroupView<'_>) -> T) -> T {
             topic.groups.iter().map(of).max().unwrap_or_default()
         }
-        // Rates are compared in thousandths, since numbers with a point have no order.
+        // Rates are compared in thousandths, since floating-point numbers have no total order.
         let rate = |it: Option<f64>| it.map(|rate| (rate * 1e3) as u64);
         let by = |topic: &TopicView<'_>| match self {
             Self::Name => None,
@@ -77,7 +77,7 @@ impl Sort {
     }
 }
 
-/// What a line is of: a topic, or one of its groups.
+/// The subject of a line: a topic, or one of its groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) topic: TopicName,
@@ -107,7 +107,7 @@ impl Line<'_> {
     }
 }
 
-/// All lines whose topic has `filter` in its name, or in that of a group; `reversed` is the least first.
+/// Returns all lines whose topic or one of its groups has `filter` in its name; `reversed` sorts the smallest first.
 pub(crate) fn lines<'a>(model: &'a Model, sort: Sort, reversed: bool, filter: &str) -> Vec<Line<'a>> {
     let filter = filter.to_lowercase();
     let has = |name: &str| name.to_lowercase().contains(&filter);

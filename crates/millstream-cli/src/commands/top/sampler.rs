@@ -1,4 +1,4 @@
-//! Asks the server how everything stands, in rounds of a bounded size: whoever looks must not be a load.
+//! Samples the server in rounds of a bounded size, so that the screen does not put load on it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,38 +12,38 @@ use tokio::time::{Instant, sleep_until};
 
 use super::round::{Detail, Focus, Order, Problem, Round, TopicSample};
 
-/// A round begins no further topic once it has sent about so many commands; the next round goes on with it.
+/// Approximate number of commands after which a round starts no further topic; the next round continues with it.
 const COMMANDS: u64 = 2_000;
 
-/// Partitions whose dead letters are read in a round, and how many of each.
+/// Maximum number of partitions whose dead letters are read in a round, and of letters of each.
 const LETTER_LISTS: usize = 16;
 const LETTERS: usize = 10;
 
-/// What is shown of a group: so much is pending, so many are dead.
+/// Maximum number of pending entries and of dead letters shown for a group.
 const SHOWN: usize = 100;
 
-/// Partitions with dead letters that are asked for these.
+/// Maximum number of partitions whose dead letters are read for these.
 const SHOWN_LISTS: usize = 64;
 
-/// How often the server is asked about itself.
+/// Interval between two queries of the server's own state.
 const SERVER: Duration = Duration::from_secs(10);
 
-/// After a round, the server is left alone for so many times as long as the round took.
+/// Pause after a round, as a multiple of the duration of the round.
 const REST: u32 = 9;
 const LONGEST_REST: Duration = Duration::from_secs(60);
 
-/// Asks in rounds.
+/// Samples the server in rounds.
 pub(crate) struct Sampler {
     mq: Millstream,
     started: Instant,
     interval: Duration,
-    /// What a topic cost when it was asked last.
+    /// The number of commands that a topic took in its last sample.
     costs: BTreeMap<TopicName, u64>,
-    /// The topic that the last round ended with, if it had no room for all of them.
+    /// The last topic of the previous round, if that had no room for all topics.
     last: Option<TopicName>,
-    /// How many dead letters each partition had when they were read last.
+    /// The number of dead letters of each partition when they were last read.
     dead: BTreeMap<(TopicName, GroupName, Partition), u64>,
-    /// When the server was asked about itself.
+    /// The time of the last query of the server's own state.
     server: Option<Instant>,
 }
 
@@ -53,9 +53,9 @@ impl Sampler {
         Self { mq, started: Instant::now(), interval, costs, last: None, dead, server: None }
     }
 
-    /// Asks in a loop until nobody listens any more. Who looks at something else is told of that at once.
+    /// Samples in a loop until the receiver is dropped. A change of the focus is sampled immediately.
     ///
-    /// What is to be done is done between two rounds, and the next one follows at once.
+    /// Orders are executed between two rounds, and the next round follows immediately.
     pub(crate) async fn run(
         mut self,
         mut focus: watch::Receiver<Focus>,
@@ -94,7 +94,7 @@ impl Sampler {
         }
     }
 
-    /// One round. What cannot be asked is told in it.
+    /// Runs one round. Failed queries are recorded in it.
     pub(crate) async fn run_once(&mut self, focus: &Focus) -> Round {
         let began = Instant::now();
         let mut round = Round::default();
@@ -113,7 +113,7 @@ impl Sampler {
             admin.resume_group(topic, group).await
         };
         let doing = format!("{} {group}", if *pause { "pause" } else { "resume" });
-        // Whoever was first has done the same.
+        // A concurrent caller has done the same.
         done.map(drop).map_err(|error| Problem {
             doing,
             error: error.to_string(),
@@ -121,7 +121,7 @@ impl Sampler {
         })
     }
 
-    /// Only what is looked at.
+    /// Samples only the focused group.
     async fn look(&self, focus: &Focus) -> Round {
         let (began, mut round) = (Instant::now(), Round::default());
         match self.detail(focus).await {
@@ -132,7 +132,8 @@ impl Sampler {
         round
     }
 
-    /// Ends with the first thing that the server does not answer: it would not answer the rest either.
+    /// Runs the queries of a round. Stops at the first one that the server does not answer, since the rest would fail
+    /// too.
     async fn ask(&mut self, focus: &Focus, round: &mut Round) -> Result<(), Problem> {
         let names = self.mq.admin().topics().await.map_err(|error| problem("topics", &error))?;
         self.costs.retain(|name, _| names.binary_search(name).is_ok());
@@ -143,7 +144,7 @@ impl Sampler {
         round.detail = self.detail(focus).await?;
         let mut sent = 0;
         for name in order {
-            // It has its place in every round, and takes nobody else's.
+            // The focused topic is part of every round, and takes no other topic's place.
             let focused = focus.group.as_ref().is_some_and(|(topic, _)| *topic == name);
             let cost = self.costs.get(&name).copied().unwrap_or(0);
             if !focused && sent > 0 && sent + cost > COMMANDS {
@@ -156,7 +157,7 @@ impl Sampler {
                     self.costs.insert(name.clone(), cost);
                     round.topics.push(sample);
                 }
-                // Deleted since the list was made.
+                // The topic was deleted since the list was made.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) if error.is_transient() => return Err(problem(&format!("topic {name}"), &error)),
                 Err(error) => round.problems.push(problem(&format!("topic {name}"), &error)),
@@ -178,13 +179,13 @@ impl Sampler {
         let stats = self.mq.admin().stats(name).await?;
         let logs = match stats.groups.first() {
             Some(group) => group.partitions.clone(),
-            // Nobody reads it: of a group that is not there, the logs are told all the same.
+            // No group reads the topic. The catalog returns the logs even for a group that does not exist.
             None => self.mq.backend().catalog.stats(&stats.topic, &GroupName::new("top")?).await?,
         };
         Ok(TopicSample { at: self.started.elapsed(), stats, logs })
     }
 
-    /// The newest dead letters of partitions that have more of them than before.
+    /// Reads the newest dead letters of partitions that have more of them than before.
     async fn letters(&mut self, round: &mut Round) -> Result<(), Problem> {
         let mut lists = 0;
         for sample in &round.topics {
@@ -227,7 +228,7 @@ impl Sampler {
         Ok(page.map_err(|error| problem("dead letters", &error))?.items)
     }
 
-    /// What is asked of the group that is looked at.
+    /// Reads the details of the focused group.
     async fn detail(&self, focus: &Focus) -> Result<Option<Detail>, Problem> {
         let Some((topic, group)) = &focus.group else { return Ok(None) };
         match self.detail_of(topic, group, focus.messages).await {
@@ -250,7 +251,7 @@ impl Sampler {
         Ok(Detail { topic: topic.clone(), group: group.clone(), owners, messages })
     }
 
-    /// The newest of all partitions.
+    /// Returns the newest dead letters of all partitions.
     async fn dead_letters(&self, topic: &TopicName, group: &GroupName) -> Result<Vec<DeadLetter>> {
         let spec = self.mq.admin().topic(topic).await?;
         let newest = Range { newest_first: true, ..Range::ALL };
@@ -269,12 +270,13 @@ fn problem(of: &str, error: &Error) -> Problem {
     Problem { doing: format!("ask for {of}"), error: error.to_string(), transient: error.is_transient() }
 }
 
-/// How long to wait after a round.
+/// Returns the pause after a round.
 fn rest(interval: Duration, took: Duration) -> Duration {
     interval.saturating_sub(took).max((took * REST).min(LONGEST_REST))
 }
 
-/// In which order topics are asked: the one that is looked at, then those behind the last one of the round before.
+/// Returns the order in which topics are sampled: the focused one, then those after the last one of the previous
+/// round.
 fn order(names: &[TopicName], first: Option<&TopicName>, last: Option<&TopicName>) -> Vec<TopicName> {
     let begin = last.map_or(0, |last| names.partition_point(|name| name <= last));
     let around = names[begin..].iter().chain(&names[..begin]);
@@ -282,7 +284,7 @@ fn order(names: &[TopicName], first: Option<&TopicName>, last: Option<&TopicName
     focused.into_iter().chain(around.filter(|name| Some(*name) != focused)).cloned().collect()
 }
 
-/// About how many commands a topic takes: see `docs/guides/admin.md`.
+/// Returns the approximate number of commands for a topic: see `docs/guides/admin.md`.
 fn cost_of(sample: &TopicSample) -> u64 {
     let (partitions, groups) = (sample.logs.len() as u64, sample.stats.groups.len() as u64);
     3 + partitions + groups.max(1) * (4 + 8 * partitions)
@@ -302,7 +304,7 @@ mod tests {
         assert_eq!(order(&all, None, None), all);
         assert_eq!(order(&all, None, Some(&all[1])), names(&["c", "d", "a", "b"]));
         assert_eq!(order(&all, Some(&all[0]), Some(&all[1])), names(&["a", "c", "d", "b"]));
-        // One that was deleted meanwhile.
+        // The last topic was deleted in the meantime.
         let gone = names(&["bb"]);
         assert_eq!(order(&all, Some(&gone[0]), Some(&gone[0])), names(&["c", "d", "a", "b"]));
         assert_eq!(order(&[], Some(&gone[0]), Some(&gone[0])), []);

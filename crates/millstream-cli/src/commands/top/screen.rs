@@ -1,4 +1,4 @@
-//! The loop between keys, rounds and a terminal.
+//! The event loop: keys, rounds and drawing.
 
 use std::io::{self, Stdout};
 use std::thread;
@@ -17,29 +17,28 @@ use super::round::{Focus, Order, Problem, Round};
 use super::state::{Effect, State};
 use super::view::{Shown, Theme};
 
-/// Ages on the screen grow also while nothing comes.
+/// Redraw interval without events, since ages on the screen grow all the time.
 const REDRAW: Duration = Duration::from_secs(1);
 
-/// How often the thread that waits for keys looks whether anybody still wants them.
+/// Interval at which the thread that reads keys checks whether the receiver still exists.
 const GLANCE: Duration = Duration::from_millis(250);
 
-/// What a user does.
+/// An input of the user.
 #[derive(Debug)]
 pub(crate) enum Input {
     Key(KeyEvent),
     Resized,
-    /// There will be no more.
+    /// The end of the input.
     Ended(io::Error),
 }
 
-/// A terminal that gives each key as it is pressed, and shows a page of its own. Dropped, it is as it was before; that
-/// is so too after a panic.
+/// A terminal in raw mode on the alternate page. Dropping it restores the terminal; a panic does so too.
 #[derive(Debug)]
 pub(crate) struct Raw(());
 
 impl Raw {
     pub(crate) fn take() -> Result<Self> {
-        // Also sets a panic hook that puts the terminal right before it says what happened.
+        // Also sets a panic hook that restores the terminal before the message is printed.
         ratatui::try_init().context("the terminal cannot be used")?;
         Ok(Self(()))
     }
@@ -47,7 +46,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // The alternate page hides the cursor, and leaving it does not bring it back.
+        // The alternate page hides the cursor, and leaving it does not show it again.
         let shown = ratatui::crossterm::execute!(io::stdout(), ratatui::crossterm::cursor::Show);
         if let Err(error) = shown.and_then(|()| ratatui::try_restore()) {
             eprintln!("the terminal could not be put right, `reset` does: {error}");
@@ -55,15 +54,15 @@ impl Drop for Raw {
     }
 }
 
-/// Draws on stdout.
+/// Returns a terminal that draws on stdout.
 ///
 /// # Errors
-/// If it is none that can be drawn on.
+/// If stdout cannot be drawn on.
 pub(crate) fn stdout() -> Result<Terminal<CrosstermBackend<Stdout>>> {
     Terminal::new(CrosstermBackend::new(io::stdout())).context("the terminal cannot be used")
 }
 
-/// Waits for keys on a thread of its own, until nobody wants them.
+/// Reads keys on a separate thread, until the receiver is dropped.
 pub(crate) fn keys() -> mpsc::Receiver<Input> {
     let (send, keys) = mpsc::channel(64);
     let wait = move || {
@@ -83,12 +82,12 @@ pub(crate) fn keys() -> mpsc::Receiver<Input> {
             }
         }
     };
-    // Without the thread the channel closes at once, and that ends the screen.
+    // Without the thread the channel closes immediately, which ends the screen.
     drop(thread::Builder::new().name("keys".to_owned()).spawn(wait));
     keys
 }
 
-/// Everything that the loop has.
+/// The state of the event loop.
 pub(crate) struct Screen<B: Backend> {
     terminal: Terminal<B>,
     keys: mpsc::Receiver<Input>,
@@ -96,7 +95,7 @@ pub(crate) struct Screen<B: Backend> {
     focus: watch::Sender<Focus>,
     orders: mpsc::Sender<Order>,
     model: Model,
-    /// What is shown instead while the screen is frozen.
+    /// The model that is shown while the screen is frozen.
     frozen: Option<Model>,
     state: State,
     started: Instant,
@@ -121,7 +120,7 @@ where
         Self { terminal, keys, rounds, focus, orders, model, frozen: None, state, started, interval, theme }
     }
 
-    /// Goes on until somebody quits.
+    /// Runs until the user quits.
     ///
     /// # Errors
     /// If the terminal cannot be read or written.
@@ -131,10 +130,10 @@ where
         Ok(())
     }
 
-    /// Waits for a key or a round, and shows what comes of it; `false` when it is time to go.
+    /// Waits for a key or a round, and draws the result; returns `false` when the loop must end.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// The errors of [`run`](Self::run).
     pub(crate) async fn run_once(&mut self) -> Result<bool> {
         let came = async {
             tokio::select! {
@@ -149,7 +148,8 @@ where
                 match self.state.press(key, model) {
                     Effect::Quit => return Ok(false),
                     Effect::Redraw => self.anew()?,
-                    // A few wait, if the server is slow; that there are more is told, and nothing is done.
+                    // A few orders are queued if the server is slow; beyond that the user is notified, and the order
+                    // is dropped.
                     Effect::Order(order) => {
                         if self.orders.try_send(order).is_err() {
                             let (doing, error) =
@@ -168,7 +168,8 @@ where
                     self.frozen = self.state.frozen.then(|| self.model.clone());
                 }
             }
-            // Anew, also if it is as large as before: it may have been smaller for a moment, and lost what it had.
+            // Redraws even if the size is unchanged: the terminal may have been smaller for a moment, and lost its
+            // content.
             Ok(Came::Input(Some(Input::Resized))) => {
                 self.anew()?;
             }
@@ -181,15 +182,15 @@ where
                 self.state.stand_on_group(self.frozen.as_ref().unwrap_or(&self.model));
             }
             Ok(Came::Round(None)) => return Err(anyhow!("whatever asks the server has ended")),
-            // Nothing came.
+            // A timeout without events.
             Err(_) => {}
         }
         self.draw()?;
         Ok(true)
     }
 
-    /// Has everything drawn again. `Terminal::clear` would ask the terminal for its cursor, and wait for an answer that
-    /// the thread of the keys gets.
+    /// Redraws everything. `Terminal::clear` would query the cursor position of the terminal, and wait for a reply
+    /// that the thread that reads keys receives.
     fn anew(&mut self) -> Result<()> {
         let size = self.terminal.size()?;
         Ok(self.terminal.resize(Rect::from((Position::ORIGIN, size)))?)

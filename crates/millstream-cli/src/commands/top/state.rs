@@ -1,4 +1,5 @@
-//! What is shown, and what a key makes of it. Pure: a key and what is known lead to a new state and perhaps an effect.
+//! The state of the screen, and its transitions. Pure: a key and the model determine a new state and perhaps an
+//! effect.
 
 use millstream::{GroupName, TopicName};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -7,10 +8,10 @@ use super::model::Model;
 use super::round::{Focus, Order};
 use super::rows::{self, Line, Place, Sort};
 
-/// How far a page goes.
+/// Number of rows of a page for page-up and page-down.
 const PAGE: usize = 10;
 
-/// What is looked at.
+/// The page that is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Page {
     /// All topics.
@@ -18,43 +19,43 @@ pub(crate) enum Page {
     Topics,
     /// A topic: its groups, and the partitions of one of them.
     Topic { topic: TopicName, group: Option<GroupName> },
-    /// A group: what is pending, and its dead letters.
+    /// A group: its pending entries and its dead letters.
     Group { topic: TopicName, group: GroupName },
 }
 
-/// What is to be done beside showing.
+/// An action that follows from a key, other than drawing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     Nothing,
     Quit,
-    /// Do this, which was confirmed.
+    /// Execute this confirmed order.
     Order(Order),
-    /// Draw everything anew: something else has written on the screen.
+    /// Redraw the whole screen, since another program has written on it.
     Redraw,
 }
 
-/// What the eyes are on.
+/// The state of the screen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
     pub(crate) page: Page,
-    /// The line of the first page. A place and not a number: lines change their order.
+    /// The line of the cursor on the first page. Stored as a place, not as a number, since lines change their order.
     pub(crate) at: Option<Place>,
-    /// Which of the two lists of the other pages has the cursor, and where it is in each.
+    /// Whether the second of the two lists on the other pages has the cursor. `rows` has its position in each.
     pub(crate) second: bool,
     pub(crate) rows: [usize; 2],
     pub(crate) sort: Sort,
     pub(crate) reversed: bool,
     pub(crate) filter: String,
-    /// Whether keys are letters of the filter.
+    /// Whether keys are input for the filter.
     pub(crate) typing: bool,
     pub(crate) frozen: bool,
     pub(crate) help: bool,
-    /// What is to be confirmed.
+    /// The order that waits for confirmation.
     pub(crate) asked: Option<Order>,
 }
 
 impl State {
-    /// What a key does.
+    /// Handles a key.
     pub(crate) fn press(&mut self, key: KeyEvent, model: &Model) -> Effect {
         if key.kind == KeyEventKind::Release {
             return Effect::Nothing;
@@ -103,7 +104,7 @@ impl State {
         Effect::Nothing
     }
 
-    /// What `p` would do to the group with the cursor. On a topic's line it is no group's: nothing.
+    /// Returns the order that `p` would give for the group with the cursor; `None` on a topic's line.
     fn pause_or_resume(&self, model: &Model) -> Option<Order> {
         let (topic, group) = match &self.page {
             Page::Topics => {
@@ -119,7 +120,7 @@ impl State {
         Some(Order { topic, group, pause })
     }
 
-    /// What has to be asked for what is looked at.
+    /// Returns the details that the current page needs.
     pub(crate) fn focus(&self, model: &Model) -> Focus {
         match &self.page {
             Page::Topics => {
@@ -139,19 +140,19 @@ impl State {
         }
     }
 
-    /// The lines of the first page.
+    /// Returns the lines of the first page.
     pub(crate) fn lines<'a>(&self, model: &'a Model) -> Vec<Line<'a>> {
         rows::lines(model, self.sort, self.reversed, &self.filter)
     }
 
-    /// Which of them has the cursor; the line of its topic if its own is not there any more.
+    /// Returns the index of the line with the cursor, or the line of its topic if it no longer exists.
     pub(crate) fn line(&self, lines: &[Line<'_>]) -> usize {
         let Some(at) = &self.at else { return 0 };
         let same = lines.iter().position(|line| line.place() == *at);
         same.or_else(|| lines.iter().position(|line| line.place().topic == at.topic)).unwrap_or(0)
     }
 
-    /// Where the cursor is in the list that has it.
+    /// Returns the position of the cursor in its list.
     pub(crate) fn row(&self) -> usize {
         self.rows[usize::from(self.second)]
     }
@@ -166,7 +167,7 @@ impl State {
         }
     }
 
-    /// Moves the cursor: `to` is given where it is and the last row.
+    /// Moves the cursor: `to` receives its position and the last row.
     fn go(&mut self, model: &Model, to: impl Fn(usize, usize) -> usize) {
         if self.page == Page::Topics {
             let lines = self.lines(model);
@@ -184,7 +185,7 @@ impl State {
         }
     }
 
-    /// How many rows the list has that has the cursor.
+    /// Returns the number of rows of the list with the cursor.
     fn length(&self, model: &Model) -> usize {
         match &self.page {
             Page::Topics => self.lines(model).len(),
@@ -226,7 +227,7 @@ impl State {
 
     fn leave(&mut self, model: &Model) {
         let next = match &self.page {
-            // On the first page there is nothing to leave but the filter.
+            // On the first page, only the filter can be left.
             Page::Topics => {
                 self.filter.clear();
                 return;
@@ -243,7 +244,8 @@ impl State {
         self.stand_on_group(model);
     }
 
-    /// Puts the cursor on the group that a topic's page shows: a row is a number, and groups come and go.
+    /// Moves the cursor to the group that a topic's page shows: a row is a number, and groups are created and
+    /// deleted.
     pub(crate) fn stand_on_group(&mut self, model: &Model) {
         if let Page::Topic { topic, group } = &self.page {
             let groups = model.topic(topic).map(|it| it.groups).unwrap_or_default();
@@ -253,7 +255,7 @@ impl State {
     }
 }
 
-/// The group if it is there, else the first one of its topic.
+/// Returns the group if it exists, otherwise the first one of its topic.
 fn group_of(model: &Model, topic: &TopicName, group: Option<&GroupName>) -> Option<(TopicName, GroupName)> {
     let groups = model.topic(topic)?.groups;
     let found = groups.iter().find(|it| Some(it.group) == group).or(groups.first())?;

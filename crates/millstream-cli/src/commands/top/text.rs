@@ -1,11 +1,11 @@
-//! What stands in a cell: numbers, ages and names, short enough for a column and safe for a terminal.
+//! Formats cells: numbers, ages and names, short enough for a column and safe for a terminal.
 
 use std::time::Duration;
 
 use crate::human;
 
-/// Text from the outside (names, errors, bytes) without anything that a terminal would obey: each control character is
-/// one visible character, and so is what turns the direction of writing or is not seen at all.
+/// Replaces control characters in external text (names, errors, bytes) by one visible character each, as well as
+/// characters that change the direction of writing or are invisible.
 pub(crate) fn clean(text: &str) -> String {
     text.chars().map(|c| if is_plain(c) { c } else { '·' }).collect()
 }
@@ -16,13 +16,13 @@ fn is_plain(c: char) -> bool {
     !c.is_control() && !unseen
 }
 
-/// A count in so many characters: `1,234,567`, or `1.23M` where that is too long.
+/// Formats a count in at most this many characters: `1,234,567`, or `1.23M` where that is too long.
 pub(crate) fn count(number: u64, width: usize) -> String {
     let whole = human::count(number);
     if whole.len() <= width { whole } else { short(number as f64) }
 }
 
-/// `1.23M`, `45.6G`: three digits, rounded down, so that a number is never shown larger than it is.
+/// Formats a number with three digits, `1.23M` or `45.6G`, rounded down so that it is never shown larger than it is.
 fn short(number: f64) -> String {
     const UNITS: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
     let (mut value, mut unit) = (number / 1e3, 0);
@@ -34,7 +34,7 @@ fn short(number: f64) -> String {
     format!("{:.digits$}{}", (value * scale).floor() / scale, UNITS[unit])
 }
 
-/// A rate per second: `0`, `0.3`, `12`, `5,012`, `1.23M`; `?` if it is not known.
+/// Formats a rate per second: `0`, `0.3`, `12`, `5,012`, `1.23M`; `?` if it is unknown.
 pub(crate) fn rate(per_second: Option<f64>, width: usize) -> String {
     match per_second {
         None => "?".to_owned(),
@@ -44,7 +44,7 @@ pub(crate) fn rate(per_second: Option<f64>, width: usize) -> String {
     }
 }
 
-/// A lag: `7`, `>= 10,000` where more was not counted, `?` where nothing is known.
+/// Formats a lag: `7`, `>= 10,000` where counting stopped, `?` where it is unknown.
 pub(crate) fn lag(known: Option<u64>, at_least: u64, width: usize) -> String {
     match known {
         Some(lag) => count(lag, width),
@@ -53,7 +53,7 @@ pub(crate) fn lag(known: Option<u64>, at_least: u64, width: usize) -> String {
     }
 }
 
-/// An age in at most six characters: `0.4s`, `12s`, `3m20s`, `5h02m`, `2d05h`, `420d`.
+/// Formats an age in at most six characters: `0.4s`, `12s`, `3m20s`, `5h02m`, `2d05h`, `420d`.
 pub(crate) fn age(age: Duration) -> String {
     let seconds = age.as_secs();
     match seconds {
@@ -66,12 +66,12 @@ pub(crate) fn age(age: Duration) -> String {
     }
 }
 
-/// The same, or a dash where there is nothing.
+/// Formats an age, or a dash for `None`.
 pub(crate) fn age_or_none(it: Option<Duration>) -> String {
     it.map_or_else(|| "-".to_owned(), age)
 }
 
-/// Numbers of partitions as ranges: `0-3,7`.
+/// Formats partition numbers as ranges: `0-3,7`.
 pub(crate) fn ranges(numbers: &[u32]) -> String {
     let mut numbers = numbers.to_vec();
     numbers.sort_unstable();
@@ -89,12 +89,12 @@ pub(crate) fn ranges(numbers: &[u32]) -> String {
     parts.into_iter().map(part).collect::<Vec<_>>().join(",")
 }
 
-/// A time of the server's clock, in milliseconds since 1970: `01-31 12:00:00`, in UTC.
+/// Formats a time of the server's clock, in milliseconds since 1970: `01-31 12:00:00`, in UTC.
 pub(crate) fn moment(ms: u64) -> String {
     human::time(ms).get(5..19).map_or_else(|| human::time(ms), |short| short.replace('T', " "))
 }
 
-/// A text in at most so many characters; what is cut off is marked.
+/// Shortens a text to at most this many characters and marks the cut.
 pub(crate) fn fit(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

@@ -36,12 +36,12 @@ pub(super) struct Create {
     dry: DryRun,
 }
 
-/// What a topic is, or would be.
+/// The settings of a topic, stored or in a dry run.
 #[derive(Debug, Serialize)]
 struct Changed {
     #[serde(flatten)]
     topic: TopicView,
-    /// Whether anything is, or would be, different from before.
+    /// Whether anything differs from before, or would.
     changed: bool,
     dry_run: bool,
 }
@@ -77,7 +77,7 @@ impl Create {
         }
         let stored = admin.create_topic(&spec).await?;
         if stored != spec {
-            // The first settings win, and somebody was faster.
+            // The first settings win, and another caller created the topic first.
             cx.output.note(&format!("topic {} was created at the same time by somebody else", self.topic));
         }
         Changed { topic: TopicView::of(&stored), changed: true, dry_run }.show(cx)

@@ -32,19 +32,19 @@ pub(super) struct Delete {
     dry: DryRun,
 }
 
-/// What goes with it, or went.
+/// The data that is, or was, deleted with the topic.
 #[derive(Debug, Serialize)]
 struct View {
     topic: String,
     deleted: bool,
     dry_run: bool,
-    /// Somebody consumes it: it is refused unless it is forced.
+    /// Whether the topic has consumers: deleting it then requires force.
     in_use: bool,
-    /// `null` where it could not be counted.
+    /// `null` if it could not be counted.
     entries: Option<u64>,
     delayed: Option<u64>,
     groups: Vec<GroupView>,
-    /// What could not be counted; it goes, or went, all the same.
+    /// The parts that could not be counted; they are deleted as well.
     errors: Vec<Failed>,
 }
 
@@ -77,13 +77,13 @@ impl Delete {
         let (admin, dry_run) = (cx.admin(), self.dry.dry_run);
         let counted = match admin.survey(&self.topic).await {
             Ok(survey) => inspect::counted(cx, &survey).await?,
-            // Stopped half-way before: the rest is still to be done.
+            // An earlier deletion was interrupted: the rest is still to be deleted.
             Err(error)
                 if error.kind() == ErrorKind::NotFound && admin.topics().await?.contains(&self.topic) =>
             {
                 Counted { entries: Some(0), delayed: Some(0), ..Counted::default() }
             }
-            // What cannot be counted can be deleted.
+            // Data that cannot be counted can still be deleted.
             Err(error)
                 if matches!(
                     error.kind(),

@@ -63,12 +63,12 @@ pub(super) struct Describe {
 struct View {
     #[serde(flatten)]
     topic: TopicView,
-    /// `null` where it cannot be told.
+    /// `null` if it is unknown.
     entries: Option<u64>,
     delayed: Option<u64>,
     overdue: Option<u64>,
     groups: Vec<GroupView>,
-    /// What could not be looked at.
+    /// The parts that could not be read.
     errors: Vec<Failed>,
 }
 
@@ -89,12 +89,12 @@ impl Describe {
     }
 }
 
-/// A number, if it is known.
+/// Formats a number, if it is known.
 pub(super) fn known(number: Option<u64>) -> String {
     number.map_or_else(|| "unknown".to_owned(), human::count)
 }
 
-/// What a topic has, as far as it can be counted.
+/// The data of a topic, as far as it can be counted.
 #[derive(Debug, Default)]
 pub(super) struct Counted {
     pub(super) entries: Option<u64>,
@@ -123,7 +123,8 @@ pub(super) async fn counted(cx: &Context, survey: &TopicSurvey) -> Result<Counte
         }
     }
     if counted.entries.is_none() {
-        // They are told with a group; one that is not there will do.
+        // The lengths are part of a group's statistics, which the catalog also returns for a group that does not
+        // exist.
         match cx.mq.backend().catalog.stats(&survey.topic, &GroupName::new("-")?).await {
             Ok(stats) => counted.entries = Some(stats.iter().map(|partition| partition.length).sum()),
             Err(error) if error.is_transient() => return Err(error.into()),

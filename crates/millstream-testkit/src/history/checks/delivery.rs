@@ -1,4 +1,4 @@
-//! Which message a handler may get, how often, and when.
+//! Checks which message a handler may receive, how often, and when.
 
 use super::super::story::{Run, Story};
 use super::super::{End, Start};
@@ -6,11 +6,11 @@ use super::{Report, Rules, innocent};
 
 pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
     genuine(story, start, report);
-    // What was there when somebody turned the clock back may come again in any way.
+    // Messages that existed when the group was rewound may come again in any way.
     if story.is_upset(&start.origin) {
         return;
     }
-    // A process that was stopped by force between its last look at the lease and the start cannot know.
+    // A process that was stopped by force between its last check of the lease and the start cannot know.
     if !story.is_stale(start) {
         not_again(story, start, report);
     }
@@ -27,9 +27,9 @@ fn genuine(story: &Story, start: &Start, report: &mut Report<'_>) {
     }
 }
 
-/// What the server was told for certain holds.
+/// Checks that settlements that certainly took effect hold.
 fn not_again(story: &Story, start: &Start, report: &mut Report<'_>) {
-    // Of a deleted entry the server is told that it is done, also while somebody has it in hand still.
+    // A deleted entry is settled as done, even while a process still holds it.
     let known = !story.deleted.contains(&start.origin.place);
     let Some(settled) = story.settled.get(&start.origin).filter(|_| known) else { return };
     let Start { origin, message, attempt, .. } = start;
@@ -51,7 +51,7 @@ fn not_again(story: &Story, start: &Start, report: &mut Report<'_>) {
     }
 }
 
-/// Every repetition has a cause.
+/// Checks that every repetition has a cause.
 fn repeated(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
     let runs = story.runs(&start.origin);
     let Start { origin, message, attempt, epoch, .. } = start;
@@ -60,7 +60,7 @@ fn repeated(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>
         if matches!(before.end, Some((_, End::Snoozed(_)))) {
             return;
         }
-        // Whoever was handed it before has lost the partition since, or this one had and did not know.
+        // The previous process has lost the partition since, or this one had lost it and did not know.
         let takeover = before.start.epoch != *epoch || start.is_shared();
         if !takeover || rules.calm || !innocent::is_explained(story, before, start, rules) {
             let (since, first) = (before.start.epoch, &before.start.instance);
@@ -80,7 +80,8 @@ fn repeated(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>
     }
 }
 
-/// Processes do not die over one message for ever. A failure or a snooze is a settlement: what was suspected before is over.
+/// Checks that not too many processes die while handling one message. A failure or a snooze is a settlement, which
+/// resets the count.
 fn deadly(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
     let deadly = |run: &&Run| {
         run.end.is_none() && run.start.attempt == start.attempt && story.killed.contains(&run.start.instance)
@@ -94,7 +95,7 @@ fn deadly(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) 
     }
 }
 
-/// No attempt before the time that the one before it has asked for.
+/// Checks that no attempt starts before the due time that the previous one requested.
 fn in_time(story: &Story, start: &Start, report: &mut Report<'_>) {
     let due = story.runs(&start.origin).iter().filter_map(|run| match run.end {
         Some((at, End::Failed(after))) if run.start.attempt + 1 == start.attempt => Some(at + after),

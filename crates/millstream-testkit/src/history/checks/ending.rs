@@ -1,4 +1,4 @@
-//! What must be true in the end: of sends, of every message, of dead letters.
+//! Checks of the final state: of sends, of every message, of dead letters.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::super::story::{Run, Story, by_handler};
 use super::super::{End, Event, Origin, Outcome, Place, Record, Told};
 use super::Report;
 
-/// Senders were told the truth.
+/// Checks that senders received correct results.
 pub(super) fn sends(story: &Story, history: &[Record], report: &mut Report<'_>) {
     for (message, copies) in &story.copies {
         if *copies > 1 {
@@ -33,7 +33,7 @@ pub(super) fn sends(story: &Story, history: &[Record], report: &mut Report<'_>) 
     in_order(story, history, report);
 }
 
-/// What one sender sent for one key, one after the other, is stored in that order.
+/// Checks that the messages that one sender sent for one key, one after the other, are stored in that order.
 fn in_order(story: &Story, history: &[Record], report: &mut Report<'_>) {
     let mut last: BTreeMap<(&String, &Option<String>, _), (&String, &Place)> = BTreeMap::new();
     for record in history {
@@ -42,7 +42,7 @@ fn in_order(story: &Story, history: &[Record], report: &mut Report<'_>) {
         let lane = (sender, key, &place.topic_partition);
         if let Some((before, earlier)) = last.insert(lane, (message, place))
             && earlier.id >= place.id
-            // Ids that the server forgot it may give again, and lower ones too.
+            // The server may assign again the ids that it lost, and lower ones too.
             && !story.appended.get(earlier).is_some_and(|stored| stored.lost)
         {
             let what = format!("{message} at {place} was sent after {before}, which is at {earlier}");
@@ -51,7 +51,7 @@ fn in_order(story: &Story, history: &[Record], report: &mut Report<'_>) {
     }
 }
 
-/// One dead letter that is there in the end.
+/// Checks one dead letter that exists at the end.
 pub(super) fn dead(
     story: &Story,
     origin: &Origin,
@@ -85,7 +85,7 @@ pub(super) fn dead(
     }
 }
 
-/// Everything that was stored has come to its end in this group.
+/// Checks that every stored message has come to its end in this group.
 pub(super) fn everything(story: &Story, group: &GroupName, report: &mut Report<'_>) {
     for (place, stored) in &story.appended {
         if story.deleted.contains(place) || story.is_forgotten(stored.at) {

@@ -1,4 +1,4 @@
-//! Who may act on a partition.
+//! Checks which process may act on a partition.
 
 use super::super::story::{Share, Story, share};
 use super::super::{Call, Start};
@@ -7,7 +7,7 @@ use super::Report;
 pub(super) fn granted(story: &Story, share: &Share, epoch: u64, again: bool, report: &mut Report<'_>) {
     let (topic_partition, group) = share;
     let highest = story.highest.get(share).copied().unwrap_or(0);
-    // What was granted before can be told again as long as it is the last grant that the server knows of.
+    // A grant can be returned again as long as it is the last one that the server knows of.
     let current = story.grants.get(share).is_none_or(|grant| grant.epoch == epoch);
     let grows = if again { current } else { epoch > highest };
     if !grows {
@@ -41,13 +41,14 @@ pub(super) fn started(story: &Story, start: &Start, report: &mut Report<'_>) {
     if !story.is_stale(start) {
         return;
     }
-    // Who shares a partition has its entries until they would have to be extended, also when the group was destroyed.
+    // A consumer of a shared partition keeps its entries until they would have to be extended, even if the group was
+    // destroyed.
     if start.is_shared() && story.is_upset(&start.origin) {
         return;
     }
-    // Nobody can look at a lease and start a handler without a stop in between being possible.
+    // A process can always be stopped between checking its lease and starting a handler.
     let was_stopped = story.resumed.get(&start.instance) == Some(&report.at);
-    // Whoever relies on a lease that the server forgot learns it with the next renewal.
+    // A process whose lease the server lost learns it with the next renewal.
     let ttl = story.grants.get(&share(&start.origin)).map(|grant| grant.ttl).unwrap_or_default();
     let forgotten = story.gaps.iter().any(|(_, until)| report.at <= *until + ttl);
     if !was_stopped && !forgotten {

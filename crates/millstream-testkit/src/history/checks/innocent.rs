@@ -1,7 +1,8 @@
-//! Who is innocent: what the living keep while others die, and while the server is away.
+//! Checks that live processes keep their leases, entries and assignments while others die and while the server is
+//! unreachable.
 //!
-//! Only what happened to a process alone counts against it. After an outage nobody can know who was there, so nobody is
-//! judged until one ttl later; and who is well has been heard by then.
+//! Only faults of a single process count against it. After an outage no process can know which others were alive, so
+//! none is judged until one ttl later; by then every healthy process has sent a heartbeat.
 
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use super::super::story::{Run, Share, Story};
 use super::super::{Handing, Origin, Start};
 use super::{Lives, Report, Rules};
 
-/// Whether a process must not be taken for dead, given when the server has certainly heard of it last. Names the reason.
+/// Returns the reason why a process must not be treated as dead, if there is one. `heard` is the last time when the
+/// server certainly received its heartbeat.
 fn is_innocent(story: &Story, process: &str, heard: Duration, lives: Lives, now: Duration) -> Option<String> {
     let processes = &story.processes;
     if !processes.knows(process) {
@@ -27,7 +29,7 @@ fn is_innocent(story: &Story, process: &str, heard: Duration, lives: Lives, now:
     (!lives.lossy).then(|| format!("{process} lives, and was not cut off alone"))
 }
 
-/// A lease goes to somebody else.
+/// Checks a lease that is granted to another process.
 pub(super) fn granted(
     story: &Story,
     share: &Share,
@@ -48,7 +50,7 @@ pub(super) fn granted(
     }
     let Some(grant) = story.grants.get(share).filter(|grant| !grant.released) else { return };
     let (Some(before), Some(to)) = (grant.to.as_deref(), to) else { return };
-    // Who is to give a partition up may be too late to say so.
+    // A process that is to give up a partition may be too late to release it.
     if before == to || !story.processes.is_assigned(share, before) {
         return;
     }
@@ -57,7 +59,7 @@ pub(super) fn granted(
     }
 }
 
-/// An entry goes to somebody else.
+/// Checks an entry that is delivered to another process.
 pub(super) fn handed(
     story: &Story,
     origin: &Origin,
@@ -68,14 +70,14 @@ pub(super) fn handed(
 ) {
     let (Some(lives), Handing::Claimed) = (rules.lives, how) else { return };
     let Some((before, since)) = story.holder(origin).filter(|(before, _)| before != to) else { return };
-    // It says that it has it three times per ttl.
+    // The holder extends its entries three times per ttl.
     let heard = (*since).max(report.at.saturating_sub(5 * lives.lease_ttl));
     if let Some(why) = is_innocent(story, before, heard, lives, report.at) {
         report.breach("KEPT", format!("{origin} is claimed by {to}: {why}"));
     }
 }
 
-/// An assignment leaves somebody out.
+/// Checks an assignment that leaves a process out.
 pub(super) fn published(
     story: &Story,
     group: &GroupName,
@@ -95,12 +97,12 @@ pub(super) fn published(
     }
 }
 
-/// A message was given up for the processes that died over it.
+/// Checks a message that was given up for the processes that died while handling it.
 pub(super) fn crashed(story: &Story, origin: &Origin, rules: &Rules, report: &mut Report<'_>) {
     if story.is_upset(origin) {
         return;
     }
-    // One that had ended may have had no time to say so.
+    // A process that had ended may have had no time to settle.
     let died = |run: &&Run| story.killed.contains(&run.start.instance);
     let deaths = story.runs(origin).iter().filter(died).count();
     if deaths < rules.fewest_crashes {
@@ -111,7 +113,7 @@ pub(super) fn crashed(story: &Story, origin: &Origin, rules: &Rules, report: &mu
     }
 }
 
-/// In the end: whoever died during an outage has been replaced.
+/// Checks at the end that every process that died during an outage has been replaced.
 pub(super) fn orphaned(story: &Story, rules: &Rules, report: &mut Report<'_>) {
     let Some(lives) = rules.lives.filter(|lives| !lives.lossy) else { return };
     let bound = 2 * lives.member_ttl.max(lives.lease_ttl) + Duration::from_secs(1);
@@ -125,12 +127,12 @@ pub(super) fn orphaned(story: &Story, rules: &Rules, report: &mut Report<'_>) {
     }
 }
 
-/// Whether something happened to the process of an earlier run that explains another one.
+/// Whether a fault of the process of an earlier run explains another run.
 pub(super) fn is_explained(story: &Story, before: &Run, start: &Start, rules: &Rules) -> bool {
     let process = &before.start.instance;
     let Some(lives) = rules.lives.filter(|_| story.processes.knows(process)) else {
         return !start.is_shared() || *process != start.instance;
     };
-    // Who starts it without a lease was stopped, or is told so elsewhere.
+    // A start without a valid lease was caused by a stop, or is reported by another check.
     before.stale || story.is_stale(start) || lives.lossy || !story.processes.is_well(process, before.at)
 }

@@ -1,4 +1,4 @@
-//! In which order messages may start, and which may run at the same time.
+//! Checks the order in which messages start, and which may run concurrently.
 
 use super::super::story::{Appended, Run, Story};
 use super::super::{End, Origin, Place, Start};
@@ -27,7 +27,7 @@ pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut 
 
     let all = story.below(place).chain(story.above(place)).filter(|(_, stored)| together(stored));
     let all = all.map(|(place, _)| origin(place)).chain([start.origin.clone()]);
-    // Of a partition several can be in one batch, of a key not.
+    // A batch can contain several messages of a partition, but only one of a key.
     let in_batch = |run: &Run| rules.batches && !by_key && run.at == report.at;
     let running = |run: &Run| run.end.is_none() && run.start.epoch == start.epoch && !in_batch(run);
     let running: Vec<_> = all.filter(|other| story.runs(other).iter().any(running)).collect();
@@ -47,7 +47,7 @@ pub(super) fn started(story: &Story, start: &Start, rules: &Rules, report: &mut 
     }
 }
 
-/// How many handlers run for the partition under this lease.
+/// Checks how many handlers run for the partition under this lease.
 fn crowd(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
     if rules.at_once == usize::MAX {
         return;
@@ -64,7 +64,7 @@ fn crowd(story: &Story, start: &Start, rules: &Rules, report: &mut Report<'_>) {
     }
 }
 
-/// Whether a message is done or given up: by the server, or by the handler under this lease.
+/// Whether a message is done or given up, according to the server or to the handler under this lease.
 fn is_over(story: &Story, origin: &Origin, epoch: u64) -> bool {
     let by_server = story.settled.get(origin).is_some_and(|settled| settled.next.is_none());
     let ended = |run: &Run| run.start.epoch == epoch && matches!(run.end, Some((_, End::Acked | End::Dead)));

@@ -1,4 +1,4 @@
-//! What is known of processes: who lives, who was in trouble alone, and when the server was away from all.
+//! The state of processes: which are alive, which had faults alone, and when the server was unreachable for all.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,21 +8,21 @@ use millstream_core::GroupName;
 use super::super::Event;
 use super::{Grant, Share};
 
-/// A span of time that may last still.
+/// A span of time, without an end if it still lasts.
 type Span = (Duration, Option<Duration>);
 
-/// All processes, and the outages that they had together.
+/// All processes, and the outages that affected all of them.
 #[derive(Debug, Default)]
 pub(crate) struct Processes {
     known: BTreeMap<String, Process>,
     pub(crate) outages: Vec<Span>,
     /// The last assignment of each group.
     assigned: BTreeMap<GroupName, Vec<(String, Vec<u32>)>>,
-    /// Leases of processes that died while the server was away, as long as nobody else was granted them.
+    /// Leases of processes that died during an outage, until they are granted to another process.
     pub(crate) orphans: BTreeMap<Share, Orphan>,
-    /// When something happened to a group that explains why a partition is taken over later.
+    /// Times of events in a group that explain a later takeover of a partition.
     upset: BTreeMap<GroupName, Vec<Duration>>,
-    /// When processes began.
+    /// Times when processes started.
     began: BTreeMap<GroupName, Vec<Duration>>,
 }
 
@@ -31,17 +31,17 @@ pub(crate) struct Processes {
 struct Process {
     group: GroupName,
     began: Duration,
-    /// Whether it has died, or leaves.
+    /// Whether it has died, or is leaving.
     is_ending: bool,
-    /// When it was stopped or cut off, alone.
+    /// The spans in which it was stopped or cut off alone.
     apart: Vec<Span>,
-    /// By how many things at a time.
+    /// The number of faults that keep it apart at present.
     depth: u32,
-    /// Whether the server heard of it, and no assignment has left it out since.
+    /// Whether the server received its heartbeat, and no assignment has left it out since.
     is_member: bool,
 }
 
-/// What a process left that died during an outage.
+/// The lease of a process that died during an outage.
 #[derive(Clone, Debug)]
 pub(crate) struct Orphan {
     pub(crate) process: String,
@@ -141,18 +141,18 @@ impl Processes {
         matches!(self.outages.last(), Some((_, None)))
     }
 
-    /// When the last outage ended that lasted for at least so long; `None` if there was none.
+    /// Returns the end of the last outage that lasted at least this long; `None` if there was none.
     pub(crate) fn back_since(&self, least: Duration) -> Option<Duration> {
         let long = |(begin, end): &Span| end.filter(|end| *end - *begin >= least);
         self.outages.iter().rev().find_map(long)
     }
 
-    /// When the outage ended that was at this time.
+    /// Returns the outage at this time.
     pub(crate) fn outage_at(&self, at: Duration) -> Option<Span> {
         self.outages.iter().copied().find(|(begin, end)| *begin <= at && end.is_none_or(|end| at <= end))
     }
 
-    /// Whether nothing happened to this process alone since then, and it goes on.
+    /// Whether the process had no fault of its own since then, and is not ending.
     pub(crate) fn is_well(&self, instance: &str, since: Duration) -> bool {
         self.known.get(instance).is_some_and(|process| {
             let over = |(_, end): &Span| end.is_some_and(|end| end < since);
@@ -165,7 +165,7 @@ impl Processes {
         self.known.contains_key(instance)
     }
 
-    /// The members of a group.
+    /// Returns the members of a group.
     pub(crate) fn members<'a>(&'a self, group: &'a GroupName) -> impl Iterator<Item = &'a String> {
         let is_in = move |process: &Process| process.is_member && process.group == *group;
         self.known.iter().filter(move |(_, process)| is_in(process)).map(|(name, _)| name)
@@ -178,8 +178,8 @@ impl Processes {
         shares.into_iter().any(|(name, list)| name == instance && list.contains(number))
     }
 
-    /// Until when a partition should be taken over whose owner died during an outage, if members have so long; `None`
-    /// if something else happened that takes time.
+    /// Returns the time by which a partition must be taken over whose owner died during an outage, given the ttl of
+    /// members. `None` if another event explains a delay.
     pub(crate) fn replaced_by(
         &self,
         (_, group): &Share,
@@ -191,7 +191,7 @@ impl Processes {
         let living = |process: &&Process| process.group == *group && !process.is_ending;
         let first = self.known.values().filter(living).map(|process| process.began).min()?;
         let mut due = first.max(end) + bound;
-        // Who joins judges nobody at first, and may be the one who is to have the partition.
+        // A process that joins judges no other at first, and may be the one that is to own the partition.
         for began in self.began.get(group).into_iter().flatten() {
             if *began >= end && *began < due {
                 due = *began + bound;

@@ -1,4 +1,4 @@
-//! The catalog role: settings of a topic, and how they are changed.
+//! The catalog role: settings of a topic, and changes to them.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ async fn every_setting_is_kept(h: Harness) -> Verdict {
     let catalog = &h.backend.catalog;
     for retention in RETENTIONS {
         let name = TopicName::new(h.unique("topic"))?;
-        // What keeps all cannot be bounded.
+        // A topic that keeps all entries cannot have a bound.
         let bound = Some(1_000).filter(|_| retention != Retention::Keep);
         let spec = TopicSpec::new(name.clone(), 2)?.with_retention(retention).with_max_length(bound);
         equal!(catalog.create_topic(&spec).await?, spec, "the topic as created");
@@ -45,7 +45,7 @@ async fn every_setting_is_kept(h: Harness) -> Verdict {
         equal!(catalog.expand(&name, 3).await?, grown, "the topic as grown");
         equal!(catalog.topic(&name).await?, grown, "the topic as stored, grown");
     }
-    // Whoever comes first decides, also that there is no bound.
+    // The first spec decides, also if it has no bound.
     let unbounded = h.topic(1).await?;
     let bounded = unbounded.clone().with_max_length(5);
     equal!(catalog.create_topic(&bounded).await?, unbounded, "a topic without a bound, created with one");
@@ -99,7 +99,7 @@ async fn what_makes_no_sense_is_refused(h: Harness) -> Verdict {
         refused(altered, ErrorKind::InvalidConfig, "a change that makes no sense")?;
         equal!(catalog.topic(&topic.name).await?, topic, "the topic after a change that was refused");
     }
-    // What stays as it is counts as well.
+    // Settings that are not changed are validated too.
     let bounded = catalog.alter_topic(&topic.name, &TopicChange::new().max_length(9)).await?;
     let altered = catalog.alter_topic(&topic.name, &TopicChange::new().retention(Retention::Keep)).await;
     refused(altered, ErrorKind::InvalidConfig, "keeping all of a topic with a bound")?;

@@ -1,4 +1,4 @@
-//! The catalog role: topics and groups go, with all that is theirs and nothing else.
+//! The catalog role: deleting topics and groups deletes all their data and no other.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ suite!("catalog":
     who_works_on_what_is_deleted_is_told,
 );
 
-/// Everything that a group can have: entries unread, pending, noted, parked, promoted and dead, members, leases.
+/// Creates everything that a group can have: unread, pending, noted, parked, promoted and dead entries, members,
+/// leases.
 async fn full(h: &Harness, topic: &TopicSpec, group: &str) -> Result<Owner, Violation> {
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let name = GroupName::new(group)?;
@@ -50,7 +51,7 @@ async fn full(h: &Harness, topic: &TopicSpec, group: &str) -> Result<Owner, Viol
     Ok(owner)
 }
 
-/// Nothing is there of a topic that was created anew under the old name, and a group of it.
+/// Expects that a topic created again under the old name, and its group, have no data.
 async fn is_new(h: &Harness, topic: &TopicSpec, group: &GroupName) -> Verdict {
     let catalog = &h.backend.catalog;
     equal!(catalog.groups(&topic.name).await?, [], "groups of a new topic");

@@ -1,4 +1,4 @@
-//! The catalog role: topics that grow, and how much lies between two places.
+//! The catalog role: topics that grow, and the number of entries between two positions.
 
 use millstream_core::catalog::Start;
 use millstream_core::topic::MAX_PARTITIONS;
@@ -41,7 +41,7 @@ async fn a_topic_that_grows_takes_its_groups_along(h: Harness) -> Verdict {
     for group in &groups {
         h.backend.catalog.create_group(&topic, group, Start::Latest).await?;
     }
-    // A producer may be ahead of the catalog.
+    // A producer may know a newer number of partitions than the catalog.
     let tp = TopicPartition::new(topic.name.clone(), 2);
     let appended = h.append_n(&tp, 3).await?;
     let grown = h.backend.catalog.expand(&topic.name, 3).await?;
@@ -55,7 +55,8 @@ async fn a_topic_that_grows_takes_its_groups_along(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// Who creates a group may know the topic as it was before, and who let it grow may not know of the group.
+/// A caller that creates a group may know the topic from before it grew, and one that expands the topic may not know
+/// the group.
 async fn a_group_follows_a_topic_that_has_grown_meanwhile(h: Harness) -> Verdict {
     let before = h.topic(1).await?;
     h.backend.catalog.expand(&before.name, 3).await?;

@@ -16,14 +16,14 @@ suite!("catalog":
     who_waits_in_a_paused_group_is_woken,
 );
 
-/// A group in a topic of its own.
+/// Creates a group in a new topic.
 async fn group(h: &Harness) -> Result<(TopicSpec, GroupName), Violation> {
     let (topic, group) = (h.topic(2).await?, GroupName::new("group")?);
     h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
     Ok((topic, group))
 }
 
-/// Whether a member with this name hears that its group is paused.
+/// Whether the heartbeat reply to a member with this name reports that its group is paused.
 async fn hears(h: &Harness, topic: &TopicSpec, group: &GroupName, id: &str) -> Result<bool, Violation> {
     let member = Member::new(MemberId::new(id)?, "first", LONG);
     Ok(h.backend.members.heartbeat(&topic.name, group, &member, true).await?.paused)
@@ -53,7 +53,7 @@ async fn a_pause_ends_with_a_word_and_with_nothing_else(h: Harness) -> Verdict {
     let (topic, group) = group(&h).await?;
     hears(&h, &topic, &group, "ann").await?;
     catalog.set_paused(&topic.name, &group, true).await?;
-    // Who starts creates the group again.
+    // A consumer that starts creates the group again.
     catalog.create_group(&topic, &group, Start::Earliest).await?;
     ensure!(hears(&h, &topic, &group, "bob").await?, "who starts ends the pause");
     ensure!(catalog.set_paused(&topic.name, &group, false).await?, "the end of a pause changes nothing");

@@ -1,4 +1,4 @@
-//! The catalog role: what was deleted on purpose does not come back by those who still run.
+//! The catalog role: clients that are still running do not restore what was deleted on purpose.
 
 use millstream_core::catalog::{REMEMBERED, Start};
 use millstream_core::members::Member;
@@ -31,7 +31,7 @@ async fn a_deleted_topic_is_not_restored(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// Nobody has deleted it: the server lost it.
+/// The topic was not deleted: the server lost it.
 async fn a_topic_that_was_lost_is_restored(h: Harness) -> Verdict {
     let catalog = &h.backend.catalog;
     let lost = TopicSpec::new(TopicName::new(h.unique("topic"))?, 2)?.with_max_length(9);
@@ -52,7 +52,7 @@ async fn a_topic_that_is_created_again_can_be_restored(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// Who still works on the one before may have other partitions in mind.
+/// A client of the previous topic may expect another number of partitions.
 async fn a_topic_that_is_created_again_is_another_one(h: Harness) -> Verdict {
     let catalog = &h.backend.catalog;
     let first = h.topic(2).await?;
@@ -60,7 +60,7 @@ async fn a_topic_that_is_created_again_is_another_one(h: Harness) -> Verdict {
     let mut before = first.clone();
     for _ in 0..3 {
         catalog.delete_topic(&first.name).await?;
-        // What somebody knows of the topic before does not matter.
+        // The spec of the previous topic has no effect.
         let created = catalog.create_topic(&before).await?;
         ensure!(created.generation > before.generation, "{} after {}", created.generation, before.generation);
         equal!(catalog.topic(&first.name).await?, created, "the topic as stored");
@@ -117,7 +117,7 @@ async fn a_deleted_group_is_not_restored(h: Harness) -> Verdict {
     equal!(catalog.groups(&topic.name).await?, std::slice::from_ref(&other), "groups");
     let stats = catalog.stats(&topic, &group).await?;
     ensure!(stats.iter().all(|stats| stats.position.is_none()), "a deleted group stands somewhere");
-    // Of the other one nobody has said anything.
+    // The other group was not deleted.
     h.backend.members.heartbeat(&topic.name, &other, &member, false).await?;
     equal!(
         catalog.restore_group(&tp, &other, MessageId::ZERO).await?,

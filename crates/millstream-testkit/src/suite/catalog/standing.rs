@@ -1,4 +1,4 @@
-//! The catalog role: how far groups have come, and what they keep.
+//! The catalog role: the position of groups, and the entries that they keep.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ async fn lag(h: &Harness, topic: &TopicSpec, group: &str) -> Result<Option<u64>,
     Ok(stats.lag)
 }
 
-/// The owner of the only partition for a group that starts there.
+/// Acquires the only partition for a group that starts at this position, and returns the owner.
 async fn starts(h: &Harness, topic: &TopicSpec, group: &str, start: Start) -> Result<Owner, Violation> {
     let name = GroupName::new(group)?;
     h.backend.catalog.create_group(topic, &name, start).await?;
@@ -67,7 +67,7 @@ async fn the_lag_is_exact_among_deleted_entries(h: Harness) -> Verdict {
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let appended = h.append_n(&tp, 10).await?;
     let mut owner = starts(&h, &topic, "group", Start::Earliest).await?;
-    // What is deleted, and how many are read then: ahead of the group, at the end, right behind it.
+    // The deleted entry, and the number of entries read afterwards: ahead of the group, at the end, right behind it.
     let (mut left, mut next) = ((0..10).collect::<Vec<usize>>(), 0);
     for (gone, read) in [(5, 0), (9, 2), (2, 0), (1, 2), (8, 1), (0, 1), (6, 0)] {
         h.operator()?.delete_entry(&tp, appended[gone]).await?;
@@ -97,7 +97,7 @@ async fn the_age_is_that_of_the_oldest_entry_to_be_settled(h: Harness) -> Verdic
     ensure!(age().await? >= old, "what is unread is {:?} old, expected {old:?} at least", age().await?);
     let entries = owner.take(2).await?;
     ensure!(age().await? >= old, "what is pending is {:?} old, expected {old:?} at least", age().await?);
-    // All that the clock needed is behind them.
+    // All entries that the clock needed are behind them.
     let length = stats(&h, &topic, "group").await?.length as usize;
     let rest = owner.take(length.saturating_sub(2)).await?;
     owner.ack(&rest).await?;

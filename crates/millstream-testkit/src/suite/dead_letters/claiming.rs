@@ -1,4 +1,4 @@
-//! Claims of dead letters: what somebody works on is nobody else's, until he says what becomes of it or is too slow.
+//! Claims of dead letters: a claimed letter is reserved for its claimer until it is settled or the claim expires.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{Harness, foreign, message};
 use crate::suite::suite;
 
-/// Longer than any case takes.
+/// A hold longer than any case.
 const LONG: Duration = Duration::from_secs(600);
-/// Short enough to wait for.
+/// A hold short enough to wait for.
 const SHORT: Duration = Duration::from_millis(40);
 
 suite!("dead_letters":
@@ -53,7 +53,7 @@ impl Grave {
         self.h.backend.dead_letters.settle(&self.tp, &self.group, by, &deeds).await
     }
 
-    /// Claims until something is claimed.
+    /// Repeats a claim until it returns letters.
     async fn eventually(&mut self, ids: &[MessageId], claim: &Claim) -> Result<Vec<MessageId>, Violation> {
         let mut patience = self.h.patience("a claim to run out");
         loop {
@@ -154,7 +154,7 @@ async fn a_claim_can_be_made_longer(h: Harness) -> Verdict {
     let ids = grave.ids(2).await?;
     grave.claim(&ids, &claim("a", SHORT)).await?;
     equal!(grave.claim(&ids[..1], &claim("a", LONG)).await?, ids[..1], "claimed for longer");
-    // When the other one can be had, the first claim of this one has run out, too.
+    // When the other letter becomes free, the first claim of this one has expired too.
     equal!(grave.eventually(&ids, &claim("b", LONG)).await?, ids[1..], "claimed after it ran out");
     Ok(())
 }
@@ -193,7 +193,7 @@ async fn what_is_left_can_be_replayed_and_purged(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// He claimed it, was too slow, and comes with what he decided when somebody else had decided already.
+/// The claimer is too slow, and settles the letter after another one has already settled it.
 async fn who_was_too_slow_leaves_alone_what_somebody_else_has_left(h: Harness) -> Verdict {
     let mut grave = Grave::new(h).await?;
     grave.bury(&[message(0), message(1)]).await?;
@@ -211,7 +211,8 @@ async fn who_was_too_slow_leaves_alone_what_somebody_else_has_left(h: Harness) -
     }
     equal!(grave.ids(2).await?, ids, "what is there, as ever");
     equal!(grave.claim(&ids[..1], &claim("c", LONG)).await?, [], "claimed of what is still left");
-    // Who names it without a claim means it; and what nobody else has taken is still his who claimed it.
+    // A call without a claimer applies to any letter. A letter that nobody else has taken still belongs to its
+    // claimer.
     equal!(grave.replay(&ids[..1]).await?, 1, "replayed of what was left");
     equal!(
         grave.settle(Some("a"), &ids, &DeadLetterAction::Purge).await?,

@@ -1,4 +1,4 @@
-//! Dead letters that are put back, as from a file; and all up to an id that are purged.
+//! Dead letters that are put back, for example from a file, and purging all letters up to an id.
 
 use millstream_core::{DeadLetter, MessageId, Result};
 

@@ -1,4 +1,4 @@
-//! Fencing: who lost a lease does nothing any more.
+//! Fencing: an owner that lost its lease has no effect any more.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn a_stale_token_reads_nothing(h: Harness) -> Verdict {
     owner.reopen().await?;
     let fetched = owner.reader.fetch(10, Duration::ZERO).await;
     refused(fetched, ErrorKind::Fenced, "a fetch by a new reader of the stale lease")?;
-    // It had no effect: two are pending as they were, two are new.
+    // The settlement had no effect: two entries are pending as before, two are new.
     let pending = next.take(2).await?;
     equal!(ids(&pending), appended[..2], "what is pending");
     ensure!(pending.iter().all(|entry| entry.deliveries == 2), "a refused fetch counted: {pending:?}");

@@ -1,4 +1,4 @@
-//! Histories: what attempts failed with is kept over retries, notes and death; and when the next attempt is made.
+//! Histories: the errors of attempts are kept over retries, notes and death, and so is the time of the next attempt.
 
 use std::time::Duration;
 
@@ -30,13 +30,13 @@ fn attempts(history: &History) -> Vec<u32> {
     history.failures().iter().map(|failed| failed.attempt).collect()
 }
 
-/// Attempt `failed` of a message failed after all that its history tells.
+/// Returns a settlement in which attempt `failed` of a message failed, after the attempts in its history.
 fn failed(failed: u32, origin: MessageId, history: &History, due: Due) -> Settlement {
     let (error, history) = (format!("attempt {failed}\nfailed"), history.clone());
     Settlement::Retry { due, attempt: failed + 1, origin, error, history }
 }
 
-/// The redelivery that comes next.
+/// Promotes and fetches the next redelivery.
 async fn again(owner: &mut Owner) -> Result<(Entry, Decoded), Violation> {
     owner.promote(1).await?;
     let entry = owner.take_retries(1).await?.remove(0);
@@ -64,7 +64,7 @@ async fn failures_are_kept_to_the_dead_letter_and_a_replay_begins_anew(h: Harnes
         let last = &failures[failures.len() - 1];
         let told = (last.attempt, last.error.clone());
         equal!(told, (attempt, format!("attempt {attempt} failed")), "the newest failure");
-        // What is read is what the server has kept; it does not keep what it is not told.
+        // The history that is read is the one that the server stored; it stores only the failures that it received.
         if let Some((_, before)) = failures.split_last() {
             let kept = history.failures().iter().rev();
             ensure!(before.iter().rev().zip(kept).all(|(a, b)| a == b || a.attempt == 1), "{before:?}");
@@ -160,7 +160,7 @@ async fn a_note_keeps_the_failures_and_waits_until_a_time(h: Harness) -> Verdict
     equal!(attempts(&first.history), [1], "the failures");
     equal!(first.history.failures()[0].error, " attempt 1   failed", "what is kept of it");
 
-    // Noted once more, of the same attempt: nothing has failed since.
+    // A second note of the same attempt: no further attempt has failed.
     owner.settle_all(&entries, &Settlement::Hold(Note { suspicions: 1, ..first.clone() })).await?;
     let second = read(&mut owner).await?;
     equal!(second.history, first.history, "failures after another note of the same attempt");

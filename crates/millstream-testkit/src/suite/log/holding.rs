@@ -1,4 +1,4 @@
-//! Hold: what is noted of a pending entry stays with it, for whoever reads it next.
+//! Hold: the note of a pending entry is kept with it for its next reader.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ suite!("log":
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// Notes without their waits, which go by.
+/// Returns notes without their waits, which decrease with time.
 fn told(entries: &[Entry]) -> Vec<Option<Note>> {
     let still = |note: &Note| Note { due: Due::NOW, history: History::default(), ..note.clone() };
     entries.iter().map(|entry| entry.note.as_ref().map(still)).collect()
@@ -145,7 +145,7 @@ async fn the_wait_of_a_note_goes_by_and_is_never_early(h: Harness) -> Verdict {
         owner.reopen().await?;
         let read = owner.take(1).await?.remove(0).note.map(|note| note.left());
         let Some(read) = read else { return Err(Violation::new("a note is lost")) };
-        // Milliseconds are rounded up twice at most; and a server's clock may be a little slower or faster.
+        // Milliseconds are rounded up at most twice, and a server's clock may be slightly slower or faster.
         let slack = Duration::from_millis(5);
         ensure!(read + before.elapsed() + slack >= wait, "early: {read:?} left of {wait:?} after {asked:?}");
         ensure!(read + asked <= wait + slack, "late: {read:?} are left of {wait:?} after {asked:?}");
@@ -224,7 +224,7 @@ async fn holding_what_is_not_pending_is_stale(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// The group is destroyed and created again, so that the same entries come once more.
+/// The group is destroyed and created again, so that the same entries are delivered once more.
 async fn a_settled_entry_leaves_no_note(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let group = GroupName::new("group")?;

@@ -1,4 +1,4 @@
-//! The length of logs, told with appends and without.
+//! The length of logs, as returned by appends and on request.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Append and fetch: everything, in order, byte for byte.
+//! Append and fetch: complete, in order, and byte for byte.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -76,7 +76,7 @@ async fn a_batch_spans_partitions(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// No store can keep an entry without fields; one that can hands it out.
+/// A store that cannot keep an entry without fields rejects it; one that can delivers it.
 async fn a_bad_entry_does_not_stop_the_batch(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
@@ -191,7 +191,7 @@ async fn the_next_owner_gets_what_the_last_one_left(h: Harness) -> Verdict {
     owner.ack(&entries[1..2]).await?;
     let mut next = h.takeover(&owner.lease).await?;
     let mut receipts = Vec::new();
-    // Perhaps one source after the other.
+    // The backend may read one source after the other.
     while receipts.len() < 4 {
         let fetched = next.fetch(100, Duration::ZERO).await?;
         ensure!(fetched.pending, "the next owner got {} of 4 pending entries first", receipts.len());
@@ -216,7 +216,7 @@ async fn pending_entries_page_through_once(h: Harness) -> Verdict {
         let fetched = owner.fetch(10, Duration::ZERO).await?;
         ensure!(fetched.pending, "{} of 25 pending entries came, then it was over", came.len());
         ensure!(!fetched.entries.is_empty(), "an empty page after {} of 25 pending entries", came.len());
-        // As the owner works: what was read is settled while the rest is still to be read.
+        // As an owner works: entries are settled while others are still unread.
         owner.ack(&fetched.entries).await?;
         came.extend(ids(&fetched.entries));
     }
@@ -257,14 +257,14 @@ async fn retries_are_read_beside_a_backlog(h: Harness) -> Verdict {
             }
             ensure!(!new.is_empty(), "nothing was handed out beside a backlog");
         }
-        // And the other way round: the backlog goes on.
+        // Also in the other order: the backlog continues.
         let rest = owner.take(40 - read).await?;
         equal!(rest.len(), 40 - read, "the rest of the backlog");
     }
     Ok(())
 }
 
-/// More bytes than fit into one page: they take some calls, and that is all.
+/// Exceeds the bytes of one page, so several calls are needed.
 async fn large_entries_come_whole_in_order_and_once(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;

@@ -1,4 +1,4 @@
-//! What a trim drops, as the retention says, and whose it was.
+//! The entries that a trim drops under each retention, and the groups that lose them.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn lost(group: &str, unread: u64, pending: u64) -> Result<Lost, Violation> {
     Ok(Lost { group: GroupName::new(group)?, unread, pending })
 }
 
-/// Three groups, one of them stopped in the middle: whoever trims, however often.
+/// Three groups, one of them stopped halfway; whichever group trims, and however often.
 async fn a_stopped_group_loses_nothing(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owners = [h.owner(&tp, "a").await?, h.owner(&tp, "b").await?, h.owner(&tp, "stopped").await?];
@@ -48,7 +48,7 @@ async fn a_stopped_group_loses_nothing(h: Harness) -> Verdict {
         }
         appended.extend(h.append_n(&tp, 10).await?);
     }
-    // Back again, it reads all: what it had in hand first.
+    // When it continues, it reads all entries, its pending ones first.
     owners[2].reopen().await?;
     let pending = owners[2].take(5).await?;
     equal!(ids(&pending), appended[3..8], "what was pending");
@@ -91,7 +91,7 @@ async fn what_is_consumed_is_kept_for_a_time(h: Harness) -> Verdict {
         0,
         "entries that are young, dropped"
     );
-    // A second partition tells the time, so that nothing comes into this one.
+    // A second partition provides the time, so that no entries are added to this one.
     let elsewhere = h.partition().await?;
     h.clock_passes(&elsewhere, appended[2].ms + 30).await?;
     let trimmed = h.trim_by(&owner.lease, Retention::ConsumedAfter(Duration::from_millis(20))).await?;

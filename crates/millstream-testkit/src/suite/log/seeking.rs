@@ -1,4 +1,4 @@
-//! Seek: the group goes on from another place, and from nowhere else.
+//! Seek: the group continues from another position, and only from there.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ async fn seeking_forward_skips_what_is_pending_and_what_is_unread(h: Harness) ->
     equal!(ids(&owner.take(1).await?), appended[4..], "what is pending after a seek forward");
     owner.nothing("the rest is skipped, also what was pending").await?;
     equal!(owner.settle(entries[0].receipt, Settlement::Ack).await?.stale, 1, "an ack of what is skipped");
-    // What was skipped is in nobody's way.
+    // Skipped entries do not prevent a trim.
     equal!(h.trim(&owner.lease).await?, 4, "entries dropped after a seek forward");
     Ok(())
 }
@@ -68,7 +68,7 @@ async fn seeking_forgets_notes(h: Harness) -> Verdict {
     h.append_n(&tp, 3).await?;
     let entries = owner.take(3).await?;
     owner.settle_all(&entries, &hold(2, HOUR)).await?;
-    // One place in front of a note and behind one, then all the way back.
+    // A position before a note and one after it, then back to the beginning.
     for start in [Start::After(entries[1].receipt.id), Start::Earliest] {
         owner.seek(start).await?;
     }
@@ -124,7 +124,7 @@ async fn a_reader_that_waits_through_a_seek_is_fenced(h: Harness) -> Verdict {
         tokio::time::sleep(Duration::from_millis(10)).await;
         h.backend.log.seek(&owner.lease, Start::Earliest).await
     };
-    // Whether this one sees it, or the next, is the backend's.
+    // The backend decides whether this fetch or the next one fails.
     let (fetched, sought) = tokio::join!(owner.reader.fetch(10, Duration::from_millis(40)), sought);
     sought?;
     if let Ok(fetched) = fetched {
@@ -138,7 +138,7 @@ async fn a_reader_that_waits_through_a_seek_is_fenced(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// A settlement may be under way while the group is moved, and the ids come again.
+/// A settlement may be in progress while the group is moved, and the same ids are delivered again.
 async fn what_was_handed_out_before_a_seek_is_settled_by_nobody(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
@@ -153,7 +153,7 @@ async fn what_was_handed_out_before_a_seek_is_settled_by_nobody(h: Harness) -> V
     ];
     let late: Vec<_> = entries.iter().map(|entry| entry.receipt).zip(late).collect();
     owner.seek(Start::Earliest).await?;
-    // Before they are handed out anew, and behind it.
+    // Before the entries are delivered again, and after it.
     for what in ["before it is read again", "after it was read again"] {
         for one in &late {
             let settled = h.backend.log.settle(&before, std::slice::from_ref(one)).await;
@@ -205,7 +205,7 @@ async fn seeking_leaves_retries_and_dead_letters(h: Harness) -> Verdict {
     owner.settle(entries[3].receipt, dead(Reason::Rejected, 1, appended[3])).await?;
 
     owner.seek(Start::Latest).await?;
-    // One pending, one unread, one parked.
+    // One entry pending, one unread, one parked.
     owner.promote(1).await?;
     let mut came = owner.take(3).await?;
     came.sort_unstable_by_key(|entry| entry.receipt);

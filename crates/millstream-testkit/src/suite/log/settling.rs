@@ -1,4 +1,4 @@
-//! Settle: at most once each, and a retry comes back whole to its own group.
+//! Settle: at most once for each entry, and a retry comes back complete to its own group.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ async fn settling_twice_is_stale_and_harmless(h: Harness) -> Verdict {
             Settled { applied: 1, stale: 0 },
             "{says:?}"
         );
-        // The same again, as after a lost reply, and everything else that may be said.
+        // The same settlement again, as after a lost reply, and every other settlement.
         for again in says_of(entry, says) {
             let settled = owner.settle(entry.receipt, again).await?;
             equal!(settled, Settled { applied: 0, stale: 1 }, "a second settlement after {says:?}");
@@ -86,7 +86,7 @@ async fn settling_an_unknown_receipt_is_stale(h: Harness) -> Verdict {
     let entries = owner.take(1).await?;
     let unknown = [
         Receipt { source: Source::Log, id: MessageId::new(1, 1) },
-        // There, but in the other stream, and there, but not handed out.
+        // An entry that exists in the other stream, and one that exists but was not delivered.
         Receipt { source: Source::Retry, id: appended[0] },
         Receipt { source: Source::Log, id: appended[1] },
     ];
@@ -142,7 +142,7 @@ async fn a_mixed_batch_settles_each_by_itself(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// Expects a redelivery with everything that was told.
+/// Expects a redelivery with all values of its settlement.
 fn expect_redelivery(entry: &Entry, attempt: u32, origin: MessageId, body: &Fields) -> Verdict {
     equal!(entry.receipt.source, Source::Retry, "where the retry was read");
     let decoded = wire::decode(entry.receipt, &entry.fields, &Limits::default());
@@ -166,7 +166,7 @@ async fn a_retry_comes_back_with_attempt_origin_error_and_body(h: Harness) -> Ve
         h.append(&tp, [body.clone()]).await?;
         let entries = owner.take(1).await?;
         owner.settle_all(&entries, &retry(&entries[0], Duration::ZERO)).await?;
-        // A redelivery lives by itself: the log may be trimmed before it is due.
+        // A redelivery is independent: the log may be trimmed before it is due.
         h.trim(&owner.lease).await?;
         owner.promote(1).await?;
         let retried = owner.take(1).await?;
@@ -187,7 +187,7 @@ async fn a_retry_comes_back_to_its_own_group_only(h: Harness) -> Verdict {
     for entry in &entries {
         first.settle(entry.receipt, retry(entry, Duration::ZERO)).await?;
     }
-    // Elsewhere, so that the clock's entries are not in the way.
+    // In another partition, so that the clock's entries do not interfere.
     let elsewhere = h.partition().await?;
     let now = h.clock(&elsewhere).await?;
     h.clock_passes(&elsewhere, now + 20).await?;
@@ -230,8 +230,8 @@ async fn a_retry_that_is_done_is_gone(h: Harness) -> Verdict {
     next.nothing("three retries are done and one is parked for an hour").await
 }
 
-/// Who settles does not know that the group is gone. What is not done yet must not count as settled, or nobody would
-/// read it again.
+/// The caller does not know that the group is gone. Unfinished messages must not count as settled, or they would
+/// never be read again.
 async fn what_a_lost_group_had_in_hand_is_not_settled_away(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;

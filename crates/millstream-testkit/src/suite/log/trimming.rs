@@ -1,4 +1,4 @@
-//! Trim drops what is done and nothing else; and what is said when an operator dropped more.
+//! Trim: drops finished entries and no others; and the report if an operator dropped more.
 
 use std::time::Duration;
 
@@ -117,7 +117,7 @@ async fn a_deleted_entry_becomes_a_ghost(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// Somebody has set the position back while something was pending: all above it is to be read again.
+/// An operator has moved the position back while an entry was pending: all entries above it are to be read again.
 async fn trim_keeps_what_is_unread_before_what_is_pending(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut done = h.owner(&tp, "done").await?;
@@ -139,7 +139,7 @@ async fn trim_keeps_what_is_unread_before_what_is_pending(h: Harness) -> Verdict
     Ok(())
 }
 
-/// Nothing is kept for an entry that is gone, also if nobody settles it.
+/// Nothing is kept for an entry that is gone, even if it is never settled.
 async fn trim_passes_over_ghosts(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;

@@ -1,4 +1,4 @@
-//! Waiting: ends when something comes, and has no effect by itself.
+//! Waiting: ends when an entry arrives, and has no other effect.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,20 +26,20 @@ async fn waiting_ends_empty_when_nothing_comes(h: Harness) -> Verdict {
     let mut owner = h.owner(&tp, "group").await?;
     for wait in [Duration::ZERO, Duration::from_millis(60)] {
         let started = Instant::now();
-        // What comes elsewhere is no reason to stop.
+        // Entries of another partition do not end the wait.
         let (fetched, appended) = tokio::join!(owner.fetch(10, wait), h.append_n(&other, 1));
         appended?;
         let fetched = fetched?;
         let took = started.elapsed();
         equal!((fetched.entries.len(), fetched.ghosts.len()), (0, 0), "entries and ghosts of an empty log");
-        // A server may count its milliseconds from another edge.
+        // A server may round milliseconds differently.
         ensure!(took + Duration::from_millis(5) >= wait, "waited {took:?} instead of {wait:?}");
         ensure!(took < wait + h.deadline() / 2, "waited {took:?} instead of {wait:?}");
     }
     Ok(())
 }
 
-/// Fetches with a wait that no test would sit out, while `cause` happens.
+/// Fetches with a wait longer than any test, while `cause` happens.
 macro_rules! wakes {
     ($h:expr, $owner:expr, $cause:expr) => {{
         let started = Instant::now();

@@ -1,4 +1,4 @@
-//! Who is dropped by whom after an outage.
+//! Members that are dropped after an outage, and the members that drop them.
 
 use std::time::Duration;
 
@@ -51,13 +51,13 @@ async fn who_was_not_answered_without_a_gap_drops_nobody(h: Harness) -> Verdict 
     let version = club.roster().await?.version;
     ensure!(club.publish(version, &plan).await?, "an assignment for {version:?} was refused");
     club.silence().await?;
-    // An outage has ended, and they come back one by one.
+    // An outage has ended, and the members come back one by one.
     for member in [&ann, &bob] {
         let pulse = club.beat(member).await?;
         equal!((pulse.members, pulse.version), (3, version), "members and version after an outage");
         equal!(pulse.assigned, Some(Vec::new()), "what it is to own, as before the outage");
     }
-    // Nor does a record of another server, or one that ended too long ago, give a right to.
+    // A record of another server, or one that ended too long ago, does not permit to drop members either.
     let pulse = club.beat(&ann).await?;
     let mut elsewhere = Continuity::new(Duration::from_millis(2));
     (0..4).for_each(|ms| elsewhere.advance("another server", pulse.now - 4 + ms));
@@ -71,7 +71,7 @@ async fn who_was_not_answered_without_a_gap_drops_nobody(h: Harness) -> Verdict 
     Ok(())
 }
 
-/// Sends a heartbeat, with what has been answered so far.
+/// Sends a heartbeat with the record of replies so far.
 async fn beat(club: &Club, member: &Member, heard: &mut Continuity) -> Result<HeartbeatReply, Violation> {
     let pulse = club.beat(&member.clone().hearing(heard.clone())).await?;
     heard.advance(&pulse.server, pulse.now);

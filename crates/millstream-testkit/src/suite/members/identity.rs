@@ -1,4 +1,4 @@
-//! Two instances of one name.
+//! Two instances with the same name.
 
 use millstream_core::{ErrorKind, Partition};
 
@@ -39,7 +39,7 @@ async fn who_joins_takes_an_id_over_and_fences_who_had_it(h: Harness) -> Verdict
     Ok(())
 }
 
-/// Also of one that nobody has dropped yet, and that others may miss.
+/// Also the id of a member that has not been dropped yet and that others may miss.
 async fn who_joins_takes_an_id_over_that_ran_out(h: Harness) -> Verdict {
     let club = Club::new(h, 2).await?;
     let first = club.member("ann", BRIEF)?;

@@ -1,4 +1,4 @@
-//! Who is in a group, and for how long.
+//! Membership of a group, and how long it lasts.
 
 use std::time::Duration;
 
@@ -87,7 +87,7 @@ async fn a_heartbeat_keeps_a_member_alive(h: Harness) -> Verdict {
     let (version, mut last) = (first.version, first.now);
     let started = Instant::now();
     let mut beaten = Duration::ZERO;
-    // Beyond twice the ttl nothing but the heartbeats keeps it.
+    // After twice the ttl, only the heartbeats keep the member.
     while started.elapsed() < ttl * 5 / 2 {
         for member in [&bob, &ann] {
             beaten = started.elapsed();
@@ -97,7 +97,7 @@ async fn a_heartbeat_keeps_a_member_alive(h: Harness) -> Verdict {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // Who hears the server's time can tell that it was suspended itself. Two clocks may differ by a little.
+    // A member can detect its own suspension by the server's time. Two clocks may differ slightly.
     let passed = Duration::from_millis(last.saturating_sub(first.now));
     ensure!(passed + Duration::from_millis(20) >= beaten, "{passed:?} of the server's time in {beaten:?}");
     Ok(())
@@ -192,7 +192,7 @@ async fn who_was_dropped_joins_again(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// It was on its way when its sender left.
+/// The heartbeat was in transit when its sender left.
 async fn a_heartbeat_that_comes_after_a_leave_brings_nobody_back(h: Harness) -> Verdict {
     let club = Club::new(h, 3).await?;
     let (ann, bob) = (club.joined("ann").await?, club.joined("bob").await?);

@@ -1,4 +1,4 @@
-//! Assignments: one for a version, and none that is of another one.
+//! Assignments: one for each version, and none for another version.
 
 use millstream_core::members::{Assignment, Version};
 use millstream_core::{MemberId, Partition};
@@ -30,7 +30,7 @@ async fn every_member_is_told_what_it_should_own(h: Harness) -> Verdict {
     let members =
         [club.joined(ann).await?, club.joined(bob).await?, club.joined(cid).await?, club.joined(dan).await?];
     let before = club.beat(&members[0]).await?;
-    // One has nothing, one is not named, one is nobody here.
+    // One member has no partitions, one is not named, and one is not a member.
     let all = assignment(&[(ann, &[0, 3, 11]), (bob, &[1, 2, 4, 10]), (cid, &[]), ("eve", &[5])])?;
     ensure!(club.publish(before.version, &all).await?, "an assignment for the current version was refused");
     for (member, expected) in members.iter().zip([&[0, 3, 11][..], &[1, 2, 4, 10], &[], &[]]) {
@@ -129,7 +129,7 @@ async fn a_new_version_has_no_assignment_yet(h: Harness) -> Verdict {
     club.leave(&bob).await?;
     let pulse = club.beat(&ann).await?;
     equal!(pulse.assigned, None, "what the member is assigned in the next version");
-    // It is what the next one starts from.
+    // The next assignment starts from this one.
     let roster = club.roster().await?;
     equal!((roster.assigned, roster.assignment), (Some(old), first), "the assignment of the roster");
     let second = assignment(&[("ann", &[0, 1, 2, 3])])?;

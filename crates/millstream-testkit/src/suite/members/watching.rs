@@ -18,7 +18,7 @@ suite!("members":
     a_watch_waits,
 );
 
-/// Watches for as long as no test would sit out, while `cause` happens, and expects a change soon.
+/// Watches for longer than any test, while `cause` happens, and expects a change soon.
 macro_rules! ends {
     ($club:expr, $witness:expr, $cause:expr) => {{
         let seen = $club.beat($witness).await?.revision;
@@ -29,7 +29,7 @@ macro_rules! ends {
             tokio::time::sleep(Duration::from_millis(10)).await;
             $cause.await
         };
-        // It may end early too.
+        // The watch may also end early.
         let watched = async {
             let mut patience = $club.h.patience("a change");
             loop {
@@ -103,7 +103,7 @@ async fn a_watch_ends_when_its_time_is_up(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// It may end early now and then, but who watches in a loop must not spin.
+/// A watch may occasionally end early, but a loop of watches must not spin.
 async fn a_watch_waits(h: Harness) -> Verdict {
     let club = Club::new(h, 4).await?;
     let seen = club.join(&club.member("ann", LONG)?).await?.revision;
@@ -112,7 +112,7 @@ async fn a_watch_waits(h: Harness) -> Verdict {
     for _ in 0..20 {
         let started = Instant::now();
         watch.changed(seen, wait).await?;
-        // A server may count its milliseconds from another edge.
+        // A server may round milliseconds differently.
         if started.elapsed() + Duration::from_millis(5) >= wait {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Each occurrence is scheduled once, by whoever is first.
+//! Each occurrence is scheduled once, by the first caller.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn an_occurrence_is_fired_by_one(h: Harness) -> Verdict {
             let racers = [0, 1, 2].map(|racer| {
                 let (h, place) = (h.clone(), place.clone());
                 tokio::spawn(async move {
-                    // Each would have it at another time, so that it shows who did.
+                    // Each caller requests another time, which shows the one that fired.
                     let times = [now + round * HOUR + racer];
                     let a = id("a")?;
                     let fire = h.backend.recurring.fire(&place, &a, &times, round, Some(round + 1));

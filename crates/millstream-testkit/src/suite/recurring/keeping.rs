@@ -1,4 +1,4 @@
-//! What recurs is kept, listed, paused, removed.
+//! Recurring messages are stored, listed, paused and removed.
 
 use millstream_core::recurring::{MAX_DUE, Recurrence};
 use millstream_core::schedule::{OnConflict, Place, Placed, Seen};
@@ -52,7 +52,7 @@ async fn what_recurs_is_kept_replaced_or_rejected_as_wished(h: Harness) -> Verdi
         equal!(put(OnConflict::Replace).await?, Placed::Replaced, "put in its place");
         equal!(listed(&h, &place).await?, std::slice::from_ref(&other), "what recurs after it was replaced");
         equal!(due(&h, &place).await?, ["a"], "what is due after it was replaced");
-        // A replacement is paused if the one before was, and only then.
+        // A replacement is paused if and only if the replaced one was.
         let paused = Recurrence { paused: true, ..other.clone() };
         h.backend.recurring.put(&place, &paused, OnConflict::Replace).await?;
         equal!(due(&h, &place).await?, ["a"], "what is due in place of what is not paused");
@@ -114,7 +114,7 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
         ensure!((found.now..=then).contains(&now), "the server's time is {}, {now}, {then}", found.now);
         equal!(due(&h, &place).await?, ["c", "b", "a"], "what is due");
         equal!(found.recurrences.first(), Some(&recurrence("c", Some(1))?), "the first one");
-        // On its time, not before.
+        // Due at its time, not before.
         put_all(&h, &place, [("soon", found.now + 40)]).await?;
         let mut patience = h.patience("a recurrence to be due");
         loop {

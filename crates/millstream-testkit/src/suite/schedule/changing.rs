@@ -1,4 +1,4 @@
-//! Cancelling and rescheduling: who wins, and what is told.
+//! Cancelling and rescheduling: which of two concurrent calls wins, and the reported results.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ async fn of_a_cancel_and_a_promotion_one_wins(h: Harness) -> Verdict {
         let (h, place, messages) = (h.clone(), place.clone(), messages.clone());
         tokio::spawn(async move {
             let mut cancelled = Vec::new();
-            // From the other end.
+            // In reverse order.
             for message in messages.into_iter().rev() {
                 if h.backend.schedule.cancel(&place, &[id(&message)?]).await? == [true] {
                     cancelled.push(message);

@@ -214,7 +214,7 @@ async fn next_tells_when_a_delayed_message_is_due(h: Harness) -> Verdict {
             );
         }
     }
-    // It takes no more than the time told: who sleeps so long finds it due.
+    // Promotion needs no more than the reported time: a caller that sleeps that long finds the message due.
     place_all(&h, &place, [("d", after(40))]).await?;
     let mut patience = h.patience("the head to be due");
     loop {

@@ -1,4 +1,4 @@
-//! What waits can be seen: one by one, page by page, counted.
+//! Waiting messages can be read: one by one, in pages, and as counts.
 
 use millstream_core::schedule::{Due, Scheduled, Scheduling, Waiting};
 
@@ -33,11 +33,11 @@ async fn a_message_that_waits_is_shown_as_it_is(h: Harness) -> Verdict {
     Ok(())
 }
 
-/// Ids in an order that is neither that of scheduling nor that of due times, and due times in pairs.
+/// Ids in an order that differs from the scheduling order and the due order, with pairs of equal due times.
 const MESSAGES: [(&str, u64); 9] =
     [("d", 3), ("b", 1), ("i", 1), ("a", 4), ("h", 0), ("c", 3), ("g", 2), ("e", 3), ("f", 4)];
 
-/// By due time, those of one millisecond by id.
+/// By due time, then by id for the same millisecond.
 const ORDER: [&str; 9] = ["h", "b", "i", "g", "c", "d", "e", "a", "f"];
 
 async fn what_waits_is_listed_in_order_page_by_page(h: Harness) -> Verdict {

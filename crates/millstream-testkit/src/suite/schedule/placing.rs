@@ -139,7 +139,7 @@ async fn a_large_batch_has_one_result_each(h: Harness) -> Verdict {
     let places = h.places().await?;
     let mut batch = Vec::new();
     for n in 0..COUNT {
-        // Every tenth has the id of the one two before it, at the same place.
+        // Every tenth message has the id of the one two before it, at the same place.
         let name = if n % 10 == 9 { n - 2 } else { n };
         batch.push(scheduling(&places[n % 2], format!("{name:04}"), after(3_600_000))?);
     }

@@ -42,7 +42,7 @@ fn origin(entry: &Entry) -> MessageId {
     wire::decode(entry.receipt, &entry.fields, &Limits::default()).origin
 }
 
-/// By the server's clock: the id of the redelivery tells when it was moved.
+/// Uses the server's clock: the id of the redelivery is the time when it was moved.
 async fn nothing_is_early(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;

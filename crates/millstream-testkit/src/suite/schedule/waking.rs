@@ -1,4 +1,4 @@
-//! Whoever sleeps until the head is due hears of an earlier one, and of no other.
+//! A wait until the head is due is woken by an earlier message, and by no other.
 
 use std::time::Duration;
 
@@ -22,17 +22,17 @@ suite!("schedule":
     a_reader_tells_nothing_of_a_later_message,
 );
 
-/// A wait that no case sits out.
+/// A wait longer than any case.
 const QUIET: Duration = Duration::from_millis(60);
-/// A server may count its milliseconds from another edge.
+/// Tolerance, as a server may round milliseconds differently.
 const EDGE: Duration = Duration::from_millis(5);
 
-/// The state of now.
+/// Returns the current state.
 async fn seen(h: &Harness, tp: &TopicPartition) -> Result<Seen, Violation> {
     h.soon("the first wait", h.backend.schedule.wait(tp, &Seen::default(), LONG)).await
 }
 
-/// Somebody who waits from now on, for as long as no case takes.
+/// Starts a wait that lasts longer than any case.
 fn waiter(h: &Harness, tp: &TopicPartition, seen: &Seen) -> JoinHandle<Result<Seen, Violation>> {
     let (h, tp, seen) = (h.clone(), tp.clone(), seen.clone());
     tokio::spawn(async move { h.soon("a wake-up", h.backend.schedule.wait(&tp, &seen, LONG)).await })
@@ -42,7 +42,7 @@ async fn woken(waiter: JoinHandle<Result<Seen, Violation>>) -> Result<Seen, Viol
     waiter.await.map_err(|error| Violation::new(error.to_string()))?
 }
 
-/// Expects that nothing wakes who waits with this.
+/// Expects that nothing wakes a wait with this state.
 async fn is_quiet(h: &Harness, tp: &TopicPartition, seen: &Seen, why: &str) -> Result<Seen, Violation> {
     let started = Instant::now();
     let seen = h.soon("a wait to end", h.backend.schedule.wait(tp, seen, QUIET)).await?;
@@ -65,7 +65,7 @@ async fn an_earlier_message_wakes_all_who_wait(h: Harness) -> Verdict {
     let mut state = seen(&h, &tp).await?;
     for (name, delay) in [("a", HOUR * 3), ("b", HOUR * 2), ("c", HOUR)] {
         let waiters = [waiter(&h, &tp, &state), waiter(&h, &tp, &state)];
-        // They may wait by then or not: it is the same to them.
+        // The waits may have started by then or not; the result is the same.
         tokio::time::sleep(Duration::from_millis(10)).await;
         place_all(&h, &place, [(name, Due::In(delay))]).await?;
         for waiter in waiters {

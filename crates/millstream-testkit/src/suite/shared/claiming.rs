@@ -1,4 +1,5 @@
-//! Claiming and adopting: what the dead have left finds somebody, and their names are forgotten.
+//! Claiming and adopting: entries of dead consumers are delivered to others, and the dead consumers' names are
+//! removed.
 
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ async fn the_living_are_left_alone(h: Harness) -> Verdict {
         (0, 0, None),
         "a claim from the living"
     );
-    // A claimer does not claim from itself, whoever is said to live.
+    // A claimer does not claim its own entries, whichever consumers are reported as alive.
     let claimed = a.claim(&[], Duration::ZERO, 10).await?;
     equal!(claimed.abandoned.entries.len(), 0, "claimed from oneself");
     a.acks(&receipts(&entries)).await
@@ -128,11 +129,11 @@ async fn consumers_that_have_nothing_are_removed(h: Harness) -> Verdict {
         patience.pause().await?;
     }
     equal!(c.claim(&["b"], BRIEF, 0).await?.removed, 0, "removed for a second time");
-    // One that has something is not: neither it nor what it has gets lost.
+    // A consumer with entries is not removed, and neither are its entries.
     c.claim(&[], Duration::ZERO, 0).await?;
     let claimed = c.claims(&[], Duration::ZERO, 2).await?;
     equal!(ids(&claimed), ids(&of_b), "what the other one had");
-    // Who was removed can come back.
+    // A removed consumer can come back.
     h.append_n(&only(&topic), 1).await?;
     let again = a.take(1).await?;
     a.acks(&receipts(&again)).await
@@ -200,7 +201,7 @@ async fn adopting_is_fenced(h: Harness) -> Verdict {
     a.acks(&receipts(&entries)).await
 }
 
-/// Two entries of `a`, of which it has given back the first.
+/// Returns two entries of `a`, the first of which it has given back.
 async fn one_given_back(h: &Harness, a: &mut Sharer, topic: &TopicSpec) -> Result<Vec<Entry>, Violation> {
     h.append_n(&only(topic), 2).await?;
     let entries = a.take(2).await?;
@@ -211,7 +212,7 @@ async fn one_given_back(h: &Harness, a: &mut Sharer, topic: &TopicSpec) -> Resul
 async fn who_was_not_answered_without_a_gap_claims_what_was_given_back(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
     let entries = one_given_back(&h, &mut a, &topic).await?;
-    // Nobody has touched them for long, but that may be the server's absence.
+    // The entries have been idle for long, but possibly because the server was unreachable.
     let heard = Continuity::new(LONG);
     let claimed = b.claim_hearing(&[], (Duration::ZERO, 10), &heard).await?;
     equal!(receipts(&claimed.given_back.entries), [entries[0].receipt], "what was given back");
@@ -264,7 +265,7 @@ async fn a_claim_tells_ghosts(h: Harness) -> Verdict {
     b.nothing("nothing is left").await
 }
 
-/// More bytes than are claimed at once: it takes some calls, and that is all.
+/// Exceeds the bytes that are claimed in one call, so several calls are needed.
 async fn large_entries_are_claimed_whole_and_once(h: Harness) -> Verdict {
     let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
     let fields: Vec<_> = (0..LARGE).map(large).collect();

@@ -1,4 +1,4 @@
-//! Settling and extending: only what stands under one's own name.
+//! Settling and extending: possible only for entries of the same consumer.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -35,7 +35,7 @@ async fn only_what_one_has_can_be_settled(h: Harness) -> Verdict {
         let stale = b.settle(&[entry.receipt], says).await?;
         equal!(stale, Settled { applied: 0, stale: 1 }, "another's {says:?}");
     }
-    // In one batch with what is its own.
+    // In one batch with an entry of its own.
     let mixed = b.settle(&[of_a[0].receipt, of_b[0].receipt], &Settlement::Ack).await?;
     equal!(mixed, Settled { applied: 1, stale: 1 }, "a batch with an entry of another");
     let stats = h.backend.catalog.stats(&topic, &a.seat.group).await?;

@@ -1,4 +1,5 @@
-//! Reading: each entry goes to one consumer, from every partition and source; one's own comes first.
+//! Reading: each entry is delivered to one consumer, from every partition and source; a consumer's own entries come
+//! first.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -30,7 +31,7 @@ async fn each_entry_goes_to_one_consumer(h: Harness) -> Verdict {
         seen.extend(sharer.take(3).await?.iter().map(|entry| entry.receipt.id));
     }
     equal!(seen, appended, "what three consumers read, one after the other");
-    // Nobody settled anything: it stays where it is, also for somebody who comes later.
+    // Unsettled entries stay with their consumers, even if another one joins later.
     let mut d = Sharer::join(&h, &topic, "d").await?;
     for sharer in [&mut a, &mut b, &mut c, &mut d] {
         sharer.nothing("everything is in somebody's hands").await?;
@@ -53,7 +54,7 @@ async fn every_partition_and_both_sources_are_read(h: Harness) -> Verdict {
     equal!(seen, appended, "what two consumers read of three partitions");
     ensure!(entries.iter().all(|(_, pending, _)| !pending), "new entries are marked as pending");
 
-    // What fails comes back to anybody.
+    // A failed entry comes back to any consumer.
     let (partition, _, entry) = &entries[0];
     let batch = [(entry.receipt, retry(entry, Duration::ZERO))];
     let settled = h.backend.shared.settle_shared(&a.seat, *partition, &batch).await?;

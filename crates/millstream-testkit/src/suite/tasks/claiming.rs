@@ -1,4 +1,4 @@
-//! Claiming: never early, in order, each by one worker.
+//! Claiming: never early, in order, each task by one worker.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -204,7 +204,7 @@ async fn of_a_cancel_and_a_claim_one_wins(h: Harness) -> Verdict {
         let (h, place, tasks) = (desk.h.clone(), desk.place.clone(), tasks.clone());
         tokio::spawn(async move {
             let mut cancelled = Vec::new();
-            // From the other end.
+            // In reverse order.
             for task in tasks.into_iter().rev() {
                 if h.backend.schedule.cancel(&place, &[id(&task)?]).await? == [true] {
                     cancelled.push(task);

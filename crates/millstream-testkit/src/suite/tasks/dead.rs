@@ -31,7 +31,7 @@ fn ids(dead: &[DeadTask]) -> Vec<MessageId> {
     dead.iter().map(|dead| dead.id).collect()
 }
 
-/// Tasks that are given up one after the other.
+/// Makes tasks dead, one after the other.
 async fn die<const N: usize>(desk: &Desk, names: [&str; N]) -> Result<Vec<DeadTask>, Violation> {
     desk.place_due(names).await?;
     for task in desk.take(&ask("w", N), N).await? {

@@ -1,4 +1,4 @@
-//! Claims that run out come back by themselves, and are counted.
+//! Claims that expire are taken over, and are counted.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ async fn a_claim_that_ran_out_comes_back_first(h: Harness) -> Verdict {
     desk.place_due(["a", "b", "c"]).await?;
     let tasks = desk.take(&brief("w", 2), 2).await?;
     equal!(names(&tasks), ["a", "b"], "claimed first");
-    // Due before them, but new.
+    // Due before the others, but new.
     desk.place([("older", Due::At(0))]).await?;
     desk.runs_out(BRIEF).await?;
     let again = desk.claim(&ask("v", 4)).await?.tasks;
@@ -80,7 +80,7 @@ async fn a_claim_that_is_extended_holds(h: Harness) -> Verdict {
     equal!(names(&desk.claim(&ask("v", 2)).await?.tasks), ["b"], "claimed, one was extended");
     ensure!(!desk.extend(&tasks[1], LONG).await?, "a claim that another has by now was extended");
     desk.settles(&tasks[0], Says::Complete).await?;
-    // To extend can make it shorter too.
+    // An extension can also shorten the claim.
     desk.place_due(["c"]).await?;
     let task = desk.take_one(&ask("w", 1)).await?;
     ensure!(desk.extend(&task, Duration::from_millis(1)).await?, "a claim is not ours at once");
@@ -97,7 +97,7 @@ async fn an_extension_tells_of_each_whether_it_is_ours(h: Harness) -> Verdict {
     claims.push((super::id("unknown")?, tasks[0].token.clone()));
     let held = desk.h.backend.tasks.extend(&desk.shard, &claims, LONG, false).await?.ours;
     equal!(held, [true, false, true, false], "ours, of four: one is done, one unknown");
-    // Ran out, but nobody has it: it is ours still.
+    // Expired, but not taken over: the claim is still valid.
     desk.place_due(["d"]).await?;
     let late = desk.take_one(&brief("w", 1)).await?;
     desk.runs_out(BRIEF).await?;
@@ -143,7 +143,7 @@ async fn only_a_claim_that_ran_out_has_a_token_before(h: Harness) -> Verdict {
     equal!(second.before, None, "the token before that of one that was snoozed");
     let third = desk.take_one(&ask("w", 1)).await?;
     equal!(third.before.as_ref(), Some(&second.token), "the token before that of what ran out");
-    // The same id, and another task.
+    // The same id, for another task.
     desk.settles(&third, Says::Complete).await?;
     desk.place_due(["a"]).await?;
     equal!(desk.take_one(&ask("w", 1)).await?.before, None, "the token before that of one with an old id");
@@ -153,7 +153,7 @@ async fn only_a_claim_that_ran_out_has_a_token_before(h: Harness) -> Verdict {
 async fn a_further_crash_counts_if_a_handler_had_begun(h: Harness) -> Verdict {
     let desk = Desk::new(h).await?;
     desk.place_due(["a"]).await?;
-    // So short that each runs out before the next claim, and none is extended but the one that begins.
+    // So short that each claim expires before the next one, and only the claim that begins is extended.
     let hold = Duration::from_millis(20);
     let limited = |worker| ClaimRequest { hold, crash_limit: 3, ..ask(worker, 1) };
     for (worker, crashes) in [("a", 0), ("b", 1), ("c", 1), ("d", 1)] {
@@ -161,7 +161,7 @@ async fn a_further_crash_counts_if_a_handler_had_begun(h: Harness) -> Verdict {
     }
     let task = desk.take_one(&ClaimRequest { hold: LONG, ..limited("e") }).await?;
     desk.begins(&task, LONG).await?;
-    // It stays written down, whoever extends.
+    // The beginning stays recorded, whichever worker extends.
     ensure!(desk.extend(&task, hold).await?, "a claim is not ours at once");
     for worker in ["f", "g", "h"] {
         equal!(desk.take_one(&limited(worker)).await?.crashes, 2, "crashes after a handler had begun once");
@@ -233,7 +233,8 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
     desk.place_due(["a"]).await
 }
 
-/// The record of somebody whom this server has answered every third of `ttl`, for so long and up to now.
+/// Returns the record of a caller to which this server has replied every third of `ttl`, over this long and up to
+/// now.
 fn answered(server: &str, now: u64, ttl: Duration, long: Duration) -> Continuity {
     let (mut heard, third) = (Continuity::new(ttl), ttl.as_millis() as u64 / 3);
     let mut time = now - long.as_millis() as u64;
@@ -246,14 +247,14 @@ fn answered(server: &str, now: u64, ttl: Duration, long: Duration) -> Continuity
 }
 
 impl Desk {
-    /// What the server calls itself.
+    /// Returns the server's name for itself.
     async fn server(&self) -> Result<String, Violation> {
         let claimed = self.claim(&ClaimRequest { heard: Continuity::new(BRIEF), ..ask("nobody", 0) }).await?;
         ensure!(!claimed.server.is_empty(), "a worker without a record is not told which server answers");
         Ok(claimed.server)
     }
 
-    /// Takes one task over, with a record of `ttl` that goes back for so long.
+    /// Takes over one task, with a record of `ttl` that goes back this long.
     async fn takes_over(
         &self,
         server: &str,
@@ -271,7 +272,7 @@ impl Desk {
         }
     }
 
-    /// Expects that nothing is taken over with this record.
+    /// Expects that this record allows no takeover.
     async fn leaves(&self, heard: Continuity, why: &str) -> Result<Claimed, Violation> {
         let claimed = self.claim(&ClaimRequest { heard, crash_limit: 1, ..ask("v", 5) }).await?;
         ensure!(claimed.tasks.is_empty(), "taken over {why}: {:?}", claimed.tasks);
@@ -285,7 +286,7 @@ async fn what_ran_out_is_left_to_its_worker_until_the_asker_was_answered_for_a_h
     let server = desk.server().await?;
     desk.place_due(["a"]).await?;
     let task = desk.take_one(&brief("w", 1)).await?;
-    // It would be given up, if it were judged.
+    // The task would be given up if its expired claim counted.
     desk.begins(&task, BRIEF).await?;
     desk.runs_out(BRIEF).await?;
     let claimed = desk.leaves(Continuity::new(BRIEF), "by one that was never answered").await?;
@@ -302,7 +303,7 @@ async fn what_ran_out_is_left_to_its_worker_until_the_asker_was_answered_for_a_h
     desk.leaves(short, "by one that was answered for half a hold").await?;
     equal!(desk.counts().await?.expired, 1, "claims that ran out");
 
-    // Who had it comes back, and has it as before.
+    // The former worker comes back, and has its task as before.
     desk.begins(&task, BRIEF).await?;
     equal!(desk.counts().await?.expired, 0, "claims that ran out");
     desk.runs_out(BRIEF).await?;
@@ -319,7 +320,7 @@ async fn the_longer_hold_counts(h: Harness) -> Verdict {
     desk.take_one(&brief("w", 1)).await?;
     desk.runs_out(BRIEF).await?;
     let now = desk.h.now(&desk.place).await?;
-    // Gaps of a claim's whole hold do not show in a record with a long ttl.
+    // Gaps as long as a whole hold do not show in a record with a long ttl.
     desk.leaves(answered(&server, now, LONG, LONG * 2), "though it ran out a minute too short ago").await?;
     let short = answered(&server, now, BRIEF / 2, BRIEF / 2 + Duration::from_millis(1));
     desk.leaves(short, "after half of the claim's hold").await?;
@@ -336,7 +337,7 @@ async fn an_answer_that_was_lost_is_no_crash(h: Harness) -> Verdict {
     let again = desk.take_one(&brief("w")).await?;
     equal!(again.before.as_ref(), Some(&first.token), "the token before that of what ran out");
     equal!(again.crashes, 0, "crashes of what the same worker had, and no handler began");
-    // Another one cannot know. It does not die of that.
+    // Another worker cannot know that. The task is not given up because of it.
     equal!(desk.take_one(&brief("v")).await?.crashes, 1, "crashes of what another worker had");
     equal!(desk.take_one(&brief("u")).await?.crashes, 1, "crashes of what no handler began");
     Ok(())

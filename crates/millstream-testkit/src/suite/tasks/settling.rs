@@ -1,4 +1,4 @@
-//! Settling: under the token of one's own claim, and once.
+//! Settling: under the token of the worker's own claim, and once.
 
 use millstream_core::log::Settled;
 use millstream_core::schedule::Due;

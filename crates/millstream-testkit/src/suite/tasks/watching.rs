@@ -1,4 +1,4 @@
-//! Workers without work: one looks out for what is due, and each call finds one of them.
+//! Idle workers: one watches for the next due task, and each call wakes one of them.
 
 use std::time::Duration;
 
@@ -30,34 +30,34 @@ suite!("tasks":
     a_worker_passes_on_its_own_call_once,
 );
 
-/// How long nobody must be called before it is believed.
+/// Time without a call after which a case concludes that none will come.
 const QUIET: Duration = Duration::from_millis(60);
-/// A server may count its milliseconds from another edge.
+/// Tolerance, as a server may round milliseconds differently.
 const EDGE: Duration = Duration::from_millis(5);
 const SECOND: Duration = Duration::from_secs(1);
 
 impl Desk {
-    /// Somebody who waits to be called from now on, for as long as no case takes.
+    /// Starts a wait for a call that lasts longer than any case.
     fn waiter(&self) -> JoinHandle<Result<bool, Violation>> {
         let (h, shard) = (self.h.clone(), self.shard.clone());
         tokio::spawn(async move { h.soon("a call", h.backend.tasks.wait(&shard, LONG)).await })
     }
 
-    /// Expects to be called.
+    /// Expects a call.
     async fn is_called(&self, why: &str) -> Verdict {
         let called = self.h.soon(why, self.h.backend.tasks.wait(&self.shard, LONG)).await?;
         ensure!(called, "nobody was called: {why}");
         Ok(())
     }
 
-    /// Expects that nobody is called.
+    /// Expects that no worker is called.
     async fn is_quiet(&self, why: &str) -> Verdict {
         let wait = self.h.backend.tasks.wait(&self.shard, QUIET);
         ensure!(!self.h.soon("a wait to end", wait).await?, "somebody was called ({why})");
         Ok(())
     }
 
-    /// When a worker is to come back, in microseconds since 1970.
+    /// Claims nothing, and returns the time when the worker is to come back, in microseconds since 1970.
     async fn told(&self, ask: &ClaimRequest) -> Result<u64, Violation> {
         let Claimed { tasks, next, now, .. } = self.claim(ask).await?;
         ensure!(tasks.is_empty(), "claimed: {tasks:?}");
@@ -98,7 +98,7 @@ async fn a_call_wakes_one_of_those_who_wait(h: Harness) -> Verdict {
     let desk = Desk::new(h).await?;
     let mut waiters = vec![desk.waiter(), desk.waiter(), desk.waiter()];
     for (name, delay) in [("a", HOUR * 3), ("b", HOUR * 2)] {
-        // They may wait by then or not: it is the same to them.
+        // The waits may have started by then or not; the result is the same.
         tokio::time::sleep(Duration::from_millis(10)).await;
         desk.place([(name, Due::In(delay))]).await?;
         let mut patience = desk.h.patience("a call");
@@ -170,7 +170,7 @@ async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict 
     let desk = Desk::new(h).await?;
     desk.place([("a", Due::In(HOUR))]).await?;
     desk.is_called("something was scheduled").await?;
-    // It looks out for the head, and says that it will not.
+    // The worker watches the head, and then reports that it stops (limit 0).
     desk.told(&ask("w", 1)).await?;
     let waiter = desk.waiter();
     let claimed = desk.claim(&ask("w", 0)).await?;
@@ -179,7 +179,7 @@ async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict 
     let now = desk.h.now(&desk.place).await?;
     let head = desk.told(&ClaimRequest { patience: HOUR * 2, ..ask("v", 1) }).await?;
     ensure!(head < now * 1_000 + 3_600_500_000, "who was called is told {head}, and it is {now}");
-    // It takes as much as it can.
+    // The worker takes as many tasks as it can.
     desk.place_due(["b"]).await?;
     desk.is_called("something was scheduled").await?;
     equal!(names(&desk.claim(&ask("v", 1)).await?.tasks), ["b"], "claimed");
@@ -203,7 +203,7 @@ async fn one_worker_is_told_of_the_head_and_others_of_later_times(h: Harness) ->
             );
             others.push(other);
         }
-        // In case that the first one does not come.
+        // In case the first worker does not come back.
         let soon = others.iter().any(|other| *other <= head + 1_000_000);
         ensure!(soon, "round {round}: nobody is told to come soon after the head at {head}: {others:?}");
     }
@@ -225,7 +225,7 @@ async fn a_worker_that_does_not_come_back_is_replaced(h: Harness) -> Verdict {
     let desk = Desk::new(h).await?;
     desk.place([("a", Due::In(Duration::from_millis(30)))]).await?;
     let mut claimed = desk.claim(&ask("dies", 1)).await?;
-    // It looks out from now on, or has the task, and never comes back.
+    // The worker now watches, or has the task, and never comes back.
     if claimed.tasks.is_empty() {
         let mut patience = desk.h.patience("the next worker to have the task");
         loop {

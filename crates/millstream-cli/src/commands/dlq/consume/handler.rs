@@ -1,4 +1,4 @@
-//! Who says what becomes of a letter: options, a command, or somebody who is asked; and prints it.
+//! Decides the fate of letters, by options, a command, or a prompt; and prints it.
 
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,47 +16,47 @@ use crate::commands::exec::Exec;
 use crate::commands::message::{Body, View, sanitize};
 use crate::output::Output;
 
-/// Who says what becomes of a letter.
+/// The source of the decision on a letter.
 #[derive(Debug)]
 pub(super) enum Choice {
     Fixed(Fate),
-    /// Somebody, for each.
+    /// A prompt for each letter.
     Asked,
-    /// A command, and what becomes of it if that ends well.
+    /// A command, and the fate of the letter if the command succeeds.
     Command(Exec, Fate),
 }
 
-/// How far it is with ending.
+/// The stage of shutting down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Open,
-    /// Nobody is asked any more.
+    /// No more prompts.
     Stopping,
     /// Commands are killed.
     Cut,
 }
 
-/// Handles letters. Shared by all that are handled at once.
+/// Handles letters. Shared by all that are handled concurrently.
 #[derive(Debug)]
 pub(super) struct LetterHandler {
     output: Output,
     choice: Choice,
     dry_run: bool,
-    /// How many may still be begun.
+    /// The number of letters that may still be started.
     left: AtomicU64,
-    /// How many have not ended yet, of a limit.
+    /// The number of letters that have not ended yet, of a limit.
     open: AtomicU64,
-    /// How many were given back as if they had never been here.
+    /// The number of letters that were returned unchanged.
     untouched: AtomicU64,
-    /// With how many a command failed.
+    /// The number of letters for which a command failed.
     failed: AtomicU64,
     stage: watch::Sender<Stage>,
     ends: mpsc::UnboundedSender<Ended>,
-    /// Whether the titles stand over the lines; held while something is printed.
+    /// Whether the titles were printed; locked while a line is printed.
     titled: Mutex<bool>,
 }
 
-/// A letter with what becomes of it, for programs.
+/// A letter with its fate, for programs.
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
@@ -64,11 +64,11 @@ struct Line<'a> {
     then: &'a str,
 }
 
-/// It goes back at once, and nothing is said of it.
+/// Returns the letter immediately, without a report.
 const UNTOUCHED: DeadLetterOutcome = DeadLetterOutcome::LeaveFor(Duration::ZERO);
 
 impl LetterHandler {
-    /// With where it tells that it has ended.
+    /// Creates a handler with the channel to which it reports its end.
     pub(super) fn new(
         output: Output,
         choice: Choice,
@@ -92,27 +92,27 @@ impl LetterHandler {
         (handler, ended)
     }
 
-    /// Nobody is asked any more.
+    /// Stops prompting.
     pub(super) fn stop(&self) {
         self.stage.send_replace(Stage::Stopping);
     }
 
-    /// Commands are killed.
+    /// Kills the commands.
     pub(super) fn cut(&self) {
         self.stage.send_replace(Stage::Cut);
     }
 
-    /// How many were given back as if they had never been here.
+    /// Returns the number of letters that were returned unchanged.
     pub(super) fn untouched(&self) -> u64 {
         self.untouched.load(Ordering::Relaxed)
     }
 
-    /// With how many a command failed.
+    /// Returns the number of letters for which a command failed.
     pub(super) fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// What becomes of a letter, after it was printed.
+    /// Returns the outcome of a letter, after printing it.
     pub(super) async fn handle(&self, letter: &DeadLetter) -> DeadLetterOutcome {
         let begun = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         if begun.is_err() || *self.stage.borrow() != Stage::Open {
@@ -127,7 +127,7 @@ impl LetterHandler {
             }
         };
         if let Err(error) = self.print(letter, fate) {
-            // What was not printed is not done.
+            // A letter that could not be printed is not settled.
             self.end(Ended::Failed(error));
             return self.untouched_letter();
         }
@@ -142,7 +142,7 @@ impl LetterHandler {
         }
     }
 
-    /// `None` if it was stopped before anything was chosen.
+    /// Returns the decision; `None` if it was stopped before.
     async fn chosen(&self, letter: &DeadLetter) -> Result<Option<Fate>> {
         match &self.choice {
             Choice::Fixed(fate) => Ok(Some(*fate)),
@@ -178,11 +178,11 @@ impl LetterHandler {
     }
 
     async fn reached(&self, stage: Stage) {
-        // The other end lives as long as this.
+        // The sender lives as long as this handler.
         let _ = self.stage.subscribe().wait_for(|now| *now >= stage).await;
     }
 
-    /// With a command, that says what there is to say; programs are told all the same.
+    /// Prints the fate. With a command, the text output is left to the command; JSON is printed in any case.
     fn print(&self, letter: &DeadLetter, fate: Fate) -> Result<()> {
         if !self.output.is_json() && matches!(self.choice, Choice::Command(..)) {
             return Ok(());
@@ -201,12 +201,12 @@ impl LetterHandler {
     }
 
     fn end(&self, ended: Ended) {
-        // Nobody hears it who has ended already.
+        // If the receiver is gone, the command has ended already.
         let _ = self.ends.send(ended);
     }
 }
 
-/// What a command is told of a letter.
+/// Returns the message and environment variables that describe a letter to a command.
 fn described(letter: &DeadLetter) -> (View, [(&'static str, String); 3]) {
     let view = View {
         topic_partition: letter.topic_partition.clone(),

@@ -1,4 +1,4 @@
-//! `millstream dlq consume`: dead letters as they come, and what becomes of each.
+//! `millstream dlq consume`: handles dead letters as they arrive, and settles each.
 
 mod handler;
 mod question;
@@ -20,16 +20,16 @@ use crate::exit::{Exit, Interrupted, Usage};
 use crate::{human, parse};
 use handler::{Choice, LetterHandler};
 
-/// How often it is looked for letters that are new.
+/// Interval between two checks for new letters.
 const POLL: Duration = Duration::from_secs(1);
 
-/// The same, where it ends as soon as there is none.
+/// The interval where the command ends as soon as there is no letter.
 const SOON: Duration = Duration::from_millis(200);
 
-/// So long nothing is given up that was begun: until the second signal.
+/// Time until running handlers are given up: practically until the second signal.
 const UNTIL_THE_SECOND_SIGNAL: Duration = Duration::from_secs(24 * 3_600);
 
-/// In a dry run no letter is shown twice.
+/// Time for which a letter stays hidden in a dry run, so that none is shown twice.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
 
 /// Prints dead letters as they come; each is left, replayed to its group, or purged
@@ -89,7 +89,7 @@ enum Then {
     Ask,
 }
 
-/// What becomes of a letter, when that is known.
+/// The fate of a letter, if it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Leave,
@@ -98,7 +98,7 @@ enum Fate {
 }
 
 impl Then {
-    /// `None` if somebody has to be asked.
+    /// Returns the fate; `None` if the user has to be prompted.
     fn fate(self) -> Option<Fate> {
         match self {
             Self::Leave => Some(Fate::Leave),
@@ -119,12 +119,12 @@ impl Fate {
     }
 }
 
-/// How it ended.
+/// The end of the command.
 #[derive(Debug)]
 enum Ended {
-    /// As it was asked to.
+    /// It finished what was requested.
     Done,
-    /// By a signal, or by whoever was asked.
+    /// A signal, or the answer to a prompt, stopped it.
     Stopped,
     Failed(anyhow::Error),
 }
@@ -149,7 +149,8 @@ impl Consume {
         let letter_handler = Arc::new(letter_handler);
         let stopped = context::stopped();
         tokio::pin!(stopped);
-        // Letters are printed as soon as it has started: from now on a signal is noticed, and not the end.
+        // Letters are printed as soon as it has started, so from now on signals are handled and do not end the
+        // process.
         tokio::select! {
             biased;
             stopped = &mut stopped => {
@@ -181,14 +182,14 @@ impl Consume {
                 }
             }
         };
-        // Whoever is asked need not answer any more; commands that run may end.
+        // A prompt needs no answer any more; running commands may finish.
         letter_handler.stop();
         let shutdown = consumer.shutdown();
         tokio::pin!(shutdown);
         let report = tokio::select! {
             biased;
             report = &mut shutdown => report,
-            // The one of before is spent.
+            // The previous one was consumed by the first signal.
             again = context::stopped() => {
                 again?;
                 letter_handler.cut();
@@ -202,7 +203,7 @@ impl Consume {
         if matches!(ended, Ended::Stopped) { self.is_stopped() } else { Ok(Exit::Done) }
     }
 
-    /// Without an end of its own, being stopped is how it ends.
+    /// Returns the result of being stopped: success if the command has no end of its own.
     fn is_stopped(&self) -> Result<Exit> {
         if self.limit.is_some() || self.until_empty { Err(Interrupted.into()) } else { Ok(Exit::Done) }
     }
@@ -235,7 +236,7 @@ impl Consume {
     }
 }
 
-/// What was done, for people; `untouched` are those that were only given back, `failed` those with which a command failed.
+/// Formats the report for people. `untouched` letters were only returned; for `failed` ones a command failed.
 fn told(report: DeadLetterReport, untouched: u64, failed: u64) -> String {
     let DeadLetterReport { deleted, replayed, left, lost, .. } = report;
     let left = left.saturating_sub(untouched);

@@ -1,4 +1,4 @@
-//! Asking somebody what is to become of a letter.
+//! Prompts the user for the fate of a letter.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -10,7 +10,7 @@ use super::Fate;
 use crate::commands::dlq::inspect;
 use crate::exit::Usage;
 
-/// Whether anybody can be asked.
+/// Checks that the user can be prompted.
 ///
 /// # Errors
 /// [`Usage`] if stdin is no terminal.
@@ -21,18 +21,18 @@ pub(super) fn possible() -> Result<()> {
     Err(Usage("--then ask needs a terminal: say leave, replay or purge".to_owned()).into())
 }
 
-/// Shows a letter, and asks until there is an answer; `None` to end here.
+/// Shows a letter, and prompts until the answer is valid; returns `None` to quit.
 ///
 /// # Errors
-/// If it cannot be asked.
+/// If the prompt fails.
 pub(super) async fn ask(letter: &DeadLetter) -> Result<Option<Fate>> {
     let story = inspect::story(letter);
     let (tell, told) = oneshot::channel();
-    // On a thread that nobody waits for: a read from a terminal ends when somebody types, and not before.
+    // On a detached thread: a read from a terminal ends only when the user types.
     std::thread::Builder::new()
         .name("question".to_owned())
         .spawn(move || {
-            // Whoever asked may have gone.
+            // The caller may be gone.
             let _ = tell.send(answer(&story));
         })
         .context("nobody can be asked")?;
@@ -55,7 +55,7 @@ fn answer(story: &str) -> Result<Option<Fate>> {
     }
 }
 
-/// `None` if it is no answer.
+/// Parses an answer; returns `None` if it is invalid.
 fn understood(line: &str) -> Option<Option<Fate>> {
     match line.trim().to_lowercase().as_str() {
         "l" | "leave" => Some(Some(Fate::Leave)),

@@ -1,7 +1,7 @@
-//! Messages as lines of JSON: what is shown can be read again, and is the same message byte for byte.
+//! Messages as lines of JSON: a line that is written can be read back, and results in the same message byte for byte.
 //!
-//! Text is a string. A payload that is a JSON object or array stands there as it is, so that tools can look into it. Bytes
-//! that are no text are base64: `key_base64`, `payload_base64`, and `{"base64": "…"}` as the value of a header.
+//! Text is a string. A payload that is a JSON object or array is embedded unchanged, so that tools can read it. Bytes
+//! that are not text are base64: `key_base64`, `payload_base64`, and `{"base64": "…"}` as the value of a header.
 
 mod read;
 mod write;

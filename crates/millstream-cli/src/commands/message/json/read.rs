@@ -1,4 +1,4 @@
-//! Lines of JSON become messages.
+//! Parses lines of JSON into messages.
 
 use std::fmt;
 
@@ -10,15 +10,15 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// A message as a line of JSON says it, and how it is to be sent.
+/// A message from a line of JSON, and the options for sending it.
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) envelope: Envelope,
     pub(crate) partition: Option<u32>,
-    /// As they stand there: how such text is read is the command's business.
+    /// Unparsed: the command parses such text.
     pub(crate) delay: Option<String>,
     pub(crate) at: Option<String>,
-    /// Under which id it waits.
+    /// The id under which it waits.
     pub(crate) id: Option<String>,
 }
 
@@ -37,7 +37,7 @@ struct Line {
     #[serde(alias = "due")]
     at: Option<String>,
     id: Option<String>,
-    // What else is shown of a message, and cannot be sent.
+    // Other fields of a shown message, which cannot be sent.
     #[serde(rename = "topic")]
     _topic: Option<IgnoredAny>,
     #[serde(rename = "time_ms")]
@@ -48,10 +48,10 @@ struct Line {
     _attempt: Option<IgnoredAny>,
 }
 
-/// Reads a line.
+/// Parses a line.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The fault in the line.
 pub(crate) fn read(line: &[u8]) -> Result<Read, String> {
     let line: Line = serde_json::from_slice(line).map_err(|error| told(&error))?;
     let key = match (line.key, line.key_base64) {
@@ -71,14 +71,14 @@ pub(crate) fn read(line: &[u8]) -> Result<Read, String> {
         envelope.headers.append(name, value);
     }
     let id = line.id.filter(|id| {
-        // That of an entry, as it is shown, says nothing of the message that is sent. One that is sent for later has its
-        // own.
+        // The id of an entry, as it is shown, does not apply to the message that is sent. A delayed message has its
+        // own id.
         line.delay.is_some() || line.at.is_some() || id.parse::<MessageId>().is_err()
     });
     Ok(Read { envelope, partition: line.partition, delay: line.delay, at: line.at, id })
 }
 
-/// A string is its text; anything else is its JSON, as it stands there.
+/// Converts a string to its text, and any other value to its JSON, unchanged.
 fn payload(json: &RawValue) -> Result<Bytes, String> {
     if json.get().starts_with('"') {
         let text: String = serde_json::from_str(json.get()).map_err(|error| format!("payload: {error}"))?;
@@ -87,7 +87,7 @@ fn payload(json: &RawValue) -> Result<Bytes, String> {
     Ok(json.get().to_owned().into())
 }
 
-/// Where it stands in the line; that it is line 1 of what was parsed says nothing.
+/// Formats an error with its position in the line. The line number is omitted, as it is always 1.
 fn told(error: &serde_json::Error) -> String {
     let what = if error.is_data() { "" } else { "not JSON: " };
     format!("{what}{}", error.to_string().replace("at line 1 column", "at column"))
@@ -97,12 +97,12 @@ fn bytes(name: &str, base64: &str) -> Result<Bytes, String> {
     BASE64.decode(base64).map(Bytes::from).map_err(|error| format!("{name}: {error}"))
 }
 
-/// `null` is a value here, and no absence.
+/// Reads `null` as a value, not as absence.
 fn there<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// Headers as `write.rs` writes them.
+/// Headers in the format of `write.rs`.
 #[derive(Default)]
 struct Pairs(Vec<(String, Bytes)>);
 
@@ -140,7 +140,7 @@ impl<'de> Deserialize<'de> for Pairs {
     }
 }
 
-/// The value of a header, or several.
+/// The value of a header, or several values.
 struct Values(Vec<Bytes>);
 
 impl<'de> Deserialize<'de> for Values {
@@ -161,7 +161,7 @@ impl<'de> Deserialize<'de> for Values {
     }
 }
 
-/// What `write.rs` writes of it.
+/// A single value in the format of `write.rs`.
 struct Value(Bytes);
 
 impl<'de> Deserialize<'de> for Value {

@@ -1,4 +1,4 @@
-//! Messages become lines of JSON.
+//! Formats messages as lines of JSON.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -28,7 +28,7 @@ impl Serialize for View {
 }
 
 impl Body {
-    /// The entries of a map that say what the message is.
+    /// Writes the entries of a map that describe the message.
     pub(crate) fn entries<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         match self {
             Self::Message(envelope) => {
@@ -58,8 +58,9 @@ impl Body {
     }
 }
 
-/// What can stand in a line as it is, and is the same when it is read again: not what has line ends, or characters that
-/// would have to be escaped. Numbers and words stay strings, so that a field has one type where payloads are plain text.
+/// Returns the text if it can be embedded in a line unchanged and is read back identically: it has no line ends, and
+/// no characters that would have to be escaped. Numbers and words stay strings, so that a field has one type if
+/// payloads are text.
 fn structure(text: &str) -> Option<&RawValue> {
     if !text.starts_with(['{', '[']) || text.contains(is_control) {
         return None;
@@ -67,8 +68,8 @@ fn structure(text: &str) -> Option<&RawValue> {
     serde_json::from_str::<&RawValue>(text).ok().filter(|json| json.get() == text)
 }
 
-/// Headers as an object, with a list where a name stands several times in a row; as a list of pairs where their order
-/// could not be told otherwise.
+/// Headers as an object, with a list where a name occurs several times in a row; as a list of pairs where an object
+/// would not preserve their order.
 struct Written<'a>(&'a Headers);
 
 impl Serialize for Written<'_> {
@@ -102,7 +103,7 @@ impl Serialize for Written<'_> {
     }
 }
 
-/// Headers alone, as they stand in a message.
+/// Formats headers alone, as they are in a message.
 pub(crate) fn headers(headers: &Headers) -> serde_json::Result<String> {
     serde_json::to_string(&Written(headers))
 }
@@ -121,7 +122,7 @@ impl Serialize for Text<'_> {
     }
 }
 
-/// The fields of what is no message, as JSON in one line.
+/// Formats the fields of an entry that is not a message, as JSON in one line.
 pub(crate) fn fields(fields: &[Field]) -> String {
     let pairs: Vec<_> = fields.iter().map(|(name, value)| (Text(name), Text(value))).collect();
     sanitize::json(&serde_json::to_string(&pairs).unwrap_or_default()).into_owned()

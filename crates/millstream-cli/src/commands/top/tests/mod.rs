@@ -1,4 +1,4 @@
-//! What is made of rounds and keys, and how it looks; and samples for these tests.
+//! Tests of the model, the state and the screen, with sample data.
 
 mod model;
 mod state;
@@ -19,7 +19,7 @@ fn group(name: &str) -> GroupName {
     name.parse().expect("a name")
 }
 
-/// A partition: so many were appended and so many are unread; the log has what is unread.
+/// Returns a partition with this many appended and unread entries; its log contains the unread ones.
 fn partition(number: u32, appended: u64, lag: u64) -> PartitionStats {
     let mut stats = PartitionStats::empty(Partition(number));
     (stats.appended, stats.length) = (Some(appended), lag);
@@ -28,13 +28,13 @@ fn partition(number: u32, appended: u64, lag: u64) -> PartitionStats {
     stats
 }
 
-/// A group that owns everything.
+/// Returns a group that owns all partitions.
 fn standing(name: &str, partitions: Vec<PartitionStats>) -> GroupStats {
     let (totals, owned) = (Totals::of(&partitions), partitions.len());
     GroupStats { group: group(name), partitions, totals, paused: None, members: 1, owned }
 }
 
-/// A topic at a time, with groups.
+/// Returns the sample of a topic at a time, with groups.
 fn sample(seconds: u64, topic: &str, groups: Vec<GroupStats>) -> TopicSample {
     let logs =
         groups.first().map_or_else(|| vec![PartitionStats::empty(Partition(0))], |it| it.partitions.clone());
@@ -48,7 +48,7 @@ fn sample(seconds: u64, topic: &str, groups: Vec<GroupStats>) -> TopicSample {
     TopicSample { at: Duration::from_secs(seconds), stats, logs }
 }
 
-/// A round that found these topics, and no others.
+/// Returns a round with these topics only.
 fn round(seconds: u64, topics: Vec<TopicSample>) -> Round {
     let mut names: Vec<TopicName> = topics.iter().map(|it| it.stats.topic.name.clone()).collect();
     names.sort();

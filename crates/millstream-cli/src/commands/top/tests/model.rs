@@ -1,4 +1,4 @@
-//! Rounds become rates, sums and lists.
+//! Tests of rates, sums and lists from rounds.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn two_looks_make_a_rate() {
     let mut model = Model::default();
     model.take(orders(0, vec![partition(0, 100, 100), partition(1, 0, 0)]));
     assert_eq!(rates(&model), (None, None), "one look makes none");
-    // 60 came, 20 of them to a new place; 80 were handled.
+    // 60 were appended, 20 of them to a new partition; 80 were handled.
     model.take(orders(2, vec![partition(0, 140, 80), partition(1, 20, 0)]));
     assert_eq!(rates(&model), (Some(30.0), Some(40.0)));
     assert_eq!(model.curve.back(), Some(&(30.0, 40.0)));
@@ -34,7 +34,7 @@ fn what_waits_to_be_tried_again_is_not_done() {
     (tried.pending, tried.retrying) = (3, 2);
     model.take(orders(1, vec![tried.clone()]));
     assert_eq!(rates(&model).1, Some(5.0));
-    // The five are done; a dead one is done as well.
+    // The five are finished; a dead one counts as finished too.
     (tried.pending, tried.retrying, tried.dead) = (0, 0, 1);
     model.take(orders(2, vec![tried]));
     assert_eq!(rates(&model).1, Some(5.0));
@@ -151,7 +151,7 @@ fn lines_are_sorted_with_their_groups_and_filtered() {
     };
     assert_eq!(shown(Sort::Name, false, ""), ["a", ".x", ".y", "b", ".z", "c"]);
     assert_eq!(shown(Sort::Name, true, ""), ["c", "b", ".z", "a", ".x", ".y"]);
-    // Nobody reads c: it is sampled without a log.
+    // Topic c has no groups: it is sampled without a log.
     assert_eq!(shown(Sort::Produced, false, ""), ["b", ".z", "a", ".x", ".y", "c"]);
     assert_eq!(shown(Sort::Lag, false, ""), ["a", ".x", ".y", "b", ".z", "c"]);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What keys do.
+//! Tests of keys.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -55,7 +55,7 @@ fn the_cursor_stays_on_its_line_when_others_come() {
     model.take(round(1, more));
     let lines = state.lines(&model);
     assert_eq!(lines[state.line(&lines)].place(), place("orders", Some("audit")).expect("a place"));
-    // Its group is gone: the topic is next to it.
+    // The group is gone: the cursor moves to its topic.
     model.take(round(2, vec![sample(2, "aaa", vec![]), sample(2, "orders", vec![])]));
     let lines = state.lines(&model);
     assert_eq!(lines[state.line(&lines)].place(), place("orders", None).expect("a place"));
@@ -72,7 +72,7 @@ fn the_cursor_stops_at_both_ends() {
     assert_eq!(state.at, place("empty", None));
     press(&mut state, &model, "$");
     assert_eq!(state.at, place("orders", Some("billing")));
-    // And where there is nothing at all.
+    // And with an empty model.
     let mut state = State::default();
     press(&mut state, &Model::default(), "vv^\n\t<G");
     assert_eq!(state, State::default());

@@ -1,4 +1,4 @@
-//! How it looks.
+//! Tests of the drawn screen.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn drawn(model: &Model, state: &State, (width, height): (u16, u16), colours: boo
     terminal
 }
 
-/// The lines, without what is empty at their ends.
+/// Returns the lines, without trailing spaces.
 fn text(model: &Model, state: &State, size: (u16, u16)) -> Vec<String> {
     let terminal = drawn(model, state, size, true);
     let buffer = terminal.backend().buffer();
@@ -29,7 +29,7 @@ fn text(model: &Model, state: &State, size: (u16, u16)) -> Vec<String> {
     (0..size.1).map(line).collect()
 }
 
-/// Two topics, one of them with two groups, one of which lags, and where something is dead.
+/// Returns a model with two topics. One of them has two groups, one of which lags, and dead letters.
 fn known() -> Model {
     let mut model = Model::default();
     for seconds in [0, 2] {
@@ -67,7 +67,7 @@ fn a_topic_has_its_groups_and_partitions() {
     same(&text(&model, &state, (120, 24)), include_str!("topic.txt"));
 }
 
-/// Compares a picture line by line; `MILLSTREAM_DRAW=1` prints what came instead.
+/// Compares a picture line by line; `MILLSTREAM_DRAW=1` prints the actual one.
 #[track_caller]
 fn same(lines: &[String], expected: &str) {
     if std::env::var_os("MILLSTREAM_DRAW").is_some() {

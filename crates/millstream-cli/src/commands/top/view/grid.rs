@@ -1,4 +1,4 @@
-//! A list in columns under a title: as many columns as there is room for, and the rows around the cursor.
+//! A list in columns under a title: as many columns as fit, and the rows around the cursor.
 
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
@@ -8,11 +8,11 @@ use ratatui::widgets::{Block, Borders, Cell, Row, Table, TableState};
 use super::theme::{Look, Theme};
 use crate::commands::top::text;
 
-/// A column. Those of the lowest rank are kept longest where there is little room.
+/// A column. The columns of the lowest rank are kept longest where space is short.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Column {
     pub(crate) title: &'static str,
-    /// How wide it is; the one that takes what is left is at least so wide.
+    /// The width; for the column that takes the remaining width, the minimum.
     pub(crate) width: u16,
     pub(crate) rank: u8,
     pub(crate) kind: Kind,
@@ -22,7 +22,7 @@ pub(crate) struct Column {
 pub(crate) enum Kind {
     Text,
     Number,
-    /// Takes the room that is left; every grid has one.
+    /// Takes the remaining width; every grid has one such column.
     Rest,
 }
 
@@ -40,25 +40,25 @@ impl Column {
     }
 }
 
-/// What stands in a cell.
+/// The content of a cell.
 pub(crate) type Field = (String, Look);
 
-/// A number of which nothing is no news.
+/// Dims zeros.
 pub(crate) fn number(text: String, look: Look) -> Field {
     let nothing = matches!(text.as_str(), "0" | "-" | "");
     (text, if nothing { Look::Faint } else { look })
 }
 
-/// What a grid shows.
+/// The content of a grid.
 pub(crate) struct Grid<'a> {
     pub(crate) title: Line<'a>,
     pub(crate) columns: &'a [Column],
-    /// The fields of a row, in the order of columns.
+    /// Returns the fields of a row, in the order of columns.
     pub(crate) row: &'a dyn Fn(usize) -> Vec<Field>,
     pub(crate) rows: usize,
     /// The row of the cursor, and whether keys move it.
     pub(crate) cursor: Option<(usize, bool)>,
-    /// What stands there if there are no rows.
+    /// The text shown if there are no rows.
     pub(crate) empty: &'a str,
 }
 
@@ -106,7 +106,7 @@ impl Grid<'_> {
     }
 }
 
-/// Text that is too long is cut, and that is seen. Behind a number, it is a little further apart.
+/// Formats a cell. Text that is too long is cut, with a mark. After a number, it is a little further apart.
 fn cell<'a>(kind: Kind, width: usize, apart: bool, (text, look): Field, theme: Theme) -> Cell<'a> {
     let gap = if apart { " " } else { "" };
     let text = format!("{gap}{}", text::fit(&text, width.saturating_sub(gap.len())));
@@ -114,7 +114,7 @@ fn cell<'a>(kind: Kind, width: usize, apart: bool, (text, look): Field, theme: T
     Cell::from(if kind == Kind::Number { line.alignment(Alignment::Right) } else { line })
 }
 
-/// How wide each of these columns is.
+/// Returns the width of each of these columns.
 fn widths(columns: &[Column], kept: Vec<usize>, width: u16) -> Vec<(usize, u16)> {
     let taken: u16 = kept.iter().map(|at| columns[*at].width + 1).sum();
     let left = (width + 1).saturating_sub(taken);
@@ -125,7 +125,7 @@ fn widths(columns: &[Column], kept: Vec<usize>, width: u16) -> Vec<(usize, u16)>
     kept.into_iter().map(|at| (at, wide(at))).collect()
 }
 
-/// Which columns there is room for, in their order.
+/// Returns the columns that fit, in their order.
 fn fit(columns: &[Column], width: u16) -> Vec<usize> {
     let mut by_rank: Vec<usize> = (0..columns.len()).collect();
     by_rank.sort_by_key(|column| columns[*column].rank);
@@ -133,7 +133,7 @@ fn fit(columns: &[Column], width: u16) -> Vec<usize> {
     let mut kept = Vec::new();
     for column in by_rank {
         let needs = i32::from(columns[column].width) + 1;
-        // The first one is shown in any case, cut off where it must be.
+        // The first column is always shown, cut off if necessary.
         if needs > left && !kept.is_empty() {
             break;
         }
@@ -144,7 +144,7 @@ fn fit(columns: &[Column], width: u16) -> Vec<usize> {
     kept
 }
 
-/// The first row that is seen, so that the cursor is, and stands in the middle if it can.
+/// Returns the first visible row, such that the cursor is visible, and in the middle if possible.
 fn first(cursor: usize, visible: usize, rows: usize) -> usize {
     cursor.saturating_sub(visible / 2).min(rows.saturating_sub(visible))
 }

@@ -1,4 +1,5 @@
-//! The page of a group: what is pending, its newest dead letters, and the one with the cursor in full.
+//! The page of a group: its pending entries, its newest dead letters, and the full content of the one with the
+//! cursor.
 
 use millstream::admin::PendingEntry;
 use millstream::{DeadLetter, GroupName, Limits, TopicName};
@@ -30,7 +31,7 @@ const DEAD: [Column; 6] = [
     Column::rest("ERROR", 20, 1),
 ];
 
-/// How much of a payload is shown.
+/// Maximum number of characters shown of a payload.
 const PAYLOAD: usize = 1_000;
 
 impl Shown<'_> {

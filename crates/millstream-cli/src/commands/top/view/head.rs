@@ -11,10 +11,10 @@ use crate::human;
 
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// How long a curve is, if there is room.
+/// Length of a curve, if there is space.
 const CURVE: usize = 16;
 
-/// A shorter one says nothing.
+/// Minimum length of a curve: a shorter one is meaningless.
 const SHORTEST_CURVE: usize = 6;
 
 /// Sums over all groups.
@@ -41,7 +41,7 @@ impl Shown<'_> {
         frame.render_widget(self.sums(usize::from(second.width)), second);
     }
 
-    /// What is to be known before anything else: that this is not what is.
+    /// Returns the state of the sampling: frozen, without a reply, or the duration of the last round.
     fn state_of_things(&self) -> Line<'static> {
         let since = self.model.answered.map(|at| self.now.saturating_sub(at));
         let late = since.is_some_and(|since| since > self.patience);
@@ -94,7 +94,7 @@ impl Shown<'_> {
             ("delayed", text::count(sums.delayed, 7), Look::Plain, None),
             ("dead", text::count(sums.dead, 7), worry(sums.dead, Look::Bad), None),
         ];
-        // Where there is no room for all of it: first what other numbers have in them.
+        // Where not everything fits, numbers that are included in others are dropped first.
         let mut said = said.to_vec();
         let taken = |said: &[(&str, String, Look, Option<Side>)]| -> usize {
             said.iter().map(|(name, value, ..)| name.len() + value.len() + 3).sum()
@@ -119,10 +119,10 @@ impl Shown<'_> {
     }
 }
 
-/// One of the two rates of a look.
+/// Selects one of the two rates of a sample.
 type Side = fn(&(f64, f64)) -> f64;
 
-/// The last values as a curve: the largest of them is its height.
+/// Formats the last values as a curve, whose height is the largest of them.
 fn curve(values: impl DoubleEndedIterator<Item = f64>, width: usize) -> String {
     let mut last: Vec<f64> = values.rev().take(width).collect();
     last.reverse();

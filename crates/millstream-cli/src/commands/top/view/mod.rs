@@ -1,4 +1,4 @@
-//! What is known and what is looked at, drawn. Nothing here decides, asks or remembers.
+//! Draws the model and the state. This module makes no decisions, sends no queries and keeps no state.
 
 mod grid;
 mod group;
@@ -21,20 +21,20 @@ use theme::Look;
 pub(crate) use theme::Theme;
 pub(crate) use topics::table;
 
-/// What is drawn.
+/// The input of drawing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shown<'a> {
     pub(crate) model: &'a Model,
     pub(crate) state: &'a State,
-    /// The time, from the beginning of the screen.
+    /// The current time, since the start of the screen.
     pub(crate) now: Duration,
-    /// How long there may be no answer before that is said.
+    /// The time without a reply after which the screen reports it.
     pub(crate) patience: Duration,
     pub(crate) theme: Theme,
 }
 
 impl Shown<'_> {
-    /// Draws it, on however small a screen.
+    /// Draws the screen, at any size.
     pub(crate) fn draw(self, frame: &mut Frame<'_>) {
         let all = Layout::vertical([Constraint::Length(2), Constraint::Fill(1), Constraint::Length(1)]);
         let [head, body, foot] = all.areas(frame.area());
@@ -50,7 +50,7 @@ impl Shown<'_> {
         }
     }
 
-    /// The keys, what is to be confirmed, or what is being typed.
+    /// Draws the keys, the confirmation prompt, or the input.
     fn foot(self, frame: &mut Frame<'_>, area: Rect) {
         if let Some(order) = &self.state.asked {
             let what = if order.pause { "Pause" } else { "Resume" };
@@ -102,7 +102,7 @@ impl Shown<'_> {
         frame.render_widget(Line::from_iter(spans), area);
     }
 
-    /// The title of a list.
+    /// Returns the title of a list.
     fn title<'a>(self, name: impl Into<String>, rest: impl Into<String>) -> Line<'a> {
         let (name, rest) = (name.into(), rest.into());
         let name = Span::styled(format!("─ {name} "), self.theme.style(Look::Title));

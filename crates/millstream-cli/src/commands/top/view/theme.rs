@@ -1,26 +1,26 @@
-//! What things look like. Only the sixteen colours that every terminal has, in its user's own shades; without colours
-//! the rest still tells apart.
+//! The styles. Only the sixteen colours that every terminal has, in the shades of its user; without colours, other
+//! attributes distinguish the styles.
 
 use ratatui::style::{Color, Modifier, Style};
 
-/// How something is meant.
+/// The meaning of a text, which determines its style.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Look {
     #[default]
     Plain,
-    /// Of no importance: zeros, rules, hints.
+    /// Unimportant: zeros, rules, hints.
     Faint,
-    /// The name of something.
+    /// A name.
     Name,
     Title,
     Good,
     Doubtful,
     Bad,
-    /// The line with the cursor, in the list that has it.
+    /// The line with the cursor, in the list that has the focus.
     Cursor,
 }
 
-/// Whether there are colours.
+/// Whether colours are used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Theme {
     pub(crate) colours: bool,

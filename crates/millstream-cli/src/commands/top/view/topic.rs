@@ -58,7 +58,7 @@ impl Shown<'_> {
             return;
         };
         let groups = u16::try_from(topic.groups.len().max(1)).unwrap_or(u16::MAX).saturating_add(2);
-        // The lists share what there is; partitions are what most may have to be seen of.
+        // The lists share the height. Partitions usually need the most.
         let groups = groups.min(area.height / 3).max(3);
         let members = if area.height >= 18 { (area.height / 4).min(8) } else { 0 };
         let all = [Constraint::Length(groups), Constraint::Fill(1), Constraint::Length(members)];
@@ -99,7 +99,7 @@ impl Shown<'_> {
         }
     }
 
-    /// The members of a group, with what they own and when they were heard of.
+    /// Draws the members of a group, with their partitions and the age of their last heartbeats.
     pub(super) fn members(self, frame: &mut Frame<'_>, area: Rect, of: Option<(&TopicName, &GroupName)>) {
         let detail = of.and_then(|(topic, group)| self.model.detail_of(topic, group));
         let owned: Vec<(String, Vec<u32>)> = detail.map_or_else(Vec::new, |detail| {
@@ -147,7 +147,7 @@ fn about(topic: &TopicView<'_>) -> String {
 fn of_partition(partition: &PartitionView<'_>, owners: Option<&Owners>, of_group: bool) -> Vec<Field> {
     let stats = partition.stats;
     let there = stats.position.is_some();
-    // Without a group there is nothing to say of it.
+    // Without a group these fields are empty.
     let of = |text: String, look: Look| if of_group { number(text, look) } else { (String::new(), look) };
     let at = usize::try_from(stats.partition.0).unwrap_or(usize::MAX);
     let owned = owners.and_then(|owners| owners.partitions.get(at));

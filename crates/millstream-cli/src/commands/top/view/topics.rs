@@ -1,4 +1,4 @@
-//! The first page: all topics with their groups, who consumes, and what went wrong.
+//! The first page: all topics with their groups, their consumers, and errors.
 
 use std::time::Duration;
 
@@ -31,10 +31,10 @@ const COLUMNS: [Column; 13] = [
     Column::number("OWNED", 7, 12),
 ];
 
-/// The most room that names get before columns do. Names that are cut off all look the same.
+/// Maximum width that names get before columns do. Names that are cut off all look the same.
 const NAMES: usize = 32;
 
-/// The columns, with room for these names as far as there is.
+/// Returns the columns, with enough width for these names if possible.
 fn columns(lines: &[rows::Line<'_>]) -> [Column; 13] {
     let len = |line: &rows::Line<'_>| match line {
         rows::Line::Topic(topic) => topic.topic.name.as_str().len(),
@@ -46,13 +46,13 @@ fn columns(lines: &[rows::Line<'_>]) -> [Column; 13] {
     columns
 }
 
-/// What stands in front of the name of a group.
+/// Width of the branch in front of the name of a group.
 const BRANCH: usize = 3;
 
-/// Where there is less room, the topics get that of the lists below.
+/// Height below which the topics get the space of the lists below.
 const ENOUGH: u16 = 26;
 
-/// The room that lists below the topics get, if there is so much.
+/// Height of the lists below the topics, if there is enough space.
 const CONSUMERS: u16 = 6;
 const ERRORS: u16 = 6;
 const FEW_ERRORS: u16 = 4;
@@ -114,12 +114,12 @@ impl Shown<'_> {
         parts.join(" · ")
     }
 
-    /// Whether what is shown is older than it should be, beside the rest.
+    /// Whether a sample is older than it should be in comparison with the others.
     fn stale(&self, at: Duration) -> bool {
         self.model.answered.is_some_and(|last| last.saturating_sub(at) > self.patience)
     }
 
-    /// Who is in the group with the cursor.
+    /// Draws the members of the group with the cursor.
     fn consumers(&self, frame: &mut Frame<'_>, area: Rect, place: Option<&Place>) {
         let groups = place.and_then(|it| self.model.topic(&it.topic)).map(|it| it.groups).unwrap_or_default();
         let wanted = place.and_then(|it| it.group.as_ref());
@@ -128,7 +128,7 @@ impl Shown<'_> {
         self.members(frame, area, found);
     }
 
-    /// What could not be asked, and the newest dead letters.
+    /// Draws failed queries, and the newest dead letters.
     fn errors(&self, frame: &mut Frame<'_>, area: Rect) {
         let block = Block::new()
             .borders(Borders::TOP)
@@ -158,7 +158,7 @@ impl Shown<'_> {
                 Span::raw(text::clean(&letter.error)),
             ])
         });
-        // What is failing now comes first: without answers there are no dead letters either.
+        // Current failures come first: without replies there are no dead letters either.
         let mut lines: Vec<Line<'_>> =
             problems.take(if self.model.failing { 2 } else { 1 }).chain(letters).collect();
         if lines.is_empty() {
@@ -168,7 +168,7 @@ impl Shown<'_> {
     }
 }
 
-/// The same lines as text, for where there is no screen.
+/// Returns the same lines as text, for output without a screen.
 pub(crate) fn table(lines: &[rows::Line<'_>]) -> String {
     let titles = COLUMNS.map(|column| match column.kind {
         Kind::Number => format!(">{}", column.title),
@@ -212,7 +212,7 @@ fn of_group(group: &GroupView<'_>, last: bool) -> Vec<Field> {
     vec![name, none(), none(), none(), consumed, backlog, lag, oldest, pending, retrying, none(), dead, owned]
 }
 
-/// The name of a group, and whether it is paused.
+/// Returns the name of a group, with a mark if it is paused.
 pub(super) fn named(group: &GroupView<'_>) -> Field {
     if group.paused {
         (format!("{} (paused)", group.group), Look::Doubtful)
@@ -221,7 +221,7 @@ pub(super) fn named(group: &GroupView<'_>) -> Field {
     }
 }
 
-/// How a group stands: out/s, lag, oldest, pending, retrying, dead, owned.
+/// Returns the statistics of a group: out/s, lag, oldest, pending, retrying, dead, owned.
 pub(super) fn standing(group: &GroupView<'_>) -> [Field; 7] {
     let (totals, partitions) = (group.totals, group.partitions.len());
     let idle = group.members == 0 && group.owned == 0;
