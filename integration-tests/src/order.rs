@@ -37,6 +37,7 @@ enum Step {
 /// 3. It repeats only messages that were last handled under an ownership that was killed or lost, and no message that was
 ///    known to be settled: `settled` gives, for the index of a line, messages that must not start after it.
 /// 4. An ownership that has ended starts no message once a later one has.
+///
 /// From 1 and 2 it follows that the first successes of each key are in the order of production.
 ///
 /// # Errors

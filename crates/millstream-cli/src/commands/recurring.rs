@@ -84,8 +84,8 @@ pub(super) struct Shown {
 }
 
 impl Shown {
-    /// Converts a stored rule: `every 2000 anchor 1700000000000 once` to `every 2s`, and `cron Europe/Zurich once 0 9
-    /// * * *` to `cron 0 9 * * * in Europe/Zurich`. An unknown rule is shown unchanged.
+    /// Converts a stored rule to the words of the command line: `every 2000 anchor 1700000000000 once` to `every 2s`, and
+    /// `cron Europe/Zurich once 0 9 * * *` to `cron 0 9 * * * in Europe/Zurich`. An unknown rule is shown unchanged.
     pub(super) fn of(rule: &str) -> Self {
         let words: Vec<&str> = rule.split_whitespace().collect();
         let known = match words.as_slice() {
