@@ -99,7 +99,8 @@ impl<C: Outgoing> Sender<C> {
         }
         // While the server is away the oldest batch goes alone: an attempt for each that waits behind it would only be load.
         let probing = self.failures > 0 && !self.under_way.is_empty();
-        if self.is_due() && !probing && self.under_way.len() < self.sink.ahead() {
+        let ahead = if self.is_full() { self.sink.ahead() } else { self.sink.ahead().min(PARTIAL_AHEAD) };
+        if self.is_due() && !probing && self.under_way.len() < ahead {
             if !self.is_full() {
                 if self.crowded {
                     tokio::task::yield_now().await;
@@ -258,6 +259,11 @@ impl<C: Outgoing> Sender<C> {
         }
     }
 }
+
+/// Requests under way from which on a batch waits until it is full or one of them is answered. More small requests would only
+/// make each of them smaller: 64 tasks that send 128 bytes each had 0.97 to 1.03 of the rate of bare `XADD` without this bound,
+/// and 1.03 to 1.23 with it.
+const PARTIAL_AHEAD: usize = 8;
 
 /// Whether the server would take none of it now: nothing was done.
 fn is_away<D>(results: &[Result<D>]) -> bool {
