@@ -4,8 +4,8 @@ mod edit;
 mod filter;
 mod lines;
 mod pace;
+mod progress;
 mod replay;
-mod teller;
 mod walk;
 
 use std::collections::BTreeMap;
@@ -28,8 +28,8 @@ pub use replay::{
 pub use walk::DeadLetterWalk;
 
 use crate::Admin;
-use crate::cursor::Cursor;
-use teller::Teller;
+use crate::reading::cursor::Cursor;
+use progress::ProgressSink;
 use walk::Route;
 
 /// Maximum number of letters that are settled or put in one request.
@@ -101,7 +101,7 @@ pub struct DeadLetterQueue {
     backend: Backend,
     topic: TopicSpec,
     group: GroupName,
-    teller: Teller,
+    progress: ProgressSink,
 }
 
 impl Admin {
@@ -111,8 +111,8 @@ impl Admin {
     /// [`ErrorKind::NotFound`] for a topic that does not exist; transient ones.
     pub async fn dead_letters(&self, topic: &TopicName, group: &GroupName) -> Result<DeadLetterQueue> {
         let topic = self.backend.catalog.topic(topic).await?;
-        let teller = Teller::new(&self.observer, group);
-        Ok(DeadLetterQueue { backend: self.backend.clone(), topic, group: group.clone(), teller })
+        let progress = ProgressSink::new(&self.observer, group);
+        Ok(DeadLetterQueue { backend: self.backend.clone(), topic, group: group.clone(), progress })
     }
 }
 
@@ -229,7 +229,7 @@ impl DeadLetterQueue {
     pub async fn replay(&self, letter: &DeadLetter) -> Result<bool> {
         let role = &self.backend.dead_letters;
         let done = role.replay(&letter.topic_partition, &self.group, &[letter.id]).await?;
-        self.teller.of(&letter.topic_partition, LetterWork::Replay, done, 1);
+        self.progress.of(&letter.topic_partition, LetterWork::Replay, done, 1);
         Ok(done == 1)
     }
 
@@ -263,7 +263,7 @@ impl DeadLetterQueue {
     /// not exist; those of [`list`](Self::list).
     pub async fn replayer(&self, filter: &DeadLetterFilter, replay: Replay) -> Result<Replayer> {
         let walk = self.walk(filter, replay.limit).await?;
-        Replayer::new(self.backend.clone(), self.group.clone(), replay, walk, self.teller.clone()).await
+        Replayer::new(self.backend.clone(), self.group.clone(), replay, walk, self.progress.clone()).await
     }
 
     /// Deletes one dead letter permanently. Returns false if it no longer exists, or if another caller has claimed it.
@@ -273,7 +273,7 @@ impl DeadLetterQueue {
     pub async fn purge(&self, letter: &DeadLetter) -> Result<bool> {
         let role = &self.backend.dead_letters;
         let done = role.purge(&letter.topic_partition, &self.group, &[letter.id]).await?;
-        self.teller.of(&letter.topic_partition, LetterWork::Purge, done, 1);
+        self.progress.of(&letter.topic_partition, LetterWork::Purge, done, 1);
         Ok(done == 1)
     }
 
@@ -297,7 +297,7 @@ impl DeadLetterQueue {
             for (topic_partition, deeds) in partitions {
                 let role = &self.backend.dead_letters;
                 let done = role.settle(&topic_partition, &self.group, None, &deeds).await?.len();
-                self.teller.of(&topic_partition, LetterWork::Purge, done, deeds.len());
+                self.progress.of(&topic_partition, LetterWork::Purge, done, deeds.len());
                 purged += done as u64;
             }
         }
@@ -317,7 +317,7 @@ impl DeadLetterQueue {
             if last > MessageId::ZERO {
                 let role = &self.backend.dead_letters;
                 let done = role.purge_through(&topic_partition, &self.group, last).await?;
-                self.teller.of(&topic_partition, LetterWork::Purge, done, done);
+                self.progress.of(&topic_partition, LetterWork::Purge, done, done);
                 purged += done as u64;
             }
         }
@@ -335,7 +335,7 @@ impl DeadLetterQueue {
             *partitions.entry(letter.topic_partition).or_default() += 1;
         }
         for (topic_partition, count) in partitions {
-            self.teller.of(&topic_partition, LetterWork::Export, count, count);
+            self.progress.of(&topic_partition, LetterWork::Export, count, count);
         }
         Ok(lines)
     }
@@ -358,7 +358,7 @@ impl DeadLetterQueue {
         for (topic_partition, letters) in partitions {
             let put = self.backend.dead_letters.put(topic_partition, &self.group, &letters, again).await?;
             let done = put.iter().flatten().count();
-            self.teller.of(topic_partition, LetterWork::Import, done, put.len());
+            self.progress.of(topic_partition, LetterWork::Import, done, put.len());
             imported.put += done as u64;
             imported.passed_over += (put.len() - done) as u64;
         }

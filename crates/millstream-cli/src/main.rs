@@ -66,7 +66,7 @@ fn asked(mut args: Vec<OsString>) -> Vec<OsString> {
 fn main() -> ExitCode {
     // For developers of the commands: it is not one of them.
     if std::env::args_os().skip(1).eq(["markdown"]) {
-        return exit::code(commands::markdown::run(output::Output::new(false)));
+        return exit::code(commands::generate::markdown::run(output::Output::new(false)));
     }
     // Ends the process itself: with 0 after --help, with 2 on wrong usage.
     let matches = Cli::command().get_matches_from(asked(std::env::args_os().collect()));

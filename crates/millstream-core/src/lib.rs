@@ -1,44 +1,32 @@
 #![doc = include_str!("../README.md")]
 
-// In reading order: the vocabulary, then the wire, then decisions, then the roles.
+// In reading order: names, the message, decisions, the roles.
 pub mod error;
-pub mod name;
-
 pub mod id;
+pub mod keys;
+pub mod name;
 pub mod topic;
 
-pub mod codec;
-pub mod envelope;
-pub mod history;
-pub mod keys;
-pub mod wire;
-
-pub mod assignment;
+mod message;
 pub mod outcome;
 pub mod partitioner;
 pub mod policy;
 
-pub mod audit;
-pub mod catalog;
-pub mod continuity;
-pub mod dead_letters;
-pub mod inspect;
-pub mod leases;
-pub mod log;
-pub mod members;
-pub mod pages;
-pub mod recurring;
-pub mod schedule;
-pub mod shared;
-pub mod tasks;
+mod decisions;
+
+mod roles;
 
 pub mod backend;
-pub mod event;
-pub mod health;
+mod observe;
 pub mod panics;
-pub mod suspension;
-pub mod trace;
 pub mod upkeep;
+
+pub use decisions::{assignment, continuity, pages, suspension};
+pub use message::{codec, envelope, history, trace, wire};
+pub use observe::{event, health};
+pub use roles::{
+    audit, catalog, dead_letters, inspect, leases, log, members, recurring, schedule, shared, tasks,
+};
 
 pub use assignment::Assignor;
 pub use audit::Audit;

@@ -9,18 +9,7 @@ mod stream;
 mod timetable;
 mod trim;
 
-// One file per role, named as in `millstream-core`.
-mod audit;
-mod catalog;
-mod dead_letters;
-mod inspect;
-mod leases;
-mod log;
-mod members;
-mod recurring;
-mod schedule;
-mod shared;
-mod tasks;
+mod roles;
 
 pub mod operator;
 

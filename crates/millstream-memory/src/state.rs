@@ -16,8 +16,8 @@ use millstream_core::{
 use tokio::sync::Notify;
 
 use crate::clock::Now;
-use crate::dead_letters::Desk;
-use crate::members::Membership;
+use crate::roles::dead_letters::QueueUnderTest;
+use crate::roles::members::Membership;
 use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
 use crate::timetable::Timetable;
@@ -80,7 +80,7 @@ pub(crate) struct Group {
     /// Entries in the form of `wire::dead_letter`.
     pub(crate) dead: Stream,
     /// Claims and imports of the dead letters.
-    pub(crate) desk: Desk,
+    pub(crate) desk: QueueUnderTest,
 }
 
 /// Parked retries: one item per origin, so that a message is parked only once.

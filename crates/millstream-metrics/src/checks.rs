@@ -10,8 +10,8 @@ use millstream_core::health::{
 };
 use millstream_core::panics::{Panicked, UserCode, catch};
 
-use crate::gauges::{Gauges, Values};
 use crate::registry::Registry;
+use crate::sampling::gauges::{Gauges, Values};
 use crate::table;
 
 /// Health checks of all consumers and workers that were started, except those that have ended on request.

@@ -20,10 +20,10 @@ use tokio_util::sync::CancellationToken;
 use answers::Failed;
 use cache::Cache;
 
-use crate::lag::{Lag, Lags};
 use crate::observer::MetricsObserver;
 use crate::prometheus::Prometheus;
-use crate::sampler::{Sampler, SamplerConfig};
+use crate::sampling::lag::{Lag, Lags};
+use crate::sampling::sampler::{Sampler, SamplerConfig};
 
 /// Time that requests have to end when the server is stopped.
 const GRACE: Duration = Duration::from_secs(5);

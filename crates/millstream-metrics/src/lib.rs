@@ -1,11 +1,8 @@
 #![doc = include_str!("../README.md")]
 
 mod checks;
-mod clock;
-mod gauges;
 #[cfg(feature = "http")]
 mod http;
-mod lag;
 mod metric;
 #[cfg(feature = "prometheus")]
 mod metrics;
@@ -16,14 +13,12 @@ pub mod probe;
 #[cfg(feature = "prometheus")]
 mod prometheus;
 mod registry;
-mod sample;
-mod sampler;
+mod sampling;
 mod series;
 pub mod table;
 
 #[cfg(feature = "http")]
 pub use http::{Server, ServerConfig};
-pub use lag::{Lag, LagFailed, Lags};
 pub use metric::{Kind, MESSAGES, Metric, MetricSource, SECONDS};
 #[cfg(feature = "prometheus")]
 pub use metrics::Metrics;
@@ -31,4 +26,5 @@ pub use observer::MetricsObserver;
 #[cfg(feature = "prometheus")]
 pub use prometheus::Prometheus;
 pub use registry::{MetricsConfig, OTHER, SharedRecorder};
-pub use sampler::{Sampler, SamplerConfig};
+pub use sampling::lag::{Lag, LagFailed, Lags};
+pub use sampling::sampler::{Sampler, SamplerConfig};

@@ -13,11 +13,11 @@ use millstream_core::schedule::{Place, Shard};
 use millstream_core::{Backend, Error, GroupName, MessageId, Reason, Result, TopicName, TopicPartition};
 
 use crate::checks::Checks;
-use crate::clock::Clock;
-use crate::gauges::Gauges;
-use crate::lag::{self, Lag, Lags};
 use crate::metric::Metric;
 use crate::registry::{MetricsConfig, Registry, SharedRecorder};
+use crate::sampling::clock::Clock;
+use crate::sampling::gauges::Gauges;
+use crate::sampling::lag::{self, Lag, Lags};
 use crate::series::{InPartition, Series};
 use crate::table;
 

@@ -138,8 +138,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::gauges::{Gauges, Values};
     use crate::registry::{MetricsConfig, Registry};
+    use crate::sampling::gauges::{Gauges, Values};
 
     #[test]
     fn what_has_ended_disappears_and_what_lives_stays() {

@@ -11,14 +11,14 @@ use millstream_core::name::GroupName;
 use millstream_core::topic::TopicPartition;
 use redis::Pipeline;
 
-use crate::bulk::Bulk;
-use crate::catalog::lag_cache::Memory;
 use crate::config::RedisConfig;
-use crate::connection::{Dial, Kept, Line, Pooled, Shared};
+use crate::conn::bulk::Bulk;
+use crate::conn::connection::{Dial, Kept, Line, Pooled, Shared};
+use crate::conn::waiters::Waiters;
 use crate::durability::{self, Risk};
-use crate::reply;
-use crate::script::Scripts;
-use crate::waiters::Waiters;
+use crate::roles::catalog::lag_cache::Memory;
+use crate::scripts::reply;
+use crate::scripts::script::Scripts;
 
 /// Consumer name of every read by an owner. The lease says who owns a partition, not the name. So there are no dead
 /// consumers to remove, and the next owner sees the whole pending list at once.

@@ -5,8 +5,8 @@ use std::fmt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use redis::Pipeline;
 
-use crate::connection::Line;
-use crate::reply;
+use crate::conn::connection::Line;
+use crate::scripts::reply;
 
 /// Reaction to a server that may lose messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

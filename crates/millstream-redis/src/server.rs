@@ -10,9 +10,10 @@ use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
-use crate::connection::Line;
+use crate::conn::connection::Line;
+use crate::durability;
 use crate::error::answered;
-use crate::{durability, reply};
+use crate::scripts::reply;
 
 /// Number of round trips that are measured.
 const TRIPS: usize = 5;

@@ -11,8 +11,8 @@ use millstream_core::topic::{Partition, TopicPartition};
 use redis::Pipeline;
 
 use crate::backend::Inner;
-use crate::connection::Line;
-use crate::reply;
+use crate::conn::connection::Line;
+use crate::scripts::reply;
 
 /// Number of sampled items of each structure.
 const SAMPLES: usize = 5;

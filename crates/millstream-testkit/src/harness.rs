@@ -331,8 +331,8 @@ impl Harness {
 
     /// Starts to wait for a condition.
     #[must_use]
-    pub fn patience(&self, what: &str) -> Patience {
-        Patience { until: Instant::now() + self.deadline, what: what.to_owned() }
+    pub fn patience(&self, what: &str) -> Deadline {
+        Deadline { until: Instant::now() + self.deadline, what: what.to_owned() }
     }
 }
 
@@ -344,12 +344,12 @@ impl fmt::Debug for Harness {
 
 /// A wait for a condition that must become true, in small steps and up to a deadline.
 #[derive(Debug)]
-pub struct Patience {
+pub struct Deadline {
     until: Instant,
     what: String,
 }
 
-impl Patience {
+impl Deadline {
     /// Waits for one step.
     ///
     /// # Errors

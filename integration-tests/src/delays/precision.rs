@@ -17,7 +17,7 @@ const FAR: Duration = Duration::from_secs(30 * 24 * 3_600);
 
 /// The settings of a measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Course {
+pub struct Load {
     /// The side of the delay engine.
     pub engine: Engine,
     /// The number of tasks that become due.
@@ -72,7 +72,7 @@ impl Lateness {
 ///
 /// # Panics
 /// If anything fails, or a task is never handled.
-pub async fn run(course: &Course) -> Lateness {
+pub async fn run(course: &Load) -> Lateness {
     let server = Server::start();
     let mut scene = Fixture::begin(&server, course.engine).await;
     park(&scene, course.parked).await;

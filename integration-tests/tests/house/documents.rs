@@ -21,9 +21,9 @@ const ROLES: [&str; 11] = [
 #[test]
 fn a_role_has_one_name_in_five_places() {
     let folders = [
-        "crates/millstream-core/src",
-        "crates/millstream-redis/src",
-        "crates/millstream-memory/src",
+        "crates/millstream-core/src/roles",
+        "crates/millstream-redis/src/roles",
+        "crates/millstream-memory/src/roles",
         "crates/millstream-testkit/src/suite",
     ];
     let protocol = read("docs/protocol.md").unwrap_or_default();

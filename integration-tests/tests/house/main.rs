@@ -6,6 +6,7 @@ mod documents;
 mod manifests;
 mod sources;
 mod tree;
+mod words;
 
 /// Fails with the rule's advice if there are offenders.
 #[track_caller]

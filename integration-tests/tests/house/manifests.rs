@@ -94,7 +94,7 @@ fn only_the_redis_crate_depends_on_a_client() {
     }
     none(
         &offenders,
-        "A new version of the client must be a change of one crate. ClaimRequest for what is missing through a role of \
+        "A new version of the client must be a change of one crate. Ask for what is missing through a role of \
          millstream-core:",
     );
 }

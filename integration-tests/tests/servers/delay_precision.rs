@@ -2,7 +2,7 @@
 //! that does other things too.
 
 use integration_tests::delays::Engine;
-use integration_tests::delays::precision::{Course, Lateness, asleep, run};
+use integration_tests::delays::precision::{Lateness, Load, asleep, run};
 use integration_tests::history::figure;
 
 /// Microseconds.
@@ -18,7 +18,7 @@ fn check(name: &str, late: &Lateness, tasks: usize) {
 }
 
 async fn at_500_a_second(engine: Engine, parked: u64) {
-    let course = Course { engine, tasks: 2_000, per_second: 500, parked };
+    let course = Load { engine, tasks: 2_000, per_second: 500, parked };
     check(&format!("{engine:?}, 500/s, {parked} parked"), &run(&course).await, 2_000);
 }
 

@@ -9,13 +9,13 @@
 //! instances that die. Then everything heals, the rest is handled, and the history is checked. See docs/testing.md.
 
 mod behaviour;
+mod event_recorder;
 mod instance;
 mod mistakes;
 mod nemesis;
 mod payload;
 mod scenario;
 mod sender;
-mod teller;
 mod watchdog;
 mod worker;
 mod world;

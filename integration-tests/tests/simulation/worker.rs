@@ -12,9 +12,9 @@ use millstream_testkit::history::{Event, Origin, Place, Start};
 use tokio::time::sleep;
 
 use crate::behaviour::{Behaviour, Say};
+use crate::event_recorder::EventRecorder;
 use crate::instance::{Site, group};
 use crate::scenario::{Scenario, Style};
-use crate::teller::Teller;
 
 /// A consumer, in one of its styles.
 pub(crate) enum Worker {
@@ -94,19 +94,21 @@ fn builder(handler: &Handler, member: &str, in_group: usize) -> ConsumerBuilder<
     let scenario: &Scenario = &site.scenario;
     let backend = client.backend();
     let promoter = Promoter::new(&backend, PromoterConfig::default());
-    let teller = Teller { name: process.clone(), client: client.clone(), history: site.history.clone() };
+    let event_recorder =
+        EventRecorder { name: process.clone(), client: client.clone(), history: site.history.clone() };
     let group = group(in_group);
-    let mut builder = ConsumerBuilder::new(backend, site.topic.clone(), group.as_str(), Arc::new(teller))
-        .label(process)
-        .lease_ttl(scenario.lease_ttl)
-        .prefetch(scenario.prefetch)
-        .concurrency(scenario.concurrency)
-        .retry_order(scenario.retry_order)
-        .sharing(scenario.sharing)
-        .shutdown_timeout(scenario.shutdown_timeout)
-        .crash_limit(scenario.crash_limit)
-        .retry(Fixed::new(scenario.retry_delay).attempts(scenario.attempts))
-        .upkeep(promoter);
+    let mut builder =
+        ConsumerBuilder::new(backend, site.topic.clone(), group.as_str(), Arc::new(event_recorder))
+            .label(process)
+            .lease_ttl(scenario.lease_ttl)
+            .prefetch(scenario.prefetch)
+            .concurrency(scenario.concurrency)
+            .retry_order(scenario.retry_order)
+            .sharing(scenario.sharing)
+            .shutdown_timeout(scenario.shutdown_timeout)
+            .crash_limit(scenario.crash_limit)
+            .retry(Fixed::new(scenario.retry_delay).attempts(scenario.attempts))
+            .upkeep(promoter);
     if let Some(handlers) = scenario.max_handlers {
         builder = builder.max_handlers(handlers);
     }

@@ -16,10 +16,10 @@ use millstream_core::{
 };
 use tokio::time::Instant;
 
-use super::edit::Edit;
-use super::pace::{LONGEST, Pace};
-use super::teller::{Came, Teller};
-use super::walk::DeadLetterWalk;
+use crate::dead_letters::edit::Edit;
+use crate::dead_letters::pace::{LONGEST, Pace};
+use crate::dead_letters::progress::{Came, ProgressSink};
+use crate::dead_letters::walk::DeadLetterWalk;
 
 /// Header of a message that was replayed to a topic: the original dead letter, as `topic/partition/group/id`. If a
 /// crash leads to two copies, it is the same for both.
@@ -145,7 +145,7 @@ pub struct Replayer {
     /// Letters that were sent to a topic and are not deleted yet.
     sent: Vec<(TopicPartition, MessageId)>,
     replayed: Replayed,
-    teller: Teller,
+    progress: ProgressSink,
 }
 
 impl Replayer {
@@ -154,7 +154,7 @@ impl Replayer {
         group: GroupName,
         replay: Replay,
         walk: DeadLetterWalk,
-        teller: Teller,
+        progress: ProgressSink,
     ) -> Result<Self> {
         replay.check()?;
         let target = match &replay.to {
@@ -180,7 +180,7 @@ impl Replayer {
             batch: Vec::new(),
             sent: Vec::new(),
             replayed: Replayed::default(),
-            teller,
+            progress,
         })
     }
 
@@ -265,7 +265,7 @@ impl Replayer {
         let came = Came { done: done.len(), passed_over: deeds.len() - done.len(), refused: refused.len() };
         self.replayed.replayed += came.done as u64;
         self.replayed.passed_over += came.passed_over as u64;
-        self.teller.tell(topic_partition, LetterWork::Replay, came);
+        self.progress.tell(topic_partition, LetterWork::Replay, came);
         refused.into_iter().for_each(|(letter, why)| self.replayed.refuse(letter, why));
         self.finished(letters);
         Ok(())
@@ -322,7 +322,7 @@ impl Replayer {
                 }
             }
         }
-        self.teller.tell(topic_partition, LetterWork::Replay, came);
+        self.progress.tell(topic_partition, LetterWork::Replay, came);
         let freed: Vec<_> =
             free.into_iter().map(|id| (id, DeadLetterAction::Leave(Duration::ZERO))).collect();
         let deleted = self.delete_sent().await;

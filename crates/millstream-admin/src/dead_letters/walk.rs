@@ -5,9 +5,9 @@ use std::fmt;
 use millstream_core::inspect::{MAX_PAGE_BYTES, Page, Range};
 use millstream_core::{Backend, DeadLetter, GroupName, Limits, MessageId, Result, TopicPartition};
 
-use super::DeadLetterFilter;
-use crate::cursor::Cursor;
-use crate::merge::{Fetch, Merge};
+use crate::dead_letters::DeadLetterFilter;
+use crate::reading::cursor::Cursor;
+use crate::reading::merge::{Fetch, Merge};
 
 /// Maximum number of letters examined in one step.
 const LOOKS: usize = 1_000;

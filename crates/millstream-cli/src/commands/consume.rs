@@ -13,9 +13,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
-use super::exec::Exec;
-use super::message::View;
-use super::message::format::FormatArgs;
+use crate::commands::exec::Exec;
+use crate::commands::message::View;
+use crate::commands::message::format::FormatArgs;
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, not_found};
 use crate::human;

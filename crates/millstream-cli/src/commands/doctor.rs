@@ -5,7 +5,7 @@ use clap::Args;
 use millstream::admin::{Level, Report};
 use serde::Serialize;
 
-use super::message::sanitize;
+use crate::commands::message::sanitize;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::output::{Output, Tone};

@@ -16,8 +16,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{ChildStdin, Command};
 
-use super::stderr_tail::StderrTail;
 use crate::commands::message::{Body, View, json};
+use crate::commands::shared::stderr_tail::StderrTail;
 use crate::human;
 
 /// The command and its time limit.

@@ -10,8 +10,8 @@ use millstream::layers::core::schedule::Waiting;
 use millstream::{Error, ErrorKind, GroupName, TopicName};
 use serde::Serialize;
 
-use super::failures::Failed;
-use super::view::GroupView;
+use crate::commands::shared::failures::Failed;
+use crate::commands::shared::view::GroupView;
 use crate::context::{Context, stopped};
 use crate::exit::{Exit, not_found};
 use crate::{human, output, parse};

@@ -10,7 +10,7 @@ use millstream::admin::{Memory as Measured, Size};
 use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
-use super::view::ms;
+use crate::commands::shared::view::ms;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output, parse};

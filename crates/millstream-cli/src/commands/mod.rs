@@ -1,33 +1,25 @@
 //! The commands: each has a module, a line in the list, and a line where it is run.
 
-mod completions;
 mod consume;
-mod delayed;
 mod dlq;
 mod doctor;
 mod exec;
-mod failures;
+pub(crate) mod generate;
 mod group;
-mod ids;
 mod lag;
-mod man;
-pub(crate) mod markdown;
 mod memory;
 pub(crate) mod message;
 mod owners;
 mod pending;
 mod produce;
 mod queue;
-mod recurring;
-mod retries;
-mod schedule;
-mod stderr_tail;
+mod scheduled;
+mod shared;
 mod tail;
 #[cfg(feature = "top")]
 mod top;
 mod topic;
 mod verify;
-mod view;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -48,7 +40,7 @@ pub(crate) enum Command {
     Lag(lag::Lag),
     Owners(owners::Owners),
     Pending(pending::Pending),
-    Retries(retries::Retries),
+    Retries(scheduled::retries::Retries),
     Memory(memory::Memory),
     Dlq(dlq::Dlq),
     Verify(verify::Verify),
@@ -56,14 +48,14 @@ pub(crate) enum Command {
     Produce(produce::Produce),
     Tail(tail::Tail),
     Consume(consume::Consume),
-    Delayed(delayed::Delayed),
-    Schedule(schedule::Schedule),
+    Delayed(scheduled::delayed::Delayed),
+    Schedule(scheduled::schedule::Schedule),
     Queue(queue::Queue),
     #[cfg(feature = "top")]
     Top(top::Top),
     Bench(Bench),
-    Completions(completions::Completions),
-    Man(man::Man),
+    Completions(generate::completions::Completions),
+    Man(generate::man::Man),
 }
 
 impl Command {

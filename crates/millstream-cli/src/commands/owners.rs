@@ -7,8 +7,8 @@ use clap::Args;
 use millstream::admin::{OwnedPartition, Owners as Found, Standing};
 use serde::Serialize;
 
-use super::group::Of;
-use super::view::ms;
+use crate::commands::group::Of;
+use crate::commands::shared::view::ms;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output};

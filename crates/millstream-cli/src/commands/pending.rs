@@ -8,8 +8,8 @@ use millstream::admin::{Cursor, OwnedPartition, PendingEntry, PendingOrder, Pend
 use millstream::layers::core::log::Source;
 use serde::Serialize;
 
-use super::group::Of;
-use super::view::ms;
+use crate::commands::group::Of;
+use crate::commands::shared::view::ms;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output, parse};

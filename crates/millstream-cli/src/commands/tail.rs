@@ -9,8 +9,8 @@ use clap::Args;
 use millstream::admin::{Browse, Filter, Message, Range, Tail as Follower};
 use millstream::{Limits, MessageId, Partition, TopicName, TopicPartition, TopicSpec};
 
-use super::message::View;
-use super::message::format::{FormatArgs, Printer};
+use crate::commands::message::View;
+use crate::commands::message::format::{FormatArgs, Printer};
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage};
 use crate::parse::{self, Position};

@@ -9,8 +9,8 @@ use millstream::layers::core::QueueName;
 use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
-use super::DryRun;
-use super::message::sanitize;
+use crate::commands::DryRun;
+use crate::commands::message::sanitize;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::output::{Output, Tone};

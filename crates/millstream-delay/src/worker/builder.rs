@@ -8,11 +8,11 @@ use futures_util::FutureExt;
 use millstream_core::error::{Problems, Result};
 use millstream_core::{DeadLetterPolicy, IntoOutcome, Observer, RetryPolicy};
 
-use super::context::Context;
-use super::handler::{self, CheckCall, IntoCheck};
-use super::{Worker, WorkerConfig, WorkerReport};
 use crate::queue::Inner;
 use crate::task::Task;
+use crate::worker::context::Context;
+use crate::worker::handler::{self, CheckCall, IntoCheck};
+use crate::worker::{Worker, WorkerConfig, WorkerReport};
 
 /// Builder for a [`Worker`]. `start` validates all settings together.
 #[must_use = "a builder does nothing until it is started"]

@@ -13,12 +13,12 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::WorkerConfig;
-use super::handler::Call;
-use super::heard::Heard;
-use super::held::Held;
-use super::report::Counts;
 use crate::sleep::Sleep;
+use crate::worker::WorkerConfig;
+use crate::worker::claims::heard::Heard;
+use crate::worker::claims::held::Held;
+use crate::worker::handler::Call;
+use crate::worker::report::Counts;
 
 pub(super) struct Context {
     pub(super) backend: Backend,
@@ -39,7 +39,7 @@ pub(super) struct Context {
     pub(super) heard: Heard,
     pub(super) handlers: TaskTracker,
     pub(super) counts: Counts,
-    pub(super) board: Board,
+    pub(super) status: ShardStatus,
     pub(super) loops: Loops,
     /// Cancelled when the worker must not claim any more.
     pub(super) stop: CancellationToken,
@@ -69,7 +69,7 @@ impl Context {
             heard: Heard::new(shards.len(), config.hold),
             handlers: TaskTracker::new(),
             counts: Counts::default(),
-            board: Board::new(shards.len()),
+            status: ShardStatus::new(shards.len()),
             loops: Loops::default(),
             stop: CancellationToken::new(),
             kill: CancellationToken::new(),
@@ -114,7 +114,7 @@ impl Context {
 }
 
 /// State of a worker's shards.
-pub(super) struct Board {
+pub(super) struct ShardStatus {
     shards: Vec<Mutex<Mark>>,
     /// Number of the current round of checks: incremented to request a check of all shards.
     looks: AtomicU64,
@@ -131,7 +131,7 @@ struct Mark {
     empty: u64,
 }
 
-impl Board {
+impl ShardStatus {
     fn new(shards: usize) -> Self {
         Self {
             shards: (0..shards).map(|_| Mutex::default()).collect(),

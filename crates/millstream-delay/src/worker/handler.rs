@@ -11,9 +11,9 @@ use millstream_core::panics::{decode, text_of};
 use millstream_core::{BoxError, IntoOutcome, Outcome};
 use tokio_util::sync::CancellationToken;
 
-use super::decide::Said;
 use crate::queue::Inner;
 use crate::task::{About, Task};
+use crate::worker::decide::Said;
 
 /// Result of a check of a task that may have been worked on before.
 #[derive(Clone, Debug, PartialEq, Eq)]

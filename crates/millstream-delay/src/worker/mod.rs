@@ -1,17 +1,13 @@
 //! The worker: a pool that claims tasks of a queue, passes them to a handler, and settles them.
 
 mod builder;
-mod claim;
+mod claims;
 mod config;
 mod context;
 mod decide;
 mod handler;
-mod heard;
-mod held;
 mod progress;
-mod renew;
 mod report;
-mod settle;
 mod work;
 
 use std::fmt;
@@ -30,9 +26,9 @@ pub use handler::{Check, IntoCheck};
 pub use progress::{Failing, Progress};
 pub use report::WorkerReport;
 
-use claim::Claimer;
+use claims::claim::Claimer;
+use claims::settle::Settler;
 use context::Context;
-use settle::Settler;
 
 use millstream_loops::ControlThread;
 
@@ -106,7 +102,7 @@ impl Worker {
     }
 
     async fn drained(&self) {
-        self.context.board.nothing_due().await;
+        self.context.status.nothing_due().await;
         // Waits without a time limit, so that every claimed task is worked on to its end.
         self.context.nothing_held().await;
     }
@@ -142,8 +138,8 @@ impl Worker {
 /// Runs all loops of a worker, from start to end.
 async fn run(context: Arc<Context>) {
     let control = ControlThread::of(&context.backend);
-    let _renewals = control.spawn(renew::run(context.clone()));
-    let _deadlines = control.spawn(renew::expire(context.clone()));
+    let _renewals = control.spawn(claims::renew::run(context.clone()));
+    let _deadlines = control.spawn(claims::renew::expire(context.clone()));
     let mut claimers = Vec::new();
     let mut settlers = Vec::new();
     for shard in &context.shards {

@@ -7,8 +7,8 @@ use millstream_core::Shard;
 use millstream_core::health::{ConsumerState, WorkerCheck, WorkerHealth, WorkerLoop};
 use tokio::time::Instant;
 
-use super::context::Context;
-use super::report::WorkerReport;
+use crate::worker::context::Context;
+use crate::worker::report::WorkerReport;
 
 /// State of a worker.
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ impl Progress {
             let shard = state.scope.shard().cloned();
             Some(Failing { operation: state.operation, shard, since: since.elapsed(), error })
         });
-        let heard = |(nth, shard): (usize, &Shard)| (shard.clone(), context.board.last(nth));
+        let heard = |(nth, shard): (usize, &Shard)| (shard.clone(), context.status.last(nth));
         Self {
             running: context.held.len(),
             concurrency: context.config.concurrency,
@@ -84,7 +84,7 @@ pub(super) fn check(context: &Arc<Context>) -> Arc<dyn WorkerCheck> {
 
 fn health(context: &Context) -> WorkerHealth {
     let now = Instant::now();
-    let heard = (0..context.shards.len()).all(|shard| context.board.last(shard).is_some());
+    let heard = (0..context.shards.len()).all(|shard| context.status.last(shard).is_some());
     let state = if context.ended.is_cancelled() {
         ConsumerState::Ended
     } else if context.stop.is_cancelled() {

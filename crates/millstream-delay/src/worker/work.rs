@@ -12,13 +12,13 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
-use super::context::Context;
-use super::decide::{Attempt, Said, decide};
-use super::handler::Input;
-use super::held::Holding;
-use super::renew;
-use super::settle::Settling;
 use crate::task::About;
+use crate::worker::claims::held::Holding;
+use crate::worker::claims::renew;
+use crate::worker::claims::settle::Settling;
+use crate::worker::context::Context;
+use crate::worker::decide::{Attempt, Said, decide};
+use crate::worker::handler::Input;
 use millstream_loops::{LoopMonitor, Scope};
 
 /// Claimed task. If it panics itself, its claim is dropped with it, and runs out.

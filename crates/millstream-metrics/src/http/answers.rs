@@ -11,8 +11,8 @@ use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName};
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::App;
-use crate::lag::Lag;
+use crate::http::App;
+use crate::sampling::lag::Lag;
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     app.observer.show_consumers();

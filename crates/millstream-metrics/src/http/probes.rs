@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use tokio::time::timeout;
 
-use super::App;
+use crate::http::App;
 use crate::probe::{self, Backend, Report};
 
 /// Returns whether the process is live. Redis is not queried, since a restart of the process would not repair it.

@@ -33,13 +33,13 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// The only shard of a new queue.
-struct Desk {
+struct QueueUnderTest {
     h: Harness,
     shard: Shard,
     place: Place,
 }
 
-impl Desk {
+impl QueueUnderTest {
     async fn new(h: Harness) -> Result<Self, Violation> {
         let shard = Shard::new(h.queue(1).await?.name, 0);
         Ok(Self { h, place: shard.clone().into(), shard })

@@ -42,7 +42,7 @@ async fn main() -> Result<()> {
 async fn precision(share: u64) {
     for engine in ENGINES {
         for parked in [0, 1_000_000 / share] {
-            let course = precision::Course { engine, tasks: 10_000 / share, per_second: 500, parked };
+            let course = precision::Load { engine, tasks: 10_000 / share, per_second: 500, parked };
             let late = precision::run(&course).await;
             println!("{engine:?}, {} at 500/s, {parked} parked: {}", course.tasks, late.text());
         }

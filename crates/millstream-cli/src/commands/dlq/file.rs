@@ -10,8 +10,8 @@ use millstream::DeadLetter;
 use millstream::admin::{Imported, from_line};
 use serde::Serialize;
 
-use super::select::{Wanted, open};
 use crate::commands::DryRun;
+use crate::commands::dlq::select::{Wanted, open};
 use crate::commands::group::Of;
 use crate::commands::message::sanitize;
 use crate::context::Context;

@@ -9,7 +9,7 @@ use millstream::{DeadLetter, Limits, MessageId, Partition};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::select::{Wanted, open};
+use crate::commands::dlq::select::{Wanted, open};
 use crate::commands::group::Of;
 use crate::commands::message::{Body, json, sanitize};
 use crate::context::Context;

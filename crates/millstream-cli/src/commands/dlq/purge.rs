@@ -4,9 +4,9 @@ use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 
-use super::inspect::{Shown, table};
-use super::select::Chosen;
 use crate::commands::DryRun;
+use crate::commands::dlq::inspect::{Shown, table};
+use crate::commands::dlq::select::Chosen;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;

@@ -8,10 +8,10 @@ use millstream::admin::{Edit, Replay as Settings, ReplayTo, Replayed, Replayer};
 use millstream::{Partition, TopicName};
 use serde::Serialize;
 
-use super::edit::{EditArgs, by_hand};
-use super::inspect::{Shown, table};
-use super::select::Chosen;
 use crate::commands::DryRun;
+use crate::commands::dlq::edit::{EditArgs, by_hand};
+use crate::commands::dlq::inspect::{Shown, table};
+use crate::commands::dlq::select::Chosen;
 use crate::context::{self, Context};
 use crate::exit::{self, Exit, Usage};
 use crate::human;

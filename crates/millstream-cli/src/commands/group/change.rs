@@ -6,10 +6,10 @@ use millstream::ErrorKind;
 use millstream::admin::InUse;
 use serde::Serialize;
 
-use super::Of;
 use crate::commands::DryRun;
-use crate::commands::failures::{Failed, Told};
-use crate::commands::view::GroupView;
+use crate::commands::group::Of;
+use crate::commands::shared::failures::{Failed, Told};
+use crate::commands::shared::view::GroupView;
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
 use crate::human;

@@ -9,7 +9,7 @@ use millstream::admin::{ExpiredGroup, InUse};
 use serde::Serialize;
 
 use crate::commands::DryRun;
-use crate::commands::view::ms;
+use crate::commands::shared::view::ms;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output, parse};

@@ -8,9 +8,9 @@ use millstream::admin::OwnedPartition;
 use millstream::{PartitionStats, TopicName};
 use serde::Serialize;
 
-use super::Of;
-use crate::commands::failures::{Failed, Told};
-use crate::commands::view::{GroupView, ms};
+use crate::commands::group::Of;
+use crate::commands::shared::failures::{Failed, Told};
+use crate::commands::shared::view::{GroupView, ms};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output};

@@ -4,8 +4,8 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use super::Of;
 use crate::commands::DryRun;
+use crate::commands::group::Of;
 use crate::context::Context;
 use crate::exit::Exit;
 

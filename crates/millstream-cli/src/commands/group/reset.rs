@@ -5,8 +5,8 @@ use clap::Args;
 use millstream::SeekPreview;
 use serde::Serialize;
 
-use super::Of;
 use crate::commands::DryRun;
+use crate::commands::group::Of;
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
 use crate::parse::{self, Position};

@@ -5,8 +5,8 @@ use std::io::{IsTerminal, Write, stdout};
 use anyhow::Result;
 use clap::Args;
 
-use super::template::{self, Template};
-use super::{Body, View, json, sanitize};
+use crate::commands::message::template::{self, Template};
+use crate::commands::message::{Body, View, json, sanitize};
 use crate::context::Context;
 use crate::human;
 use crate::output::Closed;

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use anyhow::{Result, bail};
 use millstream::{Envelope, Headers};
 
-use super::{Body, View, json, sanitize};
+use crate::commands::message::{Body, View, json, sanitize};
 
 /// The placeholders of a template, for the help.
 pub(crate) const HELP: &str = "%s payload, %S its bytes, %k key, %K its bytes, %h headers (a=1,b=2), %t topic, \

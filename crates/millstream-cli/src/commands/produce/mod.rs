@@ -17,8 +17,8 @@ use clap::{Args, ValueEnum};
 use millstream::{ErrorKind, Producer, Topic, TopicName, TopicSpec};
 use serde::Serialize;
 
-use super::DryRun;
-use super::message::content::{self, DueArgs};
+use crate::commands::DryRun;
+use crate::commands::message::content::{self, DueArgs};
 use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, Usage, not_found};
 use crate::global::Global;

@@ -4,9 +4,9 @@ use bytes::Bytes;
 use millstream::delay::{Due, ScheduleId};
 use millstream::{Envelope, Limits};
 
-use super::field::Field;
-use super::{Format, MissingKey, Produce};
 use crate::commands::message::{content, json};
+use crate::commands::produce::field::Field;
+use crate::commands::produce::{Format, MissingKey, Produce};
 
 /// A message that is ready to be sent.
 #[derive(Debug)]

@@ -8,9 +8,9 @@ use millstream::delay::{Due, Placed};
 use millstream::{DelayedRecord, Error, ErrorKind, Producer, Record};
 use tokio::time::Instant;
 
-use super::parse::Outgoing;
-use super::progress::Progress;
-use super::{Produce, Summary};
+use crate::commands::produce::parse::Outgoing;
+use crate::commands::produce::progress::Progress;
+use crate::commands::produce::{Produce, Summary};
 
 /// Maximum number of messages of a piece: the number that a producer sends in one request.
 const PIECE: usize = 500;

@@ -10,8 +10,9 @@ use millstream::{Limits, MessageId};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use crate::commands::DryRun;
 use crate::commands::message::{Body, sanitize};
-use crate::commands::{DryRun, recurring};
+use crate::commands::scheduled::recurring;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};

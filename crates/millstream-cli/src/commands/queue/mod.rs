@@ -12,12 +12,12 @@ use millstream::layers::core::QueueName;
 use millstream::layers::core::tasks::{MAX_SHARDS, QueueSpec};
 use serde::Serialize;
 
-use super::DryRun;
-use super::delayed::Waits;
-use super::ids::{self, Words};
-use super::message::content::{ContentArgs, DueArgs};
-use super::message::{Body, sanitize};
-use super::recurring;
+use crate::commands::DryRun;
+use crate::commands::message::content::{ContentArgs, DueArgs};
+use crate::commands::message::{Body, sanitize};
+use crate::commands::scheduled::delayed::Waits;
+use crate::commands::scheduled::recurring;
+use crate::commands::shared::ids::{self, Words};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};

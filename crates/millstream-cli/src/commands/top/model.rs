@@ -6,8 +6,8 @@ use std::time::Duration;
 use millstream::admin::{Server, Totals};
 use millstream::{DeadLetter, GroupName, MessageId, PartitionStats, TopicName, TopicSpec};
 
-use super::round::{Detail, Problem, Round, TopicSample};
-use crate::commands::view::backlog;
+use crate::commands::shared::view::backlog;
+use crate::commands::top::round::{Detail, Problem, Round, TopicSample};
 
 /// Window of the rates, or the span of two rounds if that is longer.
 const WINDOW: Duration = Duration::from_secs(5);

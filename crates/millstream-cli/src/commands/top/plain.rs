@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::model::{GroupView, Model, TopicView};
-use super::rows::{self, Sort};
-use super::view;
+use crate::commands::top::model::{GroupView, Model, TopicView};
+use crate::commands::top::rows::{self, Sort};
+use crate::commands::top::view;
 
 /// All topics.
 #[derive(Debug, Serialize)]

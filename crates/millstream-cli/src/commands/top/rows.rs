@@ -4,7 +4,7 @@ use std::cmp::{Ordering, Reverse};
 
 use millstream::{GroupName, TopicName};
 
-use super::model::{GroupView, Model, TopicView};
+use crate::commands::top::model::{GroupView, Model, TopicView};
 
 /// The sort order of topics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use millstream::{
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
-use super::round::{Detail, Focus, Order, Problem, Round, TopicSample};
+use crate::commands::top::round::{Detail, Focus, Order, Problem, Round, TopicSample};
 
 /// Approximate number of commands after which a round starts no further topic; the next round continues with it.
 const COMMANDS: u64 = 2_000;

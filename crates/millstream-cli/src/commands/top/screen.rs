@@ -12,10 +12,10 @@ use ratatui::layout::{Position, Rect};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
-use super::model::Model;
-use super::round::{Focus, Order, Problem, Round};
-use super::state::{Effect, State};
-use super::view::{Shown, Theme};
+use crate::commands::top::model::Model;
+use crate::commands::top::round::{Focus, Order, Problem, Round};
+use crate::commands::top::state::{Effect, State};
+use crate::commands::top::view::{Shown, Theme};
 
 /// Redraw interval without events, since ages on the screen grow all the time.
 const REDRAW: Duration = Duration::from_secs(1);

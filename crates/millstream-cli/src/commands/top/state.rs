@@ -4,9 +4,9 @@
 use millstream::{GroupName, TopicName};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::model::Model;
-use super::round::{Focus, Order};
-use super::rows::{self, Line, Place, Sort};
+use crate::commands::top::model::Model;
+use crate::commands::top::round::{Focus, Order};
+use crate::commands::top::rows::{self, Line, Place, Sort};
 
 /// Number of rows of a page for page-up and page-down.
 const PAGE: usize = 10;

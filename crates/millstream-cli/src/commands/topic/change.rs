@@ -6,7 +6,7 @@ use millstream::{ErrorKind, Retention, TopicChange, TopicName, TopicSpec};
 use serde::Serialize;
 
 use crate::commands::DryRun;
-use crate::commands::view::TopicView;
+use crate::commands::shared::view::TopicView;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output, parse};

@@ -6,10 +6,10 @@ use millstream::admin::InUse;
 use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
-use super::inspect::{self, Counted};
 use crate::commands::DryRun;
-use crate::commands::failures::Failed;
-use crate::commands::view::GroupView;
+use crate::commands::shared::failures::Failed;
+use crate::commands::shared::view::GroupView;
+use crate::commands::topic::inspect::{self, Counted};
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
 use crate::human;

@@ -6,8 +6,8 @@ use millstream::admin::TopicSurvey;
 use millstream::{ErrorKind, GroupName, TopicName};
 use serde::Serialize;
 
-use crate::commands::failures::{Failed, Told};
-use crate::commands::view::{GroupView, TopicView};
+use crate::commands::shared::failures::{Failed, Told};
+use crate::commands::shared::view::{GroupView, TopicView};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output};

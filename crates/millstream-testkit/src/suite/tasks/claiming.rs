@@ -9,7 +9,7 @@ use millstream_core::schedule::{Due, OnConflict, Placed, Scheduling};
 use millstream_core::tasks::{MAX_CLAIM, Verdict as Says};
 
 use super::super::schedule::{all, outcomes, schedule, scheduling, shown};
-use super::{Desk, HOUR, ask, body, failure, id, names, suite, told};
+use super::{HOUR, QueueUnderTest, ask, body, failure, id, names, suite, told};
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{Harness, foreign};
 
@@ -30,16 +30,16 @@ suite!("tasks":
 );
 
 async fn a_task_is_never_claimed_early(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
     let delays = ["0", "1", "2", "7", "20", "55", "130"];
-    let before = desk.h.now(&desk.place).await?;
+    let before = queue_under_test.h.now(&queue_under_test.place).await?;
     let due = |delay: &str| Due::In(std::time::Duration::from_millis(delay.parse().unwrap_or(0)));
-    desk.place(delays.map(|delay| (delay, due(delay)))).await?;
-    desk.place([("never", Due::In(HOUR))]).await?;
-    let mut patience = desk.h.patience("all tasks to be due");
+    queue_under_test.place(delays.map(|delay| (delay, due(delay)))).await?;
+    queue_under_test.place([("never", Due::In(HOUR))]).await?;
+    let mut patience = queue_under_test.h.patience("all tasks to be due");
     let mut came = 0;
     while came < delays.len() {
-        let claimed = desk.claim(&ask("w", 10)).await?;
+        let claimed = queue_under_test.claim(&ask("w", 10)).await?;
         for task in &claimed.tasks {
             let Ok(delay) = task.id.as_str().parse::<u64>() else {
                 return Err(Violation::new(format!("{} was claimed an hour early", task.id)));
@@ -52,31 +52,31 @@ async fn a_task_is_never_claimed_early(h: Harness) -> Verdict {
                 task.due,
                 claimed.now
             );
-            desk.settles(task, Says::Complete).await?;
+            queue_under_test.settles(task, Says::Complete).await?;
         }
         came += claimed.tasks.len();
         patience.pause().await?;
     }
-    desk.nothing("the rest is due in an hour").await
+    queue_under_test.nothing("the rest is due in an hour").await
 }
 
 async fn tasks_are_claimed_by_due_time(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
     let tasks = [("e", 5), ("b", 2), ("f", 7), ("c", 1), ("a", 6), ("d", 3)];
-    desk.place(tasks.map(|(id, due)| (id, Due::At(due)))).await?;
-    let first = desk.claim(&ask("w", 4)).await?.tasks;
+    queue_under_test.place(tasks.map(|(id, due)| (id, Due::At(due)))).await?;
+    let first = queue_under_test.claim(&ask("w", 4)).await?.tasks;
     equal!(names(&first), ["c", "b", "d", "e"], "the first four");
-    equal!(names(&desk.claim(&ask("v", 4)).await?.tasks), ["a", "f"], "the others");
+    equal!(names(&queue_under_test.claim(&ask("v", 4)).await?.tasks), ["a", "f"], "the others");
     Ok(())
 }
 
 async fn each_task_is_claimed_by_one_worker(h: Harness) -> Verdict {
     const COUNT: usize = 80;
-    let desk = Desk::new(h).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
     let tasks: Vec<_> = (0..COUNT).map(|n| n.to_string()).collect();
-    desk.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    queue_under_test.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
     let workers = [0, 1, 2, 3].map(|worker| {
-        let (h, shard) = (desk.h.clone(), desk.shard.clone());
+        let (h, shard) = (queue_under_test.h.clone(), queue_under_test.shard.clone());
         tokio::spawn(async move {
             let mut mine = Vec::new();
             loop {
@@ -99,14 +99,14 @@ async fn each_task_is_claimed_by_one_worker(h: Harness) -> Verdict {
     }
     equal!((count, ids.len()), (COUNT, COUNT), "claims, and different tasks");
     equal!(tokens.len(), COUNT, "different tokens");
-    desk.nothing("each was claimed").await
+    queue_under_test.nothing("each was claimed").await
 }
 
 async fn a_claim_takes_no_more_than_its_limit(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b", "c", "d", "e"]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b", "c", "d", "e"]).await?;
     for (limit, expected) in [(2, &["a", "b"][..]), (0, &[]), (2, &["c", "d"]), (2, &["e"]), (2, &[])] {
-        let claimed = desk.claim(&ask("w", limit)).await?;
+        let claimed = queue_under_test.claim(&ask("w", limit)).await?;
         equal!(names(&claimed.tasks), expected, "claimed with a limit of {limit}");
         ensure!(
             expected.len() < 2 || expected[0] == "c" || claimed.next.is_zero(),
@@ -118,24 +118,24 @@ async fn a_claim_takes_no_more_than_its_limit(h: Harness) -> Verdict {
 }
 
 async fn a_claim_takes_no_more_than_the_most(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
     let tasks: Vec<_> = (0..MAX_CLAIM + 20).map(|n| n.to_string()).collect();
-    desk.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
-    let claimed = desk.claim(&ask("w", 10_000)).await?;
+    queue_under_test.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    let claimed = queue_under_test.claim(&ask("w", 10_000)).await?;
     ensure!((1..=MAX_CLAIM).contains(&claimed.tasks.len()), "{} tasks at once", claimed.tasks.len());
     equal!(claimed.next, std::time::Duration::ZERO, "when to ask again, with more that is due");
-    desk.take(&ask("w", 100), MAX_CLAIM + 20 - claimed.tasks.len()).await?;
-    desk.nothing("each was claimed").await
+    queue_under_test.take(&ask("w", 100), MAX_CLAIM + 20 - claimed.tasks.len()).await?;
+    queue_under_test.nothing("each was claimed").await
 }
 
 async fn a_claimed_task_is_as_it_was_scheduled(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
     let name = "order 42: refund, ünïcode";
-    let task = Scheduling { fields: foreign(), ..scheduling(&desk.place, name, Due::At(77))? };
-    schedule(&desk.h, &[task]).await?;
-    let before = desk.h.now(&desk.place).await?;
-    let claimed = desk.claim(&ask("w", 5)).await?;
-    let after = desk.h.now(&desk.place).await?;
+    let task = Scheduling { fields: foreign(), ..scheduling(&queue_under_test.place, name, Due::At(77))? };
+    schedule(&queue_under_test.h, &[task]).await?;
+    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    let claimed = queue_under_test.claim(&ask("w", 5)).await?;
+    let after = queue_under_test.h.now(&queue_under_test.place).await?;
     ensure!((before..=after).contains(&claimed.now), "the server's time: {before}, {}, {after}", claimed.now);
     equal!(claimed.crashed, 0, "tasks that died");
     let [task] = &claimed.tasks[..] else {
@@ -150,58 +150,72 @@ async fn a_claimed_task_is_as_it_was_scheduled(h: Harness) -> Verdict {
 }
 
 async fn a_claimed_task_does_not_wait(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b"]).await?;
-    let task = desk.take_one(&ask("w", 1)).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b"]).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!(task.id.as_str(), "a", "the first task");
-    equal!(desk.h.backend.schedule.get(&desk.place, &task.id).await?, None, "a claimed task, as it waits");
-    equal!(all(&desk.h, &desk.place).await?, ["b"], "what waits");
-    let waiting = desk.h.backend.schedule.waiting(&desk.place).await?;
+    equal!(
+        queue_under_test.h.backend.schedule.get(&queue_under_test.place, &task.id).await?,
+        None,
+        "a claimed task, as it waits"
+    );
+    equal!(all(&queue_under_test.h, &queue_under_test.place).await?, ["b"], "what waits");
+    let waiting = queue_under_test.h.backend.schedule.waiting(&queue_under_test.place).await?;
     equal!((waiting.total, waiting.overdue), (1, 1), "how many wait, and are due");
-    shown(&desk.h, &desk.place, "b").await.map(drop)
+    shown(&queue_under_test.h, &queue_under_test.place, "b").await.map(drop)
 }
 
 async fn a_claimed_task_can_neither_be_replaced_nor_cancelled(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
-    let task = desk.take_one(&ask("w", 1)).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
     let ids = [task.id.clone()];
-    equal!(desk.h.backend.schedule.cancel(&desk.place, &ids).await?, [false], "a cancel");
-    let rescheduled = desk.h.backend.schedule.reschedule(&desk.place, &ids, Due::NOW).await?;
+    equal!(
+        queue_under_test.h.backend.schedule.cancel(&queue_under_test.place, &ids).await?,
+        [false],
+        "a cancel"
+    );
+    let rescheduled =
+        queue_under_test.h.backend.schedule.reschedule(&queue_under_test.place, &ids, Due::NOW).await?;
     equal!(rescheduled, [false], "a reschedule");
     for (on_conflict, expected) in [
         (OnConflict::Keep, Ok(Placed::Kept)),
         (OnConflict::Replace, Ok(Placed::Kept)),
         (OnConflict::Reject, Err(ErrorKind::Exists)),
     ] {
-        let other = Scheduling { fields: body("b"), on_conflict, ..scheduling(&desk.place, "a", Due::NOW)? };
-        let placed = desk.h.backend.schedule.schedule(&[other]).await;
+        let other = Scheduling {
+            fields: body("b"),
+            on_conflict,
+            ..scheduling(&queue_under_test.place, "a", Due::NOW)?
+        };
+        let placed = queue_under_test.h.backend.schedule.schedule(&[other]).await;
         equal!(outcomes(placed), [expected], "scheduled with {on_conflict:?}");
     }
-    desk.nothing("it is worked on").await?;
-    desk.settles(&task, super::retry(&task, Due::NOW)).await?;
-    let again = desk.take_one(&ask("w", 1)).await?;
+    queue_under_test.nothing("it is worked on").await?;
+    queue_under_test.settles(&task, super::retry(&task, Due::NOW)).await?;
+    let again = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!(again.fields, body("a"), "the fields of the task");
     equal!((again.attempt, again.error), (2, failure(1)), "the second attempt");
     Ok(())
 }
 
 async fn a_cancelled_task_is_never_claimed(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b", "c"]).await?;
-    let cancelled = desk.h.backend.schedule.cancel(&desk.place, &[id("a")?, id("c")?]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b", "c"]).await?;
+    let cancelled =
+        queue_under_test.h.backend.schedule.cancel(&queue_under_test.place, &[id("a")?, id("c")?]).await?;
     equal!(cancelled, [true, true], "cancels of tasks that wait");
-    equal!(names(&desk.claim(&ask("w", 10)).await?.tasks), ["b"], "claimed");
+    equal!(names(&queue_under_test.claim(&ask("w", 10)).await?.tasks), ["b"], "claimed");
     Ok(())
 }
 
 async fn of_a_cancel_and_a_claim_one_wins(h: Harness) -> Verdict {
     const COUNT: usize = 40;
-    let desk = Desk::new(h).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
     let tasks: Vec<_> = (0..COUNT).map(|n| format!("{n:02}")).collect();
-    desk.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    queue_under_test.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
     let canceller = {
-        let (h, place, tasks) = (desk.h.clone(), desk.place.clone(), tasks.clone());
+        let (h, place, tasks) = (queue_under_test.h.clone(), queue_under_test.place.clone(), tasks.clone());
         tokio::spawn(async move {
             let mut cancelled = Vec::new();
             // In reverse order.
@@ -216,7 +230,7 @@ async fn of_a_cancel_and_a_claim_one_wins(h: Harness) -> Verdict {
     };
     let mut seen = Vec::new();
     loop {
-        let claimed = desk.claim(&ask("w", 3)).await?.tasks;
+        let claimed = queue_under_test.claim(&ask("w", 3)).await?.tasks;
         if claimed.is_empty() {
             break;
         }
@@ -230,29 +244,30 @@ async fn of_a_cancel_and_a_claim_one_wins(h: Harness) -> Verdict {
 }
 
 async fn a_task_without_body_is_claimed_without_fields(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b"]).await?;
-    desk.h.operator()?.delete_scheduled(&desk.place, &id("a")?).await?;
-    let tasks = desk.take(&ask("w", 2), 2).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b"]).await?;
+    queue_under_test.h.operator()?.delete_scheduled(&queue_under_test.place, &id("a")?).await?;
+    let tasks = queue_under_test.take(&ask("w", 2), 2).await?;
     equal!(names(&tasks), ["a", "b"], "claimed");
     equal!((&tasks[0].fields, &tasks[1].fields), (&Vec::new(), &body("b")), "the fields of both");
     for task in &tasks {
-        desk.settles(task, Says::Complete).await?;
+        queue_under_test.settles(task, Says::Complete).await?;
     }
-    desk.nothing("both are done").await
+    queue_under_test.nothing("both are done").await
 }
 
 async fn large_tasks_come_in_parts(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
     let names = ["a", "b", "c", "d", "e"];
     let large = vec![(Bytes::from_static(b"payload"), Bytes::from(vec![7; 600 << 10]))];
     for (name, due) in names.into_iter().zip(1..) {
-        let task = Scheduling { fields: large.clone(), ..scheduling(&desk.place, name, Due::At(due))? };
-        schedule(&desk.h, &[task]).await?;
+        let task =
+            Scheduling { fields: large.clone(), ..scheduling(&queue_under_test.place, name, Due::At(due))? };
+        schedule(&queue_under_test.h, &[task]).await?;
     }
     let mut came = Vec::new();
     while came.len() < names.len() {
-        let claimed = desk.claim(&ask("w", 100)).await?;
+        let claimed = queue_under_test.claim(&ask("w", 100)).await?;
         let taken = claimed.tasks.len();
         ensure!((1..=2).contains(&taken), "{taken} tasks of 600 KiB were claimed at once");
         ensure!(claimed.tasks.iter().all(|task| task.fields == large), "a large body came back changed");

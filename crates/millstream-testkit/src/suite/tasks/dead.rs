@@ -5,7 +5,7 @@ use millstream_core::tasks::{DeadTask, Verdict as Says};
 use millstream_core::{MessageId, Reason};
 
 use super::super::schedule::{all, schedule, scheduling, shown};
-use super::{Desk, HOUR, ask, body, dead, failure, names, retry, suite, told};
+use super::{HOUR, QueueUnderTest, ask, body, dead, failure, names, retry, suite, told};
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{Harness, foreign};
 
@@ -19,8 +19,8 @@ suite!("tasks":
     all_are_purged_at_once,
 );
 
-async fn listed(desk: &Desk) -> Result<Vec<DeadTask>, Violation> {
-    Ok(desk.h.backend.tasks.dead_tasks(&desk.shard, MessageId::ZERO, 1_000).await?)
+async fn listed(queue_under_test: &QueueUnderTest) -> Result<Vec<DeadTask>, Violation> {
+    Ok(queue_under_test.h.backend.tasks.dead_tasks(&queue_under_test.shard, MessageId::ZERO, 1_000).await?)
 }
 
 fn tasks(dead: &[DeadTask]) -> Vec<&str> {
@@ -32,54 +32,58 @@ fn ids(dead: &[DeadTask]) -> Vec<MessageId> {
 }
 
 /// Makes tasks dead, one after the other.
-async fn die<const N: usize>(desk: &Desk, names: [&str; N]) -> Result<Vec<DeadTask>, Violation> {
-    desk.place_due(names).await?;
-    for task in desk.take(&ask("w", N), N).await? {
-        desk.settles(&task, dead(&task)).await?;
+async fn die<const N: usize>(
+    queue_under_test: &QueueUnderTest,
+    names: [&str; N],
+) -> Result<Vec<DeadTask>, Violation> {
+    queue_under_test.place_due(names).await?;
+    for task in queue_under_test.take(&ask("w", N), N).await? {
+        queue_under_test.settles(&task, dead(&task)).await?;
     }
-    let dead = listed(desk).await?;
+    let dead = listed(queue_under_test).await?;
     equal!(dead.len(), N, "dead tasks");
     Ok(dead)
 }
 
 async fn a_task_that_is_given_up_is_kept_with_its_story(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    let task = Scheduling { fields: foreign(), ..scheduling(&desk.place, "a", Due::At(1))? };
-    schedule(&desk.h, &[task]).await?;
-    let first = desk.take_one(&ask("w", 1)).await?;
-    desk.settles(&first, retry(&first, Due::NOW)).await?;
-    let second = desk.take_one(&ask("w", 1)).await?;
-    let before = desk.h.now(&desk.place).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let task = Scheduling { fields: foreign(), ..scheduling(&queue_under_test.place, "a", Due::At(1))? };
+    schedule(&queue_under_test.h, &[task]).await?;
+    let first = queue_under_test.take_one(&ask("w", 1)).await?;
+    queue_under_test.settles(&first, retry(&first, Due::NOW)).await?;
+    let second = queue_under_test.take_one(&ask("w", 1)).await?;
+    let before = queue_under_test.h.now(&queue_under_test.place).await?;
     let says = Says::Dead {
         reason: Reason::Rejected,
         attempts: 2,
         error: failure(2),
         history: second.history.clone(),
     };
-    desk.settles(&second, says).await?;
-    let after = desk.h.now(&desk.place).await?;
-    let dead = listed(&desk).await?;
+    queue_under_test.settles(&second, says).await?;
+    let after = queue_under_test.h.now(&queue_under_test.place).await?;
+    let dead = listed(&queue_under_test).await?;
     equal!(tasks(&dead), ["a"], "dead tasks");
     let dead = &dead[0];
     ensure!((before..=after).contains(&dead.id.ms), "died at {}, not in {before}..{after}", dead.id.ms);
-    equal!(dead.shard, desk.shard, "its shard");
+    equal!(dead.shard, queue_under_test.shard, "its shard");
     equal!((&dead.reason, dead.attempts), (&Reason::Rejected, 2), "reason and attempts");
     equal!(dead.error, failure(2), "the last error");
     equal!(told(&dead.history), [(1, failure(1)), (2, failure(2))], "what all attempts failed with");
     equal!(dead.body, foreign(), "the body");
-    desk.nothing("it is dead").await?;
+    queue_under_test.nothing("it is dead").await?;
     // Its id is free.
-    desk.place_due(["a"]).await
+    queue_under_test.place_due(["a"]).await
 }
 
 async fn dead_tasks_are_listed_oldest_first_page_by_page(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
     let order = ["e", "b", "d", "a", "c"];
-    equal!(tasks(&die(&desk, order).await?), order, "dead tasks in one page");
+    equal!(tasks(&die(&queue_under_test, order).await?), order, "dead tasks in one page");
     for limit in [1, 2, 5, 1_000_000] {
         let (mut seen, mut after) = (Vec::new(), MessageId::ZERO);
         loop {
-            let page = desk.h.backend.tasks.dead_tasks(&desk.shard, after, limit).await?;
+            let page =
+                queue_under_test.h.backend.tasks.dead_tasks(&queue_under_test.shard, after, limit).await?;
             ensure!(page.len() <= limit, "a page of {}, {limit} were asked for", page.len());
             let Some(last) = page.last() else { break };
             after = last.id;
@@ -92,29 +96,31 @@ async fn dead_tasks_are_listed_oldest_first_page_by_page(h: Harness) -> Verdict 
 }
 
 async fn a_replayed_task_is_due_at_once_and_as_new(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    let dead = die(&desk, ["a", "b"]).await?;
-    let replayed = desk.h.backend.tasks.replay_tasks(&desk.shard, &ids(&dead)[..1]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let dead = die(&queue_under_test, ["a", "b"]).await?;
+    let replayed =
+        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &ids(&dead)[..1]).await?;
     equal!(replayed, 1, "tasks that were replayed");
-    equal!(tasks(&listed(&desk).await?), ["b"], "what is dead still");
-    let due = shown(&desk.h, &desk.place, "a").await?.due;
-    let now = desk.h.now(&desk.place).await?;
+    equal!(tasks(&listed(&queue_under_test).await?), ["b"], "what is dead still");
+    let due = shown(&queue_under_test.h, &queue_under_test.place, "a").await?.due;
+    let now = queue_under_test.h.now(&queue_under_test.place).await?;
     ensure!(due <= now + 1, "due at {due}, replayed before {now}");
-    let task = desk.take_one(&ask("w", 1)).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!((task.id.as_str(), task.attempt, task.crashes), ("a", 1, 0), "id, attempt and crashes");
     equal!((task.error.as_str(), told(&task.history)), ("", Vec::new()), "errors of a first attempt");
     equal!(task.fields, body("a"), "the fields");
-    desk.settles(&task, Says::Complete).await?;
-    let replayed = desk.h.backend.tasks.replay_tasks(&desk.shard, &ids(&dead)[..1]).await?;
+    queue_under_test.settles(&task, Says::Complete).await?;
+    let replayed =
+        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &ids(&dead)[..1]).await?;
     equal!(replayed, 0, "replayed twice");
-    desk.nothing("it is done").await
+    queue_under_test.nothing("it is done").await
 }
 
 async fn each_dead_task_is_replayed_once(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    let dead = die(&desk, ["a", "b", "c", "d", "e", "f", "g", "h"]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let dead = die(&queue_under_test, ["a", "b", "c", "d", "e", "f", "g", "h"]).await?;
     let replayers = [(); 3].map(|()| {
-        let (h, shard, ids) = (desk.h.clone(), desk.shard.clone(), ids(&dead));
+        let (h, shard, ids) = (queue_under_test.h.clone(), queue_under_test.shard.clone(), ids(&dead));
         tokio::spawn(async move {
             let mut replayed = 0;
             for pair in ids.chunks(2) {
@@ -129,56 +135,79 @@ async fn each_dead_task_is_replayed_once(h: Harness) -> Verdict {
         replayed += replayer.await.map_err(|error| Violation::new(error.to_string()))??;
     }
     equal!(replayed, 8, "tasks that somebody replayed");
-    desk.take(&ask("w", 8), 8).await?;
-    desk.nothing("each came once").await?;
-    equal!(listed(&desk).await?.len(), 0, "dead tasks");
+    queue_under_test.take(&ask("w", 8), 8).await?;
+    queue_under_test.nothing("each came once").await?;
+    equal!(listed(&queue_under_test).await?.len(), 0, "dead tasks");
     Ok(())
 }
 
 async fn a_dead_task_whose_id_is_in_use_stays_dead(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    let dead = die(&desk, ["waits", "claimed", "free"]).await?;
-    desk.place_due(["claimed"]).await?;
-    let task = desk.take_one(&ask("w", 1)).await?;
-    let other = Scheduling { fields: body("other"), ..scheduling(&desk.place, "waits", Due::In(HOUR))? };
-    schedule(&desk.h, &[other]).await?;
-    let replayed = desk.h.backend.tasks.replay_tasks(&desk.shard, &ids(&dead)).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let dead = die(&queue_under_test, ["waits", "claimed", "free"]).await?;
+    queue_under_test.place_due(["claimed"]).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
+    let other =
+        Scheduling { fields: body("other"), ..scheduling(&queue_under_test.place, "waits", Due::In(HOUR))? };
+    schedule(&queue_under_test.h, &[other]).await?;
+    let replayed =
+        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &ids(&dead)).await?;
     equal!(replayed, 1, "replayed of three, two of whose ids are in use");
-    equal!(tasks(&listed(&desk).await?), ["waits", "claimed"], "what is dead still");
-    equal!(shown(&desk.h, &desk.place, "waits").await?.fields, body("other"), "what waited before");
-    equal!(all(&desk.h, &desk.place).await?, ["free", "waits"], "what waits");
-    desk.settles(&task, Says::Complete).await?;
-    let replayed = desk.h.backend.tasks.replay_tasks(&desk.shard, &ids(&dead)).await?;
+    equal!(tasks(&listed(&queue_under_test).await?), ["waits", "claimed"], "what is dead still");
+    equal!(
+        shown(&queue_under_test.h, &queue_under_test.place, "waits").await?.fields,
+        body("other"),
+        "what waited before"
+    );
+    equal!(all(&queue_under_test.h, &queue_under_test.place).await?, ["free", "waits"], "what waits");
+    queue_under_test.settles(&task, Says::Complete).await?;
+    let replayed =
+        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &ids(&dead)).await?;
     equal!(replayed, 1, "replayed when one id is free again");
-    let mut came = desk.take(&ask("w", 2), 2).await?;
+    let mut came = queue_under_test.take(&ask("w", 2), 2).await?;
     came.sort_by(|a, b| a.id.cmp(&b.id));
     equal!(names(&came), ["claimed", "free"], "claimed");
     Ok(())
 }
 
 async fn a_purged_task_is_gone(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    let dead = die(&desk, ["a", "b", "c"]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let dead = die(&queue_under_test, ["a", "b", "c"]).await?;
     let some = [dead[0].id, dead[2].id];
-    equal!(desk.h.backend.tasks.purge_tasks(&desk.shard, &some).await?, 2, "tasks that were purged");
-    equal!(tasks(&listed(&desk).await?), ["b"], "what is dead still");
-    equal!(desk.h.backend.tasks.purge_tasks(&desk.shard, &some).await?, 0, "purged twice");
     equal!(
-        desk.h.backend.tasks.replay_tasks(&desk.shard, &some).await?,
+        queue_under_test.h.backend.tasks.purge_tasks(&queue_under_test.shard, &some).await?,
+        2,
+        "tasks that were purged"
+    );
+    equal!(tasks(&listed(&queue_under_test).await?), ["b"], "what is dead still");
+    equal!(
+        queue_under_test.h.backend.tasks.purge_tasks(&queue_under_test.shard, &some).await?,
+        0,
+        "purged twice"
+    );
+    equal!(
+        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &some).await?,
         0,
         "replayed after they were purged"
     );
-    equal!(desk.counts().await?.dead, 1, "dead tasks, counted");
-    desk.nothing("nothing was replayed").await
+    equal!(queue_under_test.counts().await?.dead, 1, "dead tasks, counted");
+    queue_under_test.nothing("nothing was replayed").await
 }
 
 async fn all_are_purged_at_once(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    equal!(desk.h.backend.tasks.purge_all(&desk.shard).await?, 0, "purged where nothing is dead");
-    die(&desk, ["a", "b", "c"]).await?;
-    equal!(desk.h.backend.tasks.purge_all(&desk.shard).await?, 3, "tasks that were purged");
-    equal!(tasks(&listed(&desk).await?), Vec::<&str>::new(), "what is dead still");
-    equal!(desk.counts().await?, Default::default(), "what is left");
-    equal!(desk.h.backend.tasks.purge_all(&desk.shard).await?, 0, "purged twice");
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    equal!(
+        queue_under_test.h.backend.tasks.purge_all(&queue_under_test.shard).await?,
+        0,
+        "purged where nothing is dead"
+    );
+    die(&queue_under_test, ["a", "b", "c"]).await?;
+    equal!(
+        queue_under_test.h.backend.tasks.purge_all(&queue_under_test.shard).await?,
+        3,
+        "tasks that were purged"
+    );
+    equal!(tasks(&listed(&queue_under_test).await?), Vec::<&str>::new(), "what is dead still");
+    equal!(queue_under_test.counts().await?, Default::default(), "what is left");
+    equal!(queue_under_test.h.backend.tasks.purge_all(&queue_under_test.shard).await?, 0, "purged twice");
     Ok(())
 }

@@ -6,7 +6,7 @@ use millstream_core::schedule::Due;
 use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, Verdict as Says};
 use millstream_core::{Continuity, MessageId, Reason};
 
-use super::{Desk, HOUR, STALE, ask, body, claim, failure, names, retry, snooze, suite, told};
+use super::{HOUR, QueueUnderTest, STALE, ask, body, claim, failure, names, retry, snooze, suite, told};
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{BRIEF, Harness, LONG};
 
@@ -33,14 +33,14 @@ fn brief(worker: &str, limit: usize) -> ClaimRequest {
 }
 
 async fn a_claim_that_ran_out_comes_back_first(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b", "c"]).await?;
-    let tasks = desk.take(&brief("w", 2), 2).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b", "c"]).await?;
+    let tasks = queue_under_test.take(&brief("w", 2), 2).await?;
     equal!(names(&tasks), ["a", "b"], "claimed first");
     // Due before the others, but new.
-    desk.place([("older", Due::At(0))]).await?;
-    desk.runs_out(BRIEF).await?;
-    let again = desk.claim(&ask("v", 4)).await?.tasks;
+    queue_under_test.place([("older", Due::At(0))]).await?;
+    queue_under_test.runs_out(BRIEF).await?;
+    let again = queue_under_test.claim(&ask("v", 4)).await?.tasks;
     equal!(names(&again).split_off(again.len().min(2)), ["older", "c"], "claimed after what had run out");
     for (before, again) in tasks.iter().zip(&again) {
         equal!(again.id, before.id, "what came back");
@@ -48,20 +48,20 @@ async fn a_claim_that_ran_out_comes_back_first(h: Harness) -> Verdict {
         equal!((again.due, &again.fields), (before.due, &before.fields), "due time and fields");
         ensure!(again.token != before.token, "two claims have one token");
         equal!(again.before.as_ref(), Some(&before.token), "the token that it had before");
-        equal!(desk.settle(before, Says::Complete).await?, STALE, "settled by who had it before");
-        desk.settles(again, Says::Complete).await?;
+        equal!(queue_under_test.settle(before, Says::Complete).await?, STALE, "settled by who had it before");
+        queue_under_test.settles(again, Says::Complete).await?;
     }
     Ok(())
 }
 
 async fn a_claim_holds_as_long_as_was_asked(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
-    let before = desk.h.now(&desk.place).await?;
-    desk.take_one(&brief("w", 1)).await?;
-    let mut patience = desk.h.patience("a claim to run out");
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
+    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    queue_under_test.take_one(&brief("w", 1)).await?;
+    let mut patience = queue_under_test.h.patience("a claim to run out");
     loop {
-        let claimed = desk.claim(&ask("v", 1)).await?;
+        let claimed = queue_under_test.claim(&ask("v", 1)).await?;
         if !claimed.tasks.is_empty() {
             let took = Duration::from_millis(claimed.now.saturating_sub(before));
             ensure!(took >= BRIEF, "a claim of {BRIEF:?} was given to another after {took:?}");
@@ -72,151 +72,171 @@ async fn a_claim_holds_as_long_as_was_asked(h: Harness) -> Verdict {
 }
 
 async fn a_claim_that_is_extended_holds(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b"]).await?;
-    let tasks = desk.take(&brief("w", 2), 2).await?;
-    ensure!(desk.extend(&tasks[0], LONG).await?, "a claim is not ours at once");
-    desk.runs_out(BRIEF).await?;
-    equal!(names(&desk.claim(&ask("v", 2)).await?.tasks), ["b"], "claimed, one was extended");
-    ensure!(!desk.extend(&tasks[1], LONG).await?, "a claim that another has by now was extended");
-    desk.settles(&tasks[0], Says::Complete).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b"]).await?;
+    let tasks = queue_under_test.take(&brief("w", 2), 2).await?;
+    ensure!(queue_under_test.extend(&tasks[0], LONG).await?, "a claim is not ours at once");
+    queue_under_test.runs_out(BRIEF).await?;
+    equal!(names(&queue_under_test.claim(&ask("v", 2)).await?.tasks), ["b"], "claimed, one was extended");
+    ensure!(!queue_under_test.extend(&tasks[1], LONG).await?, "a claim that another has by now was extended");
+    queue_under_test.settles(&tasks[0], Says::Complete).await?;
     // An extension can also shorten the claim.
-    desk.place_due(["c"]).await?;
-    let task = desk.take_one(&ask("w", 1)).await?;
-    ensure!(desk.extend(&task, Duration::from_millis(1)).await?, "a claim is not ours at once");
-    equal!(names(&desk.take(&ask("v", 1), 1).await?), ["c"], "claimed after it was extended by 1 ms");
+    queue_under_test.place_due(["c"]).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
+    ensure!(queue_under_test.extend(&task, Duration::from_millis(1)).await?, "a claim is not ours at once");
+    equal!(
+        names(&queue_under_test.take(&ask("v", 1), 1).await?),
+        ["c"],
+        "claimed after it was extended by 1 ms"
+    );
     Ok(())
 }
 
 async fn an_extension_tells_of_each_whether_it_is_ours(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b", "c"]).await?;
-    let tasks = desk.take(&brief("w", 3), 3).await?;
-    desk.settles(&tasks[1], Says::Complete).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b", "c"]).await?;
+    let tasks = queue_under_test.take(&brief("w", 3), 3).await?;
+    queue_under_test.settles(&tasks[1], Says::Complete).await?;
     let mut claims: Vec<_> = tasks.iter().map(claim).collect();
     claims.push((super::id("unknown")?, tasks[0].token.clone()));
-    let held = desk.h.backend.tasks.extend(&desk.shard, &claims, LONG, false).await?.ours;
+    let held =
+        queue_under_test.h.backend.tasks.extend(&queue_under_test.shard, &claims, LONG, false).await?.ours;
     equal!(held, [true, false, true, false], "ours, of four: one is done, one unknown");
     // Expired, but not taken over: the claim is still valid.
-    desk.place_due(["d"]).await?;
-    let late = desk.take_one(&brief("w", 1)).await?;
-    desk.runs_out(BRIEF).await?;
-    ensure!(desk.extend(&late, LONG).await?, "a claim that ran out, and that nobody has, is not ours");
-    desk.nothing("all are held").await
+    queue_under_test.place_due(["d"]).await?;
+    let late = queue_under_test.take_one(&brief("w", 1)).await?;
+    queue_under_test.runs_out(BRIEF).await?;
+    ensure!(
+        queue_under_test.extend(&late, LONG).await?,
+        "a claim that ran out, and that nobody has, is not ours"
+    );
+    queue_under_test.nothing("all are held").await
 }
 
 async fn what_ran_out_and_nobody_has_claimed_is_settled(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b", "c"]).await?;
-    let tasks = desk.take(&brief("w", 3), 3).await?;
-    desk.runs_out(BRIEF).await?;
-    desk.settles(&tasks[0], Says::Complete).await?;
-    desk.settles(&tasks[1], retry(&tasks[1], Due::In(HOUR))).await?;
-    desk.settles(&tasks[2], super::dead(&tasks[2])).await?;
-    desk.nothing("all are settled").await?;
-    let counts = desk.counts().await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b", "c"]).await?;
+    let tasks = queue_under_test.take(&brief("w", 3), 3).await?;
+    queue_under_test.runs_out(BRIEF).await?;
+    queue_under_test.settles(&tasks[0], Says::Complete).await?;
+    queue_under_test.settles(&tasks[1], retry(&tasks[1], Due::In(HOUR))).await?;
+    queue_under_test.settles(&tasks[2], super::dead(&tasks[2])).await?;
+    queue_under_test.nothing("all are settled").await?;
+    let counts = queue_under_test.counts().await?;
     equal!((counts.waiting.total, counts.claimed, counts.dead), (1, 0, 1), "waiting, claimed and dead");
     Ok(())
 }
 
 async fn what_ran_out_and_another_has_claimed_is_stale(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
-    let task = desk.take_one(&brief("w", 1)).await?;
-    desk.runs_out(BRIEF).await?;
-    let other = desk.take_one(&ask("v", 1)).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
+    let task = queue_under_test.take_one(&brief("w", 1)).await?;
+    queue_under_test.runs_out(BRIEF).await?;
+    let other = queue_under_test.take_one(&ask("v", 1)).await?;
     for says in [Says::Complete, retry(&task, Due::NOW), super::dead(&task)] {
-        equal!(desk.settle(&task, says.clone()).await?, STALE, "{says:?} of what another has");
+        equal!(queue_under_test.settle(&task, says.clone()).await?, STALE, "{says:?} of what another has");
     }
-    ensure!(!desk.extend(&task, Duration::ZERO).await?, "what another has was extended");
-    desk.nothing("the other holds it").await?;
-    desk.settles(&other, Says::Complete).await
+    ensure!(!queue_under_test.extend(&task, Duration::ZERO).await?, "what another has was extended");
+    queue_under_test.nothing("the other holds it").await?;
+    queue_under_test.settles(&other, Says::Complete).await
 }
 
 async fn only_a_claim_that_ran_out_has_a_token_before(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
-    let first = desk.take_one(&ask("w", 1)).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
+    let first = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!(first.before, None, "the token before that of a new task");
-    desk.settles(&first, snooze(&first)).await?;
-    let second = desk.take_one(&brief("w", 1)).await?;
+    queue_under_test.settles(&first, snooze(&first)).await?;
+    let second = queue_under_test.take_one(&brief("w", 1)).await?;
     equal!(second.before, None, "the token before that of one that was snoozed");
-    let third = desk.take_one(&ask("w", 1)).await?;
+    let third = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!(third.before.as_ref(), Some(&second.token), "the token before that of what ran out");
     // The same id, for another task.
-    desk.settles(&third, Says::Complete).await?;
-    desk.place_due(["a"]).await?;
-    equal!(desk.take_one(&ask("w", 1)).await?.before, None, "the token before that of one with an old id");
+    queue_under_test.settles(&third, Says::Complete).await?;
+    queue_under_test.place_due(["a"]).await?;
+    equal!(
+        queue_under_test.take_one(&ask("w", 1)).await?.before,
+        None,
+        "the token before that of one with an old id"
+    );
     Ok(())
 }
 
 async fn a_further_crash_counts_if_a_handler_had_begun(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
     // So short that each claim expires before the next one, and only the claim that begins is extended.
     let hold = Duration::from_millis(20);
     let limited = |worker| ClaimRequest { hold, crash_limit: 3, ..ask(worker, 1) };
     for (worker, crashes) in [("a", 0), ("b", 1), ("c", 1), ("d", 1)] {
-        equal!(desk.take_one(&limited(worker)).await?.crashes, crashes, "crashes of what no handler began");
+        equal!(
+            queue_under_test.take_one(&limited(worker)).await?.crashes,
+            crashes,
+            "crashes of what no handler began"
+        );
     }
-    let task = desk.take_one(&ClaimRequest { hold: LONG, ..limited("e") }).await?;
-    desk.begins(&task, LONG).await?;
+    let task = queue_under_test.take_one(&ClaimRequest { hold: LONG, ..limited("e") }).await?;
+    queue_under_test.begins(&task, LONG).await?;
     // The beginning stays recorded, whichever worker extends.
-    ensure!(desk.extend(&task, hold).await?, "a claim is not ours at once");
+    ensure!(queue_under_test.extend(&task, hold).await?, "a claim is not ours at once");
     for worker in ["f", "g", "h"] {
-        equal!(desk.take_one(&limited(worker)).await?.crashes, 2, "crashes after a handler had begun once");
+        equal!(
+            queue_under_test.take_one(&limited(worker)).await?.crashes,
+            2,
+            "crashes after a handler had begun once"
+        );
     }
     Ok(())
 }
 
 async fn what_is_handed_back_keeps_its_crashes_until_a_handler_begins(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
-    desk.take_one(&brief("w", 1)).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
+    queue_under_test.take_one(&brief("w", 1)).await?;
     for _ in 0..2 {
-        let task = desk.take_one(&ask("v", 1)).await?;
+        let task = queue_under_test.take_one(&ask("v", 1)).await?;
         equal!((task.attempt, task.crashes), (1, 1), "attempt and crashes of what is handed back");
-        desk.settles(&task, snooze(&task)).await?;
+        queue_under_test.settles(&task, snooze(&task)).await?;
     }
-    let task = desk.take_one(&ask("w", 1)).await?;
-    desk.begins(&task, LONG).await?;
-    desk.settles(&task, snooze(&task)).await?;
-    let task = desk.take_one(&ask("w", 1)).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
+    queue_under_test.begins(&task, LONG).await?;
+    queue_under_test.settles(&task, snooze(&task)).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!((task.attempt, task.crashes), (1, 0), "attempt and crashes of what a handler snoozed");
     Ok(())
 }
 
 async fn crashes_are_forgotten_when_an_attempt_is_settled(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
     let hold = Duration::from_millis(20);
     for crashes in 0..3 {
-        let task = desk.take_one(&ask("w", 1)).await?;
+        let task = queue_under_test.take_one(&ask("w", 1)).await?;
         equal!((task.attempt, task.crashes), (1, crashes), "attempt and crashes");
-        desk.begins(&task, hold).await?;
+        queue_under_test.begins(&task, hold).await?;
     }
-    let task = desk.take_one(&ask("w", 1)).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!((task.attempt, task.crashes), (1, 3), "attempt and crashes");
-    desk.settles(&task, retry(&task, Due::NOW)).await?;
-    let task = desk.take_one(&ask("w", 1)).await?;
+    queue_under_test.settles(&task, retry(&task, Due::NOW)).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!((task.attempt, task.crashes), (2, 0), "attempt and crashes after an attempt that was settled");
     equal!(told(&task.history), [(1, failure(1))], "the history");
     Ok(())
 }
 
 async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
     let hold = Duration::from_millis(20);
     let limited = ClaimRequest { hold, crash_limit: 2, ..ask("w", 1) };
     for crashes in 0..2 {
-        let task = desk.take_one(&ClaimRequest { hold: LONG, ..limited.clone() }).await?;
+        let task = queue_under_test.take_one(&ClaimRequest { hold: LONG, ..limited.clone() }).await?;
         equal!(task.crashes, crashes, "crashes before the limit");
-        desk.begins(&task, hold).await?;
+        queue_under_test.begins(&task, hold).await?;
     }
-    let mut patience = desk.h.patience("what crashes too often to be given up");
+    let mut patience = queue_under_test.h.patience("what crashes too often to be given up");
     loop {
-        let claimed = desk.claim(&limited).await?;
+        let claimed = queue_under_test.claim(&limited).await?;
         ensure!(claimed.tasks.is_empty(), "claimed beyond the limit: {:?}", claimed.tasks);
         if claimed.crashed > 0 {
             equal!(claimed.crashed, 1, "tasks that were given up");
@@ -224,13 +244,14 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
         }
         patience.pause().await?;
     }
-    let dead = desk.h.backend.tasks.dead_tasks(&desk.shard, MessageId::ZERO, 10).await?;
+    let dead =
+        queue_under_test.h.backend.tasks.dead_tasks(&queue_under_test.shard, MessageId::ZERO, 10).await?;
     equal!(dead.len(), 1, "dead tasks");
     equal!((dead[0].task.as_str(), &dead[0].reason), ("a", &Reason::Crashed), "what died, and why");
     equal!(dead[0].body, body("a"), "the body of what died");
-    let counts = desk.counts().await?;
+    let counts = queue_under_test.counts().await?;
     equal!((counts.waiting.total, counts.claimed, counts.dead), (0, 0, 1), "waiting, claimed and dead");
-    desk.place_due(["a"]).await
+    queue_under_test.place_due(["a"]).await
 }
 
 /// Returns the record of a caller to which this server has replied every third of `ttl`, over this long and up to
@@ -246,7 +267,7 @@ fn answered(server: &str, now: u64, ttl: Duration, long: Duration) -> Continuity
     heard
 }
 
-impl Desk {
+impl QueueUnderTest {
     /// Returns the server's name for itself.
     async fn server(&self) -> Result<String, Violation> {
         let claimed = self.claim(&ClaimRequest { heard: Continuity::new(BRIEF), ..ask("nobody", 0) }).await?;
@@ -282,75 +303,82 @@ impl Desk {
 }
 
 async fn what_ran_out_is_left_to_its_worker_until_the_asker_was_answered_for_a_hold(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    let server = desk.server().await?;
-    desk.place_due(["a"]).await?;
-    let task = desk.take_one(&brief("w", 1)).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let server = queue_under_test.server().await?;
+    queue_under_test.place_due(["a"]).await?;
+    let task = queue_under_test.take_one(&brief("w", 1)).await?;
     // The task would be given up if its expired claim counted.
-    desk.begins(&task, BRIEF).await?;
-    desk.runs_out(BRIEF).await?;
-    let claimed = desk.leaves(Continuity::new(BRIEF), "by one that was never answered").await?;
+    queue_under_test.begins(&task, BRIEF).await?;
+    queue_under_test.runs_out(BRIEF).await?;
+    let claimed = queue_under_test.leaves(Continuity::new(BRIEF), "by one that was never answered").await?;
     equal!(claimed.server, server, "which server answers");
     ensure!(claimed.next <= LONG && !claimed.next.is_zero(), "told to come in {:?}", claimed.next);
-    let now = desk.h.now(&desk.place).await?;
+    let now = queue_under_test.h.now(&queue_under_test.place).await?;
     let whole = answered("another", now, BRIEF, BRIEF * 3);
-    desk.leaves(whole, "by one that was answered by another server").await?;
+    queue_under_test.leaves(whole, "by one that was answered by another server").await?;
     let mut gap = answered(&server, now - 80, BRIEF, BRIEF * 3);
-    desk.leaves(gap.clone(), "behind a gap").await?;
+    queue_under_test.leaves(gap.clone(), "behind a gap").await?;
     gap.advance(&server, now);
-    desk.leaves(gap, "after a gap").await?;
+    queue_under_test.leaves(gap, "after a gap").await?;
     let short = answered(&server, now, BRIEF, BRIEF / 2);
-    desk.leaves(short, "by one that was answered for half a hold").await?;
-    equal!(desk.counts().await?.expired, 1, "claims that ran out");
+    queue_under_test.leaves(short, "by one that was answered for half a hold").await?;
+    equal!(queue_under_test.counts().await?.expired, 1, "claims that ran out");
 
     // The former worker comes back, and has its task as before.
-    desk.begins(&task, BRIEF).await?;
-    equal!(desk.counts().await?.expired, 0, "claims that ran out");
-    desk.runs_out(BRIEF).await?;
-    let taken = desk.takes_over(&server, BRIEF, BRIEF * 2).await?;
+    queue_under_test.begins(&task, BRIEF).await?;
+    equal!(queue_under_test.counts().await?.expired, 0, "claims that ran out");
+    queue_under_test.runs_out(BRIEF).await?;
+    let taken = queue_under_test.takes_over(&server, BRIEF, BRIEF * 2).await?;
     equal!((taken.id.as_str(), taken.crashes), ("a", 1), "what was taken over");
-    equal!(desk.settle(&task, Says::Complete).await?, STALE, "settled by who had it before");
+    equal!(queue_under_test.settle(&task, Says::Complete).await?, STALE, "settled by who had it before");
     Ok(())
 }
 
 async fn the_longer_hold_counts(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    let server = desk.server().await?;
-    desk.place_due(["a"]).await?;
-    desk.take_one(&brief("w", 1)).await?;
-    desk.runs_out(BRIEF).await?;
-    let now = desk.h.now(&desk.place).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let server = queue_under_test.server().await?;
+    queue_under_test.place_due(["a"]).await?;
+    queue_under_test.take_one(&brief("w", 1)).await?;
+    queue_under_test.runs_out(BRIEF).await?;
+    let now = queue_under_test.h.now(&queue_under_test.place).await?;
     // Gaps as long as a whole hold do not show in a record with a long ttl.
-    desk.leaves(answered(&server, now, LONG, LONG * 2), "though it ran out a minute too short ago").await?;
+    queue_under_test
+        .leaves(answered(&server, now, LONG, LONG * 2), "though it ran out a minute too short ago")
+        .await?;
     let short = answered(&server, now, BRIEF / 2, BRIEF / 2 + Duration::from_millis(1));
-    desk.leaves(short, "after half of the claim's hold").await?;
-    let taken = desk.takes_over(&server, BRIEF / 2, BRIEF * 2).await?;
+    queue_under_test.leaves(short, "after half of the claim's hold").await?;
+    let taken = queue_under_test.takes_over(&server, BRIEF / 2, BRIEF * 2).await?;
     equal!(taken.id.as_str(), "a", "what was taken over");
     Ok(())
 }
 
 async fn an_answer_that_was_lost_is_no_crash(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
     let brief = |worker| ClaimRequest { hold: Duration::from_millis(20), crash_limit: 1, ..ask(worker, 1) };
-    let first = desk.take_one(&brief("w")).await?;
-    let again = desk.take_one(&brief("w")).await?;
+    let first = queue_under_test.take_one(&brief("w")).await?;
+    let again = queue_under_test.take_one(&brief("w")).await?;
     equal!(again.before.as_ref(), Some(&first.token), "the token before that of what ran out");
     equal!(again.crashes, 0, "crashes of what the same worker had, and no handler began");
     // Another worker cannot know that. The task is not given up because of it.
-    equal!(desk.take_one(&brief("v")).await?.crashes, 1, "crashes of what another worker had");
-    equal!(desk.take_one(&brief("u")).await?.crashes, 1, "crashes of what no handler began");
+    equal!(queue_under_test.take_one(&brief("v")).await?.crashes, 1, "crashes of what another worker had");
+    equal!(queue_under_test.take_one(&brief("u")).await?.crashes, 1, "crashes of what no handler began");
     Ok(())
 }
 
 async fn an_extension_tells_which_server_answered_and_when(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
-    let task = desk.take_one(&ask("w", 1)).await?;
-    let before = desk.h.now(&desk.place).await?;
-    let extended = desk.h.backend.tasks.extend(&desk.shard, &[claim(&task)], LONG, false).await?;
-    let after = desk.h.now(&desk.place).await?;
-    equal!(extended.server, desk.server().await?, "which server answers");
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
+    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    let extended = queue_under_test
+        .h
+        .backend
+        .tasks
+        .extend(&queue_under_test.shard, &[claim(&task)], LONG, false)
+        .await?;
+    let after = queue_under_test.h.now(&queue_under_test.place).await?;
+    equal!(extended.server, queue_under_test.server().await?, "which server answers");
     let now = extended.now;
     ensure!((before..=after).contains(&now), "the server's time: {before}, {now}, {after}");
     Ok(())

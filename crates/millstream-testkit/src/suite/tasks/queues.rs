@@ -5,7 +5,7 @@ use millstream_core::tasks::{MAX_SHARDS, QueueSpec, TaskCounts, Verdict as Says}
 use millstream_core::{ErrorKind, QueueName};
 
 use super::super::schedule::{all, schedule, scheduling};
-use super::{Desk, HOUR, ask, body, dead, names, place_all, suite};
+use super::{HOUR, QueueUnderTest, ask, body, dead, names, place_all, suite};
 use crate::case::{Verdict, ensure, equal, refused};
 use crate::harness::{BRIEF, Harness, LONG};
 
@@ -82,31 +82,35 @@ async fn shards_do_not_mix(h: Harness) -> Verdict {
 }
 
 async fn a_shard_is_counted(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    equal!(desk.counts().await?, TaskCounts::default(), "an empty shard");
-    desk.place_due(["dead", "brief", "long", "done", "due", "due 2"]).await?;
-    desk.place([("later", Due::In(HOUR))]).await?;
-    let given_up = desk.take_one(&ask("w", 1)).await?;
-    desk.settles(&given_up, dead(&given_up)).await?;
-    desk.take_one(&super::ClaimRequest { hold: BRIEF, ..ask("w", 1) }).await?;
-    desk.runs_out(BRIEF).await?;
-    let counts = desk.counts().await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    equal!(queue_under_test.counts().await?, TaskCounts::default(), "an empty shard");
+    queue_under_test.place_due(["dead", "brief", "long", "done", "due", "due 2"]).await?;
+    queue_under_test.place([("later", Due::In(HOUR))]).await?;
+    let given_up = queue_under_test.take_one(&ask("w", 1)).await?;
+    queue_under_test.settles(&given_up, dead(&given_up)).await?;
+    queue_under_test.take_one(&super::ClaimRequest { hold: BRIEF, ..ask("w", 1) }).await?;
+    queue_under_test.runs_out(BRIEF).await?;
+    let counts = queue_under_test.counts().await?;
     let waiting = Waiting { total: 5, overdue: 4 };
     equal!(counts, TaskCounts { waiting, claimed: 1, expired: 1, dead: 1 }, "with a claim that has run out");
-    let tasks = desk.take(&ask("w", 3), 3).await?;
+    let tasks = queue_under_test.take(&ask("w", 3), 3).await?;
     equal!(names(&tasks), ["brief", "long", "done"], "claimed");
-    desk.settles(&tasks[2], Says::Complete).await?;
-    ensure!(desk.extend(&tasks[0], LONG).await?, "a claim is not ours");
+    queue_under_test.settles(&tasks[2], Says::Complete).await?;
+    ensure!(queue_under_test.extend(&tasks[0], LONG).await?, "a claim is not ours");
     let waiting = Waiting { total: 3, overdue: 2 };
     equal!(
-        desk.counts().await?,
+        queue_under_test.counts().await?,
         TaskCounts { waiting, claimed: 2, expired: 0, dead: 1 },
         "with two claims that hold"
     );
-    equal!(desk.h.backend.schedule.waiting(&desk.place).await?, waiting, "the same, told by the schedule");
-    equal!(all(&desk.h, &desk.place).await?, ["due", "due 2", "later"], "what waits");
-    let again = scheduling(&desk.place, "long", Due::NOW)?;
-    equal!(schedule(&desk.h, &[again]).await?, [Placed::Kept], "an id that is worked on");
+    equal!(
+        queue_under_test.h.backend.schedule.waiting(&queue_under_test.place).await?,
+        waiting,
+        "the same, told by the schedule"
+    );
+    equal!(all(&queue_under_test.h, &queue_under_test.place).await?, ["due", "due 2", "later"], "what waits");
+    let again = scheduling(&queue_under_test.place, "long", Due::NOW)?;
+    equal!(schedule(&queue_under_test.h, &[again]).await?, [Placed::Kept], "an id that is worked on");
     equal!(tasks[0].fields, body("brief"), "the body of a task");
     Ok(())
 }

@@ -5,7 +5,9 @@ use millstream_core::schedule::Due;
 use millstream_core::tasks::Verdict as Says;
 
 use super::super::schedule::shown;
-use super::{Desk, HOUR, STALE, ask, body, claim, dead, failure, names, retry, snooze, suite, told};
+use super::{
+    HOUR, QueueUnderTest, STALE, ask, body, claim, dead, failure, names, retry, snooze, suite, told,
+};
 use crate::case::{Verdict, ensure, equal};
 use crate::harness::Harness;
 
@@ -21,94 +23,103 @@ suite!("tasks":
 );
 
 async fn a_completed_task_is_gone_and_its_id_is_free(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
     for _ in 0..2 {
-        desk.place_due(["a"]).await?;
-        let task = desk.take_one(&ask("w", 1)).await?;
+        queue_under_test.place_due(["a"]).await?;
+        let task = queue_under_test.take_one(&ask("w", 1)).await?;
         equal!((task.attempt, task.crashes), (1, 0), "attempt and crashes of a new task");
-        desk.settles(&task, Says::Complete).await?;
-        desk.nothing("it is done").await?;
-        equal!(desk.counts().await?, Default::default(), "what is left");
+        queue_under_test.settles(&task, Says::Complete).await?;
+        queue_under_test.nothing("it is done").await?;
+        equal!(queue_under_test.counts().await?, Default::default(), "what is left");
     }
     Ok(())
 }
 
 async fn a_token_settles_its_own_claim_only(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b"]).await?;
-    let tasks = desk.take(&ask("w", 2), 2).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b"]).await?;
+    let tasks = queue_under_test.take(&ask("w", 2), 2).await?;
     for says in [Says::Complete, retry(&tasks[0], Due::NOW), dead(&tasks[0])] {
         for token in [tasks[1].token.as_str(), "", "-", "made up"] {
-            let settled = desk.settle_as(&tasks[0].id, token, says.clone()).await?;
+            let settled = queue_under_test.settle_as(&tasks[0].id, token, says.clone()).await?;
             equal!(settled, STALE, "{says:?} with the token {token:?}");
         }
     }
     let mut wrong = tasks[0].clone();
     wrong.token.clone_from(&tasks[1].token);
-    ensure!(!desk.extend(&wrong, HOUR).await?, "a claim was extended with another's token");
-    desk.nothing("both are worked on").await?;
+    ensure!(!queue_under_test.extend(&wrong, HOUR).await?, "a claim was extended with another's token");
+    queue_under_test.nothing("both are worked on").await?;
     for task in &tasks {
-        desk.settles(task, Says::Complete).await?;
+        queue_under_test.settles(task, Says::Complete).await?;
     }
     Ok(())
 }
 
 async fn a_settlement_counts_once(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b", "c"]).await?;
-    let tasks = desk.take(&ask("w", 3), 3).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b", "c"]).await?;
+    let tasks = queue_under_test.take(&ask("w", 3), 3).await?;
     let all = [Says::Complete, retry(&tasks[1], Due::In(HOUR)), dead(&tasks[2])];
     for (task, says) in tasks.iter().zip(&all) {
-        desk.settles(task, says.clone()).await?;
-        equal!(desk.settle(task, says.clone()).await?, STALE, "{says:?}, sent again");
-        ensure!(!desk.extend(task, HOUR).await?, "a claim is extended after {says:?}");
+        queue_under_test.settles(task, says.clone()).await?;
+        equal!(queue_under_test.settle(task, says.clone()).await?, STALE, "{says:?}, sent again");
+        ensure!(!queue_under_test.extend(task, HOUR).await?, "a claim is extended after {says:?}");
     }
-    let counts = desk.counts().await?;
+    let counts = queue_under_test.counts().await?;
     equal!((counts.waiting.total, counts.claimed, counts.dead), (1, 0, 1), "waiting, claimed and dead");
     Ok(())
 }
 
 async fn a_batch_is_settled_one_by_one(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a", "b", "c", "d"]).await?;
-    let tasks = desk.take(&ask("w", 4), 4).await?;
-    desk.settles(&tasks[1], Says::Complete).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a", "b", "c", "d"]).await?;
+    let tasks = queue_under_test.take(&ask("w", 4), 4).await?;
+    queue_under_test.settles(&tasks[1], Says::Complete).await?;
     let says = [Says::Complete, Says::Complete, retry(&tasks[2], Due::NOW), dead(&tasks[3])];
     let batch: Vec<_> =
         tasks.iter().map(claim).zip(says).map(|((id, token), says)| (id, token, says)).collect();
-    let settled = desk.h.backend.tasks.settle_tasks(&desk.shard, &batch).await?;
+    let settled = queue_under_test.h.backend.tasks.settle_tasks(&queue_under_test.shard, &batch).await?;
     equal!(settled, Settled { applied: 3, stale: 1 }, "a batch of four, one of them done before");
-    let again = desk.take(&ask("w", 1), 1).await?;
+    let again = queue_under_test.take(&ask("w", 1), 1).await?;
     equal!(names(&again), ["c"], "claimed after it");
-    equal!(desk.counts().await?.dead, 1, "dead tasks");
-    let settled = desk.h.backend.tasks.settle_tasks(&desk.shard, &[]).await?;
+    equal!(queue_under_test.counts().await?.dead, 1, "dead tasks");
+    let settled = queue_under_test.h.backend.tasks.settle_tasks(&queue_under_test.shard, &[]).await?;
     equal!(settled, Settled::default(), "an empty batch");
     Ok(())
 }
 
 async fn a_failed_task_comes_back_later_with_its_story(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
-    let first = desk.take_one(&ask("w", 1)).await?;
-    let before = desk.h.now(&desk.place).await?;
-    desk.settles(&first, retry(&first, Due::In(HOUR))).await?;
-    desk.nothing("the retry is due in an hour").await?;
-    let waits = shown(&desk.h, &desk.place, "a").await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
+    let first = queue_under_test.take_one(&ask("w", 1)).await?;
+    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    queue_under_test.settles(&first, retry(&first, Due::In(HOUR))).await?;
+    queue_under_test.nothing("the retry is due in an hour").await?;
+    let waits = shown(&queue_under_test.h, &queue_under_test.place, "a").await?;
     ensure!(waits.due >= before + 3_600_000, "due at {}, an hour after {before} or later", waits.due);
     equal!(waits.fields, body("a"), "the fields of a task that waits for its second attempt");
-    desk.h.backend.schedule.reschedule(&desk.place, std::slice::from_ref(&first.id), Due::NOW).await?;
-    let second = desk.take_one(&ask("v", 1)).await?;
+    queue_under_test
+        .h
+        .backend
+        .schedule
+        .reschedule(&queue_under_test.place, std::slice::from_ref(&first.id), Due::NOW)
+        .await?;
+    let second = queue_under_test.take_one(&ask("v", 1)).await?;
     equal!((second.attempt, second.crashes), (2, 0), "attempt and crashes");
     equal!(second.error, failure(1), "the error");
     equal!(told(&second.history), [(1, failure(1))], "the history of a second attempt");
     equal!(second.fields, body("a"), "the fields of a second attempt");
     ensure!(second.token != first.token, "two claims have one token");
-    equal!(desk.settle(&first, Says::Complete).await?, STALE, "settled with the token of the first claim");
-    desk.settles(&second, retry(&second, Due::NOW)).await?;
-    let third = desk.take_one(&ask("w", 1)).await?;
+    equal!(
+        queue_under_test.settle(&first, Says::Complete).await?,
+        STALE,
+        "settled with the token of the first claim"
+    );
+    queue_under_test.settles(&second, retry(&second, Due::NOW)).await?;
+    let third = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!((third.attempt, &third.error), (3, &failure(2)), "the third attempt");
     equal!(told(&third.history), [(1, failure(1)), (2, failure(2))], "the history of a third attempt");
-    let now = desk.h.now(&desk.place).await?;
+    let now = queue_under_test.h.now(&queue_under_test.place).await?;
     for failed in third.history.failures() {
         ensure!(
             (before..=now).contains(&failed.at),
@@ -116,29 +127,29 @@ async fn a_failed_task_comes_back_later_with_its_story(h: Harness) -> Verdict {
             failed.at
         );
     }
-    desk.settles(&third, Says::Complete).await?;
-    desk.place_due(["a"]).await?;
-    let anew = desk.take_one(&ask("w", 1)).await?;
+    queue_under_test.settles(&third, Says::Complete).await?;
+    queue_under_test.place_due(["a"]).await?;
+    let anew = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!((anew.attempt, anew.error.as_str(), told(&anew.history)), (1, "", Vec::new()), "a new task");
     Ok(())
 }
 
 async fn a_retry_is_never_early(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["0", "1", "15", "40", "130"]).await?;
-    let tasks = desk.take(&ask("w", 5), 5).await?;
-    let before = desk.h.now(&desk.place).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["0", "1", "15", "40", "130"]).await?;
+    let tasks = queue_under_test.take(&ask("w", 5), 5).await?;
+    let before = queue_under_test.h.now(&queue_under_test.place).await?;
     let mut batch = Vec::new();
     for task in &tasks {
         let delay = std::time::Duration::from_millis(task.id.as_str().parse().unwrap_or(0));
         batch.push((task.id.clone(), task.token.clone(), retry(task, Due::In(delay))));
     }
-    let settled = desk.h.backend.tasks.settle_tasks(&desk.shard, &batch).await?;
+    let settled = queue_under_test.h.backend.tasks.settle_tasks(&queue_under_test.shard, &batch).await?;
     equal!(settled.applied, 5, "retries that took effect");
-    let mut patience = desk.h.patience("all retries to be due");
+    let mut patience = queue_under_test.h.patience("all retries to be due");
     let mut came = 0;
     while came < tasks.len() {
-        let claimed = desk.claim(&ask("w", 10)).await?;
+        let claimed = queue_under_test.claim(&ask("w", 10)).await?;
         for task in &claimed.tasks {
             let delay: u64 = task.id.as_str().parse().unwrap_or(0);
             ensure!(
@@ -154,27 +165,27 @@ async fn a_retry_is_never_early(h: Harness) -> Verdict {
 }
 
 async fn a_snooze_leaves_no_trace(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
-    let mut task = desk.take_one(&ask("w", 1)).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
+    let mut task = queue_under_test.take_one(&ask("w", 1)).await?;
     for round in 1..4 {
-        desk.settles(&task, snooze(&task)).await?;
-        let again = desk.take_one(&ask("w", 1)).await?;
+        queue_under_test.settles(&task, snooze(&task)).await?;
+        let again = queue_under_test.take_one(&ask("w", 1)).await?;
         equal!(again.attempt, round, "the attempt after a snooze");
         equal!(told(&again.history), told(&task.history), "the history after a snooze");
-        desk.settles(&again, retry(&again, Due::NOW)).await?;
-        task = desk.take_one(&ask("w", 1)).await?;
+        queue_under_test.settles(&again, retry(&again, Due::NOW)).await?;
+        task = queue_under_test.take_one(&ask("w", 1)).await?;
     }
     equal!(told(&task.history), [1, 2, 3].map(|n| (n, failure(n))), "the history after all");
     Ok(())
 }
 
 async fn a_long_history_keeps_the_first_failure(h: Harness) -> Verdict {
-    let desk = Desk::new(h).await?;
-    desk.place_due(["a"]).await?;
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    queue_under_test.place_due(["a"]).await?;
     let error = format!("two\nlines, and {}", "x".repeat(2_000));
     for attempt in 1..=14 {
-        let task = desk.take_one(&ask("w", 1)).await?;
+        let task = queue_under_test.take_one(&ask("w", 1)).await?;
         equal!(task.attempt, attempt, "the attempt");
         let says = Says::Retry {
             due: Due::NOW,
@@ -182,9 +193,9 @@ async fn a_long_history_keeps_the_first_failure(h: Harness) -> Verdict {
             error: if attempt == 7 { error.clone() } else { failure(attempt) },
             history: task.history,
         };
-        desk.settle_as(&task.id, &task.token, says).await?;
+        queue_under_test.settle_as(&task.id, &task.token, says).await?;
     }
-    let task = desk.take_one(&ask("w", 1)).await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
     let failures = task.history.failures();
     let attempts: Vec<_> = failures.iter().map(|failed| failed.attempt).collect();
     equal!(attempts, [1, 6, 7, 8, 9, 10, 11, 12, 13, 14], "the attempts that are remembered");

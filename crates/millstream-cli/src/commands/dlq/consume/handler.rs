@@ -10,7 +10,7 @@ use millstream::{DeadLetter, DeadLetterOutcome};
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 
-use super::{Ended, Fate, question};
+use crate::commands::dlq::consume::{Ended, Fate, question};
 use crate::commands::dlq::inspect::{self, Shown};
 use crate::commands::exec::Exec;
 use crate::commands::message::{Body, View, sanitize};

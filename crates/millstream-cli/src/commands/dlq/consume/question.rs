@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use millstream::DeadLetter;
 use tokio::sync::oneshot;
 
-use super::Fate;
+use crate::commands::dlq::consume::Fate;
 use crate::commands::dlq::inspect;
 use crate::exit::Usage;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use millstream::admin::{GroupStats, TopicStats, Totals};
 use millstream::{DeadLetter, GroupName, MessageId, Partition, PartitionStats, Reason, Topic, TopicName};
 
-use super::round::{Problem, Round, TopicSample};
+use crate::commands::top::round::{Problem, Round, TopicSample};
 
 fn name(name: &str) -> TopicName {
     name.parse().expect("a name")

@@ -5,8 +5,8 @@ use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Row, Table, TableState};
 
-use super::theme::{Look, Theme};
 use crate::commands::top::text;
+use crate::commands::top::view::theme::{Look, Theme};
 
 /// A column. The columns of the lowest rank are kept longest where space is short.
 #[derive(Clone, Copy, Debug)]

@@ -8,10 +8,10 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph, Wrap};
 
-use super::Shown;
-use super::grid::{Column, Field, Grid};
-use super::theme::Look;
 use crate::commands::top::text;
+use crate::commands::top::view::Shown;
+use crate::commands::top::view::grid::{Column, Field, Grid};
+use crate::commands::top::view::theme::Look;
 use crate::human;
 
 const PENDING: [Column; 5] = [

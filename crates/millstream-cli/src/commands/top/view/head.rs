@@ -4,9 +4,9 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 
-use super::Shown;
-use super::theme::Look;
 use crate::commands::top::text;
+use crate::commands::top::view::Shown;
+use crate::commands::top::view::theme::Look;
 use crate::human;
 
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];

@@ -5,8 +5,8 @@ use ratatui::layout::{Constraint, Flex, Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Paragraph};
 
-use super::Shown;
-use super::theme::Look;
+use crate::commands::top::view::Shown;
+use crate::commands::top::view::theme::Look;
 
 const KEYS: [(&str, &str); 12] = [
     ("↑ ↓ j k", "move; PgUp PgDn Home End go further"),

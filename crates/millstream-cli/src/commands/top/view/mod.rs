@@ -14,8 +14,8 @@ use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 
-use super::model::Model;
-use super::state::{Page, State};
+use crate::commands::top::model::Model;
+use crate::commands::top::state::{Page, State};
 use theme::Look;
 
 pub(crate) use theme::Theme;
@@ -66,7 +66,7 @@ impl Shown<'_> {
         if self.state.typing {
             let spans = [
                 Span::styled(" filter: ", self.theme.style(Look::Title)),
-                Span::raw(super::text::clean(&self.state.filter)),
+                Span::raw(crate::commands::top::text::clean(&self.state.filter)),
                 Span::styled("█", self.theme.style(Look::Faint)),
                 Span::styled("   Enter keeps it, Esc clears it", self.theme.style(Look::Faint)),
             ];

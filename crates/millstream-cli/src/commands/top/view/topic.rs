@@ -5,12 +5,12 @@ use millstream::{GroupName, TopicName};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 
-use super::Shown;
-use super::grid::{Column, Field, Grid, number};
-use super::theme::Look;
-use super::topics::{named, standing};
 use crate::commands::top::model::{PartitionView, TopicView};
 use crate::commands::top::text;
+use crate::commands::top::view::Shown;
+use crate::commands::top::view::grid::{Column, Field, Grid, number};
+use crate::commands::top::view::theme::Look;
+use crate::commands::top::view::topics::{named, standing};
 use crate::human;
 
 const GROUPS: [Column; 9] = [

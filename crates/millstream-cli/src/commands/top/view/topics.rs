@@ -7,12 +7,12 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
-use super::Shown;
-use super::grid::{Column, Field, Grid, Kind, number};
-use super::theme::Look;
 use crate::commands::top::model::{GroupView, TopicView};
 use crate::commands::top::rows::{self, Place};
 use crate::commands::top::text;
+use crate::commands::top::view::Shown;
+use crate::commands::top::view::grid::{Column, Field, Grid, Kind, number};
+use crate::commands::top::view::theme::Look;
 use crate::{human, output};
 
 const COLUMNS: [Column; 13] = [

@@ -1,0 +1,56 @@
+//! Reports operations on dead letters to observers.
+
+use std::fmt;
+use std::sync::Arc;
+
+use millstream_core::event::{Event, LetterWork, Observer};
+use millstream_core::{GroupName, TopicPartition};
+
+/// Emits events about one group's dead letters.
+#[derive(Clone)]
+pub(super) struct ProgressSink {
+    observer: Arc<dyn Observer>,
+    group: GroupName,
+}
+
+/// Result of an operation in one partition.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Came {
+    pub(super) done: usize,
+    pub(super) passed_over: usize,
+    pub(super) refused: usize,
+}
+
+impl ProgressSink {
+    pub(super) fn new(observer: &Arc<dyn Observer>, group: &GroupName) -> Self {
+        Self { observer: observer.clone(), group: group.clone() }
+    }
+
+    /// Emits an event, unless all counts are zero.
+    pub(super) fn tell(&self, topic_partition: &TopicPartition, work: LetterWork, came: Came) {
+        let Came { done, passed_over, refused } = came;
+        if done + passed_over + refused > 0 {
+            let group = &self.group;
+            self.observer.observe(&Event::DeadLetters {
+                topic_partition,
+                group,
+                work,
+                done,
+                passed_over,
+                refused,
+            });
+        }
+    }
+
+    /// Emits an event for an operation that handled `done` of `asked` letters.
+    pub(super) fn of(&self, topic_partition: &TopicPartition, work: LetterWork, done: usize, asked: usize) {
+        let passed_over = asked.saturating_sub(done);
+        self.tell(topic_partition, work, Came { done, passed_over, refused: 0 });
+    }
+}
+
+impl fmt::Debug for ProgressSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProgressSink").field("group", &self.group).finish_non_exhaustive()
+    }
+}

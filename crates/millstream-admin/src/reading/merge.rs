@@ -1,0 +1,154 @@
+//! Merges many lanes, each ordered by id, into one list. Pages are fetched when they are needed, so the memory in use
+//! is bounded by a page per lane and not by the number of items.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+
+use millstream_core::inspect::Page;
+use millstream_core::{MessageId, Result};
+
+use crate::reading::cursor::Cursor;
+
+/// Fetches a page of a lane behind an id (`None` for its beginning), with at most the given number of items.
+pub(crate) type Fetch<'a, T> = Box<dyn FnMut(usize, Option<MessageId>, usize) -> Fetching<'a, T> + Send + 'a>;
+pub(crate) type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<Page<T>>> + Send + 'a>>;
+
+/// Maximum number of items fetched from one lane at once.
+const PORTION: usize = 100;
+
+/// State of a lane.
+struct Lane<T> {
+    ready: VecDeque<T>,
+    more: bool,
+    /// Id of the last item returned from it.
+    last: Option<MessageId>,
+}
+
+/// Merged list of many lanes.
+pub(crate) struct Merge<'a, T> {
+    lanes: Vec<Lane<T>>,
+    newest_first: bool,
+    portion: usize,
+    id: fn(&T) -> MessageId,
+    fetch: Fetch<'a, T>,
+}
+
+impl<'a, T: Send> Merge<'a, T> {
+    /// Creates a list over `lanes` lanes, of which about `limit` items will be read at once.
+    pub(crate) fn new(
+        lanes: usize,
+        newest_first: bool,
+        limit: usize,
+        id: fn(&T) -> MessageId,
+        fetch: Fetch<'a, T>,
+    ) -> Self {
+        let portion = (limit / lanes.max(1) + 2).clamp(2, PORTION);
+        let unread = || Lane { ready: VecDeque::new(), more: true, last: None };
+        Self { lanes: (0..lanes).map(|_| unread()).collect(), newest_first, portion, id, fetch }
+    }
+
+    /// Returns the next item, and the index of its lane. The call can be repeated after an error: nothing is skipped.
+    pub(crate) async fn next(&mut self) -> Result<Option<(usize, T)>> {
+        for (at, lane) in self.lanes.iter_mut().enumerate() {
+            if lane.ready.is_empty() && lane.more {
+                let page = (self.fetch)(at, lane.last, self.portion).await?;
+                (lane.ready, lane.more) = (page.items.into(), page.more);
+            }
+        }
+        let id = self.id;
+        let heads = self.lanes.iter().enumerate().filter_map(|(at, it)| Some((id(it.ready.front()?), at)));
+        // Items of the same id are ordered by lane in both directions.
+        let next = if self.newest_first {
+            heads.min_by_key(|(id, at)| (std::cmp::Reverse(*id), *at))
+        } else {
+            heads.min()
+        };
+        let Some((id, at)) = next else { return Ok(None) };
+        self.lanes[at].last = Some(id);
+        Ok(self.lanes[at].ready.pop_front().map(|item| (at, item)))
+    }
+
+    /// Returns whether there may be a next item.
+    pub(crate) fn more(&self) -> bool {
+        self.lanes.iter().any(|lane| !lane.ready.is_empty() || lane.more)
+    }
+}
+
+/// Returns up to `limit` items ordered by id and then by lane, and the cursor for the next page.
+pub(crate) async fn merge<T: Send>(
+    lanes: usize,
+    newest_first: bool,
+    limit: usize,
+    id: fn(&T) -> MessageId,
+    fetch: Fetch<'_, T>,
+) -> Result<(Vec<(usize, T)>, Option<Cursor>)> {
+    let mut all = Merge::new(lanes, newest_first, limit, id, fetch);
+    let (mut merged, mut last) = (Vec::new(), None);
+    while merged.len() < limit {
+        let Some((lane, item)) = all.next().await? else { break };
+        last = Some(Cursor { id: id(&item), lane });
+        merged.push((lane, item));
+    }
+    Ok((merged, last.filter(|_| all.more())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Reads pages of the items in `lanes`, as a backend returns them.
+    async fn all(lanes: &[Vec<u64>], newest_first: bool, limit: usize) -> (Vec<(usize, u64)>, usize) {
+        let (mut seen, mut cursor, mut pages) = (Vec::new(), None::<Cursor>, 0);
+        loop {
+            let from = cursor;
+            let fetch: Fetch<'_, u64> = Box::new(move |lane, behind, portion| {
+                let behind = behind.map(|id| id.ms);
+                let (after, before) = match from {
+                    Some(cursor) if newest_first => (0, cursor.before(lane)),
+                    Some(cursor) => (cursor.after(lane).ms, MessageId::MAX),
+                    None => (0, MessageId::MAX),
+                };
+                let inside = |ms: &u64| *ms > after && MessageId::new(*ms, 0) < before;
+                let mut rest: Vec<u64> = lanes[lane].iter().copied().filter(inside).collect();
+                if newest_first {
+                    rest.reverse();
+                }
+                rest.retain(|ms| behind.is_none_or(|it| if newest_first { *ms < it } else { *ms > it }));
+                let more = rest.len() > portion;
+                rest.truncate(portion);
+                Box::pin(async move { Ok(Page { items: rest, more }) })
+            });
+            let id = |ms: &u64| MessageId::new(*ms, 0);
+            let (page, next) = merge(lanes.len(), newest_first, limit, id, fetch).await.expect("merged");
+            assert!(page.len() <= limit);
+            seen.extend(page);
+            pages += 1;
+            match next {
+                Some(next) => cursor = Some(next),
+                None => return (seen, pages),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pages_are_the_whole_in_order(
+            mut lanes in proptest::collection::vec(proptest::collection::btree_set(1u64..60, 0..30), 1..6),
+            newest_first: bool,
+            limit in 1usize..20,
+        ) {
+            let lanes: Vec<Vec<u64>> = lanes.drain(..).map(|lane| lane.into_iter().collect()).collect();
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            let (seen, _) = runtime.block_on(all(&lanes, newest_first, limit));
+            let mut expected: Vec<(u64, usize)> = lanes
+                .iter()
+                .enumerate()
+                .flat_map(|(lane, ids)| ids.iter().map(move |id| (*id, lane)))
+                .collect();
+            expected.sort_by_key(|(id, lane)| (if newest_first { u64::MAX - id } else { *id }, *lane));
+            let seen: Vec<(u64, usize)> = seen.into_iter().map(|(lane, id)| (id, lane)).collect();
+            prop_assert_eq!(seen, expected);
+        }
+    }
+}

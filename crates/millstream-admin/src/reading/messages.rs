@@ -1,0 +1,188 @@
+//! Messages as stored in a topic: browsing and searching them.
+
+use bytes::Bytes;
+use millstream_core::inspect::{Range, Stored, Stream};
+use millstream_core::log::{Receipt, Source};
+use millstream_core::wire::{self, Decoded};
+use millstream_core::{Envelope, Limits, MessageId, Partition, Result, TopicName, TopicPartition};
+
+use crate::Admin;
+use crate::reading::cursor::Cursor;
+use crate::reading::merge::{Fetch, merge};
+
+/// Number of entries that are examined between two checks of whether enough was found.
+const PORTION: usize = 1_000;
+
+/// Message, with its position.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Partition of the message.
+    pub topic_partition: TopicPartition,
+    /// Entry, byte for byte.
+    pub stored: Stored,
+    source: Source,
+    /// Index of the partition among the requested ones.
+    lane: usize,
+}
+
+impl Message {
+    pub(crate) fn new(topic_partition: TopicPartition, stored: Stored, source: Source, lane: usize) -> Self {
+        Self { topic_partition, stored, source, lane }
+    }
+
+    /// Decodes the entry to a message, or returns why it is not one. A redelivery includes its attempt, origin and errors.
+    #[must_use]
+    pub fn decode(&self, limits: &Limits) -> Decoded {
+        wire::decode(Receipt { source: self.source, id: self.stored.id }, &self.stored.fields, limits)
+    }
+}
+
+/// Selection of messages, and their maximum number.
+#[derive(Clone, Debug)]
+pub struct Browse {
+    /// Partitions. Default: all.
+    pub partitions: Option<Vec<Partition>>,
+    /// Stream. Default: the log.
+    pub stream: Stream,
+    /// Range of ids, and the order. Default: all, oldest first.
+    pub range: Range,
+    /// Maximum number of messages in the answer. Default: 100.
+    pub limit: usize,
+    /// End of the previous page. Default: start at the beginning.
+    pub after: Option<Cursor>,
+}
+
+impl Default for Browse {
+    fn default() -> Self {
+        Self { partitions: None, stream: Stream::Log, range: Range::ALL, limit: 100, after: None }
+    }
+}
+
+/// Conditions of a search: a message must match all that are set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// The id of the entry.
+    pub id: Option<MessageId>,
+    /// The key.
+    pub key: Option<Bytes>,
+    /// Name of a header, and its value; `None` for any value.
+    pub header: Option<(String, Option<Bytes>)>,
+    /// Bytes contained in the payload.
+    pub payload: Option<Bytes>,
+}
+
+impl Filter {
+    /// Returns whether a message matches. One that cannot be decoded matches by its id alone.
+    #[must_use]
+    pub fn fits(&self, message: &Message, limits: &Limits) -> bool {
+        if self.id.is_some_and(|id| id != message.stored.id) {
+            return false;
+        }
+        if self.key.is_none() && self.header.is_none() && self.payload.is_none() {
+            return true;
+        }
+        message.decode(limits).envelope.is_ok_and(|envelope| self.fits_envelope(&envelope))
+    }
+
+    /// Returns whether the contents of a message match; ignores the id.
+    pub(crate) fn fits_envelope(&self, envelope: &Envelope) -> bool {
+        let key = self.key.as_ref().is_none_or(|key| envelope.key.as_ref() == Some(key));
+        let header = self.header.as_ref().is_none_or(|(name, value)| {
+            let mut named = envelope.headers.iter().filter(|(it, _)| it == name);
+            named.any(|(_, found)| value.as_ref().is_none_or(|value| value == found))
+        });
+        let contains = |part: &Bytes| {
+            part.is_empty() || envelope.payload.windows(part.len()).any(|window| window == part)
+        };
+        key && header && self.payload.as_ref().is_none_or(contains)
+    }
+}
+
+/// Page of a topic's messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Messages {
+    /// The messages.
+    pub messages: Vec<Message>,
+    /// Number of entries examined.
+    pub looked_at: u64,
+    /// Cursor for the next page; `None` at the end.
+    pub next: Option<Cursor>,
+}
+
+impl Admin {
+    /// Returns messages over all partitions, ordered by id, in pages. It only reads: groups are not affected.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
+    pub async fn messages(&self, topic: &TopicName, browse: &Browse) -> Result<Messages> {
+        let spec = self.backend.catalog.topic(topic).await?;
+        let wanted =
+            |tp: &TopicPartition| browse.partitions.as_ref().is_none_or(|some| some.contains(&tp.partition));
+        let lanes: Vec<TopicPartition> = spec.iter().filter(wanted).collect();
+        let (range, cursor, stream) = (browse.range, browse.after, &browse.stream);
+        let fetch: Fetch<'_, Stored> = Box::new(|lane, behind, portion| {
+            let tp = lanes[lane].clone();
+            let from = match (behind, cursor) {
+                (Some(id), _) => range.behind(id),
+                (None, Some(cursor)) if range.newest_first => {
+                    Range { before: range.before.min(cursor.before(lane)), ..range }
+                }
+                (None, Some(cursor)) => Range { after: range.after.max(cursor.after(lane)), ..range },
+                (None, None) => range,
+            };
+            let inspect = self.backend.inspect.clone();
+            Box::pin(async move { inspect.entries(&tp, stream, from, portion).await })
+        });
+        let id = |stored: &Stored| stored.id;
+        let (merged, next) = merge(lanes.len(), range.newest_first, browse.limit, id, fetch).await?;
+        let source = if *stream == Stream::Log { Source::Log } else { Source::Retry };
+        let messages: Vec<Message> = merged
+            .into_iter()
+            .map(|(lane, stored)| Message::new(lanes[lane].clone(), stored, source, lane))
+            .collect();
+        Ok(Messages { looked_at: messages.len() as u64, messages, next })
+    }
+
+    /// Searches the messages that [`messages`](Self::messages) would return, until `limit` of them are found or `looks`
+    /// entries were examined. [`Messages::next`] is the cursor to continue with.
+    ///
+    /// # Errors
+    /// Same as [`messages`](Self::messages).
+    pub async fn find(
+        &self,
+        topic: &TopicName,
+        browse: &Browse,
+        filter: &Filter,
+        looks: u64,
+    ) -> Result<Messages> {
+        let (mut browse, limit, limits) = (browse.clone(), browse.limit, Limits::default());
+        if let Some(id) = filter.id {
+            browse.range.after = browse.range.after.max(id.previous());
+            browse.range.before = browse.range.before.min(id.next());
+        }
+        let mut found = Messages { messages: Vec::new(), looked_at: 0, next: browse.after };
+        while found.messages.len() < limit && found.looked_at < looks {
+            browse.limit = PORTION.min(usize::try_from(looks - found.looked_at).unwrap_or(PORTION));
+            browse.after = found.next;
+            let page = self.messages(topic, &browse).await?;
+            found.next = page.next;
+            let last = page.messages.len();
+            for (nth, message) in page.messages.into_iter().enumerate() {
+                found.looked_at += 1;
+                let here = Cursor { id: message.stored.id, lane: message.lane };
+                if filter.fits(&message, &limits) {
+                    found.messages.push(message);
+                }
+                if found.messages.len() == limit && nth + 1 < last {
+                    // Later messages of this page were read and are not returned: the next search begins with them.
+                    found.next = Some(here);
+                    break;
+                }
+            }
+            if found.next.is_none() {
+                break;
+            }
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,202 @@
+//! Pending entries of a group, over all partitions: by id in pages, or those with the longest idle time or the most
+//! deliveries.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use millstream_core::inspect::{MAX_PAGE, Page, Pending};
+use millstream_core::log::Source;
+use millstream_core::{GroupName, MessageId, Result, TopicName, TopicPartition};
+
+use crate::Admin;
+use crate::reading::cursor::Cursor;
+use crate::reading::merge::{Fetch, merge};
+
+const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
+
+/// Order of a list of pending entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PendingOrder {
+    /// By id, oldest first. In pages, whose cost does not depend on the number of pending entries.
+    #[default]
+    Id,
+    /// By idle time, longest first. Reads all pending entries once and keeps only the result: exact for entries that do
+    /// not change meanwhile, and without a next page.
+    Idle,
+    /// By number of deliveries, most first; works like `Idle`.
+    Deliveries,
+}
+
+/// Query for pending entries.
+#[derive(Clone, Debug)]
+pub struct PendingQuery {
+    /// Order. Default: by id.
+    pub order: PendingOrder,
+    /// Maximum number of entries in the answer. Default: 100.
+    pub limit: usize,
+    /// End of the previous page; only for the order by id. Default: start at the beginning.
+    pub after: Option<Cursor>,
+    /// Minimum idle time; not for the order by id. Default: all entries.
+    pub idle: Duration,
+}
+
+impl Default for PendingQuery {
+    fn default() -> Self {
+        Self { order: PendingOrder::Id, limit: 100, after: None, idle: Duration::ZERO }
+    }
+}
+
+/// Pending entry, with its position.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingEntry {
+    /// Partition of the entry.
+    pub topic_partition: TopicPartition,
+    /// Stream of the entry.
+    pub source: Source,
+    /// State of the pending entry.
+    pub pending: Pending,
+}
+
+/// Page of pending entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingPage {
+    /// The entries.
+    pub entries: Vec<PendingEntry>,
+    /// Cursor for the next page; `None` at the end.
+    pub next: Option<Cursor>,
+}
+
+impl Admin {
+    /// Returns the entries that were delivered to a group and are not settled, over all partitions.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
+    pub async fn pending(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        query: &PendingQuery,
+    ) -> Result<PendingPage> {
+        let all: Vec<TopicPartition> = self.backend.catalog.topic(topic).await?.iter().collect();
+        match query.order {
+            PendingOrder::Id => self.pending_by_id(all, group, query).await,
+            PendingOrder::Idle => {
+                let rank = |it: &Pending| it.idle.as_millis() as u64;
+                Ok(PendingPage { entries: self.top(&all, group, query, rank).await?, next: None })
+            }
+            PendingOrder::Deliveries => {
+                let rank = |it: &Pending| it.deliveries;
+                Ok(PendingPage { entries: self.top(&all, group, query, rank).await?, next: None })
+            }
+        }
+    }
+
+    async fn pending_by_id(
+        &self,
+        all: Vec<TopicPartition>,
+        group: &GroupName,
+        query: &PendingQuery,
+    ) -> Result<PendingPage> {
+        let lanes: Vec<(TopicPartition, Source)> =
+            all.into_iter().flat_map(|tp| SOURCES.map(|source| (tp.clone(), source))).collect();
+        let cursor = query.after;
+        let fetch: Fetch<'_, Pending> = Box::new(|lane, behind, portion| {
+            let (tp, source) = lanes[lane].clone();
+            let after = behind.or(cursor.map(|cursor| cursor.after(lane))).unwrap_or(MessageId::ZERO);
+            let inspect = self.backend.inspect.clone();
+            Box::pin(async move { inspect.pending(&tp, group, source, after, portion).await })
+        });
+        let (merged, next) = merge(lanes.len(), false, query.limit, |it: &Pending| it.id, fetch).await?;
+        let entries = merged.into_iter().map(|(lane, pending)| {
+            let (topic_partition, source) = lanes[lane].clone();
+            PendingEntry { topic_partition, source, pending }
+        });
+        Ok(PendingPage { entries: entries.collect(), next })
+    }
+
+    /// Returns the `limit` entries of the highest rank, in one pass with a heap of that size.
+    async fn top(
+        &self,
+        all: &[TopicPartition],
+        group: &GroupName,
+        query: &PendingQuery,
+        rank: fn(&Pending) -> u64,
+    ) -> Result<Vec<PendingEntry>> {
+        let mut top = Top::new(query.limit);
+        for topic_partition in all {
+            for source in SOURCES {
+                let mut after = MessageId::ZERO;
+                loop {
+                    let inspect = &self.backend.inspect;
+                    let Page { items, more } =
+                        inspect.pending(topic_partition, group, source, after, MAX_PAGE).await?;
+                    after = items.last().map_or(MessageId::MAX, |last| last.id);
+                    for pending in items.into_iter().filter(|it| it.idle >= query.idle) {
+                        let (by, id) = (rank(&pending), pending.id);
+                        let entry =
+                            PendingEntry { topic_partition: topic_partition.clone(), source, pending };
+                        top.offer((by, Reverse(id)), entry);
+                    }
+                    if !more {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(top.into_sorted())
+    }
+}
+
+/// Collector of the `limit` largest items.
+struct Top<K, T> {
+    limit: usize,
+    /// Keys, smallest first, with the index of their item.
+    keys: BinaryHeap<Reverse<(K, usize)>>,
+    items: Vec<Option<T>>,
+}
+
+impl<K: Ord, T> Top<K, T> {
+    fn new(limit: usize) -> Self {
+        Self { limit, keys: BinaryHeap::new(), items: Vec::new() }
+    }
+
+    fn offer(&mut self, key: K, item: T) {
+        if self.keys.len() < self.limit {
+            self.keys.push(Reverse((key, self.items.len())));
+            self.items.push(Some(item));
+        } else if self.keys.peek().is_some_and(|Reverse((least, _))| *least < key)
+            && let Some(Reverse((_, at))) = self.keys.pop()
+        {
+            self.items[at] = Some(item);
+            self.keys.push(Reverse((key, at)));
+        }
+    }
+
+    /// Returns the items, largest first.
+    fn into_sorted(mut self) -> Vec<T> {
+        let keys = self.keys.into_sorted_vec();
+        keys.into_iter().filter_map(|Reverse((_, at))| self.items[at].take()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_top_is_the_end_of_the_sorted_whole(
+            offered in proptest::collection::vec(any::<u16>(), 0..200),
+            limit in 0usize..20,
+        ) {
+            let mut top = Top::new(limit);
+            offered.iter().for_each(|item| top.offer(*item, *item));
+            let mut expected = offered;
+            expected.sort_unstable_by_key(|item| Reverse(*item));
+            expected.truncate(limit);
+            prop_assert_eq!(top.into_sorted(), expected);
+        }
+    }
+}

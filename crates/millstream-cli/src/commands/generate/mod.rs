@@ -1,0 +1,5 @@
+//! Output for other programs: shell completions, manual pages, the reference page.
+
+pub(in crate::commands) mod completions;
+pub(in crate::commands) mod man;
+pub(crate) mod markdown;

@@ -1,0 +1,210 @@
+//! `millstream delayed`: delayed messages that are still waiting.
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use millstream::{DelayedMessage, DelayedMessages, Partition, Topic, TopicName};
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use crate::commands::DryRun;
+use crate::commands::message::content::DueArgs;
+use crate::commands::message::{Body, sanitize};
+use crate::commands::shared::ids::{self, Words};
+use crate::context::Context;
+use crate::exit::{Exit, Usage};
+use crate::{human, output};
+
+/// Messages that were sent for later and wait: list, cancel, reschedule
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream delayed list reminders
+  millstream delayed cancel reminders trial-ends:42")]
+pub(crate) struct Delayed {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// What waits, that which is due first in front
+    ///
+    /// As JSON the messages are as `produce --format json` takes them.
+    #[command(after_help = "Examples:
+  millstream delayed list reminders --limit 20
+  millstream delayed list reminders --json | jq -r '.messages[].id'")]
+    List {
+        /// The topic
+        topic: TopicName,
+        /// The most messages
+        #[arg(long, default_value_t = 100, value_name = "N")]
+        limit: usize,
+    },
+    /// Takes messages out: they will never be read
+    #[command(after_help = "Examples:
+  millstream delayed cancel reminders trial-ends:42 trial-ends:43
+  millstream delayed cancel reminders trial-ends:42 --yes")]
+    Cancel(Named),
+    /// Gives messages another due time
+    #[command(after_help = "Examples:
+  millstream delayed reschedule reminders trial-ends:42 --delay 2h
+  millstream delayed reschedule reminders trial-ends:42 --at 2026-01-31T12:00:00Z")]
+    Reschedule {
+        #[command(flatten)]
+        some: Named,
+        #[command(flatten)]
+        due: DueArgs,
+    },
+    /// Lets messages be due now
+    #[command(after_help = "Examples:
+  millstream delayed now reminders trial-ends:42")]
+    Now(Named),
+}
+
+/// Some of those that wait
+#[derive(Args, Debug)]
+struct Named {
+    /// The topic
+    topic: TopicName,
+    /// Under which ids they wait
+    #[arg(required = true, value_name = "ID")]
+    ids: Vec<String>,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// The waiting messages.
+#[derive(Debug, Serialize)]
+struct List {
+    topic: String,
+    total: u64,
+    /// The number of them that are due, and about to be moved.
+    overdue: u64,
+    messages: Vec<Waits>,
+}
+
+/// A message that waits.
+#[derive(Debug)]
+pub(in crate::commands) struct Waits {
+    pub(in crate::commands) id: String,
+    pub(in crate::commands) due: u64,
+    /// The partition, for messages of a topic.
+    pub(in crate::commands) partition: Option<Partition>,
+    pub(in crate::commands) body: Body,
+}
+
+impl Serialize for Waits {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("id", &self.id)?;
+        map.serialize_entry("due", &human::time(self.due))?;
+        map.serialize_entry("due_ms", &self.due)?;
+        if let Some(partition) = self.partition {
+            map.serialize_entry("partition", &partition.0)?;
+        }
+        self.body.entries(&mut map)?;
+        map.end()
+    }
+}
+
+impl Waits {
+    fn of(message: DelayedMessage) -> Self {
+        let body = match message.envelope {
+            Ok(envelope) => Body::Message(envelope),
+            Err(why) => Body::Malformed(why.to_string(), Vec::new()),
+        };
+        let partition = Some(message.topic_partition.partition);
+        Self { id: message.id.to_string(), due: message.due, partition, body }
+    }
+
+    /// Returns the columns: id, due time, time from now until then, key and payload.
+    pub(in crate::commands) fn row(&self, now: u64) -> Vec<String> {
+        let left = match self.due.checked_sub(now) {
+            Some(left) => human::duration(std::time::Duration::from_millis(left)),
+            None => "due".to_owned(),
+        };
+        let (key, payload) = match &self.body {
+            Body::Message(it) => {
+                (human::or_none(it.key.as_ref(), |key| sanitize::line(key)), sanitize::short(&it.payload))
+            }
+            Body::Malformed(why, _) => ("-".to_owned(), format!("no message: {why}")),
+        };
+        vec![sanitize::line(self.id.as_bytes()), human::time(self.due), left, key, payload]
+    }
+}
+
+impl Delayed {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        match self.what {
+            What::List { topic, limit } => list(cx, &topic, limit).await,
+            What::Cancel(some) => {
+                let (waiting, count) = (some.waiting(cx).await?, some.ids.len() as u64);
+                if !some.dry.dry_run {
+                    let what = human::of(count, "message", "messages");
+                    cx.confirm(&format!("Cancel {what} of topic {}?", some.topic))?;
+                }
+                some.each(cx, &waiting, "cancelled", async |id| Ok(waiting.cancel(id).await?)).await
+            }
+            What::Reschedule { some, due } => {
+                let due = due
+                    .due()
+                    .ok_or_else(|| Usage("when are they to be due? --delay or --at says it".into()))?;
+                let waiting = some.waiting(cx).await?;
+                some.each(cx, &waiting, "rescheduled", async |id| Ok(waiting.reschedule(id, due).await?))
+                    .await
+            }
+            What::Now(some) => {
+                let waiting = some.waiting(cx).await?;
+                some.each(cx, &waiting, "due now", async |id| Ok(waiting.run_now(id).await?)).await
+            }
+        }
+    }
+}
+
+impl Named {
+    async fn waiting(&self, cx: &Context) -> Result<DelayedMessages> {
+        waiting(cx, &self.topic).await
+    }
+
+    async fn each(
+        &self,
+        cx: &Context,
+        waiting: &DelayedMessages,
+        done: &'static str,
+        act: impl AsyncFn(&str) -> Result<bool>,
+    ) -> Result<Exit> {
+        let words = Words { done, missing: "it does not wait (any more)" };
+        let is_there = async |id: &str| Ok(waiting.get(id).await?.is_some());
+        ids::each(cx, self.dry, words, &self.ids, is_there, act).await
+    }
+}
+
+async fn waiting(cx: &Context, topic: &TopicName) -> Result<DelayedMessages> {
+    Ok(cx.mq.delayed(&Topic::raw("").named(topic.as_str())).await?)
+}
+
+async fn list(cx: &Context, topic: &TopicName, limit: usize) -> Result<Exit> {
+    let waiting = waiting(cx, topic).await?;
+    let count = waiting.count().await?;
+    let (mut messages, mut last) = (Vec::new(), None);
+    while messages.len() < limit {
+        let page = waiting.list(last.as_ref(), limit - messages.len()).await?;
+        let Some(end) = page.last() else { break };
+        last = Some(end.clone());
+        messages.extend(page.into_iter().map(Waits::of));
+    }
+    let list = List { topic: topic.to_string(), total: count.total, overdue: count.overdue, messages };
+    let now = cx.now_ms().await?;
+    cx.output.show(&list, |list| {
+        let rows = list.messages.iter().map(|message| {
+            let mut row = message.row(now);
+            row.insert(1, human::or_none(message.partition, |partition| partition.to_string()));
+            row
+        });
+        output::table(&["id", ">partition", "due", ">in", "key", "payload"], rows)
+    })?;
+    if (list.messages.len() as u64) < list.total {
+        let (shown, total) = (list.messages.len() as u64, list.total);
+        cx.output.note(&format!("{} of {}; --limit shows more", human::count(shown), human::count(total)));
+    }
+    Ok(Exit::Done)
+}

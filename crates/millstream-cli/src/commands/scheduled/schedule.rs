@@ -1,0 +1,370 @@
+//! `millstream schedule`: recurring messages, in a topic or in a delay queue.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use millstream::delay::{Missed, Placed, Recur, RecurringEntry, Rule};
+use serde::Serialize;
+
+use crate::commands::DryRun;
+use crate::commands::message::content::ContentArgs;
+use crate::commands::message::sanitize;
+use crate::commands::scheduled::recurring::{Home, Shown, millis};
+use crate::commands::shared::ids::{self, Words};
+use crate::context::Context;
+use crate::exit::{Exit, Usage};
+use crate::{output, parse};
+
+/// What recurs: messages that are sent again and again, by cron or at a fixed rate
+///
+/// In a topic, or with --queue tasks of a delay queue. Consumers of the topic and workers of the queue fire them, each
+/// time once, however many they are.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream schedule list reports
+  millstream schedule add reports daily --cron '0 9 * * *' --zone Europe/Zurich --payload '{\"kind\":\"sales\"}'
+  millstream schedule next reports")]
+pub(crate) struct Schedule {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// What recurs, with its rule and when it is due next
+    #[command(after_help = "Examples:
+  millstream schedule list reports
+  millstream schedule list mails --queue --json")]
+    List(Of),
+    /// Lets something recur; what is there under this id is changed, and left alone if it is the same
+    #[command(after_help = "Examples:
+  millstream schedule add reports daily --cron '0 9 * * 1-5' --zone Europe/Zurich --payload '\"sales\"' --key eu
+  millstream schedule add mails sweep --queue --every 10m --payload '{}' --missed skip
+  millstream schedule add reports daily --cron '0 9 * * *' --payload x --dry-run")]
+    Add(Add),
+    /// Pauses: times that pass meanwhile are not made up for
+    #[command(after_help = "Examples:
+  millstream schedule pause reports daily")]
+    Pause(Named),
+    /// Ends a pause: it goes on with the next time from now
+    #[command(after_help = "Examples:
+  millstream schedule resume reports daily")]
+    Resume(Named),
+    /// Sends it now, beside its times, also while it is paused
+    #[command(after_help = "Examples:
+  millstream schedule run reports daily")]
+    Run(Named),
+    /// Lets it no longer recur; what it has sent stays
+    #[command(after_help = "Examples:
+  millstream schedule remove reports daily --yes")]
+    Remove(Named),
+    /// When what recurs is due next, and after that
+    #[command(after_help = "Examples:
+  millstream schedule next reports
+  millstream schedule next reports daily --count 20 --json")]
+    Next {
+        #[command(flatten)]
+        of: Of,
+        /// Only these
+        #[arg(value_name = "ID")]
+        ids: Vec<String>,
+        /// How many times of each
+        #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+        count: u16,
+    },
+}
+
+/// Of what
+#[derive(Args, Clone, Debug)]
+struct Of {
+    /// The topic; with --queue, the delay queue
+    #[arg(value_name = "TOPIC")]
+    name: String,
+    /// It is a delay queue
+    #[arg(long)]
+    queue: bool,
+}
+
+/// Some of what recurs
+#[derive(Args, Debug)]
+struct Named {
+    #[command(flatten)]
+    of: Of,
+    /// Under which ids they recur
+    #[arg(required = true, value_name = "ID")]
+    ids: Vec<String>,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Args, Debug)]
+struct Add {
+    #[command(flatten)]
+    of: Of,
+    /// Its id. The messages that are sent have the ids <id>@<milliseconds>
+    id: String,
+    #[command(flatten)]
+    when: When,
+    #[command(flatten)]
+    content: ContentArgs,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// When it recurs
+#[derive(Args, Debug)]
+struct When {
+    /// At times of the day: minute, hour, day of the month, month, weekday; or seconds in front of them
+    #[arg(long, value_name = "PATTERN", conflicts_with = "every", required_unless_present = "every")]
+    cron: Option<String>,
+    /// The time zone of these times, as Europe/Zurich
+    #[arg(long, default_value = "UTC", requires = "cron")]
+    zone: String,
+    /// At a fixed rate: `10m`; at least 100ms
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    every: Option<Duration>,
+    /// What of times at which nobody was there: `skip`, `once` (the newest), or `all:N` (the newest N)
+    #[arg(long, value_parser = missed, default_value = "once", value_name = "WHAT")]
+    missed: Missed,
+    /// How late a time may be found before it counts as missed
+    #[arg(long, value_parser = parse::duration, default_value = "60s", value_name = "TIME")]
+    grace: Duration,
+}
+
+fn missed(text: &str) -> Result<Missed, String> {
+    match (text, text.strip_prefix("all:").map(str::parse)) {
+        ("skip", _) => Ok(Missed::Skip),
+        ("once", _) => Ok(Missed::Once),
+        (_, Some(Ok(number))) => Ok(Missed::All(number)),
+        _ => Err(format!("{text:?} is none of skip, once and all:5")),
+    }
+}
+
+/// A recurring message.
+#[derive(Debug, Serialize)]
+struct Entry {
+    id: String,
+    /// `orders/3`: a partition of a topic, or a shard of a queue.
+    place: String,
+    /// The rule as it is stored.
+    rule: String,
+    paused: bool,
+    next_ms: Option<u64>,
+}
+
+/// The next times of a recurring message.
+#[derive(Debug, Serialize)]
+struct Times {
+    id: String,
+    paused: bool,
+    /// Empty if it is paused, or has no further occurrence.
+    times_ms: Vec<u64>,
+}
+
+/// A recurring message that was added.
+#[derive(Debug, Serialize)]
+struct Added {
+    id: String,
+    /// `new`, `replaced` or `unchanged`; `None` in a dry run.
+    outcome: Option<&'static str>,
+    rule: String,
+    /// Whether it is paused. A change does not end a pause.
+    paused: bool,
+    times_ms: Vec<u64>,
+    dry_run: bool,
+}
+
+impl Schedule {
+    pub(crate) async fn run(self, cx: &Context) -> Result<Exit> {
+        match self.what {
+            What::List(of) => list(cx, &of).await,
+            What::Add(add) => add.run(cx).await,
+            What::Pause(some) => some.each(cx, "paused", async |it| Ok(it.pause().await?)).await,
+            What::Resume(some) => some.each(cx, "resumed", async |it| Ok(it.resume().await?)).await,
+            What::Run(some) => some.each(cx, "sent", async |it| Ok(it.run_now().await?)).await,
+            What::Remove(some) => {
+                if !some.dry.dry_run {
+                    cx.confirm(&format!("Let {} of {} no longer recur?", some.ids.join(", "), some.of.name))?;
+                }
+                some.each(cx, "removed", async |it| Ok(it.remove().await?)).await
+            }
+            What::Next { of, ids, count } => next(cx, &of, &ids, usize::from(count)).await,
+        }
+    }
+}
+
+impl Of {
+    async fn open(&self, cx: &Context) -> Result<Home> {
+        Home::open(cx, &self.name, self.queue).await
+    }
+
+    async fn entries(&self, cx: &Context) -> Result<Vec<RecurringEntry>> {
+        let mut entries = self.open(cx).await?.list().await?;
+        entries.sort_by(|one, other| one.id.cmp(&other.id));
+        Ok(entries)
+    }
+}
+
+impl Named {
+    async fn each(
+        &self,
+        cx: &Context,
+        done: &'static str,
+        act: impl AsyncFn(Recur<'_, bytes::Bytes>) -> Result<bool>,
+    ) -> Result<Exit> {
+        let home = self.of.open(cx).await?;
+        let entries = if self.dry.dry_run { home.list().await? } else { Vec::new() };
+        let words = Words { done, missing: "it does not recur" };
+        let is_there = async |id: &str| Ok(entries.iter().any(|entry| entry.id.as_str() == id));
+        ids::each(cx, self.dry, words, &self.ids, is_there, async |id| act(home.recur(id)).await).await
+    }
+}
+
+impl When {
+    /// Returns the rule. `now`, in milliseconds, is the time from which an interval is counted.
+    fn rule(&self, now: u64) -> Result<Rule> {
+        let rule = match (&self.cron, self.every) {
+            (Some(pattern), _) => Rule::cron(pattern, &self.zone)?,
+            (None, Some(period)) => Rule::every(period, now)?,
+            (None, None) => return Err(Usage("when is it to recur? --cron or --every says it".into()).into()),
+        };
+        Ok(rule.missed(self.missed)?.grace(self.grace)?)
+    }
+
+    fn of<'a>(&self, recur: Recur<'a, bytes::Bytes>) -> Recur<'a, bytes::Bytes> {
+        let recur = match (&self.cron, self.every) {
+            (Some(pattern), _) => recur.cron(pattern, &self.zone),
+            (None, Some(period)) => recur.every(period),
+            (None, None) => recur,
+        };
+        recur.missed(self.missed).grace(self.grace)
+    }
+}
+
+impl Add {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        let envelope = self.content.envelope()?;
+        let home = self.of.open(cx).await?;
+        let now = cx.now_ms().await?;
+        let rule = self.when.rule(now)?;
+        let outcome = if self.dry.dry_run {
+            None
+        } else {
+            let recur = self.when.of(home.recur(&self.id)).payload(&envelope.payload);
+            let recur = envelope.key.iter().fold(recur, Recur::key);
+            let recur = envelope.headers.iter().fold(recur, |recur, (name, value)| recur.header(name, value));
+            Some(match recur.await? {
+                Placed::New => "new",
+                Placed::Replaced => "replaced",
+                Placed::Kept => "unchanged",
+            })
+        };
+        // Read back from the server: an unchanged rule is counted from its original start.
+        let stored = match outcome {
+            None => None,
+            Some(_) => home.list().await?.into_iter().find(|entry| entry.id.as_str() == self.id),
+        };
+        let (rule, from) = match &stored {
+            None => (rule, now + 1),
+            Some(entry) => (entry.rule.parse()?, entry.next.map_or(now + 1, millis)),
+        };
+        let added = Added {
+            id: self.id,
+            outcome,
+            rule: rule.to_string(),
+            paused: stored.is_some_and(|entry| entry.paused),
+            times_ms: rule.between(from, u64::MAX).take(5).collect(),
+            dry_run: self.dry.dry_run,
+        };
+        let shown = Shown::of(&added.rule);
+        cx.output.show(&added, |added| {
+            let outcome = added.outcome.unwrap_or("would be added, or changed");
+            let paused = if added.paused { "\nbut it is paused" } else { "" };
+            let times: Vec<_> =
+                added.times_ms.iter().map(|time| format!("\n  {}", shown.time(*time))).collect();
+            format!(
+                "{}: {outcome}; {} it is due at{}{}",
+                sanitize::line(added.id.as_bytes()),
+                shown.text,
+                times.concat(),
+                paused
+            )
+        })?;
+        Ok(Exit::Done)
+    }
+}
+
+async fn list(cx: &Context, of: &Of) -> Result<Exit> {
+    let entries: Vec<_> = of
+        .entries(cx)
+        .await?
+        .into_iter()
+        .map(|entry| Entry {
+            id: entry.id.to_string(),
+            place: entry.place.to_string(),
+            paused: entry.paused,
+            next_ms: entry.next.map(millis),
+            rule: entry.rule,
+        })
+        .collect();
+    cx.output.show(&entries, |entries| {
+        let row = |entry: &Entry| {
+            let shown = Shown::of(&entry.rule);
+            let next = match (entry.paused, entry.next_ms) {
+                (true, _) => "paused".to_owned(),
+                (false, next) => next.map_or_else(|| "over".to_owned(), |next| shown.time(next)),
+            };
+            [sanitize::line(entry.id.as_bytes()), entry.place.clone(), next, shown.text]
+        };
+        output::table(&["id", "place", "next", "rule"], entries.iter().map(row))
+    })?;
+    Ok(Exit::Done)
+}
+
+async fn next(cx: &Context, of: &Of, ids: &[String], count: usize) -> Result<Exit> {
+    let entries = of.entries(cx).await?;
+    if let Some(id) = ids.iter().find(|id| !entries.iter().any(|entry| entry.id.as_str() == **id)) {
+        bail!("{id:?} does not recur in {}", of.name);
+    }
+    let wanted = |entry: &&RecurringEntry| ids.is_empty() || ids.iter().any(|id| entry.id.as_str() == id);
+    let (mut all, mut shown) = (Vec::new(), Vec::new());
+    for entry in entries.iter().filter(wanted) {
+        let rule: Rule = entry.rule.parse()?;
+        let from = entry.next.map(millis);
+        let times_ms = from.map_or_else(Vec::new, |from| rule.between(from, u64::MAX).take(count).collect());
+        shown.push(Shown::of(&entry.rule));
+        all.push(Times { id: entry.id.to_string(), paused: entry.paused, times_ms });
+    }
+    cx.output.show(&all, |all| {
+        let rows = all.iter().zip(&shown).flat_map(|(it, shown)| {
+            let id = sanitize::line(it.id.as_bytes());
+            let none = if it.paused { "paused" } else { "over" };
+            let times: Vec<_> = match &it.times_ms[..] {
+                [] => vec![(u64::MAX, none.to_owned())],
+                times => times.iter().map(|time| (*time, shown.time(*time))).collect(),
+            };
+            times.into_iter().map(move |(at, time)| (at, [time, id.clone()]))
+        });
+        let mut rows: Vec<_> = rows.collect();
+        // Times in different zones cannot be sorted as text.
+        rows.sort();
+        output::table(&["time", "id"], rows.into_iter().map(|(_, row)| row))
+    })?;
+    Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_of_missed_times_has_three_words() {
+        assert_eq!(missed("skip"), Ok(Missed::Skip));
+        assert_eq!(missed("once"), Ok(Missed::Once));
+        assert_eq!(missed("all:5"), Ok(Missed::All(5)));
+        for wrong in ["", "all", "all:", "all:-1", "none"] {
+            assert!(missed(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Failures of single items of a list: each is reported, and the others are still shown.
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::exit::Exit;
+use crate::human;
+
+/// An item that could not be inspected, and the reason.
+#[derive(Debug, Serialize)]
+pub(in crate::commands) struct Failed {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::commands) topic: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::commands) group: Option<String>,
+    pub(in crate::commands) error: String,
+}
+
+impl Failed {
+    pub(in crate::commands) fn topic(topic: &impl ToString, error: &millstream::Error) -> Self {
+        Self { topic: Some(topic.to_string()), group: None, error: error.to_string() }
+    }
+
+    pub(in crate::commands) fn group(group: &impl ToString, error: &millstream::Error) -> Self {
+        Self { topic: None, group: Some(group.to_string()), error: error.to_string() }
+    }
+
+    pub(in crate::commands) fn of(self, topic: &impl ToString) -> Self {
+        Self { topic: Some(topic.to_string()), ..self }
+    }
+
+    fn line(&self) -> String {
+        let what = match (&self.topic, &self.group) {
+            (Some(topic), Some(group)) => format!("group {group} of topic {topic}: "),
+            (Some(topic), None) => format!("topic {topic}: "),
+            (None, Some(group)) => format!("group {group}: "),
+            (None, None) => String::new(),
+        };
+        what + &self.error
+    }
+
+    /// Prints the reason for each item that is missing.
+    pub(in crate::commands) fn note<'a>(cx: &Context, failed: impl IntoIterator<Item = &'a Self>) {
+        failed.into_iter().for_each(|it| cx.output.note(&it.line()));
+    }
+
+    /// Returns the result of a command that has shown all other items.
+    pub(in crate::commands) fn end<'a>(
+        cx: &Context,
+        failed: impl IntoIterator<Item = &'a Self>,
+    ) -> Result<Exit> {
+        let failed: Vec<&Self> = failed.into_iter().collect();
+        Self::note(cx, failed.iter().copied());
+        match failed.len() as u64 {
+            0 => Ok(Exit::Done),
+            some => bail!(
+                "{} could not be looked at; `millstream verify` says more",
+                human::of(some, "thing", "things")
+            ),
+        }
+    }
+}
+
+/// An item of a list, or the reason why it is missing.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(in crate::commands) enum Told<T> {
+    As(T),
+    Not(Failed),
+}
+
+impl<T> Told<T> {
+    pub(in crate::commands) fn known(all: &[Self]) -> impl Iterator<Item = &T> {
+        all.iter().filter_map(|it| match it {
+            Self::As(it) => Some(it),
+            Self::Not(_) => None,
+        })
+    }
+
+    pub(in crate::commands) fn failed(all: &[Self]) -> impl Iterator<Item = &Failed> {
+        all.iter().filter_map(|it| match it {
+            Self::As(_) => None,
+            Self::Not(failed) => Some(failed),
+        })
+    }
+}

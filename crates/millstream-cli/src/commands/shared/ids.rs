@@ -1,0 +1,65 @@
+//! Operations on items that are named by ids, one after the other.
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use crate::commands::DryRun;
+use crate::commands::message::sanitize;
+use crate::context::Context;
+use crate::exit::Exit;
+
+/// The results.
+#[derive(Debug, Default, Serialize)]
+struct Outcome {
+    /// The items that were changed; in a dry run, those that would be.
+    done: Vec<String>,
+    /// The items that do not exist.
+    missing: Vec<String>,
+    dry_run: bool,
+}
+
+/// An operation in words: `cancelled`, and the reason why it may not apply: `it does not wait`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words {
+    pub(crate) done: &'static str,
+    pub(crate) missing: &'static str,
+}
+
+/// Applies the operation to each item; a dry run only checks with `is_there` whether it exists. Missing items are an
+/// error at the end.
+pub(crate) async fn each(
+    cx: &Context,
+    dry: DryRun,
+    words: Words,
+    ids: &[String],
+    is_there: impl AsyncFn(&str) -> Result<bool>,
+    act: impl AsyncFn(&str) -> Result<bool>,
+) -> Result<Exit> {
+    let mut outcome = Outcome { dry_run: dry.dry_run, ..Outcome::default() };
+    let mut failed = Ok(());
+    for id in ids {
+        match if dry.dry_run { is_there(id).await } else { act(id).await } {
+            Ok(true) => outcome.done.push(id.clone()),
+            Ok(false) => outcome.missing.push(id.clone()),
+            Err(error) => {
+                // The operations done before are still reported.
+                failed = Err(error.context(format!("{id:?}")));
+                break;
+            }
+        }
+    }
+    cx.output.show(&outcome, |outcome| {
+        let verb = if outcome.dry_run { format!("would be {}", words.done) } else { words.done.to_owned() };
+        let lines: Vec<_> =
+            outcome.done.iter().map(|id| format!("{}: {verb}", sanitize::line(id.as_bytes()))).collect();
+        lines.join("\n")
+    })?;
+    for id in &outcome.missing {
+        cx.output.note(&format!("{}: {}", sanitize::line(id.as_bytes()), words.missing));
+    }
+    failed?;
+    if !outcome.missing.is_empty() {
+        bail!("{} of {} were not there", outcome.missing.len(), ids.len());
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,6 @@
+//! Decisions that every backend and runtime makes the same way: pure functions of what they are given.
+
+pub mod assignment;
+pub mod continuity;
+pub mod pages;
+pub mod suspension;

@@ -1,0 +1,4 @@
+//! What observers get: events and health.
+
+pub mod event;
+pub mod health;

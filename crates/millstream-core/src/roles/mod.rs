@@ -1,0 +1,13 @@
+//! Roles: the traits that a backend implements, one file each, with their types.
+
+pub mod audit;
+pub mod catalog;
+pub mod dead_letters;
+pub mod inspect;
+pub mod leases;
+pub mod log;
+pub mod members;
+pub mod recurring;
+pub mod schedule;
+pub mod shared;
+pub mod tasks;

@@ -1,0 +1,169 @@
+//! Sends settlements to the server, in batches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::{ErrorKind, Result};
+use millstream_core::event::{Event, Handled};
+use millstream_core::tasks::Verdict;
+use millstream_core::{ScheduleId, Shard};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use crate::worker::claims::held::Holding;
+use crate::worker::context::Context;
+use millstream_loops::catch_panic;
+use millstream_loops::{LoopMonitor, Scope};
+
+/// Maximum number of settlements in one request.
+const MAX_BATCH: usize = 100;
+
+/// Task to be settled. It occupies its capacity in the worker until then.
+pub(in crate::worker) struct Settling {
+    pub(in crate::worker) id: ScheduleId,
+    /// Claim of the task, whose token settles it.
+    pub(in crate::worker) holding: Holding,
+    pub(in crate::worker) verdict: Verdict,
+    /// Result for the counts; `None` if it is handed back.
+    pub(in crate::worker) handled: Option<Handled>,
+    pub(in crate::worker) permit: OwnedSemaphorePermit,
+}
+
+/// Settles the tasks of one shard.
+pub(in crate::worker) struct Settler {
+    context: Arc<Context>,
+    shard: Shard,
+    settlements: UnboundedReceiver<Settling>,
+    /// Settlements that were not accepted yet.
+    waiting: Vec<Settling>,
+    monitor: LoopMonitor,
+}
+
+impl Settler {
+    pub(in crate::worker) fn new(
+        context: Arc<Context>,
+        shard: Shard,
+        settlements: UnboundedReceiver<Settling>,
+    ) -> Self {
+        let monitor = context.loops.monitor("settle", Scope::Shard(shard.clone()));
+        Self { context, shard, settlements, waiting: Vec::new(), monitor }
+    }
+
+    /// Runs until everything is settled and no more settlements can arrive.
+    pub(in crate::worker) async fn run(mut self) {
+        while self.collect().await {
+            self.monitor.begin_round(Duration::ZERO);
+            match catch_panic(self.run_once()).await {
+                Ok(()) => self.monitor.succeeded(&*self.context.observer),
+                Err(error) => {
+                    let pause = self.monitor.failed(&error, &*self.context.observer);
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for settlements and takes all that are available. Returns false if none is left and no more can arrive.
+    async fn collect(&mut self) -> bool {
+        if self.waiting.is_empty() {
+            match self.settlements.recv().await {
+                Some(first) => self.waiting.push(first),
+                None => return false,
+            }
+        }
+        while let Ok(next) = self.settlements.try_recv() {
+            self.waiting.push(next);
+        }
+        true
+    }
+
+    /// Settles what is waiting. Failed settlements stay.
+    async fn run_once(&mut self) -> Result<()> {
+        while !self.waiting.is_empty() {
+            let Err(error) = self.settle(0).await else { continue };
+            if error.is_transient() {
+                return Err(error);
+            }
+            // A dead task that cannot be stored (for example because its key has another type) must not prevent others
+            // from being completed. So the heavier settlements are moved to the front, and the completions behind them
+            // are sent first.
+            self.waiting.sort_by_key(|settling| std::cmp::Reverse(weight(&settling.verdict)));
+            let heavy = self.waiting.iter().filter(|settling| weight(&settling.verdict) > 0).count();
+            while self.waiting.len() > heavy {
+                self.settle(heavy).await?;
+            }
+            for nth in (0..heavy).rev() {
+                // The heavier ones are sent one by one. Those that fail stay; they fail as the batch did, and that
+                // error is returned.
+                let _ = self.settle_range(nth, nth + 1).await;
+            }
+            return if self.waiting.is_empty() { Ok(()) } else { Err(error) };
+        }
+        Ok(())
+    }
+
+    /// Settles `waiting[from..]`, at most as many as fit in one request. Those whose claim is no longer certainly valid
+    /// are sent one by one, since the answer contains only the number of refused settlements, not which ones.
+    async fn settle(&mut self, from: usize) -> Result<()> {
+        let sure =
+            self.waiting[from..].iter().take(MAX_BATCH).take_while(|settling| settling.is_sure()).count();
+        self.settle_range(from, from + sure.max(1)).await
+    }
+
+    async fn settle_range(&mut self, from: usize, to: usize) -> Result<()> {
+        let task = |settling: &Settling| {
+            let (token, _) = settling.holding.claim();
+            (settling.id.clone(), token, settling.verdict.clone())
+        };
+        let batch: Vec<_> = self.waiting[from..to].iter().map(task).collect();
+        let settled = match self.context.backend.tasks.settle_tasks(&self.shard, &batch).await {
+            Ok(settled) => settled,
+            Err(error) => {
+                if error.kind() == ErrorKind::Unconfirmed {
+                    let sent = self.waiting[from..to].iter().zip(&batch);
+                    sent.for_each(|(settling, (_, token, _))| settling.holding.sent(token));
+                }
+                return Err(error);
+            }
+        };
+        let ended: Vec<_> = self.waiting.drain(from..to).collect();
+        // A settlement that was sent before, and is refused now while the claim was valid, was applied by the first request.
+        let again = ended.iter().filter(|settling| settling.holding.was_sent() && settling.is_sure()).count();
+        let stale = settled.stale.saturating_sub(again);
+        let mut refused = stale;
+        for (settling, (_, token, _)) in ended.into_iter().zip(&batch) {
+            let Settling { id, holding, verdict, handled, permit } = settling;
+            match holding.end(token) {
+                Ok(()) if refused > 0 => refused -= 1,
+                Ok(()) => self.context.counts.settled(handled),
+                // This worker claimed the task again meanwhile, so this settlement was stale.
+                Err(holding) => {
+                    self.waiting.push(Settling { id, holding, verdict, handled, permit });
+                }
+            }
+        }
+        let shard = &self.shard;
+        if stale > 0 {
+            tracing::warn!(%shard, stale, "settled too late: others have the tasks");
+            self.context.counts.stale(stale);
+        }
+        self.context.observer.observe(&Event::TasksSettled { shard, settled });
+        Ok(())
+    }
+}
+
+impl Settling {
+    /// Returns whether no other worker can have the task.
+    fn is_sure(&self) -> bool {
+        !self.holding.cancelled.is_cancelled()
+    }
+}
+
+/// Returns how much a settlement needs of the server: completing a task only frees memory.
+fn weight(verdict: &Verdict) -> u8 {
+    match verdict {
+        Verdict::Complete => 0,
+        Verdict::Retry { .. } => 1,
+        Verdict::Dead { .. } => 2,
+    }
+}

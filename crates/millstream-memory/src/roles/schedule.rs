@@ -1,0 +1,158 @@
+//! The schedule role in memory.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::schedule::{
+    Due, MAX_PAGE, MAX_PROMOTE, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen,
+    Waiting,
+};
+use millstream_core::wire;
+use millstream_core::{Error, ErrorKind, Lease, Result, TopicPartition};
+
+use crate::MemoryBackend;
+use crate::backend::breathe;
+use crate::clock::Now;
+use crate::roles::audit::orphan;
+use crate::state::Partition;
+use crate::timetable::{Item, Timetable};
+
+#[async_trait]
+impl Schedule for MemoryBackend {
+    async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
+        breathe().await;
+        let mut results = Vec::with_capacity(batch.len());
+        let mut state = self.lock();
+        let now = self.now();
+        // Messages of the same place are grouped, so that those that wait for it are notified once.
+        for run in batch.chunk_by(|a, b| a.place == b.place) {
+            state.change(&run[0].place, |timetable| {
+                results.extend(run.iter().map(|scheduling| place(timetable, scheduling, now)));
+            });
+        }
+        results
+    }
+
+    async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
+        breathe().await;
+        let cancel = |timetable: &mut Timetable| ids.iter().map(|id| timetable.take(id).is_some()).collect();
+        Ok(self.lock().change(place, cancel))
+    }
+
+    async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
+        breathe().await;
+        let mut state = self.lock();
+        let due = self.now().due(due);
+        let reschedule =
+            |timetable: &mut Timetable| ids.iter().map(|id| timetable.reschedule(id, due)).collect();
+        Ok(state.change(place, reschedule))
+    }
+
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>> {
+        Ok(self.lock().peek_timetable(place).and_then(|timetable| timetable.get(id)))
+    }
+
+    async fn scheduled(
+        &self,
+        place: &Place,
+        after: Option<(u64, ScheduleId)>,
+        limit: usize,
+    ) -> Result<Vec<Scheduled>> {
+        let state = self.lock();
+        let timetable = state.peek_timetable(place);
+        Ok(timetable.map(|timetable| timetable.page(after, limit.min(MAX_PAGE))).unwrap_or_default())
+    }
+
+    async fn waiting(&self, place: &Place) -> Result<Waiting> {
+        let state = self.lock();
+        let now = self.now().millis();
+        Ok(state.peek_timetable(place).map(|timetable| timetable.waiting(now)).unwrap_or_default())
+    }
+
+    async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        let (topic_partition, _) = lease.partition()?;
+        let (partition, name) = state.owned(lease)?;
+        let mut promoted = promote_delayed(partition, now, limit);
+        let group = partition.group(name);
+        for _ in 0..limit.min(MAX_PROMOTE) {
+            let Some((origin, item)) = group.parked.take_due(now.millis()) else { break };
+            if let Some(item) = item {
+                let fields = wire::redelivery(item.attempt, origin, &item.error, &item.history, &item.body);
+                group.retry.append(now.millis(), fields);
+                promoted.moved += 1;
+            } else {
+                let letter = orphan(topic_partition, name, origin);
+                group.dead.append(now.millis(), wire::dead_letter(&letter, &[]));
+                promoted.orphans += 1;
+            }
+        }
+        let retry = group.parked.head().map(|due| now.until(due));
+        promoted.next = promoted.next.into_iter().chain(retry).min();
+        if promoted.moved > 0 {
+            partition.wake.notify_waiters();
+        }
+        Ok(promoted)
+    }
+
+    async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        let partition = state.partition(topic_partition);
+        let promoted = promote_delayed(partition, now, limit);
+        if promoted.moved > 0 {
+            partition.wake.notify_waiters();
+        }
+        Ok(promoted)
+    }
+
+    async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
+        breathe().await;
+        let wake = self.lock().partition(topic_partition).wake.clone();
+        let timeout = tokio::time::sleep(timeout);
+        tokio::pin!(timeout);
+        loop {
+            // Created before the look, so that a change right after it wakes this caller.
+            let woken = wake.notified();
+            let now = Seen(self.lock().partition(topic_partition).heads.to_string());
+            if now != *seen {
+                return Ok(now);
+            }
+            tokio::select! {
+                biased;
+                () = woken => {}
+                () = &mut timeout => return Ok(now),
+            }
+        }
+    }
+}
+
+fn place(timetable: &mut Timetable, scheduling: &Scheduling, now: Now) -> Result<Placed> {
+    let Scheduling { id, due, fields, on_conflict, .. } = scheduling;
+    // Redis could not append it either.
+    if fields.is_empty() {
+        return Err(Error::new(ErrorKind::Encode, format!("{id} needs at least one field")));
+    }
+    timetable.place(id, Item::new(now.due(*due), Some(fields.clone())), *on_conflict)
+}
+
+/// Moves due messages to the log. The caller must wake those that wait for the partition.
+fn promote_delayed(partition: &mut Partition, now: Now, limit: usize) -> Promoted {
+    let mut promoted = Promoted::default();
+    for _ in 0..limit.min(MAX_PROMOTE) {
+        let Some((_, item)) = partition.timetable.take_due(now.millis()) else { break };
+        match item.fields {
+            Some(fields) => {
+                partition.log.append(now.millis(), fields);
+                promoted.moved += 1;
+            }
+            None => promoted.orphans += 1,
+        }
+    }
+    promoted.next = partition.timetable.head().map(|due| now.until(due));
+    promoted.recurring = partition.timetable.recurs_now(now.millis());
+    promoted
+}

@@ -1,0 +1,7 @@
+//! Figures of the server, read at intervals: state of topics and groups, lag, gauges.
+
+pub(crate) mod clock;
+pub(crate) mod gauges;
+pub(crate) mod lag;
+pub(crate) mod sample;
+pub(crate) mod sampler;

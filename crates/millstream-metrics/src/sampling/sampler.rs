@@ -1,0 +1,352 @@
+//! The sampler: gauges of the server, read at intervals.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use millstream_core::catalog::Pin;
+use millstream_core::error::Problems;
+use millstream_core::event::{Event, Observer};
+use millstream_core::panics::{Panicked, UserCode};
+use millstream_core::{Backend, Error, ErrorKind, QueueName, Result, TopicName};
+use tokio::time::{Instant, sleep_until};
+
+use crate::observer::MetricsObserver;
+use crate::sampling::gauges::Values;
+use crate::sampling::lag::is_gone;
+use crate::sampling::sample::{self, GroupSample, QueueSample, TopicSample};
+use crate::table;
+
+/// Number of intervals without an answer after which values are no longer shown.
+const PATIENCE: u32 = 3;
+/// Minimum interval between reads of the retention pins of a topic.
+const PINS_EVERY: Duration = Duration::from_secs(60);
+/// Scope of the sampler's own gauge.
+const AGE: &str = "age";
+
+/// Settings of a [`Sampler`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SamplerConfig {
+    /// Time from the start of one round to the start of the next. Default: 15 s.
+    pub interval: Duration,
+    /// Topics to sample. Default: all existing ones.
+    pub topics: Option<Vec<TopicName>>,
+    /// Delay queues to sample. Default: all existing ones.
+    pub queues: Option<Vec<QueueName>>,
+}
+
+impl Default for SamplerConfig {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(15), topics: None, queues: None }
+    }
+}
+
+impl SamplerConfig {
+    /// Returns the settings with another interval.
+    #[must_use]
+    pub fn interval(self, interval: Duration) -> Self {
+        Self { interval, ..self }
+    }
+
+    /// Returns the settings for these topics only.
+    #[must_use]
+    pub fn topics(self, topics: impl IntoIterator<Item = TopicName>) -> Self {
+        Self { topics: Some(topics.into_iter().collect()), ..self }
+    }
+
+    /// Returns the settings for these delay queues only.
+    #[must_use]
+    pub fn queues(self, queues: impl IntoIterator<Item = QueueName>) -> Self {
+        Self { queues: Some(queues.into_iter().collect()), ..self }
+    }
+
+    fn check(&self) -> Result<()> {
+        let mut problems = Problems::new("sampler");
+        problems.require(self.interval >= Duration::from_millis(100), || {
+            format!("the interval is {:?}, at least 100 ms are needed", self.interval)
+        });
+        problems.finish()
+    }
+}
+
+/// Reads the state of topics, groups and delay queues from the server, once per interval.
+///
+/// A round costs three requests. A topic of `p` partitions costs `2p + 2` more; each of its groups costs one for the
+/// roster and those of [`Catalog::stats`](millstream_core::Catalog::stats). A delay queue costs one, and one per shard.
+/// [`Catalog::pins`](millstream_core::Catalog::pins) is called once a minute. At most eight requests run at once, and a
+/// round does not begin before the previous one has ended.
+///
+/// When it is dropped, its gauges become NaN.
+pub struct Sampler {
+    backend: Backend,
+    observer: Arc<MetricsObserver>,
+    config: SamplerConfig,
+    /// Time of the last answer of each scope.
+    answered: Mutex<BTreeMap<String, Instant>>,
+    /// Time of the last read of the retention pins, by topic.
+    pins: Mutex<BTreeMap<TopicName, Instant>>,
+    /// Time of the last round without an error.
+    last: Mutex<Option<Instant>>,
+}
+
+impl Sampler {
+    /// Creates a sampler over a backend.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig) for an interval below 100 ms.
+    pub fn new(backend: Backend, observer: Arc<MetricsObserver>, config: SamplerConfig) -> Result<Self> {
+        config.check()?;
+        let (answered, pins, last) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { backend, observer, config, answered, pins, last })
+    }
+
+    /// Samples once, and sets the gauges. A request that fails does not prevent the others; its gauges keep their
+    /// values for three intervals, and become NaN after that.
+    ///
+    /// # Errors
+    /// The first error. All errors are reported to the observer as [`Event::Failing`].
+    pub async fn run_once(&self) -> Result<()> {
+        let mut first = None;
+        let mut fails = |error: Error| {
+            tracing::debug!(%error, "the server could not be asked for its gauges");
+            self.observer.observe(&Event::Failing {
+                operation: "sample",
+                topic_partition: None,
+                error: &error,
+            });
+            first.get_or_insert(error);
+        };
+        let mut known = Vec::new();
+        if let Err(error) = sample::clock(&self.backend, &self.observer.clock).await {
+            fails(error.during("ask for the time"));
+        }
+        match self.topics().await {
+            Ok(topics) => {
+                for topic in topics {
+                    let scopes = [scope("topic", topic.as_str()), scope("pins", topic.as_str())];
+                    let sampled = async {
+                        let sample = sample::topic(&self.backend, &topic, None).await?;
+                        self.say(&scopes[0], of_topic(&sample));
+                        if self.asks_for_pins(&topic) {
+                            let pins = sample::pins(&self.backend, &topic).await?;
+                            self.say(&scopes[1], of_pins(&sample, &pins));
+                        } else {
+                            self.stays(&scopes[1]);
+                        }
+                        Ok(())
+                    };
+                    match sampled.await {
+                        Ok(()) => {}
+                        // Deleted between the two requests.
+                        Err(error) if is_gone(&error) => continue,
+                        Err(error) => {
+                            fails(error.during(format_args!("sample {topic}")));
+                            self.pins.lock().unwrap_or_else(PoisonError::into_inner).remove(&topic);
+                        }
+                    }
+                    known.extend(scopes);
+                }
+            }
+            Err(error) => fails(error.during("sample topics")),
+        }
+        match self.queues().await {
+            Ok(queues) => {
+                for queue in queues {
+                    let scope = scope("queue", queue.as_str());
+                    match sample::queue(&self.backend, &queue).await {
+                        Ok(sample) => self.say(&scope, of_queue(&sample)),
+                        Err(error) if is_gone(&error) => continue,
+                        Err(error) => fails(error.during(format_args!("sample queue {queue}"))),
+                    }
+                    known.push(scope);
+                }
+            }
+            Err(error) => fails(error.during("sample queues")),
+        }
+        self.forget(&known, first.is_none());
+        self.observer.rarely(&table::SAMPLES, &[if first.is_none() { "ok" } else { "failed" }], 1);
+        if first.is_none() {
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        }
+        self.tell_age();
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Samples in a loop, without an end. Errors do not end it.
+    pub async fn run(&self) {
+        let mut failing = false;
+        loop {
+            let started = Instant::now();
+            // The recorder is user code: a panic of it must not end the loop.
+            let round = AssertUnwindSafe(async { self.run_once().await }).catch_unwind().await;
+            let round = round.unwrap_or_else(|payload| {
+                let panicked = Panicked::new(UserCode::Observer, payload);
+                Err(Error::new(ErrorKind::Protocol, panicked.to_string()).with_source(panicked))
+            });
+            match round {
+                Ok(()) if failing => {
+                    tracing::info!("the server can be asked for its gauges again");
+                    self.observer.observe(&Event::Recovered { operation: "sample", topic_partition: None });
+                    failing = false;
+                }
+                Ok(()) => {}
+                Err(error) => {
+                    if !failing {
+                        tracing::warn!(%error, "the server cannot be asked for its gauges, will try again");
+                    }
+                    failing = true;
+                }
+            }
+            let next = started + self.config.interval;
+            // A pause after a round that took longer than the interval.
+            sleep_until(next.max(Instant::now() + self.config.interval / 10)).await;
+        }
+    }
+
+    /// Sets the gauge with the age of the values.
+    pub(crate) fn tell_age(&self) {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = Values::default();
+        values.set(
+            table::SAMPLE_AGE_SECONDS,
+            &[],
+            last.map_or(f64::NAN, |last| last.elapsed().as_secs_f64()),
+        );
+        self.observer.gauges.say(&self.observer.registry, AGE, values);
+    }
+
+    async fn topics(&self) -> Result<Vec<TopicName>> {
+        match &self.config.topics {
+            Some(topics) => Ok(topics.clone()),
+            None => self.backend.catalog.topics().await,
+        }
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueName>> {
+        match &self.config.queues {
+            Some(queues) => Ok(queues.clone()),
+            None => self.backend.tasks.queues().await,
+        }
+    }
+
+    /// Returns whether the retention pins are to be read now: that may take some counting on the server.
+    fn asks_for_pins(&self, topic: &TopicName) -> bool {
+        let mut asked = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = asked.get(topic).is_none_or(|at| at.elapsed() >= PINS_EVERY);
+        if due {
+            asked.retain(|_, at| at.elapsed() < PINS_EVERY);
+            asked.insert(topic.clone(), Instant::now());
+        }
+        due
+    }
+
+    fn say(&self, scope: &str, values: Values) {
+        self.observer.gauges.say(&self.observer.registry, scope, values);
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner).insert(scope.to_owned(), Instant::now());
+    }
+
+    /// Keeps the values of a scope valid without a new read.
+    fn stays(&self, scope: &str) {
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        answered.entry(scope.to_owned()).and_modify(|at| *at = Instant::now());
+    }
+
+    /// Removes scopes that no longer exist, or have had no answer for too long.
+    fn forget(&self, known: &[String], all: bool) {
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        let patience = self.config.interval * PATIENCE;
+        answered.retain(|scope, at| {
+            let stays = at.elapsed() < patience && (!all || known.contains(scope));
+            if !stays {
+                self.observer.gauges.forget(&self.observer.registry, scope);
+            }
+            stays
+        });
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        let answered = std::mem::take(&mut *self.answered.lock().unwrap_or_else(PoisonError::into_inner));
+        for scope in answered.keys().map(String::as_str).chain([AGE]) {
+            self.observer.gauges.forget(&self.observer.registry, scope);
+        }
+    }
+}
+
+fn scope(kind: &str, name: &str) -> String {
+    format!("{kind} {name}")
+}
+
+fn of_topic(sample: &TopicSample) -> Values {
+    let mut values = Values::default();
+    let topic = sample.topic.as_str();
+    for (partition, length, waiting) in &sample.partitions {
+        let labels = [topic, &partition.0.to_string()];
+        values.set(table::LENGTH, &labels, *length as f64);
+        values.set(table::DELAYED, &labels, waiting.total as f64);
+        values.set(table::DELAYED_OVERDUE, &labels, waiting.overdue as f64);
+    }
+    for group in &sample.groups {
+        of_group(&mut values, topic, group);
+        let backlog = sample.backlog_at_least(group) as f64;
+        values.set(table::BACKLOG, &[topic, group.group.as_str()], backlog);
+    }
+    values
+}
+
+fn of_pins(sample: &TopicSample, pins: &[Pin]) -> Values {
+    let mut values = Values::default();
+    let topic = sample.topic.as_str();
+    for group in &sample.groups {
+        let labels = [topic, group.group.as_str()];
+        values.set(table::PINNED_ENTRIES, &labels, 0.0);
+        values.set(table::PINNED_BYTES, &labels, 0.0);
+    }
+    for pin in pins {
+        let labels = [topic, pin.group.as_str()];
+        values.add(table::PINNED_ENTRIES, &labels, pin.entries as f64);
+        values.add(table::PINNED_BYTES, &labels, pin.bytes as f64);
+    }
+    values
+}
+
+fn of_group(values: &mut Values, topic: &str, sample: &GroupSample) {
+    let group = sample.group.as_str();
+    values.set(table::MEMBERS, &[topic, group], sample.members as f64);
+    for stats in &sample.partitions {
+        let number = stats.partition.0.to_string();
+        let labels = [topic, &number, group];
+        let lag = stats.lag.map_or(f64::NAN, |lag| lag as f64);
+        values.set(table::LAG, &labels, lag);
+        values.set(table::LAG_UNKNOWN, &labels, f64::from(u8::from(stats.lag.is_none())));
+        values.set(table::READY, &labels, lag + stats.due as f64);
+        values.set(table::PENDING, &labels, stats.pending as f64);
+        values.set(table::RETRYING, &labels, stats.retrying as f64);
+        values.set(table::DEAD, &labels, stats.dead as f64);
+        values.set(table::OLDEST_AGE_SECONDS, &labels, stats.oldest.unwrap_or_default().as_secs_f64());
+    }
+}
+
+fn of_queue(sample: &QueueSample) -> Values {
+    let mut values = Values::default();
+    for (shard, counts) in &sample.shards {
+        let labels = [sample.queue.as_str(), &shard.to_string()];
+        values.set(table::TASKS_WAITING, &labels, counts.waiting.total as f64);
+        values.set(table::TASKS_OVERDUE, &labels, counts.waiting.overdue as f64);
+        values.set(table::TASKS_HELD, &labels, counts.claimed as f64);
+        values.set(table::TASKS_EXPIRED, &labels, counts.expired as f64);
+        values.set(table::TASKS_DEAD, &labels, counts.dead as f64);
+    }
+    values
+}
+
+impl fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sampler").field("config", &self.config).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,11 @@
+//! Connections: dialling, one request and its replies, shared and exclusive use, and the reply parser.
+
+pub(crate) mod bulk;
+pub(crate) mod connection;
+pub(crate) mod control_thread;
+pub(crate) mod cursor;
+pub(crate) mod pipe;
+pub(crate) mod request;
+pub(crate) mod resp;
+pub(crate) mod socket;
+pub(crate) mod waiters;

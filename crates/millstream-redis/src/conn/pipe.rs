@@ -1,0 +1,121 @@
+//! A connection of one user who does not wait: requests follow each other, and so do their answers.
+
+use std::collections::VecDeque;
+use std::io;
+
+use millstream_core::error::Result;
+use redis::RedisError;
+
+use crate::conn::request::Request;
+use crate::conn::resp::{Replies, Scanner};
+use crate::conn::socket::{Broken, Socket, Stream};
+use crate::error::{Phase, translate};
+
+/// About what a reply takes.
+const REPLY: usize = 32;
+/// The most room that is made for replies before they come.
+const ROOM: usize = 64 << 10;
+
+pub(crate) struct Pipe {
+    stream: Stream,
+    /// What is not answered, the oldest first.
+    requests: VecDeque<Request>,
+    /// How many of them are sent as a whole.
+    sent: usize,
+    /// How much is sent of the one behind these.
+    written: usize,
+    /// Replies: those to the oldest request, and the beginning of the next ones.
+    received: Vec<u8>,
+    scanner: Scanner,
+    /// Whether the scanner is at the replies to the oldest request.
+    scanning: bool,
+}
+
+impl Pipe {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self {
+            stream: socket.into_stream(),
+            requests: VecDeque::new(),
+            sent: 0,
+            written: 0,
+            received: Vec::new(),
+            scanner: Scanner::default(),
+            scanning: false,
+        }
+    }
+
+    /// Whether the connection is of no use any more. To be asked while nothing is under way.
+    pub(crate) fn is_over(&self) -> bool {
+        !self.received.is_empty() || self.stream.is_over()
+    }
+
+    /// Adds a request, to be sent by [`advance`](Self::advance).
+    pub(crate) fn put(&mut self, request: Request) {
+        self.requests.push_back(request);
+    }
+
+    /// Ends the connection at once, with what is on its way.
+    pub(crate) fn abort(self) {
+        self.stream.abort();
+    }
+
+    /// How many requests that are not answered the server may have heard of.
+    pub(crate) fn begun(&self) -> usize {
+        self.sent + usize::from(self.written > 0)
+    }
+
+    /// Sends or receives something. Whether the oldest request is answered. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// The connection is of no use any more.
+    pub(crate) async fn advance(&mut self) -> Result<bool> {
+        let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Sent);
+        self.step().await.map_err(|broken| broken.error(failed))
+    }
+
+    async fn step(&mut self) -> std::result::Result<bool, Broken> {
+        while let Some(request) = self.requests.get(self.sent) {
+            let rest = &request.bytes()[self.written..];
+            let written = self.stream.write(rest).await?;
+            if written == 0 {
+                return Err(io::Error::from(io::ErrorKind::WriteZero).into());
+            }
+            if written < rest.len() {
+                self.written += written;
+                return Ok(false);
+            }
+            let cut = self.written > 0;
+            (self.sent, self.written) = (self.sent + 1, 0);
+            if cut {
+                // It took a while: the time for the answer begins now.
+                return Ok(false);
+            }
+        }
+        let Some(oldest) = self.requests.front() else { return Ok(false) };
+        if !self.scanning {
+            self.scanner.begin(oldest.commands());
+            self.scanning = true;
+        }
+        if self.scanner.scan_first(&self.received)? == 0 {
+            return Ok(true);
+        }
+        self.received.reserve((REPLY * oldest.commands()).clamp(REPLY, ROOM));
+        if self.stream.read_buf(&mut self.received).await? == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed").into());
+        }
+        Ok(self.scanner.scan_first(&self.received)? == 0)
+    }
+
+    /// The replies to the oldest request, once it is answered.
+    pub(crate) fn replies(&self) -> Replies<'_> {
+        self.scanner.replies(&self.received)
+    }
+
+    /// The replies to the oldest request were read.
+    pub(crate) fn next(&mut self) {
+        self.requests.pop_front();
+        self.sent = self.sent.saturating_sub(1);
+        self.received.drain(..self.scanner.end());
+        self.scanning = false;
+    }
+}

@@ -1,0 +1,497 @@
+//! Connection of one user: no background task, no queue, one request at a time and then its replies.
+//!
+//! Beside the system calls it costs a look at the length of each value. Where many users share a connection, the
+//! client's own are used instead ([`crate::conn::connection`]).
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::time::{Duration, Instant};
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use redis::io::tcp::{TcpSettings, socket2::SockRef};
+use redis::{ConnectionAddr, ConnectionInfo, RedisError, Value};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::conn::connection::no_answer;
+use crate::conn::request::Request;
+use crate::conn::resp::{Replies, Scanner};
+use crate::error::{Phase, translate};
+
+/// Minimum free space for a read, in bytes.
+const ROOM: usize = 4 << 10;
+/// Maximum space that is reserved for announced bytes, in bytes.
+const ANNOUNCED: usize = 1 << 20;
+/// Buffer size that a connection may keep during a blocking request, in bytes.
+const KEPT: usize = 16 << 10;
+
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(tokio::net::UnixStream),
+}
+
+impl Stream {
+    async fn open(info: &ConnectionInfo) -> Result<Self> {
+        let cannot = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
+        match info.addr() {
+            ConnectionAddr::Tcp(host, port) => {
+                let stream = connect(host, *port).await.map_err(cannot)?;
+                tune(&stream, info.tcp_settings()).map_err(cannot)?;
+                Ok(Self::Tcp(stream))
+            }
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => {
+                Ok(Self::Unix(tokio::net::UnixStream::connect(path).await.map_err(cannot)?))
+            }
+            other => {
+                let why = format!("readers cannot open a connection to {other}");
+                Err(Error::new(ErrorKind::InvalidConfig, why))
+            }
+        }
+    }
+
+    async fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.write_all(bytes).await,
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.write_all(bytes).await,
+        }
+    }
+
+    /// Writes some of these bytes. Dropping the future loses nothing, here and in [`read_buf`](Self::read_buf).
+    pub(crate) async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write(bytes).await,
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.write(bytes).await,
+        }
+    }
+
+    pub(crate) async fn read_buf(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read_buf(buffer).await,
+            #[cfg(unix)]
+            Self::Unix(stream) => stream.read_buf(buffer).await,
+        }
+    }
+
+    /// Ends the connection at once and discards its unsent data, so that the server does not receive that later.
+    pub(crate) fn abort(self) {
+        if let Self::Tcp(stream) = self {
+            // On failure the connection is closed in the ordinary way.
+            let _ = stream.set_zero_linger();
+        }
+    }
+
+    /// Returns whether the peer has closed the connection, or has sent something without a request.
+    pub(crate) fn is_over(&self) -> bool {
+        let socket = match self {
+            Self::Tcp(stream) => SockRef::from(stream),
+            #[cfg(unix)]
+            Self::Unix(stream) => SockRef::from(stream),
+        };
+        // An open connection without unread bytes would block: a closed one peeks 0 bytes, a broken one an error.
+        let peeked = socket.peek(&mut [MaybeUninit::uninit()]);
+        !peeked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+/// Connects to all addresses of a host at once, so that one that never answers does not block the others.
+async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
+    if let [address] = addresses[..] {
+        return TcpStream::connect(address).await;
+    }
+    let mut attempts: JoinSet<_> = addresses.into_iter().map(TcpStream::connect).collect();
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    while let Some(attempt) = attempts.join_next().await {
+        match attempt.unwrap_or_else(|error| Err(error.into())) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+fn tune(stream: &TcpStream, settings: &TcpSettings) -> io::Result<()> {
+    stream.set_nodelay(settings.nodelay())?;
+    let socket = SockRef::from(stream);
+    if let Some(keepalive) = settings.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(settings.user_timeout())?;
+    Ok(())
+}
+
+pub(crate) struct Socket {
+    stream: Stream,
+    scanner: Scanner,
+    /// Bytes received of the replies to the last request.
+    received: Vec<u8>,
+    /// Length of the replies to the request before.
+    last: usize,
+    /// Time from the first bytes of the last replies to their end.
+    took: Duration,
+}
+
+impl Socket {
+    /// Connects, logs in and names the connection.
+    pub(crate) async fn open(info: &ConnectionInfo, role: &str) -> Result<Self> {
+        let stream = Stream::open(info).await?;
+        let (scanner, received) = (Scanner::default(), Vec::new());
+        let mut socket = Self { stream, scanner, received, last: 0, took: Duration::ZERO };
+        let settings = info.redis_settings();
+        let mut request = Request::default();
+        if let Some(password) = settings.password() {
+            match settings.username() {
+                Some(user) => request.add(&[b"AUTH", user.as_bytes(), password.as_bytes()]),
+                None => request.add(&[b"AUTH", password.as_bytes()]),
+            }
+        }
+        let login = request.commands();
+        if settings.db() != 0 {
+            request.add(&[b"SELECT", settings.db().to_string().as_bytes()]);
+        }
+        let needed = request.commands();
+        // The replies to these are ignored: a user without the permission does without names.
+        request.add(&[b"CLIENT", b"SETNAME", format!("millstream:{role}").as_bytes()]);
+        for (what, word) in [("LIB-NAME", settings.lib_name()), ("LIB-VER", settings.lib_ver())] {
+            if let Some(word) = word {
+                request.add(&[b"CLIENT", b"SETINFO", what.as_bytes(), word.as_bytes()]);
+            }
+        }
+        let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Connecting);
+        // The caller limits the time of the whole call.
+        let exchanged = socket.exchange(&request, Duration::MAX, Duration::MAX).await;
+        exchanged.map_err(|broken| broken.error(failed))?;
+        let mut replies = socket.replies();
+        for command in 0..needed {
+            if let Value::ServerError(error) = replies.next()?.value()? {
+                let error = translate(&RedisError::from(error), Phase::Connecting);
+                return Err(if command < login { denied(error) } else { error });
+            }
+        }
+        Ok(socket)
+    }
+
+    /// Sends a request and waits for its replies: up to `block + limit` for the first bytes, then up to `limit` each
+    /// time for more of them. So a large answer on a slow link has the time that it needs, and one that stalls ends.
+    ///
+    /// After an error, or if the future was dropped, the server may still send the rest of these replies, so the
+    /// connection cannot be used again.
+    pub(crate) async fn ask(&mut self, request: &Request, block: Duration, limit: Duration) -> Result<()> {
+        if !block.is_zero() {
+            self.shrink();
+        }
+        let failed = |error: io::Error| translate(&RedisError::from(error), Phase::Sent);
+        let answer = self.exchange(request, block + limit, limit).await;
+        answer.map_err(|broken| broken.error(failed))
+    }
+
+    /// Frees the memory of large replies. They cannot be read afterwards.
+    pub(crate) fn shrink(&mut self) {
+        if self.received.capacity() > KEPT {
+            self.received = Vec::new();
+        }
+    }
+
+    /// Returns the size of the last replies in bytes, and how long they took to arrive after their first bytes.
+    pub(crate) fn weight(&self) -> (usize, Duration) {
+        (self.received.len(), self.took)
+    }
+
+    /// Returns whether the connection cannot take another request.
+    pub(crate) fn is_over(&self) -> bool {
+        self.stream.is_over()
+    }
+
+    /// Returns the stream alone, between two requests.
+    pub(crate) fn into_stream(self) -> Stream {
+        self.stream
+    }
+
+    /// Returns the replies to the last request.
+    pub(crate) fn replies(&self) -> Replies<'_> {
+        self.scanner.replies(&self.received)
+    }
+
+    async fn exchange(
+        &mut self,
+        request: &Request,
+        first: Duration,
+        next: Duration,
+    ) -> std::result::Result<(), Broken> {
+        self.received.clear();
+        self.scanner.begin(request.commands());
+        let begin = async {
+            self.stream.write_all(request.bytes()).await?;
+            self.receive(1).await
+        };
+        let mut missing = timeout(first, begin).await.map_err(|_| no_answer(first))??;
+        self.took = Duration::ZERO;
+        if missing > 0 {
+            let begun = Instant::now();
+            while missing > 0 {
+                // A limit per read, not for the whole answer: a connection that keeps receiving is alive.
+                missing = timeout(next, self.receive(missing)).await.map_err(|_| stalled(next))??;
+            }
+            self.took = begun.elapsed();
+        }
+        self.last = self.received.len();
+        Ok(())
+    }
+
+    /// Waits for more bytes and returns the minimum number that is missing then.
+    async fn receive(&mut self, missing: usize) -> std::result::Result<usize, Broken> {
+        let come = self.received.len();
+        if self.received.capacity() - come < ROOM {
+            // Once anything has arrived, reserve the size of the last replies: the next ones are likely as large.
+            let likely = if come == 0 { 0 } else { self.last.saturating_sub(come) };
+            self.received.reserve(missing.max(likely).clamp(ROOM, ANNOUNCED));
+        }
+        if self.stream.read_buf(&mut self.received).await? == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the connection was closed").into());
+        }
+        Ok(self.scanner.scan(&self.received)?)
+    }
+}
+
+fn stalled(limit: Duration) -> Error {
+    let what = "the request may have been done";
+    Error::new(
+        ErrorKind::Unconfirmed,
+        format!("an answer ended half-way, nothing came for {limit:?}, {what}"),
+    )
+}
+
+/// Reason why an exchange ended early.
+pub(crate) enum Broken {
+    Io(io::Error),
+    /// The received bytes are no reply, or nothing arrived in time.
+    Reply(Error),
+}
+
+impl Broken {
+    pub(crate) fn error(self, of_io: impl FnOnce(io::Error) -> Error) -> Error {
+        match self {
+            Self::Io(error) => of_io(error),
+            Self::Reply(error) => error,
+        }
+    }
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl From<Error> for Broken {
+    fn from(error: Error) -> Self {
+        Self::Reply(error)
+    }
+}
+
+/// Turns a failed log-in into [`ErrorKind::Denied`], whatever the wording, unless the server reports that it cannot
+/// serve now.
+fn denied(error: Error) -> Error {
+    if error.kind() == ErrorKind::Protocol {
+        Error::new(ErrorKind::Denied, format!("the server refuses these credentials: {error}"))
+    } else {
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+    use tokio::net::TcpListener;
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    /// Starts a server that sends the next words after each request, and closes the connection behind the last ones if
+    /// `hang_up` is set.
+    async fn server(words: &[&[&[u8]]], hang_up: bool) -> (ConnectionInfo, JoinHandle<Vec<u8>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let words: Vec<Vec<Vec<u8>>> =
+            words.iter().map(|pieces| pieces.iter().map(|piece| piece.to_vec()).collect()).collect();
+        let heard = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            stream.set_nodelay(true).expect("set");
+            let mut heard = Vec::new();
+            for pieces in words {
+                heard.reserve(4_096);
+                stream.read_buf(&mut heard).await.expect("a request");
+                for piece in pieces {
+                    stream.write_all(&piece).await.expect("said");
+                    tokio::task::yield_now().await;
+                }
+            }
+            if !hang_up {
+                while stream.read_buf(&mut heard).await.is_ok_and(|read| read > 0) {}
+            }
+            heard
+        });
+        let info = format!("redis://127.0.0.1:{port}").into_connection_info().expect("an address");
+        (info, heard)
+    }
+
+    fn with(info: &ConnectionInfo, url: &str) -> ConnectionInfo {
+        let settings = url.into_connection_info().expect("a url").redis_settings().clone();
+        info.clone().set_redis_settings(settings.set_lib_name("millstream", "1"))
+    }
+
+    fn ping(times: usize) -> Request {
+        let mut request = Request::default();
+        (0..times).for_each(|_| request.add(&[b"PING"]));
+        request
+    }
+
+    async fn refused(words: &[u8], url: &str) -> Error {
+        let (info, _heard) = server(&[&[words]], true).await;
+        Socket::open(&with(&info, url), "t").await.map(drop).expect_err("refused")
+    }
+
+    #[tokio::test]
+    async fn the_log_in_is_said_in_one_go_and_names_may_be_refused() {
+        let no: &[u8] = b"-NOPERM no\r\n-NOPERM no\r\n-ERR unknown subcommand\r\n";
+        let (info, heard) = server(&[&[b"+OK\r\n+OK\r\n", no]], true).await;
+        Socket::open(&with(&info, "redis://ann:pw@h/3"), "reader").await.map(drop).expect("open");
+        let mut expected = redis::pipe();
+        expected.cmd("AUTH").arg("ann").arg("pw").cmd("SELECT").arg(3);
+        expected.cmd("CLIENT").arg("SETNAME").arg("millstream:reader");
+        expected.cmd("CLIENT").arg("SETINFO").arg("LIB-NAME").arg("millstream");
+        expected.cmd("CLIENT").arg("SETINFO").arg("LIB-VER").arg("1");
+        assert_eq!(heard.await.expect("heard"), expected.get_packed_pipeline());
+    }
+
+    #[tokio::test]
+    async fn why_there_is_no_connection_has_its_kind() {
+        let rest = "+OK\r\n+OK\r\n+OK\r\n";
+        let cases = [
+            ("-WRONGPASS invalid username-password pair or user is disabled.\r\n", ErrorKind::Denied),
+            ("-ERR AUTH <password> called without any password configured\r\n", ErrorKind::Denied),
+            ("-ERR max number of clients reached\r\n", ErrorKind::Unavailable),
+            ("-MASTERDOWN Link with MASTER is down\r\n", ErrorKind::Unavailable),
+            ("HTTP/1.1 400 Bad Request\r\n", ErrorKind::Protocol),
+        ];
+        for (answer, kind) in cases {
+            let error = refused(format!("{answer}{rest}").as_bytes(), "redis://:hunter2@h").await;
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+        let no_database = format!("-ERR DB index is out of range\r\n{rest}");
+        assert_eq!(refused(no_database.as_bytes(), "redis://h/99").await.kind(), ErrorKind::Protocol);
+        let loading = format!("-LOADING Redis is loading the dataset in memory\r\n{rest}");
+        assert_eq!(refused(loading.as_bytes(), "redis://h/1").await.kind(), ErrorKind::Unavailable);
+        assert_eq!(refused(b"", "redis://h").await.kind(), ErrorKind::Unavailable, "hung up");
+        assert_eq!(
+            refused(b"-ERR max number of clients reached\r\n", "redis://h").await.kind(),
+            ErrorKind::Unavailable
+        );
+        let nobody = "redis://127.0.0.1:1".into_connection_info().expect("an address");
+        assert_eq!(
+            Socket::open(&nobody, "t").await.map(drop).expect_err("no").kind(),
+            ErrorKind::Unavailable
+        );
+    }
+
+    #[tokio::test]
+    async fn replies_come_however_they_are_cut_and_the_next_ones_too() {
+        let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
+        let cut: &[&[u8]] = &[b"+PO", b"NG\r", b"\n$3\r\nab", b"c\r\n"];
+        let (info, _heard) = server(&[hello, cut, &[b"+A\r\n"]], false).await;
+        let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
+        socket.ask(&ping(2), Duration::ZERO, LIMIT).await.expect("replies");
+        let mut replies = socket.replies();
+        let values = [(); 2].map(|()| replies.next().expect("a reply").value().expect("a value"));
+        assert_eq!(values, [Value::SimpleString("PONG".into()), Value::BulkString(b"abc".into())]);
+        assert!(replies.next().is_err(), "no more");
+        socket.ask(&ping(1), LIMIT, LIMIT).await.expect("replies");
+        assert_eq!(
+            socket.replies().next().expect("one").value().expect("a"),
+            Value::SimpleString("A".into())
+        );
+    }
+
+    #[tokio::test]
+    async fn a_cut_a_stall_and_garbage_are_told_apart() {
+        let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
+        let garbage: &[&[u8]] = &[b"$3\r\nabcde"];
+        let half: &[&[u8]] = &[b"$99\r\nab"];
+        for (words, hang_up, kind) in [
+            (&[hello, half][..], true, ErrorKind::Unconfirmed),
+            (&[hello, half][..], false, ErrorKind::Unconfirmed),
+            (&[hello, garbage][..], false, ErrorKind::Protocol),
+            // Closed between two requests.
+            (&[hello][..], true, ErrorKind::Unconfirmed),
+        ] {
+            let (info, _heard) = server(words, hang_up).await;
+            let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
+            let limit = Duration::from_millis(if hang_up { 5_000 } else { 50 });
+            let error = socket.ask(&ping(1), Duration::ZERO, limit).await.expect_err("no reply");
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+    }
+
+    /// The limit applies to progress: a slow answer is read to its end, one that stalls half-way is not.
+    #[tokio::test]
+    async fn the_limit_of_an_answer_is_one_of_its_progress() {
+        let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
+        for stalls in [false, true] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+            let port = listener.local_addr().expect("an address").port();
+            let server = tokio::spawn(async move {
+                let (mut stream, _) = listener.accept().await.expect("a client");
+                stream.set_nodelay(true).expect("set");
+                let mut heard = Vec::with_capacity(4_096);
+                stream.read_buf(&mut heard).await.expect("a log-in");
+                stream.write_all(hello[0]).await.expect("said");
+                stream.read_buf(&mut heard).await.expect("a request");
+                stream.write_all(b"$10\r\n").await.expect("said");
+                for byte in b"abcdefghij" {
+                    tokio::time::sleep(LIMIT / 100).await;
+                    stream.write_all(&[*byte]).await.expect("said");
+                    if stalls {
+                        std::future::pending::<()>().await;
+                    }
+                }
+                stream.write_all(b"\r\n").await.expect("said");
+            });
+            let info = format!("redis://127.0.0.1:{port}").into_connection_info().expect("an address");
+            let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
+            // Shorter than the whole answer takes, and longer than one byte takes.
+            let limit = LIMIT / 20;
+            let answer = socket.ask(&ping(1), Duration::ZERO, limit).await;
+            if stalls {
+                let error = answer.expect_err("no more came");
+                assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
+            } else {
+                answer.expect("an answer");
+                let (bytes, took) = socket.weight();
+                assert!(bytes == 17 && took > limit, "{bytes} bytes in {took:?}");
+            }
+            server.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_large_reply_took_is_given_back_before_a_wait() {
+        let hello: &[&[u8]] = &[b"+OK\r\n+OK\r\n+OK\r\n"];
+        let large = [&b"$1000000\r\n"[..], &[b'x'; 1_000_000], b"\r\n"].concat();
+        let (info, _heard) = server(&[hello, &[&large], &[b"+A\r\n"]], false).await;
+        let mut socket = Socket::open(&with(&info, "redis://h"), "t").await.expect("open");
+        socket.ask(&ping(1), Duration::ZERO, LIMIT).await.expect("a reply");
+        assert!(socket.received.capacity() < 3_000_000);
+        socket.ask(&ping(1), LIMIT, LIMIT).await.expect("a reply");
+        assert!(socket.received.capacity() <= KEPT, "{}", socket.received.capacity());
+    }
+}

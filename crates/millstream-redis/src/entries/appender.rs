@@ -1,0 +1,233 @@
+//! What a producer appends with: a connection of its own, on which requests follow each other without waiting for answers.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
+use millstream_core::log::{Append, Appender};
+use millstream_core::policy::Exponential;
+use millstream_core::topic::TopicPartition;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::backend::Inner;
+use crate::conn::connection::{DEMOTED, no_answer};
+use crate::conn::pipe::Pipe;
+use crate::conn::request::Request;
+
+pub(crate) struct StreamAppender {
+    inner: Arc<Inner>,
+    link: Link,
+    /// What was begun and is not told of, the oldest first.
+    begun: VecDeque<Begun>,
+    /// Since when nothing has gone out or come in, although something is under way.
+    quiet: Instant,
+    /// When the connection was opened.
+    opened: Instant,
+    /// The server takes no writes any more: the address may lead to another one by now.
+    demoted: bool,
+    /// How often in a row no connection could be opened.
+    refused: u32,
+}
+
+enum Link {
+    Closed,
+    Opening(Pin<Box<dyn Future<Output = Result<Pipe>> + Send>>),
+    Open(Box<Pipe>),
+}
+
+struct Begun {
+    batch: Arc<Vec<Append>>,
+    /// The whole of it has failed.
+    failed: Option<Error>,
+}
+
+impl StreamAppender {
+    pub(crate) fn new(inner: Arc<Inner>) -> Self {
+        let now = Instant::now();
+        Self {
+            inner,
+            link: Link::Closed,
+            begun: VecDeque::new(),
+            quiet: now,
+            opened: now,
+            demoted: false,
+            refused: 0,
+        }
+    }
+
+    /// Takes a step: opens the connection, or sends and receives. Whether the oldest batch is answered.
+    async fn advance(&mut self) -> Result<bool> {
+        match &mut self.link {
+            Link::Closed => {
+                let (dial, pause) = (self.inner.dial.clone(), self.pause());
+                self.link = Link::Opening(Box::pin(async move {
+                    sleep(pause).await;
+                    dial.socket("producer").await.map(Pipe::new)
+                }));
+                Ok(false)
+            }
+            Link::Opening(opening) => {
+                let opened = opening.await;
+                // Of a server that is away its user knows, and pauses.
+                let refused = opened.as_ref().is_err_and(|error| error.kind() != ErrorKind::Unavailable);
+                self.refused = if refused { self.refused.saturating_add(1) } else { 0 };
+                let mut pipe = opened?;
+                self.opened = Instant::now();
+                for begun in self.begun.iter().filter(|begun| !begun.batch.is_empty()) {
+                    pipe.put(request(&self.inner, &begun.batch));
+                }
+                self.quiet = Instant::now();
+                self.link = Link::Open(Box::new(pipe));
+                Ok(false)
+            }
+            Link::Open(pipe) => {
+                let limit = self.inner.dial.response_timeout;
+                match timeout(limit.saturating_sub(self.quiet.elapsed()), pipe.advance()).await {
+                    Ok(answered) => {
+                        self.quiet = Instant::now();
+                        answered
+                    }
+                    Err(_) => Err(no_answer(limit)),
+                }
+            }
+        }
+    }
+
+    /// How long to wait before the next attempt: whoever sends again at once shall not make a storm of them.
+    fn pause(&self) -> Duration {
+        match self.refused {
+            0 => Duration::ZERO,
+            times => Exponential::from(Duration::from_millis(20))
+                .up_to(Duration::from_secs(1))
+                .equal_jitter()
+                .delay(times, fastrand::u64(..)),
+        }
+    }
+
+    /// The connection is of no use any more: tells apart what the server cannot have heard of.
+    fn fail(&mut self, error: &Error) {
+        let heard = match std::mem::replace(&mut self.link, Link::Closed) {
+            Link::Open(pipe) => {
+                let heard = pipe.begun();
+                // Else what the system still holds could be stored long after it was told to be unconfirmed.
+                pipe.abort();
+                heard
+            }
+            Link::Closed | Link::Opening(_) => 0,
+        };
+        let opened = heard > 0 || error.kind() == ErrorKind::Unconfirmed;
+        let asking = self.begun.iter_mut().filter(|begun| !begun.batch.is_empty());
+        for (at, begun) in asking.enumerate() {
+            begun.failed = Some(if opened && at >= heard {
+                Error::new(ErrorKind::Unavailable, format!("not sent: {error}"))
+            } else if opened {
+                // Whatever went wrong, it may be stored.
+                Error::new(ErrorKind::Unconfirmed, error.to_string())
+            } else {
+                error.duplicate()
+            });
+        }
+    }
+
+    /// The answers to the oldest batch.
+    fn results(&mut self, batch: &[Append]) -> Vec<Result<MessageId>> {
+        let Link::Open(pipe) = &mut self.link else { return Vec::new() };
+        let mut replies = pipe.replies();
+        let results = batch.iter().map(|append| {
+            let id = replies.next().and_then(|mut reply| reply.id());
+            id.map_err(|error| {
+                self.demoted |= error.kind() == ErrorKind::Unavailable;
+                during(error, append)
+            })
+        });
+        let results = results.collect();
+        pipe.next();
+        results
+    }
+}
+
+#[async_trait]
+impl Appender for StreamAppender {
+    fn begin(&mut self, batch: Arc<Vec<Append>>) {
+        if self.begun.is_empty() {
+            self.quiet = Instant::now();
+        }
+        // It must not overtake what has failed and may be begun again.
+        let failed = self.begun.back().and_then(|before| before.failed.as_ref());
+        let failed = failed.map(|error| {
+            Error::new(ErrorKind::Unavailable, format!("not sent, an earlier append failed: {error}"))
+        });
+        if let (Link::Open(pipe), None, false) = (&mut self.link, &failed, batch.is_empty()) {
+            // Gone since the last answer, or of no use any more: nothing is lost yet.
+            let over = || pipe.is_over() || (self.demoted && self.opened.elapsed() >= DEMOTED);
+            if self.begun.is_empty() && over() {
+                (self.link, self.demoted) = (Link::Closed, false);
+            } else {
+                pipe.put(request(&self.inner, &batch));
+            }
+        }
+        self.begun.push_back(Begun { batch, failed });
+    }
+
+    async fn finish(&mut self) -> Vec<Result<MessageId>> {
+        loop {
+            let Some(oldest) = self.begun.front() else { return Vec::new() };
+            if oldest.batch.is_empty() {
+                self.begun.pop_front();
+                return Vec::new();
+            }
+            if let Some(error) = &oldest.failed {
+                let failed =
+                    oldest.batch.iter().map(|append| Err(during(error.duplicate(), append))).collect();
+                self.begun.pop_front();
+                return failed;
+            }
+            match self.advance().await {
+                Ok(false) => {}
+                Ok(true) => {
+                    if let Some(Begun { batch, .. }) = self.begun.pop_front() {
+                        return self.results(&batch);
+                    }
+                }
+                Err(error) => self.fail(&error),
+            }
+        }
+    }
+}
+
+fn request(inner: &Inner, batch: &[Append]) -> Request {
+    let mut request = Request::with_capacity(batch.iter().map(size).sum());
+    // Neighbours often go to one partition.
+    let mut key: Option<(&TopicPartition, Key)> = None;
+    for append in batch {
+        let tp = &append.topic_partition;
+        let (_, key) = match key.take() {
+            Some(known) if known.0 == tp => key.insert(known),
+            _ => key.insert((tp, inner.keys.log(tp))),
+        };
+        request.begin(3 + 2 * append.fields.len());
+        request.arg(b"XADD");
+        request.arg(key.as_str().as_bytes());
+        request.arg(b"*");
+        for (name, value) in &append.fields {
+            request.arg(name);
+            request.arg(value);
+        }
+    }
+    request
+}
+
+fn during(error: Error, append: &Append) -> Error {
+    error.during(format_args!("append to {}", append.topic_partition))
+}
+
+/// About what an entry takes in a request: its bytes, the words around them, and the key.
+fn size(append: &Append) -> usize {
+    let fields = append.fields.iter().map(|(name, value)| 24 + name.len() + value.len());
+    96 + fields.sum::<usize>()
+}

@@ -1,0 +1,412 @@
+//! The fenced read: requests of a reader under a WATCH on the fence of its lease.
+//!
+//! One request is one pipeline: `[XREAD BLOCK] MULTI XREADGROUP… EXEC WATCH HGET`. EXEC does nothing if the fence
+//! changed since the WATCH of the request before, and the HGET of that request had returned our token. So an owner
+//! reads nothing if another one took over while it was paused or blocked in the XREAD. The server runs the commands
+//! behind the XREAD as soon as it returns, so a wait costs no further round trip.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
+use millstream_core::leases::Lease;
+use millstream_core::log::{Note, Source};
+use millstream_core::name::GroupName;
+use millstream_core::wire;
+use redis::{Pipeline, Value};
+
+use crate::backend::{CONSUMER, Inner};
+use crate::conn::cursor::Cursor;
+use crate::conn::request::{Digits, Request};
+use crate::conn::resp::Head;
+use crate::conn::socket::Socket;
+use crate::error::unexpected;
+use crate::roles::leases::fenced;
+use crate::scripts::reply::{self, RawEntry};
+use crate::stored::note;
+
+/// Connection of one reader that watches the fence of its lease.
+pub(crate) struct Guard {
+    inner: Arc<Inner>,
+    lease: Lease,
+    group: GroupName,
+    /// Keys of the log and the retry log. Other types here name a stream by its index in this array.
+    streams: [Key; 2],
+    wake: Key,
+    fence: Key,
+    held: Key,
+    /// `None` while a request is under way, so that a dropped future drops the connection too.
+    socket: Option<Socket>,
+    /// Buffer for requests, used again.
+    request: Request,
+}
+
+/// Request for entries of one stream.
+#[derive(Clone, Copy)]
+pub(crate) struct StreamRead {
+    pub(crate) stream: usize,
+    pub(crate) count: usize,
+    /// `None` for new entries, or the id above which to read pending ones.
+    pub(crate) after: Option<MessageId>,
+}
+
+impl StreamRead {
+    /// Returns the number of commands that this request takes in a transaction.
+    fn commands(&self) -> usize {
+        1 + usize::from(self.after.is_some())
+    }
+}
+
+/// Entries read from one stream.
+#[derive(Default)]
+pub(crate) struct Page {
+    pub(crate) entries: Vec<RawEntry>,
+    /// Delivery count of each pending entry; empty for new entries.
+    pub(crate) deliveries: Vec<(MessageId, u32)>,
+}
+
+/// Position of the group when a reader starts over.
+pub(crate) struct Position {
+    /// Last delivered id of each stream.
+    pub(crate) delivered: [MessageId; 2],
+}
+
+/// Number of entries of a log and its approximate size.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Weight {
+    pub(crate) entries: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Ids above which entries of the streams and heads of the schedule count as new.
+#[derive(Clone, Copy)]
+pub(crate) struct Above {
+    pub(crate) streams: [MessageId; 2],
+    /// Last seen id in the stream of schedule heads.
+    pub(crate) wake: MessageId,
+}
+
+/// What ended a wait: new entries, a new head of the schedule, or neither.
+#[derive(Default)]
+pub(crate) struct Woke {
+    /// Index and first new id of each stream that has a new entry.
+    pub(crate) streams: Vec<(usize, MessageId)>,
+    /// Id of the newest schedule head, if there is a new one.
+    pub(crate) wake: Option<MessageId>,
+}
+
+/// Result of a request.
+pub(crate) struct Answer {
+    pub(crate) woke: Woke,
+    /// One page per request; `None` if the fence had been touched and nothing was done.
+    pub(crate) pages: Option<Vec<Page>>,
+    /// Whether pending entries have notes. Only requested together with pending entries, otherwise false.
+    pub(crate) noted: bool,
+}
+
+impl Guard {
+    pub(crate) fn new(inner: Arc<Inner>, lease: &Lease) -> Result<Self> {
+        let (tp, group) = lease.partition()?;
+        Ok(Self {
+            streams: [inner.keys.log(tp), inner.keys.retry_log(tp, group)],
+            wake: inner.keys.wake(&tp.clone().into()),
+            fence: inner.keys.fence(tp, group),
+            held: inner.keys.held(tp, group),
+            group: group.clone(),
+            lease: lease.clone(),
+            inner,
+            socket: None,
+            request: Request::default(),
+        })
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    pub(crate) fn close(&mut self) {
+        self.socket = None;
+    }
+
+    /// Connects, aborts the requests that an earlier reader of this lease may still have on the server, and watches
+    /// the fence.
+    pub(crate) async fn open(&mut self) -> Result<(Position, Weight)> {
+        self.socket = Some(self.inner.dial.socket("reader").await?);
+        let word = format!("{:016x}", fastrand::u64(..));
+        let mut pipe = Pipeline::with_capacity(7);
+        let script = &self.inner.scripts.open_reader;
+        // `open_reader` changes the fence: that aborts a blocked request that the server may still hold for a cut
+        // connection of this lease. Our WATCH comes behind the change, so our own first transaction is not aborted.
+        pipe.add_command(script.eval([&self.fence], &[self.lease.token.as_str(), &word]));
+        self.add_position(&mut pipe);
+        self.add_watch(&mut pipe);
+        add_weight(&mut pipe, &self.streams[0]);
+        let answers = self.send(&pipe).await?;
+        let [opened, log, retry_log, watch, token, length, bytes] = reply::tuple(Value::Array(answers))?;
+        let on_fence = |error: Error| fenced(error, &self.lease).during(format_args!("open {}", self.fence));
+        reply::ok(opened).map_err(on_fence)?;
+        self.check_token(reply::ok(watch).map(drop), token)?;
+        Ok((self.read_position([log, retry_log])?, weight(length, bytes)))
+    }
+
+    /// Returns whether a stream still has an entry with this id and digest.
+    pub(crate) async fn holds(&mut self, stream: usize, (id, digest): (MessageId, u64)) -> Result<bool> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("XRANGE").arg(self.streams[stream].as_str()).arg(id.to_string()).arg(id.to_string());
+        let entries = self.send(&pipe).await?.pop().unwrap_or_default();
+        let mut entries = reply::entries(entries).map_err(|error| self.on(stream, error))?.into_iter();
+        Ok(entries.any(|(_, fields)| fields.is_some_and(|fields| wire::digest(&fields) == digest)))
+    }
+
+    /// Returns the size of the last answer in bytes, and how long it took to arrive.
+    pub(crate) fn weight(&self) -> (usize, Duration) {
+        self.socket.as_ref().map_or((0, Duration::ZERO), Socket::weight)
+    }
+
+    pub(crate) async fn position(&mut self) -> Result<Position> {
+        let mut pipe = Pipeline::with_capacity(2);
+        self.add_position(&mut pipe);
+        let answers = self.send(&pipe).await?;
+        self.read_position(reply::tuple(Value::Array(answers))?)
+    }
+
+    /// Reads if the fence is untouched. With `above`, first checks for a new head of the schedule, or waits up to
+    /// `block` for a head or an entry of either stream.
+    pub(crate) async fn read(
+        &mut self,
+        asks: &[StreamRead],
+        above: Option<Above>,
+        block: Option<Duration>,
+    ) -> Result<Answer> {
+        let request = std::mem::take(&mut self.request);
+        self.request = self.read_request(request, asks, above, block);
+        self.exchange(block.unwrap_or_default()).await?;
+
+        let mut replies = self.socket()?.replies();
+        let woke = if above.is_some() { self.woke(replies.next()?)? } else { Woke::default() };
+        replies.next()?.ok()?;
+        // Each command inside MULTI is answered with QUEUED, or with the error for which the server refused it.
+        let mut refused = None;
+        for ask in asks {
+            for _ in 0..ask.commands() {
+                let queued = replies.next()?.ok();
+                refused = refused.or(queued.err().map(|error| (ask.stream, error)));
+            }
+        }
+        let (mut done, watch, token) = (replies.next()?, replies.next()?, replies.next()?.value()?);
+        let of_pending = asks.iter().any(|ask| ask.after.is_some());
+        let noted = of_pending
+            && reply::count(replies.next()?.value()?)
+                .map_err(|error| error.during(format_args!("read {}", self.held)))?
+                > 0;
+        if let Some((stream, error)) = refused {
+            // A refused command made EXEC abort, so nothing was read. Only a server that is out of memory has a way
+            // round.
+            if error.kind() != ErrorKind::Backpressure {
+                return Err(self.on(stream, error));
+            }
+            self.check_token(watch.ok(), token)?;
+            let pages = Some(self.read_by_script(asks).await?);
+            return Ok(Answer { woke, pages, noted });
+        }
+        // Judge the token before nil: the HGET ran behind EXEC. Nil with our own token means that the lease is still
+        // ours, and only the fence was touched.
+        let count = done.array()?;
+        self.check_token(watch.ok(), token)?;
+        let Some(count) = count else { return Ok(Answer { woke, pages: None, noted }) };
+        let asked: usize = asks.iter().map(StreamRead::commands).sum();
+        if count != asked {
+            return Err(unexpected(format_args!("{count} replies to {asked} commands")));
+        }
+        let pages = asks.iter().map(|ask| self.page(ask, &mut done));
+        Ok(Answer { woke, pages: Some(pages.collect::<Result<_>>()?), noted })
+    }
+
+    fn read_request(
+        &self,
+        mut request: Request,
+        asks: &[StreamRead],
+        above: Option<Above>,
+        block: Option<Duration>,
+    ) -> Request {
+        request.clear();
+        let [log, retry_log] = [self.stream(0), self.stream(1)];
+        let wake = self.wake.as_str().as_bytes();
+        if let Some(above) = above {
+            let [above_log, above_retry_log] = above.streams.map(Digits::id);
+            let above_wake = Digits::id(above.wake);
+            let above_wake = above_wake.as_bytes();
+            if let Some(block) = block {
+                let ms = Digits::number(u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1));
+                let (ms, ids) = (ms.as_bytes(), [above_log.as_bytes(), above_retry_log.as_bytes()]);
+                let look: [&[u8]; 5] = [b"XREAD", b"COUNT", b"1", b"BLOCK", ms];
+                let streams = [b"STREAMS", log, retry_log, wake, ids[0], ids[1], above_wake];
+                request.add(&[&look[..], &streams[..]].concat());
+            } else {
+                request.add(&[b"XREAD", b"COUNT", b"1", b"STREAMS", wake, above_wake]);
+            }
+        }
+        request.add(&[b"MULTI"]);
+        for ask in asks {
+            self.add_read(&mut request, ask);
+        }
+        request.add(&[b"EXEC"]);
+        let fence = self.fence.as_str().as_bytes();
+        request.add(&[b"WATCH", fence]);
+        request.add(&[b"HGET", fence, b"token"]);
+        if asks.iter().any(|ask| ask.after.is_some()) {
+            request.add(&[b"HLEN", self.held.as_str().as_bytes()]);
+        }
+        request
+    }
+
+    fn add_read(&self, request: &mut Request, ask: &StreamRead) {
+        let (stream, group) = (self.stream(ask.stream), self.group.as_str().as_bytes());
+        let (count, consumer) = (Digits::number(ask.count as u64), CONSUMER.as_bytes());
+        let count = count.as_bytes();
+        let after = ask.after.map(Digits::id);
+        let after = after.as_ref().map_or(&b">"[..], Digits::as_bytes);
+        request.add(&[b"XREADGROUP", b"GROUP", group, consumer, b"COUNT", count, b"STREAMS", stream, after]);
+        if let Some(after) = ask.after {
+            let after = Digits::behind(after);
+            request.add(&[b"XPENDING", stream, group, after.as_bytes(), b"+", count, consumer]);
+        }
+    }
+
+    /// Reads the notes of entries of one stream, one result per id. A value that is no note of ours is logged and
+    /// skipped.
+    pub(crate) async fn notes(&mut self, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
+        let answers = self.send(&note::ask(&self.held, source, ids)).await?;
+        note::told(answers, &self.held, ids)
+    }
+
+    /// Reads with a script. A server that is out of memory refuses every command inside MULTI, also those that would
+    /// free memory, so consumers could never drain it. It accepts the script, which costs twice as much.
+    async fn read_by_script(&mut self, asks: &[StreamRead]) -> Result<Vec<Page>> {
+        let mut pipe = Pipeline::with_capacity(asks.len());
+        for ask in asks {
+            let count = ask.count.to_string();
+            let after = ask.after.map_or_else(|| ">".to_owned(), |id| id.to_string());
+            let args = [self.lease.token.as_str(), self.group.as_str(), CONSUMER, &count, &after];
+            pipe.add_command(self.inner.scripts.read.eval([&self.fence, &self.streams[ask.stream]], &args));
+        }
+        let answers = self.send(&pipe).await?;
+        let pages = asks.iter().zip(answers).map(|(ask, answer)| {
+            let on = |error| self.on(ask.stream, fenced(error, &self.lease));
+            let [entries, deliveries] = reply::ok(answer).and_then(reply::tuple).map_err(on)?;
+            let streams = reply::streams(entries).map_err(on)?;
+            let entries = streams.into_iter().flat_map(|(_, entries)| entries).collect();
+            Ok(Page { entries, deliveries: reply::deliveries(deliveries).map_err(on)? })
+        });
+        pages.collect()
+    }
+
+    fn page(&self, ask: &StreamRead, done: &mut Cursor<'_>) -> Result<Page> {
+        let on = |error| self.on(ask.stream, error);
+        let streams = done.streams().map_err(on)?;
+        let entries = streams.into_iter().flat_map(|(_, entries)| entries).collect();
+        let deliveries = match ask.after {
+            Some(_) => done.value().and_then(reply::deliveries).map_err(on)?,
+            None => Vec::new(),
+        };
+        Ok(Page { entries, deliveries })
+    }
+
+    /// Reads what ended the wait. A fail-over or a deleted key ends it too, with an error that has no meaning for the
+    /// commands behind it.
+    fn woke(&self, mut answer: Cursor<'_>) -> Result<Woke> {
+        if matches!(answer.clone().head()?, Head::Error(line) if line.starts_with(b"-UNBLOCKED")) {
+            return Ok(Woke::default());
+        }
+        let ([log, retry_log], wake) = (&self.streams, &self.wake);
+        let streams = answer
+            .streams()
+            .map_err(|error| error.during(format_args!("wait for {log}, {retry_log} and {wake}")))?;
+        let mut woke = Woke::default();
+        for (key, entries) in streams {
+            let Some((id, _)) = entries.first() else { continue };
+            match self.streams.iter().position(|stream| key == stream.as_str().as_bytes()) {
+                Some(stream) => woke.streams.push((stream, *id)),
+                None => woke.wake = Some(*id),
+            }
+        }
+        Ok(woke)
+    }
+
+    fn add_position(&self, pipe: &mut Pipeline) {
+        for stream in &self.streams {
+            pipe.cmd("XINFO").arg("GROUPS").arg(stream.as_str());
+        }
+    }
+
+    fn read_position(&self, answers: [Value; 2]) -> Result<Position> {
+        let mut delivered = [MessageId::ZERO; 2];
+        for (stream, answer) in answers.into_iter().enumerate() {
+            let group = reply::group(answer, self.group.as_str()).map_err(|error| self.on(stream, error))?;
+            delivered[stream] = group.unwrap_or_default().last_delivered;
+        }
+        Ok(Position { delivered })
+    }
+
+    fn add_watch(&self, pipe: &mut Pipeline) {
+        pipe.cmd("WATCH").arg(self.fence.as_str());
+        pipe.cmd("HGET").arg(self.fence.as_str()).arg("token");
+    }
+
+    fn check_token(&self, watch: Result<()>, token: Value) -> Result<()> {
+        let on_fence = |error: Error| error.during(format_args!("watch {}", self.fence));
+        watch.map_err(on_fence)?;
+        match reply::maybe_bytes(token).map_err(on_fence)? {
+            Some(token) if token == self.lease.token.as_str() => Ok(()),
+            _ => Err(self.lease.fenced()),
+        }
+    }
+
+    fn on(&self, stream: usize, error: Error) -> Error {
+        error.during(format_args!("read {}", self.streams[stream]))
+    }
+
+    fn stream(&self, stream: usize) -> &[u8] {
+        self.streams[stream].as_str().as_bytes()
+    }
+
+    fn socket(&self) -> Result<&Socket> {
+        self.socket.as_ref().ok_or_else(not_connected)
+    }
+
+    /// Sends a request that is rare, and returns its replies as values of the client.
+    async fn send(&mut self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        self.request.clear();
+        self.request.add_pipeline(pipe);
+        self.exchange(Duration::ZERO).await?;
+        let mut replies = self.socket()?.replies();
+        (0..pipe.len()).map(|_| replies.next()?.value()).collect()
+    }
+
+    async fn exchange(&mut self, block: Duration) -> Result<()> {
+        // Taken out during the exchange: after an error or a dropped future, unread replies may follow on it.
+        let mut socket = self.socket.take().ok_or_else(not_connected)?;
+        socket.ask(&self.request, block, self.inner.dial.response_timeout).await?;
+        self.socket = Some(socket);
+        Ok(())
+    }
+}
+
+/// Adds the commands that estimate how large the entries of a stream are before any is read.
+pub(crate) fn add_weight(pipe: &mut Pipeline, stream: &Key) {
+    pipe.cmd("XLEN").arg(stream.as_str());
+    pipe.cmd("MEMORY").arg("USAGE").arg(stream.as_str()).arg("SAMPLES").arg(5);
+}
+
+/// Parses the replies to [`add_weight`]. A field is 0 where the server or the user's permissions do not allow the
+/// command; then the first page shows the size.
+pub(crate) fn weight(length: Value, bytes: Value) -> Weight {
+    let number = |value| reply::count(value).map_or(0, |number| number as u64);
+    Weight { entries: number(length), bytes: number(bytes) }
+}
+
+fn not_connected() -> Error {
+    Error::new(ErrorKind::Unavailable, "the reader has no connection")
+}

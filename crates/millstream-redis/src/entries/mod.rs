@@ -1,0 +1,8 @@
+//! Log entries in bulk: appending, reading under a fence, trimming.
+
+pub(crate) mod appender;
+pub(crate) mod guard;
+pub(crate) mod plan;
+pub(crate) mod reader;
+pub(crate) mod shared_reader;
+pub(crate) mod trimming;

@@ -1,0 +1,327 @@
+//! Reader of one partition: returns everything pending first, then new entries, from log and retry log.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use millstream_core::error::{ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::leases::Lease;
+use millstream_core::log::{Entry, Fetched, Reader, Receipt, Source};
+use millstream_core::wire;
+
+use crate::backend::Inner;
+use crate::entries::guard::{Above, Guard, Position, StreamRead};
+use millstream_core::pages::PageSizer;
+
+/// Longest single wait on the server. A longer wait is split into several.
+const MAX_BLOCK: Duration = Duration::from_secs(3_600);
+/// Shortest wait on the server, since the server takes 0 ms for an unlimited wait.
+const MIN_BLOCK: Duration = Duration::from_millis(1);
+
+/// The two streams of a group, by index.
+const SOURCES: [Source; 2] = [Source::Log, Source::Retry];
+
+#[derive(Clone, Copy)]
+enum Stage {
+    /// Reads entries that were handed out before: of this stream, above this id.
+    Pending(usize, MessageId),
+    /// Reads entries that were never handed out.
+    New,
+}
+
+pub(crate) struct StreamReader {
+    guard: Guard,
+    stage: Stage,
+    pages: PageSizer,
+    /// Id up to which the group was handed each stream. It only tells the server when a wait ends: a wrong value costs
+    /// time, never a message, since the group itself knows which entries are new.
+    tail: [MessageId; 2],
+    /// Whether each stream may hold more right now: if so, the next read does not wait.
+    backlog: [bool; 2],
+    /// Whether the last answer of each stream was empty: the other stream then gets its share of the next read.
+    empty: [bool; 2],
+    /// Highest id of the log that this reader has returned.
+    handed: MessageId,
+    /// Id and digest of the newest entry of each stream that this reader has returned.
+    newest: [Option<(MessageId, u64)>; 2],
+    /// Whether such an entry is gone and the next result has to report it.
+    tail_lost: bool,
+    /// Rewind of the group (from, to) that the next result has to report.
+    rewound: Option<(MessageId, MessageId)>,
+    /// Newest head of the schedule that was reported. A new connection begins at 0-0, so that a head that came without
+    /// a connection, or before this reader, is reported once.
+    wake: MessageId,
+    /// Whether there is a new head that the next result has to report.
+    woken: bool,
+    /// Index of the stream from which a read of a single entry takes.
+    turn: usize,
+    /// Set while a request is under way. If a call finds it set, the future before was dropped and an answer may be
+    /// lost.
+    busy: bool,
+}
+
+impl StreamReader {
+    pub(crate) fn new(inner: Arc<Inner>, lease: &Lease) -> Result<Self> {
+        Ok(Self {
+            guard: Guard::new(inner, lease)?,
+            stage: Stage::New,
+            pages: PageSizer::default(),
+            tail: [MessageId::ZERO; 2],
+            backlog: [true; 2],
+            empty: [false; 2],
+            handed: MessageId::ZERO,
+            newest: [None; 2],
+            tail_lost: false,
+            rewound: None,
+            wake: MessageId::ZERO,
+            woken: false,
+            turn: 0,
+            busy: false,
+        })
+    }
+
+    async fn next(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        let started = Instant::now();
+        if !self.guard.is_open() {
+            let (position, weight) = self.guard.open().await?;
+            self.pages.guess(weight.entries, weight.bytes);
+            self.start_over(position).await?;
+            self.wake = MessageId::ZERO;
+        }
+        let mut asked = false;
+        loop {
+            if self.tail_lost {
+                return Ok(Fetched::default());
+            }
+            let max = self.pages.count(max);
+            if let Stage::Pending(stream, after) = self.stage {
+                if let Some(fetched) = self.pending(stream, after, max).await? {
+                    return Ok(fetched);
+                }
+                continue;
+            }
+            let left = wait.saturating_sub(started.elapsed()).min(MAX_BLOCK);
+            let idle = self.backlog == [false; 2];
+            if idle && (self.rewound.is_some() || self.woken) {
+                return Ok(Fetched::default());
+            }
+            if idle && left < MIN_BLOCK {
+                if asked {
+                    return Ok(Fetched::default());
+                }
+                // No time is left to wait for the stream that has something: read both.
+                self.backlog = [true; 2];
+            }
+            let block = (idle && left >= MIN_BLOCK).then_some(left);
+            if let Some(mut fetched) = self.new_entries(max, block).await? {
+                let read = fetched.entries.len() + fetched.ghosts.len();
+                let room = max.saturating_sub(read);
+                // One stream had less than its share and the other one has more: read the rest of `max` from it,
+                // unless that is less than a quarter of `max`, which is not worth a request.
+                if read > 0 && room >= (max / 4).max(1) && self.backlog != [false; 2] {
+                    let more = self.new_entries(room, None).await?.unwrap_or_default();
+                    fetched.entries.extend(more.entries);
+                    fetched.ghosts.extend(more.ghosts);
+                }
+                if read > 0 || self.woken {
+                    return Ok(fetched);
+                }
+                asked = true;
+            }
+        }
+    }
+
+    /// Starts over with the pending entries and checks whether the group is positioned before an entry that this reader has
+    /// returned.
+    ///
+    /// If it does, the server has lost its latest writes. The entries may still exist. If they do not, a server whose
+    /// clock is behind may give their ids to other entries. Checking the newest entry is enough: it is lost if any
+    /// other one is.
+    async fn start_over(&mut self, position: Position) -> Result<()> {
+        let Position { delivered } = position;
+        for (stream, delivered) in delivered.into_iter().enumerate() {
+            if let Some(newest) = self.newest[stream].filter(|(id, _)| delivered < *id) {
+                self.tail_lost |= !self.guard.holds(stream, newest).await?;
+            }
+        }
+        if delivered[0] < self.handed {
+            let from = self.rewound.map_or(self.handed, |(from, _)| from);
+            (self.rewound, self.handed) = (Some((from, delivered[0])), delivered[0]);
+        }
+        self.tail = delivered;
+        self.stage = Stage::Pending(0, MessageId::ZERO);
+        (self.backlog, self.empty) = ([true; 2], [false; 2]);
+        Ok(())
+    }
+
+    /// Keeps id and digest of the newest entries of a result, for the check in [`Self::start_over`].
+    fn note(&mut self, fetched: &Fetched) {
+        for (stream, source) in SOURCES.into_iter().enumerate() {
+            let of_stream = fetched.entries.iter().filter(|entry| entry.receipt.source == source);
+            let Some(entry) = of_stream.max_by_key(|entry| entry.receipt.id) else { continue };
+            if self.newest[stream].is_none_or(|(id, _)| id < entry.receipt.id) {
+                self.newest[stream] = Some((entry.receipt.id, wire::digest(&entry.fields)));
+            }
+        }
+        self.handed = self.newest[0].map_or(self.handed, |(id, _)| id.max(self.handed));
+    }
+
+    /// Starts over after an aborted transaction: the fence was touched and the lease is still ours, so another reader
+    /// of it began or the group was moved.
+    async fn touched(&mut self) -> Result<Option<Fetched>> {
+        let position = self.guard.position().await?;
+        self.start_over(position).await?;
+        Ok(None)
+    }
+
+    /// Reads one page of pending entries. Returns `None` if there is none, or if the fence was touched.
+    async fn pending(&mut self, stream: usize, after: MessageId, max: usize) -> Result<Option<Fetched>> {
+        let ask = StreamRead { stream, count: max, after: Some(after) };
+        let answer = self.guard.read(&[ask], None, None).await?;
+        let (bytes, took) = self.guard.weight();
+        let Some(page) = answer.pages.and_then(|mut pages| pages.pop()) else { return self.touched().await };
+        self.stage = match page.entries.last() {
+            Some((last, _)) if page.entries.len() >= max => Stage::Pending(stream, *last),
+            _ if stream + 1 < SOURCES.len() => Stage::Pending(stream + 1, MessageId::ZERO),
+            _ => Stage::New,
+        };
+        if page.entries.is_empty() {
+            return Ok(None);
+        }
+        self.pages.came(page.entries.len(), bytes, took);
+        let mut notes = Vec::new();
+        if answer.noted {
+            let ids: Vec<MessageId> = page.entries.iter().map(|(id, _)| *id).collect();
+            notes = self.guard.notes(SOURCES[stream], &ids).await?;
+        }
+        let mut notes = notes.into_iter();
+        let mut fetched = Fetched { pending: true, ..Fetched::default() };
+        let mut counts = page.deliveries.into_iter().peekable();
+        for (id, fields) in page.entries {
+            let note = notes.next().flatten();
+            // Entries and delivery counts are both sorted by id.
+            while counts.next_if(|(other, _)| *other < id).is_some() {}
+            let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
+            let receipt = Receipt { source: SOURCES[stream], id };
+            match fields {
+                Some(fields) => fetched.entries.push(Entry { receipt, deliveries, fields, note }),
+                None => fetched.ghosts.push(receipt),
+            }
+        }
+        Ok(Some(fetched))
+    }
+
+    /// Reads new entries, after waiting up to `block`. Returns `None` if the fence was touched.
+    async fn new_entries(&mut self, max: usize, block: Option<Duration>) -> Result<Option<Fetched>> {
+        let asks = self.plan(max);
+        let above = Above { streams: self.tail, wake: self.wake };
+        let answer = self.guard.read(&asks, Some(above), block).await?;
+        if let Some(wake) = answer.woke.wake {
+            (self.wake, self.woken) = (wake, true);
+        }
+        let Some(pages) = answer.pages else { return self.touched().await };
+
+        let mut fetched = Fetched::default();
+        let (mut read, mut entries) = ([false; 2], 0);
+        for (ask, page) in asks.iter().zip(pages) {
+            let stream = ask.stream;
+            self.backlog[stream] = page.entries.len() >= ask.count;
+            entries += page.entries.len();
+            self.empty[stream] = page.entries.is_empty();
+            if let Some((last, _)) = page.entries.last() {
+                self.tail[stream] = self.tail[stream].max(*last);
+                read[stream] = true;
+            }
+            for (id, fields) in page.entries {
+                let receipt = Receipt { source: SOURCES[stream], id };
+                match fields {
+                    Some(fields) => {
+                        fetched.entries.push(Entry { receipt, deliveries: 1, fields, note: None });
+                    }
+                    None => fetched.ghosts.push(receipt),
+                }
+            }
+        }
+        let (bytes, took) = self.guard.weight();
+        self.pages.came(entries, bytes, took);
+        let mut astray = false;
+        for (stream, id) in answer.woke.streams {
+            if !asks.iter().any(|ask| ask.stream == stream) {
+                self.backlog[stream] = true;
+            } else if !read[stream] {
+                // The wait ended for an entry that the group was handed already, or that is gone by now.
+                self.tail[stream] = self.tail[stream].max(id);
+                astray = true;
+            }
+        }
+        if astray {
+            // The group was moved forward, so ask for its position: otherwise every entry on the way would end one
+            // wait each.
+            for (tail, position) in self.tail.iter_mut().zip(self.guard.position().await?.delivered) {
+                *tail = position.max(*tail);
+            }
+        }
+        if max == 1 {
+            self.turn = 1 - self.turn;
+        }
+        Ok(Some(fetched))
+    }
+
+    /// Plans the next read: how many entries to take from each stream. The sum is `max`, and the retry log gets a
+    /// quarter of it. A stream that was empty in the last answer while the other one was not gets a single entry,
+    /// which is enough to notice that it has more.
+    fn plan(&self, max: usize) -> Vec<StreamRead> {
+        let ask = |stream, count| StreamRead { stream, count, after: None };
+        if max > 1 {
+            let retries = match self.empty {
+                [false, true] => 1,
+                [true, false] => max - 1,
+                _ => (max / 4).max(1),
+            };
+            return vec![ask(0, max - retries), ask(1, retries)];
+        }
+        let idle = self.backlog == [false; 2];
+        vec![ask(if idle || self.backlog[self.turn] { self.turn } else { 1 - self.turn }, 1)]
+    }
+}
+
+#[async_trait]
+impl Reader for StreamReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
+        // The future of the last call was dropped, so an answer may be lost. A new connection starts over with the
+        // pending entries and returns those of that answer again.
+        if self.busy {
+            self.guard.close();
+        }
+        if max == 0 {
+            return Ok(Fetched::default());
+        }
+        self.busy = true;
+        let fetched = self.next(max, wait).await;
+        self.busy = false;
+        match fetched {
+            Ok(mut fetched) => {
+                self.note(&fetched);
+                fetched.rewound = self.rewound.take();
+                fetched.tail_lost = std::mem::take(&mut self.tail_lost);
+                fetched.woken = std::mem::take(&mut self.woken);
+                Ok(fetched)
+            }
+            Err(error) => {
+                self.guard.close();
+                if error.kind() == ErrorKind::Unconfirmed {
+                    // The answer may have been too large to arrive: ask for less in the next request.
+                    self.pages.lost();
+                }
+                if error.kind() == ErrorKind::GroupMissing {
+                    // This error already reports the loss. A group that is created again later starts fresh, so its
+                    // position is no rewind.
+                    (self.handed, self.rewound) = (MessageId::ZERO, None);
+                    (self.newest, self.tail_lost) = ([None; 2], false);
+                }
+                Err(error)
+            }
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Reader of many partitions beside other readers: first the entries pending under its own name, then new ones.
+//!
+//! Its consumer name is unique, so it may block in the XREADGROUP itself: each entry goes to one reader, and the
+//! entries of a lost answer are pending under its own name, where it looks first when it starts over.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
+use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
+use millstream_core::shared::{SharedMember, SharedReader};
+use millstream_core::topic::Partition;
+use redis::{Cmd, Pipeline, Value};
+
+use crate::backend::Inner;
+use crate::conn::request::Request;
+use crate::conn::resp::Head;
+use crate::conn::socket::Socket;
+use crate::entries::guard::{add_weight, weight};
+use crate::entries::plan::{Plan, StreamsRead};
+use crate::error::unexpected;
+use crate::scripts::reply::{self, RawEntry};
+use crate::scripts::wrong_type;
+use crate::stored::note;
+use millstream_core::pages::PageSizer;
+
+/// Shortest and longest single wait on the server, since the server takes 0 ms for an unlimited wait.
+const BLOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(3_600));
+
+/// Maximum number of logs whose entry size is estimated.
+const WEIGHED: usize = 32;
+
+pub(crate) struct StreamsReader {
+    inner: Arc<Inner>,
+    seat: SharedMember,
+    streams: Vec<Stream>,
+    /// `None` while a request is under way, so that a dropped future drops the connection too.
+    socket: Option<Socket>,
+    /// Buffer for requests, used again.
+    request: Request,
+    stage: Stage,
+    plan: Plan,
+    pages: PageSizer,
+    /// Time until which the blocking request under way can take entries.
+    blocking: Option<Instant>,
+    /// Time until which blocking requests with lost answers can take entries. Then the reader looks for those entries.
+    stray: Option<Instant>,
+    /// Set while a request is under way. If a call finds it set, the future before was dropped and an answer may be
+    /// lost.
+    busy: bool,
+}
+
+struct Stream {
+    partition: Partition,
+    source: Source,
+    key: Key,
+    held: Key,
+}
+
+enum Stage {
+    /// Reads entries pending under our name: of these streams; of the first one, above this id.
+    Pending(VecDeque<usize>, MessageId),
+    /// Reads entries that were never handed out.
+    New,
+}
+
+/// Entries read, by partition.
+#[derive(Default)]
+struct Read(Vec<(Partition, Fetched)>);
+
+impl Read {
+    fn of(&mut self, partition: Partition) -> &mut Fetched {
+        let at = self.0.iter().position(|(known, _)| *known == partition).unwrap_or_else(|| {
+            self.0.push((partition, Fetched::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+}
+
+impl StreamsReader {
+    pub(crate) fn new(inner: Arc<Inner>, seat: SharedMember, partitions: &[Partition]) -> Self {
+        let mut streams = Vec::with_capacity(2 * partitions.len());
+        for partition in partitions {
+            let tp = seat.partition(*partition);
+            for source in [Source::Log, Source::Retry] {
+                let key = inner.stream(&tp, &seat.group, source);
+                let held = inner.keys.held(&tp, &seat.group);
+                streams.push(Stream { partition: *partition, source, key, held });
+            }
+        }
+        let plan = Plan::new(streams.len());
+        Self {
+            inner,
+            seat,
+            streams,
+            socket: None,
+            request: Request::default(),
+            stage: Stage::New,
+            plan,
+            pages: PageSizer::default(),
+            blocking: None,
+            stray: None,
+            busy: false,
+        }
+    }
+
+    async fn next(&mut self, max: usize, wait: Duration) -> Result<Read> {
+        let started = Instant::now();
+        loop {
+            let stray = self.stray.is_some_and(|until| until <= Instant::now());
+            if self.socket.is_none() || (stray && matches!(self.stage, Stage::New)) {
+                self.start_over(stray).await?;
+            }
+            let max = self.pages.count(max);
+            if matches!(self.stage, Stage::Pending(..)) {
+                if let Some(read) = self.pending(max).await? {
+                    return Ok(read);
+                }
+                continue;
+            }
+            let left = wait.saturating_sub(started.elapsed());
+            // Wait no longer than until the last lost request can take nothing more: then start over to find its
+            // entries.
+            let until = self.stray.map_or(BLOCK.1, |until| until.saturating_duration_since(Instant::now()));
+            let block = left.min(until).min(BLOCK.1);
+            let idle = self.plan.is_idle();
+            let read = if idle && block >= BLOCK.0 {
+                self.new_entries(vec![self.plan.wait(max)], Some(block)).await?
+            } else {
+                let asks = self.plan.look(max);
+                self.new_entries(asks, None).await?
+            };
+            if !read.0.is_empty() {
+                return Ok(read);
+            }
+            if left < BLOCK.0 && self.plan.is_idle() {
+                return Ok(read);
+            }
+        }
+    }
+
+    /// Connects if needed, and finds the streams with entries pending under our name.
+    async fn start_over(&mut self, stray: bool) -> Result<()> {
+        if self.socket.is_none() {
+            self.socket = Some(self.inner.dial.socket("reader").await?);
+        }
+        self.weigh().await?;
+        let mut pipe = Pipeline::with_capacity(self.streams.len());
+        for stream in &self.streams {
+            let group = self.seat.group.as_str();
+            pipe.cmd("XPENDING").arg(stream.key.as_str()).arg(group).arg("-").arg("+").arg(1);
+            pipe.arg(self.seat.consumer.as_str());
+        }
+        let answers = self.send(&pipe).await?;
+        let mut pending = VecDeque::new();
+        for (at, answer) in answers.into_iter().enumerate() {
+            if !reply::deliveries(answer).map_err(|error| self.on(at, error))?.is_empty() {
+                pending.push_back(at);
+            }
+        }
+        if stray {
+            self.stray = None;
+        }
+        self.stage = Stage::Pending(pending, MessageId::ZERO);
+        self.plan = Plan::new(self.streams.len());
+        Ok(())
+    }
+
+    /// Estimates the size of entries from the logs, unless some entries have arrived already.
+    async fn weigh(&mut self) -> Result<()> {
+        if !self.pages.is_new() {
+            return Ok(());
+        }
+        let logs = self.streams.iter().filter(|stream| stream.source == Source::Log).take(WEIGHED);
+        let mut pipe = Pipeline::with_capacity(2 * WEIGHED);
+        logs.for_each(|log| add_weight(&mut pipe, &log.key));
+        let mut answers = self.send(&pipe).await?.into_iter();
+        let (mut entries, mut bytes) = (0, 0);
+        while let (Some(length), Some(used)) = (answers.next(), answers.next()) {
+            let weight = weight(length, used);
+            (entries, bytes) = (entries + weight.entries, bytes + weight.bytes);
+        }
+        self.pages.guess(entries, bytes);
+        Ok(())
+    }
+
+    /// Reads one page of entries pending under our name. Returns `None` if the current stream has no more.
+    async fn pending(&mut self, max: usize) -> Result<Option<Read>> {
+        let Stage::Pending(streams, after) = &self.stage else { return Ok(None) };
+        let (Some(at), after) = (streams.front().copied(), *after) else {
+            self.stage = Stage::New;
+            return Ok(None);
+        };
+        let (group, name) = (self.seat.group.as_str(), self.seat.consumer.as_str());
+        let Stream { partition, source, key, held } = &self.streams[at];
+        let (partition, source, held) = (*partition, *source, held.clone());
+        let mut pipe = Pipeline::with_capacity(3);
+        pipe.cmd("XREADGROUP").arg("GROUP").arg(group).arg(name).arg("COUNT").arg(max);
+        pipe.arg("STREAMS").arg(key.as_str()).arg(after.to_string());
+        pipe.cmd("XPENDING")
+            .arg(key.as_str())
+            .arg(group)
+            .arg(format!("({after}"))
+            .arg("+")
+            .arg(max)
+            .arg(name);
+        pipe.cmd("HLEN").arg(held.as_str());
+        self.exchange(&pipe, Duration::ZERO).await?;
+        let socket = self.socket()?;
+        let (mut replies, (bytes, took)) = (socket.replies(), socket.weight());
+        let entries = replies.next()?.streams().map_err(|error| self.on(at, error))?;
+        let entries: Vec<RawEntry> = entries.into_iter().flat_map(|(_, entries)| entries).collect();
+        let counts = replies.next()?.value().and_then(reply::deliveries);
+        let counts = counts.map_err(|error| self.on(at, error))?;
+        let noted = replies.next()?.value().and_then(reply::count);
+        let noted = noted.map_err(|error| error.during(format_args!("read {held}")))? > 0;
+        self.pages.came(entries.len(), bytes, took);
+
+        if let Stage::Pending(streams, after) = &mut self.stage {
+            match entries.last() {
+                Some((last, _)) if entries.len() >= max => *after = *last,
+                _ => {
+                    streams.pop_front();
+                    *after = MessageId::ZERO;
+                }
+            }
+        }
+        if entries.is_empty() {
+            return Ok(None);
+        }
+        let ids: Vec<MessageId> = entries.iter().map(|(id, _)| *id).collect();
+        let notes = if noted { self.notes(&held, source, &ids).await? } else { Vec::new() };
+        let mut read = Read::default();
+        *read.of(partition) = page(source, entries, counts, notes);
+        Ok(Some(read))
+    }
+
+    async fn notes(&mut self, held: &Key, source: Source, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
+        let answers = self.send(&note::ask(held, source, ids)).await?;
+        note::told(answers, held, ids)
+    }
+
+    /// Reads new entries, after waiting up to `block`.
+    async fn new_entries(&mut self, asks: Vec<StreamsRead>, block: Option<Duration>) -> Result<Read> {
+        let mut pipe = Pipeline::with_capacity(asks.len());
+        for ask in &asks {
+            pipe.cmd("XREADGROUP")
+                .arg("GROUP")
+                .arg(self.seat.group.as_str())
+                .arg(self.seat.consumer.as_str());
+            pipe.arg("COUNT").arg(ask.count);
+            if let Some(block) = block {
+                pipe.arg("BLOCK").arg(u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1));
+            }
+            pipe.arg("STREAMS");
+            for at in &ask.streams {
+                pipe.arg(self.streams[*at].key.as_str());
+            }
+            for _ in &ask.streams {
+                pipe.arg(">");
+            }
+        }
+        // The server may still hold a blocking request after its connection is cut, and hand entries to it until then.
+        self.blocking = block.map(|block| Instant::now() + block + self.inner.dial.response_timeout);
+        self.exchange(&pipe, block.unwrap_or_default()).await?;
+        self.blocking = None;
+        let socket = self.socket()?;
+        let (mut replies, (bytes, took)) = (socket.replies(), socket.weight());
+        let (mut read, mut entries) = (Read::default(), 0);
+        let mut gave = Vec::with_capacity(asks.len());
+        for (ask, cmd) in asks.iter().zip(pipe.cmd_iter()) {
+            let mut answer = replies.next()?;
+            if matches!(answer.clone().head()?, Head::Error(_)) {
+                return Err(self.refused(ask, answer.value()?, cmd));
+            }
+            let mut got = vec![0; ask.streams.len()];
+            for (key, some) in answer.streams()? {
+                let known = |at: &usize| key == self.streams[*at].key.as_str().as_bytes();
+                let Some(slot) = ask.streams.iter().position(known) else { return Err(unasked(key)) };
+                let Stream { partition, source, .. } = self.streams[ask.streams[slot]];
+                got[slot] = some.len();
+                entries += some.len();
+                let page = page(source, some, Vec::new(), Vec::new());
+                let fetched = read.of(partition);
+                fetched.pending = false;
+                fetched.entries.extend(page.entries);
+                fetched.ghosts.extend(page.ghosts);
+            }
+            gave.push(got);
+        }
+        asks.iter().zip(&gave).for_each(|(ask, got)| self.plan.told(ask, got));
+        self.pages.came(entries, bytes, took);
+        Ok(read)
+    }
+
+    /// Builds the error for a reply that is a server error, with the key that it concerns, if a key can be determined.
+    fn refused(&self, ask: &StreamsRead, answer: Value, cmd: &Cmd) -> Error {
+        let mut named = Pipeline::new();
+        named.add_command(cmd.clone());
+        let mut answer = [answer];
+        wrong_type::name_keys(&mut answer, &named);
+        let [answer] = answer;
+        let first = ask.streams.first().copied().unwrap_or_default();
+        match reply::ok(answer) {
+            Err(error) => self.on(first, error),
+            Ok(_) => unexpected("an error that is none"),
+        }
+    }
+
+    fn on(&self, at: usize, error: Error) -> Error {
+        error.during(format_args!("read {}", self.streams[at].key))
+    }
+
+    fn socket(&self) -> Result<&Socket> {
+        self.socket.as_ref().ok_or_else(not_connected)
+    }
+
+    /// Sends a request with small replies, and returns them as values of the client.
+    async fn send(&mut self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        self.exchange(pipe, Duration::ZERO).await?;
+        let mut replies = self.socket()?.replies();
+        let mut values = (0..pipe.len()).map(|_| replies.next()?.value()).collect::<Result<Vec<_>>>()?;
+        wrong_type::name_keys(&mut values, pipe);
+        Ok(values)
+    }
+
+    async fn exchange(&mut self, pipe: &Pipeline, block: Duration) -> Result<()> {
+        let mut socket = self.socket.take().ok_or_else(not_connected)?;
+        self.request.clear();
+        self.request.add_pipeline(pipe);
+        socket.ask(&self.request, block, self.inner.dial.response_timeout).await?;
+        self.socket = Some(socket);
+        Ok(())
+    }
+
+    /// Drops the connection after a possibly lost answer, so that the next request starts over.
+    fn lose(&mut self) {
+        self.socket = None;
+        self.stray = self.stray.max(self.blocking.take());
+    }
+}
+
+fn unasked(key: &[u8]) -> Error {
+    unexpected(format_args!("entries of {}", String::from_utf8_lossy(key)))
+}
+
+fn not_connected() -> Error {
+    Error::new(ErrorKind::Unavailable, "the reader has no connection")
+}
+
+/// Combines entries with their delivery counts and notes. All lists are sorted by id.
+fn page(
+    source: Source,
+    entries: Vec<RawEntry>,
+    counts: Vec<(MessageId, u32)>,
+    notes: Vec<Option<Note>>,
+) -> Fetched {
+    let (mut counts, mut notes) = (counts.into_iter().peekable(), notes.into_iter());
+    let mut fetched = Fetched { pending: true, ..Fetched::default() };
+    for (id, fields) in entries {
+        let note = notes.next().flatten();
+        while counts.next_if(|(other, _)| *other < id).is_some() {}
+        let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
+        let receipt = Receipt { source, id };
+        match fields {
+            Some(fields) => fetched.entries.push(Entry { receipt, deliveries, fields, note }),
+            None => fetched.ghosts.push(receipt),
+        }
+    }
+    fetched
+}
+
+#[async_trait]
+impl SharedReader for StreamsReader {
+    async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
+        if self.busy {
+            self.lose();
+        }
+        if max == 0 || self.streams.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.busy = true;
+        let read = self.next(max, wait).await;
+        self.busy = false;
+        if let Err(error) = &read {
+            self.lose();
+            if error.kind() == ErrorKind::Unconfirmed {
+                // The answer may have been too large to arrive: ask for less in the next request.
+                self.pages.lost();
+            }
+        }
+        read.map(|read| read.0)
+    }
+}

@@ -1,0 +1,86 @@
+//! Trimming: calls of the script `trim` for a retention, and the sum of their results.
+
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::leases::Lease;
+use millstream_core::log::{Lost, Trimmed};
+use millstream_core::name::GroupName;
+use millstream_core::topic::Retention;
+use redis::Value;
+
+use crate::backend::RedisBackend;
+use crate::error::unexpected;
+use crate::roles::leases::fenced;
+use crate::scripts::reply;
+use crate::scripts::script;
+
+/// Maximum number of entries that one call of the script drops; it stops earlier where they are large.
+const CHUNK: usize = 10_000;
+/// Maximum number of calls, one after the other.
+const CALLS: usize = 64;
+
+impl RedisBackend {
+    pub(crate) async fn trim_by(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
+        let (tp, group) = lease.partition()?;
+        let mut trimmed = Trimmed::default();
+        let Some(rule) = rule(retention)? else { return Ok(trimmed) };
+        let keys = [self.inner.keys.fence(tp, group), self.inner.keys.log(tp)];
+        for n in 0..CALLS {
+            let call = self.inner.scripts.trim.call(keys.each_ref());
+            let call = call.arg(lease.token.as_str()).arg(CHUNK).args([rule.0, &rule.1]);
+            let answer = script::run_one(&self.inner.messages, call).await;
+            let on = |error: Error| fenced(error, lease).during(format_args!("trim {}", keys[1]));
+            match answer.and_then(|answer| add(&mut trimmed, answer)).map_err(on) {
+                Ok(()) if trimmed.more => {}
+                Ok(()) => break,
+                // Return the result so far, or the dropped entries would never be counted. `more` stays set, and the
+                // next trim meets the error again if it persists.
+                Err(error) if n > 0 => {
+                    tracing::warn!(log = %keys[1], %error, dropped = trimmed.dropped, "trimming was stopped");
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        trimmed.lost.sort_by(|one, other| one.group.cmp(&other.group));
+        Ok(trimmed)
+    }
+}
+
+/// Returns the script's arguments for a retention; `None` if nothing is to be dropped.
+fn rule(retention: Retention) -> Result<Option<(&'static str, String)>> {
+    let text = retention.to_string();
+    let figure = text.split_once(':').map_or("0", |(_, figure)| figure).to_owned();
+    let word = match retention {
+        Retention::Consumed => "consumed",
+        Retention::ConsumedAfter(_) => "consumed-after",
+        Retention::Age(_) => "age",
+        Retention::Length(_) => "length",
+        Retention::Keep => return Ok(None),
+        other => {
+            return Err(Error::new(ErrorKind::Unsupported, format!("nothing is known here of {other:?}")));
+        }
+    };
+    Ok(Some((word, figure)))
+}
+
+fn add(trimmed: &mut Trimmed, answer: Value) -> Result<()> {
+    let mut answer = reply::array(answer)?.into_iter();
+    let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
+    let (dropped, more) = (reply::count(next()?)?, reply::int(next()?)? == 1);
+    trimmed.dropped += dropped;
+    trimmed.more = more;
+    while let Some(name) = answer.next() {
+        let name = reply::text(name)?;
+        let mut number = || reply::count(answer.next().unwrap_or_default()).map(|number| number as u64);
+        let (unread, pending) = (number()?, number()?);
+        let Ok(group) = GroupName::new(&name) else {
+            tracing::warn!(group = name, unread, pending, "a group that is none of ours has lost entries");
+            continue;
+        };
+        match trimmed.lost.iter_mut().find(|lost| lost.group == group) {
+            Some(lost) => (lost.unread, lost.pending) = (lost.unread + unread, lost.pending + pending),
+            None => trimmed.lost.push(Lost { group, unread, pending }),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,339 @@
+//! The audit role: scripts that check one page in one step, and plain commands for data that is spread over hash
+//! slots.
+
+mod catalog;
+
+use async_trait::async_trait;
+use millstream_core::audit::{Audit, Audited, Check, Fault, Finding, MAX_PAGE, Remedy, Scope};
+use millstream_core::catalog::Catalog;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
+use millstream_core::log::Source;
+use millstream_core::members::Members;
+use millstream_core::name::GroupName;
+use millstream_core::schedule::Place;
+use millstream_core::topic::TopicPartition;
+use redis::{Pipeline, Value};
+
+use crate::backend::{CONSUMER, RedisBackend};
+use crate::conn::connection::Line;
+use crate::error::unexpected;
+use crate::queue::scheduling::{claims, states, word};
+use crate::roles::inspect::is_no_group;
+use crate::scripts::reply;
+use crate::scripts::script;
+use crate::stored::note;
+use catalog::is_number;
+
+/// Maximum number of calls of a repair that continues as long as it finds something.
+const MAX_CALLS: usize = 10_000;
+/// Minimum idle time of an entry in milliseconds, so that its consumer is not just about to settle it.
+const IDLE_MS: u64 = 60_000;
+
+#[async_trait]
+impl Audit for RedisBackend {
+    async fn audit(&self, scope: &Scope, check: Check, after: Option<&str>) -> Result<Audited> {
+        if !scope.checks().contains(&check) {
+            let why = format!("{scope} has no check {}", check.as_str());
+            return Err(Error::new(ErrorKind::InvalidConfig, why));
+        }
+        match (scope, check) {
+            (_, Check::Types) => self.types(scope).await,
+            (Scope::Topic(topic), _) => self.catalog_of(scope, topic).await,
+            (Scope::Partition(tp), Check::Groups) => self.groups_of(scope, tp).await,
+            (Scope::Partition(tp), _) => self.at_place(scope, &tp.clone().into(), check, after).await,
+            (Scope::Shard(shard), _) => self.at_place(scope, &shard.clone().into(), check, after).await,
+            (Scope::Group(tp, group), Check::Position) => self.position_of(scope, tp, group).await,
+            (Scope::Group(tp, group), Check::Lease) => self.lease_of(scope, tp, group).await,
+            (Scope::Group(tp, group), Check::Consumers) => self.consumers_of(scope, tp, group).await,
+            (Scope::Group(tp, group), _) => self.in_group(scope, tp, group, check, after).await,
+        }
+    }
+
+    async fn repair(&self, finding: &Finding) -> Result<bool> {
+        match (&finding.scope, finding.fault) {
+            (_, fault) if fault.remedy() == Remedy::Person => Ok(false),
+            (Scope::Topic(topic), _) => self.repair_topic(topic, finding.fault).await,
+            (Scope::Partition(tp), _) => self.repair_at(&tp.clone().into(), finding).await,
+            (Scope::Shard(shard), _) => self.repair_at(&shard.clone().into(), finding).await,
+            (Scope::Group(tp, group), Fault::GroupMissing) => {
+                let still = self.position_of(&finding.scope, tp, group).await?;
+                if !still.findings.iter().any(|found| found.fault == Fault::GroupMissing) {
+                    return Ok(false);
+                }
+                match self.restore_group(tp, group, MessageId::ZERO).await {
+                    Err(error) if error.kind() == ErrorKind::Deleted => Ok(false),
+                    other => other,
+                }
+            }
+            (Scope::Group(tp, group), _) => self.repair_group(tp, group, finding).await,
+        }
+    }
+}
+
+/// Splits a finding's `<source>:<id>`; an id without a source belongs to the log.
+fn split(id: &str) -> (Source, &str) {
+    match id.split_once(':') {
+        Some(("retry", id)) => (Source::Retry, id),
+        Some(("log", id)) => (Source::Log, id),
+        _ => (Source::Log, id),
+    }
+}
+
+fn audited(scope: &Scope, answer: Value) -> Result<Audited> {
+    let [next, looked_at, found] = reply::tuple(answer)?;
+    let findings = reply::array(found)?.into_iter().map(|finding| {
+        let [fault, id, detail] = reply::tuple(finding)?;
+        let (fault, id, detail) = (reply::text(fault)?, reply::text(id)?, reply::text(detail)?);
+        let known = [
+            Fault::RetryLost,
+            Fault::RetryStranded,
+            Fault::PendingAndParked,
+            Fault::Ghost,
+            Fault::RetryLeaked,
+            Fault::NoteStray,
+            Fault::BodyLost,
+            Fault::BodyStranded,
+            Fault::TaskTwice,
+            Fault::StateStray,
+        ];
+        let fault = known.into_iter().find(|known| known.as_str() == fault);
+        let fault = fault.ok_or_else(|| unexpected("a fault that is not known"))?;
+        Ok(Finding::new(fault, scope, id, detail))
+    });
+    let findings = findings.collect::<Result<_>>()?;
+    let next = Some(reply::text(next)?).filter(|next| !next.is_empty());
+    Ok(Audited { findings, looked_at: reply::count(looked_at)? as u64, next })
+}
+
+impl RedisBackend {
+    /// Checks one page, in one call of the script. A check of both streams covers the log first, then the retry log.
+    async fn in_group(
+        &self,
+        scope: &Scope,
+        tp: &TopicPartition,
+        group: &GroupName,
+        check: Check,
+        after: Option<&str>,
+    ) -> Result<Audited> {
+        let keys = &self.inner.keys;
+        let (what, source) = match check {
+            Check::Parked => ("parked", Source::Log),
+            Check::ParkedBodies => ("parked_bodies", Source::Log),
+            Check::Pending => ("pending", Source::Log),
+            Check::PendingRetries => ("pending", Source::Retry),
+            Check::RetryLog => ("retry_log", Source::Retry),
+            _ => ("notes", after.map_or(Source::Log, |after| split(after).0)),
+        };
+        let after = match (check, after) {
+            (Check::Notes, Some(after)) => split(after).1,
+            (_, after) => after.unwrap_or_default(),
+        };
+        let call = self.inner.scripts.audit.call([
+            &self.inner.stream(tp, group, source),
+            &keys.retry_due(tp, group),
+            &keys.retry_items(tp, group),
+            &keys.held(tp, group),
+        ]);
+        let call = call.args([what, note::word(source), group.as_str(), after]).arg(MAX_PAGE);
+        let mut page = audited(scope, script::run_one(&self.inner.pool, call).await?)?;
+        if check == Check::Notes {
+            page.next = match (page.next, source) {
+                (Some(next), source) => Some(format!("{}:{next}", note::word(source))),
+                (None, Source::Log) => Some("retry:".to_owned()),
+                (None, Source::Retry) => None,
+            };
+        }
+        Ok(page)
+    }
+
+    async fn at_place(
+        &self,
+        scope: &Scope,
+        place: &Place,
+        check: Check,
+        after: Option<&str>,
+    ) -> Result<Audited> {
+        let keys = self.place_keys(place);
+        let call = self.inner.scripts.audit_place.call(keys.each_ref());
+        let call = call.args([word(place), check.as_str(), after.unwrap_or_default()]).arg(MAX_PAGE);
+        audited(scope, script::run_one(&self.inner.pool, call).await?)
+    }
+
+    fn place_keys(&self, place: &Place) -> [Key; 4] {
+        let keys = &self.inner.keys;
+        [keys.delay(place), keys.delay_items(place), claims(keys, place), states(keys, place)]
+    }
+
+    async fn repair_at(&self, place: &Place, finding: &Finding) -> Result<bool> {
+        let keys = self.place_keys(place);
+        let call = self.inner.scripts.repair_place.call(keys.each_ref());
+        let call = call.args([word(place), finding.fault.as_str(), &finding.id]);
+        Ok(reply::int(script::run_one(&self.inner.pool, call).await?)? == 1)
+    }
+
+    async fn repair_group(&self, tp: &TopicPartition, group: &GroupName, finding: &Finding) -> Result<bool> {
+        let keys = &self.inner.keys;
+        let (source, id) = match finding.fault {
+            Fault::RetryLeaked => (Source::Retry, finding.id.as_str()),
+            Fault::PositionAhead => (split(&finding.id).0, ""),
+            _ => split(&finding.id),
+        };
+        let mut done = false;
+        for _ in 0..MAX_CALLS {
+            let call = self.inner.scripts.repair.call([
+                &self.inner.stream(tp, group, source),
+                &keys.retry_due(tp, group),
+                &keys.retry_items(tp, group),
+                &keys.held(tp, group),
+                &keys.dead_letters(tp, group),
+                &keys.lease(tp, group),
+                &keys.fence(tp, group),
+            ]);
+            let words = [finding.fault.as_str(), note::word(source), group.as_str(), id, CONSUMER];
+            let call = call.args(words).arg(tp.topic.as_str()).arg(tp.partition.0);
+            let more = reply::int(script::run_one(&self.inner.pool, call).await?)? > 0;
+            done |= more;
+            // A consumer may have more entries than one call moves.
+            if !more || finding.fault != Fault::ConsumerStray {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>> {
+        self.inner.pool.send(pipe).await
+    }
+
+    async fn position_of(&self, scope: &Scope, tp: &TopicPartition, group: &GroupName) -> Result<Audited> {
+        let mut page = Audited::default();
+        let known = self.listed(&self.inner.keys.topic_groups(&tp.topic), &[group.as_str()]).await?;
+        for source in [Source::Log, Source::Retry] {
+            let key = self.inner.stream(tp, group, source);
+            let mut pipe = Pipeline::with_capacity(2);
+            // Read the group before the stream: so its position is never beyond the end that is read after it.
+            pipe.cmd("XINFO").arg("GROUPS").arg(key.as_str());
+            pipe.cmd("XINFO").arg("STREAM").arg(key.as_str());
+            let [groups, stream] = reply::tuple(Value::Array(self.ask(&pipe).await?))?;
+            page.looked_at += 1;
+            match reply::group(groups, group.as_str())? {
+                Some(info) => {
+                    let end = last_generated(stream)?;
+                    if info.last_delivered > end {
+                        let detail = format!("stands at {}, the end is {end}", info.last_delivered);
+                        let id = format!("{}:", note::word(source));
+                        page.findings.push(Finding::new(Fault::PositionAhead, scope, id, detail));
+                    }
+                }
+                // A group that is being deleted is reported with the topic: it must not be restored.
+                None if known == [true] && !self.group_state(&tp.topic, group).await?.deleting => {
+                    let detail = format!("not on {key}");
+                    page.findings.push(Finding::new(Fault::GroupMissing, scope, note::word(source), detail));
+                }
+                None => {}
+            }
+        }
+        Ok(page)
+    }
+
+    async fn lease_of(&self, scope: &Scope, tp: &TopicPartition, group: &GroupName) -> Result<Audited> {
+        let (lease, fence) = (self.inner.keys.lease(tp, group), self.inner.keys.fence(tp, group));
+        let mut pipe = Pipeline::with_capacity(4);
+        // Read the fence before and after the lease: a grant changes both. (A transaction is refused when the server
+        // is out of memory.)
+        pipe.cmd("HGET").arg(fence.as_str()).arg("token");
+        pipe.cmd("GET").arg(lease.as_str());
+        pipe.cmd("PTTL").arg(lease.as_str());
+        pipe.cmd("HMGET").arg(fence.as_str()).arg(&["token", "epoch", "ttl"]);
+        let [before, held, left, after] = reply::tuple(Value::Array(self.ask(&pipe).await?))?;
+        let [token, epoch, ttl] = reply::tuple(after)?;
+        if reply::ok(before)? != token {
+            return Ok(Audited { looked_at: 1, ..Audited::default() });
+        }
+        let (held, token) = (reply::maybe_bytes(held)?, reply::maybe_bytes(token)?);
+        let mut page = Audited { looked_at: 1, ..Audited::default() };
+        for (what, value) in [("epoch", epoch), ("ttl", ttl)] {
+            if let Some(value) = reply::maybe_bytes(value)?
+                && !is_number(&value)
+            {
+                let detail = format!("{what} is {:?}", String::from_utf8_lossy(&value));
+                page.findings.push(Finding::new(Fault::FenceDamaged, scope, fence.as_str(), detail));
+            }
+        }
+        let why = match (&held, reply::int(left)?) {
+            (None, _) => return Ok(page),
+            (Some(_), -1) => "never ends",
+            _ if held != token => "has a token that is not the fence's",
+            _ => return Ok(page),
+        };
+        page.findings.push(Finding::new(Fault::LeaseBroken, scope, lease.as_str(), why));
+        Ok(page)
+    }
+
+    /// Finds entries pending under names other than the owner's, where no living member would take them over.
+    async fn consumers_of(&self, scope: &Scope, tp: &TopicPartition, group: &GroupName) -> Result<Audited> {
+        let keys = &self.inner.keys;
+        let mut page = Audited::default();
+        let mut stray = Vec::new();
+        for source in [Source::Log, Source::Retry] {
+            let key = self.inner.stream(tp, group, source);
+            let mut pipe = Pipeline::with_capacity(1);
+            pipe.cmd("XPENDING").arg(key.as_str()).arg(group.as_str());
+            let answer = self.ask(&pipe).await?.pop().unwrap_or_default();
+            if is_no_group(&answer) {
+                continue;
+            }
+            let [_, _, _, consumers] = reply::tuple(answer)?;
+            for consumer in reply::array(consumers)? {
+                let [name, pending] = reply::tuple(consumer)?;
+                let (name, pending) = (reply::text(name)?, reply::int(pending)?);
+                page.looked_at += 1;
+                if name != CONSUMER {
+                    stray.push((source, name, pending));
+                }
+            }
+        }
+        if stray.is_empty() {
+            return Ok(page);
+        }
+        let mut pipe = Pipeline::with_capacity(1 + stray.len());
+        pipe.cmd("EXISTS").arg(keys.lease(tp, group).as_str());
+        for (source, name, _) in &stray {
+            let key = self.inner.stream(tp, group, *source);
+            pipe.cmd("XPENDING").arg(key.as_str()).arg(group.as_str());
+            pipe.arg("IDLE").arg(IDLE_MS).arg("-").arg("+").arg(1).arg(name);
+        }
+        let mut answers = self.ask(&pipe).await?.into_iter();
+        let owned = reply::int(answers.next().unwrap_or_default())? == 1;
+        if owned || self.roster(&tp.topic, group).await?.living().next().is_some() {
+            return Ok(page);
+        }
+        for ((source, name, pending), idle) in stray.into_iter().zip(answers) {
+            if !reply::array(idle)?.is_empty() {
+                let id = format!("{}:{name}", note::word(source));
+                page.findings.push(Finding::new(
+                    Fault::ConsumerStray,
+                    scope,
+                    id,
+                    format!("{pending} pending"),
+                ));
+            }
+        }
+        Ok(page)
+    }
+}
+
+/// Returns the largest id that a stream ever had.
+fn last_generated(info: Value) -> Result<MessageId> {
+    if reply::is_missing_key(&info) {
+        return Ok(MessageId::MAX);
+    }
+    for (name, value) in reply::pairs(reply::ok(info)?)? {
+        if &*reply::bytes(name)? == b"last-generated-id" {
+            return reply::id(value);
+        }
+    }
+    Err(unexpected("a stream without a last id"))
+}

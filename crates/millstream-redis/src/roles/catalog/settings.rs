@@ -1,0 +1,128 @@
+//! Settings of a topic: the fields of its meta hash.
+
+use millstream_core::catalog::FORMAT;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::name::TopicName;
+use millstream_core::topic::{MAX_PARTITIONS, Retention, TopicChange, TopicSpec};
+use redis::{Pipeline, Value};
+
+use super::deleting::Deletion;
+use super::{Mode, groups};
+use crate::backend::RedisBackend;
+use crate::scripts::reply;
+use crate::scripts::script;
+
+/// Fields of a topic's meta hash.
+const META: [&str; 6] = ["partitionCount", "format", "retention", "maxLength", "deleting", "reborn"];
+
+impl RedisBackend {
+    /// Stores settings if there are none, and returns the stored ones.
+    pub(super) async fn store_topic(&self, spec: &TopicSpec, mode: Mode) -> Result<TopicSpec> {
+        spec.check()?;
+        let keys = &self.inner.keys;
+        let (meta, deleted) = (keys.topic_meta(&spec.name), keys.topic_deleted(&spec.name));
+        // All in one script, so that no reader sees half of the settings.
+        let call = self.inner.scripts.create_topic.call([&meta, &deleted]);
+        let call = call.arg(mode.as_str()).arg(spec.partitions).arg(FORMAT);
+        let call =
+            call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0)).arg(spec.generation);
+        let answer = script::run_one(&self.inner.pool, call).await;
+        let stored = answer.map_err(|error| match error.kind() {
+            ErrorKind::Deleted => Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)),
+            _ => error.during(format_args!("create topic {}", spec.name)),
+        })?;
+        read(&spec.name, stored)
+    }
+
+    /// Marks a topic as being deleted. Returns the deletion under way and, if the topic exists, the number of
+    /// partitions that it has, or had when the deletion began.
+    pub(super) async fn forget_settings(&self, name: &TopicName) -> Result<(Deletion, Option<u32>)> {
+        let [deletion, partitions] = self.forget_topic(name, "begin", &Deletion::new()).await?;
+        let deletion = Deletion(reply::text(deletion)?);
+        if partitions == Value::Nil {
+            return Ok((deletion, None));
+        }
+        // An invalid value counts as 0: then the list of partitions has their number.
+        let partitions = u32::try_from(number(partitions).unwrap_or(0)).unwrap_or(u32::MAX);
+        Ok((deletion, Some(partitions.min(MAX_PARTITIONS))))
+    }
+
+    /// Removes the settings of a topic and the mark with them, if the mark still names this deletion. Returns `false`
+    /// otherwise.
+    pub(super) async fn end_deletion(&self, name: &TopicName, deletion: &Deletion) -> Result<bool> {
+        let [under_way, _] = self.forget_topic(name, "end", deletion).await?;
+        Ok(Deletion::read(under_way)?.as_ref() == Some(deletion))
+    }
+
+    async fn forget_topic(&self, name: &TopicName, stage: &str, deletion: &Deletion) -> Result<[Value; 2]> {
+        let keys = &self.inner.keys;
+        let (meta, deleted) = (keys.topic_meta(name), keys.topic_deleted(name));
+        let of_topic = [keys.topic_partitions(name), keys.topic_groups(name)];
+        let call = self.inner.scripts.forget_topic.call([&meta, &deleted, &of_topic[0], &of_topic[1]]);
+        let call = call.args([stage, deletion.as_str()]).arg(groups::millis());
+        reply::tuple(script::run_one(&self.inner.pool, call).await?)
+    }
+
+    pub(super) async fn stored_topic(&self, name: &TopicName) -> Result<TopicSpec> {
+        let meta = self.inner.keys.topic_meta(name);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("HMGET").arg(meta.as_str()).arg(&META);
+        read(name, self.inner.one(&meta, &pipe).await?)
+    }
+
+    /// Fails for a topic of a newer format, whose data this version does not know.
+    pub(crate) async fn check_format(&self, name: &TopicName) -> Result<()> {
+        let meta = self.inner.keys.topic_meta(name);
+        let mut pipe = Pipeline::new();
+        pipe.cmd("HGET").arg(meta.as_str()).arg("format");
+        check_format(name, number(self.inner.one(&meta, &pipe).await?).unwrap_or(0))
+    }
+
+    pub(super) async fn store_change(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
+        // Reading the topic also checks its format: data of a newer version is not changed.
+        change.of(self.stored_topic(name).await?)?;
+        let meta = self.inner.keys.topic_meta(name);
+        let retention = change.retention.map(|retention| retention.to_string()).unwrap_or_default();
+        let max_length = change.max_length.map(|bound| bound.unwrap_or(0).to_string()).unwrap_or_default();
+        let call = self.inner.scripts.alter_topic.call([&meta]).args([&*retention, &*max_length]);
+        script::run_one(&self.inner.pool, call).await?;
+        self.stored_topic(name).await
+    }
+}
+
+fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
+    let [partitions, format, retention, max_length, deleting, generation] = reply::tuple(meta)?;
+    let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
+    if nothing || deleting != Value::Nil {
+        return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")));
+    }
+    let damaged =
+        |what: &str| Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense"));
+    let number = |value: Value, what: &str| number(value).ok_or_else(|| damaged(what));
+    // Check the format first: a newer one may give every other field another meaning.
+    let format = number(format, "format")?;
+    check_format(name, format)?;
+    let partitions = u32::try_from(number(partitions, "partitionCount")?).unwrap_or(u32::MAX);
+    let retention = reply::text(retention).map_err(|_| damaged("retention"))?;
+    let retention =
+        Retention::parse(&retention).map_err(|error| error.during(format_args!("topic {name}")))?;
+    let max_length = match max_length {
+        Value::Nil => None,
+        stored => Some(number(stored, "maxLength")?).filter(|entries| *entries > 0),
+    };
+    let generation = if generation == Value::Nil { 0 } else { number(generation, "reborn")? };
+    let spec = TopicSpec::new(name.clone(), partitions).map_err(|_| damaged("partitionCount"))?;
+    Ok(spec.with_retention(retention).with_max_length(max_length).with_generation(generation))
+}
+
+fn check_format(name: &TopicName, format: u64) -> Result<()> {
+    if format <= u64::from(FORMAT) {
+        return Ok(());
+    }
+    let message = format!("topic {name} has format {format}, this version knows {FORMAT}");
+    Err(Error::new(ErrorKind::Unsupported, message))
+}
+
+fn number(value: Value) -> Option<u64> {
+    reply::text(value).ok()?.parse().ok()
+}

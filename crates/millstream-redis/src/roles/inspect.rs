@@ -1,0 +1,336 @@
+//! The inspect role: plain commands that only read, in pages and in chunks of partitions.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millstream_core::error::{Error, Result};
+use millstream_core::history::History;
+use millstream_core::id::MessageId;
+use millstream_core::inspect::{
+    Inspect, MAX_PAGE, MAX_PAGE_BYTES, Ownership, Page, Parked, Pending, Range, Reading, Server, Stored,
+    Stream, Usage,
+};
+use millstream_core::keys::Key;
+use millstream_core::leases::Holder;
+use millstream_core::log::Source;
+use millstream_core::name::GroupName;
+use millstream_core::topic::{TopicPartition, TopicSpec};
+use millstream_core::wire::Fields;
+use redis::{Pipeline, Value};
+
+use crate::backend::RedisBackend;
+use crate::conn::connection::Line;
+use crate::error::unexpected;
+use crate::scripts::reply;
+use crate::scripts::script;
+use crate::server;
+use crate::stored::item;
+use crate::stored::note;
+use crate::usage;
+
+/// Maximum number of entries of one command: more could be large, and the server does nothing else meanwhile.
+const PORTION: usize = 200;
+/// Number of entries in the first read of a page, when their size is not known yet.
+const FIRST: usize = 10;
+/// Maximum number of partitions of one pipeline.
+const CHUNK: usize = 200;
+
+#[async_trait]
+impl Inspect for RedisBackend {
+    async fn entries(
+        &self,
+        topic_partition: &TopicPartition,
+        stream: &Stream,
+        range: Range,
+        limit: usize,
+    ) -> Result<Page<Stored>> {
+        let keys = &self.inner.keys;
+        let key = match stream {
+            Stream::Retry(group) => keys.retry_log(topic_partition, group),
+            _ => keys.log(topic_partition),
+        };
+        self.page(&key, range, limit).await
+    }
+
+    async fn pending(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        source: Source,
+        after: MessageId,
+        limit: usize,
+    ) -> Result<Page<Pending>> {
+        let limit = limit.min(MAX_PAGE);
+        if limit == 0 || after == MessageId::MAX {
+            return Ok(Page::empty());
+        }
+        let key = self.inner.stream(topic_partition, group, source);
+        let held = self.inner.keys.held(topic_partition, group);
+        let mut pipe = Pipeline::with_capacity(2);
+        let above = format!("({after}");
+        pipe.cmd("XPENDING").arg(key.as_str()).arg(group.as_str()).arg(above).arg("+").arg(limit);
+        pipe.cmd("HLEN").arg(held.as_str());
+        let [rows, noted] = reply::tuple(Value::Array(self.inner.pool.send(&pipe).await?))?;
+        if is_no_group(&rows) {
+            return Ok(Page::empty());
+        }
+        let rows = rows_of(rows).map_err(|error| error.during(format_args!("pending of {key}")))?;
+        let noted = reply::count(noted).map_err(|error| error.during(format_args!("notes in {held}")))? > 0;
+        let mut notes = Vec::new();
+        if noted && !rows.is_empty() {
+            let ids: Vec<MessageId> = rows.iter().map(|row| row.id).collect();
+            let answers = self.inner.pool.send(&note::ask(&held, source, &ids)).await?;
+            notes = note::told(answers, &held, &ids)?;
+        }
+        let more = rows.len() == limit;
+        let mut notes = notes.into_iter();
+        let noted = |row| Pending { note: notes.next().flatten(), ..row };
+        Ok(Page { items: rows.into_iter().map(noted).collect(), more })
+    }
+
+    async fn parked(
+        &self,
+        topic_partition: &TopicPartition,
+        group: &GroupName,
+        after: Option<(u64, MessageId)>,
+        limit: usize,
+    ) -> Result<Page<Parked>> {
+        let keys = &self.inner.keys;
+        let (due, items) = (keys.retry_due(topic_partition, group), keys.retry_items(topic_partition, group));
+        let limit = limit.min(PORTION);
+        if limit == 0 {
+            return Ok(Page::empty());
+        }
+        let call = self.inner.scripts.scheduled.call([&due, &items]);
+        let call = match after {
+            Some((ms, origin)) => call.arg(&reply::score_of(ms)[..]).arg(origin.to_string()),
+            None => call.args(["", ""]),
+        };
+        let [more, entries] = reply::tuple(script::run_one(&self.inner.bulk, call.arg(limit)).await?)?;
+        let mut page = Page { items: Vec::new(), more: reply::int(more)? == 1 };
+        for entry in reply::array(entries)? {
+            let [origin, score, item] = reply::tuple(entry)?;
+            let origin = reply::bytes(origin)?;
+            let Ok(origin) = MessageId::from_bytes(&origin) else {
+                tracing::warn!(key = %due, "what waits under no id is passed over: {origin:?}");
+                continue;
+            };
+            page.items.push(parked(origin, reply::score_ms(score)?, reply::maybe_bytes(item)?.as_ref()));
+        }
+        if page.more && page.items.is_empty() {
+            return Err(unexpected(format_args!("{due} is full of what is no id")));
+        }
+        Ok(page)
+    }
+
+    async fn owners(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Ownership>> {
+        let keys = &self.inner.keys;
+        let all: Vec<TopicPartition> = topic.iter().collect();
+        let mut owners = Vec::with_capacity(all.len());
+        for chunk in all.chunks(CHUNK) {
+            let mut pipe = Pipeline::with_capacity(3 * chunk.len());
+            for tp in chunk {
+                let (lease, fence) = (keys.lease(tp, group), keys.fence(tp, group));
+                pipe.cmd("HMGET").arg(fence.as_str()).arg(&["owner", "token", "epoch", "ttl", "ends"]);
+                pipe.cmd("GET").arg(lease.as_str());
+                pipe.cmd("PTTL").arg(lease.as_str());
+            }
+            let mut answers = self.inner.pool.send(&pipe).await?.into_iter();
+            for tp in chunk {
+                let answers: Vec<Value> = answers.by_ref().take(3).collect();
+                let one = ownership(tp, answers);
+                owners.push(one.map_err(|error| error.during(format_args!("owner of {tp} for {group}")))?);
+            }
+        }
+        Ok(owners)
+    }
+
+    async fn consumers(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<Vec<Reading>> {
+        let sources = [Source::Log, Source::Retry];
+        let keys: [Key; 2] = sources.map(|source| self.inner.stream(topic_partition, group, source));
+        let mut pipe = Pipeline::with_capacity(2);
+        for key in &keys {
+            pipe.cmd("XINFO").arg("CONSUMERS").arg(key.as_str()).arg(group.as_str());
+        }
+        let answers = self.inner.pool.send(&pipe).await?;
+        let mut readings = Vec::new();
+        for ((answer, source), key) in answers.into_iter().zip(sources).zip(&keys) {
+            if reply::is_missing_key(&answer) || is_no_group(&answer) {
+                continue;
+            }
+            let on = |error: Error| error.during(format_args!("consumers of {key}"));
+            let mut some = Vec::new();
+            for info in reply::array(answer).map_err(on)? {
+                some.push(reading(source, info).map_err(on)?);
+            }
+            some.sort_by(|a, b| a.consumer.cmp(&b.consumer));
+            readings.extend(some);
+        }
+        Ok(readings)
+    }
+
+    async fn server(&self) -> Result<Server> {
+        server::look(&self.inner).await
+    }
+
+    async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>> {
+        usage::look(&self.inner, partitions, groups).await
+    }
+}
+
+/// Returns whether the server reports a missing group (or a missing stream, where a command names a group).
+pub(crate) fn is_no_group(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.code() == "NOGROUP")
+}
+
+impl RedisBackend {
+    /// Reads a page of a stream. Number and size of the entries are bounded, for the page and for every command.
+    pub(crate) async fn page(&self, key: &Key, range: Range, limit: usize) -> Result<Page<Stored>> {
+        let limit = limit.min(MAX_PAGE);
+        let (mut page, mut range, mut bytes, mut portion) = (Page::empty(), range, 0, FIRST);
+        loop {
+            let room = limit - page.items.len();
+            if range.is_empty() {
+                return Ok(page);
+            }
+            if room == 0 || bytes >= MAX_PAGE_BYTES {
+                page.more = true;
+                return Ok(page);
+            }
+            let count = portion.min(room);
+            let mut pipe = Pipeline::with_capacity(1);
+            let (after, before) = (format!("({}", range.after), format!("({}", range.before));
+            if range.newest_first {
+                pipe.cmd("XREVRANGE").arg(key.as_str()).arg(before).arg(after);
+            } else {
+                pipe.cmd("XRANGE").arg(key.as_str()).arg(after).arg(before);
+            }
+            pipe.arg("COUNT").arg(count);
+            let answer = self.inner.bulk.send(&pipe).await?.pop().unwrap_or_default();
+            let entries = reply::entries(answer).map_err(|error| error.during(format_args!("read {key}")))?;
+            let read = entries.len();
+            for (id, fields) in entries {
+                range = range.behind(id);
+                let stored = Stored { id, fields: fields.unwrap_or_default() };
+                bytes += size(&stored.fields);
+                page.items.push(stored);
+            }
+            if read < count {
+                return Ok(page);
+            }
+            portion = next_portion(page.items.len(), bytes);
+        }
+    }
+}
+
+/// Returns the size of names and values in bytes.
+fn size(fields: &Fields) -> usize {
+    fields.iter().map(|(name, value)| name.len() + value.len()).sum()
+}
+
+/// Returns the number of entries for the next command: about 256 KiB, by the mean size of those read so far.
+fn next_portion(entries: usize, bytes: usize) -> usize {
+    ((256 << 10) / (bytes / entries.max(1)).max(1)).clamp(1, PORTION)
+}
+
+fn rows_of(rows: Value) -> Result<Vec<Pending>> {
+    let rows = reply::array(rows)?.into_iter().map(|row| {
+        let [id, consumer, idle, deliveries] = reply::tuple(row)?;
+        Ok(Pending {
+            id: reply::id(id)?,
+            consumer: reply::text(consumer)?,
+            idle: millis(reply::int(idle)?),
+            deliveries: u64::try_from(reply::int(deliveries)?).unwrap_or(0),
+            note: None,
+        })
+    });
+    rows.collect()
+}
+
+fn millis(ms: i64) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(0))
+}
+
+/// Parses a parked retry as far as its item is valid: attempt, error, history and body. The error is left out where
+/// the history ends with it.
+fn parked(origin: MessageId, due: u64, item: Option<&Bytes>) -> Parked {
+    let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
+    let attempt = |bytes: &Bytes| text(bytes).parse().unwrap_or(1);
+    if let Some(([number, history], body)) = item.and_then(item::unpack::<2>) {
+        let history = History::parse(&text(&history));
+        let error = history.failures().last().map(|failed| failed.error.clone()).unwrap_or_default();
+        return Parked { origin, due, attempt: attempt(&number), error, history, body };
+    }
+    if let Some(([number, error, history], body)) = item.and_then(item::unpack::<3>) {
+        let (error, history) = (text(&error), History::parse(&text(&history)));
+        return Parked { origin, due, attempt: attempt(&number), error, history, body };
+    }
+    let (error, history, body) = (String::new(), History::default(), Fields::new());
+    Parked { origin, due, attempt: 0, error, history, body }
+}
+
+fn ownership(tp: &TopicPartition, answers: Vec<Value>) -> Result<Ownership> {
+    let [last, held, pttl] = reply::tuple(Value::Array(answers))?;
+    let [owner, token, epoch, ttl, ends] = reply::tuple(last)?;
+    let number = |value: Value| -> Result<Option<u64>> {
+        Ok(reply::maybe_bytes(value)?.and_then(|text| std::str::from_utf8(&text).ok()?.parse().ok()))
+    };
+    let (token, epoch, ttl) = (reply::maybe_bytes(token)?, number(epoch)?, number(ttl)?);
+    let (held, left) = (reply::maybe_bytes(held)?, u64::try_from(reply::int(pttl)?).unwrap_or(0));
+    // The same rule as in the script `acquire`: a lease without an expiry, or with a later one than was set, counts as
+    // free.
+    let lives = held.is_some() && held == token && left > 0 && left <= ttl.unwrap_or(0).saturating_mul(2);
+    let holder = match (reply::maybe_bytes(owner)?, epoch) {
+        (Some(owner), Some(epoch)) if lives => Some(Holder {
+            owner: String::from_utf8_lossy(&owner).into_owned(),
+            epoch,
+            expires_in: Duration::from_millis(left),
+        }),
+        _ => None,
+    };
+    Ok(Ownership {
+        partition: tp.partition,
+        holder,
+        ttl: ttl.map(Duration::from_millis),
+        ends: reply::maybe_bytes(ends)?
+            .map_or(0, |ends| crate::roles::leases::ends(&String::from_utf8_lossy(&ends)).len()),
+    })
+}
+
+fn reading(source: Source, info: Value) -> Result<Reading> {
+    let mut reading =
+        Reading { source, consumer: String::new(), pending: 0, idle: Duration::ZERO, inactive: None };
+    for (name, value) in reply::pairs(info)? {
+        match &*reply::bytes(name)? {
+            b"name" => reading.consumer = reply::text(value)?,
+            b"pending" => reading.pending = u64::try_from(reply::int(value)?).unwrap_or(0),
+            b"idle" => reading.idle = millis(reply::int(value)?),
+            // -1 stands for a consumer that never got an entry.
+            b"inactive" => {
+                reading.inactive = u64::try_from(reply::int(value)?).ok().map(Duration::from_millis);
+            }
+            _ => {}
+        }
+    }
+    Ok(reading)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portions_follow_the_size_of_entries() {
+        assert_eq!(next_portion(10, 10), PORTION);
+        assert_eq!(next_portion(10, 10 * (64 << 10)), 4);
+        assert_eq!(next_portion(10, 10 * (8 << 20)), 1);
+        assert_eq!(next_portion(0, 0), PORTION);
+    }
+
+    #[test]
+    fn bytes_that_are_no_item_are_a_retry_without_a_body() {
+        let parked = parked(MessageId::new(1, 0), 5, Some(&Bytes::from_static(b"garbage")));
+        assert_eq!((parked.attempt, parked.body.len()), (0, 0));
+    }
+}

@@ -1,0 +1,140 @@
+//! The leases role: scripts over the lease key, which expires, and the fence, which does not.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::continuity::Continuity;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::keys::Key;
+use millstream_core::leases::{Acquired, Holder, Lease, Leases, Resource};
+use redis::{Pipeline, Value};
+
+use crate::backend::{Inner, RedisBackend};
+use crate::conn::connection::Line;
+use crate::error::unexpected;
+use crate::scripts::reply;
+use crate::scripts::script;
+
+/// Replaces an error of the kind [`ErrorKind::Fenced`] by the lease's own error; returns any other unchanged.
+pub(crate) fn fenced(error: Error, lease: &Lease) -> Error {
+    if error.kind() == ErrorKind::Fenced { lease.fenced() } else { error }
+}
+
+impl Inner {
+    /// Returns the keys of a resource's lease and fence.
+    fn lease_keys(&self, resource: &Resource) -> Result<[Key; 2]> {
+        match resource {
+            Resource::Partition { topic_partition, group } => {
+                Ok([self.keys.lease(topic_partition, group), self.keys.fence(topic_partition, group)])
+            }
+            other => Err(Error::new(ErrorKind::Unsupported, format!("no key is known for {other}"))),
+        }
+    }
+}
+
+/// Returns a ttl in milliseconds: at least 1, at most 2^52, since Lua counts exactly up to 2^53.
+pub(crate) fn ttl_ms(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).clamp(1, 1 << 52)
+}
+
+#[async_trait]
+impl Leases for RedisBackend {
+    async fn acquire(
+        &self,
+        resource: &Resource,
+        owner: &str,
+        nonce: &str,
+        ttl: Duration,
+        heard: &Continuity,
+    ) -> Result<Acquired> {
+        let [lease, fence] = self.inner.lease_keys(resource)?;
+        let call = self.inner.scripts.acquire.call([&lease, &fence]);
+        let call = call.arg(owner).arg(nonce).arg(ttl_ms(ttl)).arg(heard.to_string());
+        let answer = script::run_one(&self.inner.leases, call).await;
+        let answer = answer.map_err(|error| error.during(format_args!("acquire {resource}")))?;
+        let mut answer = reply::array(answer)?.into_iter();
+        let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
+        if reply::int(next()?)? == 1 {
+            let (epoch, ends) = (epoch(next()?)?, ends(&reply::text(next()?)?));
+            let lease = Lease::new(resource.clone(), epoch, nonce, ttl);
+            return Ok(Acquired::Granted(lease.after_ends(ends)));
+        }
+        let (owner, epoch) = (reply::text(next()?)?, epoch(next()?)?);
+        let expires_in = Duration::from_millis(u64::try_from(reply::int(next()?)?).unwrap_or(0));
+        Ok(Acquired::Held(Holder { owner, epoch, expires_in }))
+    }
+
+    async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
+        let keys: Result<Vec<_>> =
+            leases.iter().map(|lease| self.inner.lease_keys(&lease.resource)).collect();
+        let answers = match &keys {
+            Ok(keys) => {
+                let calls = leases.iter().zip(keys).map(|(lease, [key, fence])| {
+                    let call = self.inner.scripts.renew.call([key, fence]);
+                    call.arg(lease.token.as_str()).arg(ttl_ms(lease.ttl))
+                });
+                script::run(&self.inner.leases, calls.collect()).await
+            }
+            Err(error) => Err(error.duplicate()),
+        };
+        match answers {
+            Ok(answers) => leases
+                .iter()
+                .zip(answers)
+                .map(|(lease, answer)| answer.map(drop).map_err(|error| fenced(error, lease)))
+                .collect(),
+            Err(error) => leases.iter().map(|_| Err(error.duplicate().during("renew leases"))).collect(),
+        }
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<()> {
+        let [key, fence] = self.inner.lease_keys(&lease.resource)?;
+        let call = self.inner.scripts.release.call([&key, &fence]).arg(lease.token.as_str());
+        let ends: Vec<_> = lease.ends.iter().map(u64::to_string).collect();
+        let call = call.arg(ends.join(" "));
+        let answer = script::run_one(&self.inner.leases, call).await;
+        answer.map(drop).map_err(|error| fenced(error, lease))
+    }
+
+    async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
+        let [_, fence] = self.inner.lease_keys(&lease.resource)?;
+        let call = self.inner.scripts.withdraw_end.call([&fence]).arg(lease.epoch);
+        script::run_one(&self.inner.leases, call).await.map(drop)
+    }
+
+    async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
+        let [lease, fence] = self.inner.lease_keys(resource)?;
+        let mut pipe = Pipeline::with_capacity(3);
+        pipe.cmd("HMGET").arg(fence.as_str()).arg(&["owner", "token", "epoch", "ttl"]);
+        pipe.cmd("GET").arg(lease.as_str());
+        pipe.cmd("PTTL").arg(lease.as_str());
+        let answers = self.inner.leases.send(&pipe).await?;
+        let [last, held, pttl] = reply::tuple(Value::Array(answers))?;
+        let on = |key: &Key| {
+            let key = key.clone();
+            move |error: Error| error.during(format_args!("holder of {key}"))
+        };
+        let [owner, token, stored, ttl] = reply::tuple(last).map_err(on(&fence))?;
+        let held = reply::maybe_bytes(held).map_err(on(&lease))?;
+        let pttl = u64::try_from(reply::int(pttl)?).unwrap_or(0);
+        let ttl = reply::maybe_bytes(ttl)?.and_then(|ttl| std::str::from_utf8(&ttl).ok()?.parse().ok());
+        // The same rule as in the script `acquire`: a lease without an expiry, or with a later one than was set,
+        // counts as free.
+        let lives = pttl > 0 && pttl <= ttl.unwrap_or(0u64).saturating_mul(2);
+        if held.is_none() || held != reply::maybe_bytes(token)? || !lives {
+            return Ok(None);
+        }
+        let (owner, epoch) = (reply::text(owner)?, epoch(stored)?);
+        Ok(Some(Holder { owner, epoch, expires_in: Duration::from_millis(pttl) }))
+    }
+}
+
+/// Parses the epochs in a fence. A word that is no number was written by somebody else and is skipped.
+pub(crate) fn ends(text: &str) -> Vec<u64> {
+    text.split(' ').filter_map(|epoch| epoch.parse().ok()).collect()
+}
+
+fn epoch(value: Value) -> Result<u64> {
+    let text = reply::text(value)?;
+    text.parse().map_err(|_| unexpected(format_args!("{text:?} instead of an epoch")))
+}

@@ -1,0 +1,319 @@
+//! The members role: one cheap script per operation, and a plain wait for changes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::keys::Key;
+use millstream_core::members::{
+    Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
+};
+use millstream_core::name::{GroupName, MemberId, TopicName};
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, Value};
+
+use crate::backend::{Inner, RedisBackend};
+use crate::conn::connection::send_within;
+use crate::error::unexpected;
+use crate::roles::catalog::gone;
+use crate::roles::leases::ttl_ms;
+use crate::scripts::reply;
+use crate::scripts::script;
+use crate::stored::ranges;
+
+/// Maximum length of an incarnation, in bytes.
+const MAX_INCARNATION: usize = 128;
+/// Hash field that holds a version: no member can have a name with a colon.
+const VERSION: &str = ":version";
+/// Stands for "no limit" and for "none" in the stored fields of a member.
+const NOTHING: &str = "-";
+/// Shortest and longest single wait on the server, since the server takes 0 ms for an unlimited wait.
+const BLOCK: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(3_600));
+
+#[async_trait]
+impl Members for RedisBackend {
+    async fn heartbeat(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        member: &Member,
+        joining: bool,
+    ) -> Result<HeartbeatReply> {
+        let keys = GroupKeys::new(&self.inner, topic, group);
+        let (ttl, wishes) = (ttl_ms(member.ttl), wishes(member)?);
+        let script = &self.inner.scripts.heartbeat;
+        let GroupKeys { members, member: said, assignment, changes, meta, state } = &keys;
+        let call = script.call([members, said, assignment, changes, meta, state]);
+        let call = call.args([member.id.as_str(), incarnation(member)?]).arg(ttl).arg(wishes);
+        let call = call.arg(u8::from(joining));
+        let call = call.arg(member.generation.map(|generation| generation.to_string()).unwrap_or_default());
+        let call = call.arg(member.heard.to_string());
+        let answer = script::run_one(&self.inner.leases, call).await.map_err(|error| match error.kind() {
+            ErrorKind::Fenced => {
+                let what = format!("another instance of {group} on {topic} has the member id {}", member.id);
+                Error::new(ErrorKind::Fenced, what)
+            }
+            ErrorKind::NotMember => {
+                let what = format!("member {} is not in {group} on {topic}", member.id);
+                Error::new(ErrorKind::NotMember, what)
+            }
+            ErrorKind::NotFound => Error::new(ErrorKind::NotFound, format!("topic {topic} does not exist")),
+            ErrorKind::Deleted if error.to_string().contains("created again") => {
+                let what = format!("topic {topic} was deleted, and created again since");
+                Error::new(ErrorKind::Deleted, what)
+            }
+            ErrorKind::Deleted => gone(topic, group),
+            _ => error.during(format_args!("heartbeat of {} in {group} on {topic}", member.id)),
+        })?;
+        pulse(answer).map_err(|error| error.during(format_args!("heartbeat in {group} on {topic}")))
+    }
+
+    async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
+        let keys = GroupKeys::new(&self.inner, topic, group);
+        let call = self.inner.scripts.leave.call([&keys.members, &keys.member, &keys.changes]);
+        let call = call.args([member.id.as_str(), incarnation(member)?]);
+        script::run_one(&self.inner.leases, call).await.map(drop)
+    }
+
+    async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
+        let keys = GroupKeys::new(&self.inner, topic, group);
+        let script = &self.inner.scripts.roster;
+        let call = script.call([&keys.members, &keys.member, &keys.assignment, &keys.changes, &keys.meta]);
+        let answer = script::run_one(&self.inner.pool, call).await?;
+        roster(answer).map_err(|error| error.during(format_args!("members of {group} on {topic}")))
+    }
+
+    async fn publish(
+        &self,
+        topic: &TopicName,
+        group: &GroupName,
+        version: Version,
+        assignment: &Assignment,
+    ) -> Result<bool> {
+        let keys = GroupKeys::new(&self.inner, topic, group);
+        let version = version.0.to_string();
+        let script = &self.inner.scripts.publish;
+        let mut call = script.call([&keys.member, &keys.assignment, &keys.changes]).arg(&version);
+        for (id, partitions) in assignment {
+            call = call.arg(id.as_str()).arg(ranges::write(partitions)?);
+        }
+        let call = call.arg(VERSION).arg(&version);
+        Ok(reply::int(script::run_one(&self.inner.pool, call).await?)? == 1)
+    }
+
+    async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
+        let changes = self.inner.keys.changes(topic, group);
+        Ok(Box::new(StreamWatch { inner: self.inner.clone(), changes, connection: None }))
+    }
+}
+
+/// Keys of one group's members. All are in the hash slot of the topic.
+struct GroupKeys {
+    members: Key,
+    member: Key,
+    assignment: Key,
+    changes: Key,
+    meta: Key,
+    state: Key,
+}
+
+impl GroupKeys {
+    fn new(inner: &Inner, topic: &TopicName, group: &GroupName) -> Self {
+        let keys = &inner.keys;
+        Self {
+            members: keys.members(topic, group),
+            member: keys.member(topic, group),
+            assignment: keys.assignment(topic, group),
+            changes: keys.changes(topic, group),
+            meta: keys.topic_meta(topic),
+            state: keys.group_state(topic, group),
+        }
+    }
+}
+
+fn incarnation(member: &Member) -> Result<&str> {
+    let word = member.incarnation.as_str();
+    if word.is_empty() || word.len() > MAX_INCARNATION || word.contains(char::is_whitespace) {
+        let why = format!("the incarnation {word:?} is not 1 to {MAX_INCARNATION} bytes without spaces");
+        return Err(Error::new(ErrorKind::InvalidConfig, why));
+    }
+    Ok(word)
+}
+
+/// Formats the settings of a member that are stored behind its incarnation and ttl.
+fn wishes(member: &Member) -> Result<String> {
+    let most = member.max_partitions.map_or_else(|| NOTHING.to_owned(), |most| most.to_string());
+    let pins = ranges::write(&member.pinned)?;
+    Ok(format!("{most} {}", if pins.is_empty() { NOTHING } else { &pins }))
+}
+
+/// Parses the stored fields of a member. Words behind those that this version knows are ignored.
+fn member(id: &MemberId, text: &str) -> Result<Member> {
+    let bad = || unexpected(format_args!("member {id} is stored as {text:?}"));
+    let mut words = text.split(' ');
+    let mut next = || words.next().filter(|word| !word.is_empty()).ok_or_else(bad);
+    let (incarnation, ttl, most, pins) = (next()?, next()?, next()?, next()?);
+    let ttl = Duration::from_millis(ttl.parse().map_err(|_| bad())?);
+    let mut member = Member::new(id.clone(), incarnation, ttl);
+    if most != NOTHING {
+        member = member.at_most(most.parse().map_err(|_| bad())?);
+    }
+    if pins != NOTHING {
+        member = member.pinned_to(ranges::read(pins)?);
+    }
+    Ok(member)
+}
+
+fn number<T: std::str::FromStr>(value: Value, what: &str) -> Result<T> {
+    let text = reply::text(value)?;
+    text.parse().map_err(|_| unexpected(format_args!("{text:?} instead of {what}")))
+}
+
+fn pulse(answer: Value) -> Result<HeartbeatReply> {
+    let [version, revision, members, partitions, next_ms, assigned, paused, server, now] =
+        reply::tuple(answer)?;
+    let mut pulse = HeartbeatReply::new(
+        Version(number(version, "a version")?),
+        Revision(reply::id(revision)?),
+        number(members, "a number of members")?,
+        number(partitions, "a number of partitions")?,
+    );
+    pulse.next_expiry = Duration::from_millis(number(next_ms, "milliseconds")?);
+    pulse.paused = reply::int(paused)? == 1;
+    (pulse.server, pulse.now) = (reply::text(server)?, number(now, "milliseconds")?);
+    if assigned != Value::Nil {
+        pulse.assigned = Some(ranges::read(&reply::text(assigned)?)?);
+    }
+    Ok(pulse)
+}
+
+/// Splits a hash into the fields that are named after members, and its version. Other fields are ignored.
+fn by_member(hash: Value) -> Result<(BTreeMap<MemberId, String>, Option<Version>)> {
+    let (mut texts, mut version) = (BTreeMap::new(), None);
+    for (name, value) in reply::pairs(hash)? {
+        let name = reply::text(name)?;
+        if name == VERSION {
+            version = Some(Version(number(value, "a version")?));
+        } else if let Ok(id) = MemberId::new(&name) {
+            texts.insert(id, reply::text(value)?);
+        }
+    }
+    Ok((texts, version))
+}
+
+fn roster(answer: Value) -> Result<GroupMembers> {
+    let [all, said, assignment, revision, partitions, now_ms] = reply::tuple(answer)?;
+    let now_ms: u64 = number(now_ms, "milliseconds")?;
+    let (mut said, version) = by_member(said)?;
+    let (assignment, assigned) = by_member(assignment)?;
+    let mut roster = GroupMembers::default();
+    roster.version = version.unwrap_or_default();
+    roster.revision = Revision(reply::id(revision)?);
+    if partitions != Value::Nil {
+        roster.partitions = number(partitions, "a number of partitions")?;
+    }
+    for (id, expires) in reply::pairs(all)? {
+        let id = reply::text(id)?;
+        let id =
+            MemberId::new(&id).map_err(|error| unexpected(format_args!("a member that is none: {error}")))?;
+        // A member without its stored fields is incomplete: skip it. Its next heartbeat stores them and makes a new
+        // version.
+        if let Some(text) = said.remove(&id) {
+            let member = member(&id, &text)?;
+            let heard_at = number::<u64>(expires, "milliseconds")?.saturating_sub(ttl_ms(member.ttl));
+            roster.heard.insert(id, Duration::from_millis(now_ms.saturating_sub(heard_at)));
+            roster.members.push(member);
+        }
+    }
+    roster.members.sort_by(|one, other| one.id.cmp(&other.id));
+    roster.assigned = assigned;
+    let assignment = assignment.into_iter().map(|(id, text)| Ok((id, ranges::read(&text)?)));
+    roster.assignment = assignment.collect::<Result<_>>()?;
+    Ok(roster)
+}
+
+/// Waits for changes on a connection of its own.
+struct StreamWatch {
+    inner: Arc<Inner>,
+    changes: Key,
+    /// `None` before the first wait, after an error and during a wait. So a dropped wait drops the connection, whose
+    /// late reply would otherwise be taken for that of the next wait.
+    connection: Option<MultiplexedConnection>,
+}
+
+#[async_trait]
+impl Watch for StreamWatch {
+    async fn changed(&mut self, seen: Revision, wait: Duration) -> Result<()> {
+        let on = |error: Error| error.during(format_args!("wait for {}", self.changes));
+        let dial = &self.inner.dial;
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => dial.waiting("watch").await?,
+        };
+        let block = wait.clamp(BLOCK.0, BLOCK.1);
+        let ms = u64::try_from(block.as_millis()).unwrap_or(u64::MAX);
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("XREAD").arg("COUNT").arg(1).arg("BLOCK").arg(ms);
+        pipe.arg("STREAMS").arg(self.changes.as_str()).arg(seen.0.to_string());
+        let limit = block + dial.response_timeout;
+        let answer = send_within(&mut connection, &pipe, limit).await.map_err(on)?;
+        match answer.into_iter().next() {
+            // The key was deleted, or the server changes its role: the next heartbeat finds out.
+            Some(Value::ServerError(error)) if error.code() == "UNBLOCKED" => {}
+            Some(answer) => drop(reply::streams(answer).map_err(on)?),
+            None => {}
+        }
+        self.connection = Some(connection);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_core::topic::Partition;
+
+    fn id(name: &str) -> MemberId {
+        MemberId::new(name).expect("name")
+    }
+
+    #[test]
+    fn what_a_member_says_is_read_back() {
+        let plain = Member::new(id("a"), "i-1", Duration::from_millis(1_500));
+        let wanting = plain.clone().at_most(3).pinned_to([Partition(7), Partition(8)]);
+        for (said, text) in [(plain, "i-1 1500 - -"), (wanting, "i-1 1500 3 7-8")] {
+            let written =
+                format!("{} {} {}", said.incarnation, ttl_ms(said.ttl), wishes(&said).expect("valid"));
+            assert_eq!(written, text);
+            assert_eq!(member(&id("a"), text).expect(text), said);
+            assert_eq!(member(&id("a"), &format!("{text} word-of-tomorrow")).expect(text), said);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in ["", "i", "i 1 -", "i x - -", "i 1 x -", "i 1 - x", " 1 - -", "i 1 - 0-99999"] {
+            assert_eq!(member(&id("a"), text).expect_err(text).kind(), ErrorKind::Protocol, "{text}");
+        }
+        for word in ["", "a b", "a\n", &"x".repeat(129)] {
+            let member = Member::new(id("a"), word, Duration::from_secs(1));
+            assert_eq!(incarnation(&member).expect_err(word).kind(), ErrorKind::InvalidConfig);
+        }
+        let bulk = |text: &str| Value::BulkString(text.into());
+        for at in 0..9 {
+            let numbers = [bulk("7"), bulk("5-0"), Value::Int(1), bulk("4"), Value::Int(9)];
+            let mut values =
+                [&numbers[..], &[Value::Nil, Value::Int(0), bulk("a.b"), bulk("1700000000000")]].concat();
+            pulse(Value::Array(values.clone())).expect("a pulse");
+            // The server's name for itself may be any text.
+            values[at] = if at == 7 { Value::Nil } else { bulk("x") };
+            assert_eq!(
+                pulse(Value::Array(values)).expect_err("nonsense").kind(),
+                ErrorKind::Protocol,
+                "{at}"
+            );
+        }
+    }
+}

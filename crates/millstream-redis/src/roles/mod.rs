@@ -1,0 +1,13 @@
+//! Roles of the backend on Redis, one file each, named as in `millstream-core`.
+
+pub(crate) mod audit;
+pub(crate) mod catalog;
+pub(crate) mod dead_letters;
+pub(crate) mod inspect;
+pub(crate) mod leases;
+pub(crate) mod log;
+pub(crate) mod members;
+pub(crate) mod recurring;
+pub(crate) mod schedule;
+pub(crate) mod shared;
+pub(crate) mod tasks;

@@ -1,0 +1,264 @@
+//! The shared role: many consumers, each under its own name. The pending list has the owner of each entry.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millstream_core::continuity::Continuity;
+use millstream_core::error::{Error, Result};
+use millstream_core::leases::Lease;
+use millstream_core::log::{Entry, Fetched, Receipt, Settled, Settlement, Source};
+use millstream_core::name::{GroupName, MemberId};
+use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
+use millstream_core::topic::{Partition, TopicPartition};
+use millstream_core::wire::Fields;
+use redis::{Pipeline, Value};
+
+use crate::backend::{CONSUMER, RedisBackend};
+use crate::conn::bulk::Weighed;
+use crate::entries::shared_reader::StreamsReader;
+use crate::roles::leases::fenced;
+use crate::roles::log::{Right, ceil_ms};
+use crate::scripts::reply;
+use crate::scripts::script;
+use crate::stored::note;
+use millstream_core::pages::{PAGE_BYTES, PageSizer, STEP_BYTES};
+
+/// Maximum number of ids of one call of the script `extend`.
+const EXTEND_CHUNK: usize = 500;
+/// Maximum number of entries of one call of the script `claim`.
+const CLAIM_CHUNK: usize = 100;
+/// Number of bodies in the first read of claimed entries, when their size is not known yet: the server works on one
+/// request without a break.
+const FIRST_BODIES: usize = 1;
+/// Idle time in milliseconds that marks an entry as given back: 2^36, about two years.
+const GIVEN_BACK_MS: u64 = 1 << 36;
+
+#[async_trait]
+impl Shared for RedisBackend {
+    async fn shared_reader(
+        &self,
+        seat: &SharedMember,
+        partitions: &[Partition],
+    ) -> Result<Box<dyn SharedReader>> {
+        Ok(Box::new(StreamsReader::new(self.inner.clone(), seat.clone(), partitions)))
+    }
+
+    async fn settle_shared(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        batch: &[(Receipt, Settlement)],
+    ) -> Result<Settled> {
+        let tp = seat.partition(partition);
+        self.settle_by(Right::Consumer(&seat.consumer), &tp, &seat.group, batch).await
+    }
+
+    async fn extend(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<Vec<Receipt>> {
+        self.touch(seat, partition, entries, 0).await
+    }
+
+    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
+        self.touch(seat, partition, entries, GIVEN_BACK_MS).await.map(drop)
+    }
+
+    async fn claim(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        alive: &[MemberId],
+        idle: Duration,
+        max: usize,
+        heard: &Continuity,
+    ) -> Result<Claimed> {
+        let (tp, right) = (seat.partition(partition), Right::Consumer(&seat.consumer));
+        let names: Vec<&str> = std::iter::once(&seat.consumer).chain(alive).map(MemberId::as_str).collect();
+        let (mut claimed, mut pages, mut taken) = (Claimed::default(), PageSizer::default(), 0);
+        loop {
+            // The bodies of claimed entries must arrive before the claim runs out. So claim one page; the rest stays
+            // with its consumer. After an error the caller starts over, and finds claimed entries pending under its
+            // own name.
+            let limit = (max - taken).min(CLAIM_CHUNK);
+            let limit = limit.min(pages.count(limit));
+            let TakenOver { next, removed, ghosts, entries } =
+                self.take_over(right, &tp, &seat.group, &names, (idle, limit, heard)).await?;
+            (claimed.next, claimed.removed) = (next, claimed.removed + removed);
+            let found = entries.len() + ghosts.len();
+            taken += found;
+            ghosts.iter().for_each(|(ghost, idle)| part(&mut claimed, *idle).ghosts.push(*ghost));
+            let read = self.bodies(right, &tp, &seat.group, entries, &mut claimed).await?;
+            pages.came(found, read, Duration::ZERO);
+            if found < limit || taken >= max || read >= PAGE_BYTES / 2 {
+                return Ok(claimed);
+            }
+        }
+    }
+
+    async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
+        let (tp, group) = lease.partition()?;
+        let taken = self.take_over(Right::Owner(lease), tp, group, &[CONSUMER], (idle, max, heard)).await;
+        let taken = taken.map_err(|error| fenced(error, lease))?;
+        Ok(taken.entries.len() + taken.ghosts.len())
+    }
+}
+
+/// Entries that one call of the script `claim` took over, without their bodies: a script would copy each body twice,
+/// and the server does nothing else meanwhile.
+struct TakenOver {
+    next: Option<Duration>,
+    removed: usize,
+    /// Entries with a body, and the idle time of each in milliseconds.
+    entries: Vec<(Entry, i64)>,
+    ghosts: Vec<(Receipt, i64)>,
+}
+
+impl RedisBackend {
+    /// Sets the idle time of a consumer's entries. Returns the entries that the consumer does not have.
+    async fn touch(
+        &self,
+        seat: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+        idle_ms: u64,
+    ) -> Result<Vec<Receipt>> {
+        let tp = seat.partition(partition);
+        let (mut calls, mut sources) = (Vec::new(), Vec::new());
+        for source in [Source::Log, Source::Retry] {
+            let receipts: Vec<_> = entries.iter().filter(|receipt| receipt.source == source).collect();
+            let stream = self.inner.stream(&tp, &seat.group, source);
+            for receipts in receipts.chunks(EXTEND_CHUNK) {
+                let call = self.inner.scripts.extend.call([&stream]);
+                let mut call = call.args([seat.group.as_str(), seat.consumer.as_str()]).arg(idle_ms);
+                receipts.iter().for_each(|receipt| call.push(receipt.id.to_string()));
+                calls.push(call);
+                sources.push(source);
+            }
+        }
+        if calls.is_empty() {
+            return Ok(Vec::new());
+        }
+        // On the connection of the lease renewals, so that it does not wait behind messages either.
+        let answers = script::run(&self.inner.leases, calls).await?;
+        let mut lost = Vec::new();
+        for (source, answer) in sources.into_iter().zip(answers) {
+            for id in reply::array(answer?)? {
+                lost.push(Receipt { source, id: reply::id(id)? });
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Takes over the entries pending under names other than `names`; the first of `names` gets them.
+    async fn take_over(
+        &self,
+        right: Right<'_>,
+        tp: &TopicPartition,
+        group: &GroupName,
+        names: &[&str],
+        (idle, max, heard): (Duration, usize, &Continuity),
+    ) -> Result<TakenOver> {
+        let inner = &self.inner;
+        let (fence, held) = (inner.keys.fence(tp, group), inner.keys.held(tp, group));
+        let [log, retry_log] = [Source::Log, Source::Retry].map(|source| inner.stream(tp, group, source));
+        let [mode, who] = right.words();
+        let call = inner.scripts.claim.call([&fence, &log, &retry_log, &held]);
+        let call = call.args([mode, who, group.as_str()]);
+        let mut call = call.arg(ceil_ms(idle).min(GIVEN_BACK_MS)).arg(max.min(CLAIM_CHUNK));
+        call.push(heard.to_string());
+        names.iter().for_each(|name| call.push(*name));
+        // Calls this frequent do not use the pool, which checks a connection each time that it lends one.
+        let answer = script::run_one(&inner.messages, call).await?;
+        taken_over(answer).map_err(|error: Error| error.during(format_args!("claim from {log}")))
+    }
+
+    /// Reads the bodies of entries that were taken over and adds them to `claimed`. Returns the number of bytes
+    /// received.
+    async fn bodies(
+        &self,
+        right: Right<'_>,
+        tp: &TopicPartition,
+        group: &GroupName,
+        entries: Vec<(Entry, i64)>,
+        claimed: &mut Claimed,
+    ) -> Result<usize> {
+        // Separate requests: the server would work on those of one pipeline without a break.
+        let (mut steps, mut came, mut gone) = (PageSizer::new(STEP_BYTES, FIRST_BODIES), 0, Vec::new());
+        let mut rest = entries.into_iter().peekable();
+        while rest.peek().is_some() {
+            let some: Vec<_> = rest.by_ref().take(steps.count(usize::MAX)).collect();
+            let mut pipe = Pipeline::with_capacity(some.len());
+            for (entry, _) in &some {
+                let Receipt { source, id } = entry.receipt;
+                let (key, id) = (self.inner.stream(tp, group, source), id.to_string());
+                pipe.cmd("XRANGE").arg(key.as_str()).arg(&id).arg(&id);
+            }
+            let Weighed { values, bytes, took } = self.inner.bulk.weigh(&pipe).await?;
+            steps.came(some.len(), bytes, took);
+            came += bytes;
+            for ((mut entry, idle), value) in some.into_iter().zip(values) {
+                let Receipt { source, id } = entry.receipt;
+                let during = |error: Error| error.during(format_args!("read {id} of {}", note::word(source)));
+                match reply::entries(value).map_err(during)?.pop() {
+                    Some((_, fields)) => {
+                        entry.fields = fields.unwrap_or_default();
+                        part(claimed, idle).entries.push(entry);
+                    }
+                    // Deleted since it was taken over: it is still on the pending list, so acknowledge it.
+                    None => {
+                        gone.push((entry.receipt, Settlement::Ack));
+                        part(claimed, idle).ghosts.push(entry.receipt);
+                    }
+                }
+            }
+        }
+        if !gone.is_empty() {
+            self.settle_by(right, tp, group, &gone).await?;
+        }
+        Ok(came)
+    }
+}
+
+/// Parses the answer of the script `claim`.
+fn taken_over(answer: Value) -> Result<TakenOver> {
+    let [next_ms, removed, now_ms, entries, ghosts] = reply::tuple(answer)?;
+    let now_ms = u64::try_from(reply::int(now_ms)?).unwrap_or_default();
+    let mut taken = TakenOver {
+        next: u64::try_from(reply::int(next_ms)?).ok().map(Duration::from_millis),
+        removed: reply::count(removed)?,
+        entries: Vec::new(),
+        ghosts: Vec::new(),
+    };
+    for row in reply::array(entries)? {
+        let [source, id, deliveries, idle_ms, stored] = reply::tuple(row)?;
+        let (source, stored) = (note::source(&reply::bytes(source)?)?, reply::bytes(stored)?);
+        let entry = Entry {
+            receipt: Receipt { source, id: reply::id(id)? },
+            deliveries: u32::try_from(reply::int(deliveries)?).unwrap_or(u32::MAX),
+            fields: Fields::new(),
+            note: note::read(&stored, now_ms),
+        };
+        if !stored.is_empty() && entry.note.is_none() {
+            tracing::warn!(id = %entry.receipt.id, "a note that cannot be read is passed over");
+        }
+        taken.entries.push((entry, reply::int(idle_ms)?));
+    }
+    for row in reply::array(ghosts)? {
+        let [source, id, idle_ms] = reply::tuple(row)?;
+        let receipt = Receipt { source: note::source(&reply::bytes(source)?)?, id: reply::id(id)? };
+        taken.ghosts.push((receipt, reply::int(idle_ms)?));
+    }
+    Ok(taken)
+}
+
+/// Returns the part of `claimed` for an entry: with an idle time of years it was given back.
+fn part(claimed: &mut Claimed, idle_ms: i64) -> &mut Fetched {
+    // The script `claim` has the same threshold.
+    let given_back = idle_ms.unsigned_abs() >= GIVEN_BACK_MS / 2;
+    let part = if given_back { &mut claimed.given_back } else { &mut claimed.abandoned };
+    part.pending = true;
+    part
+}

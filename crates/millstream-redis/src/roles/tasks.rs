@@ -1,0 +1,297 @@
+//! The tasks role: scripts that claim, settle and extend, and lists that wake workers.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
+use millstream_core::log::Settled;
+use millstream_core::name::QueueName;
+use millstream_core::schedule::{Due, Place, ScheduleId, Shard, Waiting};
+use millstream_core::tasks::{
+    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
+};
+use millstream_core::wire::{self, Fields, PACKED};
+use redis::{Pipeline, Value};
+
+use crate::backend::{Inner, RedisBackend};
+use crate::conn::connection::Line;
+use crate::error::unexpected;
+use crate::queue::scheduling;
+use crate::roles::schedule::known;
+use crate::scripts::reply;
+use crate::scripts::script;
+use crate::scripts::script::Call;
+use crate::stored::item;
+use crate::stored::task_state::{TaskState, adding, one_line};
+
+/// Maximum length of a worker's name, in bytes.
+const MAX_WORKER: usize = 128;
+
+/// Returns the keys of the scripts `claim_tasks` and `settle_tasks`, in their order.
+fn keys(inner: &Inner, shard: &Shard) -> [Key; 8] {
+    let (keys, place) = (&inner.keys, Place::from(shard.clone()));
+    [
+        keys.delay(&place),
+        keys.delay_items(&place),
+        keys.claims(shard),
+        keys.task_states(shard),
+        keys.watcher(shard),
+        keys.wake(&place),
+        keys.dead_tasks(shard),
+        keys.recur(&place),
+    ]
+}
+
+/// Returns whole microseconds, rounded up; at most 100 years, since Lua counts exactly up to 2^53.
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.min(Due::FAR).as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
+fn check_worker(worker: &str) -> Result<()> {
+    if worker.is_empty() || worker.len() > MAX_WORKER || worker.contains(char::is_whitespace) {
+        let why = format!("the worker's name {worker:?} is not 1 to {MAX_WORKER} bytes without spaces");
+        return Err(Error::new(ErrorKind::InvalidConfig, why));
+    }
+    Ok(())
+}
+
+/// Parses the claimed tasks. Tasks with invalid ids, which somebody else stored, are returned separately with their
+/// tokens.
+fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
+    let [now, next, recurring, crashed, ids, states, items, befores, server] = reply::tuple(answer)?;
+    let number = |value: Value| Ok::<_, Error>(u64::try_from(reply::int(value)?).unwrap_or(0));
+    let (ids, states) = (reply::array(ids)?, reply::array(states)?);
+    let (items, befores) = (reply::array(items)?, reply::array(befores)?);
+    if [&states, &items, &befores].iter().any(|them| them.len() != ids.len()) {
+        let what = format!("{} tasks with {} states and {} bodies", ids.len(), states.len(), items.len());
+        return Err(unexpected(what));
+    }
+    let (mut tasks, mut foreign) = (Vec::with_capacity(ids.len()), Vec::new());
+    for (((id, state), item), before) in ids.into_iter().zip(states).zip(items).zip(befores) {
+        let (id, state, before) = (reply::bytes(id)?, reply::text(state)?, reply::text(before)?);
+        let task = TaskState::parse(&state).ok_or_else(|| unexpected(format_args!("the state {state:?}")));
+        let fields = reply::maybe_bytes(item)?.map_or_else(Fields::new, |item| {
+            // Bytes that are no item are returned as they are.
+            let packed = || vec![(Bytes::from_static(PACKED.as_bytes()), item.clone())];
+            item::unpack::<0>(&item).map_or_else(packed, |(_, fields)| fields)
+        });
+        let TaskState { due, attempt, crashes, token, error, history } = task?;
+        let before = Some(before).filter(|before| !["", "-"].contains(&before.as_str()));
+        match known(&id) {
+            Some(id) => {
+                tasks.push(ClaimedTask { id, token, before, due, attempt, crashes, error, history, fields });
+            }
+            None => foreign.push((id, token)),
+        }
+    }
+    let claimed = Claimed {
+        server: reply::text(server)?,
+        tasks,
+        crashed: reply::count(crashed)?,
+        next: Duration::from_micros(number(next)?),
+        recurring: reply::int(recurring)? == 1,
+        now: number(now)?,
+    };
+    Ok((claimed, foreign))
+}
+
+fn push_verdict(call: &mut Call<'_>, id: &ScheduleId, token: &str, verdict: &Verdict) {
+    call.push(id.as_str());
+    call.push(token);
+    match verdict {
+        Verdict::Complete => call.push("complete"),
+        Verdict::Retry { due, attempt, error, history } => {
+            let (kept, failure) = adding(history, error);
+            call.push("retry");
+            call.push(scheduling::due(*due));
+            call.push(*attempt);
+            for text in [one_line(error), kept, failure] {
+                call.push(text);
+            }
+        }
+        Verdict::Dead { reason, attempts, error, history } => {
+            let (kept, failure) = history.adding(*attempts, error);
+            call.push("dead");
+            call.push(reason.as_str());
+            call.push(*attempts);
+            for text in [wire::cut(error), &kept, &failure] {
+                call.push(text);
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Extends claims as [`Tasks::extend`] does, also of tasks with invalid ids.
+    async fn extend_claims(
+        &self,
+        shard: &Shard,
+        claims: &[(&[u8], &str)],
+        hold: Duration,
+        begun: bool,
+    ) -> Result<Extended> {
+        let keys = [self.keys.claims(shard), self.keys.task_states(shard)];
+        let mut calls = Vec::with_capacity(claims.len().div_ceil(MAX_CLAIM));
+        for chunk in claims.chunks(MAX_CLAIM) {
+            let call = self.scripts.extend_tasks.call(keys.each_ref());
+            let mut call = call.arg(micros(hold)).arg(u8::from(begun));
+            for (id, token) in chunk {
+                call = call.arg(*id).arg(*token);
+            }
+            calls.push(call);
+        }
+        let mut extended = Extended { ours: Vec::with_capacity(claims.len()), ..Extended::default() };
+        if calls.is_empty() {
+            return Ok(extended);
+        }
+        // Not on the messages connection: a handler that blocks the runtime, or a large answer, would delay this and
+        // cost claims.
+        for answer in script::run(&self.leases, calls).await? {
+            let [now, server, ours] = reply::tuple(answer?)?;
+            extended.now = u64::try_from(reply::int(now)?).unwrap_or(0);
+            extended.server = reply::text(server)?;
+            for one in reply::array(ours)? {
+                extended.ours.push(reply::int(one)? == 1);
+            }
+        }
+        if extended.ours.len() == claims.len() {
+            Ok(extended)
+        } else {
+            Err(unexpected(format_args!("{} answers to {} claims", extended.ours.len(), claims.len())))
+        }
+    }
+}
+
+#[async_trait]
+impl Tasks for RedisBackend {
+    async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
+        self.inner.create_queue(spec).await
+    }
+
+    async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
+        self.inner.queue(name).await
+    }
+
+    async fn queues(&self) -> Result<Vec<QueueName>> {
+        self.inner.queues().await
+    }
+
+    async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed> {
+        check_worker(&ask.worker)?;
+        let keys = keys(&self.inner, shard);
+        let call = self.inner.scripts.claim_tasks.call(keys.each_ref());
+        let call = call.arg(&ask.worker).arg(ask.limit.min(MAX_CLAIM)).arg(micros(ask.hold));
+        let call = call.arg(ask.crash_limit).arg(micros(ask.patience));
+        let call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(ask.heard.to_string());
+        let (claimed, foreign) = claimed(script::run_one(&self.inner.messages, call).await?)?;
+        if !foreign.is_empty() {
+            tracing::warn!(%shard, ids = ?foreign, "tasks with ids that are none are passed over");
+            // No handler can run these tasks. Marked as begun, their claims count as crashes when they expire, until
+            // the crash limit gives the tasks up.
+            let foreign = foreign.iter().map(|(id, token)| (&id[..], token.as_str())).collect::<Vec<_>>();
+            if let Err(error) = self.inner.extend_claims(shard, &foreign, ask.hold, true).await {
+                tracing::warn!(%shard, %error, "so they come again, and are not given up");
+            }
+        }
+        Ok(claimed)
+    }
+
+    async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
+        let keys = keys(&self.inner, shard);
+        let mut total = Settled::default();
+        let mut chunks: Vec<_> = batch.chunks(MAX_CLAIM).collect();
+        while !chunks.is_empty() {
+            let mut calls = Vec::with_capacity(chunks.len());
+            for chunk in &chunks {
+                let call = self.inner.scripts.settle_tasks.call(keys.each_ref());
+                let mut call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(chunk.len());
+                for (id, token, verdict) in *chunk {
+                    push_verdict(&mut call, id, token, verdict);
+                }
+                calls.push(call);
+            }
+            // With large bodies of dead tasks a script stops early: send the rest again.
+            let mut rest = Vec::new();
+            for (chunk, answer) in chunks.iter().zip(script::run(&self.inner.messages, calls).await?) {
+                let [applied, stale, done] = reply::tuple(answer?)?;
+                total.applied += reply::count(applied)?;
+                total.stale += reply::count(stale)?;
+                rest.push(script::behind(chunk, reply::count(done)?)?);
+            }
+            chunks = rest;
+            chunks.retain(|chunk| !chunk.is_empty());
+        }
+        Ok(total)
+    }
+
+    async fn extend(
+        &self,
+        shard: &Shard,
+        claims: &[(ScheduleId, String)],
+        hold: Duration,
+        begun: bool,
+    ) -> Result<Extended> {
+        let claims: Vec<_> =
+            claims.iter().map(|(id, token)| (id.as_str().as_bytes(), token.as_str())).collect();
+        self.inner.extend_claims(shard, &claims, hold, begun).await
+    }
+
+    async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
+        let inner = &self.inner;
+        let wake = inner.keys.wake(&shard.clone().into());
+        let answers = inner.waiters.wait(timeout.min(Due::FAR), |pipe, ms| {
+            // The timeout is in seconds, with a fraction. BLPOP removes the element, so that one call wakes one
+            // worker.
+            pipe.cmd("BLPOP").arg(wake.as_str()).arg(Duration::from_millis(ms).as_secs_f64());
+        });
+        let on = |error: Error| error.during(format_args!("wait for {wake}"));
+        let answer = answers.await.map_err(on)?.pop().unwrap_or_default();
+        Ok(reply::ok(answer).map_err(on)? != Value::Nil)
+    }
+
+    async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
+        let (keys, place) = (&self.inner.keys, shard.clone().into());
+        let (delay, claims) = (keys.delay(&place), keys.claims(shard));
+        let mut time = Pipeline::with_capacity(1);
+        time.cmd("TIME");
+        let now = self.inner.pool.send(&time).await?.pop().unwrap_or(Value::Nil);
+        let now = reply::time_ms(now)?;
+        let mut pipe = Pipeline::with_capacity(5);
+        for key in [&delay, &claims] {
+            pipe.cmd("ZCARD").arg(key.as_str());
+            pipe.cmd("ZCOUNT").arg(key.as_str()).arg("-inf").arg(now);
+        }
+        pipe.cmd("XLEN").arg(keys.dead_tasks(shard).as_str());
+        let answers = Value::Array(self.inner.pool.send(&pipe).await?);
+        let [total, overdue, claimed, expired, dead] = reply::tuple(answers)?;
+        let number = |value: Value| {
+            let number = reply::count(value).map_err(|error| error.during(format_args!("count {shard}")));
+            number.map(|number| number as u64)
+        };
+        Ok(TaskCounts {
+            waiting: Waiting { total: number(total)?, overdue: number(overdue)? },
+            claimed: number(claimed)?,
+            expired: number(expired)?,
+            dead: number(dead)?,
+        })
+    }
+
+    async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
+        self.inner.list_dead(shard, after, limit).await
+    }
+
+    async fn replay_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        self.inner.replay_dead(shard, ids).await
+    }
+
+    async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
+        self.inner.purge_dead(shard, ids).await
+    }
+
+    async fn purge_all(&self, shard: &Shard) -> Result<usize> {
+        self.inner.purge_all_dead(shard).await
+    }
+}

@@ -1,0 +1,273 @@
+//! Script calls: by hash, in pipelines. A script that the server has forgotten is loaded again.
+
+use millstream_core::error::{ErrorKind, Result};
+use millstream_core::keys::Key;
+use millstream_lua as lua;
+use redis::{Cmd, Pipeline, ServerErrorKind, ToRedisArgs, Value};
+
+use crate::conn::connection::Line;
+use crate::error::answered;
+use crate::scripts::wrong_type;
+
+/// A script with its hash.
+pub(crate) struct Loaded {
+    contract: &'static lua::Script,
+    source: String,
+    sha: String,
+}
+
+impl Loaded {
+    fn new(contract: &'static lua::Script, strict: bool) -> Self {
+        let source = if strict { format!("#!lua\n{}", contract.source) } else { contract.source.to_owned() };
+        let sha = redis::Script::new(&source).get_hash().to_owned();
+        Self { contract, source, sha }
+    }
+
+    /// Returns a call with these keys; its arguments are added later.
+    pub(crate) fn call<const N: usize>(&self, keys: [&Key; N]) -> Call<'_> {
+        debug_assert_eq!(N, self.contract.keys.len(), "{}: {:?}", self.contract.name, self.contract.keys);
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(&self.sha).arg(N);
+        for key in keys {
+            cmd.arg(key.as_str());
+        }
+        Call { script: self, keys: keys.map(Key::clone).to_vec(), cmd, args: 0 }
+    }
+
+    /// Returns a command that carries the whole source, for a script that runs rarely and on a connection of its own.
+    pub(crate) fn eval<const N: usize>(&self, keys: [&Key; N], args: &[&str]) -> Cmd {
+        debug_assert_eq!((N, args.len()), (self.contract.keys.len(), self.contract.args.len()));
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(&self.source).arg(N).arg(&keys.map(Key::as_str)).arg(args);
+        cmd
+    }
+}
+
+/// One call of a script, under construction.
+pub(crate) struct Call<'a> {
+    script: &'a Loaded,
+    keys: Vec<Key>,
+    cmd: Cmd,
+    args: usize,
+}
+
+impl Call<'_> {
+    pub(crate) fn arg(mut self, arg: impl ToRedisArgs) -> Self {
+        self.push(arg);
+        self
+    }
+
+    pub(crate) fn args<const N: usize>(mut self, args: [&str; N]) -> Self {
+        args.into_iter().for_each(|arg| self.push(arg));
+        self
+    }
+
+    pub(crate) fn push(&mut self, arg: impl ToRedisArgs) {
+        self.cmd.arg(arg);
+        self.args += 1;
+    }
+
+    pub(crate) fn extend<const N: usize>(&mut self, args: [impl ToRedisArgs; N]) {
+        args.into_iter().for_each(|arg| self.push(arg));
+    }
+
+    fn check(&self) {
+        let contract = self.script.contract;
+        let open = contract.args.last().is_some_and(|arg| arg.ends_with("..."));
+        let fits = if open { self.args >= contract.args.len() } else { self.args == contract.args.len() };
+        debug_assert!(fits, "{}: {} arguments for {:?}", contract.name, self.args, contract.args);
+    }
+
+    fn name(&self) -> String {
+        let keys: Vec<_> = self.keys.iter().map(Key::as_str).collect();
+        format!("script {} on {}", self.script.contract.name, keys.join(", "))
+    }
+}
+
+/// Makes all calls in one pipeline and returns one result per call.
+///
+/// The outer error is one of the connection; an error that the server returns for a call is the result of that call.
+/// Calls that fail with NOSCRIPT are sent once more behind a SCRIPT LOAD.
+pub(crate) async fn run(line: &impl Line, mut calls: Vec<Call<'_>>) -> Result<Vec<Result<Value>>> {
+    let mut pipe = Pipeline::with_capacity(calls.len());
+    for call in &mut calls {
+        call.check();
+        pipe.add_command(std::mem::take(&mut call.cmd));
+    }
+    let mut values = line.send(&pipe).await?;
+
+    let lost: Vec<usize> = (0..values.len()).filter(|i| is_noscript(&values[*i])).collect();
+    if !lost.is_empty() {
+        // Send only these calls again: all others have had their effect. SCRIPT LOAD goes in front of them in the same
+        // pipeline, once per script.
+        let mut again = Pipeline::with_capacity(2 * lost.len());
+        let mut loads = 0;
+        for (n, i) in lost.iter().enumerate() {
+            let script = calls[*i].script;
+            if !lost[..n].iter().any(|earlier| calls[*earlier].script.sha == script.sha) {
+                again.cmd("SCRIPT").arg("LOAD").arg(&script.source);
+                loads += 1;
+            }
+        }
+        let cmds: Vec<&Cmd> = pipe.cmd_iter().collect();
+        for i in &lost {
+            again.add_command(cmds[*i].clone());
+        }
+        let mut answers = line.send(&again).await?.into_iter();
+        for answer in answers.by_ref().take(loads) {
+            if let Value::ServerError(error) = answer {
+                return Err(answered(error).during("load a script"));
+            }
+        }
+        for (i, value) in lost.into_iter().zip(answers) {
+            values[i] = value;
+        }
+    }
+    let mut results = Vec::with_capacity(calls.len());
+    for (value, call) in values.into_iter().zip(&calls) {
+        let Value::ServerError(error) = value else {
+            results.push(Ok(value));
+            continue;
+        };
+        let error = answered(error);
+        // The server does not name the key of the wrong type: find it among the keys of the call.
+        let named = match error.kind() {
+            ErrorKind::WrongType => wrong_type::in_script(line, &call.script.source, &call.keys).await,
+            _ => None,
+        };
+        results.push(Err(match named {
+            Some(named) => named.during(format_args!("script {}", call.script.contract.name)),
+            None => error.during(call.name()),
+        }));
+    }
+    Ok(results)
+}
+
+/// Makes one call.
+pub(crate) async fn run_one(line: &impl Line, call: Call<'_>) -> Result<Value> {
+    run(line, vec![call]).await?.pop().unwrap_or_else(|| Err(crate::error::unexpected("no reply")))
+}
+
+/// Returns the items that a script has left, for scripts that stop after a bounded amount of work: those behind the
+/// first `done`. An answer without progress, or beyond the end, is an error.
+pub(crate) fn behind<T>(asked: &[T], done: usize) -> Result<&[T]> {
+    let rest = asked.get(done..).filter(|_| done > 0);
+    rest.ok_or_else(|| crate::error::unexpected(format_args!("{done} of {} are done", asked.len())))
+}
+
+fn is_noscript(value: &Value) -> bool {
+    matches!(value, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}
+
+/// All scripts of this backend.
+pub(crate) struct Scripts {
+    pub(crate) acquire: Loaded,
+    pub(crate) renew: Loaded,
+    pub(crate) release: Loaded,
+    pub(crate) withdraw_end: Loaded,
+    pub(crate) open_reader: Loaded,
+    pub(crate) read: Loaded,
+    pub(crate) ack: Loaded,
+    pub(crate) hold: Loaded,
+    pub(crate) retry: Loaded,
+    pub(crate) dead_letter: Loaded,
+    pub(crate) seek: Loaded,
+    pub(crate) promote: Loaded,
+    pub(crate) claim_dead: Loaded,
+    pub(crate) settle_dead: Loaded,
+    pub(crate) put_dead: Loaded,
+    pub(crate) trim: Loaded,
+    pub(crate) schedule: Loaded,
+    pub(crate) cancel: Loaded,
+    pub(crate) reschedule: Loaded,
+    pub(crate) find: Loaded,
+    pub(crate) scheduled: Loaded,
+    pub(crate) waiting: Loaded,
+    pub(crate) promote_delayed: Loaded,
+    pub(crate) recur_put: Loaded,
+    pub(crate) recur_remove: Loaded,
+    pub(crate) recur_pause: Loaded,
+    pub(crate) recur_due: Loaded,
+    pub(crate) recur_fire: Loaded,
+    pub(crate) claim_tasks: Loaded,
+    pub(crate) settle_tasks: Loaded,
+    pub(crate) extend_tasks: Loaded,
+    pub(crate) replay_tasks: Loaded,
+    pub(crate) extend: Loaded,
+    pub(crate) claim: Loaded,
+    pub(crate) heartbeat: Loaded,
+    pub(crate) leave: Loaded,
+    pub(crate) roster: Loaded,
+    pub(crate) publish: Loaded,
+    pub(crate) expand: Loaded,
+    pub(crate) count: Loaded,
+    pub(crate) look: Loaded,
+    pub(crate) create_topic: Loaded,
+    pub(crate) alter_topic: Loaded,
+    pub(crate) forget_topic: Loaded,
+    pub(crate) create_group: Loaded,
+    pub(crate) forget_group: Loaded,
+    pub(crate) pause_group: Loaded,
+    pub(crate) audit: Loaded,
+    pub(crate) repair: Loaded,
+    pub(crate) audit_place: Loaded,
+    pub(crate) repair_place: Loaded,
+}
+
+impl Scripts {
+    pub(crate) fn new(strict: bool) -> Self {
+        Self {
+            acquire: Loaded::new(&lua::ACQUIRE, strict),
+            renew: Loaded::new(&lua::RENEW, strict),
+            release: Loaded::new(&lua::RELEASE, strict),
+            withdraw_end: Loaded::new(&lua::WITHDRAW_END, strict),
+            open_reader: Loaded::new(&lua::OPEN_READER, strict),
+            read: Loaded::new(&lua::READ, strict),
+            ack: Loaded::new(&lua::ACK, strict),
+            hold: Loaded::new(&lua::HOLD, strict),
+            retry: Loaded::new(&lua::RETRY, strict),
+            dead_letter: Loaded::new(&lua::DEAD_LETTER, strict),
+            seek: Loaded::new(&lua::SEEK, strict),
+            promote: Loaded::new(&lua::PROMOTE, strict),
+            claim_dead: Loaded::new(&lua::CLAIM_DEAD, strict),
+            settle_dead: Loaded::new(&lua::SETTLE_DEAD, strict),
+            put_dead: Loaded::new(&lua::PUT_DEAD, strict),
+            trim: Loaded::new(&lua::TRIM, strict),
+            schedule: Loaded::new(&lua::SCHEDULE, strict),
+            cancel: Loaded::new(&lua::CANCEL, strict),
+            reschedule: Loaded::new(&lua::RESCHEDULE, strict),
+            find: Loaded::new(&lua::FIND, strict),
+            scheduled: Loaded::new(&lua::SCHEDULED, strict),
+            waiting: Loaded::new(&lua::WAITING, strict),
+            promote_delayed: Loaded::new(&lua::PROMOTE_DELAYED, strict),
+            recur_put: Loaded::new(&lua::RECUR_PUT, strict),
+            recur_remove: Loaded::new(&lua::RECUR_REMOVE, strict),
+            recur_pause: Loaded::new(&lua::RECUR_PAUSE, strict),
+            recur_due: Loaded::new(&lua::RECUR_DUE, strict),
+            recur_fire: Loaded::new(&lua::RECUR_FIRE, strict),
+            claim_tasks: Loaded::new(&lua::CLAIM_TASKS, strict),
+            settle_tasks: Loaded::new(&lua::SETTLE_TASKS, strict),
+            extend_tasks: Loaded::new(&lua::EXTEND_TASKS, strict),
+            replay_tasks: Loaded::new(&lua::REPLAY_TASKS, strict),
+            extend: Loaded::new(&lua::EXTEND, strict),
+            claim: Loaded::new(&lua::CLAIM, strict),
+            heartbeat: Loaded::new(&lua::HEARTBEAT, strict),
+            leave: Loaded::new(&lua::LEAVE, strict),
+            roster: Loaded::new(&lua::ROSTER, strict),
+            publish: Loaded::new(&lua::PUBLISH, strict),
+            expand: Loaded::new(&lua::EXPAND, strict),
+            count: Loaded::new(&lua::COUNT, strict),
+            look: Loaded::new(&lua::LOOK, strict),
+            create_topic: Loaded::new(&lua::CREATE_TOPIC, strict),
+            alter_topic: Loaded::new(&lua::ALTER_TOPIC, strict),
+            forget_topic: Loaded::new(&lua::FORGET_TOPIC, strict),
+            create_group: Loaded::new(&lua::CREATE_GROUP, strict),
+            forget_group: Loaded::new(&lua::FORGET_GROUP, strict),
+            pause_group: Loaded::new(&lua::PAUSE_GROUP, strict),
+            audit: Loaded::new(&lua::AUDIT, strict),
+            repair: Loaded::new(&lua::REPAIR, strict),
+            audit_place: Loaded::new(&lua::AUDIT_PLACE, strict),
+            repair_place: Loaded::new(&lua::REPAIR_PLACE, strict),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Rules on words: one concept has one word, and words that were given up stay away.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::none;
+use crate::tree::{code, files, has_word, read, rust_files};
+
+const GLOSSARY: &str = "docs/glossary.md";
+
+/// Names of types, fields and modules that were metaphors, and what they are called now.
+const RETIRED: &[(&str, &str)] = &[
+    ("Adopter", "OrphanClaimer"),
+    ("Bells", "Triggers"),
+    ("Chases", "PendingAcquires"),
+    ("ClaimClock", "LeaseClock"),
+    ("Clerk", "LetterHandler"),
+    ("Complaint", "StderrTail"),
+    ("Deed", "DeadLetterAction"),
+    ("Desk", "DeadLetterWorker, or QueueUnderTest in the suite"),
+    ("Gates", "Limiter"),
+    ("Grasp", "EntryLease"),
+    ("Heart", "ControlThread"),
+    ("Keeper", "ControlThread"),
+    ("Lanes", "KeyQueues"),
+    ("Pulse", "HeartbeatReply"),
+    ("Roster", "GroupMembers"),
+    ("Sabotage", "Mutant"),
+    ("Seat", "SharedMember"),
+    ("Teller", "EventSink, or ProgressSink"),
+    ("Witness", "Recorder, or HandlerLog"),
+];
+
+/// Files on one level of a folder: more, and it has two subjects.
+const FILES_IN_A_FOLDER: usize = 14;
+
+/// The rows of the glossary: line number, term, cell of places.
+fn rows(text: &str) -> Vec<(usize, String, String)> {
+    let rows = text.lines().enumerate().filter_map(|(at, line)| {
+        let cells: Vec<_> = line.strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
+        let [term, _, places] = cells[..] else { return None };
+        let is_head = term == "term" || term.starts_with("---") || term.starts_with(":-");
+        (!is_head).then(|| (at + 1, term.to_lowercase(), places.to_owned()))
+    });
+    rows.collect()
+}
+
+#[test]
+fn the_glossary_has_each_word_once_and_its_files_exist() {
+    let text = read(GLOSSARY).expect("the glossary");
+    let rows = rows(&text);
+    assert!(rows.len() > 50, "the table is not found: {} rows", rows.len());
+    let (mut seen, mut offenders) = (BTreeSet::new(), Vec::new());
+    for (line, term, places) in &rows {
+        for word in term.split(',').map(str::trim) {
+            if !seen.insert(word.to_owned()) {
+                offenders.push(format!("{GLOSSARY}:{line}: `{word}` stands there twice"));
+            }
+        }
+        for place in places.split('`').skip(1).step_by(2).filter(|place| place.contains('/')) {
+            if read(place).or_else(|| read(&format!("crates/{place}"))).is_none() {
+                offenders.push(format!("{GLOSSARY}:{line}: {place} does not exist"));
+            }
+        }
+    }
+    let sorted: Vec<_> = rows.iter().map(|(_, term, _)| term).collect();
+    if !sorted.is_sorted() {
+        let wrong = sorted.windows(2).find(|pair| pair[0] > pair[1]).map(|pair| pair[1]);
+        offenders.push(format!("{GLOSSARY}: not in the order of the alphabet at {wrong:?}"));
+    }
+    none(&offenders, "One word for each concept, and where it lives:");
+}
+
+#[test]
+fn retired_words_are_gone() {
+    let mut offenders = Vec::new();
+    for (path, text) in rust_files().filter(|(path, _)| !path.ends_with("house/words.rs")) {
+        for (line, code) in code(&text) {
+            for (old, new) in RETIRED.iter().filter(|(old, _)| has_word(code, old)) {
+                offenders.push(format!("{path}:{line}: {old} is called {new}"));
+            }
+        }
+    }
+    none(&offenders, "docs/glossary.md has the words:");
+}
+
+#[test]
+fn a_folder_has_one_subject() {
+    let mut folders: BTreeMap<String, usize> = BTreeMap::new();
+    for path in files().into_keys().filter(|path| path.ends_with(".rs") && path.contains("/src/")) {
+        if let Some((folder, _)) = path.rsplit_once('/') {
+            *folders.entry(folder.to_owned()).or_default() += 1;
+        }
+    }
+    let many = folders.into_iter().filter(|(_, files)| *files > FILES_IN_A_FOLDER);
+    let offenders: Vec<_> = many.map(|(folder, files)| format!("{folder}: {files} files")).collect();
+    none(
+        &offenders,
+        &format!("More than {FILES_IN_A_FOLDER} files. Find the second subject and give it a folder:"),
+    );
+}
