@@ -78,7 +78,7 @@ impl MetadataRefresh {
         Self { catalog, topic, partitions, bound }
     }
 
-    /// Asks until dropped. Errors are told, and do not end it.
+    /// Refreshes until dropped. Errors are logged and emitted, and do not end it.
     pub(super) async fn run(mut self, every: Duration, observer: Arc<dyn Observer>) {
         let loops = Loops::default();
         let monitor = loops.monitor("refresh", Scope::Topic(self.topic.name.clone()));

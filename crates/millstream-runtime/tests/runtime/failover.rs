@@ -1,4 +1,4 @@
-//! A fail-over to a server whose clock is behind: ids of lost messages are given to others, while the lost ones are in hand.
+//! A fail-over to a server whose clock is behind: it issues ids of lost messages again while the lost ones are in flight.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Outages: the server is away from all, and those who lived through it keep what they had. Who died is replaced.
+//! Outages: no client reaches the server. Members that are alive keep what they own; a member that died is replaced.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

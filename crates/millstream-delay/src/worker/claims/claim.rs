@@ -147,7 +147,7 @@ impl Claimer {
             let ClaimedTask { id, token, before, .. } = &task;
             let nth = self.shard.shard;
             if before.as_ref().is_some_and(|before| context.held.adopt(nth, id, before, token, asked)) {
-                tracing::debug!(shard = %self.shard, %id, "in hand already: claimed anew for its handler");
+                tracing::debug!(shard = %self.shard, %id, "its handler runs already: claimed anew for it");
                 continue;
             }
             let Some(permit) = permits.split(1) else {

@@ -280,7 +280,7 @@ mod tests {
         assert!(guard.is_live(Instant::now()) && !guard.expire());
         machine.suspend(Duration::from_secs(1));
         assert!(!guard.is_live(Instant::now()), "no further handler begins");
-        assert!(guard.expire() && token.is_cancelled(), "and those that run are told");
+        assert!(guard.expire() && token.is_cancelled(), "and running handlers are notified");
         let asked = clock.now();
         machine.suspend(Duration::from_secs(3_600));
         guard.renewed(asked);

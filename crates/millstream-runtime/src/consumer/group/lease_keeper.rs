@@ -102,7 +102,7 @@ async fn watch_deadlines(held: &LeaseTable, clock: &LeaseClock) {
         let mut next = None;
         for guard in held.all() {
             if guard.expire() {
-                tracing::warn!(resource = %guard.lease().resource, "not renewed in time: handlers are told");
+                tracing::warn!(resource = %guard.lease().resource, "not renewed in time: handlers are notified");
             }
             next = next.into_iter().chain(guard.deadline()).min();
         }

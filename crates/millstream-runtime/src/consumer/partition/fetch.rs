@@ -173,7 +173,7 @@ impl Fetcher {
         }
         if fetched.tail_lost {
             // Messages in flight may share their ids with entries that come next.
-            tracing::warn!(%topic_partition, %group, "entries that were handed out are lost: what is in hand is dropped");
+            tracing::warn!(%topic_partition, %group, "the log lost entries that were handed out: those in flight are dropped");
             self.guard.drop_all();
             // Stops the loop: nothing more is read under this lease.
             return Err(self.guard.lease().fenced());

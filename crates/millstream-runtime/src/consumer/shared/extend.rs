@@ -78,7 +78,7 @@ impl Extender {
         let messages = in_flight.lost(lost.iter().map(|receipt| (partition, *receipt)));
         if messages > 0 {
             let topic_partition = seat.partition(partition);
-            tracing::warn!(%topic_partition, group = %seat.group, messages, "claimed by others: handlers are told");
+            tracing::warn!(%topic_partition, group = %seat.group, messages, "claimed by others: handlers are notified");
         }
         in_flight.extended(receipts.into_iter().map(|receipt| (partition, receipt)), asked);
         Ok(())
@@ -93,7 +93,7 @@ async fn watch_deadlines(sharer: &Sharer) {
     loop {
         let (messages, next) = sharer.in_flight.expire();
         if messages > 0 {
-            tracing::warn!(group = %sharer.seat.group, messages, "not extended in time: handlers are told");
+            tracing::warn!(group = %sharer.seat.group, messages, "not extended in time: handlers are notified");
         }
         match next {
             Some(next) => {
