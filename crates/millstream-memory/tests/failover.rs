@@ -204,6 +204,7 @@ async fn a_reader_tells_once_that_the_group_stands_before_what_it_handed_out() {
     let lost = bench.append(&bench.tp, 2).await;
     assert_eq!(read(&mut *reader).await.rewound, None);
     bench.operator.restore(&before);
+    reader.start_over();
     let fetched = read(&mut *reader).await;
     assert_eq!(fetched.rewound, Some((lost[1], first[1])));
     assert!(fetched.tail_lost && fetched.entries.is_empty(), "its ids may come again: nothing is read");

@@ -67,6 +67,8 @@ struct Endless {
 
 #[async_trait]
 impl Reader for Endless {
+    fn start_over(&mut self) {}
+
     async fn fetch(&mut self, max: usize, _: Duration) -> Result<Fetched> {
         tokio::task::yield_now().await;
         Ok(Fetched { entries: entries(&mut self.last, max), ..Fetched::default() })

@@ -56,8 +56,7 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
-    /// [`ReusedIds`](Self::ReusedIds) is drawn only where it is asked for: not all that it finds is mended.
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 21] = [
         Self::Latency,
         Self::Refusals,
         Self::LostRequests,
@@ -78,6 +77,7 @@ impl Trouble {
         Self::Replays,
         Self::Outages,
         Self::SlowLinks,
+        Self::ReusedIds,
     ];
 }
 
@@ -178,9 +178,14 @@ impl Scenario {
         }
         let attempts = rng.u32(1..=4);
         let failing = if has(Trouble::Failures) { rng.f64() * 0.6 } else { 0.0 };
-        let poison = if has(Trouble::Poison) { 0.01 } else { 0.0 };
         let actions = actions(rng, &troubles, partitions, groups, lease_ttl, length);
         let faults = faults(rng, &troubles, lease_ttl);
+        // Not fixed: in shared mode an entry that takes longer to arrive than its claim lasts is claimed by the next
+        // consumer meanwhile, and nobody notes that it has begun. See docs/testing.md.
+        let arrives = |bandwidth| Duration::from_secs(1).mul_f64(f64::from(LARGEST) / bandwidth as f64);
+        let late = sharing == Sharing::Shared && faults.bandwidth.is_some_and(|it| arrives(it) > lease_ttl / 2);
+        let spared = late && std::env::var_os("MILLSTREAM_SLOW_POISON").is_none();
+        let poison = if has(Trouble::Poison) && !spared { 0.01 } else { 0.0 };
         Self {
             seed,
             partitions,
@@ -302,16 +307,11 @@ fn troubles(rng: &mut Rng) -> Vec<Trouble> {
         _ => rng.usize(2..=8),
     };
     let mut all = Trouble::ALL.to_vec();
-    all.extend(std::env::var_os("MILLSTREAM_REUSED_IDS").map(|_| Trouble::ReusedIds));
     rng.shuffle(&mut all);
     all.truncate(count);
     // Senders that know of partitions which the server forgot send to where nobody reads: nothing is promised of that.
     if all.contains(&Trouble::FailOvers) || all.contains(&Trouble::ReusedIds) {
         all.retain(|trouble| *trouble != Trouble::Growth);
-    }
-    // Not mended: what kills behind a link that brings one message in a second. See docs/testing.md.
-    if all.contains(&Trouble::SlowLinks) && std::env::var_os("MILLSTREAM_SLOW_POISON").is_none() {
-        all.retain(|trouble| *trouble != Trouble::Poison);
     }
     all
 }

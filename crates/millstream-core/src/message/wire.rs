@@ -31,6 +31,10 @@ pub const PAYLOAD: &str = "payload";
 pub const KEY: &str = "key";
 /// Prefix of a header's field.
 pub const HEADER: &str = "h:";
+/// Number of the entry's form, if it is another one than [`FORM_NUMBER`]: an entry without this field has form 1.
+pub const FORM: &str = "mq:form";
+/// Form that this version writes and reads. It is never written, since it is the default.
+pub const FORM_NUMBER: &str = "1";
 /// Redelivery: number of the attempt that this delivery is (2 for the first retry).
 pub const ATTEMPT: &str = "attempt";
 /// Redelivery and dead letter: id of the message's first entry, in the log.
@@ -73,7 +77,12 @@ pub enum Malformed {
     Duplicate(&'static str),
     /// Over a limit; the text names it.
     TooLarge(String),
+    /// The entry has this form, which a later version of Millstream writes: it must not be taken for a message of form 1.
+    UnknownForm(String),
 }
+
+/// Longest form that is displayed, in bytes: it is somebody else's data.
+const MAX_FORM_LEN: usize = 32;
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -81,6 +90,9 @@ impl fmt::Display for Malformed {
             Self::NoPayload => f.write_str("no payload field"),
             Self::Duplicate(field) => write!(f, "field {field} stands twice"),
             Self::TooLarge(what) => write!(f, "too large: {what}"),
+            Self::UnknownForm(form) => {
+                write!(f, "entry of form {form:?}, which a later version writes; this one reads form {FORM_NUMBER}")
+            }
         }
     }
 }
@@ -258,6 +270,9 @@ where
             if key.replace(value).is_some() {
                 return Err(Malformed::Duplicate(KEY));
             }
+        } else if name == FORM && value != FORM_NUMBER {
+            let shown = &value[..value.len().min(MAX_FORM_LEN)];
+            return Err(Malformed::UnknownForm(String::from_utf8_lossy(shown).into_owned()));
         } else if let Some(name) = name.strip_prefix(HEADER.as_bytes())
             && let Ok(name) = std::str::from_utf8(name)
         {
@@ -286,6 +301,22 @@ mod tests {
 
     fn receipt(source: Source) -> Receipt {
         Receipt { source, id: MessageId::new(7, 1) }
+    }
+
+    #[test]
+    fn an_entry_of_a_later_form_is_refused_and_kept() {
+        let read = |form: &[u8]| {
+            let entry = fields(&[(b"payload", b"hello"), (b"mq:form", form)]);
+            let decoded = decode(receipt(Source::Log), &entry, &Limits::default());
+            // As a redelivery, too: the body is carried along.
+            let again = redelivery(2, MessageId::new(7, 1), "", &History::default(), &entry);
+            assert_eq!(decode(receipt(Source::Retry), &again, &Limits::default()).envelope, decoded.envelope);
+            decoded.envelope
+        };
+        assert_eq!(read(b"1"), Ok(Envelope::new("hello")));
+        assert_eq!(read(b"2"), Err(Malformed::UnknownForm("2".into())));
+        let text = read(&[0xff; 100]).expect_err("no form").to_string();
+        assert!(text.len() < 300 && text.is_ascii() || text.contains('\u{fffd}'), "{text}");
     }
 
     #[test]

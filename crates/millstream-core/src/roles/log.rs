@@ -299,8 +299,8 @@ pub trait Appender: Send {
 pub trait Reader: Send {
     /// Reads up to `max` entries, fewer where they are large; waits up to `wait` if there are none.
     ///
-    /// The number of entries that it requests follows from the size of past ones, so that an answer takes about a second
-    /// on a link of 10 MB/s. It requests at least one, and one answer is larger where entries have grown. After a lost or
+    /// The number of entries that it requests follows from the size of past ones, so that an answer has about
+    /// [2 MiB](crate::pages::PAGE_BYTES). It requests at least one, and one answer is larger where entries have grown. After a lost or
     /// late answer it requests half as many.
     ///
     /// First it returns all pending entries, oldest first, over as many calls as it takes; after that new entries. An
@@ -318,4 +318,11 @@ pub trait Reader: Send {
     /// [`Catalog::restore_group`](crate::Catalog::restore_group). [`ErrorKind::WrongType`](crate::ErrorKind::WrongType)
     /// when a key is not a stream. Transient ones.
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched>;
+
+    /// Makes the next [`fetch`](Self::fetch) start over with the pending entries, as after an error.
+    ///
+    /// Unlike a new reader, this one still knows the newest entries that it has returned, and reports with
+    /// [`Fetched::tail_lost`] if a fail-over has lost them meanwhile. A caller that wants to read the pending list again
+    /// under the same lease therefore keeps its reader.
+    fn start_over(&mut self);
 }

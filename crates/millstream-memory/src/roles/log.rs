@@ -241,6 +241,10 @@ impl Default for Phase {
 
 #[async_trait]
 impl Reader for MemoryReader {
+    fn start_over(&mut self) {
+        self.phase = Phase::default();
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         if max == 0 {
             return Ok(Fetched::default());

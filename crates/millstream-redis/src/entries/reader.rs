@@ -288,6 +288,11 @@ impl StreamReader {
 
 #[async_trait]
 impl Reader for StreamReader {
+    fn start_over(&mut self) {
+        // A new connection starts over with the pending entries.
+        self.guard.close();
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         // The future of the last call was dropped, so an answer may be lost. A new connection starts over with the
         // pending entries and returns those of that answer again.

@@ -239,7 +239,8 @@ async fn a_group_that_was_created_again_has_not_lost_its_end() {
 /// log.
 #[tokio::test]
 async fn an_id_that_was_given_again_is_found_out_before_anything_is_read() {
-    for of_retries in [false, true] {
+    // A reader whose connection was cut starts over; one that is told to does the same.
+    for (of_retries, told) in [(false, false), (true, false), (false, true), (true, true)] {
         let mut bench = Bench::private(&[]).await;
         let key = if of_retries { bench.retry_log() } else { bench.log() };
         for n in 1..=3 {
@@ -252,8 +253,12 @@ async fn an_id_that_was_given_again_is_found_out_before_anything_is_read() {
         bench.cmd(&format!("XDEL {key} 3-1")).await;
         bench.cmd(&format!("XSETID {key} 2-1")).await;
         bench.cmd(&format!("XADD {key} 3-1 attempt 2 origin 1-1 error e history h payload new")).await;
-        bench.cmd("CLIENT KILL TYPE normal SKIPME yes").await;
-        reader.fetch(10, NOW).await.expect_err("cut");
+        if told {
+            reader.start_over();
+        } else {
+            bench.cmd("CLIENT KILL TYPE normal SKIPME yes").await;
+            reader.fetch(10, NOW).await.expect_err("cut");
+        }
         let fetched = reader.fetch(10, NOW).await.expect("fetched");
         assert!(fetched.tail_lost && fetched.entries.is_empty(), "{of_retries}: {fetched:?}");
         let delivered = format!("{:?}", bench.cmd(&format!("XINFO GROUPS {key}")).await);

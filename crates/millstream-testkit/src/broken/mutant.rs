@@ -43,6 +43,8 @@ sabotages! {
     PendingReversed,
     /// The delivery count is not kept.
     DeliveriesStuckAtOne,
+    /// A reader that is to start over continues with new entries.
+    StartOverIgnored,
     /// A reply is lost if its call was dropped.
     DropLosesReply,
     /// Groups compete: an entry delivered to one group is not delivered to another.

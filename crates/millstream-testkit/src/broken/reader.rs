@@ -27,6 +27,12 @@ impl BrokenReader {
 
 #[async_trait]
 impl Reader for BrokenReader {
+    fn start_over(&mut self) {
+        if self.broken.sabotage != Mutant::StartOverIgnored {
+            self.inner.start_over();
+        }
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         self.broken.refuse_missing(&self.lease)?;
         let mut fetched = match self.broken.sabotage {

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use millstream_core::log::{Fetched, Reader};
 use millstream_core::members::{Revision, Watch};
 use millstream_core::pages::PageSizer;
-use millstream_core::{GroupName, Lease, Result, TopicName};
+use millstream_core::{GroupName, Result, TopicName};
 use tokio::time::{Instant, sleep};
 
 use super::faults::{Fate, Plan, Role};
@@ -14,46 +14,46 @@ use super::{Client, unconfirmed};
 
 /// A reader behind an unreliable connection.
 ///
-/// The inner reader is taken out during a fetch, and put back when its reply has arrived. After an error, or after a
-/// dropped fetch, the next fetch therefore uses a new reader, which starts over with the pending entries.
+/// After an error, or after a dropped fetch, the inner reader starts over with the pending entries.
 pub(super) struct ChaosReader {
     client: Client,
-    lease: Lease,
-    inner: Option<Box<dyn Reader>>,
+    inner: Box<dyn Reader>,
+    /// Set during a fetch. If it is set when the next one begins, a reply may be lost.
+    busy: bool,
     /// Sizes pages for the bandwidth of the link, as every reader behind a slow link has to.
     pages: PageSizer,
 }
 
 impl ChaosReader {
-    pub(super) fn new(client: Client, lease: Lease, inner: Box<dyn Reader>) -> Self {
-        Self { client, lease, inner: Some(inner), pages: PageSizer::default() }
+    pub(super) fn new(client: Client, inner: Box<dyn Reader>) -> Self {
+        Self { client, inner, busy: false, pages: PageSizer::default() }
     }
 }
 
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Reader for ChaosReader {
+    fn start_over(&mut self) {
+        self.inner.start_over();
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
-        let inner = self.inner.take();
-        if inner.is_none() {
+        if std::mem::replace(&mut self.busy, true) {
+            self.inner.start_over();
             self.pages.lost();
         }
         let max = self.pages.count(max);
         let plan = self.client.plan(Role::Reader);
         arrive(&self.client, &plan).await?;
-        let mut inner = match inner {
-            Some(inner) => inner,
-            None => self.client.0.backend.log.reader(&self.lease).await?,
-        };
         let fetched = tokio::select! {
             biased;
-            fetched = self.client.signed(inner.fetch(max, wait)) => fetched?,
+            fetched = self.client.signed(self.inner.fetch(max, wait)) => fetched?,
             () = self.client.until_cut(&plan) => return Err(cut_off(&self.client).await),
         };
         let (bytes, began) = (size(&fetched), Instant::now());
         self.client.receive(&plan, bytes).await?;
         self.pages.came(fetched.entries.len(), usize::try_from(bytes).unwrap_or(usize::MAX), began.elapsed());
-        self.inner = Some(inner);
+        self.busy = false;
         Ok(fetched)
     }
 }

@@ -49,7 +49,7 @@ impl Log for Client {
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
         let opened = call!(self, Log, log.reader(lease;))?;
-        Ok(Box::new(ChaosReader::new(self.clone(), lease.clone(), opened)))
+        Ok(Box::new(ChaosReader::new(self.clone(), opened)))
     }
 
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {

@@ -207,6 +207,10 @@ struct RecordedReader {
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Reader for RecordedReader {
+    fn start_over(&mut self) {
+        self.inner.start_over();
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         let fetched = self.inner.fetch(max, wait).await?;
         self.notes.fetched(&self.lease, &fetched);

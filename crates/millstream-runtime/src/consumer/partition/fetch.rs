@@ -94,8 +94,8 @@ impl Fetcher {
         let fetched = tokio::select! {
             biased;
             () = in_flight.let_go() => {
-                // A new reader sees the entry at once; the current one may block until something new arrives.
-                self.reader = None;
+                // A reader that starts over sees the entry at once; a wait for new ones would not.
+                self.start_over();
                 return Ok(());
             }
             fetched = self.fetch(room) => fetched,
@@ -115,8 +115,7 @@ impl Fetcher {
             // The reader has started over by itself. What was settled while it read was not recorded, so some of these
             // entries may be done. Read again from the start and record settlements. The other reports of this reply come
             // only once, so they are forwarded now.
-            self.in_flight.begin_rewind();
-            self.reader = None;
+            self.start_over();
             fetched.entries.clear();
             fetched.ghosts.clear();
             return self.hand_on(fetched);
@@ -134,7 +133,7 @@ impl Fetcher {
 
     async fn fetch(&mut self, room: usize) -> Result<Fetched> {
         if self.orphans.run_once().await? {
-            self.reader = None;
+            self.start_over();
         }
         let reader = match &mut self.reader {
             Some(reader) => reader,
@@ -147,6 +146,17 @@ impl Fetcher {
         // Wait no longer than until the next check for orphans, and not at all before everything pending is known.
         let wait = if self.caught_up { self.context.config.max_wait } else { Duration::ZERO };
         reader.fetch(room, wait.min(self.orphans.due_in())).await
+    }
+
+    /// Makes the next read begin with the pending list, which may show entries that are settled meanwhile.
+    ///
+    /// The reader is kept: it knows the newest entries that were handed out, and so notices a fail-over that has lost them
+    /// and gives their ids to others.
+    fn start_over(&mut self) {
+        self.in_flight.begin_rewind();
+        if let Some(reader) = &mut self.reader {
+            reader.start_over();
+        }
     }
 
     /// Reports the takeover: everything that was pending when the lease was granted has been read.

@@ -114,6 +114,7 @@ impl Claimer {
             let room = in_flight.claim_room();
             let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
             let heard = context.heard();
+            in_flight.begin_claim();
             let claim = context.backend.shared.claim(seat, partition, &alive, idle, room, &heard);
             let claimed = within(idle, claim).await;
             if claimed.is_err() {
@@ -124,6 +125,7 @@ impl Claimer {
             let to = (&self.items, &self.says);
             take_in(&sharer, to, partition, abandoned, asked, Origin::Abandoned(&roster.members));
             take_in(&sharer, to, partition, given_back, asked, Origin::GivenBack);
+            in_flight.end_claim();
             if let Some(next) = next {
                 let full = next.is_zero() && in_flight.claim_room() == 0;
                 looked.full |= full;

@@ -105,7 +105,7 @@ impl Dispatcher {
             let job = &item.job;
             if !job.left.is_zero() {
                 // Noted by an owner with a retry order, under which it waits in place: here it is parked.
-                let key = item.key();
+                let key = item.key;
                 self.sharer.in_flight.say(key);
                 self.say(Say::new(key, item.job.parks()));
             } else if item.is_alone() {
@@ -133,7 +133,7 @@ impl Dispatcher {
             }
             self.trying |= alone;
             let work = Work { sharer: self.sharer.clone(), says: self.says.clone() };
-            let keys = unit.iter().map(Item::key).collect();
+            let keys = unit.iter().map(|item| item.key).collect();
             self.running.spawn(async move {
                 let caught = AssertUnwindSafe(work.run(unit)).catch_unwind().await;
                 Ended {
@@ -167,8 +167,8 @@ impl Dispatcher {
         if size == 1 || self.queue[head].job.candidate.is_some() {
             return self.queue.remove(head).into_iter().collect();
         }
-        let partition = self.queue[head].partition;
-        let fits = |item: &Item| item.partition == partition && item.job.candidate.is_none();
+        let partition = self.queue[head].key.partition;
+        let fits = |item: &Item| item.key.partition == partition && item.job.candidate.is_none();
         let there = self.queue.iter().filter(|item| fits(item)).take(size).count();
         let now = Instant::now();
         // The wait counts from the first time that the batch was not full.
@@ -232,8 +232,8 @@ impl Dispatcher {
         Counts::add(&context.counts.handed_back, left.len());
         for item in left {
             // Removed first, so that the entry is not extended any more.
-            in_flight.settled(std::iter::once(item.key()));
-            of.entry(item.partition).or_default().push(item.job.receipt);
+            in_flight.settled(std::iter::once(item.key));
+            of.entry(item.key.partition).or_default().push(item.job.receipt);
         }
         for (partition, receipts) in of {
             let request = context.backend.shared.give_back(seat, partition, &receipts);
@@ -245,5 +245,5 @@ impl Dispatcher {
 }
 
 fn is_paused(sharer: &Sharer, paused: &mut Changes, item: &Item) -> bool {
-    paused.is_on(&sharer.seat.partition(item.partition))
+    paused.is_on(&sharer.seat.partition(item.key.partition))
 }

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use crate::consumer::group::membership::within;
 use crate::consumer::shared::Sharer;
+use crate::consumer::shared::in_flight::Key;
 use millstream_loops::LoopMonitor;
 
 /// Extends all entries of one consumer. One lost request does no harm, two in a row stop dispatch.
@@ -54,7 +55,7 @@ impl Extender {
     /// Extends once. After a failure, returns the pause: shorter than the time to the next regular request.
     async fn run_once(&mut self) -> Result<(), Duration> {
         let all = self.sharer.in_flight.all();
-        let extends = all.into_iter().map(|(partition, receipts)| self.extend(partition, receipts));
+        let extends = all.into_iter().map(|(partition, keys)| self.extend(partition, keys));
         let failed = join_all(extends).await.into_iter().find_map(Result::err);
         let observer = &*self.sharer.context.observer;
         match failed {
@@ -69,18 +70,19 @@ impl Extender {
         }
     }
 
-    async fn extend(&self, partition: Partition, receipts: Vec<Receipt>) -> Result<()> {
+    async fn extend(&self, partition: Partition, keys: Vec<Key>) -> Result<()> {
         let Sharer { context, seat, in_flight, .. } = &*self.sharer;
         // Taken before the request: the ttl cannot have started earlier.
         let asked = context.lease_clock.now();
+        let receipts: Vec<Receipt> = keys.iter().map(|key| key.receipt).collect();
         let request = context.backend.shared.extend(seat, partition, &receipts);
         let lost = within(context.beat_patience(), request).await?;
-        let messages = in_flight.lost(lost.iter().map(|receipt| (partition, *receipt)));
+        let messages = in_flight.lost(keys.iter().filter(|key| lost.contains(&key.receipt)).copied());
         if messages > 0 {
             let topic_partition = seat.partition(partition);
             tracing::warn!(%topic_partition, group = %seat.group, messages, "claimed by others: handlers are notified");
         }
-        in_flight.extended(receipts.into_iter().map(|receipt| (partition, receipt)), asked);
+        in_flight.extended(keys.into_iter(), asked);
         Ok(())
     }
 }

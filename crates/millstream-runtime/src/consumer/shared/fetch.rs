@@ -18,6 +18,7 @@ use crate::consumer::group::restore::unless_deleted;
 use crate::consumer::partition::poison::{Candidate, is_candidate};
 use crate::consumer::pauses::Changes;
 use crate::consumer::shared::Sharer;
+use crate::consumer::shared::in_flight::Key;
 use crate::consumer::shared::settle::Say;
 use crate::consumer::shared::work::Item;
 use millstream_loops::LoopMonitor;
@@ -67,6 +68,7 @@ impl Fetcher {
             () = sharer.context.stop.cancelled() => {}
             () = work => {}
         }
+        sharer.in_flight.end_reading();
     }
 
     /// Waits for room, reads once, and forwards what was read.
@@ -94,7 +96,7 @@ impl Fetcher {
             Ok(read) => read,
             Err(error) => {
                 // A reply with entries may have been lost: the reader starts over with the pending list.
-                in_flight.begin_rewind();
+                in_flight.begin_rewind(&self.read);
                 if error.kind() == ErrorKind::GroupMissing {
                     return self.restore_groups(&error).await;
                 }
@@ -104,12 +106,16 @@ impl Fetcher {
         let pending = read.iter().any(|(_, fetched)| fetched.pending);
         if pending && !in_flight.is_rewinding() {
             // The reader has started over by itself. Read again, and record what is settled meanwhile.
-            in_flight.begin_rewind();
+            in_flight.begin_rewind(&self.read);
             self.reader = None;
             return Ok(());
         }
         if !pending {
-            in_flight.end_rewind();
+            let messages = in_flight.end_rewind();
+            if messages > 0 {
+                let group = &self.sharer.seat.group;
+                tracing::warn!(%group, messages, "not pending under our name any more: handlers are notified");
+            }
         }
         for (partition, fetched) in read {
             take_in(&self.sharer, (&self.items, &self.says), partition, fetched, asked, Origin::Read);
@@ -130,7 +136,7 @@ impl Fetcher {
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
-                self.sharer.in_flight.begin_rewind();
+                self.sharer.in_flight.begin_rewind(&open);
                 self.read.clone_from(&open);
                 none.insert(context.backend.shared.shared_reader(&self.sharer.seat, &open).await?)
             }
@@ -223,7 +229,7 @@ pub(in crate::consumer) fn take_in(
         tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by somebody");
         context.observer.observe(&Event::Ghosts { topic_partition, group, messages });
         for receipt in ghosts.into_iter().filter(|_| matches!(origin, Origin::Read)) {
-            let _ = says.send(Say::new((partition, receipt), Settlement::Ack));
+            let _ = says.send(Say::new(Key::ghost(partition, receipt), Settlement::Ack));
         }
     }
     let entries = in_flight.admit(partition, entries, asked, !matches!(origin, Origin::Read));
@@ -239,9 +245,9 @@ pub(in crate::consumer) fn take_in(
             }
             _ => None,
         };
-        let of = |entry| {
+        let of = |(key, entry)| {
             let candidate = candidate(&entry);
-            Item::new(partition, entry, &config.limits, candidate)
+            Item::new(key, entry, &config.limits, candidate)
         };
         // A closed channel means that the consumer ends: others claim the entries.
         let _ = items.send(entries.into_iter().map(of).collect());

@@ -1,23 +1,57 @@
 //! Entries of one consumer: in handlers, ready for one, or waiting to be settled; each with the time until which it is
 //! ours.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millstream_core::Partition;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::log::{Entry, Receipt};
 use millstream_core::shared::{Shared, SharedMember};
+use millstream_core::{Partition, wire};
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use millstream_loops::LeaseClock;
 
 /// Id of an entry among all partitions.
-pub(in crate::consumer) type Key = (Partition, Receipt);
+type Id = (Partition, Receipt);
+
+/// One holding of an entry. After a fail-over that lost the end of a log, the server can assign the id of a lost entry
+/// again: then two entries have the same id, one after the other, and what is decided about the first must not touch
+/// the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::consumer) struct Key {
+    pub(in crate::consumer) partition: Partition,
+    pub(in crate::consumer) receipt: Receipt,
+    /// Number of the holding. 0 for an entry that was never held: a ghost.
+    serial: u64,
+}
+
+impl Key {
+    /// Returns the key of an entry whose fields are gone: it is settled without ever being held.
+    pub(in crate::consumer) fn ghost(partition: Partition, receipt: Receipt) -> Self {
+        Self { partition, receipt, serial: 0 }
+    }
+
+    fn id(self) -> Id {
+        (self.partition, self.receipt)
+    }
+}
+
+/// Whether a settlement may be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::consumer) enum Standing {
+    /// It may.
+    Ours,
+    /// Not yet: the reader has started over, and has not found the entry under our name so far.
+    Unconfirmed,
+    /// No more: somebody else has the entry, or the server has lost it.
+    Gone,
+}
 
 /// Minimum number of claimed entries that may be in flight beside those that were read.
 const FEWEST_CLAIMS: usize = 8;
@@ -50,15 +84,31 @@ pub(in crate::consumer) struct SharedInFlight {
 
 #[derive(Debug, Default)]
 struct State {
-    held: BTreeMap<Key, Held>,
+    held: BTreeMap<Id, Held>,
+    /// Number of holdings so far.
+    serial: u64,
     /// Number of claimed entries among them.
     claimed: usize,
-    /// Entries that were settled while the entries under our name are being read again.
-    settled_meanwhile: Option<BTreeSet<Key>>,
+    /// Entries that were settled while the entries under our name are being read again, with the digests of their fields.
+    settled_meanwhile: Option<BTreeMap<Id, u64>>,
+    /// The same, of entries that were settled while a claim is under way: what it claimed is pending under our name, so
+    /// the reader may have found it there before the answer arrived.
+    settled_during_claim: Option<BTreeMap<Id, u64>>,
+}
+
+impl State {
+    fn find(&mut self, key: Key) -> Option<&mut Held> {
+        self.held.get_mut(&key.id()).filter(|held| held.serial == key.serial)
+    }
 }
 
 #[derive(Debug)]
 struct Held {
+    serial: u64,
+    /// Digest of the fields: another entry with the same id has another one.
+    digest: u64,
+    /// Unset from the moment that the reader starts over until it finds the entry under our name.
+    confirmed: bool,
     /// Until then nobody else can have it.
     until: Instant,
     /// Cancelled when somebody else may have it. An entry that has not started gets a new token when it is ours again.
@@ -95,9 +145,15 @@ impl SharedInFlight {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the start of a rewind: entries that are read from now on may be repeated.
-    pub(in crate::consumer) fn begin_rewind(&self) {
-        self.state().settled_meanwhile.get_or_insert_default();
+    /// Marks the start of a rewind of these partitions: entries that are read from now on may be repeated. A held entry
+    /// of them is settled only when it has been read again: the reader may have been cut off by a fail-over in which the
+    /// server lost it.
+    pub(in crate::consumer) fn begin_rewind(&self, partitions: &[Partition]) {
+        let mut state = self.state();
+        state.settled_meanwhile.get_or_insert_default();
+        for ((partition, _), held) in &mut state.held {
+            held.confirmed = !partitions.contains(partition);
+        }
     }
 
     /// Marks the start of a read. Entries that were settled before appear in it only if the server has forgotten that,
@@ -108,9 +164,64 @@ impl SharedInFlight {
         }
     }
 
-    /// Marks the end of a rewind: entries that are read from now on are new.
-    pub(in crate::consumer) fn end_rewind(&self) {
-        self.state().settled_meanwhile = None;
+    /// Marks the end of a rewind: entries that are read from now on are new, and held ones that were not read again are
+    /// not ours any more. Their tokens are cancelled. Returns how many of them had no outcome.
+    pub(in crate::consumer) fn end_rewind(&self) -> usize {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if state.settled_meanwhile.take().is_none() {
+            return 0;
+        }
+        let (mut lost, mut claimed) = (0, 0);
+        state.held.retain(|_, held| {
+            if !held.confirmed {
+                held.cancelled.cancel();
+                lost += usize::from(!held.said);
+                claimed += usize::from(held.claimed);
+            }
+            held.confirmed
+        });
+        state.claimed -= claimed;
+        drop(guard);
+        self.notify();
+        lost
+    }
+
+    /// Marks that nothing more is read: every held entry may be settled.
+    pub(in crate::consumer) fn end_reading(&self) {
+        self.state().held.values_mut().for_each(|held| held.confirmed = true);
+        self.notify();
+    }
+
+    /// Marks the start of a claim.
+    pub(in crate::consumer) fn begin_claim(&self) {
+        self.state().settled_during_claim = Some(BTreeMap::new());
+    }
+
+    /// Marks the end of a claim: its entries are admitted.
+    pub(in crate::consumer) fn end_claim(&self) {
+        self.state().settled_during_claim = None;
+    }
+
+    fn notify(&self) {
+        self.freed.notify_one();
+        self.unclaimed.notify_one();
+        self.changed.notify_waiters();
+    }
+
+    /// Returns whether a settlement may be sent.
+    pub(in crate::consumer) fn standing(&self, key: Key) -> Standing {
+        match self.state().find(key) {
+            Some(held) if held.confirmed => Standing::Ours,
+            Some(_) => Standing::Unconfirmed,
+            None if key.serial == 0 => Standing::Ours,
+            None => Standing::Gone,
+        }
+    }
+
+    /// Returns a future that is ready when entries were confirmed, extended or removed since this call.
+    pub(in crate::consumer) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
     }
 
     pub(in crate::consumer) fn is_rewinding(&self) -> bool {
@@ -128,28 +239,41 @@ impl SharedInFlight {
     }
 
     /// Adds entries that a request of the time `asked` returned. Returns those that are not held yet and were not settled
-    /// just now.
+    /// just now, with their keys.
     pub(in crate::consumer) fn admit(
         &self,
         partition: Partition,
         entries: Vec<Entry>,
         asked: Instant,
         claimed: bool,
-    ) -> Vec<Entry> {
+    ) -> Vec<(Key, Entry)> {
         let until = asked + self.trust;
         let mut guard = self.state();
         let state = &mut *guard;
-        let mut admitted = entries;
-        admitted.retain(|entry| {
-            let key = (partition, entry.receipt);
-            let done = state.settled_meanwhile.as_ref().is_some_and(|settled| settled.contains(&key));
-            if done || state.held.contains_key(&key) {
-                return false;
+        let mut admitted = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let (receipt, digest) = (entry.receipt, wire::digest(&entry.fields));
+            let id = (partition, receipt);
+            let meanwhile = if claimed { &state.settled_during_claim } else { &state.settled_meanwhile };
+            if meanwhile.as_ref().is_some_and(|settled| settled.get(&id) == Some(&digest)) {
+                continue;
             }
-            state.held.insert(key, Held { until, cancelled: CancellationToken::new(), claimed, said: false });
+            if let Some(held) = state.held.get_mut(&id) {
+                if held.digest == digest {
+                    held.confirmed |= !claimed;
+                    continue;
+                }
+                // The server has lost the entry that we hold, and assigned its id again.
+                held.cancelled.cancel();
+                state.claimed -= usize::from(held.claimed);
+            }
+            state.serial += 1;
+            let (serial, cancelled) = (state.serial, CancellationToken::new());
+            let held = Held { serial, digest, confirmed: true, until, cancelled, claimed, said: false };
+            state.held.insert(id, held);
             state.claimed += usize::from(claimed);
-            true
-        });
+            admitted.push((Key { partition, receipt, serial }, entry));
+        }
         drop(guard);
         self.came.notify_one();
         admitted
@@ -159,20 +283,22 @@ impl SharedInFlight {
         let mut guard = self.state();
         let state = &mut *guard;
         for key in keys {
-            if let Some(held) = state.held.remove(&key) {
-                state.claimed -= usize::from(held.claimed);
-                if !settled {
-                    held.cancelled.cancel();
-                }
+            // Another entry with the same id may be held by now.
+            if state.find(key).is_none() {
+                continue;
             }
-            if let (true, Some(done)) = (settled, &mut state.settled_meanwhile) {
-                done.insert(key);
+            let Some(held) = state.held.remove(&key.id()) else { continue };
+            state.claimed -= usize::from(held.claimed);
+            if !settled {
+                held.cancelled.cancel();
+                continue;
+            }
+            for done in [&mut state.settled_meanwhile, &mut state.settled_during_claim].into_iter().flatten() {
+                done.insert(key.id(), held.digest);
             }
         }
         drop(guard);
-        self.freed.notify_one();
-        self.unclaimed.notify_one();
-        self.changed.notify_waiters();
+        self.notify();
     }
 
     /// Removes entries that are settled.
@@ -183,7 +309,7 @@ impl SharedInFlight {
     /// Removes entries that somebody else has, or that were settled, and cancels their tokens. Returns how many of them
     /// were held without an outcome.
     pub(in crate::consumer) fn lost(&self, keys: impl IntoIterator<Item = Key>) -> usize {
-        let unknown = |key: &Key| self.state().held.get(key).is_some_and(|held| !held.said);
+        let unknown = |key: &Key| self.state().find(*key).is_some_and(|held| !held.said);
         let lost: Vec<Key> = keys.into_iter().filter(unknown).collect();
         let count = lost.len();
         self.remove(lost.into_iter(), false);
@@ -194,7 +320,7 @@ impl SharedInFlight {
     pub(in crate::consumer) fn extended(&self, keys: impl Iterator<Item = Key>, asked: Instant) {
         let mut state = self.state();
         for key in keys {
-            if let Some(held) = state.held.get_mut(&key) {
+            if let Some(held) = state.find(key) {
                 held.until = held.until.max(asked + self.trust);
             }
         }
@@ -204,7 +330,7 @@ impl SharedInFlight {
 
     /// Records that an outcome was decided. False if the entry is not ours any more: the outcome is then not needed.
     pub(in crate::consumer) fn say(&self, key: Key) -> bool {
-        self.state().held.get_mut(&key).map(|held| held.said = true).is_some()
+        self.state().find(key).map(|held| held.said = true).is_some()
     }
 
     /// Waits until the entry is certainly ours, usually at once, and returns its token. `None` if somebody else has it,
@@ -213,7 +339,7 @@ impl SharedInFlight {
         loop {
             // Created before the check, so that a change in between is not missed.
             let changed = self.changed.notified();
-            match self.state().held.get_mut(&key) {
+            match self.state().find(key) {
                 None => return None,
                 Some(held) if self.clock.now() < held.until => {
                     if held.cancelled.is_cancelled() {
@@ -254,10 +380,11 @@ impl SharedInFlight {
     }
 
     /// Returns all entries that are to be extended, by partition.
-    pub(in crate::consumer) fn all(&self) -> BTreeMap<Partition, Vec<Receipt>> {
-        let mut all = BTreeMap::<Partition, Vec<Receipt>>::new();
-        for (partition, receipt) in self.state().held.keys() {
-            all.entry(*partition).or_default().push(*receipt);
+    pub(in crate::consumer) fn all(&self) -> BTreeMap<Partition, Vec<Key>> {
+        let mut all = BTreeMap::<Partition, Vec<Key>>::new();
+        for ((partition, receipt), held) in &self.state().held {
+            let key = Key { partition: *partition, receipt: *receipt, serial: held.serial };
+            all.entry(*partition).or_default().push(key);
         }
         all
     }
@@ -266,16 +393,18 @@ impl SharedInFlight {
         self.state().held.len()
     }
 
-    /// Waits until at least a quarter is free, so that reads come in batches, and returns how much is free.
+    /// Waits until at least a quarter is free, so that reads come in batches, and returns how much is free. During a
+    /// rewind that is a quarter at once: most of what is read then is held already, and waits to be confirmed.
     pub(in crate::consumer) async fn room(&self) -> usize {
+        let enough = self.capacity.div_ceil(4);
         loop {
-            let (held, claimed) = {
+            let (held, claimed, rewinding) = {
                 let state = self.state();
-                (state.held.len(), state.claimed)
+                (state.held.len(), state.claimed, state.settled_meanwhile.is_some())
             };
             let free = self.capacity.saturating_sub(held - claimed);
-            if free >= self.capacity.div_ceil(4) {
-                return free;
+            if free >= enough || rewinding {
+                return free.max(enough);
             }
             self.freed.notified().await;
         }
@@ -302,7 +431,7 @@ pub(in crate::consumer) struct EntryLease {
 impl EntryLease {
     /// Asks the server at once whether the entry is still ours, and extends it for another ttl.
     pub(in crate::consumer) async fn extend(self: Arc<Self>, shared: Arc<dyn Shared>) -> Result<()> {
-        let (partition, receipt) = self.key;
+        let Key { partition, receipt, .. } = self.key;
         // Taken before the request: the ttl cannot have started earlier.
         let asked = self.in_flight.clock.now();
         let lost = shared.extend(&self.seat, partition, &[receipt]).await?;
@@ -332,8 +461,11 @@ mod tests {
         Entry { receipt, deliveries: 1, fields: Vec::new(), note: None }
     }
 
-    fn key(ms: u64) -> Key {
-        (Partition(0), entry(ms).receipt)
+    /// The key under which an entry is held; one that was never held if it is not.
+    fn key(in_flight: &SharedInFlight, ms: u64) -> Key {
+        let receipt = entry(ms).receipt;
+        let mut all = in_flight.all().into_values().flatten();
+        all.find(|key| key.receipt == receipt).unwrap_or(Key::ghost(Partition(0), receipt))
     }
 
     fn admit(in_flight: &SharedInFlight, ids: impl IntoIterator<Item = u64>, claimed: bool) -> usize {
@@ -344,20 +476,20 @@ mod tests {
     async fn an_entry_is_live_until_its_deadline_and_again_when_it_was_extended() {
         let in_flight = Arc::new(SharedInFlight::new(8, 1, TTL, LeaseClock::new(None)));
         admit(&in_flight, [1, 3], false);
-        let started = in_flight.live(key(1)).await.expect("ours");
-        assert!(in_flight.live(key(2)).await.is_none());
+        let started = in_flight.live(key(&in_flight, 1)).await.expect("ours");
+        assert!(in_flight.live(key(&in_flight, 2)).await.is_none());
         tokio::time::advance(TTL - TTL / 5).await;
         assert_eq!((in_flight.expire(), in_flight.expire()), ((2, None), (0, None)));
         assert!(started.is_cancelled(), "2 s before anybody can claim it");
         let wait = |ms| {
             let in_flight = in_flight.clone();
-            tokio::spawn(async move { in_flight.live(key(ms)).await })
+            tokio::spawn(async move { in_flight.live(key(&in_flight, ms)).await })
         };
         let (lost, kept) = (wait(1), wait(3));
         in_flight.wanted().await;
         assert!(!lost.is_finished() && !kept.is_finished());
-        in_flight.lost([key(1)]);
-        in_flight.extended([key(3)].into_iter(), Instant::now());
+        in_flight.lost([key(&in_flight, 1)]);
+        in_flight.extended([key(&in_flight, 3)].into_iter(), Instant::now());
         assert!(lost.await.expect("no panic").is_none());
         assert!(!kept.await.expect("no panic").expect("ours again").is_cancelled());
         assert_eq!((in_flight.len(), in_flight.expire().1), (1, Some(Instant::now() + TTL - TTL / 5)));
@@ -369,16 +501,16 @@ mod tests {
         let clock = LeaseClock::new(Some(Arc::new(machine.clone())));
         let in_flight = Arc::new(SharedInFlight::new(8, 1, TTL, clock.clone()));
         in_flight.admit(Partition(0), vec![entry(1)], clock.now(), false);
-        let started = in_flight.live(key(1)).await.expect("ours");
+        let started = in_flight.live(key(&in_flight, 1)).await.expect("ours");
         machine.suspend(TTL);
         let waiting = tokio::spawn({
             let in_flight = in_flight.clone();
-            async move { in_flight.live(key(1)).await }
+            async move { in_flight.live(key(&in_flight, 1)).await }
         });
         in_flight.wanted().await;
         assert!(!waiting.is_finished(), "nothing begins");
         assert_eq!((in_flight.expire().0, started.is_cancelled()), (1, true));
-        in_flight.extended([key(1)].into_iter(), clock.now());
+        in_flight.extended([key(&in_flight, 1)].into_iter(), clock.now());
         assert!(waiting.await.expect("no panic").is_some(), "until it is certain again");
     }
 
@@ -386,10 +518,10 @@ mod tests {
     async fn what_was_said_of_is_not_lost_but_settled() {
         let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
         admit(&in_flight, [1, 2], false);
-        assert!(in_flight.say(key(1)));
-        assert_eq!(in_flight.lost([key(1), key(2), key(3)]), 1);
-        assert!(!in_flight.say(key(2)), "nobody wants to hear");
-        in_flight.settled([key(1)].into_iter());
+        assert!(in_flight.say(key(&in_flight, 1)));
+        assert_eq!(in_flight.lost([key(&in_flight, 1), key(&in_flight, 2), key(&in_flight, 3)]), 1);
+        assert!(!in_flight.say(key(&in_flight, 2)), "nobody wants to hear");
+        in_flight.settled([key(&in_flight, 1)].into_iter());
         assert_eq!(in_flight.len(), 0);
     }
 
@@ -397,8 +529,8 @@ mod tests {
     async fn what_the_server_forgot_to_be_settled_is_handled_again() {
         let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
         admit(&in_flight, [1], false);
-        in_flight.begin_rewind();
-        in_flight.settled([key(1)].into_iter());
+        in_flight.begin_rewind(&[Partition(0)]);
+        in_flight.settled([key(&in_flight, 1)].into_iter());
         assert_eq!(admit(&in_flight, [1], false), 0, "read before it was settled");
         in_flight.begin_read();
         assert_eq!(admit(&in_flight, [1], false), 1);
@@ -408,11 +540,60 @@ mod tests {
     async fn what_is_held_or_was_settled_meanwhile_is_not_admitted_again() {
         let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
         assert_eq!(admit(&in_flight, [1, 2], false), 2);
-        in_flight.begin_rewind();
-        in_flight.settled([key(1)].into_iter());
+        in_flight.begin_rewind(&[Partition(0)]);
+        in_flight.settled([key(&in_flight, 1)].into_iter());
         assert_eq!(admit(&in_flight, [1, 2, 3], false), 1);
         in_flight.end_rewind();
         assert_eq!(admit(&in_flight, [1], false), 1, "later it would be a true redelivery");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_server_lost_is_given_up_when_the_reader_has_started_over() {
+        let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
+        admit(&in_flight, [1, 2, 3], false);
+        let (kept, lost, done) = (key(&in_flight, 1), key(&in_flight, 2), key(&in_flight, 3));
+        let token = in_flight.live(lost).await.expect("ours");
+        assert!(in_flight.say(done));
+        in_flight.begin_rewind(&[Partition(0)]);
+        let standings = || [kept, lost, done].map(|key| in_flight.standing(key));
+        assert_eq!(standings(), [Standing::Unconfirmed; 3]);
+        assert_eq!((in_flight.room().await, admit(&in_flight, [1], false)), (5, 0));
+        assert_eq!(in_flight.end_rewind(), 1, "of the third an outcome is known");
+        assert_eq!(standings(), [Standing::Ours, Standing::Gone, Standing::Gone]);
+        assert!(token.is_cancelled() && in_flight.len() == 1);
+        in_flight.begin_rewind(&[Partition(7)]);
+        assert_eq!(in_flight.standing(kept), Standing::Ours, "that partition is not read again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_id_that_is_assigned_again_is_another_entry() {
+        let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
+        admit(&in_flight, [1], false);
+        let before = key(&in_flight, 1);
+        let token = in_flight.live(before).await.expect("ours");
+        in_flight.begin_rewind(&[Partition(0)]);
+        let other = || vec![Entry { fields: vec![("payload".into(), "another".into())], ..entry(1) }];
+        assert_eq!(in_flight.admit(Partition(0), other(), Instant::now(), false).len(), 1);
+        assert!(token.is_cancelled() && !in_flight.say(before) && in_flight.live(before).await.is_none());
+        let after = key(&in_flight, 1);
+        in_flight.settled([before].into_iter());
+        assert!(in_flight.say(after), "what came of the first says nothing of the second");
+        in_flight.settled([after].into_iter());
+        assert_eq!(admit(&in_flight, [1], false), 1, "nor does what came of the second say of a third");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_read_and_settled_before_the_answer_to_its_claim_is_not_handled_again() {
+        let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
+        in_flight.begin_claim();
+        in_flight.begin_rewind(&[Partition(0)]);
+        assert_eq!(admit(&in_flight, [1], false), 1, "claimed, so it is pending under our name");
+        in_flight.end_rewind();
+        in_flight.settled([key(&in_flight, 1)].into_iter());
+        assert_eq!(admit(&in_flight, [1, 2], true), 1);
+        in_flight.end_claim();
+        in_flight.begin_claim();
+        assert_eq!(admit(&in_flight, [1], true), 1, "another claim of the same entry is a true redelivery");
     }
 
     #[tokio::test(start_paused = true)]
@@ -422,7 +603,7 @@ mod tests {
         assert_eq!((in_flight.room().await, in_flight.claim_room()), (1, 8));
         admit(&in_flight, 10..=17, true);
         assert_eq!((in_flight.room().await, in_flight.claim_room()), (1, 0));
-        in_flight.settled([key(10), key(1)].into_iter());
+        in_flight.settled([key(&in_flight, 10), key(&in_flight, 1)].into_iter());
         assert_eq!((in_flight.room().await, in_flight.claim_room()), (2, 1));
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use crate::consumer::shared::Sharer;
-use crate::consumer::shared::in_flight::Key;
+use crate::consumer::shared::in_flight::{Key, Standing};
 
 /// Maximum number of settlements in one request.
 const MAX_BATCH: usize = 500;
@@ -51,11 +51,15 @@ pub(in crate::consumer) struct Settler {
     says: UnboundedReceiver<Say>,
     /// Settlements that are not written yet.
     waiting: Waiting,
+    /// Settlements of entries that the reader has not found under our name since it started over.
+    unconfirmed: Vec<Say>,
+    /// Whether nothing more can come.
+    closed: bool,
 }
 
 impl Settler {
     pub(in crate::consumer) fn new(sharer: Arc<Sharer>, says: UnboundedReceiver<Say>) -> Self {
-        Self { sharer, says, waiting: Waiting::new() }
+        Self { sharer, says, waiting: Waiting::new(), unconfirmed: Vec::new(), closed: false }
     }
 
     /// Settles until everything is settled and nothing more can come, or the shutdown timeout is over.
@@ -79,24 +83,46 @@ impl Settler {
 
     /// Waits for something to settle. False if nothing is left and nothing more can come.
     async fn collect(&mut self) -> bool {
-        let mut count: usize = self.waiting.values().map(Vec::len).sum();
-        if count == 0 {
-            match self.says.recv().await {
-                Some(say) => self.add(say),
-                None => return false,
+        let in_flight = self.sharer.in_flight.clone();
+        loop {
+            // Created before the checks, so that a change in between is not missed.
+            let changed = in_flight.changed();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            // A settlement that failed may concern an entry that is not ours any more.
+            let known = std::mem::take(&mut self.waiting).into_values().flatten();
+            for say in known.chain(std::mem::take(&mut self.unconfirmed)).collect::<Vec<_>>() {
+                self.add(say);
             }
-            count = 1;
+            let room = MAX_BATCH.saturating_sub(self.waiting.values().map(Vec::len).sum());
+            for _ in 0..room {
+                let Ok(say) = self.says.try_recv() else { break };
+                self.add(say);
+            }
+            if !self.waiting.is_empty() {
+                return true;
+            }
+            if self.closed && self.unconfirmed.is_empty() {
+                return false;
+            }
+            tokio::select! {
+                biased;
+                say = self.says.recv(), if !self.closed => match say {
+                    Some(say) => self.add(say),
+                    None => self.closed = true,
+                },
+                () = changed => {}
+            }
         }
-        while count < MAX_BATCH {
-            let Ok(say) = self.says.try_recv() else { break };
-            self.add(say);
-            count += 1;
-        }
-        true
     }
 
     fn add(&mut self, say: Say) {
-        self.waiting.entry(say.key.0).or_default().push(say);
+        match self.sharer.in_flight.standing(say.key) {
+            Standing::Ours => self.waiting.entry(say.key.partition).or_default().push(say),
+            Standing::Unconfirmed => self.unconfirmed.push(say),
+            // Whoever waits for it to be written gets an error.
+            Standing::Gone => tracing::debug!(key = ?say.key, "an outcome comes too late: not ours any more"),
+        }
     }
 
     /// Settles all waiting batches. Settlements that failed stay in `waiting`.
@@ -143,7 +169,7 @@ async fn settle(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>) -> 
 /// Settles `batch[from..]`.
 async fn send(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>, from: usize) -> Result<()> {
     let Sharer { context, seat, in_flight, .. } = sharer;
-    let told: Vec<_> = batch[from..].iter().map(|say| (say.key.1, say.settlement.clone())).collect();
+    let told: Vec<_> = batch[from..].iter().map(|say| (say.key.receipt, say.settlement.clone())).collect();
     let asked = Instant::now();
     let settled: Settled = context.backend.shared.settle_shared(seat, partition, &told).await?;
     let elapsed = asked.elapsed();

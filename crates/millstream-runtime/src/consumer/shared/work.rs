@@ -6,7 +6,7 @@ use std::time::Duration;
 use millstream_core::event::Event;
 use millstream_core::log::Entry;
 use millstream_core::panics::discard;
-use millstream_core::{Limits, Partition, Settlement};
+use millstream_core::{Limits, Settlement};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
@@ -21,27 +21,23 @@ use crate::consumer::shared::settle::Say;
 
 /// A message on its way.
 pub(in crate::consumer) struct Item {
-    pub(in crate::consumer) partition: Partition,
+    pub(in crate::consumer) key: Key,
     pub(in crate::consumer) job: Job,
 }
 
 impl Item {
     pub(in crate::consumer) fn new(
-        partition: Partition,
+        key: Key,
         entry: Entry,
         limits: &Limits,
         candidate: Option<Candidate>,
     ) -> Self {
-        Self { partition, job: Job::new(entry, limits, candidate, Instant::now()) }
+        Self { key, job: Job::new(entry, limits, candidate, Instant::now()) }
     }
 
     /// Whether it must be handled with no other candidate beside it.
     pub(in crate::consumer) fn is_alone(&self) -> bool {
         self.job.candidate.as_ref().is_some_and(|candidate| candidate.plan == Plan::Alone)
-    }
-
-    pub(in crate::consumer) fn key(&self) -> Key {
-        (self.partition, self.job.receipt)
     }
 }
 
@@ -73,16 +69,16 @@ impl Work {
                 () = context.stop.cancelled() => {
                     return unit.into_iter().map(|(_, item)| item).chain([item]).chain(items).collect();
                 }
-                live = self.sharer.in_flight.live(item.key()) => live,
+                live = self.sharer.in_flight.live(item.key) => live,
             };
             // Lost entries belong to somebody else by now.
             let Some(cancelled) = live else { continue };
             let grasp = EntryLease {
                 in_flight: self.sharer.in_flight.clone(),
                 seat: self.sharer.seat.clone(),
-                key: item.key(),
+                key: item.key,
             };
-            let place = (self.sharer.seat.partition(item.partition), self.sharer.seat.group.clone());
+            let place = (self.sharer.seat.partition(item.key.partition), self.sharer.seat.group.clone());
             unit.push((Arc::new(PartitionHandle::shared(&context.context, place, cancelled, grasp)), item));
         }
         if candidate {
@@ -142,7 +138,7 @@ impl Work {
             self.start(unit).await;
             return;
         };
-        let (key, cancelled) = (item.key(), owned.cancelled.clone());
+        let (key, cancelled) = (item.key, owned.cancelled.clone());
         let (say, written) = Say::telling(key, Settlement::Hold(note));
         let _ = self.says.send(say);
         let written = tokio::select! {
@@ -164,7 +160,7 @@ impl Work {
         let policies = context.policies();
         let job = &item.job;
         let (settlement, handled) = decide(verdict, || job.attempt(None, None), &policies);
-        if !in_flight.say(item.key()) {
+        if !in_flight.say(item.key) {
             // Somebody else has the entry: the outcome comes too late.
             return;
         }
@@ -181,6 +177,6 @@ impl Work {
             cause: verdict.cause(),
         };
         context.observer.observe(&event);
-        let _ = self.says.send(Say::new(item.key(), settlement));
+        let _ = self.says.send(Say::new(item.key, settlement));
     }
 }

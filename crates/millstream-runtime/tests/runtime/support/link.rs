@@ -257,6 +257,10 @@ struct LinkedReader {
 
 #[async_trait]
 impl Reader for LinkedReader {
+    fn start_over(&mut self) {
+        self.reader.start_over();
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         self.link.pass("fetch", self.reader.fetch(max, wait)).await
     }

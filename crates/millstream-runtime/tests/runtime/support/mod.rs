@@ -173,6 +173,10 @@ struct ScriptedReader {
 
 #[async_trait]
 impl Reader for ScriptedReader {
+    fn start_over(&mut self) {
+        self.inner.start_over();
+    }
+
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Fetched> {
         if !self.read.is_empty() && one_less(&self.scripted.starts_over) {
             while *self.scripted.settled.lock().expect("lock") < self.read.len() {

@@ -23,6 +23,7 @@ suite!("log":
     what_is_pending_comes_first_and_in_order,
     the_next_owner_gets_what_the_last_one_left,
     pending_entries_page_through_once,
+    a_reader_that_starts_over_returns_what_is_pending_again,
     deliveries_count_every_handing_out,
     retries_are_read_beside_a_backlog,
     large_entries_come_whole_in_order_and_once,
@@ -222,6 +223,25 @@ async fn pending_entries_page_through_once(h: Harness) -> Verdict {
     }
     equal!(came, appended, "pending entries, page by page");
     owner.nothing("everything was handed out and acked").await
+}
+
+async fn a_reader_that_starts_over_returns_what_is_pending_again(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let mut owner = h.owner(&tp, "group").await?;
+    let appended = h.append_n(&tp, 3).await?;
+    let entries = owner.take(3).await?;
+    owner.nothing("everything was handed out").await?;
+    owner.ack(&entries[..1]).await?;
+    for _ in 0..2 {
+        owner.reader.start_over();
+        let fetched = owner.fetch(10, Duration::ZERO).await?;
+        ensure!(fetched.pending, "the reader did not start over");
+        equal!(ids(&fetched.entries), appended[1..], "pending entries");
+    }
+    let next = h.append_n(&tp, 1).await?;
+    let fetched = owner.fetch(10, h.deadline()).await?;
+    equal!((fetched.pending, ids(&fetched.entries)), (false, next), "new entries after the pending ones");
+    Ok(())
 }
 
 async fn deliveries_count_every_handing_out(h: Harness) -> Verdict {
