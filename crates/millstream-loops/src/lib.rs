@@ -1,10 +1,12 @@
 #![doc = include_str!("../README.md")]
 
+mod answers;
 mod clock;
 mod monitor;
 mod panics;
 mod thread;
 
+pub use answers::Answers;
 pub use clock::LeaseClock;
 pub use monitor::{LoopMonitor, LoopState, Loops, Scope};
 pub use panics::catch_panic;

@@ -183,7 +183,8 @@ impl Scenario {
         // Not fixed: in shared mode an entry that takes longer to arrive than its claim lasts is claimed by the next
         // consumer meanwhile, and nobody notes that it has begun. See docs/testing.md.
         let arrives = |bandwidth| Duration::from_secs(1).mul_f64(f64::from(LARGEST) / bandwidth as f64);
-        let late = sharing == Sharing::Shared && faults.bandwidth.is_some_and(|it| arrives(it) > lease_ttl / 2);
+        let late =
+            sharing == Sharing::Shared && faults.bandwidth.is_some_and(|it| arrives(it) > lease_ttl / 2);
         let spared = late && std::env::var_os("MILLSTREAM_SLOW_POISON").is_none();
         let poison = if has(Trouble::Poison) && !spared { 0.01 } else { 0.0 };
         Self {

@@ -91,7 +91,10 @@ impl fmt::Display for Malformed {
             Self::Duplicate(field) => write!(f, "field {field} stands twice"),
             Self::TooLarge(what) => write!(f, "too large: {what}"),
             Self::UnknownForm(form) => {
-                write!(f, "entry of form {form:?}, which a later version writes; this one reads form {FORM_NUMBER}")
+                write!(
+                    f,
+                    "entry of form {form:?}, which a later version writes; this one reads form {FORM_NUMBER}"
+                )
             }
         }
     }

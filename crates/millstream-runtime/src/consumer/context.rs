@@ -1,7 +1,7 @@
 //! State shared by all loops of one consumer, and by the loops of one topic.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -11,6 +11,7 @@ use millstream_core::{
     Backend, Continuity, GroupName, MemberId, Observer, TopicName, TopicPartition, TopicSpec, Upkeep,
 };
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -21,9 +22,7 @@ use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
 use crate::consumer::{ConsumerConfig, handler::Handler};
 use crate::report::Counts;
-use millstream_loops::ControlThread;
-use millstream_loops::LeaseClock;
-use millstream_loops::{LoopMonitor, Loops, Scope};
+use millstream_loops::{Answers, ControlThread, LeaseClock, LoopMonitor, Loops, Scope};
 
 /// Minimum time limit for a reply, unless leases are shorter than four times that.
 const LEAST_PATIENCE: Duration = Duration::from_millis(350);
@@ -199,7 +198,7 @@ pub(in crate::consumer) struct Subscription {
     /// Notified when the group has changed: members joined or left, or the assignment is another one.
     pub(in crate::consumer) changed: Notify,
     /// Since when heartbeats have been answered without a gap.
-    heard: Mutex<Continuity>,
+    answers: Answers,
 }
 
 impl Subscription {
@@ -209,20 +208,20 @@ impl Subscription {
         handler: Handler,
         upkeep: Vec<Arc<dyn Upkeep>>,
     ) -> Self {
-        let heard = Mutex::new(Continuity::new(context.config.lease_ttl));
-        Self { context, topic, handler, upkeep, changed: Notify::new(), heard }
+        let answers = Answers::new(context.config.lease_ttl);
+        Self { context, topic, handler, upkeep, changed: Notify::new(), answers }
     }
 }
 
 impl Subscription {
-    /// Records that this server answered a heartbeat at this time of its clock.
-    pub(in crate::consumer) fn answered(&self, server: &str, now: u64) {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).advance(server, now);
+    /// Records that this server answered a heartbeat, sent at `asked`, at this time of its clock.
+    pub(in crate::consumer) fn answered(&self, asked: Instant, server: &str, now: u64) {
+        self.answers.record_answer(asked, server, now);
     }
 
     /// Returns since when heartbeats have been answered without a gap. Requests that take something over carry this.
     pub(in crate::consumer) fn heard(&self) -> Continuity {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.answers.continuity()
     }
 
     /// Returns a new, empty in-flight set.

@@ -185,8 +185,9 @@ impl Membership {
         self.member.heard = self.context.heard();
         let (clock, asked) = (&self.context.lease_clock, self.context.lease_clock.elapsed());
         let request = self.context.backend.members.heartbeat(topic, group, &self.member, joining);
+        let sent = Instant::now();
         let pulse = within(limit, request).await?;
-        self.context.answered(&pulse.server, pulse.now);
+        self.context.answered(sent, &pulse.server, pulse.now);
         // A machine may have been suspended without any of its clocks showing it. The lease has a margin of a fifth. Up
         // to four heartbeats fall into the time of a deadline, and each may use up a part of the margin without being
         // noticed.

@@ -293,7 +293,8 @@ impl SharedInFlight {
                 held.cancelled.cancel();
                 continue;
             }
-            for done in [&mut state.settled_meanwhile, &mut state.settled_during_claim].into_iter().flatten() {
+            for done in [&mut state.settled_meanwhile, &mut state.settled_during_claim].into_iter().flatten()
+            {
                 done.insert(key.id(), held.digest);
             }
         }
