@@ -1,8 +1,8 @@
-//! The bound of a topic: who sends beyond it waits, or is refused.
+//! Backpressure: a send waits, or is refused, while the log of its partition has reached the bound of the topic.
 //!
-//! Each producer looks for itself: the length of a log comes with the answer to what was appended to it, so that a
-//! partition with room costs nothing more. Only one that was full when it was seen last, or was never seen, is asked for
-//! before something is sent to it.
+//! Each producer measures the lengths itself. The reply to an append contains the length of the log, so a partition
+//! with room costs no extra request. Only a partition that was full at its last measurement, or was never measured,
+//! is queried before a send.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::config::OnFull;
 
-/// The bound as all clones of a producer know it.
+/// Bound of the topic, shared by all clones of a producer. Stored as 0 if there is none.
 #[derive(Clone, Debug)]
 pub(super) struct Bound(Arc<AtomicU64>);
 
@@ -36,12 +36,12 @@ impl Bound {
     }
 }
 
-/// Appends as long as there is room.
+/// Log that accepts messages to a partition only while the partition has room.
 pub(super) struct Bounded {
     log: Arc<dyn Log>,
     bound: Bound,
     on_full: OnFull,
-    /// The lengths as they were seen last.
+    /// Last measured length of each partition.
     lengths: Mutex<BTreeMap<TopicPartition, u64>>,
 }
 
@@ -54,14 +54,14 @@ impl Bounded {
         self.bound.get().is_some()
     }
 
-    /// Waits for room up to `deadline`.
+    /// Appends a batch. If the producer waits when a partition is full, it waits until `deadline` at most.
     pub(super) async fn append(&self, batch: &[Append], deadline: Instant) -> Vec<Result<MessageId>> {
         let Some(bound) = self.bound.get() else { return self.log.append(batch).await };
         let full = match self.full(batch, deadline).await {
             Ok(full) => full,
-            // Each is told for itself what it meets.
+            // The append returns an error of its own for each message.
             Err(error) if error.kind() == ErrorKind::WrongType => return self.measured(batch).await,
-            // That was a question: nothing was sent.
+            // Only the lengths were queried: nothing was sent.
             Err(error) if error.kind() == ErrorKind::Unconfirmed => {
                 let error = Error::new(ErrorKind::Unavailable, format!("not sent: {error}"));
                 return batch.iter().map(|_| Err(error.duplicate())).collect();
@@ -95,9 +95,10 @@ impl Bounded {
         self.lengths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The partitions of a batch that have no room, after a wait if that is wanted.
+    /// Returns the partitions of a batch that have no room, after waiting for room if the producer is configured to
+    /// wait.
     async fn full(&self, batch: &[Append], deadline: Instant) -> Result<Vec<TopicPartition>> {
-        // Asked for again each time: an operator may have given it more room, or none.
+        // Read again each time: an operator may have raised or removed the bound.
         let bound = || self.bound.get().map_or(u64::MAX, NonZeroU64::get);
         let mut full: Vec<TopicPartition> = {
             let lengths = self.lengths();

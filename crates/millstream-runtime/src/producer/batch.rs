@@ -1,4 +1,4 @@
-//! Messages of one request, and who waits for them.
+//! Batch: the messages of one request, and the callers that wait for the results.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use tokio::time::Instant;
 use super::batcher::{Answer, Ticket};
 use super::sink::{Outgoing, Sink};
 
-/// A batch that grows.
+/// Batch that is being filled.
 pub(super) struct Batch<C: Outgoing> {
     pub(super) messages: Vec<C>,
     pub(super) replies: Vec<Reply<C>>,
-    /// What its messages take of the buffer.
+    /// Bytes that its messages occupy in the buffer.
     pub(super) bytes: usize,
     rooms: Vec<OwnedSemaphorePermit>,
-    /// When the first message came.
+    /// Time at which the first message was added.
     pub(super) begun: Option<Instant>,
-    /// Until when it may be tried: as long as its first message.
+    /// Time until which it may be sent: the deadline of its first message.
     deadline: Option<Instant>,
 }
 
@@ -46,12 +46,12 @@ impl<C: Outgoing> Batch<C> {
         self.replies.is_empty()
     }
 
-    /// Whether somebody waits for all of it, and should not wait for more to come.
+    /// Whether a caller waits for a flush, so that the batch does not wait for more messages.
     pub(super) fn is_flushed(&self) -> bool {
         self.replies.iter().any(|reply| matches!(reply, Reply::Flush(_)))
     }
 
-    /// Somebody who waits for what is added to the messages.
+    /// Adds the caller of the messages that are added, with the room that it reserved.
     pub(super) fn add(&mut self, ticket: Ticket, reply: Reply<C>) {
         if self.begun.is_none() {
             (self.begun, self.deadline) = (Some(Instant::now()), Some(ticket.deadline));
@@ -60,7 +60,7 @@ impl<C: Outgoing> Batch<C> {
         self.replies.push(reply);
     }
 
-    /// The batch as it is sent.
+    /// Closes the batch, so that it can be sent.
     pub(super) fn close(self) -> UnderWay<C> {
         UnderWay {
             messages: Arc::new(self.messages),
@@ -71,17 +71,17 @@ impl<C: Outgoing> Batch<C> {
     }
 }
 
-/// A batch that was begun.
+/// Closed batch without results.
 pub(super) struct UnderWay<C: Outgoing> {
     pub(super) messages: Arc<Vec<C>>,
     replies: Vec<Reply<C>>,
-    /// Given back when all is answered.
+    /// Released after all results are delivered.
     _rooms: Vec<OwnedSemaphorePermit>,
     pub(super) deadline: Instant,
 }
 
 impl<C: Outgoing> UnderWay<C> {
-    /// Has the sink begin it, unless it is empty: then there is nothing to wait for.
+    /// Begins the request at the sink, unless the batch is empty: then there is nothing to wait for.
     pub(super) fn send(&self, sink: &mut dyn Sink<C>) {
         if !self.messages.is_empty() {
             sink.begin(self.messages.clone(), self.deadline);
@@ -91,7 +91,7 @@ impl<C: Outgoing> UnderWay<C> {
     pub(super) fn answer(self, results: Vec<Result<C::Done>>) {
         let missing = || Err(Error::new(ErrorKind::Protocol, "the backend gave too few results"));
         let mut results = results.into_iter();
-        // Whoever stopped waiting does not want to know: a failed reply is no error.
+        // A caller may have stopped waiting, so a reply that cannot be delivered is not an error.
         for reply in self.replies {
             match reply {
                 Reply::One(reply) => {

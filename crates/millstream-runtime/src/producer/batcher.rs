@@ -1,7 +1,7 @@
-//! The batcher: single sends of many tasks share requests.
+//! The batcher: combines the sends of many tasks into shared requests.
 //!
-//! A task takes messages from a channel and sends them in batches, as many requests at a time as the sink allows. While
-//! these are under way the next batch fills, so batches grow with the load by themselves.
+//! A task takes messages from a channel and sends them in batches, with as many requests under way as the sink
+//! allows. The next batch fills while these are under way, so batches grow with the load.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::ProducerConfig;
 use super::sender::Sender;
 use super::sink::{Outgoing, Sink};
 
-/// The sending half: shared by all clones of a producer.
+/// Sending half of a batcher, shared by all clones of a producer.
 pub(super) struct Batcher<C: Outgoing> {
     commands: mpsc::UnboundedSender<Command<C>>,
-    /// Bytes that may be under way. It bounds the channel.
+    /// Permits for the bytes that may be queued or under way. They bound the channel.
     room: Arc<Semaphore>,
     buffer_memory: usize,
     delivery_timeout: Duration,
@@ -34,15 +34,15 @@ pub(super) enum Command<C: Outgoing> {
 
 pub(super) type Answer<T> = oneshot::Sender<T>;
 
-/// The right to be sent.
+/// Permission to send: the reserved room and the deadline.
 pub(super) struct Ticket {
-    /// Its place in the buffer.
+    /// Permits for the bytes that it occupies in the buffer.
     pub(super) room: OwnedSemaphorePermit,
-    /// Until when it may be tried.
+    /// Time until which it may be sent.
     pub(super) deadline: Instant,
 }
 
-/// The results of a chunk, now or later.
+/// Results of a chunk: still to come, or an error from before the chunk was queued.
 pub(super) enum Pending<C: Outgoing> {
     Later(usize, oneshot::Receiver<Vec<Result<C::Done>>>),
     Failed(usize, Error),
@@ -65,7 +65,7 @@ fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the producer is closed")
 }
 
-/// The task is gone without an answer: the runtime was shut down in the middle of a request.
+/// Error of a send whose task ended without a reply, because the runtime was shut down during a request.
 fn interrupted() -> Error {
     Error::new(ErrorKind::Unconfirmed, "the producer was shut down while the message was under way")
 }
@@ -95,7 +95,7 @@ impl<C: Outgoing> Batcher<C> {
         result.await.map_err(|_| interrupted())?
     }
 
-    /// Queues a chunk and gives back where its results will be.
+    /// Queues a chunk and returns a handle to its results.
     pub(super) async fn send_chunk(&self, messages: Vec<C>) -> Pending<C> {
         let count = messages.len();
         let ticket = match self.reserve(messages.iter().map(Outgoing::charge).sum()).await {
@@ -120,12 +120,12 @@ impl<C: Outgoing> Batcher<C> {
     async fn mark(&self, command: impl FnOnce(oneshot::Sender<()>) -> Command<C>) {
         let (reply, done) = oneshot::channel();
         if self.commands.send(command(reply)).is_ok() {
-            // An error means that the task has ended: nothing is under way any more.
+            // An error means that the task has ended, so nothing is under way.
             let _ = done.await;
         }
     }
 
-    /// Waits for room. What is larger than the whole buffer takes all of it, rather than waiting for ever.
+    /// Waits for room. A request for more than the whole buffer takes all of it: it would otherwise wait forever.
     async fn reserve(&self, bytes: usize) -> Result<Ticket> {
         let deadline = Instant::now() + self.delivery_timeout;
         let bytes = u32::try_from(bytes.min(self.buffer_memory)).unwrap_or(u32::MAX);

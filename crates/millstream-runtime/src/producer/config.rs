@@ -1,4 +1,4 @@
-//! How a producer works.
+//! Configuration of a producer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,44 +7,44 @@ use millstream_core::error::Problems;
 use millstream_core::partitioner::ByKey;
 use millstream_core::{Limits, Partitioner};
 
-/// What a producer does with messages to a partition that has as many entries as its topic
+/// Policy for messages to a partition that has as many entries as its topic
 /// [allows](millstream_core::TopicSpec::max_length).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFull {
-    /// Waits until there is room, as long as a send may [take](ProducerConfig::delivery_timeout); then as `Reject`. What
-    /// this producer sends to other partitions waits with it. The default.
+    /// Waits for room until the [time limit](ProducerConfig::delivery_timeout) of the send, then fails as `Reject`
+    /// does. Messages of this producer to other partitions wait with it. The default.
     #[default]
     Wait,
     /// Fails at once with [`ErrorKind::Backpressure`](millstream_core::ErrorKind::Backpressure).
     Reject,
 }
 
-/// The longest time that can be waited for: a year.
+/// Longest time limit of a send: a year.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3_600);
 
-/// How a producer works.
+/// Configuration of a [`Producer`](crate::Producer).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ProducerConfig {
-    /// The most messages in one request. Default: 500, where a pipeline has reached its full rate.
+    /// Maximum number of messages in one request. Default: 500, the size at which a pipeline reaches its full rate.
     pub max_batch: usize,
-    /// How long a request waits for more messages to join it. Default: zero: while a request is under way the
-    /// next one fills by itself, so waiting pays only for many slow senders.
+    /// Time that a request waits for more messages. Default: zero. The next request fills while one is under way, so
+    /// waiting helps only with many slow senders.
     pub linger: Duration,
-    /// Bytes of messages that may wait or be under way. When it is full, sends wait. Default: 32 MiB.
+    /// Bytes of messages that may be queued or under way. When the buffer is full, sends wait. Default: 32 MiB.
     pub buffer_memory: usize,
-    /// How long a send may take altogether, waiting for room and for a server that is away included, before
-    /// it fails. Default: 30 s; at most a year. Messages of one request share the time of the first of them. A request that
-    /// the server refused while it was coming or going fails earlier if a later one was stored meanwhile: sent again, it
-    /// would come after it.
+    /// Time limit of a send, including the wait for room and for a server that is unavailable. Default: 30 s; at most
+    /// a year. Messages of one request share the deadline of the first of them. A request that the server refused
+    /// while it was going down or coming up fails earlier if a later one was stored meanwhile: sent again, it would
+    /// be stored after the later one.
     pub delivery_timeout: Duration,
-    /// What is done with messages to a partition that is full. Default: [`OnFull::Wait`]. Topics have no bound unless they
-    /// are given one.
+    /// Policy for messages to a full partition. Default: [`OnFull::Wait`]. A topic has no bound unless one is set.
     pub on_full: OnFull,
-    /// How large a message may be.
+    /// Size limits of a message.
     pub limits: Limits,
-    /// How often it is asked whether the topic has more partitions by now, and whether it is there: one that was lost with
-    /// the data is restored, and to one that was deleted nothing is sent any more. `None` means never. Default: 60 s.
+    /// Interval at which the metadata of the topic is read: the number of partitions, the bound, and whether the
+    /// topic exists. A topic that was lost with the data is restored; to a topic that was deleted nothing more is
+    /// sent. `None` means never. Default: 60 s.
     pub refresh: Option<Duration>,
     /// Chooses the partition of messages that do not name one. Default: [`ByKey`].
     pub partitioner: Arc<dyn Partitioner>,

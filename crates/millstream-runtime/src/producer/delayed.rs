@@ -1,4 +1,4 @@
-//! A message that is sent now and comes later.
+//! Sends of delayed messages.
 
 use std::future::IntoFuture;
 use std::time::{Duration, SystemTime};
@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::Producer;
 use super::record::{Record, SendFuture};
 
-/// A value to be sent for later: `Record::new(&reminder).key("k").delay(Duration::from_secs(60))`.
+/// Value to be sent with a delay: `Record::new(&reminder).key("k").delay(Duration::from_secs(60))`.
 #[derive(Debug)]
 pub struct DelayedRecord<'a, T> {
     pub(super) record: Record<'a, T>,
@@ -21,13 +21,13 @@ pub struct DelayedRecord<'a, T> {
 }
 
 impl<'a, T> Record<'a, T> {
-    /// To be read not before this time has passed, by the server's clock. More than 100 years are 100 years.
+    /// Delays the message by this time, by the server's clock. A delay of more than 100 years counts as 100 years.
     #[must_use]
     pub fn delay(self, delay: Duration) -> DelayedRecord<'a, T> {
         DelayedRecord::new(self, Due::In(delay))
     }
 
-    /// To be read not before this time, by the server's clock. One that is past is due at once.
+    /// Sets the due time, by the server's clock. A time in the past is due immediately.
     #[must_use]
     pub fn at(self, time: SystemTime) -> DelayedRecord<'a, T> {
         DelayedRecord::new(self, Due::from(time))
@@ -39,24 +39,24 @@ impl<'a, T> DelayedRecord<'a, T> {
         Self { record, due, id: None, on_conflict: OnConflict::Keep }
     }
 
-    /// An id of one's own: 1 to 256 bytes without control characters. While a message waits under it in the same
-    /// partition, another one [is kept out](Self::replace). With a key, that is the partition of the key; without, the
-    /// one that the id names. Default: a random one.
+    /// Sets an explicit id: 1 to 256 bytes without control characters. While a message with this id waits in the same
+    /// partition, another one is [not scheduled](Self::replace). A message with a key goes to the partition of its
+    /// key; without a key, the id determines the partition. Default: a random id.
     #[must_use]
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = Some(id.into());
         self
     }
 
-    /// Takes the place of a message that waits under this id, with its time. Default: the one that waits stays.
+    /// Replaces a message that waits under this id, including its due time. Default: the waiting message stays.
     #[must_use]
     pub fn replace(mut self) -> Self {
         self.on_conflict = OnConflict::Replace;
         self
     }
 
-    /// Fails with [`ErrorKind::Exists`](millstream_core::ErrorKind::Exists) if a message waits under this id. Default:
-    /// the one that waits stays, and this one counts as sent.
+    /// Fails with [`ErrorKind::Exists`](millstream_core::ErrorKind::Exists) if a message waits under this id.
+    /// Default: the waiting message stays, and this one counts as sent.
     #[must_use]
     pub fn reject(mut self) -> Self {
         self.on_conflict = OnConflict::Reject;
@@ -71,7 +71,7 @@ impl<'a, T> DelayedRecord<'a, T> {
     }
 }
 
-/// 122 random bits in 22 characters: an id stands twice on the server, and there may be millions.
+/// Encodes 122 random bits in 22 characters: ids are stored twice on the server, and there may be millions.
 fn short(uuid: Uuid) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     let mut rest = uuid.as_u128();
@@ -83,19 +83,19 @@ fn short(uuid: Uuid) -> String {
     id
 }
 
-/// A message that was scheduled.
+/// Message that was scheduled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Delayed {
-    /// Into the log of which partition it will go.
+    /// Partition whose log it will be appended to.
     pub partition: Partition,
-    /// The id under which it waits there.
+    /// Id under which it waits in this partition.
     pub id: ScheduleId,
-    /// Whether it is new there.
+    /// Whether it was added, replaced another one, or was not needed.
     pub placed: Placed,
 }
 
-/// A send for later; it starts when it is awaited.
+/// Send of a delayed message, which starts when it is awaited.
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct SendDelayed<'a, T: 'static> {
@@ -104,32 +104,32 @@ pub struct SendDelayed<'a, T: 'static> {
 }
 
 impl<'a, T> SendFuture<'a, T> {
-    /// To be read not before this time has passed, by the server's clock: by all groups. It is stored when this is
+    /// Delays the message by this time, by the server's clock: no group reads it earlier. It is stored when this is
     /// awaited.
     pub fn delay(self, delay: Duration) -> SendDelayed<'a, T> {
         SendDelayed { producer: self.producer, record: self.record.delay(delay) }
     }
 
-    /// To be read not before this time, by the server's clock. One that is past is due at once.
+    /// Sets the due time, by the server's clock. A time in the past is due immediately.
     pub fn at(self, time: SystemTime) -> SendDelayed<'a, T> {
         SendDelayed { producer: self.producer, record: self.record.at(time) }
     }
 }
 
 impl<T> SendDelayed<'_, T> {
-    /// The key: messages of one key go to one partition.
+    /// Sets the key: messages with the same key go to the same partition.
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.record.record = self.record.record.key(key);
         self
     }
 
-    /// One more header.
+    /// Appends a header.
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         self.record.record = self.record.record.header(name, value);
         self
     }
 
-    /// This partition, whatever the key.
+    /// Sets the partition, regardless of the key.
     pub fn partition(mut self, partition: u32) -> Self {
         self.record.record = self.record.record.partition(partition);
         self

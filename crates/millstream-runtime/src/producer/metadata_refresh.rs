@@ -1,5 +1,4 @@
-//! The growth loop: asks now and then whether the topic has more partitions by now, or another bound, and whether it is
-//! there at all.
+//! The metadata refresh: reads at intervals whether the topic exists, its number of partitions, and its bound.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -13,11 +12,11 @@ use millstream_core::{Catalog, TopicName, TopicSpec};
 use super::backpressure::Bound;
 use millstream_loops::{Loops, Scope};
 
-/// How many partitions there are, as all clones of a producer know it.
+/// Number of partitions of the topic, shared by all clones of a producer.
 #[derive(Clone, Debug)]
 pub(super) struct Partitions {
     count: Arc<AtomicU32>,
-    /// The topic was deleted on purpose, and is not there again.
+    /// Whether the topic was deleted on purpose and has not been created again.
     deleted: Arc<AtomicBool>,
 }
 
@@ -27,11 +26,11 @@ impl Partitions {
     }
 
     pub(super) fn count(&self) -> NonZeroU32 {
-        // Never 0: it began as another number, and no topic has none.
+        // Never 0: it starts above 0, and no topic has 0 partitions.
         NonZeroU32::new(self.count.load(Ordering::Relaxed)).unwrap_or(NonZeroU32::MIN)
     }
 
-    /// How many there are to send to; an error if the topic was deleted.
+    /// Returns the number of partitions; an error if the topic was deleted.
     pub(super) fn open(&self, topic: &TopicName) -> Result<NonZeroU32> {
         if self.are_deleted() { Err(deleted(topic)) } else { Ok(self.count()) }
     }
@@ -40,12 +39,12 @@ impl Partitions {
         self.deleted.load(Ordering::Relaxed)
     }
 
-    /// True if there were fewer before.
+    /// Raises the number. True if it was lower before.
     fn grow(&self, count: u32) -> bool {
         self.count.fetch_max(count, Ordering::Relaxed) < count
     }
 
-    /// Another topic has the name now.
+    /// Resets the state for a new topic of the same name.
     fn start_over(&self, count: u32) {
         self.count.store(count, Ordering::Relaxed);
         self.deleted.store(false, Ordering::Relaxed);
@@ -59,10 +58,10 @@ fn deleted(topic: &TopicName) -> Error {
     )
 }
 
-/// Asks for the number of partitions of one topic, and for its bound.
+/// Reads the number of partitions and the bound of one topic.
 pub(super) struct MetadataRefresh {
     catalog: Arc<dyn Catalog>,
-    /// As it was seen last.
+    /// The topic as it was last read.
     topic: TopicSpec,
     partitions: Partitions,
     bound: Bound,
@@ -96,8 +95,9 @@ impl MetadataRefresh {
         }
     }
 
-    /// Asks once. A topic that was lost with the data is restored; one that was deleted is not, and nothing is sent to it
-    /// from then on. What is created in its place is another topic, which may have fewer partitions; else it never shrinks.
+    /// Refreshes once. A topic that was lost with the data is restored. A topic that was deleted is not, and nothing
+    /// is sent to it from then on. A topic created in its place is a new one and may have fewer partitions; otherwise
+    /// the number never decreases.
     async fn run_once(&mut self) -> Result<()> {
         let stored = match self.catalog.topic(&self.topic.name).await {
             Err(error) if error.kind() == ErrorKind::NotFound => self.restored().await?,
@@ -116,7 +116,7 @@ impl MetadataRefresh {
     }
 
     async fn restored(&self) -> Result<TopicSpec> {
-        // Remembered here for longer than on the server.
+        // This flag outlasts the record of the deletion on the server.
         if self.partitions.are_deleted() {
             return Err(deleted(&self.topic.name));
         }
@@ -124,7 +124,7 @@ impl MetadataRefresh {
         lost.partitions = self.partitions.count().get();
         match self.catalog.restore_topic(&lost).await {
             Err(error) if error.kind() == ErrorKind::Deleted => {
-                // Unless another one has the name by now: the next time asks for that.
+                // If a new topic has the name by now, the next round finds it.
                 self.partitions.deleted.store(true, Ordering::Relaxed);
                 Err(deleted(&self.topic.name))
             }

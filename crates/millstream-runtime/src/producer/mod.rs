@@ -37,12 +37,12 @@ use sink::{Outgoing, ToLog, ToSchedule};
 
 /// Sends values of one type to one topic. Cloning is cheap; clones share one buffer and its requests.
 ///
-/// Sends of many tasks travel together in batches. Messages that one task sends one after the other to one
-/// partition keep their order. Every send says what became of it:
+/// Sends of many tasks are combined into batches. Messages that one task sends one after the other to one partition
+/// keep their order. Every send has a result:
 ///
 /// - `Ok`: the server has stored it.
-/// - [`ErrorKind::Unconfirmed`]: the connection broke while it was under way: it may or may not be stored.
-///   Sending it again can store it twice.
+/// - [`ErrorKind::Unconfirmed`]: the connection broke during the request, so it may or may not be stored. Sending it
+///   again can store it twice.
 /// - any other error: it was not stored.
 pub struct Producer<T: 'static> {
     inner: Arc<Inner<T>>,
@@ -51,7 +51,7 @@ pub struct Producer<T: 'static> {
 struct Inner<T: 'static> {
     topic: TopicName,
     partitions: Partitions,
-    /// Asks whether there are more by now, for as long as there are clones.
+    /// Metadata refresh, which runs as long as there are clones.
     _growth: Option<AbortOnDropHandle<()>>,
     codec: &'static dyn Codec<T>,
     config: ProducerConfig,
@@ -64,17 +64,16 @@ impl<T> Producer<T> {
     /// Sends a value: `producer.send(&order).key(&order.customer).await?`.
     ///
     /// # Errors
-    /// Of the awaited future: [`ErrorKind::Encode`], also for a codec that panics, [`ErrorKind::TooLarge`],
-    /// [`ErrorKind::InvalidConfig`] for a partition that is not there or a partitioner that panics,
-    /// [`ErrorKind::Backpressure`], [`ErrorKind::Unavailable`],
-    /// [`ErrorKind::Unconfirmed`], [`ErrorKind::WrongType`], [`ErrorKind::Denied`], [`ErrorKind::Closed`];
-    /// [`ErrorKind::Deleted`] once this producer [knows](ProducerConfig::refresh) that its topic was deleted, until it is
-    /// created again.
+    /// Returned by the awaited future: [`ErrorKind::Encode`], also for a codec that panics, [`ErrorKind::TooLarge`],
+    /// [`ErrorKind::InvalidConfig`] for a partition that does not exist or a partitioner that panics,
+    /// [`ErrorKind::Backpressure`], [`ErrorKind::Unavailable`], [`ErrorKind::Unconfirmed`], [`ErrorKind::WrongType`],
+    /// [`ErrorKind::Denied`], [`ErrorKind::Closed`]; [`ErrorKind::Deleted`] from the
+    /// [refresh](ProducerConfig::refresh) that finds the topic deleted until the topic is created again.
     pub fn send<'a>(&'a self, value: &'a T) -> SendFuture<'a, T> {
         SendFuture { producer: self, record: Record::new(value) }
     }
 
-    /// Sends many values in as few requests as possible, and gives one result per value in their order.
+    /// Sends many values in as few requests as possible, and returns one result per value, in the same order.
     ///
     /// Values are taken from the iterator as room becomes free in the buffer.
     pub async fn send_all<'a>(&self, records: impl IntoIterator<Item = Record<'a, T>>) -> Vec<Result<Sent>>
@@ -89,8 +88,8 @@ impl<T> Producer<T> {
         sent.map(|sent| sent.map(|(partition, id)| Sent { partition, id })).collect()
     }
 
-    /// Sends many values for later in as few requests as possible, and gives one result per value in their order:
-    /// `producer.send_all_delayed(reminders.iter().map(|it| Record::new(it).delay(it.in_time)))`.
+    /// Sends many values with delays in as few requests as possible, and returns one result per value, in the same
+    /// order: `producer.send_all_delayed(reminders.iter().map(|it| Record::new(it).delay(it.in_time)))`.
     pub async fn send_all_delayed<'a>(
         &self,
         records: impl IntoIterator<Item = DelayedRecord<'a, T>>,
@@ -106,7 +105,8 @@ impl<T> Producer<T> {
         sent.map(|sent| sent.map(|((partition, id), placed)| Delayed { partition, id, placed })).collect()
     }
 
-    /// Sends what could be encoded, chunk by chunk; each result comes with what stood beside its message.
+    /// Sends the messages that could be encoded, chunk by chunk. Each result comes with the value that stood beside
+    /// its message.
     async fn in_chunks<C: Outgoing, B>(
         &self,
         batcher: &Batcher<C>,
@@ -140,20 +140,20 @@ impl<T> Producer<T> {
         outcomes
     }
 
-    /// Waits until everything sent before has its result.
+    /// Waits until all earlier sends have their results.
     pub async fn flush(&self) {
         tokio::join!(self.inner.batcher.flush(), self.inner.delayed.flush());
     }
 
-    /// Stops taking messages and waits until everything sent before has its result. Later sends, of any clone,
-    /// fail with [`ErrorKind::Closed`].
+    /// Stops accepting messages and waits until all earlier sends have their results. Later sends, of any clone, fail
+    /// with [`ErrorKind::Closed`].
     ///
     /// Dropping the last clone does the same without waiting.
     pub async fn close(&self) {
         tokio::join!(self.inner.batcher.close(), self.inner.delayed.close());
     }
 
-    /// How many partitions the topic has, as far as this producer [knows](ProducerConfig::refresh).
+    /// Returns the number of partitions of the topic, as of the last [refresh](ProducerConfig::refresh).
     #[must_use]
     pub fn partitions(&self) -> u32 {
         self.inner.partitions.count().get()
@@ -171,14 +171,15 @@ impl<T> Producer<T> {
     fn encode_delayed(&self, record: DelayedRecord<'_, T>) -> Result<(Partition, Scheduling)> {
         let id = record.schedule_id()?;
         let DelayedRecord { record, due, id: given, on_conflict } = record;
-        // What has an id and no key must meet its like: its id says where.
+        // Without a key, an explicit id chooses the partition: only messages of one partition are compared by id.
         let (topic_partition, fields) = self.encoded(record, given.as_ref().map(String::as_bytes))?;
         let partition = topic_partition.partition;
         let place = Place::from(topic_partition);
         Ok((partition, Scheduling { place, id, due, fields, on_conflict }))
     }
 
-    /// The message, and its partition: the one it names, or that of its key, or else of `without_key`.
+    /// Encodes a message and chooses its partition: the one that it names, else that of its key, else that of
+    /// `without_key`.
     fn encoded(&self, record: Record<'_, T>, without_key: Option<&[u8]>) -> Result<(TopicPartition, Fields)> {
         let inner = &*self.inner;
         let count = inner.partitions.open(&inner.topic)?;
@@ -203,7 +204,7 @@ impl<T> Producer<T> {
 }
 
 impl<T> Inner<T> {
-    /// What the partitioner says; its panic is an error of this send alone.
+    /// Calls the partitioner. Its panic is an error of this send only.
     fn partition_of(&self, key: Option<&[u8]>, count: NonZeroU32) -> Result<Partition> {
         catch(UserCode::Partitioner, || self.config.partitioner.partition(key, count)).map_err(|panicked| {
             self.observer.observe(&panicked.event());
@@ -227,7 +228,7 @@ impl<T> fmt::Debug for Producer<T> {
     }
 }
 
-/// Sets up a [`Producer`]; await it to get one. Everything is checked at once.
+/// Builder of a [`Producer`]; await it to build one. All settings are validated together.
 #[must_use = "a builder does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct ProducerBuilder<T: 'static> {
@@ -238,70 +239,71 @@ pub struct ProducerBuilder<T: 'static> {
 }
 
 impl<T> ProducerBuilder<T> {
-    /// A producer for `topic` that tells `observer`.
+    /// Creates a builder of a producer for `topic`, which emits its events to `observer`.
     pub fn new(backend: Backend, topic: Topic<T>, observer: Arc<dyn Observer>) -> Self {
         Self { backend, topic, config: ProducerConfig::default(), observer }
     }
 
-    /// All settings at once.
+    /// Replaces all settings.
     pub fn config(self, config: ProducerConfig) -> Self {
         Self { config, ..self }
     }
 
-    /// How long a request waits for more messages to join it. Default: zero.
+    /// Sets the time that a request waits for more messages. Default: zero.
     pub fn linger(mut self, linger: Duration) -> Self {
         self.config.linger = linger;
         self
     }
 
-    /// The most messages in one request. Default: 500.
+    /// Sets the maximum number of messages in one request. Default: 500.
     pub fn max_batch(mut self, messages: usize) -> Self {
         self.config.max_batch = messages;
         self
     }
 
-    /// Bytes of messages that may wait or be under way. Default: 32 MiB.
+    /// Sets how many bytes of messages may be queued or under way. Default: 32 MiB.
     pub fn buffer_memory(mut self, bytes: usize) -> Self {
         self.config.buffer_memory = bytes;
         self
     }
 
-    /// How long a send may take altogether. Default: 30 s.
+    /// Sets the time limit of a send. Default: 30 s.
     pub fn delivery_timeout(mut self, timeout: Duration) -> Self {
         self.config.delivery_timeout = timeout;
         self
     }
 
-    /// What is done with messages to a partition that is full. Default: [`OnFull::Wait`].
+    /// Sets the policy for messages to a full partition. Default: [`OnFull::Wait`].
     pub fn on_full(mut self, on_full: OnFull) -> Self {
         self.config.on_full = on_full;
         self
     }
 
-    /// How often it is asked whether the topic has more partitions by now, or another bound, or was deleted; `None` means
-    /// never. Default: 60 s.
+    /// Sets the interval at which the metadata of the topic is read: the number of partitions, the bound, and whether
+    /// it was deleted. `None` means never. Default: 60 s.
     ///
-    /// Once it is known that the topic was deleted, sends fail with [`ErrorKind::Deleted`], and go on when there is a topic
-    /// of that name again. What was sent before that was known has brought its log back. A topic that was lost with the data
-    /// is restored.
+    /// After a refresh has found the topic deleted, sends fail with [`ErrorKind::Deleted`] until a topic of that name
+    /// exists again. Messages that were sent between the deletion and the refresh have created its log again. A topic
+    /// that was lost with the data is restored.
     ///
-    /// From then on messages are spread over all of them, and a key may go elsewhere than before: its later messages
-    /// can then be handled before its earlier ones. Producers notice at different times.
+    /// After a refresh has found more partitions, messages are spread over all of them, and a key may move to another
+    /// partition: its later messages can then be handled before its earlier ones. Producers notice at different
+    /// times.
     pub fn refresh(mut self, every: impl Into<Option<Duration>>) -> Self {
         self.config.refresh = every.into();
         self
     }
 
-    /// Chooses the partitions. Default: [`ByKey`](millstream_core::partitioner::ByKey).
+    /// Sets the partitioner. Default: [`ByKey`](millstream_core::partitioner::ByKey).
     pub fn partitioner(mut self, partitioner: impl Partitioner + 'static) -> Self {
         self.config.partitioner = Arc::new(partitioner);
         self
     }
 
-    /// Registers the topic if need be and starts the producer.
+    /// Creates the topic if it does not exist, and starts the producer.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] that lists every problem; the errors of
+    /// [`ErrorKind::InvalidConfig`], which lists every problem; those of
     /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
     pub async fn build(self) -> Result<Producer<T>> {
         let mut problems = Problems::new("producer");
@@ -341,7 +343,7 @@ impl<T> ProducerBuilder<T> {
     }
 }
 
-/// The stored topic wins over the constant; somebody should know that they differ.
+/// Logs a warning if the stored topic, which is used, differs from the one in the program.
 pub(crate) fn warn_if_other(asked: &TopicSpec, stored: &TopicSpec) {
     if asked.clone().with_generation(stored.generation) != *stored {
         tracing::warn!(

@@ -1,4 +1,4 @@
-//! A message on its way out.
+//! A message to be sent.
 
 use std::future::IntoFuture;
 
@@ -8,7 +8,7 @@ use millstream_core::{Envelope, MessageId, Partition, Result};
 
 use super::Producer;
 
-/// A value to be sent, with what goes beside it.
+/// Value to be sent, with its key, headers and partition.
 #[derive(Debug)]
 pub struct Record<'a, T> {
     pub(super) value: &'a T,
@@ -18,27 +18,27 @@ pub struct Record<'a, T> {
 }
 
 impl<'a, T> Record<'a, T> {
-    /// A value without key and headers.
+    /// Creates a record without key and headers.
     #[must_use]
     pub fn new(value: &'a T) -> Self {
         Self { value, partition: None, envelope: Envelope::default() }
     }
 
-    /// The key: messages of one key go to one partition and keep their order.
+    /// Sets the key: messages with the same key go to the same partition and keep their order.
     #[must_use]
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.envelope.key = Some(Bytes::copy_from_slice(key.as_ref()));
         self
     }
 
-    /// One more header.
+    /// Appends a header.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         self.envelope.headers.append(name, Bytes::copy_from_slice(value.as_ref()));
         self
     }
 
-    /// This partition, whatever the key.
+    /// Sets the partition, regardless of the key.
     #[must_use]
     pub fn partition(mut self, partition: u32) -> Self {
         self.partition = Some(Partition(partition));
@@ -46,17 +46,17 @@ impl<'a, T> Record<'a, T> {
     }
 }
 
-/// Where a message was stored.
+/// Place where a message was stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sent {
-    /// The partition.
+    /// Partition of the message.
     pub partition: Partition,
-    /// The id there.
+    /// Id of the message in this partition.
     pub id: MessageId,
 }
 
-/// A send that starts when it is awaited.
+/// Send of a message, which starts when it is awaited.
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct SendFuture<'a, T: 'static> {
@@ -65,19 +65,19 @@ pub struct SendFuture<'a, T: 'static> {
 }
 
 impl<T> SendFuture<'_, T> {
-    /// The key: messages of one key go to one partition and keep their order.
+    /// Sets the key: messages with the same key go to the same partition and keep their order.
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.record = self.record.key(key);
         self
     }
 
-    /// One more header.
+    /// Appends a header.
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         self.record = self.record.header(name, value);
         self
     }
 
-    /// This partition, whatever the key.
+    /// Sets the partition, regardless of the key.
     pub fn partition(mut self, partition: u32) -> Self {
         self.record = self.record.partition(partition);
         self

@@ -1,11 +1,12 @@
-//! The task behind a batcher: forms batches and has them sent in order.
+//! The task behind a batcher: makes batches and sends them in order.
 //!
-//! A batch forms from what waits, and nothing waits for a batch to form: as soon as there is a message, it is sent. Many small
-//! batches are under way at a time, each answered by itself. With few large ones, senders would go in convoys: all that share
-//! a batch wait until the last of it is stored, send again together, and the server is idle in between.
+//! A batch consists of the messages that are queued. Unless a linger time is set, it does not wait for more messages
+//! until [`PARTIAL_AHEAD`] requests are under way. So many small batches are under way at a time, and each gets its
+//! results separately. With a few large ones the senders would synchronise: all callers of a batch wait until its
+//! last message is stored, send again together, and the server is idle in between.
 //!
-//! Order survives a server that is away for a while: what was refused is begun again only if nothing behind it was stored
-//! meanwhile, and then all of it, as it stood. Else it has failed, and says so.
+//! Order is kept while the server is unavailable: refused batches are begun again only if no later one was stored
+//! meanwhile, and then all of them, in the same order. Otherwise they fail.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,22 +29,23 @@ pub(super) struct Sender<C: Outgoing> {
     topic: TopicName,
     observer: Arc<dyn Observer>,
     inbox: mpsc::UnboundedReceiver<Command<C>>,
-    /// Nothing more will come.
+    /// Whether no further command will arrive.
     closed: bool,
     max_batch: usize,
     linger: Duration,
-    /// Whether several tasks were waiting when a batch was answered last: then it pays to let them send again before the next
-    /// batch is closed. A task that is alone would only wait for the scheduler to look at the sockets first.
+    /// Whether several messages were waiting when a batch was last answered. The task then yields before it closes
+    /// the next batch, so that their senders can send again first. For a single sender it does not: it would only
+    /// wait until the scheduler has polled the sockets.
     crowded: bool,
-    /// What comes next.
+    /// Batch that is being filled.
     next: Batch<C>,
-    /// Closed batches that are not answered, the oldest first.
+    /// Closed batches without results, oldest first.
     under_way: VecDeque<UnderWay<C>>,
-    /// How many of these the sink has begun. Fewer than all only while the server is away.
+    /// Number of these that the sink has begun. Lower than their number only while the server is unavailable.
     begun: usize,
-    /// How often in a row the server was away.
+    /// Number of attempts in a row for which the server was unavailable.
     failures: u32,
-    /// What it said the last time.
+    /// Error of the last such attempt.
     away: Option<Error>,
     closing: Vec<oneshot::Sender<()>>,
 }
@@ -81,13 +83,13 @@ impl<C: Outgoing> Sender<C> {
         }
     }
 
-    /// Begins a batch, or waits for one to be answered or for messages. False when closed and nothing is left.
+    /// Begins a batch, or waits for results or messages. False when closed and nothing is left.
     async fn run_once(&mut self) -> bool {
         if self.closed && self.next.is_empty() && self.under_way.is_empty() {
             return false;
         }
         if self.under_way.front().is_some_and(|batch| batch.messages.is_empty()) {
-            // Only flushes.
+            // The batch contains only flushes.
             self.tell(Vec::new());
             return true;
         }
@@ -97,7 +99,8 @@ impl<C: Outgoing> Sender<C> {
             oldest.send(&mut *self.sink);
             self.begun = 1;
         }
-        // While the server is away the oldest batch goes alone: an attempt for each that waits behind it would only be load.
+        // While the server is unavailable only the oldest batch is tried: attempts for those behind it would only add
+        // load.
         let probing = self.failures > 0 && !self.under_way.is_empty();
         let ahead = if self.is_full() { self.sink.ahead() } else { self.sink.ahead().min(PARTIAL_AHEAD) };
         if self.is_due() && !probing && self.under_way.len() < ahead {
@@ -124,18 +127,18 @@ impl<C: Outgoing> Sender<C> {
         self.next.messages.len() >= self.max_batch || self.next.bytes >= self.sink.full_at()
     }
 
-    /// When the next batch need not wait for more messages any longer.
+    /// Returns the time at which the next batch is sent without waiting for more messages.
     fn due(&self) -> Option<Instant> {
         self.next.begun.map(|begun| begun + self.linger)
     }
 
-    /// Whether the next batch is to be sent as soon as it can.
+    /// Whether the next batch is to be sent as soon as possible.
     fn is_due(&self) -> bool {
         let wanted = self.closed || self.is_full() || self.linger.is_zero() || self.next.is_flushed();
         !self.next.is_empty() && (wanted || self.due().is_none_or(|due| due <= Instant::now()))
     }
 
-    /// Waits for the oldest batch to be answered, for messages, or for the next batch to be due.
+    /// Waits for the results of the oldest batch, for messages, or until the next batch is due.
     async fn wait(&mut self) {
         let due = self.due().filter(|_| !self.is_due());
         let more = !self.is_full() && !self.closed;
@@ -157,7 +160,8 @@ impl<C: Outgoing> Sender<C> {
         }
     }
 
-    /// Gives the oldest batch its results, or has it begun again.
+    /// Delivers the results of the oldest batch. If the server was unavailable and nothing behind it was stored, all
+    /// batches that are not expired are begun again instead.
     async fn answer(&mut self, results: Vec<Result<C::Done>>) {
         let pauses =
             Exponential::from(Duration::from_millis(20)).up_to(Duration::from_secs(1)).equal_jitter();
@@ -174,7 +178,7 @@ impl<C: Outgoing> Sender<C> {
             let nothing = self.under_way[at].messages.is_empty();
             answers.push_back(if nothing { Vec::new() } else { self.sink.finish().await });
         }
-        // Stored, or who knows.
+        // Stored, or possibly stored.
         let stored = |result: &Result<C::Done>| match result {
             Ok(_) => true,
             Err(error) => error.kind() == ErrorKind::Unconfirmed,
@@ -193,7 +197,7 @@ impl<C: Outgoing> Sender<C> {
         sleep(pause).await;
     }
 
-    /// Has the sink begin all that is not begun yet, in order.
+    /// Begins all batches that the sink has not begun yet, in order.
     fn begin_all(&mut self) {
         for batch in self.under_way.iter().skip(self.begun) {
             batch.send(&mut *self.sink);
@@ -201,14 +205,15 @@ impl<C: Outgoing> Sender<C> {
         self.begun = self.under_way.len();
     }
 
-    /// Results for a batch whose time is over before it could be tried, while the server is away: with a server that is away for
-    /// long, one attempt for each of those that wait would take for ever.
+    /// Returns results for a batch whose deadline has passed before its first attempt, while the server is
+    /// unavailable: one attempt for each waiting batch would take too long.
     fn expired(&self, batch: &UnderWay<C>) -> Option<Vec<Result<C::Done>>> {
         let over = self.under_way.is_empty() && Instant::now() >= batch.deadline;
         if over && !batch.messages.is_empty() { self.not_tried(batch) } else { None }
     }
 
-    /// Results for a batch that is given up without an attempt of its own; `None` if the server is not away.
+    /// Returns results for a batch that is given up without an attempt of its own; `None` if the server was
+    /// available at the last attempt.
     fn not_tried(&self, batch: &UnderWay<C>) -> Option<Vec<Result<C::Done>>> {
         let away = self.away.as_ref()?;
         let error = || Error::new(away.kind(), format!("not sent within its time, the last attempt: {away}"));
@@ -260,12 +265,12 @@ impl<C: Outgoing> Sender<C> {
     }
 }
 
-/// Requests under way from which on a batch waits until it is full or one of them is answered. More small requests would only
-/// make each of them smaller: 64 tasks that send 128 bytes each had 0.97 to 1.03 of the rate of bare `XADD` without this bound,
-/// and 1.03 to 1.23 with it.
+/// Number of requests under way from which a batch waits until it is full or one of them is answered. More small
+/// requests would only make each of them smaller: 64 tasks that send 128 bytes each had 0.97 to 1.03 of the rate of
+/// bare `XADD` without this bound, and 1.03 to 1.23 with it.
 const PARTIAL_AHEAD: usize = 8;
 
-/// Whether the server would take none of it now: nothing was done.
+/// Whether no message was stored because the server is unavailable.
 fn is_away<D>(results: &[Result<D>]) -> bool {
     let away =
         |result: &Result<D>| result.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unavailable);

@@ -1,4 +1,4 @@
-//! What a batcher carries, and where it brings it.
+//! Sinks: the destinations of a batcher.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use tokio::time::Instant;
 use super::OnFull;
 use super::backpressure::{Bound, Bounded};
 
-/// What a message costs in the buffer beside its bytes: about what its entry in the queue takes.
+/// Bytes that a message occupies in the buffer besides its content: about the size of its entry in the queue.
 const OVERHEAD: usize = 128;
 
-/// A message on its way to the server.
+/// Message on its way to the server.
 pub(super) trait Outgoing: Send + Sync + 'static {
-    /// What the server answers.
+    /// Result of a stored message.
     type Done: Send + 'static;
 
-    /// What it takes of the buffer.
+    /// Returns the number of bytes that it occupies in the buffer.
     fn charge(&self) -> usize;
 }
 
@@ -44,28 +44,28 @@ impl Outgoing for Scheduling {
     }
 }
 
-/// Where messages go.
+/// Destination of messages.
 #[async_trait]
 pub(super) trait Sink<C: Outgoing>: Send {
-    /// How many requests may be under way, by what is under way now.
+    /// Returns how many requests may be under way, which depends on those that are under way now.
     fn ahead(&self) -> usize;
 
-    /// Bytes from which on a batch takes no further message.
+    /// Returns the number of bytes at which a batch takes no further message.
     fn full_at(&self) -> usize {
         usize::MAX
     }
 
-    /// Begins a request behind those that were begun before. They go on while [`finish`](Self::finish) is awaited.
+    /// Begins a request behind the earlier ones. Requests make progress while [`finish`](Self::finish) is awaited.
     fn begin(&mut self, batch: Arc<Vec<C>>, deadline: Instant);
 
-    /// The results of the oldest request that was begun: one for each message. Dropping the future loses nothing.
+    /// Waits for the results of the oldest request: one for each message. Dropping the future loses nothing.
     async fn finish(&mut self) -> Vec<Result<C::Done>>;
 
-    /// So many were stored.
+    /// Emits the event for this number of stored messages.
     fn stored(&self, topic: &TopicName, messages: usize, observer: &dyn Observer);
 }
 
-/// One request after the other, the oldest first.
+/// Requests that run one after the other, oldest first.
 struct InTurn<D>(VecDeque<BoxFuture<'static, Vec<Result<D>>>>);
 
 impl<D> InTurn<D> {
@@ -85,12 +85,13 @@ impl<D> InTurn<D> {
     }
 }
 
-/// Into the log, to be read at once.
+/// Sink that appends to the log, where messages can be read immediately.
 pub(super) struct ToLog {
-    /// Where partitions have no bound, if the log has something better than one request after the other.
+    /// Appender for partitions without a bound, if the log has one that pipelines requests.
     appender: Option<Box<dyn Appender>>,
-    /// What was begun there and is not told of. A topic can be given a bound, or lose it, at any time: what is under way
-    /// decides where the next one goes, so that none goes beside another.
+    /// Number of requests of the appender whose results were not returned yet. The bound of a topic can be set or
+    /// removed at any time. The requests under way determine the path of the next one, so that requests of both paths
+    /// never run at the same time.
     appending: usize,
     bounded: Arc<Bounded>,
     in_turn: InTurn<MessageId>,
@@ -103,18 +104,20 @@ impl ToLog {
         Self { appender, appending: 0, bounded, in_turn: InTurn(VecDeque::new()) }
     }
 
-    /// Whether requests follow each other without waiting for answers. Not while a bound is checked before each request.
+    /// Whether requests are sent without waiting for earlier answers. Not while a bound is checked before each
+    /// request.
     fn is_pipelined(&self) -> bool {
         self.appender.is_some() && !self.in_turn.is_busy() && !self.bounded.is_bound()
     }
 }
 
-/// Requests that follow each other without waiting for answers. More than the 16 to 32 batches that 512 waiting senders form at a
-/// time; memory is bounded by the producer's buffer.
+/// Maximum number of pipelined requests. More than the 16 to 32 batches that 512 waiting senders form at a time;
+/// memory is bounded by the producer's buffer.
 const AHEAD: usize = 64;
 
-/// Bytes from which on a batch is closed, where batches follow each other. Redis reads a connection 16 KiB at a time
-/// (`PROTO_IOBUF_LEN`) and writes replies after each read: what is larger is only answered later, and nothing is gained.
+/// Number of bytes at which a batch is closed while requests are pipelined. Redis reads 16 KiB at a time from a
+/// connection (`PROTO_IOBUF_LEN`) and writes replies after each read: a larger batch is answered later, without a
+/// gain.
 const FULL_AT: usize = 16 << 10;
 
 #[async_trait]
@@ -124,7 +127,8 @@ impl Sink<Append> for ToLog {
     }
 
     fn full_at(&self) -> usize {
-        // One request after the other takes all that waits: otherwise each round trip would carry 16 KiB at the most.
+        // Without a pipeline a request takes everything that waits: otherwise each round trip would carry at most 16
+        // KiB.
         if self.is_pipelined() { FULL_AT } else { usize::MAX }
     }
 
@@ -158,7 +162,7 @@ impl Sink<Append> for ToLog {
     }
 }
 
-/// Into the schedule, to be read when due.
+/// Sink that stores messages in the schedule, until they are due.
 pub(super) struct ToSchedule {
     schedule: Arc<dyn Schedule>,
     in_turn: InTurn<Placed>,
