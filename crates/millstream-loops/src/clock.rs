@@ -9,15 +9,15 @@ use millstream_core::suspension::BootClock;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 
-/// How often a sleep until a deadline compares the clocks. A timer stands still while the machine is suspended, so without
-/// this it would end late by that time.
+/// Interval at which a sleep until a deadline compares the clocks. A timer stands still while the machine is
+/// suspended, so without the comparison the sleep would end late by the suspended time.
 const CHECK_PERIOD: Duration = Duration::from_millis(500);
 
-/// Clock by which the deadlines of leases and claims are counted, and the times from which they are counted.
+/// Clock for the deadlines of leases and claims, and for the times from which they are counted.
 ///
-/// Tokio's clock is `CLOCK_MONOTONIC`, which on Linux does not count suspended time; the server goes on counting. Where the
-/// backend has no [`BootClock`] (in tests, which pause the runtime's clock), this is the runtime's clock plus what
-/// [`add_missed`](Self::add_missed) was given.
+/// Tokio's clock is `CLOCK_MONOTONIC`, which on Linux does not count suspended time; the server's clock does. If the
+/// backend has no [`BootClock`] (in tests, which pause the runtime's clock), this is the runtime's clock plus the
+/// time added by [`add_missed`](Self::add_missed).
 #[derive(Debug)]
 pub struct LeaseClock {
     base: Instant,
@@ -30,28 +30,28 @@ pub struct LeaseClock {
 }
 
 impl LeaseClock {
-    /// A clock that starts now.
+    /// Creates a clock that starts now.
     #[must_use]
     pub fn new(boot: Option<Arc<dyn BootClock>>) -> Arc<Self> {
         let boot = boot.map(|clock| (clock.clone(), clock.elapsed()));
         Arc::new(Self { base: Instant::now(), boot, missed: AtomicU64::new(0), jumped: Notify::new() })
     }
 
-    /// A clock that starts now, over the backend's boot clock.
+    /// Creates a clock that starts now, over the backend's boot clock.
     #[must_use]
     pub fn of(backend: &Backend) -> Arc<Self> {
         Self::new(backend.boot_clock.clone())
     }
 
-    /// The current time.
+    /// Returns the current time.
     #[must_use]
     pub fn now(&self) -> Instant {
         let now = if self.boot.is_some() { self.base } else { Instant::now() };
         self.at(now)
     }
 
-    /// The current time, if it is `now` by the runtime's clock. Costs one reading of the boot clock, which on Linux is a
-    /// function call and no system call.
+    /// Returns the current time, if it is `now` by the runtime's clock. This reads the boot clock once, which on
+    /// Linux is a function call and not a system call.
     #[must_use]
     pub fn at(&self, now: Instant) -> Instant {
         let counted = match &self.boot {
@@ -61,13 +61,13 @@ impl LeaseClock {
         counted + Duration::from_nanos(self.missed.load(Ordering::Acquire))
     }
 
-    /// Time since this clock started: for comparison with the server's clock.
+    /// Returns the time since this clock started, to compare it with the server's clock.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.now().saturating_duration_since(self.base)
     }
 
-    /// Adds time that passed without being counted, as a comparison with the server's clock shows it.
+    /// Adds time that passed without being counted, as found by a comparison with the server's clock.
     pub fn add_missed(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         // It never wraps: that would take 584 years.

@@ -1,4 +1,4 @@
-//! Loop monitors: what every loop does with an error, and what is known of all loops at any time.
+//! Loop monitors: error handling of every loop, and the current state of all loops.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,11 +12,11 @@ use millstream_core::policy::Exponential;
 use millstream_core::{GroupName, Place, Shard, TopicName, TopicPartition};
 use tokio::time::Instant;
 
-/// How long a round may take beyond its planned time before the loop counts as stalled. No request and no work between two
-/// of them takes so long, whatever the server does: requests have deadlines of seconds.
+/// Time that a round may take beyond its planned time before the loop counts as stalled. No request, and no work
+/// between two requests, takes this long, whatever the server does: requests have deadlines of seconds.
 const STALLED: Duration = Duration::from_secs(60);
 
-/// What a loop works on.
+/// Subject of a loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// A whole topic.
@@ -37,7 +37,7 @@ impl Scope {
         }
     }
 
-    /// The shard, if this is one.
+    /// Returns the shard, if this is one.
     #[must_use]
     pub const fn shard(&self) -> Option<&Shard> {
         match self {
@@ -92,15 +92,15 @@ struct State {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LoopState {
-    /// What the loop does, as in [`LoopHealth::operation`].
+    /// Operation of the loop, as in [`LoopHealth::operation`].
     pub operation: &'static str,
-    /// What it works on.
+    /// Subject that it works on.
     pub scope: Scope,
-    /// Since when it fails, and the last error.
+    /// Time of the first failure in a row, and the last error.
     pub failing: Option<(Instant, String)>,
-    /// When its last round ended, well or not.
+    /// End of its last round, whether it succeeded or failed.
     pub last: Instant,
-    /// Whether its round takes a minute longer than planned.
+    /// Whether its round has taken a minute longer than planned.
     pub stalled: bool,
 }
 
@@ -122,15 +122,15 @@ impl Loops {
         LoopMonitor { id, state, loops: self.clone() }
     }
 
-    /// The state of each loop, in the order in which they began.
+    /// Returns the state of each loop, in the order in which the loops began.
     #[must_use]
     pub fn states(&self) -> Vec<LoopState> {
         let states: Vec<_> = lock(&self.0).states.values().cloned().collect();
         states.iter().map(|state| lock(state).snapshot()).collect()
     }
 
-    /// Emits [`Event::LoopsStarted`], which gives the observer a way to ask for their health. Consumers do not: their health
-    /// contains their loops.
+    /// Emits [`Event::LoopsStarted`], through which the observer can query their health. Consumers do not emit it:
+    /// their health contains their loops.
     pub fn announce(&self, group: Option<&GroupName>, observer: &dyn Observer) {
         let loops: Arc<dyn LoopsCheck> = Arc::new(self.clone());
         observer.observe(&Event::LoopsStarted { group, loops: &loops });
@@ -157,14 +157,15 @@ impl State {
 }
 
 impl LoopState {
-    /// How long it has been failing, and the last error.
+    /// Returns how long it has been failing, and the last error.
     #[must_use]
     pub fn failure(&self, now: Instant) -> Option<Failure> {
         let (since, error) = self.failing.clone()?;
         Some(Failure { lasts: now.saturating_duration_since(since), error })
     }
 
-    /// The loop's entry in a health report; `None` if it works for a delay queue, whose reports have entries of their own.
+    /// Returns the loop's entry in a health report; `None` for a loop of a delay queue, whose reports have entries of
+    /// their own.
     #[must_use]
     pub fn health(self, now: Instant) -> Option<LoopHealth> {
         let failing = self.failure(now);
@@ -190,7 +191,7 @@ pub struct LoopMonitor {
 }
 
 impl LoopMonitor {
-    /// A monitor of a loop that is not listed anywhere: it only reports errors and computes back-off.
+    /// Creates a monitor that is not listed anywhere: it only reports errors and computes back-off.
     #[must_use]
     pub fn unlisted(operation: &'static str, scope: Scope) -> Self {
         Loops::default().monitor(operation, scope)
@@ -201,13 +202,13 @@ impl LoopMonitor {
         lock(&self.state).due = Some(Instant::now() + planned + STALLED);
     }
 
-    /// Notes that the loop waits for work now, for as long as that takes.
+    /// Records that the loop waits for work, for any length of time.
     pub fn idle(&self) {
         let mut state = lock(&self.state);
         (state.last, state.due) = (Instant::now(), None);
     }
 
-    /// Notes that a round succeeded. Logs and emits [`Event::Recovered`] if the one before had failed.
+    /// Records that a round succeeded. Logs and emits [`Event::Recovered`] if the previous round had failed.
     pub fn succeeded(&self, observer: &dyn Observer) {
         let mut state = lock(&self.state);
         (state.last, state.due) = (Instant::now(), None);
@@ -216,15 +217,15 @@ impl LoopMonitor {
         }
         (state.failures, state.failing) = (0, None);
         let (operation, scope) = (state.operation, state.scope.clone());
-        // Observers are user code and may ask for the state.
+        // Observers are user code and may query the state.
         drop(state);
         tracing::info!(operation, %scope, "works again");
         observer.observe(&Event::Recovered { operation, topic_partition: scope.partition() });
     }
 
-    /// Notes that a round failed, logs it, emits [`Event::Failing`], and returns how long to pause before the next round:
-    /// 50 ms to 2 s for an error that may pass by itself, 1 s to 10 s for one that somebody has to mend; with jitter, so that
-    /// many loops do not come back at the same time.
+    /// Records that a round failed, logs it, emits [`Event::Failing`], and returns the pause before the next round:
+    /// 50 ms to 2 s for a transient error, 1 s to 10 s for one that needs a repair. The pause has jitter, so that
+    /// many loops do not try again at the same time.
     #[must_use]
     pub fn failed(&self, error: &Error, observer: &dyn Observer) -> Duration {
         let now = Instant::now();
@@ -251,8 +252,8 @@ impl Drop for LoopMonitor {
     fn drop(&mut self) {
         let mut state = lock(&self.state);
         if std::thread::panicking() && state.scope.partition().is_none() {
-            // A partition's loop is started again with its next owner. Nobody starts this one again: it stays listed, and
-            // stalled.
+            // The loop of a partition is started again by the partition's next owner. Any other loop is not started
+            // again: it stays listed as stalled.
             let now = Instant::now();
             (state.due, state.failing) = (Some(now), Some((now, "ended abnormally".into())));
             return;

@@ -1,4 +1,4 @@
-//! Panics in loops. Those of user code are caught by [`millstream_core::panics`]: what is left is a backend's.
+//! Panics in loops. [`millstream_core::panics`] catches those of user code, so these are panics of backends.
 
 use std::panic::AssertUnwindSafe;
 
@@ -6,7 +6,7 @@ use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::panics::text_of;
 
-/// Runs one round of a loop and returns a panic of it as an error, so that the loop backs off and goes on.
+/// Runs one round of a loop and returns its panic as an error, so that the loop backs off and continues.
 ///
 /// # Errors
 /// Those of `round`; [`ErrorKind::Protocol`] if it panicked.

@@ -1,4 +1,4 @@
-//! The control thread: where leases and claims are renewed and heartbeats are sent.
+//! The control thread: renews leases and claims, and sends heartbeats.
 
 use std::sync::OnceLock;
 use std::{io, thread};
@@ -8,18 +8,18 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use tokio::runtime::{Builder, Handle};
 use tokio_util::task::AbortOnDropHandle;
 
-/// A runtime on a thread of its own, one for the whole process. A handler that blocks every thread of the caller's runtime
-/// does not stop it.
+/// Runtime on a dedicated thread, one for the whole process. A handler that blocks every thread of the caller's
+/// runtime does not stop it.
 ///
-/// For a backend that lives in this process ([`Backend::local`]) it is the caller's runtime instead: such a backend goes by
-/// that runtime's clock, which tests pause.
+/// For a backend in this process ([`Backend::local`]) it is the caller's runtime instead: such a backend uses the
+/// clock of that runtime, which tests pause.
 #[derive(Clone, Debug)]
 pub struct ControlThread(Option<Handle>);
 
 static THREAD: OnceLock<Option<Handle>> = OnceLock::new();
 
 impl ControlThread {
-    /// The control thread for `backend`; started with the first use in the process.
+    /// Returns the control thread for `backend`. The thread is started at the first call in the process.
     #[must_use]
     pub fn of(backend: &Backend) -> Self {
         if backend.local {
@@ -35,7 +35,7 @@ impl ControlThread {
         Self(THREAD.get_or_init(started).clone())
     }
 
-    /// Runs a loop on it until the handle is dropped.
+    /// Runs a future on it until the handle is dropped.
     pub fn spawn<F>(&self, future: F) -> AbortOnDropHandle<F::Output>
     where
         F: Future + Send + 'static,
@@ -47,8 +47,8 @@ impl ControlThread {
         })
     }
 
-    /// Makes one call on it. All calls of a role come from one runtime this way: a connection works on the runtime on which
-    /// it was opened.
+    /// Runs one call on it. All calls of a role then come from one runtime: a connection works on the runtime on
+    /// which it was opened.
     ///
     /// # Errors
     /// Those of `call`; [`ErrorKind::Unconfirmed`] if it panicked or its runtime is gone.

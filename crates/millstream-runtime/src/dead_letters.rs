@@ -24,19 +24,19 @@ use worker::DeadLetterWorker;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeadLetterConfig {
-    /// How often the consumer looks for new letters. Default: 5 s.
+    /// Interval at which the consumer reads new letters. Default: 5 s.
     pub poll: Duration,
-    /// How often the consumer looks at all letters again. This finds letters that were left for long enough, and those of
-    /// consumers that died. Default: 60 s.
+    /// Interval at which the consumer reads all letters again. This finds letters that were left for long enough, and
+    /// those of consumers that died. Default: 60 s.
     pub sweep: Duration,
-    /// How long a claim on letters lasts. It is renewed while a handler runs. After a crash the letters are handled again
-    /// when this time is over. Default: 30 s, at least 1 s.
+    /// Time for which a claim on letters is valid. It is renewed while a handler runs. After a crash the letters are
+    /// handled again when this time is over. Default: 30 s, at least 1 s.
     pub hold: Duration,
-    /// How long a letter that was left is not handled again by any consumer. Default: 1 h.
+    /// Time for which a letter that was left is not handled again by any consumer. Default: 1 h.
     pub leave_for: Duration,
-    /// How many letters of a partition are handled at once. Default: 1.
+    /// Maximum number of letters of a partition that are handled at once. Default: 1.
     pub concurrency: usize,
-    /// How long handlers may take to end at a shutdown. Default: 30 s.
+    /// Time limit for handlers to end at a shutdown. Default: 30 s.
     pub shutdown_timeout: Duration,
 }
 
@@ -113,7 +113,7 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         Self { config, ..self }
     }
 
-    /// Sets how often the consumer looks for new letters. Default: 5 s.
+    /// Sets the interval at which the consumer reads new letters. Default: 5 s.
     pub fn poll(mut self, every: Duration) -> Self {
         self.config.poll = every;
         self.config.sweep = self.config.sweep.max(every);

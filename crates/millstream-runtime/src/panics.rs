@@ -66,7 +66,7 @@ impl Upkeep for CarefulUpkeep {
         Some(Box::pin(async move {
             if let Err(payload) = AssertUnwindSafe(sleep).catch_unwind().await {
                 observer.observe(&Panicked::new(UserCode::Upkeep, payload).event());
-                // Not at once: a sleep that panics each time would keep a processor busy.
+                // Sleeps here instead: a sleep that panics each time would otherwise keep a processor busy.
                 tokio::time::sleep(time).await;
             }
         }))

@@ -50,7 +50,8 @@ pub enum DeadLetterOutcome {
 pub trait IntoDeadLetterOutcome {
     /// Converts the value into an outcome.
     ///
-    /// # Errors The error of the handler: then the letter is left.
+    /// # Errors
+    /// The error of the handler: then the letter is left.
     fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError>;
 }
 
@@ -85,9 +86,9 @@ pub struct DeadLetterReport {
     pub left: u64,
     /// Letters, among those that were left, whose handler failed or panicked.
     pub failed: u64,
-    /// Letters that somebody else had claimed when their handler ended: the outcome came too late.
+    /// Letters that another client had claimed when their handler ended: the outcome came too late.
     pub lost: u64,
-    /// How often the consumer looked at all partitions and found no letter to handle.
+    /// Rounds over all partitions that found no letter to handle.
     pub idle: u64,
 }
 

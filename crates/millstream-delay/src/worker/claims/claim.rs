@@ -24,7 +24,7 @@ use millstream_loops::{LoopMonitor, Scope};
 /// Time limit of the last request at shutdown, after which another worker waits for due tasks. Nothing is lost if it fails.
 const LAST_WORD: Duration = Duration::from_secs(1);
 
-/// Shortest pause after an answer that contained nothing but asks to come back immediately.
+/// Shortest pause after an answer that contained no task but a next due time of now.
 const BREATH: Duration = Duration::from_millis(1);
 
 /// How long to wait for free capacity that no handler uses, before another worker is left to wait for due tasks.
