@@ -160,7 +160,7 @@ async fn a_member_that_is_forgotten_joins_again() {
     assert!(again.members == 2 && again.version > before.version);
 }
 
-/// A group as large as any: what a member is told, and what that costs, must not grow with it.
+/// The size and cost of a heartbeat's reply must not grow with the group.
 #[tokio::test(start_paused = true)]
 async fn a_thousand_members_share_ten_thousand_partitions() {
     let bench = Bench::new().await;

@@ -1,4 +1,4 @@
-//! Who is told of what is due earlier than expected, and how many come for it.
+//! Wake-ups for items that are due earlier than expected: which workers are notified, and how many claim.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::sync::Arc;
@@ -209,7 +209,7 @@ async fn one_worker_comes_for_the_head_another_if_it_does_not_and_the_rest_stay_
     assert_eq!(bench.claim("w3", 5).await, (0, patience));
     assert!(about(bench.claim("w2", 5).await.1, 3 * SECOND + GRACE), "it is the deputy still");
     assert!(about(bench.claim("w1", 5).await.1, 3 * SECOND), "it is the watcher still");
-    // Something earlier: whoever is called looks out for that, and the deputy comes too late.
+    // Something earlier: the worker that is called becomes the watcher, and the deputy comes too late.
     bench.schedule(bench.shard.clone(), "b", SECOND).await;
     assert!(about(bench.claim("w4", 5).await.1, SECOND));
     assert!(about(bench.claim("w3", 5).await.1, SECOND + GRACE));
@@ -219,7 +219,7 @@ async fn one_worker_comes_for_the_head_another_if_it_does_not_and_the_rest_stay_
     let (got, next) = bench.claim("w3", 5).await;
     assert!(got == 1 && next < 2 * SECOND);
     assert!(bench.claim("w2", 5).await.1 < 2 * SECOND + GRACE, "somebody else is the deputy");
-    // Neither comes: whoever asks.
+    // Neither comes: any worker that claims gets it.
     sleep(2 * SECOND + GRACE + GRACE).await;
     assert_eq!(bench.claim("w1", 5).await, (1, patience), "nothing comes as soon as that");
 }

@@ -1,4 +1,4 @@
-//! The server: what it answers, where it listens, how it ends.
+//! The HTTP server: answers, address, shutdown.
 
 #[path = "support/scrape.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs, reason = "the integration tests use the rest")]
@@ -144,7 +144,7 @@ async fn lag_is_told_per_group_and_for_all() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     backend.catalog.delete_group(&spec.name, &group).await.expect("deleted");
-    // An answer serves whoever asks within a second.
+    // An answer is reused for a second.
     while status(address, "/lag/orders/billing").await != 404 {
         assert!(tokio::time::Instant::now() < deadline, "it is gone");
         tokio::time::sleep(Duration::from_millis(20)).await;

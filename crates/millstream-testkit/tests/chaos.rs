@@ -1,4 +1,4 @@
-//! Chaos does what it is told, and the same thing again for the same seed.
+//! Chaos injects the configured faults, and the same ones again for the same seed.
 #![allow(missing_docs)]
 
 use std::time::Duration;

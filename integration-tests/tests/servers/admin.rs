@@ -152,7 +152,7 @@ async fn clean_passes(
         let slow = slow(server);
         let excess: u64 = slow.iter().map(|(micros, _)| micros.saturating_sub(MOST_US)).sum();
         clean += usize::from(excess == 0);
-        // Where the kernel does not say, nobody can tell.
+        // If the kernel does not report it, it is unknown.
         sound += usize::from(waited.is_none_or(|waited| excess <= waited));
         println!("{what}, pass {number}: {times:?}");
         println!(

@@ -119,7 +119,7 @@ async fn a_group_is_moved_as_its_preview_says_and_not_under_its_owner() {
     assert_eq!(mq.expand(&NUMBERS, 2).await.expect("as it was"), 3);
 }
 
-/// Everything that may be read is in hand when the group is destroyed, so that the settler is the one who finds out.
+/// All messages that may be read are in flight when the group is destroyed, so that the settler detects it.
 #[tokio::test]
 async fn what_fails_after_its_group_was_destroyed_is_handled_again() {
     let server = Server::start();

@@ -33,8 +33,8 @@ async fn calm(plan: Plan, instances: usize, jobs: &[Job], window: Duration) -> (
     (took, best)
 }
 
-/// One `kill -9` among three instances. Whoever is left has all partitions, and each partition works at its own concurrency:
-/// so what the remaining instances can do is what all could.
+/// One `kill -9` among three instances. The remaining ones own all partitions, and each partition works at its own
+/// concurrency: so the remaining instances have the capacity of all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_kill_costs_its_own_messages_only() {
     const WINDOW: Duration = Duration::from_secs(5);
@@ -98,7 +98,7 @@ struct Poison {
     work: Duration,
 }
 
-/// Among many messages one aborts whoever handles it.
+/// Among many messages one aborts every process that handles it.
 async fn poison(Poison { name, plan, count, work }: Poison) {
     let work_us = u64::try_from(work.as_micros()).expect("small");
     let healthy: Vec<Job> = (0..count).map(|number| Job { work_us, ..Job::new(number) }).collect();

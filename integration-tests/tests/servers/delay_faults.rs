@@ -80,7 +80,7 @@ async fn a_busy_server_delays_and_stops_nothing(engine: Engine) {
     stage.lives_on().await;
 }
 
-/// 48: the connection of whoever moves is cut, again and again.
+/// 48: the connections of all clients are cut, again and again.
 async fn cut_connections_delay_and_stop_nothing(engine: Engine) {
     let mut stage = Stage::begin(Server::start(), engine).await;
     stage.schedule(&steps()).await;
@@ -203,7 +203,7 @@ async fn retries_after_an_outage_are_spread(engine: Engine) {
     stage.lives_on().await;
 }
 
-/// 53: somebody deletes bodies of what waits. The ids are counted, told, and do not stay; the others come.
+/// 53: bodies of waiting messages are deleted. Their ids are counted, reported and removed; the others are delivered.
 async fn a_lost_body_is_told(engine: Engine) {
     let mut stage = Stage::begin(Server::start(), engine).await;
     let first = stage.next();
@@ -250,7 +250,7 @@ async fn a_lost_wake_up_costs_at_most_the_longest_sleep(engine: Engine) {
     let far = millstream_core::Due::In(Duration::from_secs(3_600));
     let moved = stage.mq.backend().schedule.reschedule(&place, std::slice::from_ref(&id), far).await;
     assert_eq!(moved.expect("rescheduled"), [true]);
-    // Whoever had heard of the first time has looked, and sleeps.
+    // The client that was notified of the first time has checked, and sleeps.
     tokio::time::sleep(MS(600)).await;
     let delay = stage.keys().delay(&place);
     stage.server.cli(&["ZADD", delay.as_str(), "XX", "1", id.as_str()]);

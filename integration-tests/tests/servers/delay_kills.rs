@@ -1,5 +1,5 @@
 //! Workers and members are killed with -9 at random while tasks and delayed messages come due, 200 times over 50,000 of
-//! them, of which a tenth fails: nothing is lost, nothing is early, and only what was in hand is done twice.
+//! them, of which a tenth fails: nothing is lost, nothing is early, and only claimed or in-flight work is done twice.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
 //! A server that is out of memory (faults 60 and 61): what is due goes on, workers and consumers drain, what fails is
-//! parked, what a dead worker held comes back; and who schedules is told to slow down.
+//! parked, tasks of a dead worker come back; and scheduling returns `Backpressure`.
 
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ async fn out_of_memory(engine: Engine) {
         .collect();
     tokio::time::sleep(MS(1_000)).await;
     *stage.outage.lock().expect("lock") = false;
-    // A worker that was told to take some, and died.
+    // A worker that claimed some, and died.
     let mut held = 0;
     if engine == Engine::Queue {
         let deadline = Instant::now() + MS(1_500);

@@ -71,7 +71,7 @@ async fn one_won(name: &str, cancelled: &Times, handled: &Times) -> [usize; 2] {
     [cancelled.len(), handled.len()]
 }
 
-/// Counts who won in the rounds so far, and tells whether that was a race.
+/// Counts the winners of the rounds so far, and returns whether that was a race.
 #[derive(Default)]
 struct Tally {
     rounds: usize,

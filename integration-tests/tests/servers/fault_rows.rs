@@ -43,7 +43,7 @@ pub(crate) struct Call {
 
 type Handled = Arc<Mutex<BTreeMap<u64, Vec<Call>>>>;
 
-/// A producer and two consumers, and everything they tell.
+/// A producer and two consumers, and all their events.
 pub(crate) struct Pair {
     pub(crate) mq: Millstream,
     pub(crate) producer: Producer<Item>,
@@ -194,7 +194,7 @@ impl Pair {
         told[told.len().saturating_sub(15)..].to_vec()
     }
 
-    /// Waits until something is told.
+    /// Waits until an event occurs.
     pub(crate) async fn tells(&self, what: &str) {
         let deadline = Instant::now() + MS(20_000);
         while self.told(what) == 0 {

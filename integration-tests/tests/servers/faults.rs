@@ -16,7 +16,7 @@ const LOG: &str = "stream:topic:{numbers:p:0}";
 
 type Handled = Arc<Mutex<BTreeMap<u64, u32>>>;
 
-/// A producer and two instances of a consumer at work on a server of their own, and everything they tell.
+/// A producer and two instances of a consumer at work on a private server, and all their events.
 struct Fixture {
     server: Server,
     mq: Millstream,
@@ -138,7 +138,7 @@ impl Fixture {
         assert_eq!(self.handed_back().await, 0, "nothing is left, and no lease was lost");
     }
 
-    /// Ends, and says how many were in hand when a lease was lost, or now.
+    /// Ends, and returns how many were in flight when a lease was lost, or now.
     async fn handed_back(self) -> u64 {
         let mut handed_back = 0;
         for consumer in self.consumers {
@@ -199,7 +199,7 @@ async fn flushed_scripts_are_loaded_again() {
     scene.end().await;
 }
 
-/// Somebody destroys the group. It is created again where it was, and told.
+/// The group is destroyed. It is created again at its position, and reported.
 #[tokio::test]
 async fn a_destroyed_group_is_restored_at_its_frontier() {
     let mut scene = Fixture::begin(Server::start()).await;
@@ -235,7 +235,7 @@ async fn a_flushed_server_is_told_and_survived() {
     scene.server.cli(&["FLUSHALL"]);
     scene.tells("LeaseLost").await;
     let scene = scene.lives_on().await;
-    // What was sent before the last lease was found lost may have been in hand then.
+    // Messages that were sent before the last lease was found lost may have been in flight then.
     scene.handed_back().await;
 }
 
@@ -281,7 +281,7 @@ async fn a_busy_server_is_waited_for() {
     scene.end().await;
 }
 
-/// Pending entries are deleted. They are told, and do not stay pending.
+/// Pending entries are deleted. They are reported, and do not stay pending.
 #[tokio::test]
 async fn deleted_pending_entries_are_told_and_leave_the_list() {
     let server = Server::start();

@@ -82,7 +82,7 @@ async fn a_retry_or_replay_in_one_group_is_never_seen_by_the_other() {
     assert_eq!(none.count().await.expect("counted"), 0);
 }
 
-/// Per group, the changes of owners that were told, and how often each message was handled.
+/// Per group, the reported changes of owners, and how often each message was handled.
 #[derive(Default)]
 struct Seen {
     owned: Mutex<BTreeMap<String, (usize, usize)>>,

@@ -287,7 +287,7 @@ async fn every_figure_agrees_with_a_scripted_run_on_redis() {
     a_scripted_run(&Fixture::at(&shared_url()).await).await;
 }
 
-/// A message in the hands of a handler that does not end, until the consumer is given up.
+/// A message whose handler does not end until the consumer is shut down.
 async fn stuck(mq: &Millstream) -> (Consumer, Arc<tokio::sync::Semaphore>) {
     let begun = Arc::new(tokio::sync::Semaphore::new(0));
     let tell = begun.clone();

@@ -131,7 +131,7 @@ async fn dies_during_an_outage(kind: Kind) {
     let plan = Plan { crash_limit: 3, ..plan(kind) };
     let mut crew = Crew::new(BINS, &server.url(), plan.clone()).await;
     crew.join(3).await;
-    // Longer than all of this takes. Where nobody owns partitions, whoever is left has hands free for what the victim had.
+    // Longer than all of this takes. Without ownership, the others need free capacity for the victim's work.
     let (count, running) = if kind == Kind::Exclusive { (72, 48) } else { (24, 24) };
     let jobs: Vec<Job> = (0..count).map(|number| Job { work_us: 7_000_000, ..Job::new(number) }).collect();
     crew.send(&jobs).await;
@@ -198,7 +198,7 @@ async fn a_worker_that_died_during_an_outage_is_replaced() {
 }
 
 /// Who alone is cut off loses its leases, as ever; but it did not die over its messages, and says so when it is back. After
-/// four such cuts, each with all messages in hand, none is under suspicion.
+/// four such cuts, each with all messages in flight, none is under suspicion.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_is_cut_off_alone_loses_its_leases_and_takes_back_its_end() {
     const AT_ONCE: u64 = 4;
@@ -240,7 +240,7 @@ async fn one_that_is_cut_off_alone_loses_its_leases_and_takes_back_its_end() {
         let lost = |line: &Line| line.pid == pids[cut] && matches!(line.what, What::Lost(..));
         let told = |crew: &Crew| crew.history.lines[lines..].iter().any(lost);
         crew.until("who was cut off is told of its loss", Duration::from_secs(30), told).await;
-        // It is a member again, which takes a heartbeat; not everybody tells of it.
+        // It is a member again, which takes a heartbeat; not every kind reports it.
         let told = |crew: &Crew| {
             let back = |line: &Line| line.pid == pids[cut] && matches!(line.what, What::Rebalanced(2, _));
             let lines = &crew.history.lines[lines..];

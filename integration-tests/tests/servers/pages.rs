@@ -114,7 +114,7 @@ impl Fixture {
     }
 }
 
-/// Errors may come, one after the other, but not for ever.
+/// Errors may occur, one after the other, but not without end.
 #[derive(Default)]
 struct Patience(usize);
 

@@ -20,7 +20,7 @@ const AFTERWARDS: usize = 1_000;
 /// The longest that a partition may be without an owner when instances come and go in an orderly way.
 const NO_OWNER: Duration = Duration::from_millis(300);
 
-/// Sends at a steady pace until it is told to end; gives back how many.
+/// Sends at a steady pace until it is stopped; returns the number of messages.
 fn load(producer: Producer<Job>) -> (watch::Sender<bool>, JoinHandle<u64>) {
     let (end, ended) = watch::channel(false);
     let sending = tokio::spawn(async move {

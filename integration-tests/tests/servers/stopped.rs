@@ -1,5 +1,5 @@
 //! An owner is stopped (SIGSTOP) for longer than its lease, and goes on: it must do nothing that has an effect, and its
-//! handlers must be told. One whose handlers block every thread goes on being the owner.
+//! handlers must be notified. An owner whose handlers block every thread stays the owner.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ async fn scene(url: String, topic: usize) -> Measured {
         scene.process(victim).stop();
         scene.until("the survivor handles one", |scene| held_by(scene, survivor) > 0).await;
         scene.until("the survivor owns them", |scene| scene.terms.of_process(victim).is_empty()).await;
-        // What nobody has read yet, and what the woken owner might read.
+        // Messages that were not read yet, and that the resumed owner might read.
         let more: Vec<(Job, To)> = theirs
             .iter()
             .map(|partition| {
@@ -93,7 +93,7 @@ async fn scene(url: String, topic: usize) -> Measured {
         let told = scene.history.lines[woken..].iter().filter(|line| matches!(line.what, What::Cancelled(_)));
         measured.told_us.extend(told.map(|line| line.at_us.saturating_sub(woken_us)));
 
-        // The survivor still has them all, whatever the woken handlers have said.
+        // The survivor still holds all of them, whatever the resumed handlers returned.
         let pending = scene.pending(&theirs).await;
         let held: Vec<u64> = (first..first + in_hand).filter(|number| !pending.contains(number)).collect();
         assert!(held.is_empty(), "settled by an owner that was none: {held:?}");
@@ -116,7 +116,7 @@ async fn scene(url: String, topic: usize) -> Measured {
     measured
 }
 
-/// What a member starts after it was woken it has been granted after that.
+/// A member that was resumed starts only messages of partitions that it was granted after that.
 fn starts_nothing_unowned(lines: &[Line], pid: u32) {
     let mut granted = Vec::new();
     for line in lines.iter().filter(|line| line.pid == pid) {

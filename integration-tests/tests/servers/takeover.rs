@@ -1,4 +1,4 @@
-//! An owner is killed: how long until what it had in hand is handled again, and its partitions have new owners.
+//! An owner is killed: time until its messages in flight are handled again and its partitions have new owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,7 +23,7 @@ struct Measured {
     owned_us: Vec<u64>,
 }
 
-/// Ten rounds of one topic: two members, one of which is killed with messages in hand.
+/// Ten rounds of one topic: two members, one of which is killed with messages in flight.
 async fn scene(url: String, topic: usize) -> Measured {
     let ttl_ms = u64::try_from(TTL.as_millis()).expect("small");
     let setup = Setup { ttl_ms, ..Setup::new(&url, &format!("topic-{topic}"), PARTITIONS) };
@@ -35,7 +35,7 @@ async fn scene(url: String, topic: usize) -> Measured {
         scene.start();
         scene.balanced().await;
 
-        // Whoever gets the first of a partition holds it; handed out again it is done at once.
+        // The first delivery of the first message of a partition blocks; a later delivery ends at once.
         let first = number;
         let partitions = (0..PARTITIONS).flat_map(|partition| std::iter::repeat_n(partition, EACH as usize));
         let jobs: Vec<(Job, To)> = partitions
@@ -93,7 +93,7 @@ async fn scene(url: String, topic: usize) -> Measured {
         }
     }
     scene.at_rest().await;
-    // Nothing but what was in a victim's hands was handled again.
+    // Only messages that a victim had in flight were handled again.
     let mut times: BTreeMap<u64, u32> = BTreeMap::new();
     for line in &scene.history.lines {
         if let What::Done(handling) = &line.what {

@@ -169,7 +169,7 @@ async fn corrupt(stage: &Stage) -> BTreeSet<u32> {
     stage.cli(&format!("SREM {} {}", keys.topic_partitions(topic), of(1).0));
     stage.cli(&format!("SADD {} stream:of:nobody", keys.topic_partitions(topic)));
 
-    // 1 and 4 have no body any more, and 21 neither: they are told, and cannot be handled.
+    // 1, 4 and 21 have no body any more: they are reported, and cannot be handled.
     let lost = [1, 4];
     (0..12).filter(|number| !lost.contains(number)).chain([20]).chain(30..35).chain(40..45).collect()
 }

@@ -5,7 +5,7 @@ use millstream_core::event::Event as Happened;
 use millstream_testkit::chaos::Client;
 use millstream_testkit::history::{Event, History};
 
-/// Notes what a living consumer tells.
+/// Records the events of a live consumer.
 pub(crate) struct EventRecorder {
     pub(crate) name: String,
     pub(crate) client: Client,

@@ -23,7 +23,7 @@ pub(crate) struct Site {
     pub(crate) scenario: Arc<Scenario>,
     pub(crate) topic: Topic<u64>,
     pub(crate) history: History,
-    /// Is told who was killed by a message.
+    /// Receives the names of processes that were killed by a message.
     pub(crate) deaths: mpsc::UnboundedSender<String>,
 }
 
@@ -105,7 +105,7 @@ async fn live(
     }
 }
 
-/// A consumer needs the server to start; whoever starts it tries again.
+/// Starts a consumer. This needs the server, so it is tried again.
 async fn start(site: &Site, name: &str, member: &str, group: usize, client: &Client) -> Worker {
     loop {
         match Worker::start(site, name, member, group, client).await {

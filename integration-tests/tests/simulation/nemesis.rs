@@ -45,7 +45,7 @@ impl Nemesis {
         self.wait_until(begin + self.site.scenario.length).await;
     }
 
-    /// Waits, and restarts whoever is killed by a message meanwhile.
+    /// Waits, and restarts processes that are killed by a message meanwhile.
     pub(crate) async fn wait_until(&mut self, at: Instant) {
         loop {
             tokio::select! {

@@ -1,4 +1,4 @@
-//! Senders: each sends one message after the other, and notes what it is told.
+//! Senders: each sends one message after the other, and records the results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,7 @@ pub(crate) async fn run(
     producer.close().await;
 }
 
-/// A producer needs the server to start; whoever starts it tries again.
+/// Builds a producer. This needs the server, so it is tried again.
 async fn build(backend: &Backend, topic: &Topic<u64>) -> Producer<u64> {
     loop {
         let builder = ProducerBuilder::new(backend.clone(), topic.clone(), Arc::new(Ignore));

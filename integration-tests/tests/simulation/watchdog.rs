@@ -1,4 +1,4 @@
-//! The watchdog: a run that hangs without the clock going on is told with its seed, and ends the process.
+//! The watchdog: reports a run that hangs while the clock stands still, with its seed, and ends the process.
 
 use std::process;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};

@@ -1,4 +1,4 @@
-//! Replaying dead letters: once each, whoever clicks; and never lost, whoever dies.
+//! Replaying dead letters: once each, with any number of operators; and never lost if one of them dies.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -254,7 +254,7 @@ async fn who_dies_between_sending_and_deleting_leaves_letters_that_are_sent_twic
     let (grave, client) = linked(9).await;
     let letters = through(&client, &grave).await;
     let mut replayer = letters.replayer(&everything(), elsewhere()).await.expect("a replayer");
-    // It sends what it has claimed of the first partition, and is gone before it hears that this was done.
+    // It sends the letters that it has claimed of the first partition, and dies before it receives the reply.
     let slow = Faults::none().latency(Duration::from_millis(100), Duration::from_millis(100));
     client.suffer_in(Role::Log, &slow);
     let step = tokio::time::timeout(Duration::from_secs(5), async {

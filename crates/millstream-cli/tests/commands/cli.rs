@@ -99,7 +99,7 @@ pub(crate) fn bare(args: &[&str]) -> Command {
     for name in ["MILLSTREAM_URL", "MILLSTREAM_NAMESPACE", "MILLSTREAM_CONFIG", "NO_COLOR", "RUST_LOG"] {
         command.env_remove(name);
     }
-    // Whoever runs the tests may have settings of their own.
+    // The user who runs the tests may have a settings file.
     command.env("XDG_CONFIG_HOME", "/nonexistent");
     command
 }

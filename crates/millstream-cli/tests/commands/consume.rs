@@ -20,7 +20,7 @@ async fn numbers(mq: &Millstream, count: u32) {
     }
 }
 
-/// How many the group has not settled: unread, in hand, or waiting for a retry.
+/// Number of messages that the group has not settled: unread, in flight, or waiting for a retry.
 async fn left(mq: &Millstream) -> u64 {
     let stats = mq.stats(&Topic::raw("numbers"), "g").await.expect("stats");
     stats.iter().map(|it| it.lag.expect("known") + it.pending + it.retrying).sum()
@@ -188,7 +188,7 @@ async fn a_signal_lets_a_command_end_and_the_second_one_does_not() {
     let mut consume = Running::new(&cli, &args(&["--exec", &command]));
     eventually("the next one has begun", async || read(&began).lines().count() == 2).await;
     consume.signal(Signal::TERM);
-    // Its partitions are given back only when the command ends, or at the second signal; the first one has to be heard.
+    // Its partitions are released only when the command ends, or at the second signal; the first has to arrive before.
     eventually("it was told", async || {
         consume.signal(Signal::INT);
         consume.is_over()

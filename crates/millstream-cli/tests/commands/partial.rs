@@ -1,4 +1,4 @@
-//! One topic, group or key that is broken: it is named, all others are told, and there is a way out.
+//! One topic, group or key that is broken: it is named, all others are shown, and there is a remedy.
 
 use millstream::Namespace;
 use millstream::layers::core::TopicPartition;

@@ -108,7 +108,7 @@ const ORDERS: Topic<u64> = Topic::new("orders").partitions(4);
 const PAYMENTS: Topic<u64> = Topic::new("payments").partitions(4);
 const MAILS: Topic<u64> = Topic::new("mails").partitions(2);
 
-/// Sends so many a second until it is told to stop.
+/// Sends this number of messages per second until it is stopped.
 async fn send(mq: Millstream, topic: Topic<u64>, per_second: u64, stop: Arc<AtomicBool>) {
     let producer = mq.producer(topic).await.expect("a producer");
     let mut tick = tokio::time::interval(Duration::from_millis(20));

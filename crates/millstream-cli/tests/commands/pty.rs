@@ -67,7 +67,7 @@ impl Pty {
         tcsetwinsize(&ours, size_of((columns, rows))).expect("a size");
         let before = tcgetattr(&theirs).expect("modes");
 
-        // In a session of its own, so that this is its terminal and not the one of whoever runs the tests.
+        // In a session of its own, so that this is its controlling terminal and not that of the test run.
         let mut session = Command::new("setsid");
         session.arg("--ctty").arg(command.get_program()).args(command.get_args());
         for (name, value) in command.get_envs() {
@@ -174,7 +174,7 @@ impl Pty {
 
 impl Drop for Pty {
     fn drop(&mut self) {
-        // After a test that failed; whoever has ended does not mind.
+        // After a failed test. An error means that it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

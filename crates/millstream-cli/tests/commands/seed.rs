@@ -1,4 +1,4 @@
-//! What there is before a command: messages, a group that has some in hand, some that failed.
+//! Data for commands: messages, a group with some in flight, some that failed.
 
 use millstream::{Delivery, Millstream, Outcome, Pulled, Puller, Retention, Topic};
 
@@ -30,7 +30,7 @@ pub(crate) async fn handled(mq: &Millstream, count: u64, rejected: &'static [u64
     consumer.shutdown().await;
 }
 
-/// Somebody in the group `billing` who has all of these in hand: one of each partition is handled, the others wait.
+/// Starts a consumer of the group `billing` that holds all of these: one of each partition is handled, the others wait.
 pub(crate) async fn holding(mq: &Millstream, count: u64) -> Holding {
     let puller = mq.consumer(ORDERS, "billing").pull().await.expect("a consumer");
     let held = vec![puller.next().await.expect("a message"), puller.next().await.expect("a message")];
@@ -45,7 +45,7 @@ pub(crate) async fn holding(mq: &Millstream, count: u64) -> Holding {
     Holding { name, puller, held }
 }
 
-/// A consumer with messages in hand.
+/// A consumer with messages in flight.
 pub(crate) struct Holding {
     /// What others see as the owner.
     pub(crate) name: String,

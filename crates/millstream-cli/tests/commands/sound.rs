@@ -151,7 +151,7 @@ async fn several_are_verified_at_once_and_all_of_them_by_default() {
     assert!(cli.fails(2, "verify --repair").contains("--yes"), "all of it is asked for at once");
     assert_eq!(cli.json("verify --repair --yes")["sound"], true);
 
-    // One that cannot be checked is told, and keeps nothing of the others from being told.
+    // A topic that cannot be checked is reported, and does not prevent reports of the others.
     let ran = cli.run("verify nope orders");
     assert!(ran.code == 1 && ran.stdout.contains("not checked") && ran.stdout.contains("sound"), "{ran:?}");
     assert!(

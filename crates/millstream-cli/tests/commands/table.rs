@@ -1,7 +1,7 @@
 //! What holds for every command, whatever it does: a line of a table for each, on a place where everything is hostile.
 //!
-//! Every command prints JSON if it is asked to; what it prints tells a terminal nothing; what changes something has a dry
-//! run that changes nothing; and what cannot be undone is not done unless it was confirmed.
+//! Every command prints JSON on request; its output has no control sequences; a command that changes something has a
+//! dry run that changes nothing; and a command that cannot be undone does nothing without a confirmation.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -182,7 +182,7 @@ fn every_command_stands_in_the_table() {
     for (path, _, does) in commands() {
         let help = &leaves[path];
         assert!(help.contains("--json") && help.contains("--yes"), "{path}: {help}");
-        // A reset is one unless it is told to be none; a repair looks unless it is told to repair.
+        // A reset is a dry run without `--execute`; a verification repairs nothing without `--repair`.
         let has_dry_run = help.contains("--dry-run") && !["group reset", "verify"].contains(&path);
         assert_eq!(
             has_dry_run,

@@ -31,7 +31,7 @@ async fn running(mq: &Millstream) -> Consumer {
             7..10 => Outcome::dead_letter("no such\u{1b}[31m till"),
             _ => Outcome::Ack,
         };
-        // Whoever waited may have seen enough.
+        // The receiver may be gone.
         let _ = handled.send(());
         async move { outcome }
     };
@@ -186,7 +186,7 @@ async fn a_server_that_goes_away_is_told_and_comes_back() {
     mq.producer(ORDERS).await.expect("a producer").send(&41).await.expect("sent");
     pty.until_line("orders 2 41");
     pty.press("q");
-    // What was told of the background meanwhile did not go onto the screen.
+    // Log messages of background loops did not go to the screen meanwhile.
     assert_eq!(pty.end().0, 0);
 }
 

@@ -1,4 +1,4 @@
-//! The promoter that owns nothing: all partitions, woken early, several at once, a topic that grows.
+//! The promoter without a lease: all partitions, early wake-ups, several at once, a topic that grows.
 
 use std::sync::Arc;
 

@@ -106,7 +106,7 @@ async fn a_promoter_of_a_topic_keeps_its_wait() {
     assert_eq!(backend.schedule.waiting(&place).await.expect("counts").total, 0);
     let (waits, dropped) = (places.waits.load(Ordering::Relaxed), places.dropped.load(Ordering::Relaxed));
     assert_eq!((waits, dropped), (1, 0), "one wait for thirty sleeps");
-    // What comes earlier than all others is heard of on it.
+    // It is notified of a message that is due before all others.
     let early = Scheduling { due: Due::In(MS(100)), ..message(99) };
     backend.schedule.schedule(&[early]).await;
     tokio::time::sleep(MS(110)).await;
@@ -136,7 +136,7 @@ async fn a_drain_has_a_bound_and_a_shutdown_keeps_its_timeout() {
     assert_eq!(worker.drain_within(SECS(20)).await.done, 0);
     assert!(start.elapsed() <= SECS(20 + 25), "{:?}", start.elapsed());
     link.away.store(false, Ordering::Relaxed);
-    // Nothing is answered from now on, and a task is in hand.
+    // From now on the server does not answer, and the worker holds a task.
     let worker = queue.worker().start(|_: Task<u64>| std::future::pending::<()>()).await.expect("starts");
     eventually(|| worker.progress().running == 1, "it runs").await;
     link.cut();

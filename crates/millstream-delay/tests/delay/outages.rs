@@ -1,4 +1,4 @@
-//! The server is away from all workers: nobody's claim is lost over it; and whoever dies is found out all the same.
+//! The server is unreachable for all workers: no claim is lost because of it, and a worker that dies is still replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 const HOLD: Duration = Duration::from_secs(10);
 
-/// Workers with a link each, whose handlers end when they are told to.
+/// Workers with a link each, whose handlers end on request.
 struct Workers {
     backend: Backend,
     links: Vec<Arc<Link>>,

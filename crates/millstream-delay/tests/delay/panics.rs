@@ -187,7 +187,7 @@ async fn a_task_whose_job_panics_comes_back() {
         heard: Continuity::assured(),
     };
     assert_eq!(backend.tasks.claim(&shard, &ask).await.expect("claims").tasks.len(), 1);
-    // Its second claim has a crash: that a handler begins is told first.
+    // Its second claim has a crash: the begin of the handler is reported to the server first.
     link.panic_renewals.store(1, Ordering::Relaxed);
     let worker = queue.worker().hold(SECS(3)).start(async |_: Task<u64>| ()).await.expect("starts");
     eventually(|| worker.report().done == 1, "done").await;

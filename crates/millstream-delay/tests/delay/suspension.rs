@@ -1,4 +1,4 @@
-//! Suspended machines: whoever slept through its claims tells its handlers.
+//! Suspended machines: a worker whose claims expired meanwhile notifies its handlers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

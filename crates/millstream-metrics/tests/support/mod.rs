@@ -37,7 +37,7 @@ pub(crate) fn names(text: &str) -> std::collections::BTreeSet<String> {
     lines.map(name).map(whole).collect()
 }
 
-/// A consumer that is as it is told to be.
+/// A consumer with a health that tests set.
 pub(crate) struct Puppet(pub(crate) Mutex<Health>);
 
 impl Puppet {
@@ -57,7 +57,7 @@ impl Puppet {
         change(&mut self.0.lock().expect("lock"));
     }
 
-    /// Tells an observer of its start.
+    /// Reports its start to an observer.
     pub(crate) fn start(self: &Arc<Self>, observer: &impl Observer) {
         let health: Arc<dyn HealthCheck> = self.clone();
         let Health { group, member, .. } = self.health();
@@ -72,7 +72,7 @@ impl HealthCheck for Puppet {
     }
 }
 
-/// A worker of a delay queue that is as it is told to be.
+/// A worker of a delay queue with a health that tests set.
 pub(crate) struct Hand(pub(crate) Mutex<WorkerHealth>);
 
 impl Hand {
@@ -84,7 +84,7 @@ impl Hand {
         change(&mut self.0.lock().expect("lock"));
     }
 
-    /// Tells an observer of its start.
+    /// Reports its start to an observer.
     pub(crate) fn start(self: &Arc<Self>, observer: &impl Observer) {
         let health: Arc<dyn WorkerCheck> = self.clone();
         let queue = &self.health().queue;

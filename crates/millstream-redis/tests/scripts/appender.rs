@@ -182,7 +182,7 @@ async fn a_server_that_says_nothing_is_given_up_in_time() {
     bench.cmd("CLIENT UNPAUSE").await;
 }
 
-/// After a fail-over the address leads to another server, while the connection would lead to the old one for ever.
+/// After a fail-over the address leads to another server, while the connection would stay with the old one.
 #[tokio::test]
 async fn a_server_that_became_a_replica_is_left() {
     let mut bench = Bench::private(&[]).await;

@@ -248,7 +248,7 @@ async fn a_deleted_group_leaves_nothing_and_takes_nothing_else() {
     let after = everything(&mut bench).await;
     let names = |all: &BTreeMap<String, _>| all.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(&after), names(&before));
-    // A dump of a stream tells its history as well; of all others nothing has changed.
+    // A dump of a stream contains its history as well; the dumps of all other keys are unchanged.
     let logs: Vec<_> = flights.iter().map(|tp| bench.keys.log(&tp).to_string()).collect();
     let changed: Vec<_> = differing(&after, &before).into_iter().filter(|key| !logs.contains(key)).collect();
     assert_eq!(changed, [""; 0]);

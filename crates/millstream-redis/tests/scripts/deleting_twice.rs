@@ -1,4 +1,4 @@
-//! Two who delete the same: whoever is slow takes nothing from what was created since.
+//! Two clients delete the same: the slower one removes nothing that was created since.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -215,7 +215,7 @@ async fn a_group_that_was_caught_up_once_needs_no_counting() {
     bench.cmd(&format!("XTRIM {log} MINID 3200-0")).await;
     let stats = bench.lag_of(&backend).await;
     assert_eq!(stats.lag, Some(700), "what was read is trimmed: {stats:?}");
-    // Another server, as far as anybody can tell: nothing of before is believed.
+    // It looks like another server: no earlier count is used.
     let other = bench.silent().await;
     assert_eq!(bench.lag_of(&other).await.lag, Some(700));
     // What was not read is trimmed: the server's count goes wrong with the next read.

@@ -47,7 +47,7 @@ async fn whatever_the_error_is_it_comes_back_as_it_was_and_is_parked_once() {
     }
 }
 
-/// What a batch is to do is gathered: the second of two is still told that there was nothing to do.
+/// The writes of a batch are collected: the second settlement of one entry is still counted as stale.
 #[tokio::test]
 async fn an_entry_that_a_batch_has_twice_is_parked_once() {
     let mut bench = Bench::new().await;

@@ -276,7 +276,7 @@ async fn proxy(server: u16) -> (u16, watch::Sender<u32>) {
 }
 
 /// The server does not know that the first connection is dead: its XREAD is still blocked there, in front of the
-/// new one's, with a read behind it whose answer nobody would hear.
+/// new one's, with a read behind it whose answer no client would receive.
 #[tokio::test]
 async fn what_a_dead_connection_left_on_the_server_reads_nothing() {
     let server = Server::start(&[]);
@@ -300,7 +300,7 @@ async fn what_a_dead_connection_left_on_the_server_reads_nothing() {
     });
     assert_eq!(ids(&fetched.expect("fetched")), [id]);
 
-    // And a request whose answer is lost ends in time, and is told as such.
+    // And a request whose answer is lost ends in time, with that error.
     freeze.send_modify(|n| *n += 1);
     let started = Instant::now();
     let error = reader.fetch(10, Duration::from_millis(100)).await.expect_err("no answer");

@@ -184,7 +184,7 @@ async fn pages_are_by_id_and_what_cannot_be_read_is_passed_over() {
     }
 }
 
-/// Or whoever looks after it would find it due again and again.
+/// Otherwise the promoters would find it due again and again.
 #[tokio::test]
 async fn what_nobody_can_fire_is_not_due_for_ever() {
     let mut bench = Bench::new().await;

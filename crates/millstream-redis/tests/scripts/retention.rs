@@ -91,7 +91,7 @@ async fn a_stopped_group_keeps_what_it_needs_and_no_more() {
     let log = bench.log();
     assert_eq!(bench.int(&format!("XLEN {log}")).await, 19_600, "all from the oldest that is pending");
 
-    // It comes back, and reads all: first what it had in hand.
+    // It comes back, and reads everything: first its pending entries.
     stopped.lease = grant(&bench.backend, &bench.tp, &stopped.group, "second").await;
     stopped.reader = bench.backend.reader(&stopped.lease).await.expect("a reader");
     let read = stopped.work(&bench, ENTRIES - 400, 0).await;
@@ -174,7 +174,7 @@ async fn large_entries_are_dropped_few_at_a_time() {
     assert!(calls <= 7, "{calls} calls");
 }
 
-/// The lease goes over in the middle of it: what was lost by then was lost for everybody, and is told.
+/// The lease changes hands in the middle of it: entries dropped by then are lost for every group, and reported.
 #[tokio::test]
 async fn what_was_dropped_before_an_error_is_told() {
     let bench = Bench::private(&[]).await;

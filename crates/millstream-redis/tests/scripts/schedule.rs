@@ -1,4 +1,4 @@
-//! Scheduled messages at both kinds of places: kept once, moved once and never early, found by page, taken out, woken for.
+//! Scheduled messages at both kinds of places: kept once, moved once and never early, paged, taken out, announced.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -111,7 +111,7 @@ async fn a_foreign_type_is_told_and_nothing_is_changed() {
     assert_eq!(bench.names(&place).await, ["a"]);
 }
 
-/// Retries and delayed messages are promoted together: what is wrong with the ones is told, and the others come.
+/// Retries and delayed messages are promoted together: errors of one kind are reported, the other kind is delivered.
 #[tokio::test]
 async fn a_foreign_type_on_one_side_does_not_stop_the_other() {
     let mut bench = Bench::new().await;

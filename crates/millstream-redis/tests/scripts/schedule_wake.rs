@@ -1,4 +1,4 @@
-//! Who is told that something is due before all that waited: those who wait, one worker of a shard, the reader.
+//! Notifications of a new earliest due time: to waiting clients, to one worker of a shard, to the reader.
 
 use std::time::{Duration, Instant};
 
@@ -96,7 +96,7 @@ async fn a_reader_is_told_of_a_new_head_once() {
     bench.park(&place, "c", Due::In(Duration::from_secs(50)), OnConflict::Keep).await;
     assert!(fetch(&mut reader, 4).await.woken, "without a wait, too");
 
-    // One that was dropped or is new cannot know what was told to whom.
+    // A reader that is new cannot know which notifications an earlier one received.
     let dropped = tokio::time::timeout(Duration::from_millis(5), async {
         loop {
             reader.fetch(9, LONG).await.expect("fetched");

@@ -1,4 +1,4 @@
-//! seek, and a server that lost its end: readers start over, and are told what nobody did on purpose.
+//! seek, and a server that lost its tail: readers start over, and report a loss that was not requested.
 
 use std::time::Duration;
 
@@ -206,7 +206,7 @@ async fn a_server_that_lost_its_end_is_told_once() {
     }
     assert_eq!(rewound, [(appended[4], appended[1])]);
 
-    // Also if there is nothing else to be told, and without a wait.
+    // Also if there is nothing else to return, and without a wait.
     let batch: Vec<_> = appended.iter().map(|id| (log(*id), Settlement::Ack)).collect();
     bench.settle(&batch).await;
     fetch(&mut reader, 10).await;
@@ -239,7 +239,7 @@ async fn a_group_that_was_created_again_has_not_lost_its_end() {
 /// log.
 #[tokio::test]
 async fn an_id_that_was_given_again_is_found_out_before_anything_is_read() {
-    // A reader whose connection was cut starts over; one that is told to does the same.
+    // A reader starts over after its connection was cut, and on request.
     for (of_retries, told) in [(false, false), (true, false), (false, true), (true, true)] {
         let mut bench = Bench::private(&[]).await;
         let key = if of_retries { bench.retry_log() } else { bench.log() };

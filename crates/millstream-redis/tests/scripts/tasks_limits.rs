@@ -254,7 +254,7 @@ async fn after_a_restart_nobody_elses_wait_is_ended() {
     let wait = Duration::from_millis(100);
     assert!(!bench.tasks().wait(&shard(), wait).await.expect("not called"), "it is kept");
     bench.cmd("CONFIG RESETSTAT").await;
-    // The server is another one, for all that the connection that ends waits can tell: ids count anew there.
+    // To the connection that ends waits, the server looks like another one: client ids start anew there.
     let list: String = redis::from_redis_value(bench.cmd("CLIENT LIST").await).expect("text");
     let id = |line: &str| line.strip_prefix("id=")?.split(' ').next().map(str::to_owned);
     let ours = list.lines().filter(|line| line.contains("name=millstream:messages ")).filter_map(id);

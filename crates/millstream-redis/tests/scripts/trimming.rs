@@ -153,7 +153,7 @@ impl Case {
         let lost = groups.iter().filter_map(|(name, group)| {
             let unread = gone.iter().filter(|id| **id > group.position).count() as u64;
             let pending = gone.iter().filter(|id| group.pending.contains(id)).count() as u64;
-            // Nobody can be told of a group that is none of ours.
+            // A group whose name is not valid in Millstream cannot be reported.
             let group = name.parse().ok()?;
             (unread + pending > 0).then_some(Lost { group, unread, pending })
         });

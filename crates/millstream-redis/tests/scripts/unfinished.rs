@@ -1,4 +1,4 @@
-//! Deletions and expansions that were stopped half-way: whoever asks again ends them, and nobody undoes them.
+//! Deletions and expansions that were stopped half-way: a repeated request completes them, and no client undoes them.
 
 use millstream_core::audit::{Audit, Check, Fault, Finding, Scope};
 use millstream_core::catalog::{Catalog, Start};
@@ -66,7 +66,7 @@ async fn partitions_are_listed_before_anything_is_made_there() {
     assert_eq!(bench.int(&format!("EXISTS {log}")).await, 0);
 }
 
-/// The mark comes first: who asks in the middle hears it, and `verify` does not bring back what was wanted gone.
+/// The mark is set first: requests in the middle return it, and `verify` does not restore what is being deleted.
 #[tokio::test]
 async fn a_group_whose_deletion_was_stopped_is_not_repaired() {
     let mut bench = Bench::private(&[]).await;

@@ -93,7 +93,7 @@ async fn a_group_that_is_deleted_stays_so_and_its_consumers_end() {
     }
 }
 
-/// Whoever waits for the end of the program hears of it there.
+/// Running the consumer to its end returns the error.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_is_run_ends_with_the_error() {
     let bench = bench();
@@ -137,7 +137,7 @@ async fn what_was_lost_with_the_data_is_restored() {
     }
 }
 
-/// It was deleted long ago, and somebody made it again: nobody is told of the first time.
+/// The topic was deleted long ago and created again: the deletion is not reported any more.
 #[tokio::test(start_paused = true)]
 async fn a_topic_that_is_made_anew_is_consumed() {
     let bench = bench();
@@ -157,7 +157,7 @@ async fn wide(bench: &Bench) -> TopicSpec {
     bench.backend.catalog.create_topic(&spec).await.expect("created")
 }
 
-/// Whoever worked on the one before is told so, however soon another one has its name, and does not make that one grow.
+/// Clients of the previous topic receive the deletion, however soon a new one has its name, and do not expand it.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_has_no_part_in_a_topic_that_is_created_in_the_place_of_its_own() {
     for mode in MODES {

@@ -47,7 +47,7 @@ async fn all_members_hold_at_once_and_go_on_at_once() {
         pause(&bench, true).await;
         let both = |state| {
             let (one, two) = (&one, &two);
-            // Each hears of it within a fraction of a second.
+            // Each receives it within a fraction of a second.
             eventually(
                 move || [one, two].iter().all(|it| it.health().state == state),
                 move || format!("{state:?}"),

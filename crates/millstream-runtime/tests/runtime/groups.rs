@@ -151,7 +151,7 @@ async fn a_topic_that_grows_is_consumed_whole() {
     eventually(|| group.count() as u64 >= sent, || format!("{sent}, of {}", group.count())).await;
     group.assert_once_in_order(sent);
 
-    // A fail-over to a replica that has not heard of it: it grows again, and all is owned again.
+    // A fail-over to a replica without the expansion: the topic grows again, and every partition has an owner again.
     group.memory.operator().restore(&before);
     tokio::time::sleep(10 * SECOND).await;
     group.balanced(&[5, 5]).await;

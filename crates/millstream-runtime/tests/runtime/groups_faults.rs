@@ -189,7 +189,7 @@ async fn after_an_outage_nobody_is_accused() {
         tokio::time::sleep(SECOND).await;
         let owners = group.history.owners();
         group.history.moves();
-        // As if the server had been away for longer than any ttl: all are heard of again at about the same time.
+        // As after an outage that is longer than any ttl: the heartbeats of all arrive again at about the same time.
         for instance in [&a, &b] {
             instance.link.members_fail.store(true, Ordering::Relaxed);
             instance.link.lose_renewals.store(usize::MAX, Ordering::Relaxed);

@@ -37,7 +37,7 @@ fn a_consumer_whose_runtime_is_dropped_renews_nothing_any_more() {
     assert!(held(), "it was renewed");
     drop(doomed);
     let dropped = std::time::Instant::now();
-    // The lease and the membership were told at different times: either may be the last to end.
+    // The lease and the membership were renewed at different times: either may be the last to expire.
     let member =
         || outside.block_on(backend.members.roster(&orders, &group)).expect("a roster").living().count() > 0;
     while held() || member() {
@@ -89,7 +89,7 @@ async fn handlers_that_block_every_thread_do_not_cost_the_lease() {
     consumer.shutdown().await;
 }
 
-/// Looks at the leases from outside until told to stop: how often, and which partitions were held with which epoch.
+/// Reads the leases from outside until it is stopped: how often, and which partitions were held with which epoch.
 fn watch(backend: &Backend, watching: &AtomicBool) -> (usize, std::collections::BTreeSet<(u32, u64)>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let (mut looks, mut epochs) = (0, std::collections::BTreeSet::new());

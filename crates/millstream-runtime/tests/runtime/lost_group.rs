@@ -9,8 +9,8 @@ use millstream_core::{ErrorKind, Outcome, Start};
 use millstream_runtime::{Concurrency, ConsumerBuilder, Delivery, RetryOrder, Sharing};
 use tokio::sync::Semaphore;
 
-/// Handles ten messages whose fourth fails the first time it is handled, after the group was destroyed. All that is
-/// read is in hand by then, so that the reader cannot be the one who notices. Gives back the calls of the handler.
+/// Handles ten messages whose fourth fails the first time it is handled, after the group was destroyed. All
+/// messages are in flight by then, so that the reader cannot detect it. Returns the calls of the handler.
 async fn destroyed_under(
     bench: &Bench,
     settings: impl FnOnce(ConsumerBuilder<u64>) -> ConsumerBuilder<u64>,

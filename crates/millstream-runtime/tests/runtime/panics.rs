@@ -112,7 +112,7 @@ fn outcome(value: u64, attempt: u32) -> Outcome {
     }
 }
 
-/// Told of everything, beside an observer that panics at everything.
+/// An observer that records every event, beside one that panics at every event.
 fn observer(told: &Told) -> Arc<dyn Observer> {
     Arc::new((|_: &Event<'_>| panic!("no observation"), told.clone()))
 }

@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// What a handler saw: when, of which value, as which attempt, with which last error and history.
 type Saw = (Duration, u64, u32, Option<String>, String);
 
-/// Remembers what it sees, and says what it is told to.
+/// Records its calls, and returns scripted outcomes.
 #[derive(Clone)]
 struct HandlerLog(Arc<Mutex<Vec<Saw>>>, Instant);
 

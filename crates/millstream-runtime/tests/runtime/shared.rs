@@ -44,7 +44,7 @@ async fn what_a_dead_one_had_is_handled_by_others_within_a_ttl() {
         team.send(0..3).await;
         team.begun("a", 2).await;
         let mut others = join_all(["b", "c", "d", "e"].map(|name| team.join(name, quick, few))).await;
-        // Three in hand, two of them in handlers; and somewhere between two renewals.
+        // Three in flight, two of them in handlers; at some time between two renewals.
         tokio::time::sleep(4 * SECOND + MS(seed * 700)).await;
         assert_eq!(team.by(), ["a".to_owned()].into(), "the living are left alone");
         a.die();
@@ -168,7 +168,7 @@ async fn a_message_that_kills_is_given_up_and_its_neighbours_are_handled() {
     for n in 0..4 {
         mates.push((format!("{n}"), team.join(&format!("{n}"), dies, few).await));
     }
-    // Whoever begins with it dies of it, and is replaced.
+    // Each instance that begins it dies, and is replaced.
     while team.told.lines("Crashed {") == 0 {
         let victims: BTreeSet<String> =
             team.calls().iter().filter(|call| call.number == POISON).map(|call| call.by.clone()).collect();

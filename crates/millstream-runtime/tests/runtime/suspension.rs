@@ -1,4 +1,4 @@
-//! Suspended machines: whoever slept through its lease begins nothing, and tells its handlers.
+//! Suspended machines: a consumer whose lease expired meanwhile begins nothing, and notifies its handlers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -86,7 +86,7 @@ impl Leases for Mute {
     }
 }
 
-/// A consumer whose handler of message 0 ends when it is told that it is too late.
+/// A consumer whose handler of message 0 ends when it is cancelled.
 async fn started(bench: &Bench, backend: Backend, sharing: Sharing) -> Consumer {
     produce(bench, 2).await;
     let consumer = ConsumerBuilder::new(backend, NUMBERS, "g", Arc::new(bench.told.clone()));

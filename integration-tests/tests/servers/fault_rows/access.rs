@@ -35,7 +35,7 @@ async fn a_server_that_loads_its_data_is_waited_for() {
         server.restart();
         server
     });
-    // What a loop tells is how its trouble began, and that was a broken connection: so this asks itself.
+    // A loop reports the first error of a failure, here a broken connection: so this queries the server directly.
     let ask = || {
         // While it loads it answers between a thousand commands, which takes a while each.
         let timeout = MS(5_000);
@@ -55,7 +55,7 @@ async fn a_server_that_loads_its_data_is_waited_for() {
     drop(server);
 }
 
-/// 62: memory is full and the server drops what it likes. That is told as what it is for, and what comes after is handled.
+/// 62: memory is full and the server evicts keys. The effects are reported, and later messages are handled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_evicts_is_survived() {
     let server = Server::start();
@@ -88,8 +88,8 @@ async fn a_server_that_evicts_is_survived() {
     pair.lives_on_but(&before).await;
 }
 
-/// 67: a password is changed under open connections, and they are closed. Senders are told; when the old one is good again all
-/// goes on.
+/// 67: a password is changed under open connections, and they are closed. Senders receive errors; when the old password
+/// is valid again, everything continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_password_that_was_changed_is_told_and_tried_again() {
     let server = Server::start();

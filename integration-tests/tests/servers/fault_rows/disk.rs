@@ -209,7 +209,7 @@ async fn a_file_that_lost_its_end_loses_the_newest_and_repeats_what_was_settled(
     pair.lives_on_but(&lost).await;
 }
 
-/// 54: without a file everything is gone. That is told, and what comes after is handled.
+/// 54: without a file everything is gone. That is reported, and later messages are handled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_a_file_forgets_and_that_is_told() {
     let mut server = Server::start();

@@ -121,8 +121,8 @@ async fn a_slow_link_full_of_messages_loses_no_lease() {
     pair.lives_on().await;
 }
 
-/// 76: one member is cut off without a word and works on. Its handlers are told before anybody else begins, and a store that
-/// looks at epochs takes nothing from it afterwards.
+/// 76: one member is cut off silently and continues to work. Its handlers are notified before another member begins, and
+/// a store that compares epochs accepts nothing from it afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handlers_behind_a_dead_link_are_told_before_the_next_owner_begins() {
     let server = Server::start();
@@ -132,7 +132,7 @@ async fn handlers_behind_a_dead_link_are_told_before_the_next_owner_begins() {
     let cut = crew.start_at(&proxy.url());
     let other = crew.start();
     crew.settled().await;
-    // Those that are handed out for the first time work until they are told; the next owner's are done at once.
+    // On the first delivery a handler works until it is notified; on the next owner's it ends at once.
     let jobs: Vec<Job> = (0..16).map(|number| Job { hold: [true, false], ..Job::new(number) }).collect();
     crew.send(&jobs).await;
     crew.until("all are begun", MS(30_000), |crew| crew.starts.len() == jobs.len()).await;

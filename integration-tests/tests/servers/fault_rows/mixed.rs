@@ -74,7 +74,7 @@ impl Older {
         [of_group("lease"), of_group("fence"), format!("stream:topic:{tag}"), of_group("held")]
     }
 
-    /// One round: says that it lives, takes and gives back what it is told to, renews, reads, and settles.
+    /// One round: sends a heartbeat, acquires and releases partitions by the assignment, renews, reads, and settles.
     async fn round(&mut self) {
         let should = self.beat().await;
         for (partition, token) in std::mem::take(&mut self.owned) {
@@ -137,7 +137,8 @@ impl Older {
     }
 }
 
-/// An older member joins, works, and dies beside two of this version: each message is one's, and nobody waits for it for ever.
+/// An older member joins, works, and dies beside two of this version: each message has one owner, and no member waits
+/// for the older one permanently.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_member_works_beside_newer_ones_and_is_replaced_when_it_dies() {
     let server = Server::start();
@@ -193,7 +194,7 @@ async fn an_older_member_works_beside_newer_ones_and_is_replaced_when_it_dies() 
         &format!("older member: {} by it, {} by newer ones", older.settled.len(), by_newer.len()),
     );
 
-    // It dies without a word, with something in hand.
+    // It dies without leaving the group, with messages in flight.
     let mut theirs = Vec::new();
     for (partition, _) in older.owned.clone() {
         let [_, _, log, _] = Older::keys(partition);

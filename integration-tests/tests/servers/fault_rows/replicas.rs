@@ -85,7 +85,7 @@ async fn a_promoted_replica_lacks_the_newest_and_repeats_what_it_did_not_hear_of
         again += 1;
         assert!(last.at > promoted, "{number} came again before: {calls:?}");
         assert!(calls.len() == 2 && last.epoch >= first.epoch, "{number}: {calls:?}");
-        // It was in hand, or settled, in the end that the replica did not have.
+        // It was in flight, or settled, in the tail that the replica did not have.
         assert!(first.at + MS(3_000) > cut, "{number} was settled long before the cut: {calls:?}");
     }
     let never = pair.missing().len();
@@ -95,7 +95,7 @@ async fn a_promoted_replica_lacks_the_newest_and_repeats_what_it_did_not_hear_of
     pair.lives_on_but(&lost).await;
 }
 
-/// 80: a primary that its replica does not hear takes no writes, where that is asked of it. Senders are told, consumers wait.
+/// 80: a primary that its replica does not reach takes no writes, if configured so. Senders get errors, consumers wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_without_its_replica_takes_no_writes_and_that_is_said() {
     let servers = Replicated::new().await;

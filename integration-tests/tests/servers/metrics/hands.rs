@@ -1,4 +1,4 @@
-//! What is in the hands of consumers, and what waits while nobody is there.
+//! Messages in flight at consumers, and messages that wait while no consumer runs.
 
 use millstream::{Concurrency, Sharing};
 
@@ -21,7 +21,7 @@ impl Gate {
         Self { begun: none(), open: none(), asked: Arc::default() }
     }
 
-    /// True for whoever asks first.
+    /// True for the first caller.
     pub(super) fn once(&self) -> bool {
         !self.asked.swap(true, Ordering::SeqCst)
     }

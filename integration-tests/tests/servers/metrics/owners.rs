@@ -57,7 +57,7 @@ async fn leases_that_run_out_are_counted() {
             ],
         )
         .await;
-    // Nobody can hear of it.
+    // No client can learn of it.
     redis.pause();
     let ready = |scrape: &Scrape| scrape.sum("millstream_consumer_ready", BILLING);
     scene.until("it is not ready", |scrape| ready(scrape) == Some(0.0)).await;

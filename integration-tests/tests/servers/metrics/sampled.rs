@@ -72,7 +72,7 @@ async fn troubles_are_counted() {
         };
         assert_eq!(found.sum(name, &labels), Some(f64::from(*count)), "{operation} {kind}");
     }
-    // What the sampler itself met is told to its observer alone.
+    // Errors of the sampler itself are reported to its observer alone.
     let ours = |name: &str, kinds: fn(&str) -> bool| {
         let sum: u32 = told.iter().filter(|((_, kind), _)| kinds(kind)).map(|(_, count)| count).sum();
         let sampled = found.sum(name, &[("operation", "sample")]).unwrap_or_default();

@@ -23,7 +23,7 @@ pub struct Link {
     pub no_renewals: AtomicBool,
     /// Settlements that keep a dead task fail, for good.
     pub no_dead: AtomicBool,
-    /// Calls are not heard.
+    /// Calls are not received.
     pub deaf: AtomicBool,
     /// So many replies of claims are lost.
     pub lose_claims: AtomicUsize,

@@ -168,7 +168,7 @@ impl Group {
         eventually(|| self.history.sizes() == sizes, what).await;
     }
 
-    /// Sends numbers under 50 keys, one per millisecond, until told to stop; gives back how many.
+    /// Sends numbers under 50 keys, one per millisecond, until it is stopped; returns how many.
     pub async fn load(&self) -> Load {
         let observer = Arc::new(Told::default());
         let producer = ProducerBuilder::new(self.backend.clone(), self.topic.clone(), observer).await;

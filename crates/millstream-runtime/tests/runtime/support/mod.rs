@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 pub const MS: fn(u64) -> Duration = Duration::from_millis;
 
-/// A log that fails as it is told to, and counts its requests.
+/// A log with scripted failures, which counts its requests.
 pub struct Scripted {
     inner: Arc<dyn Log>,
     pub appends: Mutex<Vec<usize>>,
@@ -209,7 +209,7 @@ fn one_less(count: &Mutex<usize>) -> bool {
     some
 }
 
-/// Everything that was told, as one line each.
+/// All events, one line each.
 #[derive(Clone, Default)]
 pub struct Told(Arc<Mutex<Vec<String>>>);
 

@@ -26,7 +26,7 @@ pub struct Call {
     pub attempt: u32,
     pub deliveries: u32,
     pub began: Instant,
-    /// How it ended: not at all if its instance died first; and whether it was told that it came too late.
+    /// Its end, and whether it was cancelled by then; `None` if its instance died first.
     pub ended: Option<(Instant, bool)>,
 }
 
@@ -45,7 +45,7 @@ pub struct Mate {
 }
 
 impl Mate {
-    /// From now on it does nothing, and nobody hears of it.
+    /// From now on it does nothing, and reaches no other client.
     pub fn die(&self) {
         self.dead.store(true, Ordering::Relaxed);
         self.link.cut();
@@ -59,7 +59,7 @@ impl Mate {
 /// What a handler does with a number: how long it takes, and what it says.
 pub type Does = fn(&Delivery<u64>) -> (Duration, Outcome);
 
-/// Two messages at once, and hardly more in hand.
+/// Two messages at once, and a prefetch of three.
 pub fn few(builder: ConsumerBuilder<u64>) -> ConsumerBuilder<u64> {
     builder.sharing(Sharing::Shared).concurrency(Concurrency::Unordered(2)).prefetch(3).lease_ttl(TTL)
 }
