@@ -92,7 +92,7 @@ impl<T> Delivery<T> {
         self.about.attempt
     }
 
-    /// Returns how often this entry was read from the server, including this time. 1 means that it was never read before.
+    /// Returns how often this entry was read from the server, including this time. 1 means that it is the first time.
     /// More than 1 means that it may have been handled: an owner died or lost its partition while it held the message.
     /// But an owner may also have released it before it began, or may have read it again after a lost reply.
     pub fn deliveries(&self) -> u32 {

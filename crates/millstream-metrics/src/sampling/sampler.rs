@@ -76,7 +76,8 @@ impl SamplerConfig {
 /// Reads the state of topics, groups and delay queues from the server, once per interval.
 ///
 /// A round costs three requests. A topic of `p` partitions costs `2p + 2` more; each of its groups costs one for
-/// its members and those of [`Catalog::stats`](millstream_core::Catalog::stats). A delay queue costs one, and one per shard.
+/// its members and those of [`Catalog::stats`](millstream_core::Catalog::stats). A delay queue costs one, and one per
+/// shard.
 /// [`Catalog::pins`](millstream_core::Catalog::pins) is called once a minute. At most eight requests run at once, and a
 /// round does not begin before the previous one has ended.
 ///

@@ -11,8 +11,8 @@ use integration_tests::server::Server;
 use super::MS;
 use crate::crash_scenes::BINS;
 
-/// All leases, claims and heartbeats seem to have expired at once. At most the messages in flight are handled again, and
-/// no message is given up: no process has died.
+/// All leases, claims and heartbeats seem to have expired at once. At most the messages in flight are handled again,
+/// and no message is given up: no process has died.
 async fn an_hour_ahead(kind: Kind) {
     let clock = Clock::new();
     let [(preload, library), (file, path)] = clock.env();

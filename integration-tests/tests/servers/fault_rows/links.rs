@@ -121,8 +121,8 @@ async fn a_slow_link_full_of_messages_loses_no_lease() {
     pair.lives_on().await;
 }
 
-/// 76: one member is cut off silently and continues to work. Its handlers are notified before another member begins, and
-/// a store that compares epochs accepts nothing from it afterwards.
+/// 76: one member is cut off silently and continues to work. Its handlers are notified before another member begins,
+/// and a store that compares epochs accepts nothing from it afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn handlers_behind_a_dead_link_are_told_before_the_next_owner_begins() {
     let server = Server::start();
