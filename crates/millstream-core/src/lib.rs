@@ -5,6 +5,7 @@ pub mod error;
 pub mod id;
 pub mod keys;
 pub mod name;
+mod partition;
 pub mod topic;
 
 mod message;
@@ -20,6 +21,7 @@ pub mod backend;
 mod observe;
 pub mod panics;
 pub mod upkeep;
+mod user_code;
 
 pub use decisions::{assignment, continuity, pages, suspension};
 pub use message::{codec, envelope, history, trace, wire};

@@ -5,154 +5,20 @@
 //! value, and the caller uses the fallback that the [kind of code](UserCode) documents. This has no effect in a program
 //! that is built with `panic = "abort"`.
 
-use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
 use crate::codec::Codec;
-use crate::dead_letters::Reason;
 use crate::error::{BoxError, Error, ErrorKind, Result};
 use crate::event::{Event, Observer};
+use crate::message::dead_letter::Reason;
 use crate::policy::{DeadLetterPolicy, Decision, Exponential, Failure, RetryPolicy, Verdict};
 
-/// Kind of user code, with the fallback for its panics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum UserCode {
-    /// A handler: the attempt has failed.
-    Handler,
-    /// A retry policy: the default policy ([`Exponential`]) decides on this failure.
-    RetryPolicy,
-    /// A dead-letter policy: the message is kept.
-    DeadLetterPolicy,
-    /// The `Display`, `source` or `Drop` of an error: a fixed text replaces it.
-    ErrorText,
-    /// A codec: a message that is read is undecodable, a message that is sent fails with an error.
-    Codec,
-    /// A partitioner: the send fails with an error.
-    Partitioner,
-    /// An assignor: the default one decides.
-    Assignor,
-    /// An observer: it misses the event.
-    Observer,
-    /// Upkeep of a partition: its loop fails, and retries after a pause.
-    Upkeep,
-    /// A health check: it is left out.
-    HealthCheck,
-}
-
-impl UserCode {
-    /// All variants.
-    pub const ALL: [Self; 10] = [
-        Self::Handler,
-        Self::RetryPolicy,
-        Self::DeadLetterPolicy,
-        Self::ErrorText,
-        Self::Codec,
-        Self::Partitioner,
-        Self::Assignor,
-        Self::Observer,
-        Self::Upkeep,
-        Self::HealthCheck,
-    ];
-
-    /// Returns the word for it in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Handler => "handler",
-            Self::RetryPolicy => "retry_policy",
-            Self::DeadLetterPolicy => "dead_letter_policy",
-            Self::ErrorText => "error_text",
-            Self::Codec => "codec",
-            Self::Partitioner => "partitioner",
-            Self::Assignor => "assignor",
-            Self::Observer => "observer",
-            Self::Upkeep => "upkeep",
-            Self::HealthCheck => "health_check",
-        }
-    }
-
-    const fn noun(self) -> &'static str {
-        match self {
-            Self::Handler => "handler",
-            Self::RetryPolicy => "retry policy",
-            Self::DeadLetterPolicy => "dead-letter policy",
-            Self::ErrorText => "error's text",
-            Self::Codec => "codec",
-            Self::Partitioner => "partitioner",
-            Self::Assignor => "assignor",
-            Self::Observer => "observer",
-            Self::Upkeep => "upkeep",
-            Self::HealthCheck => "health check",
-        }
-    }
-}
-
-/// Panic of user code, as an error.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the {} panicked: {text}", .code.noun())]
-pub struct Panicked {
-    /// The code that panicked.
-    pub code: UserCode,
-    /// Message of the panic.
-    pub text: String,
-}
-
-impl Panicked {
-    /// Creates the error for a panic with this payload.
-    #[must_use]
-    pub fn new(code: UserCode, payload: Box<dyn Any + Send>) -> Self {
-        Self { code, text: text_of(payload) }
-    }
-
-    /// Returns the event for it.
-    #[must_use]
-    pub fn event(&self) -> Event<'_> {
-        Event::Panicked { code: self.code, text: &self.text }
-    }
-
-    /// Returns the panic if the error, or its direct source, is one.
-    #[must_use]
-    pub fn within<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Self> {
-        error.downcast_ref().or_else(|| error.downcast_ref::<Error>()?.source()?.downcast_ref())
-    }
-
-    /// Continues the panic, with its message as payload. The panic hook is not called again.
-    pub(crate) fn resume(self) -> ! {
-        resume_unwind(Box::new(self.text))
-    }
-}
-
-/// Returns the message of a panic.
-#[must_use]
-pub fn text_of(payload: Box<dyn Any + Send>) -> String {
-    let payload = match payload.downcast::<String>() {
-        Ok(text) => return *text,
-        Err(payload) => payload,
-    };
-    match payload.downcast::<&'static str>() {
-        Ok(text) => (*text).to_owned(),
-        Err(payload) => {
-            // A value of an unknown type, whose own `Drop` may panic: leaked, since nothing would catch that panic.
-            std::mem::forget(payload);
-            "no message".to_owned()
-        }
-    }
-}
-
-/// Calls user code, and returns its result.
-///
-/// # Errors
-/// The panic, if it panicked.
-pub fn catch<T>(code: UserCode, call: impl FnOnce() -> T) -> Result<T, Panicked> {
-    catch_unwind(AssertUnwindSafe(call)).map_err(|payload| Panicked::new(code, payload))
-}
+pub use crate::user_code::{Panicked, UserCode, catch, text_of};
 
 /// Drops a value that may contain a user's error, whose `Drop` may panic.
 pub fn discard<T>(value: T, observer: &dyn Observer) {

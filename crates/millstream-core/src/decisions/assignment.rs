@@ -2,9 +2,70 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
 
-use crate::members::{Assignment, Member};
-use crate::topic::Partition;
+use crate::continuity::Continuity;
+use crate::name::MemberId;
+use crate::topic::{Partition, TopicSpec};
+
+/// Instance of a consumer, as its group sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Member {
+    /// Name of the member. Two instances that run at the same time must not share one.
+    pub id: MemberId,
+    /// Id of one start of the instance: distinguishes a restart from a second instance of the same name. 1 to 128 bytes
+    /// without spaces.
+    pub incarnation: String,
+    /// Time for which it counts as alive after a heartbeat.
+    pub ttl: Duration,
+    /// Largest number of partitions that it wants; `None` for no limit.
+    pub max_partitions: Option<u32>,
+    /// Partitions that it always wants while it is alive: a set, read back in the order of numbers.
+    pub pinned: Vec<Partition>,
+    /// [Generation](crate::TopicSpec::generation) of the topic name that it works on; `None` for the one that exists. Not
+    /// visible to other members.
+    pub generation: Option<u64>,
+    /// Continuity of the member's connection: without it the member drops no other member. Not visible to other members.
+    pub heard: Continuity,
+}
+
+impl Member {
+    /// Creates a member without preferences.
+    #[must_use]
+    pub fn new(id: MemberId, incarnation: impl Into<String>, ttl: Duration) -> Self {
+        let (max_partitions, pinned, heard) = (None, Vec::new(), Continuity::new(ttl));
+        Self { id, incarnation: incarnation.into(), ttl, max_partitions, pinned, generation: None, heard }
+    }
+
+    /// Returns the same member, with at most this many partitions.
+    #[must_use]
+    pub fn at_most(self, partitions: u32) -> Self {
+        Self { max_partitions: Some(partitions), ..self }
+    }
+
+    /// Returns the same member, bound to this topic: it does not join one that is created in its place.
+    #[must_use]
+    pub fn of(self, topic: &TopicSpec) -> Self {
+        Self { generation: Some(topic.generation), ..self }
+    }
+
+    /// Returns the same member with this continuity.
+    #[must_use]
+    pub fn hearing(self, heard: Continuity) -> Self {
+        Self { heard, ..self }
+    }
+
+    /// Returns the same member, which always wants these partitions.
+    #[must_use]
+    pub fn pinned_to(self, partitions: impl IntoIterator<Item = Partition>) -> Self {
+        Self { pinned: partitions.into_iter().collect(), ..self }
+    }
+}
+
+/// Partitions that each member should own. A member without partitions has an entry too. Each list is a set: it is read
+/// back in the order of numbers.
+pub type Assignment = BTreeMap<MemberId, Vec<Partition>>;
 
 /// Decides which member should own which partition.
 ///
@@ -106,8 +167,6 @@ fn shares(partitions: usize, members: &[Member], pinned: &[usize], wanted: &[usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::MemberId;
-    use std::time::Duration;
 
     fn member(id: &str) -> Member {
         Member::new(MemberId::new(id).expect("name"), "i", Duration::from_secs(10))

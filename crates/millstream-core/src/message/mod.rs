@@ -1,7 +1,10 @@
-//! The message: envelope, its wire form, the codec of the payload, attempt history and trace context.
+//! The message: envelope, its wire form, receipts and dead letters, the codec of the payload, attempt history and trace
+//! context.
 
 pub mod codec;
+pub(crate) mod dead_letter;
 pub mod envelope;
 pub mod history;
+pub(crate) mod receipt;
 pub mod trace;
 pub mod wire;

@@ -12,12 +12,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
 
-use crate::dead_letters::{DeadLetter, Reason};
 use crate::envelope::{Envelope, Headers, Limits};
 use crate::error::ErrorKind;
 use crate::history::History;
 use crate::id::MessageId;
-use crate::log::{Receipt, Source};
+use crate::message::dead_letter::{DeadLetter, Reason};
+use crate::message::receipt::{Receipt, Source};
 
 /// Fields of an entry in their order, as the server stores them. Names may repeat and need not be text.
 pub type Fields = Vec<Field>;

@@ -10,9 +10,9 @@ use crate::health::{HealthCheck, LoopsCheck, WorkerCheck};
 use crate::id::MessageId;
 use crate::log::{Settled, Source};
 use crate::name::{GroupName, MemberId, QueueName, TopicName};
-use crate::panics::{UserCode, catch};
 use crate::schedule::{Place, ScheduleId, Shard};
 use crate::topic::TopicPartition;
+use crate::user_code::{Panicked, UserCode, catch};
 
 /// Result of handling a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -496,6 +496,14 @@ pub enum Event<'a> {
         /// The partition, if the loop works for one.
         topic_partition: Option<&'a TopicPartition>,
     },
+}
+
+impl Panicked {
+    /// Returns the event for it.
+    #[must_use]
+    pub fn event(&self) -> Event<'_> {
+        Event::Panicked { code: self.code, text: &self.text }
+    }
 }
 
 /// Receives every event, on the thread that emits it: count it and return.

@@ -1,128 +1,17 @@
 //! The dead-letters role: messages that will not be retried, and their replay.
 
-use std::borrow::Cow;
-use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::envelope::{Envelope, Limits};
 use crate::error::{Error, ErrorKind, Result};
-use crate::history::History;
 use crate::id::MessageId;
 use crate::inspect::{Page, Range};
 use crate::name::GroupName;
 use crate::topic::TopicPartition;
-use crate::wire::{self, Field, Fields, Malformed};
+use crate::wire::{self, Field, Fields};
 
-/// Reason why a message was given up.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The retry policy allowed no further attempt.
-    Exhausted,
-    /// The handler rejected the message.
-    Rejected,
-    /// The codec could not read the payload.
-    Undecodable,
-    /// The entry is not a message: no payload, a duplicate field, or over a limit.
-    Malformed,
-    /// Processes died while they handled it, as often as the consumer allows.
-    Crashed,
-    /// The body of a parked message was gone when it became due; only its id is left.
-    Orphan,
-    /// A reason that this version does not know.
-    Other(Cow<'static, str>),
-}
-
-impl Reason {
-    /// Returns the word in the entry, in metrics and in the CLI.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        match self {
-            Self::Exhausted => "exhausted",
-            Self::Rejected => "rejected",
-            Self::Undecodable => "undecodable",
-            Self::Malformed => "malformed",
-            Self::Crashed => "crashed",
-            Self::Orphan => "orphan",
-            Self::Other(word) => word,
-        }
-    }
-
-    /// Parses the word.
-    #[must_use]
-    pub fn parse(word: &str) -> Self {
-        [Self::Exhausted, Self::Rejected, Self::Undecodable, Self::Malformed, Self::Crashed, Self::Orphan]
-            .into_iter()
-            .find(|reason| reason.as_str() == word)
-            .unwrap_or_else(|| Self::Other(Cow::Owned(word.to_owned())))
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// Message that a group gave up, with its place of origin and its original entry.
-#[derive(Clone, Debug)]
-pub struct DeadLetter {
-    /// Id of the dead letter; its first part is the time of death, by the server's clock.
-    pub id: MessageId,
-    /// The reason.
-    pub reason: Reason,
-    /// Number of attempts that were made.
-    pub attempts: u32,
-    /// Error of the last attempt; empty if none was made.
-    pub error: String,
-    /// Id of the message in its partition's log.
-    pub origin: MessageId,
-    /// The partition it came from and goes back to.
-    pub topic_partition: TopicPartition,
-    /// The group that gave it up.
-    pub group: GroupName,
-    /// Failures of all attempts, as far as they are kept.
-    pub history: History,
-    /// The original entry, byte for byte.
-    pub body: Fields,
-}
-
-impl DeadLetter {
-    /// Reads a dead letter of `group` in `topic_partition` from its entry.
-    ///
-    /// An entry that another program put there is returned too, with an empty reason and itself as the body.
-    #[must_use]
-    pub fn from_entry(
-        id: MessageId,
-        topic_partition: TopicPartition,
-        group: GroupName,
-        fields: &[Field],
-    ) -> Self {
-        let (lead, body) = wire::split_dead(fields);
-        let text = |name| wire::text(lead, name);
-        Self {
-            id,
-            reason: wire::reason(lead),
-            attempts: text(wire::ATTEMPTS).and_then(|n| n.parse().ok()).unwrap_or(0),
-            error: text(wire::ERROR).unwrap_or_default(),
-            origin: text(wire::ORIGIN).and_then(|id| id.parse().ok()).unwrap_or(id),
-            topic_partition,
-            group,
-            history: wire::history(lead),
-            body: body.to_vec(),
-        }
-    }
-
-    /// Decodes the message.
-    ///
-    /// # Errors
-    /// The reason why the body is not a message.
-    pub fn envelope(&self, limits: &Limits) -> Result<Envelope, Malformed> {
-        wire::decode_body(&self.body, limits)
-    }
-}
+pub use crate::message::dead_letter::{DeadLetter, Reason};
 
 /// Time for which a letter that was [put back](DeadLetters::put) is remembered, counted from the last one: 7 days.
 pub const IMPORT_MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
@@ -314,39 +203,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_reads_back_and_an_unknown_one_is_kept() {
-        for reason in ["exhausted", "rejected", "undecodable", "malformed", "orphan", "from-the-future"] {
-            assert_eq!(Reason::parse(reason).as_str(), reason);
-        }
-        assert_eq!(Reason::parse("exhausted"), Reason::Exhausted);
-    }
-
-    #[test]
     fn who_claims_has_a_name() {
         let named = |by: &str| Claim { by: by.into(), hold: Duration::ZERO, left_too: false };
         for bad in ["", "-", "a b", "a\n", &"x".repeat(129)] {
             assert_eq!(named(bad).check().expect_err(bad).kind(), ErrorKind::InvalidConfig);
         }
         assert_eq!(named("cli-1f").check().expect("a name"), "cli-1f");
-    }
-
-    #[test]
-    fn an_entry_reads_back() {
-        let letter = DeadLetter {
-            id: MessageId::new(9, 0),
-            reason: Reason::Rejected,
-            attempts: 3,
-            error: "no such flight".into(),
-            origin: MessageId::new(5, 1),
-            topic_partition: TopicPartition::new("flights".parse().expect("name"), 2),
-            group: "crew".parse().expect("name"),
-            history: History::parse("5 1 no gate\n9 3 no such flight"),
-            body: wire::encode(&Envelope::new("x")),
-        };
-        let fields = wire::dead_letter(&letter, &letter.body);
-        let back =
-            DeadLetter::from_entry(letter.id, letter.topic_partition.clone(), letter.group.clone(), &fields);
-        assert_eq!(format!("{back:?}"), format!("{letter:?}"));
-        assert_eq!(back.envelope(&Limits::default()).expect("a message"), Envelope::new("x"));
     }
 }

@@ -12,66 +12,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::continuity::{Continuity, UNNAMED};
+use crate::continuity::UNNAMED;
 use crate::error::Result;
 use crate::id::MessageId;
 use crate::name::{GroupName, MemberId, TopicName};
-use crate::topic::{Partition, TopicSpec};
+use crate::topic::Partition;
 
-/// Instance of a consumer, as its group sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Member {
-    /// Name of the member. Two instances that run at the same time must not share one.
-    pub id: MemberId,
-    /// Id of one start of the instance: distinguishes a restart from a second instance of the same name. 1 to 128 bytes
-    /// without spaces.
-    pub incarnation: String,
-    /// Time for which it counts as alive after a heartbeat.
-    pub ttl: Duration,
-    /// Largest number of partitions that it wants; `None` for no limit.
-    pub max_partitions: Option<u32>,
-    /// Partitions that it always wants while it is alive: a set, read back in the order of numbers.
-    pub pinned: Vec<Partition>,
-    /// [Generation](crate::TopicSpec::generation) of the topic name that it works on; `None` for the one that exists. Not
-    /// visible to other members.
-    pub generation: Option<u64>,
-    /// Continuity of the member's connection: without it the member drops no other member. Not visible to other members.
-    pub heard: Continuity,
-}
-
-impl Member {
-    /// Creates a member without preferences.
-    #[must_use]
-    pub fn new(id: MemberId, incarnation: impl Into<String>, ttl: Duration) -> Self {
-        let (max_partitions, pinned, heard) = (None, Vec::new(), Continuity::new(ttl));
-        Self { id, incarnation: incarnation.into(), ttl, max_partitions, pinned, generation: None, heard }
-    }
-
-    /// Returns the same member, with at most this many partitions.
-    #[must_use]
-    pub fn at_most(self, partitions: u32) -> Self {
-        Self { max_partitions: Some(partitions), ..self }
-    }
-
-    /// Returns the same member, bound to this topic: it does not join one that is created in its place.
-    #[must_use]
-    pub fn of(self, topic: &TopicSpec) -> Self {
-        Self { generation: Some(topic.generation), ..self }
-    }
-
-    /// Returns the same member with this continuity.
-    #[must_use]
-    pub fn hearing(self, heard: Continuity) -> Self {
-        Self { heard, ..self }
-    }
-
-    /// Returns the same member, which always wants these partitions.
-    #[must_use]
-    pub fn pinned_to(self, partitions: impl IntoIterator<Item = Partition>) -> Self {
-        Self { pinned: partitions.into_iter().collect(), ..self }
-    }
-}
+pub use crate::assignment::{Assignment, Member};
 
 /// Version of a membership. It grows with every change; a backend decides by how much.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,10 +28,6 @@ pub struct Version(pub u64);
 /// one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub MessageId);
-
-/// Partitions that each member should own. A member without partitions has an entry too. Each list is a set: it is read
-/// back in the order of numbers.
-pub type Assignment = BTreeMap<MemberId, Vec<Partition>>;
 
 /// Answer to a heartbeat: everything that a member has to know, in a size that does not grow with the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,10 +46,11 @@ pub struct HeartbeatReply {
     /// Whether the whole group is [paused](crate::Catalog::set_paused).
     pub paused: bool,
     /// Time from now until the next heartbeat that may drop a member: until the first member's ttl passes, unless that
-    /// member sends a heartbeat before; if one has passed already, until the sender [judges](Continuity::judges).
+    /// member sends a heartbeat before; if one has passed already, until the sender
+    /// [judges](crate::Continuity::judges).
     pub next_expiry: Duration,
-    /// Identity of the server that answered, for [`Continuity::advance`]: another one after a restart or fail-over. `-`
-    /// if the server does not give one.
+    /// Identity of the server that answered, for [`Continuity::advance`](crate::Continuity::advance): another one after a
+    /// restart or fail-over. `-` if the server does not give one.
     pub server: String,
     /// Time of the answer by the server's clock: milliseconds since 1970.
     pub now: u64,
@@ -149,8 +93,8 @@ impl GroupMembers {
         self.members.iter().filter(|member| !self.is_overdue(member))
     }
 
-    /// Whether a member's ttl has passed: it is dropped once some member [judges](Continuity::judges), unless it sends a
-    /// heartbeat before.
+    /// Whether a member's ttl has passed: it is dropped once some member [judges](crate::Continuity::judges), unless it
+    /// sends a heartbeat before.
     #[must_use]
     pub fn is_overdue(&self, member: &Member) -> bool {
         self.heard.get(&member.id).is_some_and(|ago| *ago >= member.ttl)
@@ -162,7 +106,7 @@ impl GroupMembers {
 pub trait Members: Send + Sync {
     /// Records a heartbeat of `member`, and returns the state of the group.
     ///
-    /// The same call drops members whose ttl has passed, if the sender [judges](Continuity::judges) by its
+    /// The same call drops members whose ttl has passed, if the sender [judges](crate::Continuity::judges) by its
     /// [`Member::heard`]: after an outage of the server nobody is dropped before all have had a ttl to come back.
     ///
     /// With `joining`, an instance joins the group, and takes the id over from any instance that has it. Without
