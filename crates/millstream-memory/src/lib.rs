@@ -3,6 +3,8 @@
 mod backend;
 mod boot_clock;
 mod clock;
+mod letter_claims;
+mod membership;
 mod shard;
 mod state;
 mod stream;

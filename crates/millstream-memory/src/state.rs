@@ -16,8 +16,8 @@ use millstream_core::{
 use tokio::sync::Notify;
 
 use crate::clock::Now;
-use crate::roles::dead_letters::QueueUnderTest;
-use crate::roles::members::Membership;
+use crate::letter_claims::LetterClaims;
+use crate::membership::Membership;
 use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
 use crate::timetable::Timetable;
@@ -80,7 +80,7 @@ pub(crate) struct Group {
     /// Entries in the form of `wire::dead_letter`.
     pub(crate) dead: Stream,
     /// Claims and imports of the dead letters.
-    pub(crate) desk: QueueUnderTest,
+    pub(crate) letter_claims: LetterClaims,
 }
 
 /// Parked retries: one item per origin, so that a message is parked only once.

@@ -1,7 +1,5 @@
 //! The dead-letters role in memory.
 
-use std::collections::BTreeMap;
-
 use async_trait::async_trait;
 use millstream_core::dead_letters::{
     Claim, DeadLetterAction, DeadLetters, IMPORT_MEMORY, MAX_HOLD, check_body,
@@ -12,40 +10,10 @@ use millstream_core::{DeadLetter, GroupName, History, MessageId, Result, TopicPa
 
 use crate::MemoryBackend;
 use crate::clock::Now;
+use crate::letter_claims::{Claimed, LetterClaims};
 use crate::roles::inspect::page;
 use crate::state::Group;
 use crate::stream::bytes;
-
-/// Claims of a group's dead letters, and the letters that were put back.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct QueueUnderTest {
-    claims: BTreeMap<MessageId, Claimed>,
-    /// New ids of letters that were put back, by their old ids; all expire at the same time.
-    imports: BTreeMap<MessageId, MessageId>,
-    imports_until: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Claimed {
-    /// Milliseconds since 1970.
-    until: u64,
-    /// Name of the claim; `None` for a letter that was left for later.
-    by: Option<String>,
-}
-
-impl QueueUnderTest {
-    /// Returns the name of an unexpired claim; `Some(None)` for a letter that was left for later.
-    fn holder(&self, id: MessageId, now: u64) -> Option<Option<&str>> {
-        self.claims.get(&id).filter(|it| it.until > now).map(|it| it.by.as_deref())
-    }
-
-    fn forget(&mut self, now: u64) {
-        self.claims.retain(|_, claimed| claimed.until > now);
-        if self.imports_until <= now {
-            self.imports.clear();
-        }
-    }
-}
 
 #[async_trait]
 impl DeadLetters for MemoryBackend {
@@ -79,21 +47,22 @@ impl DeadLetters for MemoryBackend {
         let by = claim.check()?;
         let mut state = self.lock();
         let now = self.now();
-        let Some(Group { dead, desk, .. }) = state.group(topic_partition, group) else {
+        let Some(Group { dead, letter_claims, .. }) = state.group(topic_partition, group) else {
             return Ok(Vec::new());
         };
-        let free = |id: &MessageId, desk: &QueueUnderTest| match desk.holder(*id, now.millis()) {
-            None => true,
-            Some(Some(holder)) => holder == by,
-            Some(None) => claim.left_too,
-        };
+        let free =
+            |id: &MessageId, letter_claims: &LetterClaims| match letter_claims.holder(*id, now.millis()) {
+                None => true,
+                Some(Some(holder)) => holder == by,
+                Some(None) => claim.left_too,
+            };
         let until = now.plus(claim.hold.min(MAX_HOLD)).millis().max(now.millis() + 1);
-        desk.forget(now.millis());
-        desk.claims.retain(|id, _| dead.get(*id).is_some());
+        letter_claims.forget(now.millis());
+        letter_claims.claims.retain(|id, _| dead.get(*id).is_some());
         let mut claimed = Vec::new();
         for id in ids {
-            if dead.get(*id).is_some() && free(id, desk) {
-                desk.claims.insert(*id, Claimed { until, by: Some(by.to_owned()) });
+            if dead.get(*id).is_some() && free(id, letter_claims) {
+                letter_claims.claims.insert(*id, Claimed { until, by: Some(by.to_owned()) });
                 claimed.push(*id);
             }
         }
@@ -127,11 +96,11 @@ impl DeadLetters for MemoryBackend {
         letters.iter().try_for_each(|letter| check_body(&letter.body))?;
         let mut state = self.lock();
         let now = self.now();
-        let Group { dead, desk, .. } = state.partition(topic_partition).group(group);
-        desk.forget(now.millis());
-        desk.imports_until = now.plus(IMPORT_MEMORY).millis();
+        let Group { dead, letter_claims, .. } = state.partition(topic_partition).group(group);
+        letter_claims.forget(now.millis());
+        letter_claims.imports_until = now.plus(IMPORT_MEMORY).millis();
         let put = letters.iter().map(|letter| {
-            let known = !again && desk.imports.contains_key(&letter.id);
+            let known = !again && letter_claims.imports.contains_key(&letter.id);
             if known || dead.get(letter.id).is_some() {
                 return None;
             }
@@ -141,7 +110,7 @@ impl DeadLetters for MemoryBackend {
                 ..letter.clone()
             };
             let id = dead.append(now.millis(), wire::dead_letter(&here, &here.body));
-            desk.imports.insert(letter.id, id);
+            letter_claims.imports.insert(letter.id, id);
             Some(id)
         });
         Ok(put.collect())
@@ -161,8 +130,8 @@ impl DeadLetters for MemoryBackend {
 
 /// Applies an action to one letter. Returns false if it no longer exists, or is claimed by another caller.
 fn settle(of_group: &mut Group, id: MessageId, deed: &DeadLetterAction, by: Option<&str>, now: Now) -> bool {
-    let Group { dead, retry, desk, .. } = of_group;
-    let may = match desk.holder(id, now.millis()) {
+    let Group { dead, retry, letter_claims, .. } = of_group;
+    let may = match letter_claims.holder(id, now.millis()) {
         None => true,
         Some(Some(holder)) => by == Some(holder),
         // A caller with a claim has lost it here: another one has claimed the letter since, and left it for later.
@@ -171,7 +140,7 @@ fn settle(of_group: &mut Group, id: MessageId, deed: &DeadLetterAction, by: Opti
     if !may {
         return false;
     }
-    let before = desk.claims.remove(&id);
+    let before = letter_claims.claims.remove(&id);
     match deed {
         DeadLetterAction::Replay | DeadLetterAction::ReplayAs(_) => {
             let Some(fields) = dead.remove(id) else { return false };
@@ -190,7 +159,7 @@ fn settle(of_group: &mut Group, id: MessageId, deed: &DeadLetterAction, by: Opti
             let mine = before.is_some_and(|before| before.by.is_some() && before.by.as_deref() == by);
             if mine && !left.is_zero() {
                 let until = now.plus((*left).min(MAX_HOLD)).millis().max(now.millis() + 1);
-                desk.claims.insert(id, Claimed { until, by: None });
+                letter_claims.claims.insert(id, Claimed { until, by: None });
             }
             mine
         }
