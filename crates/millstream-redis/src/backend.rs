@@ -14,11 +14,11 @@ use redis::Pipeline;
 use crate::config::RedisConfig;
 use crate::conn::bulk::Bulk;
 use crate::conn::connection::{Dial, Kept, Line, Pooled, Shared};
+use crate::conn::reply;
 use crate::conn::waiters::Waiters;
 use crate::durability::{self, Risk};
-use crate::roles::catalog::lag_cache::Memory;
-use crate::scripts::reply;
 use crate::scripts::script::Scripts;
+use crate::snapshots::lag_cache::LagCache;
 
 /// Consumer name of every read by an owner. The lease says who owns a partition, not the name. So there are no dead
 /// consumers to remove, and the next owner sees the whole pending list at once.
@@ -60,7 +60,7 @@ pub(crate) struct Inner {
     /// Connections for pages of bodies, which may take long to arrive.
     pub(crate) bulk: Bulk,
     /// Cache of counted lags.
-    pub(crate) counted: Memory,
+    pub(crate) counted: LagCache,
     /// Connections for waits on single keys.
     pub(crate) waiters: Waiters,
 }
@@ -84,7 +84,7 @@ impl RedisBackend {
             pool: Pooled::new(&config)?,
             bulk: Bulk::new(dial.clone(), config.pool_size, config.connect_timeout + config.response_timeout),
             waiters: Waiters::new(dial.clone(), messages),
-            counted: Memory::default(),
+            counted: LagCache::default(),
             dial,
             config,
         };

@@ -7,12 +7,23 @@ use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::name::Namespace;
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
-use crate::durability::Durability;
-
 /// Shortest and longest timeout allowed. The longest is far above any sensible one, and no sum of timeouts overflows
 /// with it.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(24 * 3_600);
+
+/// Reaction to a server that may lose messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The settings are not read.
+    Ignore,
+    /// Every [`Risk`](crate::Risk) is logged as a warning when connecting.
+    #[default]
+    Warn,
+    /// Connecting fails with [`ErrorKind::InvalidConfig`], which lists every risk. It fails as well if the settings
+    /// cannot be read.
+    Require,
+}
 
 /// Configuration of the connection to a Redis or Valkey server.
 ///

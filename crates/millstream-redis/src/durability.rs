@@ -5,21 +5,9 @@ use std::fmt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use redis::Pipeline;
 
+use crate::config::Durability;
 use crate::conn::connection::Line;
-use crate::scripts::reply;
-
-/// Reaction to a server that may lose messages.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// The settings are not read.
-    Ignore,
-    /// Every [`Risk`] is logged as a warning when connecting.
-    #[default]
-    Warn,
-    /// Connecting fails with [`ErrorKind::InvalidConfig`], which lists every risk. It fails as well if the settings
-    /// cannot be read.
-    Require,
-}
+use crate::conn::reply;
 
 /// A setting of the server with which messages can be lost.
 #[derive(Clone, Debug, PartialEq, Eq)]

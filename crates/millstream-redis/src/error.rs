@@ -1,6 +1,7 @@
 //! Translates errors of the client into errors of Millstream. No other module does so.
 
 use millstream_core::error::{Error, ErrorKind};
+use millstream_core::leases::Lease;
 use redis::{RedisError, ServerError};
 
 /// Progress of a request when it failed.
@@ -107,6 +108,11 @@ fn by_code(code: &str, detail: &str) -> ErrorKind {
     } else {
         ErrorKind::Protocol
     }
+}
+
+/// Replaces an error of the kind [`ErrorKind::Fenced`] by the lease's own error; returns any other unchanged.
+pub(crate) fn fenced(error: Error, lease: &Lease) -> Error {
+    if error.kind() == ErrorKind::Fenced { lease.fenced() } else { error }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod usage;
 
 mod conn;
 mod scripts;
+mod snapshots;
 mod stored;
 
 mod entries;
@@ -19,5 +20,5 @@ mod queue;
 mod roles;
 
 pub use backend::RedisBackend;
-pub use config::RedisConfig;
-pub use durability::{Durability, Risk};
+pub use config::{Durability, RedisConfig};
+pub use durability::Risk;

@@ -11,9 +11,9 @@ use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::conn::connection::Line;
+use crate::conn::reply;
 use crate::durability;
 use crate::error::answered;
-use crate::scripts::reply;
 
 /// Number of round trips that are measured.
 const TRIPS: usize = 5;

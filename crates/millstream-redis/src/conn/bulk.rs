@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::conn::connection::{Dial, Line, is_demoted};
 use crate::conn::request::Request;
 use crate::conn::socket::Socket;
-use crate::scripts::wrong_type;
+use crate::conn::wrong_type;
 
 /// A few connections, opened on demand.
 pub(crate) struct Bulk {

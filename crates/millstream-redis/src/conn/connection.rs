@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use crate::config::RedisConfig;
 use crate::conn::control_thread::ControlThread;
 use crate::conn::socket::Socket;
+use crate::conn::wrong_type;
 use crate::error::{Phase, translate, unexpected};
-use crate::scripts::wrong_type;
 
 /// Connection that takes pipelines. The answer has one value per command; a server error is returned as a value.
 pub(crate) trait Line: Sync {

@@ -7,9 +7,9 @@ use millstream_core::id::MessageId;
 use millstream_core::wire::{self, Fields};
 use redis::Value;
 
+use crate::conn::reply::{self, RawEntry};
 use crate::conn::resp::{Head, Step, step};
 use crate::error::unexpected;
-use crate::scripts::reply::{self, RawEntry};
 
 /// Maximum depth of nested arrays that become values, since they are parsed recursively.
 const MAX_DEPTH: usize = 32;

@@ -13,7 +13,7 @@ use redis::{Pipeline, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::conn::connection::{Dial, Shared, complete, send_within};
-use crate::scripts::reply;
+use crate::conn::reply;
 
 /// Maximum number of idle connections that are kept.
 const MAX_IDLE: usize = 64;

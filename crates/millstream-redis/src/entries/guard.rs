@@ -19,12 +19,11 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, Inner};
 use crate::conn::cursor::Cursor;
+use crate::conn::reply::{self, RawEntry};
 use crate::conn::request::{Digits, Request};
 use crate::conn::resp::Head;
 use crate::conn::socket::Socket;
-use crate::error::unexpected;
-use crate::roles::leases::fenced;
-use crate::scripts::reply::{self, RawEntry};
+use crate::error::{fenced, unexpected};
 use crate::stored::note;
 
 /// Connection of one reader that watches the fence of its lease.

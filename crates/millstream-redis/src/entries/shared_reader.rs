@@ -17,14 +17,14 @@ use millstream_core::topic::Partition;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::Inner;
+use crate::conn::reply::{self, RawEntry};
 use crate::conn::request::Request;
 use crate::conn::resp::Head;
 use crate::conn::socket::Socket;
+use crate::conn::wrong_type;
 use crate::entries::guard::{add_weight, weight};
 use crate::entries::plan::{Plan, StreamsRead};
 use crate::error::unexpected;
-use crate::scripts::reply::{self, RawEntry};
-use crate::scripts::wrong_type;
 use crate::stored::note;
 use millstream_core::pages::PageSizer;
 

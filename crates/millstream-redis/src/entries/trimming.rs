@@ -8,9 +8,8 @@ use millstream_core::topic::Retention;
 use redis::Value;
 
 use crate::backend::RedisBackend;
-use crate::error::unexpected;
-use crate::roles::leases::fenced;
-use crate::scripts::reply;
+use crate::conn::reply;
+use crate::error::{fenced, unexpected};
 use crate::scripts::script;
 
 /// Maximum number of entries that one call of the script drops; it stops earlier where they are large.

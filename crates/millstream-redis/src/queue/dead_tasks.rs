@@ -11,8 +11,8 @@ use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::conn::connection::Line;
-use crate::roles::schedule::known;
-use crate::scripts::reply;
+use crate::conn::reply;
+use crate::queue::scheduling::known;
 use crate::scripts::script;
 use crate::stored::item;
 

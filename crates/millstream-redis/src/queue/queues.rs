@@ -8,7 +8,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::conn::connection::Line;
-use crate::scripts::reply;
+use crate::conn::reply;
 
 /// Fields of a queue's meta hash.
 const META: [&str; 2] = ["shards", "format"];

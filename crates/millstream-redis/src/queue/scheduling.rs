@@ -5,14 +5,14 @@ use std::fmt::Write;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
-use millstream_core::schedule::{Due, OnConflict, Place, Placed, Scheduling};
+use millstream_core::schedule::{Due, OnConflict, Place, Placed, ScheduleId, Scheduling};
 use redis::Value;
 
 use crate::backend::Inner;
+use crate::conn::reply;
 use crate::error::unexpected;
-pub(crate) use crate::roles::log::due;
-use crate::scripts::reply;
 use crate::scripts::script::Call;
+use crate::scripts::times::due;
 use crate::stored::item;
 
 /// Maximum number of messages of one script call, and its approximate maximum of bytes (1 MiB), since the server does
@@ -95,6 +95,11 @@ impl Portion<'_> {
         }
         call
     }
+}
+
+/// Parses an id; `None` if it cannot be one of ours.
+pub(crate) fn known(id: &[u8]) -> Option<ScheduleId> {
+    std::str::from_utf8(id).ok().and_then(|id| ScheduleId::new(id).ok())
 }
 
 /// Formats due times and conflict policies for the script: `count due conflict` for each run of messages that have the

@@ -18,10 +18,10 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, RedisBackend};
 use crate::conn::connection::Line;
+use crate::conn::reply;
 use crate::error::unexpected;
 use crate::queue::scheduling::{claims, states, word};
 use crate::roles::inspect::is_no_group;
-use crate::scripts::reply;
 use crate::scripts::script;
 use crate::stored::note;
 use catalog::is_number;

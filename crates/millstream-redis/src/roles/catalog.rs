@@ -4,7 +4,6 @@ mod count_range;
 mod deleting;
 mod groups;
 mod lag;
-pub(crate) mod lag_cache;
 mod retention_pins;
 mod settings;
 mod snapshot;
@@ -22,7 +21,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::Line;
-use crate::scripts::reply;
+use crate::conn::reply;
 use crate::scripts::script;
 use count_range::{Walk, above};
 pub(crate) use groups::gone;

@@ -15,7 +15,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::Line;
-use crate::scripts::reply;
+use crate::conn::reply;
 use crate::scripts::script;
 use crate::scripts::script::Call;
 

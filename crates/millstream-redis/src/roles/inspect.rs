@@ -21,8 +21,8 @@ use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
+use crate::conn::reply;
 use crate::error::unexpected;
-use crate::scripts::reply;
 use crate::scripts::script;
 use crate::server;
 use crate::stored::item;

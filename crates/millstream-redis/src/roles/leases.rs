@@ -11,14 +11,9 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::Line;
-use crate::error::unexpected;
-use crate::scripts::reply;
+use crate::conn::reply;
+use crate::error::{fenced, unexpected};
 use crate::scripts::script;
-
-/// Replaces an error of the kind [`ErrorKind::Fenced`] by the lease's own error; returns any other unchanged.
-pub(crate) fn fenced(error: Error, lease: &Lease) -> Error {
-    if error.kind() == ErrorKind::Fenced { lease.fenced() } else { error }
-}
 
 impl Inner {
     /// Returns the keys of a resource's lease and fence.

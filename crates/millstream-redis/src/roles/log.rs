@@ -1,7 +1,5 @@
 //! The log role: appends in pipelines, settlements in scripts.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -12,21 +10,21 @@ use millstream_core::log::{
     Append, Appender, Log, Measured, Reader, Receipt, Settled, Settlement, Source, Trimmed,
 };
 use millstream_core::name::{GroupName, MemberId};
-use millstream_core::schedule::Due;
 use millstream_core::topic::{Retention, TopicPartition};
 use millstream_core::wire;
 use redis::{Cmd, Pipeline, Value};
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
+use crate::conn::reply;
 use crate::conn::request::Digits;
 use crate::entries::appender::StreamAppender;
 use crate::entries::reader::StreamReader;
+use crate::error::fenced;
 use crate::roles::catalog::position;
-use crate::roles::leases::fenced;
-use crate::scripts::reply;
 use crate::scripts::script;
 use crate::scripts::script::Call;
+use crate::scripts::times::due;
 use crate::stored::note;
 
 /// Maximum number of entries of one pipeline of appends, and its approximate maximum of bytes (4 MiB): the answer must
@@ -345,20 +343,6 @@ fn append_chunk(batch: &[Append]) -> &[Append] {
     &batch[..fits.count()]
 }
 
-/// Formats a due time for scripts: `+` and microseconds from now, rounded up, or a time in milliseconds.
-pub(crate) fn due(due: Due) -> String {
-    match due {
-        Due::In(delay) => format!("+{}", delay.min(Due::FAR).as_nanos().div_ceil(1_000)),
-        // Lua counts exactly up to 2^53 only; the script's own limit is lower.
-        Due::At(at) => at.min(1 << 52).to_string(),
-    }
-}
-
-/// Returns milliseconds, rounded up so that nothing is early, and at most 2^52, since Lua counts exactly up to 2^53.
-pub(crate) fn ceil_ms(after: Duration) -> u64 {
-    u64::try_from(after.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(1 << 52)
-}
-
 /// Sum of the results of the calls for a batch.
 #[derive(Default)]
 struct Totals {
@@ -406,23 +390,6 @@ impl Totals {
 mod tests {
     use super::*;
     use bytes::Bytes;
-
-    #[test]
-    fn after_is_rounded_up_and_never_overflows() {
-        assert_eq!(ceil_ms(Duration::ZERO), 0);
-        assert_eq!(ceil_ms(Duration::from_nanos(1)), 1);
-        assert_eq!(ceil_ms(Duration::from_millis(5)), 5);
-        assert_eq!(ceil_ms(Duration::MAX), 1 << 52);
-    }
-
-    #[test]
-    fn due_times_are_told_exactly_and_never_overflow() {
-        assert_eq!(due(Due::NOW), "+0");
-        assert_eq!(due(Due::In(Duration::from_nanos(1))), "+1");
-        assert_eq!(due(Due::In(Duration::MAX)), format!("+{}", Due::FAR.as_micros()));
-        assert_eq!(due(Due::At(1_700_000_000_123)), "1700000000123");
-        assert_eq!(due(Due::At(u64::MAX)), (1u64 << 52).to_string());
-    }
 
     #[test]
     fn a_chunk_is_bounded_by_entries_and_by_bytes() {

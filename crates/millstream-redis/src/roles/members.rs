@@ -16,10 +16,10 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::send_within;
+use crate::conn::reply;
 use crate::error::unexpected;
 use crate::roles::catalog::gone;
 use crate::roles::leases::ttl_ms;
-use crate::scripts::reply;
 use crate::scripts::script;
 use crate::stored::ranges;
 

@@ -11,9 +11,8 @@ use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::queue::scheduling::{claims, conflict, placed, word};
-use crate::roles::schedule::known;
-use crate::scripts::reply;
+use crate::conn::reply;
+use crate::queue::scheduling::{claims, conflict, known, placed, word};
 use crate::scripts::script;
 use crate::stored::item;
 

@@ -18,12 +18,12 @@ use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::error::unexpected;
-use crate::queue::scheduling::{due, exactly, outcomes, pipeline, portions, states, word};
-use crate::roles::leases::fenced;
-use crate::scripts::reply;
+use crate::conn::reply;
+use crate::error::{fenced, unexpected};
+use crate::queue::scheduling::{exactly, known, outcomes, pipeline, portions, states, word};
 use crate::scripts::script;
 use crate::scripts::script::Call;
+use crate::scripts::times::due;
 use crate::stored::item;
 
 /// Maximum number of ids of one call of the scripts `cancel` and `reschedule`, and of messages of one call of
@@ -260,11 +260,6 @@ impl RedisBackend {
         let call = script.call([fence, &delay, &items, &keys.log(tp), &keys.recur(&place), &retries]);
         call.arg(token).arg(limit.min(MAX_PROMOTE))
     }
-}
-
-/// Parses an id; `None` if it cannot be one of ours.
-pub(crate) fn known(id: &[u8]) -> Option<ScheduleId> {
-    std::str::from_utf8(id).ok().and_then(|id| ScheduleId::new(id).ok())
 }
 
 /// Returns the fields of an item; empty if it is gone or invalid.

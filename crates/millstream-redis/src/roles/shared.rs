@@ -15,11 +15,12 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{CONSUMER, RedisBackend};
 use crate::conn::bulk::Weighed;
+use crate::conn::reply;
 use crate::entries::shared_reader::StreamsReader;
-use crate::roles::leases::fenced;
-use crate::roles::log::{Right, ceil_ms};
-use crate::scripts::reply;
+use crate::error::fenced;
+use crate::roles::log::Right;
 use crate::scripts::script;
+use crate::scripts::times::ceil_ms;
 use crate::stored::note;
 use millstream_core::pages::{PAGE_BYTES, PageSizer, STEP_BYTES};
 

@@ -18,12 +18,12 @@ use redis::{Pipeline, Value};
 
 use crate::backend::{Inner, RedisBackend};
 use crate::conn::connection::Line;
+use crate::conn::reply;
 use crate::error::unexpected;
-use crate::queue::scheduling;
-use crate::roles::schedule::known;
-use crate::scripts::reply;
+use crate::queue::scheduling::known;
 use crate::scripts::script;
 use crate::scripts::script::Call;
+use crate::scripts::times;
 use crate::stored::item;
 use crate::stored::task_state::{TaskState, adding, one_line};
 
@@ -106,7 +106,7 @@ fn push_verdict(call: &mut Call<'_>, id: &ScheduleId, token: &str, verdict: &Ver
         Verdict::Retry { due, attempt, error, history } => {
             let (kept, failure) = adding(history, error);
             call.push("retry");
-            call.push(scheduling::due(*due));
+            call.push(times::due(*due));
             call.push(*attempt);
             for text in [one_line(error), kept, failure] {
                 call.push(text);

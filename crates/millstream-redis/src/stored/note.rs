@@ -12,8 +12,8 @@ use millstream_core::schedule::Due;
 use millstream_core::wire;
 use redis::{Pipeline, Value};
 
+use crate::conn::reply;
 use crate::error::unexpected;
-use crate::scripts::reply;
 
 /// Maximum length of the name `by`, in bytes.
 const MAX_BY: usize = 128;

@@ -7,7 +7,7 @@ use redis::{Pipeline, Value};
 
 use crate::backend::Inner;
 use crate::conn::connection::Line;
-use crate::scripts::reply;
+use crate::conn::reply;
 use crate::scripts::script;
 
 /// Maximum number of entries in one step, since the server copies them.

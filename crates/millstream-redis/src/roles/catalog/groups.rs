@@ -11,8 +11,8 @@ use super::Mode;
 use super::deleting::Deletion;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
+use crate::conn::reply;
 use crate::error::unexpected;
-use crate::scripts::reply;
 use crate::scripts::script;
 use crate::scripts::script::Call;
 

@@ -11,9 +11,9 @@ use millstream_core::keys::Key;
 use millstream_core::topic::TopicPartition;
 
 use super::count_range::{Walk, above};
-use super::lag_cache::{Proof, Tally};
-use super::snapshot::{GroupLook, Look};
 use crate::backend::RedisBackend;
+use crate::snapshots::lag_cache::{Proof, Tally};
+use crate::snapshots::look::{GroupLook, Look};
 
 /// Result for one lag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

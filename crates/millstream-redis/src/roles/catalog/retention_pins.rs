@@ -11,10 +11,10 @@ use redis::{Pipeline, Value};
 
 use super::CHUNK;
 use super::count_range::Walk;
-use super::snapshot::Look;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::scripts::reply;
+use crate::conn::reply;
+use crate::snapshots::look::{GroupLook, Look};
 
 impl RedisBackend {
     pub(super) async fn topic_pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
@@ -84,7 +84,7 @@ fn whole(look: &Look, pin: &Pin) -> bool {
 /// Returns the watermark of the second slowest group, at most the end of the log; the end if there is no such group.
 fn next(look: &Look) -> millstream_core::MessageId {
     let end = look.last.unwrap_or_default().next();
-    let mut marks: Vec<_> = look.groups.iter().map(super::snapshot::GroupLook::watermark).collect();
+    let mut marks: Vec<_> = look.groups.iter().map(GroupLook::watermark).collect();
     marks.sort_unstable();
     marks.get(1).copied().unwrap_or(end).min(end)
 }

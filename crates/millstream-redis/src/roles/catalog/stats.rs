@@ -10,10 +10,10 @@ use redis::{Pipeline, Value};
 
 use super::CHUNK;
 use super::lag::{Lag, Trust};
-use super::snapshot::Look;
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
-use crate::scripts::reply;
+use crate::conn::reply;
+use crate::snapshots::look::Look;
 
 /// Number of commands per partition for data other than the log.
 const BESIDE: usize = 4;

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 
-use super::snapshot::{GroupLook, Look};
+use crate::snapshots::look::{GroupLook, Look};
 
 /// Maximum number of cached pairs of log and group.
 const MOST: usize = 10_000;
@@ -16,7 +16,7 @@ const MARKS: usize = 4_096;
 
 /// Cached counts, by log and group.
 #[derive(Default)]
-pub(crate) struct Memory(Mutex<Known>);
+pub(crate) struct LagCache(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
@@ -26,14 +26,14 @@ struct Known {
 
 /// Cached counts of a group on a partition, and the server that they come from.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Remembered {
-    pub(super) server: String,
+pub(crate) struct Remembered {
+    pub(crate) server: String,
     /// Proof that the server's own figure was right.
-    pub(super) proof: Option<Proof>,
+    pub(crate) proof: Option<Proof>,
     /// Tally of the entries that the group has passed.
-    pub(super) passed: Option<Tally>,
+    pub(crate) passed: Option<Tally>,
     /// Tally of the entries that the group has not read.
-    pub(super) unread: Option<Tally>,
+    pub(crate) unread: Option<Tally>,
 }
 
 impl Remembered {
@@ -42,9 +42,9 @@ impl Remembered {
     }
 }
 
-impl Memory {
+impl LagCache {
     /// Returns the cached counts of a group; empty if the server is another one now.
-    pub(super) fn of(&self, log: &Key, group: &str, look: &Look) -> Remembered {
+    pub(crate) fn of(&self, log: &Key, group: &str, look: &Look) -> Remembered {
         let Some(server) = &look.server else { return Remembered::default() };
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let found = known.all.get(&(log.as_str().to_owned(), group.to_owned()));
@@ -54,7 +54,7 @@ impl Memory {
     }
 
     /// Replaces the cached counts of a group. Removes the least recently stored ones if there are too many.
-    pub(super) fn keep(&self, log: &Key, group: &str, remembered: Remembered) {
+    pub(crate) fn keep(&self, log: &Key, group: &str, remembered: Remembered) {
         let key = (log.as_str().to_owned(), group.to_owned());
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if remembered.server.is_empty() || remembered.is_empty() {
@@ -77,7 +77,7 @@ impl Memory {
 /// Proof that the server's figure of the lag was right. It stays right as long as no entry that the group has not read
 /// is deleted or trimmed, since the server counts appended and read entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Proof {
+pub(crate) struct Proof {
     position: MessageId,
     /// First entry that was not read; the next possible id, if there was none.
     unread: MessageId,
@@ -88,7 +88,7 @@ pub(super) struct Proof {
 impl Proof {
     /// Makes a proof from a snapshot whose lag was `exact`. Returns `None` if the server's figure differed, or could
     /// become wrong unnoticed.
-    pub(super) fn of(look: &Look, group: &GroupLook, exact: u64) -> Option<Self> {
+    pub(crate) fn of(look: &Look, group: &GroupLook, exact: u64) -> Option<Self> {
         let removed = look.removed?;
         let right = group.lag == Some(exact) && look.deleted? <= group.position;
         right.then_some(Self {
@@ -100,7 +100,7 @@ impl Proof {
     }
 
     /// Returns whether the server's figure is still right in this snapshot.
-    pub(super) fn holds(&self, look: &Look, group: &GroupLook) -> bool {
+    pub(crate) fn holds(&self, look: &Look, group: &GroupLook) -> bool {
         let (Some(removed), Some(deleted)) = (look.removed, look.deleted) else { return false };
         // The log is the same one, and the group has only moved forward.
         let on = removed >= self.removed
@@ -115,7 +115,7 @@ impl Proof {
 
 /// Count of the entries of a range, from its start to the last mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     /// Id above which the range begins.
     start: MessageId,
     /// Last id of each mark, and the number of entries since the mark before.
@@ -128,25 +128,25 @@ pub(super) struct Tally {
 
 impl Tally {
     /// Returns an empty tally of the range above `start`.
-    pub(super) fn new(look: &Look, start: MessageId, spacing: u64) -> Self {
+    pub(crate) fn new(look: &Look, start: MessageId, spacing: u64) -> Self {
         let appended = look.length + look.removed.unwrap_or(0);
         Self { start, marks: Vec::new(), spacing, appended, removed: look.removed }
     }
 
     /// Returns the number of counted entries.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.marks.iter().map(|(_, entries)| entries).sum()
     }
 
     /// Returns the id from which the count continues.
-    pub(super) fn up_to(&self) -> MessageId {
+    pub(crate) fn up_to(&self) -> MessageId {
         self.marks.last().map_or(self.start, |(up_to, _)| *up_to)
     }
 
     /// Returns the part of the tally that is valid for the range above `start` up to `end` of the log as it is now,
     /// and whether the entries before its first mark have to be counted again: see [`recount`](Self::recount). `None`
     /// if nothing is certain.
-    pub(super) fn fit(mut self, look: &Look, start: MessageId, end: MessageId) -> Option<(Self, bool)> {
+    pub(crate) fn fit(mut self, look: &Look, start: MessageId, end: MessageId) -> Option<(Self, bool)> {
         let appended = look.length + look.removed?;
         let whole = look.removed == self.removed;
         // Trimmed entries are below `start`; entries deleted one by one may be anywhere below the largest such id.
@@ -164,19 +164,19 @@ impl Tally {
     }
 
     /// Returns the range before the first mark: above the first id, up to the second.
-    pub(super) fn first(&self) -> Option<(MessageId, MessageId)> {
+    pub(crate) fn first(&self) -> Option<(MessageId, MessageId)> {
         Some((self.start, self.marks.first()?.0))
     }
 
     /// Replaces the number of entries before the first mark.
-    pub(super) fn recount(&mut self, entries: u64) {
+    pub(crate) fn recount(&mut self, entries: u64) {
         if let Some(first) = self.marks.first_mut() {
             first.1 = entries;
         }
     }
 
     /// Adds entries that were counted up to this id.
-    pub(super) fn add(&mut self, up_to: MessageId, entries: u64) {
+    pub(crate) fn add(&mut self, up_to: MessageId, entries: u64) {
         match self.marks.last_mut() {
             Some(last) if last.1 + entries <= self.spacing => *last = (up_to, last.1 + entries),
             _ => self.marks.push((up_to, entries)),
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_bounded_and_the_servers() {
-        let (memory, group) = (Memory::default(), "g");
+        let (memory, group) = (LagCache::default(), "g");
         let at = |server: &str| Look { server: Some(server.into()), ..look(1, 0) };
         let log = |nth: u32| {
             let topic = "t".parse().expect("name");
