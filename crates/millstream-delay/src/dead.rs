@@ -7,7 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::tasks::DeadTask;
 use millstream_core::{MessageId, Shard};
 
-use crate::queue::Inner;
+use crate::inner::Inner;
 
 /// Number of dead tasks that are read or moved per request.
 const PAGE: usize = 100;

@@ -2,6 +2,7 @@
 
 // Reading order: first the queue and its operations.
 mod dead;
+mod inner;
 mod list;
 mod queue;
 mod schedule;

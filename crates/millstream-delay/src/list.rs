@@ -9,7 +9,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::schedule::{MAX_PAGE, ScheduleId, Scheduled};
 use millstream_core::{Envelope, Place, wire};
 
-use crate::queue::{Inner, time_of};
+use crate::inner::{Inner, time_of};
 
 /// Task that waits.
 #[non_exhaustive]

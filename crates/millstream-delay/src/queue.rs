@@ -2,22 +2,20 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 use millstream_core::codec::{Json, Raw};
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Ignore;
-use millstream_core::panics::{self, Careful, Panicked};
+use millstream_core::panics::Careful;
 use millstream_core::schedule::{Due, ScheduleId};
 use millstream_core::tasks::{MAX_SHARDS, TaskCounts};
-use millstream_core::{
-    Backend, Codec, Envelope, Error, ErrorKind, Limits, Observer, Place, QueueName, QueueSpec, wire,
-};
+use millstream_core::{Backend, Codec, Error, ErrorKind, Limits, Observer, Place, QueueName, QueueSpec};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::dead::DeadTasks;
+use crate::inner::Inner;
 use crate::list::{WaitingTask, page};
 use crate::recurring::{Home, Recur, RecurringEntry, Spread};
 use crate::schedule::{ScheduleTask, ScheduledTask, TaskRecord};
@@ -41,14 +39,6 @@ use crate::worker::WorkerBuilder;
 /// ```
 pub struct DelayQueue<T: 'static> {
     pub(crate) inner: Arc<Inner<T>>,
-}
-
-pub(crate) struct Inner<T: 'static> {
-    pub(crate) backend: Backend,
-    pub(crate) spec: QueueSpec,
-    pub(crate) codec: &'static dyn Codec<T>,
-    pub(crate) limits: Limits,
-    pub(crate) observer: Arc<dyn Observer>,
 }
 
 impl<T: Serialize + DeserializeOwned + 'static> DelayQueue<T> {
@@ -95,7 +85,7 @@ impl<T: 'static> DelayQueue<T> {
     /// the request: a task with an explicit id can be scheduled again, and is not duplicated while the first copy waits
     /// or is being worked on.
     pub fn schedule<'a>(&'a self, payload: &'a T) -> ScheduleTask<'a, T> {
-        ScheduleTask::new(self, TaskRecord::new(payload))
+        ScheduleTask::new(&self.inner, TaskRecord::new(payload))
     }
 
     /// Schedules many tasks in as few requests as possible, and returns one result per task, in the same order. A task
@@ -107,7 +97,7 @@ impl<T: 'static> DelayQueue<T> {
     where
         T: 'a,
     {
-        self.schedule_each(records.into_iter()).await
+        self.inner.schedule_each(records.into_iter()).await
     }
 
     /// Cancels a waiting task. Returns false if no task with this id waits: it was cancelled, is done, or is being
@@ -126,8 +116,8 @@ impl<T: 'static> DelayQueue<T> {
         Ok(false)
     }
 
-    /// Changes the due time of a waiting task: to a [`Duration`] from now, or to a [`SystemTime`]. Returns false in the
-    /// same cases as [`cancel`](Self::cancel).
+    /// Changes the due time of a waiting task: to a [`Duration`](std::time::Duration) from now, or to a
+    /// [`SystemTime`](std::time::SystemTime). Returns false in the same cases as [`cancel`](Self::cancel).
     ///
     /// # Errors
     /// Same as [`cancel`](Self::cancel).
@@ -220,20 +210,16 @@ impl<T: 'static> DelayQueue<T> {
     /// Returns the places where a task with this id may wait: the place of the id itself; and, for an occurrence of a
     /// recurring task (`<its id>@<time>`), the place of the recurring task.
     pub(crate) fn places_of(&self, id: &ScheduleId) -> Vec<Place> {
-        let mut places = vec![self.place_of(id)];
+        let mut places = vec![self.inner.place_of(id)];
         if let Some((of, time)) = id.as_str().rsplit_once('@')
             && !time.is_empty()
             && time.bytes().all(|byte| byte.is_ascii_digit())
             && let Ok(of) = ScheduleId::new(of)
         {
-            places.push(self.place_of(&of));
+            places.push(self.inner.place_of(&of));
         }
         places.dedup();
         places
-    }
-
-    pub(crate) fn place_of(&self, id: &ScheduleId) -> Place {
-        self.inner.spec.shard_of(id).into()
     }
 }
 
@@ -241,25 +227,6 @@ impl<T: Send + 'static> DelayQueue<T> {
     /// Returns a builder for a worker pool of this queue. Any number of pools may run, in any number of processes.
     pub fn worker(&self) -> WorkerBuilder<T> {
         WorkerBuilder::new(self.inner.clone())
-    }
-}
-
-impl<T> Inner<T> {
-    /// Encodes a payload into its wire form.
-    pub(crate) fn encode(&self, payload: &T, envelope: Envelope) -> Result<wire::Fields> {
-        encode(self.codec, &self.limits, payload, envelope).inspect_err(|error| {
-            if let Some(panicked) = Panicked::within(error) {
-                self.observer.observe(&panicked.event());
-            }
-        })
-    }
-
-    /// Decodes a payload from its wire form.
-    pub(crate) fn decode(&self, payload: &Bytes) -> Result<T> {
-        panics::decode(self.codec, payload).map_err(|source| {
-            let (text, _) = panics::error_text(&*source);
-            Error::new(ErrorKind::Decode, format!("cannot decode: {text}")).with_source(source)
-        })
     }
 }
 
@@ -340,22 +307,4 @@ impl<T> fmt::Debug for DelayQueueBuilder<T> {
             .field("shards", &self.shards)
             .finish_non_exhaustive()
     }
-}
-
-/// Encodes a payload and its envelope into the wire form.
-pub(crate) fn encode<T>(
-    codec: &dyn Codec<T>,
-    limits: &Limits,
-    payload: &T,
-    envelope: Envelope,
-) -> Result<wire::Fields> {
-    let payload = panics::encode(codec, payload)?;
-    let envelope = Envelope { payload, ..envelope };
-    envelope.check(limits)?;
-    Ok(wire::encode(&envelope))
-}
-
-/// Converts milliseconds since 1970 to a time.
-pub(crate) fn time_of(millis: u64) -> SystemTime {
-    UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(UNIX_EPOCH)
 }

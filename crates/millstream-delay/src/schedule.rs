@@ -10,7 +10,7 @@ use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling}
 use millstream_core::{Envelope, Error, ErrorKind, Result};
 use uuid::Uuid;
 
-use crate::queue::DelayQueue;
+use crate::inner::Inner;
 
 /// Number of tasks in one request.
 const CHUNK: usize = 200;
@@ -96,12 +96,12 @@ pub struct ScheduledTask {
 /// Request to schedule a task, which starts when it is awaited.
 #[must_use = "nothing is scheduled until this is awaited"]
 pub struct ScheduleTask<'a, T: 'static> {
-    queue: &'a DelayQueue<T>,
+    queue: &'a Inner<T>,
     record: TaskRecord<'a, T>,
 }
 
 impl<'a, T> ScheduleTask<'a, T> {
-    pub(crate) fn new(queue: &'a DelayQueue<T>, record: TaskRecord<'a, T>) -> Self {
+    pub(crate) fn new(queue: &'a Inner<T>, record: TaskRecord<'a, T>) -> Self {
         Self { queue, record }
     }
 
@@ -152,7 +152,7 @@ impl<'a, T> IntoFuture for ScheduleTask<'a, T> {
     fn into_future(self) -> Self::IntoFuture {
         // Encoded here and not in the future, so that the future does not hold the value.
         let scheduling = self.queue.scheduling(self.record, Uuid::new_v4().as_u128());
-        let schedule = self.queue.inner.backend.schedule.clone();
+        let schedule = self.queue.backend.schedule.clone();
         Box::pin(async move {
             let batch = [scheduling?];
             let placed = schedule.schedule(&batch).await.pop().unwrap_or_else(unanswered)?;
@@ -168,14 +168,14 @@ impl<T> fmt::Debug for ScheduleTask<'_, T> {
     }
 }
 
-impl<T: 'static> DelayQueue<T> {
+impl<T: 'static> Inner<T> {
     /// Builds the request for a task, under its own id or one made from `random`.
     fn scheduling(&self, record: TaskRecord<'_, T>, random: u128) -> Result<Scheduling> {
         let id = match record.id {
             Some(id) => ScheduleId::new(id)?,
             None => ScheduleId::new(short(random))?,
         };
-        let fields = self.inner.encode(record.payload, record.envelope)?;
+        let fields = self.encode(record.payload, record.envelope)?;
         let (due, on_conflict) = (record.due, record.on_conflict);
         Ok(Scheduling { place: self.place_of(&id), id, due, fields, on_conflict })
     }
@@ -203,7 +203,7 @@ impl<T: 'static> DelayQueue<T> {
             if slots.is_empty() {
                 return outcomes;
             }
-            let mut results = self.inner.backend.schedule.schedule(&batch).await.into_iter();
+            let mut results = self.backend.schedule.schedule(&batch).await.into_iter();
             // Tasks that failed before the request are errors in `slots` and missing in `results`.
             outcomes.extend(slots.into_iter().map(|slot| {
                 let id = slot?;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use millstream_core::{Headers, History, ScheduleId, Shard};
 use tokio_util::sync::CancellationToken;
 
-use crate::queue::time_of;
+use crate::inner::time_of;
 
 /// A task, as passed to a handler: the payload and its metadata.
 ///

@@ -11,7 +11,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::schedule::{Placed, ScheduleId};
 
 use super::Home;
-use crate::queue::encode;
+use crate::inner::encode;
 use crate::rule::{GRACE, Missed, Rule};
 
 /// Recurring task of a [queue](crate::DelayQueue::recurring) or recurring message of a

@@ -12,7 +12,7 @@ use millstream_core::recurring::{Recurrence, Recurring};
 use millstream_core::schedule::{OnConflict, Placed, ScheduleId};
 use millstream_core::wire::Fields;
 
-use crate::queue::time_of;
+use crate::inner::time_of;
 use crate::rule::Rule;
 
 pub use builder::Recur;

@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use millstream_core::error::{Problems, Result};
 use millstream_core::{DeadLetterPolicy, IntoOutcome, Observer, RetryPolicy};
 
-use crate::queue::Inner;
+use crate::inner::Inner;
 use crate::task::Task;
 use crate::worker::context::Context;
 use crate::worker::handler::{self, CheckCall, IntoCheck};

@@ -11,7 +11,7 @@ use millstream_core::panics::{decode, text_of};
 use millstream_core::{BoxError, IntoOutcome, Outcome};
 use tokio_util::sync::CancellationToken;
 
-use crate::queue::Inner;
+use crate::inner::Inner;
 use crate::task::{About, Task};
 use crate::worker::decide::Said;
 

@@ -6,9 +6,9 @@ mod config;
 mod context;
 mod decide;
 mod handler;
+mod loops;
 mod progress;
 mod report;
-mod work;
 
 use std::fmt;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ pub use handler::{Check, IntoCheck};
 pub use progress::{Failing, Progress};
 pub use report::WorkerReport;
 
-use claims::claim::Claimer;
-use claims::settle::Settler;
 use context::Context;
+use loops::claim::Claimer;
+use loops::settle::Settler;
 
 use millstream_loops::ControlThread;
 
@@ -138,8 +138,8 @@ impl Worker {
 /// Runs all loops of a worker, from start to end.
 async fn run(context: Arc<Context>) {
     let control = ControlThread::of(&context.backend);
-    let _renewals = control.spawn(claims::renew::run(context.clone()));
-    let _deadlines = control.spawn(claims::renew::expire(context.clone()));
+    let _renewals = control.spawn(loops::renew::run(context.clone()));
+    let _deadlines = control.spawn(loops::renew::expire(context.clone()));
     let mut claimers = Vec::new();
     let mut settlers = Vec::new();
     for shard in &context.shards {

@@ -1,7 +1,4 @@
-//! Claims: taking tasks, keeping them while handlers run, and settling them.
+//! State of claims: which tasks a worker holds until when, and since when the server has answered it.
 
-pub(in crate::worker) mod claim;
 pub(in crate::worker) mod heard;
 pub(in crate::worker) mod held;
-pub(in crate::worker) mod renew;
-pub(in crate::worker) mod settle;

@@ -15,9 +15,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
 use crate::fire::Firing;
-use crate::worker::claims::settle::Settling;
 use crate::worker::context::Context;
-use crate::worker::work::Job;
+use crate::worker::loops::settle::Settling;
+use crate::worker::loops::work::Job;
 use millstream_loops::catch_panic;
 use millstream_loops::{LoopMonitor, Scope};
 

@@ -14,22 +14,22 @@ use tokio::time::Instant;
 
 use crate::task::About;
 use crate::worker::claims::held::Holding;
-use crate::worker::claims::renew;
-use crate::worker::claims::settle::Settling;
 use crate::worker::context::Context;
 use crate::worker::decide::{Attempt, Said, decide};
 use crate::worker::handler::Input;
+use crate::worker::loops::renew;
+use crate::worker::loops::settle::Settling;
 use millstream_loops::{LoopMonitor, Scope};
 
 /// Claimed task. If it panics itself, its claim is dropped with it, and runs out.
-pub(super) struct Job {
-    pub(super) task: ClaimedTask,
-    pub(super) shard: Shard,
+pub(in crate::worker) struct Job {
+    pub(in crate::worker) task: ClaimedTask,
+    pub(in crate::worker) shard: Shard,
     /// Server time of the claim, in milliseconds.
-    pub(super) now: u64,
-    pub(super) holding: Holding,
-    pub(super) permit: OwnedSemaphorePermit,
-    pub(super) settlements: UnboundedSender<Settling>,
+    pub(in crate::worker) now: u64,
+    pub(in crate::worker) holding: Holding,
+    pub(in crate::worker) permit: OwnedSemaphorePermit,
+    pub(in crate::worker) settlements: UnboundedSender<Settling>,
 }
 
 /// Whether a handler may begin.
@@ -43,7 +43,7 @@ enum Leave {
 
 impl Job {
     /// Runs the handler and sends the settlement.
-    pub(super) async fn run(mut self, context: Arc<Context>) {
+    pub(in crate::worker) async fn run(mut self, context: Arc<Context>) {
         match self.leave(&context).await {
             Leave::Granted => {}
             Leave::Ending => return self.hand_back(&context),
@@ -62,7 +62,7 @@ impl Job {
     }
 
     /// Hands the task back without having begun, since the worker is shutting down.
-    pub(super) fn hand_back(self, context: &Context) {
+    pub(in crate::worker) fn hand_back(self, context: &Context) {
         self.end(context, Said::Unfinished, Duration::ZERO);
     }
 

@@ -1,0 +1,6 @@
+//! Loops of a worker: claiming tasks, working on each, keeping the claims meanwhile, and settling.
+
+pub(in crate::worker) mod claim;
+pub(in crate::worker) mod renew;
+pub(in crate::worker) mod settle;
+pub(in crate::worker) mod work;
