@@ -6,28 +6,7 @@ use millstream_core::Result;
 use millstream_core::inspect::Server;
 
 use crate::Admin;
-use crate::faults::{self, Version};
-
-/// Severity of a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Level {
-    /// As it should be.
-    Ok,
-    /// It may cause a failure.
-    Warn,
-    /// It causes a failure, or will.
-    Error,
-}
-
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ok => "ok",
-            Self::Warn => "warn",
-            Self::Error => "error",
-        })
-    }
-}
+use crate::faults::{self, Level, Version};
 
 /// Report on one subject.
 #[derive(Clone, Debug, PartialEq, Eq)]

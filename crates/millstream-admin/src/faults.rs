@@ -1,6 +1,27 @@
 //! Known faults of servers, by product and version.
 
-use crate::doctor::Level;
+use std::fmt;
+
+/// Severity of a fault, and of a [report](crate::Report).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// It may cause a failure.
+    Warn,
+    /// It causes a failure, or will.
+    Error,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Error => "error",
+        })
+    }
+}
 
 /// Server version, as precise as the known faults need it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -21,7 +21,8 @@ pub use dead_letters::{
     REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Refusal, Replay, ReplayTo, Replayed, Replayer, Survey,
     from_line, to_line,
 };
-pub use doctor::{Level, Report, diagnose};
+pub use doctor::{Report, diagnose};
+pub use faults::Level;
 pub use groups::ExpiredGroup;
 pub use memory::{Memory, Size};
 pub use owners::{OwnedPartition, Owners, Standing};

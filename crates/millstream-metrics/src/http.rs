@@ -22,8 +22,8 @@ use cache::Cache;
 
 use crate::observer::MetricsObserver;
 use crate::prometheus::Prometheus;
+use crate::sampler::{Sampler, SamplerConfig};
 use crate::sampling::lag::{Lag, Lags};
-use crate::sampling::sampler::{Sampler, SamplerConfig};
 
 /// Time that requests have to end when the server is stopped.
 const GRACE: Duration = Duration::from_secs(5);

@@ -13,6 +13,7 @@ pub mod probe;
 #[cfg(feature = "prometheus")]
 mod prometheus;
 mod registry;
+mod sampler;
 mod sampling;
 mod series;
 pub mod table;
@@ -26,5 +27,5 @@ pub use observer::MetricsObserver;
 #[cfg(feature = "prometheus")]
 pub use prometheus::Prometheus;
 pub use registry::{MetricsConfig, OTHER, SharedRecorder};
+pub use sampler::{Sampler, SamplerConfig};
 pub use sampling::lag::{Lag, LagFailed, Lags};
-pub use sampling::sampler::{Sampler, SamplerConfig};

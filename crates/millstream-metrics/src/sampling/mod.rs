@@ -4,4 +4,3 @@ pub(crate) mod clock;
 pub(crate) mod gauges;
 pub(crate) mod lag;
 pub(crate) mod sample;
-pub(crate) mod sampler;
