@@ -1,5 +1,7 @@
 //! The harness of a case: a backend, unique names, and a deadline.
 
+pub mod owner;
+
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -20,8 +22,8 @@ use millstream_core::{
 };
 use tokio::time::Instant;
 
-use crate::case::{Verdict, Violation, ensure};
-use crate::owner::Owner;
+use self::owner::Owner;
+use crate::violation::{Verdict, Violation, ensure};
 
 /// Lease ttl that no case outlives.
 pub(crate) const LONG: Duration = Duration::from_secs(60);

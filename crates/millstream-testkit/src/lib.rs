@@ -3,7 +3,7 @@
 pub mod case;
 pub mod harness;
 pub mod history;
-pub mod owner;
+mod violation;
 
 mod caller;
 mod suite;
@@ -12,6 +12,6 @@ pub mod broken;
 pub mod chaos;
 
 pub use case::{Case, Verdict, Violation};
+pub use harness::owner::{self, Owner};
 pub use harness::{Harness, Operator};
-pub use owner::Owner;
 pub use suite::cases;

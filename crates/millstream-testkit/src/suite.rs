@@ -5,6 +5,7 @@ mod catalog;
 mod dead_letters;
 mod inspect;
 mod leases;
+mod list;
 mod log;
 mod members;
 mod recurring;
@@ -12,6 +13,7 @@ mod schedule;
 mod shared;
 mod tasks;
 
+use self::list::suite;
 use crate::case::Case;
 
 /// Returns all cases, role by role.
@@ -40,28 +42,3 @@ pub fn cases() -> Vec<Case> {
     ]
     .concat()
 }
-
-/// Lists the cases of a file. A case that is not listed is dead code, which the compiler reports.
-macro_rules! suite {
-    ($role:literal: $($name:ident),* $(,)?; with an operator: $($operated:ident),* $(,)?) => {
-        pub(crate) fn cases() -> Vec<$crate::case::Case> {
-            vec![
-                $(suite!(@case $role, $name, false),)*
-                $(suite!(@case $role, $operated, true),)*
-            ]
-        }
-    };
-    ($role:literal: $($name:ident),* $(,)?) => {
-        suite!($role: $($name),*; with an operator:);
-    };
-    (@case $role:literal, $name:ident, $needs_operator:literal) => {
-        $crate::case::Case {
-            role: $role,
-            name: stringify!($name),
-            needs_operator: $needs_operator,
-            run: |harness| Box::pin($name(harness)),
-        }
-    };
-}
-
-use suite;

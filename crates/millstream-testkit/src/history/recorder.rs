@@ -24,8 +24,17 @@ use super::story::Share;
 use super::{Call, Event, History, Origin, Place, Told};
 use crate::caller;
 
+impl History {
+    /// Wraps the backend in a recorder, which records the operations of the backend in their order. Place it below
+    /// the layer that injects faults.
+    #[must_use]
+    pub fn around(&self, backend: impl Into<Backend>) -> Backend {
+        around(self.clone(), backend.into())
+    }
+}
+
 /// Wraps the roles of the backend that need a lease or grant one in a recorder.
-pub(super) fn around(history: History, backend: Backend) -> Backend {
+fn around(history: History, backend: Backend) -> Backend {
     let notes = Arc::new(Notes {
         history,
         inner: backend.clone(),

@@ -7,8 +7,8 @@ use millstream_core::catalog::Start;
 use millstream_core::log::{Entry, Fetched, Note, Receipt, Settled, Source};
 use millstream_core::{Due, History, Lease, MessageId, Reader, Reason, Settlement};
 
-use crate::case::{Verdict, Violation, ensure};
-use crate::harness::{Harness, LONG, QUIET};
+use super::{Harness, LONG, QUIET};
+use crate::violation::{Verdict, Violation, ensure};
 
 /// The holder of a lease on a partition, with a reader.
 pub struct Owner {
