@@ -3,6 +3,7 @@
 //! They read the source tree and need no server. A rule that fails says where, and what to do.
 
 mod documents;
+mod imports;
 mod manifests;
 mod sources;
 mod tree;
