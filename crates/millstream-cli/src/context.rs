@@ -99,3 +99,16 @@ pub(crate) async fn stopped() -> Result<()> {
         _ = terminate.recv() => Ok(()),
     }
 }
+
+/// Polls [`stopped`] once, so that from now on the signals are handled and do not end the process. Returns whether one has
+/// come already; `stopped` must then not be polled again.
+///
+/// # Errors
+/// If signal handlers cannot be installed.
+pub(crate) async fn is_ready(stopped: impl Future<Output = Result<()>>) -> Result<bool> {
+    tokio::select! {
+        biased;
+        stopped = stopped => stopped.map(|()| true),
+        () = std::future::ready(()) => Ok(false),
+    }
+}

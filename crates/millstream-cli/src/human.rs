@@ -83,9 +83,14 @@ pub(crate) fn retention(of: Retention) -> String {
     }
 }
 
+/// Converts a duration to whole milliseconds, rounded down.
+pub(crate) fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Formats a duration in the largest unit that is exact: `90m`.
 pub(crate) fn exact(time: Duration) -> String {
-    let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let ms = ms(time);
     const UNITS: [(u64, &str); 4] = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
     let unit = UNITS.iter().find(|(unit, _)| ms.is_multiple_of(*unit));
     unit.map_or_else(|| format!("{ms}ms"), |(unit, name)| format!("{}{name}", ms / unit))

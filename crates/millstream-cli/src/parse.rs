@@ -50,11 +50,10 @@ pub(crate) enum When {
 impl When {
     /// Returns it in milliseconds since 1970, given the current time `now`.
     pub(crate) fn at(self, now: u64) -> u64 {
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         match self {
             Self::At(at) => at,
-            Self::Ago(time) => now.saturating_sub(ms(time)),
-            Self::In(time) => now.saturating_add(ms(time)),
+            Self::Ago(time) => now.saturating_sub(human::ms(time)),
+            Self::In(time) => now.saturating_add(human::ms(time)),
         }
     }
 }

@@ -10,9 +10,9 @@ use millstream::admin::{Memory as Measured, Size};
 use millstream::{ErrorKind, TopicName};
 use serde::Serialize;
 
-use crate::commands::shared::view::ms;
 use crate::context::Context;
 use crate::exit::Exit;
+use crate::human::ms;
 use crate::{human, output, parse};
 
 /// Maximum number of the largest partitions that are shown to people.

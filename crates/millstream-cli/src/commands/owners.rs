@@ -8,9 +8,9 @@ use millstream::admin::{OwnedPartition, Owners as Found, Standing};
 use serde::Serialize;
 
 use crate::commands::group::Of;
-use crate::commands::shared::view::ms;
 use crate::context::Context;
 use crate::exit::Exit;
+use crate::human::ms;
 use crate::{human, output};
 
 /// Who has each partition of a topic for a group, and who should

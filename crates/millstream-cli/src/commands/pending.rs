@@ -9,9 +9,9 @@ use millstream::layers::core::log::Source;
 use serde::Serialize;
 
 use crate::commands::group::Of;
-use crate::commands::shared::view::ms;
 use crate::context::Context;
 use crate::exit::Exit;
+use crate::human::ms;
 use crate::{human, output, parse};
 
 /// The name under which all owners of a partition read: its entries belong to the current owner.

@@ -12,6 +12,7 @@ use serde::{Serialize, Serializer};
 use crate::commands::dlq::select::{Wanted, open};
 use crate::commands::group::Of;
 use crate::commands::message::{Body, json, sanitize};
+use crate::commands::shared::view::failed_attempts;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output};
@@ -88,12 +89,7 @@ impl Serialize for Shown<'_> {
         map.serialize_entry("attempts", attempts)?;
         map.serialize_entry("error", error)?;
         map.serialize_entry("origin", &origin.to_string())?;
-        let failures: Vec<_> = history
-            .failures()
-            .iter()
-            .map(|it| serde_json::json!({"at_ms": it.at, "attempt": it.attempt, "error": it.error}))
-            .collect();
-        map.serialize_entry("history", &failures)?;
+        map.serialize_entry("history", &failed_attempts(history))?;
         Body::of(body).entries(&mut map)?;
         map.end()
     }

@@ -180,13 +180,8 @@ async fn steps(cx: &Context, replayer: &mut Replayer) -> Result<bool> {
     let stopped = context::stopped();
     tokio::pin!(stopped);
     // From now on signals are handled and do not end the process.
-    tokio::select! {
-        biased;
-        stopped = &mut stopped => {
-            stopped?;
-            return Ok(false);
-        }
-        () = std::future::ready(()) => {}
+    if context::is_ready(&mut stopped).await? {
+        return Ok(false);
     }
     let since = Instant::now();
     while !replayer.is_done() {

@@ -9,9 +9,9 @@ use millstream::admin::{ExpiredGroup, InUse};
 use serde::Serialize;
 
 use crate::commands::DryRun;
-use crate::commands::shared::view::ms;
 use crate::context::Context;
 use crate::exit::Exit;
+use crate::human::ms;
 use crate::{human, output, parse};
 
 /// Which group keeps most from being dropped, of every partition

@@ -10,9 +10,10 @@ use serde::Serialize;
 
 use crate::commands::group::Of;
 use crate::commands::shared::failures::{Failed, Told};
-use crate::commands::shared::view::{GroupView, ms};
+use crate::commands::shared::view::GroupView;
 use crate::context::Context;
 use crate::exit::Exit;
+use crate::human::ms;
 use crate::{human, output};
 
 /// All groups of a topic, with how they stand

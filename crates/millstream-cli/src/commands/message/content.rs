@@ -49,7 +49,7 @@ pub(crate) fn delay(text: &str) -> Result<Duration, String> {
 pub(crate) fn at(text: &str) -> Result<When, String> {
     let when = parse::when(text)?;
     let now = local_ms().map_err(|error| error.to_string())?;
-    let far = u64::try_from(Due::FAR.as_millis()).unwrap_or(u64::MAX);
+    let far = crate::human::ms(Due::FAR);
     if when.at(now).saturating_sub(now) > far { Err(too_far(text)) } else { Ok(when) }
 }
 

@@ -125,7 +125,7 @@ impl<'a> Sender<'a> {
         if let Some(more) = self.summary.bad.checked_sub(NAMED).filter(|more| *more > 0) {
             progress.note(&format!("and {} more", crate::human::count(more)));
         }
-        self.summary.elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.summary.elapsed_ms = crate::human::ms(self.began.elapsed());
         self.summary
     }
 }

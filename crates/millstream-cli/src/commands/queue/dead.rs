@@ -13,6 +13,7 @@ use serde::{Serialize, Serializer};
 use crate::commands::DryRun;
 use crate::commands::message::{Body, sanitize};
 use crate::commands::scheduled::recurring;
+use crate::commands::shared::view::failed_attempts;
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
@@ -84,12 +85,7 @@ impl Serialize for Shown<'_> {
         map.serialize_entry("reason", reason.as_str())?;
         map.serialize_entry("attempts", attempts)?;
         map.serialize_entry("error", error)?;
-        let failures: Vec<_> = history
-            .failures()
-            .iter()
-            .map(|it| serde_json::json!({"at_ms": it.at, "attempt": it.attempt, "error": it.error}))
-            .collect();
-        map.serialize_entry("history", &failures)?;
+        map.serialize_entry("history", &failed_attempts(history))?;
         Body::of(body).entries(&mut map)?;
         map.end()
     }

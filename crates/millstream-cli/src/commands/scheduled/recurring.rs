@@ -131,7 +131,7 @@ fn is_policy(word: &str) -> bool {
 
 /// Converts a time to milliseconds since 1970.
 pub(in crate::commands) fn millis(time: SystemTime) -> u64 {
-    crate::commands::shared::view::ms(time.duration_since(UNIX_EPOCH).unwrap_or_default())
+    human::ms(time.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 #[cfg(test)]

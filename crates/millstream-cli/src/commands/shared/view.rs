@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use millstream::admin::{GroupStats, Totals};
+use millstream::layers::core::History;
 use millstream::{PartitionStats, Retention, TopicSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::human::ms;
 use crate::{human, output};
-
-/// Converts a duration to milliseconds, as used in JSON.
-pub(in crate::commands) fn ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
 
 /// A topic as it is stored.
 #[derive(Debug, Serialize)]
@@ -133,4 +130,10 @@ impl GroupView {
     pub(in crate::commands) fn table(groups: &[Self]) -> String {
         output::table(&Self::TITLES, groups.iter().map(Self::row))
     }
+}
+
+/// Returns the failed attempts of a message or task, as used in JSON.
+pub(in crate::commands) fn failed_attempts(history: &History) -> Vec<Value> {
+    let failures = history.failures().iter();
+    failures.map(|it| json!({"at_ms": it.at, "attempt": it.attempt, "error": it.error})).collect()
 }

@@ -68,7 +68,7 @@ impl Group {
             backlog: group.backlog,
             lag: totals.lag,
             lag_at_least: totals.lag_at_least,
-            oldest_ms: totals.oldest.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+            oldest_ms: totals.oldest.map(crate::human::ms),
             pending: totals.pending,
             retrying: totals.retrying,
             dead: totals.dead,

@@ -68,7 +68,7 @@ impl Sort {
             Self::Consumed => most(topic, |group| rate(group.consumed)),
             Self::Backlog => Some(most(topic, |group| group.backlog)),
             Self::Lag => Some(most(topic, |group| group.totals.lag_at_least)),
-            Self::Oldest => most(topic, |group| group.totals.oldest.map(|age| age.as_millis() as u64)),
+            Self::Oldest => most(topic, |group| group.totals.oldest.map(crate::human::ms)),
             Self::Pending => Some(most(topic, |group| group.totals.pending)),
             Self::Dead => Some(topic.groups.iter().map(|group| group.totals.dead).sum()),
             Self::Entries => Some(topic.entries),

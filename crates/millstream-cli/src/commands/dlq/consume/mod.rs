@@ -151,13 +151,8 @@ impl Consume {
         tokio::pin!(stopped);
         // Letters are printed as soon as it has started, so from now on signals are handled and do not end the
         // process.
-        tokio::select! {
-            biased;
-            stopped = &mut stopped => {
-                stopped?;
-                return self.is_stopped();
-            }
-            () = std::future::ready(()) => {}
+        if context::is_ready(&mut stopped).await? {
+            return self.is_stopped();
         }
         let handler = {
             let letter_handler = letter_handler.clone();
