@@ -3,24 +3,12 @@
 use std::time::Duration;
 
 use chrono::{DateTime, SecondsFormat, Utc};
+use indicatif::HumanCount;
 use millstream::Retention;
 
 /// Formats a count: `1,234,567`.
 pub(crate) fn count(number: u64) -> String {
-    grouped(&number.to_string())
-}
-
-/// Groups digits by three, after an optional sign.
-pub(crate) fn grouped(digits: &str) -> String {
-    let (sign, digits) = digits.strip_prefix('-').map_or(("", digits), |digits| ("-", digits));
-    let mut text = sign.to_owned();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    HumanCount(number).to_string()
 }
 
 /// Formats a number that may be unknown, or known only as a lower bound: `7`, `>= 10,000`, `unknown`.

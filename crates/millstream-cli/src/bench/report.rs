@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
+use indicatif::HumanFloatCount;
 use serde_json::{Map, Value, json};
 
 use super::about::About;
 use super::statistics::{Comparison, Row, Spread};
-use crate::human::grouped;
 
 /// Formats one object: the conditions, and a list of cases with their figures.
 pub(super) fn json(about: &About, comparisons: &[Comparison]) -> Result<String> {
@@ -74,7 +74,7 @@ pub(super) const DEBUG_BUILD: &str = "a debug build: these figures say nothing a
 /// Formats three significant digits, or all digits of a larger number, in groups of three.
 pub(super) fn number(value: f64) -> String {
     match value.abs() {
-        100.0.. => grouped(&format!("{value:.0}")),
+        100.0.. => format!("{:.0}", HumanFloatCount(value)),
         10.0.. => format!("{value:.1}"),
         0.1.. => format!("{value:.2}"),
         0.0 => "0".to_owned(),

@@ -1,5 +1,7 @@
 //! The results of the suite as the tables of `docs/performance.md`.
 
+use indicatif::HumanCount;
+
 use super::entries::Section;
 use super::growth::{Growth, Series};
 use super::target;
@@ -7,7 +9,6 @@ use super::{Measurement, Results};
 use crate::bench::measure::Figure;
 use crate::bench::report::{DEBUG_BUILD, number};
 use crate::bench::statistics::{Comparison, Row};
-use crate::human::count;
 
 const THROUGHPUT: [Figure; 4] = [Figure::Throughput, Figure::ClientCpu, Figure::RedisCpu, Figure::Commands];
 const LATENCY: [Figure; 4] = [Figure::P50, Figure::P99, Figure::P999, Figure::Max];
@@ -123,8 +124,8 @@ fn factors(growths: &[Growth<'_>]) -> String {
         let factor = |figure: &Figure| Some(format!("{} {:.2}×", figure.short(), it.factor(*figure)?));
         vec![
             it.series.title().to_owned(),
-            count(from),
-            count(to),
+            HumanCount(from).to_string(),
+            HumanCount(to).to_string(),
             it.series.costs().iter().filter_map(factor).collect::<Vec<_>>().join(", "),
             format!("{:.2}×", it.logarithmic()),
             if it.met() { "met" } else { "**missed**" }.to_owned(),
@@ -142,7 +143,7 @@ fn points(of: &Growth<'_>) -> String {
     let mut header = vec![of.series.title().to_owned()];
     header.extend(shown.iter().map(|figure| figure.title().to_owned()));
     let row = |(at, comparison): &(u64, &Comparison)| {
-        let mut cells = vec![count(*at)];
+        let mut cells = vec![HumanCount(*at).to_string()];
         cells.extend(shown.iter().map(|figure| comparison.row(*figure).map_or_else(none, cell)));
         cells
     };

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
+use indicatif::HumanCount;
 use serde_json::{Map, Value, json};
 
 use super::entries::{ENTRIES, Section};
@@ -11,7 +12,6 @@ use super::{Measurement, Results};
 use crate::bench::measure::Figure;
 use crate::bench::report::{DEBUG_BUILD, figures, number};
 use crate::bench::statistics::{Comparison, Row};
-use crate::human::count;
 
 /// Formats the list of all cases with their commands and targets.
 pub(super) fn list() -> String {
@@ -107,8 +107,8 @@ fn growth(growths: &[Growth<'_>]) -> String {
             .collect();
         table.add_row([
             growth.series.title().to_owned(),
-            count(from),
-            count(to),
+            HumanCount(from).to_string(),
+            HumanCount(to).to_string(),
             factors.join(", "),
             format!("{:.2}×", growth.logarithmic()),
             if growth.met() { "met" } else { "missed" }.to_owned(),
