@@ -27,9 +27,6 @@ pub(crate) struct Global {
     /// A file of settings (TOML): `url` and `namespace`
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = path())]
     config: Option<PathBuf>,
-    /// Whether the URL stands on the command line.
-    #[arg(skip)]
-    pub(crate) is_url_typed: bool,
     /// Prints JSON, for programs
     #[arg(long, global = true)]
     pub(crate) json: bool,
@@ -55,15 +52,13 @@ impl Global {
     /// Determines the sources of values. An empty variable counts as not set, since files of settings often name all
     /// variables; an empty option is an empty value.
     pub(crate) fn settle(&mut self, matches: &ArgMatches) {
-        let is_from = |id, source| matches.value_source(id) == Some(source);
         let drops = |id, value: &mut Option<String>| {
-            if is_from(id, ValueSource::EnvVariable) {
+            if matches.value_source(id) == Some(ValueSource::EnvVariable) {
                 value.take_if(|it| it.is_empty());
             }
         };
         drops("url", &mut self.url);
         drops("namespace", &mut self.namespace);
-        self.is_url_typed = is_from("url", ValueSource::CommandLine);
     }
 
     /// Returns the builder of the connection, for commands with further settings.

@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
 
-mod bench;
 mod commands;
 mod confirm;
 mod context;

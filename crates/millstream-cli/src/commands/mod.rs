@@ -24,7 +24,6 @@ mod verify;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-use crate::bench::Bench;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::global::Global;
@@ -53,7 +52,6 @@ pub(crate) enum Command {
     Queue(queue::Queue),
     #[cfg(feature = "top")]
     Top(top::Top),
-    Bench(Bench),
     Completions(generate::completions::Completions),
     Man(generate::man::Man),
 }
@@ -84,7 +82,6 @@ impl Command {
             Self::Dlq(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Verify(it) => Box::pin(it.run(&Context::open(global).await?)).await,
             Self::Doctor(it) => Box::pin(it.run(&Context::open(global).await?)).await,
-            Self::Bench(it) => Box::pin(it.run(global.is_url_typed)).await.map(|()| Exit::Done),
             Self::Completions(it) => it.run(Output::new(global.json)),
             Self::Man(it) => it.run(Output::new(global.json)),
         }
@@ -96,7 +93,6 @@ impl Command {
     /// The fault, for the user.
     pub(crate) fn check(&self) -> Result<(), String> {
         match self {
-            Self::Bench(it) => it.check(),
             Self::Pending(it) => it.check(),
             _ => Ok(()),
         }

@@ -39,7 +39,7 @@ fn walk(path: &[String], seen: &mut BTreeMap<String, String>) {
 #[test]
 fn every_command_has_an_example_of_itself() {
     let seen = commands();
-    for command in ["", "topic", "topic list", "bench", "bench produce", "dlq consume"] {
+    for command in ["", "topic", "topic list", "dlq consume"] {
         assert!(seen.contains_key(command), "{command} was not found: {:?}", seen.keys());
     }
 }

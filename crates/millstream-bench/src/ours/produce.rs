@@ -1,0 +1,85 @@
+//! Producing: in bulk, or one by one from many tasks.
+
+use anyhow::Result;
+use bytes::Bytes;
+use millstream::{Millstream, Producer, Record, Topic};
+
+use super::{PORTION, topic};
+use crate::args::{Produce, Spread};
+use crate::measure::{Measured, Stage};
+use crate::work::key_of;
+
+/// Sends in bulk.
+pub(crate) async fn bulk(stage: &Stage, of: &Produce) -> Result<Measured> {
+    let mq = stage.connect().await?;
+    let topic = topic(of.spread, false);
+    let producer = mq.producer(topic).max_batch(of.batch as usize).await?;
+    let meter = stage.meter().await?;
+    send_all(&producer, &stage.payload, of.messages.messages, of.spread).await?;
+    meter.stop(of.messages.messages).await
+}
+
+/// Fills a topic, without measuring.
+pub(super) async fn fill(
+    mq: &Millstream,
+    stage: &Stage,
+    topic: Topic<Bytes>,
+    messages: u64,
+    spread: Spread,
+) -> Result<()> {
+    send_all(&mq.producer(topic).await?, &stage.payload, messages, spread).await
+}
+
+async fn send_all(producer: &Producer<Bytes>, payload: &Bytes, messages: u64, spread: Spread) -> Result<()> {
+    let mut n = 0;
+    while n < messages {
+        let count = (messages - n).min(PORTION);
+        let records = (n..n + count).map(|n| match key_of(n, spread.keys) {
+            Some(key) => Record::new(payload).key(key),
+            None => Record::new(payload),
+        });
+        for sent in producer.send_all(records).await {
+            sent?;
+        }
+        n += count;
+    }
+    Ok(())
+}
+
+/// Runs many tasks that share a producer. Each sends one message at a time and awaits every reply.
+pub(crate) async fn awaiting(stage: &Stage, of: &Produce) -> Result<Measured> {
+    let mq = stage.connect().await?;
+    let producer = mq.producer(topic(of.spread, false)).max_batch(of.batch as usize).await?;
+    let messages = of.messages.messages;
+    let meter = stage.meter().await?;
+    send_each(&producer, &stage.payload, messages, of.tasks.into(), of.spread.keys).await?;
+    meter.stop(messages).await
+}
+
+/// Sends from several tasks, each awaiting every send.
+async fn send_each(
+    producer: &Producer<Bytes>,
+    payload: &Bytes,
+    messages: u64,
+    tasks: u64,
+    keys: u32,
+) -> Result<()> {
+    let mut sending = Vec::new();
+    for task in 0..tasks {
+        let (producer, payload) = (producer.clone(), payload.clone());
+        sending.push(tokio::spawn(async move {
+            for n in (task..messages).step_by(tasks as usize) {
+                let send = producer.send(&payload);
+                match key_of(n, keys) {
+                    Some(key) => send.key(key).await?,
+                    None => send.await?,
+                };
+            }
+            anyhow::Ok(())
+        }));
+    }
+    for task in sending {
+        task.await??;
+    }
+    Ok(())
+}

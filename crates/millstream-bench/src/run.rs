@@ -1,0 +1,167 @@
+//! The cases that can be measured, and a single run of one of them on one side.
+
+use anyhow::{Result, bail};
+
+use crate::args::{
+    Command, Common, Consume, Delay, E2e, Idle, Memory, PendingIn, Place, Produce, Rate, Retry, Takeover,
+};
+use crate::measure::{Figure, Measured, Stage};
+use crate::{bare, ours};
+
+/// The side that does the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Ours,
+    Bare,
+}
+
+/// One run of each side, next to each other in time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pair {
+    pub(crate) ours: Measured,
+    pub(crate) bare: Option<Measured>,
+}
+
+impl Pair {
+    pub(crate) fn put(&mut self, side: Side, measured: Measured) {
+        match side {
+            Side::Ours => self.ours = measured,
+            Side::Bare => self.bare = Some(measured),
+        }
+    }
+}
+
+const PLACES: [Place; 4] = [Place::Waiting, Place::Parked, Place::Delayed, Place::Task];
+
+/// A workload that is measured, with one set of figures.
+pub(crate) enum Case {
+    Produce(Produce),
+    Consume(Consume),
+    /// At this many messages per second; not known yet if it is a share of the maximum.
+    E2e(E2e, f64),
+    Schedule(Delay),
+    Late(Delay, f64),
+    Retry(Retry),
+    Takeover(Takeover),
+    Idle(Idle),
+    Memory(Memory, Place),
+}
+
+/// Returns the cases that a command measures, with its common options.
+///
+/// # Errors
+/// If the command measures nothing by itself.
+pub(crate) fn cases(command: Command) -> Result<(Common, Vec<Case>)> {
+    Ok(match command {
+        Command::Produce(it) => (it.common, vec![Case::Produce(it)]),
+        Command::Consume(it) => (it.common, vec![Case::Consume(it)]),
+        Command::E2e(it) => (it.common, vec![Case::E2e(it, f64::NAN)]),
+        Command::Delay(it) => match it.rate {
+            Some(Rate::PerSecond(rate)) => (it.common, vec![Case::Late(it, rate)]),
+            _ => (it.common, vec![Case::Schedule(it)]),
+        },
+        Command::Retry(it) => (it.common, vec![Case::Retry(it)]),
+        Command::Takeover(it) => (it.common, vec![Case::Takeover(it)]),
+        Command::Idle(it) => (it.common, vec![Case::Idle(it)]),
+        Command::Memory(it) => {
+            let case = |place| {
+                let (common, messages) = (it.common, it.messages.clone());
+                Case::Memory(Memory { common, messages, spread: it.spread, place: it.place }, place)
+            };
+            let cases = PLACES.into_iter().filter(|place| it.place.is_none_or(|only| only == *place));
+            (it.common, cases.map(case).collect())
+        }
+        Command::Suite(_) | Command::Victim(_) => bail!("it is no measurement"),
+    })
+}
+
+impl Case {
+    /// Determines values that must be known before the first run.
+    pub(crate) async fn prepare(self, stage: &Stage) -> Result<Self> {
+        let Self::E2e(of, _) = self else { return Ok(self) };
+        let rate = match of.rate {
+            Rate::PerSecond(rate) => rate,
+            Rate::Share(share) => share * ours::most(stage, &of).await?,
+        };
+        Ok(Self::E2e(of, rate))
+    }
+
+    /// Returns its displayed name.
+    pub(crate) fn name(&self) -> String {
+        let name = match self {
+            Self::Produce(it) if it.tasks > 0 => format!("produce, {} awaiting", several(it.tasks, "task")),
+            Self::Produce(it) => format!("produce, batches of {}", it.batch),
+            Self::Consume(it) if it.pending > 0 => match it.pending_in {
+                PendingIn::Own => format!("consume, {} pending", it.pending),
+                PendingIn::Other => format!("consume, {} pending in another group", it.pending),
+            },
+            Self::Consume(it) if it.keep => format!("consume, {}, kept", several(it.groups, "group")),
+            Self::Consume(it) => format!("consume, {}, trimmed", several(it.groups, "group")),
+            Self::E2e(_, rate) if rate.is_nan() => "e2e".to_owned(),
+            Self::E2e(_, rate) => format!("e2e at {rate:.0}/s"),
+            Self::Schedule(it) if it.queue => format!("schedule tasks, {} waiting", it.waiting),
+            Self::Schedule(it) => format!("schedule messages, {} waiting", it.waiting),
+            Self::Late(it, rate) if it.queue => format!("lateness of tasks at {rate:.0}/s"),
+            Self::Late(_, rate) => format!("lateness of messages at {rate:.0}/s"),
+            Self::Retry(it) => format!("retry after {} ms, {} parked", it.delay, it.parked),
+            Self::Takeover(it) => format!("takeover, leases of {} ms", it.lease),
+            Self::Idle(it) => {
+                format!("idle, {}, {}", several(it.groups, "group"), several(it.members, "member"))
+            }
+            Self::Memory(_, Place::Waiting) => "memory, waiting message".to_owned(),
+            Self::Memory(_, Place::Parked) => "memory, parked retry".to_owned(),
+            Self::Memory(_, Place::Delayed) => "memory, delayed message".to_owned(),
+            Self::Memory(_, Place::Task) => "memory, task of a delay queue".to_owned(),
+        };
+        format!("{name}, {}", several(self.partitions(), "partition"))
+    }
+
+    /// Returns the number of partitions of its topic, or of shards of its queue.
+    pub(crate) fn partitions(&self) -> u32 {
+        match self {
+            Self::Produce(it) => it.spread.partitions,
+            Self::Consume(it) => it.spread.partitions,
+            Self::E2e(it, _) => it.spread.partitions,
+            Self::Schedule(it) | Self::Late(it, _) => it.spread.partitions,
+            Self::Retry(it) => it.spread.partitions,
+            Self::Takeover(it) => it.partitions,
+            Self::Idle(it) => it.spread.partitions,
+            Self::Memory(it, _) => it.spread.partitions,
+        }
+    }
+
+    /// Runs one side once. The data that it stored is kept.
+    pub(crate) async fn run_once(&self, stage: &Stage, side: Side) -> Result<Measured> {
+        let measured = match (self, side) {
+            (Self::Produce(it), Side::Ours) if it.tasks > 0 => ours::awaiting(stage, it).await,
+            (Self::Produce(it), Side::Bare) if it.tasks > 0 => bare::awaiting(stage, it).await,
+            (Self::Produce(it), Side::Ours) => ours::bulk(stage, it).await,
+            (Self::Produce(it), Side::Bare) => bare::bulk(stage, it).await,
+            (Self::Consume(it), Side::Ours) => ours::consume(stage, it).await,
+            (Self::Consume(it), Side::Bare) => bare::consume(stage, it).await,
+            (Self::E2e(it, rate), Side::Ours) => ours::e2e(stage, it, *rate).await,
+            (Self::E2e(it, rate), Side::Bare) => bare::e2e(stage, it, *rate).await,
+            (Self::Schedule(it), Side::Ours) => ours::schedule(stage, it).await,
+            (Self::Schedule(it), Side::Bare) => bare::schedule(stage, it).await,
+            (Self::Late(it, rate), Side::Ours) => ours::late(stage, it, *rate).await,
+            (Self::Late(..), Side::Bare) => bail!("lateness has no baseline"),
+            (Self::Retry(it), Side::Ours) => ours::retry(stage, it).await,
+            (Self::Retry(it), Side::Bare) => bare::retry(stage, it).await,
+            (Self::Takeover(it), Side::Ours) => ours::takeover(stage, it).await,
+            (Self::Takeover(it), Side::Bare) => bare::takeover(stage, it).await,
+            (Self::Idle(it), Side::Ours) => ours::idle(stage, it).await,
+            (Self::Idle(it), Side::Bare) => bare::idle(stage, it).await,
+            (Self::Memory(it, place), Side::Ours) => ours::memory(stage, it, *place).await,
+            (Self::Memory(it, place), Side::Bare) => bare::memory(stage, it, *place).await,
+        }?;
+        // Messages per second are meaningless where the time consists of waiting.
+        Ok(match self {
+            Self::Takeover(_) => measured.without(Figure::Throughput),
+            _ => measured,
+        })
+    }
+}
+
+fn several(number: u32, of: &str) -> String {
+    format!("{number} {of}{}", if number == 1 { "" } else { "s" })
+}
