@@ -21,36 +21,35 @@ use crate::exit::{Exit, Interrupted, not_found};
 use crate::human;
 use crate::parse::{self, Position};
 
-/// How often it is asked whether anything is left, while nothing comes.
-const LOOK: Duration = Duration::from_millis(200);
+/// Interval between two checks whether the group has anything left, while no message arrives.
+const CHECK: Duration = Duration::from_millis(200);
 
-/// How often it is asked whether the group is paused, while nothing comes.
-const LOOK_FOR_PAUSE: Duration = Duration::from_secs(2);
+/// Interval between two checks whether the group is paused, while no message arrives.
+const PAUSE_CHECK: Duration = Duration::from_secs(2);
 
-/// How many messages of a partition are read ahead at most, as by default.
+/// Maximum number of messages that are read ahead per partition: the default of consumers.
 const PREFETCH: usize = 512;
 
-/// How long commands that run may go on after the first signal. The second one ends them.
+/// Maximum time of running commands after the first signal. The second signal ends them.
 const UNTIL_THE_SECOND_SIGNAL: Duration = Duration::from_secs(24 * 3_600);
 
-/// How long the server may take in the end to be told what was done.
-const TO_TELL: Duration = Duration::from_secs(30);
+/// Maximum time for the last settlements at the end.
+const SHUTDOWN: Duration = Duration::from_secs(30);
 
 /// Handles messages as a member of a group: prints them, or runs a command for each
 ///
-/// A message is done (acked) when it has been printed, or when its command has ended with 0. Other members of the group
-/// get other messages; if this one dies, they get what it had not done. It goes on until it is stopped: then it ends what
-/// it has begun, and gives the rest back. A second signal does not wait for commands. Stopped before --limit or
-/// --until-empty came, it ends with exit code 130.
+/// A message is acknowledged when it has been printed, or when its command has exited with 0. Other members of the
+/// group receive other messages; if this one dies, they receive its remaining messages. The command runs until it is
+/// stopped; then it completes the messages that it has begun, and returns the others. A second signal does not wait for
+/// commands. If it is stopped before --limit or --until-empty is reached, the exit code is 130.
 ///
-/// With --exec the shell runs the command for each message: the payload is its stdin, and its environment has
-/// `MILLSTREAM_TOPIC`, `MILLSTREAM_GROUP`, `MILLSTREAM_PARTITION`, `MILLSTREAM_ID`, `MILLSTREAM_TIME_MS`, `MILLSTREAM_ATTEMPT`,
-/// `MILLSTREAM_KEY` if there is a key (`MILLSTREAM_KEY_BASE64` if it cannot stand in an environment), and `MILLSTREAM_HEADERS`
-/// as JSON. One that ends with anything but 0 has failed: its message comes back after a while, and after --max-attempts
-/// is a dead letter. The reason that is kept is the last line of its stderr.
+/// With --exec the shell runs the command for each message. Its stdin is the payload, and its environment contains
+/// `MILLSTREAM_TOPIC`, `MILLSTREAM_GROUP`, `MILLSTREAM_PARTITION`, `MILLSTREAM_ID`, `MILLSTREAM_TIME_MS`,
+/// `MILLSTREAM_ATTEMPT`, `MILLSTREAM_KEY` if there is a key (`MILLSTREAM_KEY_BASE64` if the key contains zero bytes),
+/// and `MILLSTREAM_HEADERS` as JSON. With any other exit code the attempt has failed: the message is retried after
+/// --retry-delay, and becomes a dead letter after --max-attempts. The stored error is the last line of stderr.
 ///
-/// A message that is printed counts as done, wherever stdout leads: with stdout closed (`>&-`) that is nowhere, as with
-/// `> /dev/null`.
+/// A printed message is acknowledged even if stdout is closed (`>&-`) or is `/dev/null`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream consume orders --group billing
@@ -59,38 +58,38 @@ const TO_TELL: Duration = Duration::from_secs(30);
 pub(crate) struct Consume {
     /// The topic
     topic: TopicName,
-    /// The group; it is created if it is not there
+    /// The group; it is created if it does not exist
     #[arg(long, short)]
     group: GroupName,
-    /// Where a group that is new begins: `earliest`, `latest`, an id, or a time (`2h ago`, `2026-01-31`). One that is there goes on where it is
+    /// Start position of a new group: `earliest`, `latest`, an id, or a time (`2h ago`, `2026-01-31`)
     #[arg(long, value_parser = parse::position, value_name = "POSITION", default_value = "earliest")]
     from: Position,
-    /// Ends after so many messages; an attempt that failed counts as well
+    /// Ends after this many messages, including failed attempts
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
-    /// Ends when the group has nothing left: nothing unread, in hand or waiting for a retry
+    /// Ends when the group has no message left that is unread, pending or waiting for a retry
     #[arg(long)]
     until_empty: bool,
     /// Runs this command for each message
     #[arg(long, value_name = "COMMAND", conflicts_with = "format")]
     exec: Option<String>,
-    /// How often a message is tried before it becomes a dead letter
+    /// Maximum number of attempts before a message becomes a dead letter
     #[arg(long, value_name = "N", default_value_t = 10, requires = "exec", value_parser = clap::value_parser!(u32).range(1..))]
     max_attempts: u32,
-    /// How long a message waits after its first failed attempt; then twice as long each time, and any time up to that
+    /// Maximum delay of the first retry; it doubles with each attempt, and the actual delay is random
     #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "500ms", requires = "exec")]
     retry_delay: Duration,
-    /// The longest of these times
+    /// Upper limit of these delays
     #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "60s", requires = "exec")]
     max_retry_delay: Duration,
-    /// How many commands run at once; messages with the same key one after the other
+    /// Maximum number of commands at the same time; messages with the same key run one after the other
     #[arg(long, value_name = "N", default_value_t = 1, requires = "exec", value_parser = at_once)]
     concurrency: usize,
-    /// How long a command may take; then it is killed, and has failed. Default: no limit
+    /// Maximum time of a command; after that it is killed and has failed. Default: no limit
     #[arg(long, value_name = "TIME", value_parser = parse::duration, requires = "exec")]
     timeout: Option<Duration>,
-    /// A name that stays the same after a restart: its partitions are kept for it for 45 s. Nobody else may have it.
-    /// Default: host, process id, and a random part
+    /// Member id that stays the same after a restart, unique in the group. Its partitions are kept for 45 s. Default:
+    /// host name, process id and a random part
     #[arg(long, value_name = "NAME")]
     member_id: Option<String>,
     #[command(flatten)]
@@ -104,13 +103,13 @@ fn at_once(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Why it ends.
+/// The reason for the end of the loop.
 enum Ended {
-    /// It has done what was asked.
+    /// The limit was reached, or the group has nothing left.
     Done,
-    /// By a signal.
+    /// A signal.
     Stopped,
-    /// By an error, with the message that it came of and that is not done.
+    /// An error, with the message that caused it and is not acknowledged.
     Failed(anyhow::Error, Option<Pulled<Bytes>>),
 }
 
@@ -129,8 +128,8 @@ impl Consume {
                 self.execute(cx, puller, exec).await?
             }
         };
-        cx.output.note(&told(report));
-        // Without an end of its own, being stopped is how it ends.
+        cx.output.note(&summary(report));
+        // Without these options, a signal is the regular end.
         if is_stopped && (self.limit.is_some() || self.until_empty) {
             return Err(Interrupted.into());
         }
@@ -147,7 +146,7 @@ impl Consume {
         let topic =
             Topic::raw("").named(self.topic.as_str()).partitions(spec.partitions).retention(spec.retention);
         let topic = spec.max_length.map_or(topic.clone(), |entries| topic.max_length(entries));
-        // What is read ahead is kept from others until this ends.
+        // Messages that are read ahead are not available to other members until the end.
         let limit = self.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(PREFETCH);
         let consumer = cx
             .mq
@@ -168,13 +167,13 @@ impl Consume {
         .shutdown_timeout(UNTIL_THE_SECOND_SIGNAL))
     }
 
-    /// Prints messages, each before it is acked. Tells whether a signal ended it.
+    /// Prints messages, each before it is acknowledged. Returns whether a signal ended it.
     async fn print(&self, cx: &Context, puller: Puller<Bytes>) -> Result<(Report, bool)> {
         let mut printer = self.format.printer(cx);
         let mut left = self.limit.unwrap_or(u64::MAX);
         let stopped = context::stopped();
         tokio::pin!(stopped);
-        let mut looks = Looks::new();
+        let mut checks = Checks::new();
         let mut pause = Pause::default();
         let ended = loop {
             if left == 0 {
@@ -184,8 +183,8 @@ impl Consume {
                 biased;
                 stopped = &mut stopped => break stopped.map_or_else(|error| Ended::Failed(error, None), |()| Ended::Stopped),
                 pulled = puller.next() => pulled,
-                () = looks.next() => {
-                    self.tell_pause(cx, &mut pause).await;
+                () = checks.next() => {
+                    self.note_pause(cx, &mut pause).await;
                     match self.is_empty(cx).await {
                         Ok(true) => break Ended::Done,
                         Ok(false) => continue,
@@ -195,7 +194,7 @@ impl Consume {
             };
             let Some(pulled) = pulled else { break Ended::Failed(over(), None) };
             left -= 1;
-            looks.put_off();
+            checks.restart();
             match printer.print([&View::given(&pulled)]) {
                 Ok(()) => pulled.ack(),
                 Err(error) => break Ended::Failed(error, Some(pulled)),
@@ -205,7 +204,7 @@ impl Consume {
             Ended::Done => Ok((shut_down(puller).await?, false)),
             Ended::Stopped => Ok((shut_down(puller).await?, true)),
             Ended::Failed(error, unprinted) => {
-                // What was not printed stays pending while this ends, and the next owner gets it first.
+                // The unprinted message stays pending during the shutdown, and the next owner receives it first.
                 puller.shutdown_within(Duration::ZERO).await;
                 drop(unprinted);
                 Err(error)
@@ -213,7 +212,7 @@ impl Consume {
         }
     }
 
-    /// Runs a command for each message. Tells whether a signal ended it.
+    /// Runs a command for each message. Returns whether a signal ended it.
     async fn execute(&self, cx: &Context, puller: Puller<Bytes>, exec: Exec) -> Result<(Report, bool)> {
         let exec = Arc::new(exec);
         let output = cx.output;
@@ -222,7 +221,7 @@ impl Consume {
         let (cut, is_cut) = watch::channel(false);
         let stopped = context::stopped();
         tokio::pin!(stopped);
-        let mut looks = Looks::new();
+        let mut checks = Checks::new();
         let mut pause = Pause::default();
         let ended = loop {
             if left == 0 && running.is_empty() {
@@ -234,8 +233,8 @@ impl Consume {
                 stopped = &mut stopped => break stopped.map_or_else(|error| Ended::Failed(error, None), |()| Ended::Stopped),
                 Some(_) = running.join_next(), if !running.is_empty() => continue,
                 pulled = puller.next(), if has_room => pulled,
-                () = looks.next(), if running.is_empty() => {
-                    self.tell_pause(cx, &mut pause).await;
+                () = checks.next(), if running.is_empty() => {
+                    self.note_pause(cx, &mut pause).await;
                     match self.is_empty(cx).await {
                         Ok(true) => break Ended::Done,
                         Ok(false) => continue,
@@ -245,14 +244,14 @@ impl Consume {
             };
             let Some(pulled) = pulled else { break Ended::Failed(over(), None) };
             left -= 1;
-            looks.put_off();
+            checks.restart();
             let (exec, mut is_cut) = (exec.clone(), is_cut.clone());
             running.spawn(async move {
                 let view = View::given(&pulled);
                 let ended = tokio::select! {
                     biased;
                     ended = exec.run(&view, &[]) => ended,
-                    // The other end lives as long as this.
+                    // The sender is dropped after this task.
                     _ = is_cut.wait_for(|is_cut| *is_cut) => return pulled.snooze(Duration::ZERO),
                 };
                 match ended {
@@ -265,16 +264,16 @@ impl Consume {
                 }
             });
         };
-        // What was not begun goes to others at once.
+        // Other members receive the messages that were not begun immediately.
         puller.stop();
-        // The one of before is spent.
+        // The first future has completed.
         let again = context::stopped();
         tokio::select! {
             biased;
             () = async { while running.join_next().await.is_some() {} } => {}
             again = again => {
                 again?;
-                // They are killed, and their messages come back: that is no attempt that has failed.
+                // They are killed and their messages snoozed, which does not count as a failed attempt.
                 cut.send_replace(true);
                 while running.join_next().await.is_some() {}
             }
@@ -287,12 +286,12 @@ impl Consume {
         }
     }
 
-    /// Says that the group is paused, or is not any more: else it would wait for ever, and nobody knew for what.
-    async fn tell_pause(&self, cx: &Context, pause: &mut Pause) {
-        if !pause.is_time() {
+    /// Prints a note when the group is paused or resumed, since nothing else would show why no message arrives.
+    async fn note_pause(&self, cx: &Context, pause: &mut Pause) {
+        if !pause.is_due() {
             return;
         }
-        // What cannot be asked is asked again, and whatever is wrong is told by the consumer.
+        // The check is repeated, and the consumer logs the error.
         let Ok(state) = cx.admin().group_state(&self.topic, &self.group).await else { return };
         let (topic, group) = (&self.topic, &self.group);
         match (state.paused, std::mem::replace(&mut pause.since, state.paused)) {
@@ -300,12 +299,12 @@ impl Consume {
                 "group {group} is paused since {}: waiting until `millstream group resume {topic} {group}`",
                 human::time(since)
             )),
-            (None, Some(_)) => cx.output.note(&format!("group {group} goes on")),
+            (None, Some(_)) => cx.output.note(&format!("group {group} is resumed")),
             _ => {}
         }
     }
 
-    /// Whether the group has nothing left, if that is its end. What is not known is not nothing.
+    /// Whether the group has nothing left, with `--until-empty`. An unknown lag is not zero.
     async fn is_empty(&self, cx: &Context) -> Result<bool> {
         if !self.until_empty {
             return Ok(false);
@@ -314,12 +313,12 @@ impl Consume {
         match cx.mq.stats(&topic, self.group.as_str()).await {
             Ok(stats) => Ok(stats.iter().all(|it| it.lag == Some(0) && it.pending == 0 && it.retrying == 0)),
             Err(error) if error.is_transient() => Ok(false),
-            other => other.map(|_| false).context("is anything left"),
+            other => other.map(|_| false).context("cannot determine whether anything is left"),
         }
     }
 }
 
-/// Tells the server what was done, as long as that may take, or until a signal that comes now.
+/// Shuts down within [`SHUTDOWN`], unless another signal arrives.
 async fn shut_down(puller: Puller<Bytes>) -> Result<Report> {
     tokio::select! {
         biased;
@@ -328,26 +327,26 @@ async fn shut_down(puller: Puller<Bytes>) -> Result<Report> {
             stopped?;
             Err(Interrupted.into())
         }
-        () = tokio::time::sleep(TO_TELL) => {
-            bail!("the server could not be told within {TO_TELL:?} what was done: it comes again")
+        () = tokio::time::sleep(SHUTDOWN) => {
+            bail!("the last messages could not be settled within {SHUTDOWN:?}: they will be handled again")
         }
     }
 }
 
-/// What people see of us: on which machine, and which process.
+/// Returns the label of this member: host name and process id.
 fn here() -> String {
     let name = rustix::system::uname();
     let host = name.nodename().to_string_lossy().into_owned();
-    // What is behind the first point says where, and not which.
+    // The part behind the first point is the domain.
     format!("{}-{}", host.split('.').next().unwrap_or_default(), std::process::id())
 }
 
 fn over() -> anyhow::Error {
-    anyhow::anyhow!("the consumer has ended by itself")
+    anyhow::anyhow!("the consumer ended unexpectedly")
 }
 
-/// What was done, for people.
-fn told(report: Report) -> String {
+/// Formats the results.
+fn summary(report: Report) -> String {
     let mut text = human::of(report.acked, "message", "messages") + " done";
     for (count, what) in [(report.retried, "failed attempts"), (report.dead, "dead letters")] {
         if count > 0 {
@@ -357,30 +356,30 @@ fn told(report: Report) -> String {
     text
 }
 
-/// Whether the group is paused, as far as that was asked.
+/// The last known pause of the group.
 #[derive(Default)]
 struct Pause {
     since: Option<u64>,
-    looked: Option<Instant>,
+    checked: Option<Instant>,
 }
 
 impl Pause {
-    /// Whether it is to be asked: at first, and then from time to time.
-    fn is_time(&mut self) -> bool {
-        let is_time = self.looked.is_none_or(|at| at.elapsed() >= LOOK_FOR_PAUSE);
-        if is_time {
-            self.looked = Some(Instant::now());
+    /// Whether the next check is due: at the start, and then once per interval.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.checked.is_none_or(|at| at.elapsed() >= PAUSE_CHECK);
+        if is_due {
+            self.checked = Some(Instant::now());
         }
-        is_time
+        is_due
     }
 }
 
-/// When it is time to ask whether anything is left: when nothing has come for a while.
-struct Looks(Interval);
+/// Timer of the checks whether anything is left. Each message restarts it.
+struct Checks(Interval);
 
-impl Looks {
+impl Checks {
     fn new() -> Self {
-        let mut every = interval_at(Instant::now() + LOOK, LOOK);
+        let mut every = interval_at(Instant::now() + CHECK, CHECK);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self(every)
     }
@@ -389,7 +388,7 @@ impl Looks {
         self.0.tick().await;
     }
 
-    fn put_off(&mut self) {
+    fn restart(&mut self) {
         self.0.reset();
     }
 }

@@ -1,4 +1,4 @@
-//! `group pins` and `group expire`: who keeps entries from being dropped, and does not read.
+//! `group pins` and `group expire`: groups that keep entries from being trimmed, and no longer read.
 
 use std::time::Duration;
 
@@ -14,9 +14,11 @@ use crate::exit::Exit;
 use crate::human::ms;
 use crate::{human, output, parse};
 
-/// Which group keeps most from being dropped, of every partition
+/// Shows for each partition the group that keeps the most entries from being trimmed
 ///
-/// `entries` are those that stay for this group alone: of a part of the log counted up to 10,000 (`>= 10,000`, in JSON `exact` is `false`), of all of it its length; `idle` is how long ago it asked for entries last.
+/// `entries` is the number of entries that are kept for this group alone. Unless that is the whole log, it is counted
+/// up to 10,000: `>= 10,000`, and in JSON `exact` is `false`. `idle` is the time since the group last requested
+/// entries.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group pins orders
@@ -30,13 +32,13 @@ pub(super) struct Pins {
 struct PinView {
     partition: u32,
     group: String,
-    /// The oldest entry that has to stay for it.
+    /// The oldest entry that is kept for the group.
     watermark: String,
     entries: u64,
-    /// Whether there are no more than these.
+    /// Whether all of them were counted.
     exact: bool,
     bytes: u64,
-    /// `null` if it never asked.
+    /// `null` if it never read.
     idle_ms: Option<u64>,
 }
 
@@ -77,9 +79,9 @@ impl Pins {
     }
 }
 
-/// Deletes the groups that keep entries, in which nobody lives and which nobody has read with for long
+/// Deletes groups that keep entries, have no live members, and have not read for a long time
 ///
-/// A group that has never read is not among them, since nobody knows for how long that has been so: `group delete` it.
+/// A group that has never read is not deleted, since its idle time is unknown; use `group delete`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group expire orders --idle 30d --dry-run
@@ -87,7 +89,7 @@ impl Pins {
 pub(super) struct Expire {
     /// The topic
     topic: TopicName,
-    /// For how long nobody has read: `30d`
+    /// Minimum time since the last read: `30d`
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     idle: Duration,
     #[command(flatten)]
@@ -135,16 +137,14 @@ impl Expire {
         let found = admin.expire_groups(topic, self.idle, true).await?;
         let mut view = View::of(topic, self.dry.dry_run, &found);
         if self.dry.dry_run {
-            cx.output.note("dry run: nothing was done. What would be deleted:");
+            cx.output.note("dry run: nothing was done. To be deleted:");
         } else if !found.is_empty() {
             if !cx.output.is_json() {
                 cx.output.note(&view.text());
             }
             let groups = human::of(found.len() as u64, "group", "groups");
-            cx.confirm(&format!(
-                "Delete {groups} of topic {topic} with all that is kept for them, for ever?"
-            ))?;
-            // Of those that were named, the ones for which it is still so.
+            cx.confirm(&format!("Delete {groups} of topic {topic} with all their data, permanently?"))?;
+            // Only groups that were shown, and only if they are still expired.
             let still = admin.expire_groups(topic, self.idle, true).await?;
             let named = |it: &ExpiredGroup| found.iter().any(|known| known.group == it.group);
             let expired: Vec<_> = still.into_iter().filter(named).collect();
