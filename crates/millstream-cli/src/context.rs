@@ -77,8 +77,8 @@ pub(crate) async fn to_the_end<T>(work: impl Future<Output = millstream::Result<
     tokio::select! {
         biased;
         done = &mut work => Ok(done?),
-        heard = stopped() => {
-            heard?;
+        signal = stopped() => {
+            signal?;
             Ok(work.await?)
         }
     }

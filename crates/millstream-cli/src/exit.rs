@@ -53,12 +53,12 @@ fn advice(error: &Error) -> Option<&'static str> {
     let error = error.chain().find_map(|it| it.downcast_ref::<millstream::Error>())?;
     let is_new = error.to_string().starts_with("connect to ");
     match error.kind() {
-        ErrorKind::Unavailable if is_new => Some("--url or MILLSTREAM_URL says where it is"),
+        ErrorKind::Unavailable if is_new => Some("--url or MILLSTREAM_URL sets its address"),
         ErrorKind::Denied if is_new => {
             Some("redis://user:password@host in MILLSTREAM_URL, or in the file of --config")
         }
-        ErrorKind::Denied => Some("`millstream doctor` names every command that this user lacks"),
-        ErrorKind::WrongType => Some("`millstream verify` names every key that somebody else uses"),
+        ErrorKind::Denied => Some("`millstream doctor` lists every command that this user lacks"),
+        ErrorKind::WrongType => Some("`millstream verify` lists every key of a wrong type"),
         _ => None,
     }
 }
@@ -101,14 +101,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_done_is_told_once_and_only_where_it_helps() {
+    fn advice_is_given_once_and_only_where_it_helps() {
         let of = |kind, text: &str| advice(&Error::new(millstream::Error::new(kind, text)).context("around"));
         assert!(
             of(ErrorKind::Denied, "connect to redis://h: no").is_some_and(|it| it.contains("MILLSTREAM_URL"))
         );
         assert!(of(ErrorKind::Denied, "append").is_some_and(|it| it.contains("doctor")));
         assert!(of(ErrorKind::WrongType, "read").is_some_and(|it| it.contains("verify")));
-        assert_eq!(of(ErrorKind::Unavailable, "append"), None, "it is known where it is");
+        assert_eq!(of(ErrorKind::Unavailable, "append"), None, "the address is known");
         assert_eq!(advice(&anyhow!("no server")), None);
     }
 
@@ -120,6 +120,6 @@ mod tests {
         assert_eq!(code_of(&Error::new(Interrupted)), 130);
         assert_eq!(code_of(&Error::new(Closed)), 0);
         let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
-        assert_eq!(code_of(&Error::new(broken)), 1, "the pipe of somebody else");
+        assert_eq!(code_of(&Error::new(broken)), 1, "not the pipe of stdout");
     }
 }

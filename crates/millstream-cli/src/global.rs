@@ -13,24 +13,24 @@ use serde::Deserialize;
 /// The default URL.
 const URL: &str = "redis://127.0.0.1:6379";
 
-/// Options of every command.
+/// Options of all commands.
 #[derive(Args, Clone)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Where the queue is: `redis://[user:password@]host[:port][/db]` or `redis+unix:///path`. A password is better kept
-    /// in the environment or the file: everybody sees the arguments of a process. Default: `redis://127.0.0.1:6379`
+    /// URL of the server: `redis://[user:password@]host[:port][/db]` or `redis+unix:///path`. Default:
+    /// `redis://127.0.0.1:6379`
     #[arg(long, short, global = true, value_name = "URL", env = "MILLSTREAM_URL", hide_env_values = true)]
     url: Option<String>,
-    /// The prefix of all keys, as the programs that use the queue have it. Default, and if it is empty: none
+    /// Prefix of all keys, the same as in the programs that use the queue. Default, and if it is empty: none
     #[arg(long, global = true, value_name = "NAME", env = "MILLSTREAM_NAMESPACE")]
     namespace: Option<String>,
-    /// A file of settings (TOML): `url` and `namespace`
+    /// Settings file (TOML) with `url` and `namespace`
     #[arg(long, global = true, value_name = "FILE", env = "MILLSTREAM_CONFIG", value_parser = path())]
     config: Option<PathBuf>,
-    /// Prints JSON, for programs
+    /// Prints JSON
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// Takes every question for answered with yes
+    /// Answers all prompts with yes
     #[arg(long, short, global = true)]
     pub(crate) yes: bool,
 }

@@ -15,9 +15,9 @@ fn held() -> MutexGuard<'static, Option<VecDeque<String>>> {
 
 /// A writer of log lines.
 #[derive(Debug)]
-pub(crate) struct Told;
+pub(crate) struct LogWriter;
 
-impl Write for Told {
+impl Write for LogWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut held = held();
         let Some(lines) = held.as_mut() else { return io::stderr().write(bytes) };
@@ -63,7 +63,7 @@ mod tests {
     fn what_is_held_back_is_bounded() {
         let hold = Hold::back();
         for number in 0..150 {
-            Told.write_all(format!("line {number}\n").as_bytes()).expect("kept");
+            LogWriter.write_all(format!("line {number}\n").as_bytes()).expect("kept");
         }
         let lines = held().take().expect("held back");
         assert_eq!((lines.len(), lines[0].as_str(), lines[99].as_str()), (100, "line 50\n", "line 149\n"));

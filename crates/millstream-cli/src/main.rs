@@ -23,7 +23,7 @@ use exit::Exit;
 use global::Global;
 use suggest::Typed;
 
-/// The tool of Millstream, a message queue on Redis Streams.
+/// Manages topics, groups and messages of Millstream, a message queue on Redis Streams.
 #[derive(Debug, Parser)]
 #[command(name = "millstream", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(after_help = AFTER_HELP)]
@@ -35,26 +35,27 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "Examples:
-  millstream topic list                                 what there is
-  millstream --url redis://10.0.0.5 lag orders --watch  how far each group is behind, again and again
-  millstream doctor --json                              how the server does, as one JSON value
+  millstream topic list                                 all topics
+  millstream --url redis://10.0.0.5 lag orders --watch  how far each group is behind, every 2 seconds
+  millstream doctor --json                              the state of the server, as one JSON value
 
-Settings, the first that is there: options, the environment, the file of --config (by default
-$XDG_CONFIG_HOME/millstream/config.toml or ~/.config/millstream/config.toml), defaults.
+Settings, in the order of precedence: options, the environment, the file of --config (by default
+$XDG_CONFIG_HOME/millstream/config.toml or ~/.config/millstream/config.toml), defaults. Store a password in the
+environment or in the file: all users of a machine can see the arguments of a process.
 
-Output: data on stdout, what is said of it on stderr. With --json one JSON value a command, or one a line from commands
-that go on. Colours only on a terminal, and without NO_COLOR. RUST_LOG chooses what is told of the background.
+Output: data on stdout, notes on stderr. With --json one JSON value per command, or one per line from commands that run
+until they are stopped. Colours only on a terminal, and without NO_COLOR. RUST_LOG sets the log filter.
 
-Exit codes: 0 done; 1 failed, also if there is no server, no right, or nothing of that name; 2 wrong usage, also a
-confirmation that is missing; 3 looked, and found something wrong (doctor, verify); 130 interrupted before its end. What
-goes on until it is stopped ends with 0 then.";
+Exit codes: 0 done; 1 failed, also if the server, a permission or the named object is missing; 2 wrong usage, also a
+missing confirmation; 3 found a fault (doctor, verify); 130 interrupted before its end. A command that runs until it is
+stopped ends with 0 then.";
 
 /// The log filter unless `RUST_LOG` is set. The warning that a server without persistence can lose messages is
 /// omitted.
-const TOLD: &str = "warn,millstream_redis::durability=error";
+const LOG_FILTER: &str = "warn,millstream_redis::durability=error";
 
 /// Rewrites `millstream help topic list` to `millstream topic list --help`.
-fn asked(mut args: Vec<OsString>) -> Vec<OsString> {
+fn expand_help(mut args: Vec<OsString>) -> Vec<OsString> {
     if args.get(1).is_some_and(|word| word == "help") {
         args.remove(1);
         args.push("--help".into());
@@ -68,19 +69,19 @@ fn main() -> ExitCode {
         return exit::code(commands::generate::markdown::run(output::Output::new(false)));
     }
     // Ends the process itself: with 0 after --help, with 2 on wrong usage.
-    let matches = Cli::command().get_matches_from(asked(std::env::args_os().collect()));
+    let matches = Cli::command().get_matches_from(expand_help(std::env::args_os().collect()));
     let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     cli.global.settle(&matches);
     if let Err(wrong) = cli.command.check() {
         Cli::command().error(clap::error::ErrorKind::ValueValidation, wrong).exit();
     }
     // Errors in the background are logged when they occur, and are not part of the output.
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(TOLD));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let colours = output::colours(&std::io::stderr());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(colours)
-        .with_writer(|| log_buffer::Told)
+        .with_writer(|| log_buffer::LogWriter)
         .init();
     exit::code(run(cli, &Typed::of(&matches)))
 }

@@ -10,15 +10,15 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::output::{Output, Tone};
 
-/// Looks at the server: version, persistence, memory, rights, clock, …, the worst first
+/// Checks the server: version, persistence, memory, permissions, clock, …; the worst result first
 ///
-/// Exit code 3 if something goes wrong, or will; with --strict also if something may.
+/// The exit code is 3 if there is an error; with --strict also if there is a warning.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream doctor
   millstream doctor --strict --json | jq '.reports[] | select(.level != \"ok\")'")]
 pub(crate) struct Doctor {
-    /// Counts warnings as well
+    /// Treats warnings as errors
     #[arg(long)]
     strict: bool,
 }

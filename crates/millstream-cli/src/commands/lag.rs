@@ -16,12 +16,14 @@ use crate::context::{Context, stopped};
 use crate::exit::{Exit, not_found};
 use crate::{human, output, parse};
 
-/// How far groups are behind: of a topic, or of all
+/// Shows how far the groups of a topic, or of all topics, are behind
 ///
-/// `backlog` is all that a group has to do, now or later: `lag` (never handed out), `pending` (handed out and not settled),
-/// `retrying`, and what is delayed and due; the largest stands first. `oldest` is the age of what is unread or pending, and
-/// not of what waits for a retry. A lag that would take too long to find out is shown as `>= 10,000`, or as `unknown`; in
-/// JSON it is `null` beside `lag_at_least`.
+/// `backlog` is all remaining work of a group: `lag` (never handed out), `pending` (handed out and not settled),
+/// `retrying`, and delayed messages that are due; the largest is shown first. `oldest` is the age of the oldest message
+/// that is unread or pending, without those that wait for a retry.
+///
+/// A lag that would take too long to count is shown as `>= 10,000` or `unknown`; in JSON it is `null`, with
+/// `lag_at_least`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream lag
@@ -33,7 +35,7 @@ pub(crate) struct Lag {
     /// Only this group
     #[arg(long, short)]
     group: Option<GroupName>,
-    /// Again and again, until it is stopped. Default: every 2 seconds; another time needs the equals sign, `--watch=5`
+    /// Repeats until it is stopped, by default every 2 seconds; another interval requires the equals sign: `--watch=5`
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = "2",
           value_parser = parse::interval)]
     watch: Option<Duration>,
@@ -80,7 +82,7 @@ impl Lag {
         };
         tokio::select! {
             biased;
-            heard = stopped() => heard.map(|()| Exit::Done),
+            signal = stopped() => signal.map(|()| Exit::Done),
             ended = watch => ended,
         }
     }

@@ -18,10 +18,10 @@ use crate::{human, output, parse};
 /// Maximum number of the largest partitions that are shown to people.
 const SHOWN: usize = 10;
 
-/// What topics take of the server's memory: one by structure, group and partition; several in sum, and a line each
+/// Shows the server memory of topics: of one by structure, group and partition; of several as a sum with one line each
 ///
-/// Bytes are estimated from samples, by the server. With --over it looks twice, and says when the server is full if it goes on
-/// as it did in between. As JSON every topic has all of it.
+/// The server estimates the bytes from samples. With --over it measures twice, and shows when the server is full at the
+/// same growth. The JSON output has all values for every topic.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream memory
@@ -32,7 +32,7 @@ pub(crate) struct Memory {
     /// The topics. Default: all
     #[arg(value_name = "TOPIC")]
     topics: Vec<TopicName>,
-    /// Looks again after so long, and says when the server is full
+    /// Measures again after this time, and shows when the server is full
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     over: Option<Duration>,
 }

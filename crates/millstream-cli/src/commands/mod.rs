@@ -99,10 +99,10 @@ impl Command {
     }
 }
 
-/// For every command that changes something.
+/// Option of all commands that change something.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct DryRun {
-    /// Only shows what would be done
+    /// Shows the changes without making them
     #[arg(long, short = 'n')]
     pub(crate) dry_run: bool,
 }

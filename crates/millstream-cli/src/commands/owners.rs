@@ -13,10 +13,10 @@ use crate::exit::Exit;
 use crate::human::ms;
 use crate::{human, output};
 
-/// Who has each partition of a topic for a group, and who should
+/// Shows the owner of each partition for a group, and the assigned member
 ///
-/// `settled`: who has it should. `moving`: it is about to change hands. `waiting`: nobody has it, and somebody should.
-/// `unassigned`: somebody has it, and there is no assignment. `idle`: nobody has it, and nobody should.
+/// `settled`: the assigned member owns it. `moving`: another member owns it. `waiting`: it is assigned and has no
+/// owner. `unassigned`: it has an owner, and there is no assignment. `idle`: it has neither.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream owners orders billing
@@ -125,7 +125,7 @@ impl View {
             [member, human::count(partitions.len() as u64), partitions.join(" ")]
         });
         let members = match self.members.is_empty() {
-            true => "nobody lives in the group".to_owned(),
+            true => "the group has no live members".to_owned(),
             false => output::table(&["member", ">has", "partitions"], members),
         };
         let titles = [">partition", "owner", ">epoch", ">ends in", "should be", "standing"];

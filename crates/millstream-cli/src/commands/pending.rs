@@ -17,10 +17,10 @@ use crate::{human, output, parse};
 /// The name under which all owners of a partition read: its entries belong to the current owner.
 const OWNER: &str = "owner";
 
-/// What a group was handed and has not settled, over all partitions
+/// Lists the pending entries of a group in all partitions
 ///
-/// By id it comes in pages: `next` is where the next one begins. By idle time or deliveries all that is pending is looked
-/// through, and the first --limit are shown.
+/// Sorted by id, the list has pages: `next` is the cursor of the next one. Sorted by idle time or deliveries, all
+/// pending entries are read, and the first --limit are shown.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream pending orders billing
@@ -29,16 +29,16 @@ const OWNER: &str = "owner";
 pub(crate) struct Pending {
     #[command(flatten)]
     of: Of,
-    /// In which order
+    /// Order of the entries
     #[arg(long, value_enum, default_value_t = Sort::Id)]
     sort: Sort,
-    /// The most entries
+    /// Maximum number of entries
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
-    /// Where the page before ended, as it said: only by id
+    /// Cursor of the page, from `next` of the page before; only with `--sort id`
     #[arg(long, value_name = "CURSOR")]
     after: Option<Cursor>,
-    /// Only what nobody has touched for so long: not by id
+    /// Only entries with at least this idle time; not with `--sort id`
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     idle: Option<Duration>,
 }
@@ -47,9 +47,9 @@ pub(crate) struct Pending {
 enum Sort {
     /// Oldest first
     Id,
-    /// What was not touched for longest first
+    /// Longest idle time first
     Idle,
-    /// What was handed out most often first
+    /// Most deliveries first
     Deliveries,
 }
 

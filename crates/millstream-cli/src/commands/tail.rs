@@ -27,11 +27,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Default number of messages.
 const LAST: usize = 10;
 
-/// Shows messages, and with -f what comes; groups do not notice
+/// Shows messages, and with -f new ones; groups are not affected
 ///
-/// The last 10 messages of the topic, or what is asked for, in the order of their ids over all partitions. With -f it goes
-/// on with what comes, until it is stopped. Nothing is taken, and nobody has to be in a group: to be handled, messages
-/// are consumed.
+/// By default it shows the last 10 messages of the topic, in the order of their ids over all partitions. With -f it
+/// continues with new messages until it is stopped. It joins no group and settles nothing; `consume` does.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream tail orders -f
@@ -41,19 +40,19 @@ const LAST: usize = 10;
 pub(crate) struct Tail {
     /// The topic
     topic: TopicName,
-    /// Where to begin: `earliest`, `latest`, an id (`1700000000000-0`), or a time (`2026-01-31T12:00:00Z`, `2h ago`)
+    /// Start position: `earliest`, `latest`, an id (`1700000000000-0`), or a time (`2026-01-31T12:00:00Z`, `2h ago`)
     #[arg(long, value_parser = parse::position, value_name = "POSITION", conflicts_with = "last")]
     from: Option<Position>,
-    /// Begins so many messages before the end. Default: 10
+    /// Starts this many messages before the end. Default: 10
     #[arg(long, short = 'n', value_name = "N")]
     last: Option<usize>,
-    /// Goes on with what comes
+    /// Continues with new messages
     #[arg(long, short)]
     follow: bool,
-    /// Of these partitions. Default: of all
+    /// Messages of these partitions. Default: all
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     partition: Vec<u32>,
-    /// Ends after so many messages
+    /// Ends after this many messages
     #[arg(long, value_name = "N")]
     limit: Option<usize>,
     #[command(flatten)]
@@ -62,13 +61,13 @@ pub(crate) struct Tail {
     format: FormatArgs,
 }
 
-/// Which messages are shown
+/// Filter of messages
 #[derive(Args, Debug)]
 struct Wanted {
     /// Messages with this key
     #[arg(long)]
     key: Option<String>,
-    /// Messages with this header, or with this value of it; several must all be there
+    /// Messages with this header, or with this value of it; can be repeated, and all must match
     #[arg(long, value_name = "NAME[=VALUE]")]
     header: Vec<String>,
     /// Messages with this text in their payload

@@ -16,10 +16,10 @@ use crate::exit::Exit;
 use crate::output::{Output, Tone};
 use crate::{human, output};
 
-/// Checks topics and delay queues: is every message in exactly one place?
+/// Checks that every message of topics and delay queues is in exactly one place
 ///
-/// It looks at what is pending, parked, noted and scheduled, while everything runs; what is unread is not read. Exit code 3 if
-/// something is wrong that was not put right. No message is lost by a repair; some may be handled twice.
+/// It checks pending, parked, noted and scheduled messages while consumers run; unread messages are not read. The exit
+/// code is 3 if a fault was found and not repaired. A repair loses no message; some may be handled twice.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream verify
@@ -30,13 +30,13 @@ pub(crate) struct Verify {
     /// The topics. Default: all topics and all delay queues
     #[arg(value_name = "TOPIC")]
     topics: Vec<TopicName>,
-    /// A delay queue; several may be given
+    /// A delay queue; can be repeated
     #[arg(long = "queue", value_name = "QUEUE")]
     queues: Vec<QueueName>,
-    /// Puts right what can be
+    /// Repairs the faults that can be repaired
     #[arg(long)]
     repair: bool,
-    /// The most findings over all of them: at the next one it ends, and leaves that as it is
+    /// Maximum number of findings in total; the check ends at the next one, which is not repaired
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     limit: u32,
     #[command(flatten)]

@@ -55,9 +55,9 @@ fn help_is_a_command_too_and_what_is_for_others_is_not_told() {
 }
 
 #[test]
-fn exit_codes_are_told() {
+fn exit_codes_are_listed() {
     let help = Ran::of(&mut bare(&["--help"])).stdout;
-    for code in ["0 done", "1 failed", "2 wrong usage", "3 looked", "130 interrupted"] {
+    for code in ["0 done", "1 failed", "2 wrong usage", "3 found", "130 interrupted"] {
         assert!(help.contains(code), "{help}");
     }
 }

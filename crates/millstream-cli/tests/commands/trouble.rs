@@ -28,7 +28,7 @@ fn a_server_that_is_not_there_is_told_with_where_it_was_looked_for() {
     let down = said(&format!("redis://127.0.0.1:{port}"), "topic list");
     let begins = format!("error: connect to redis://127.0.0.1:{port}: the server cannot be reached: ");
     assert!(
-        down.starts_with(&begins) && down.ends_with("; --url or MILLSTREAM_URL says where it is"),
+        down.starts_with(&begins) && down.ends_with("; --url or MILLSTREAM_URL sets its address"),
         "{down}"
     );
     let socket = said("redis+unix:///nonexistent/socket", "lag");
@@ -82,7 +82,7 @@ fn a_command_that_a_user_may_not_use_is_named() {
         refused.contains("the server does not let this user do that") && refused.contains("evalsha"),
         "{refused}"
     );
-    assert!(refused.ends_with("; `millstream doctor` names every command that this user lacks"), "{refused}");
+    assert!(refused.ends_with("; `millstream doctor` lists every command that this user lacks"), "{refused}");
 }
 
 #[tokio::test]
@@ -97,10 +97,7 @@ async fn a_key_of_somebody_else_is_named() {
     for words in ["topic describe orders", "tail orders", "lag orders", "memory orders"] {
         let why = cli.fails(1, words);
         assert!(why.contains(&meta) && why.contains("a key holds a foreign type"), "{words}: {why}");
-        assert!(
-            why.ends_with("; `millstream verify` names every key that somebody else uses\n"),
-            "{words}: {why}"
-        );
+        assert!(why.ends_with("; `millstream verify` lists every key of a wrong type\n"), "{words}: {why}");
         assert_eq!(why.lines().count(), 1, "{why}");
     }
 }

@@ -13,28 +13,28 @@ use millstream::{DeadLetter, Limits};
 
 use crate::commands::message::content::header;
 
-/// What is changed of them
+/// Changes of the messages
 #[derive(Args, Clone, Debug)]
 pub(super) struct EditArgs {
-    /// Another payload
+    /// Replaces the payload
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["payload_file", "edit"])]
     set_payload: Option<String>,
-    /// A file that is the payload
+    /// Replaces the payload by the content of a file
     #[arg(long, value_name = "FILE", conflicts_with = "edit")]
     payload_file: Option<PathBuf>,
-    /// Another key
+    /// Replaces the key
     #[arg(long, value_name = "KEY", conflicts_with = "remove_key")]
     set_key: Option<String>,
-    /// No key
+    /// Removes the key
     #[arg(long)]
     remove_key: bool,
-    /// A header with this value, in place of those it has of that name; several may be given
+    /// Sets a header, in place of those with the same name; can be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     set_header: Vec<(String, Bytes)>,
-    /// A header that goes; several may be given
+    /// Removes the headers with this name; can be repeated
     #[arg(long, value_name = "NAME")]
     remove_header: Vec<String>,
-    /// Changes the payload of one letter in $VISUAL or $EDITOR
+    /// Opens the payload of one letter in $VISUAL or $EDITOR
     #[arg(long)]
     pub(super) edit: bool,
 }

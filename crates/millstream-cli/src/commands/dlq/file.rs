@@ -21,7 +21,7 @@ use crate::human;
 /// Number of letters read or put at once.
 const PAGE: usize = 200;
 
-/// Writes dead letters as lines of JSON, which `import` reads; they stay
+/// Writes dead letters as lines of JSON, which `import` reads; the letters stay stored
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq export orders billing > letters.jsonl
@@ -31,21 +31,21 @@ pub(super) struct Export {
     of: Of,
     #[command(flatten)]
     wanted: Wanted,
-    /// The most letters, oldest first
+    /// Maximum number of letters, oldest first
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
-    /// The file to write, which must not be there. Default: stdout
+    /// File to write, which must not exist. Default: stdout
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Also over a file that is there
+    /// Overwrites an existing file
     #[arg(long, requires = "output")]
     force: bool,
 }
 
-/// Puts exported letters back among the dead letters
+/// Imports exported letters as dead letters
 ///
-/// Each gets a new id. A letter that is still there is passed over, and so is one that was put back in the last 7 days: the
-/// same file twice is as good as once.
+/// Each gets a new id. A letter that still exists is skipped, and so is one that was imported in the last 7 days. So
+/// importing a file twice is the same as importing it once.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq import orders billing letters.jsonl
@@ -53,9 +53,9 @@ pub(super) struct Export {
 pub(super) struct Import {
     #[command(flatten)]
     of: Of,
-    /// The file to read; `-` for stdin
+    /// File to read; `-` for stdin
     file: PathBuf,
-    /// Puts back also what was put back before
+    /// Also imports letters that were imported before
     #[arg(long)]
     again: bool,
     #[command(flatten)]

@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output};
 
-/// Dead letters with what they failed with, oldest first
+/// Lists dead letters with their errors, oldest first
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq list orders billing --limit 20
@@ -28,18 +28,18 @@ pub(super) struct List {
     of: Of,
     #[command(flatten)]
     wanted: Wanted,
-    /// The most letters
+    /// Maximum number of letters
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     limit: u32,
-    /// The newest first
+    /// Shows the newest first
     #[arg(long)]
     newest_first: bool,
-    /// Where the page before ended, as it said
+    /// Cursor of the page, from `next` of the page before
     #[arg(long, value_name = "CURSOR")]
     after: Option<Cursor>,
 }
 
-/// One dead letter: its story, headers and payload
+/// Shows a dead letter with its attempts, headers and payload
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq show orders billing 1700000000000-0
@@ -47,16 +47,16 @@ pub(super) struct List {
 pub(super) struct Show {
     #[command(flatten)]
     of: Of,
-    /// The id of the letter
+    /// Id of the letter
     id: MessageId,
-    /// Its partition, if letters of several have the id. Default: looked for in all
+    /// Its partition, if letters of several partitions have this id. Default: all are searched
     #[arg(long, value_name = "N")]
     partition: Option<u32>,
 }
 
-/// How many dead letters there are
+/// Counts dead letters
 ///
-/// Without options that is one request, however many there are. With a filter, or with --reasons, all are read.
+/// Without options this takes one request, however many there are. With a filter or --reasons, all letters are read.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq count orders billing
@@ -67,7 +67,7 @@ pub(super) struct Count {
     of: Of,
     #[command(flatten)]
     wanted: Wanted,
-    /// Also how many there are of which reason and partition
+    /// Also counts by reason and by partition
     #[arg(long)]
     reasons: bool,
 }

@@ -14,10 +14,10 @@ use clap::{Args, Subcommand};
 use crate::context::Context;
 use crate::exit::Exit;
 
-/// Dead letters: list, show, count, consume, export, import, replay, purge
+/// Lists, shows, counts, consumes, exports, imports, replays and purges dead letters
 ///
-/// What a group has given up stays in its dead letters until somebody replays or purges it. All this can be done while
-/// consumers run, and by several people at once: each letter is replayed once.
+/// A message that a group has given up is stored as a dead letter until it is replayed or purged. All commands can run
+/// beside consumers, and several times at once: each letter is replayed once.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq list orders billing --reason exhausted

@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::exit::Exit;
 use crate::human;
 
-/// Deletes dead letters for good
+/// Deletes dead letters permanently
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq purge orders billing 1700000000000-0
@@ -50,7 +50,7 @@ impl Purge {
         filter.up_to = Some(survey.ends.clone());
         if survey.matched > 0 {
             let group = &self.chosen.of.group;
-            cx.confirm(&format!("Delete {letters} of {group} for good?"))?;
+            cx.confirm(&format!("Delete {letters} of {group} permanently?"))?;
         }
         let purged = queue.purge_where(&filter, limit).await?;
         cx.output.show(&Purged { purged, sample: Vec::new(), dry_run: false }, |it| {
@@ -59,7 +59,7 @@ impl Purge {
         missing.check()?;
         if purged < survey.matched {
             let left = human::of(survey.matched - purged, "letter", "letters");
-            bail!("{left} were passed over: gone by now, or somebody is replaying them");
+            bail!("{left} were passed over: gone by now, or claimed by others");
         }
         Ok(Exit::Done)
     }

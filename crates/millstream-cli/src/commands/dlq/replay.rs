@@ -16,11 +16,11 @@ use crate::context::{self, Context};
 use crate::exit::{self, Exit, Usage};
 use crate::human;
 
-/// Sends dead letters back to their group, or elsewhere
+/// Sends dead letters back to their group, or to a topic
 ///
-/// Back to the group (and to no other) they go as first attempts, each once, however many replay them. With --to-topic they
-/// become new messages there, for all its groups, with headers that say where they come from; whoever dies in the middle of
-/// that leaves letters that can be replayed again after 30 s, and may then be there twice.
+/// In their group (and in no other) they are first attempts, each sent once even if several processes replay it. With
+/// --to-topic they become new messages for all groups of that topic, with headers that contain their origin. If the
+/// process dies meanwhile, its letters can be replayed again after 30 s, and some may then be there twice.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq replay orders billing 1700000000000-0
@@ -33,12 +33,12 @@ pub(super) struct Replay {
     /// Sends them to this topic, for all its groups
     #[arg(long, value_name = "TOPIC")]
     to_topic: Option<TopicName>,
-    /// To this partition of it. Default: by the key
+    /// Partition of that topic. Default: by the key
     #[arg(long, value_name = "N", requires = "to_topic")]
     to_partition: Option<u32>,
     #[command(flatten)]
     edit: EditArgs,
-    /// So many a second at most
+    /// Maximum number of letters per second
     #[arg(long, value_name = "N", value_parser = rate)]
     rate: Option<f64>,
     #[command(flatten)]
@@ -87,7 +87,7 @@ impl Outcome<'_> {
     fn text(&self) -> String {
         let mut text = format!("{} replayed", human::of(self.replayed, "dead letter", "dead letters"));
         if self.passed_over > 0 {
-            text += &format!(", {} passed over: gone, or in other hands", human::count(self.passed_over));
+            text += &format!(", {} passed over: gone, or claimed by others", human::count(self.passed_over));
         }
         for Refused { partition, id, why } in &self.refusals {
             text += &format!("\n{id} of partition {partition} stays: {why}");
@@ -156,7 +156,7 @@ impl Replay {
             bail!("{} cannot be sent so, and stay", human::of(outcome.refused, "letter", "letters"));
         }
         if self.chosen.is_named() && outcome.passed_over > 0 {
-            bail!("{} passed over: gone, or in other hands", human::count(outcome.passed_over));
+            bail!("{} passed over: gone, or claimed by others", human::count(outcome.passed_over));
         }
         Ok(Exit::Done)
     }

@@ -14,13 +14,13 @@ use crate::parse::{self, When};
 /// Maximum number of affected letters that are shown.
 const SAMPLE: usize = 10;
 
-/// Which letters: everything that is given must fit
+/// Filter of letters, in which all conditions must match
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct Wanted {
-    /// Letters of these partitions. Default: of all
+    /// Letters of these partitions. Default: all
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     partition: Vec<u32>,
-    /// Letters that died for this reason: exhausted, rejected, undecodable, malformed, crashed, orphan
+    /// Letters with this reason: exhausted, rejected, undecodable, malformed, crashed, orphan
     #[arg(long)]
     reason: Option<String>,
     /// Letters with this text in the error of the last attempt
@@ -35,16 +35,16 @@ pub(super) struct Wanted {
     /// Letters with this text in their payload
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Letters that died at this time or later: `2026-01-31T12:00:00Z`, `2h ago`
+    /// Letters that were stored at this time or later: `2026-01-31T12:00:00Z`, `2h ago`
     #[arg(long, value_name = "WHEN", value_parser = parse::when)]
     from: Option<When>,
-    /// Letters that died before this time
+    /// Letters that were stored before this time
     #[arg(long, value_name = "WHEN", value_parser = parse::when)]
     until: Option<When>,
-    /// Letters after at least so many attempts
+    /// Letters with at least this many attempts
     #[arg(long, value_name = "N")]
     min_attempts: Option<u32>,
-    /// Letters after at most so many attempts
+    /// Letters with at most this many attempts
     #[arg(long, value_name = "N")]
     max_attempts: Option<u32>,
     /// The letter of the message with this id in the log
@@ -78,20 +78,20 @@ impl Wanted {
     }
 }
 
-/// Which letters something is done to
+/// Selection of letters
 #[derive(Args, Clone, Debug)]
 pub(super) struct Chosen {
     #[command(flatten)]
     pub(super) of: Of,
-    /// The ids of letters
+    /// Ids of letters
     #[arg(value_name = "ID")]
     ids: Vec<MessageId>,
     #[command(flatten)]
     wanted: Wanted,
-    /// All letters that are there now
+    /// All letters that exist now
     #[arg(long, conflicts_with = "ids")]
     all: bool,
-    /// The most letters, oldest first
+    /// Maximum number of letters, oldest first
     #[arg(long, value_name = "N")]
     pub(super) limit: Option<u64>,
 }

@@ -8,14 +8,14 @@ use crate::Cli;
 use crate::exit::Exit;
 use crate::output::Output;
 
-/// Prints what a shell needs to complete commands and options
+/// Prints the completion script of a shell
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream completions bash > ~/.local/share/bash-completion/completions/millstream
   millstream completions zsh > ~/.zfunc/_millstream
   millstream completions fish > ~/.config/fish/completions/millstream.fish")]
 pub(crate) struct Completions {
-    /// Which shell
+    /// The shell
     shell: Shell,
 }
 

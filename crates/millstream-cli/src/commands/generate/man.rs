@@ -12,13 +12,13 @@ use crate::exit::Exit;
 use crate::human;
 use crate::output::Output;
 
-/// Prints the manual page, or writes those of all commands into a folder
+/// Prints the manual page, or writes the pages of all commands into a folder
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream man | man -l -
   millstream man ~/.local/share/man/man1")]
 pub(crate) struct Man {
-    /// A folder, which is created if it is not there. Default: the page of `millstream` to stdout
+    /// Folder for the pages, created if it does not exist. Default: prints the page of `millstream`
     folder: Option<PathBuf>,
 }
 

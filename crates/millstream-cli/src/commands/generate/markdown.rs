@@ -10,8 +10,8 @@ use crate::output::Output;
 
 const HEAD: &str = "# The command line
 
-Made from the command itself: `cargo run -q -p millstream-cli -- markdown > docs/cli.md`. What a word means stands in
-the guides, above all in [looking after a queue](guides/admin.md).
+Generated from the command: `cargo run -q -p millstream-cli -- markdown > docs/cli.md`. The guides explain the terms, above
+all [looking after a queue](guides/admin.md). [bench.md](bench.md) is the reference of `millstream-bench`.
 ";
 
 /// Prints the reference.

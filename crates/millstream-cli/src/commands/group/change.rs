@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::group::Of;
-use crate::commands::shared::failures::{Failed, Told};
+use crate::commands::shared::failures::{Failed, Listed};
 use crate::commands::shared::view::GroupView;
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
@@ -17,7 +17,8 @@ use crate::parse::{self, Position};
 
 /// Creates a group on all partitions of a topic
 ///
-/// A consumer does that by itself when it starts. Before that, a group that is there keeps what it has not read.
+/// A consumer creates its group when it starts. A group that was created earlier keeps entries from being trimmed until
+/// they are settled.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group create orders billing
@@ -25,7 +26,7 @@ use crate::parse::{self, Position};
 pub(super) struct Create {
     #[command(flatten)]
     of: Of,
-    /// Where it begins: `earliest`, `latest`, an id, a time (`2026-01-31T12:00:00Z`) or `2h ago`
+    /// Start position: `earliest`, `latest`, an id, a time (`2026-01-31T12:00:00Z`) or `2h ago`
     #[arg(long, value_name = "POSITION", value_parser = parse::position, default_value = "earliest")]
     from: Position,
     #[command(flatten)]
@@ -83,10 +84,10 @@ impl Create {
     }
 }
 
-/// Deletes a group with everything that is kept for it
+/// Deletes a group with all its data
 ///
-/// What is pending and parked, its dead letters, members and leases. What only it kept in the log is dropped by the next
-/// trim. It is refused while somebody lives in it.
+/// The data are its pending and parked messages, dead letters, members and leases. The next trim drops the log entries
+/// that only this group kept. A group with live members is not deleted.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group delete orders billing --dry-run
@@ -94,7 +95,7 @@ impl Create {
 pub(super) struct Delete {
     #[command(flatten)]
     of: Of,
-    /// Also if somebody lives in it
+    /// Deletes it even if it has live members
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -112,15 +113,15 @@ struct Deleted {
     named: String,
     /// The data that is deleted with it; or the reason why it cannot be counted.
     #[serde(flatten)]
-    group: Told<GroupView>,
+    group: Listed<GroupView>,
 }
 
 impl Deleted {
     fn text(&self) -> String {
         let (group, topic) = (&self.named, &self.topic);
         let GroupView { pending, retrying, dead, .. } = match &self.group {
-            Told::As(group) => group,
-            Told::Not(failed) => {
+            Listed::Item(group) => group,
+            Listed::Failed(failed) => {
                 return format!("group {group} of topic {topic}: could not be counted: {}", failed.error);
             }
         };
@@ -143,11 +144,11 @@ impl Delete {
         };
         let (in_use, counted) = match looked {
             Ok((stats, overdue)) => {
-                (stats.members + stats.owned > 0, Told::As(GroupView::of(&stats, overdue)))
+                (stats.members + stats.owned > 0, Listed::Item(GroupView::of(&stats, overdue)))
             }
             // Data that cannot be counted can still be deleted.
             Err(error) if error.kind() == ErrorKind::WrongType || error.kind() == ErrorKind::Protocol => {
-                (false, Told::Not(Failed::group(group, &error)))
+                (false, Listed::Failed(Failed::group(group, &error)))
             }
             Err(error) => return Err(error.into()),
         };

@@ -9,14 +9,14 @@ use millstream::{PartitionStats, TopicName};
 use serde::Serialize;
 
 use crate::commands::group::Of;
-use crate::commands::shared::failures::{Failed, Told};
+use crate::commands::shared::failures::{Failed, Listed};
 use crate::commands::shared::view::GroupView;
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::human::ms;
 use crate::{human, output};
 
-/// All groups of a topic, with how they stand
+/// Lists all groups of a topic with their state
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group list orders
@@ -34,18 +34,18 @@ impl List {
             Err(error) => (0, Some(Failed::topic(&self.topic, &error))),
         };
         let groups = survey.groups.iter().map(|(group, stats)| match stats {
-            Ok(stats) => Told::As(GroupView::of(stats, overdue)),
-            Err(error) => Told::Not(Failed::group(group, error)),
+            Ok(stats) => Listed::Item(GroupView::of(stats, overdue)),
+            Err(error) => Listed::Failed(Failed::group(group, error)),
         });
         let groups: Vec<_> = groups.collect();
         cx.output.show(&groups, |groups| {
-            output::table(&GroupView::TITLES, Told::known(groups).map(GroupView::row))
+            output::table(&GroupView::TITLES, Listed::known(groups).map(GroupView::row))
         })?;
-        Failed::end(cx, delayed.iter().chain(Told::failed(&groups)))
+        Failed::end(cx, delayed.iter().chain(Listed::failed(&groups)))
     }
 }
 
-/// How a group stands with each partition of a topic, and who owns it
+/// Shows the state of a group in each partition of a topic, and the owners
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group describe orders billing

@@ -13,7 +13,7 @@ use millstream::{GroupName, TopicName};
 use crate::context::Context;
 use crate::exit::{Exit, not_found};
 
-/// Consumer groups: list, look, create, move, pause, delete
+/// Lists, describes, creates, moves, pauses and deletes consumer groups
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group list orders
@@ -37,7 +37,7 @@ enum What {
     Expire(idle::Expire),
 }
 
-/// Which group of which topic.
+/// A group of a topic.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Of {
     /// The topic

@@ -9,10 +9,11 @@ use crate::commands::group::Of;
 use crate::context::Context;
 use crate::exit::Exit;
 
-/// Pauses a group as a whole, over all its consumers, until it is resumed
+/// Pauses all consumers of a group until the group is resumed
 ///
-/// They hear of it with their next heartbeat at the latest. They read nothing and start no further handler; those that run
-/// end, and are settled. What was read stays in hand, partitions stay where they are, retries wait.
+/// Consumers receive the pause with their next heartbeat at the latest. Then they read nothing and start no handler.
+/// Running handlers complete, and their messages are settled. Messages that were read stay pending, partitions keep
+/// their owners, and retries wait.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group pause orders billing")]

@@ -12,10 +12,11 @@ use crate::exit::Exit;
 use crate::parse::{self, Position};
 use crate::{human, output};
 
-/// Lets a group that is not running go on elsewhere: back, to handle messages again, or forward, to skip some
+/// Moves the position of a group without running consumers: back, to handle messages again, or forward, to skip some
 ///
-/// Without --execute it only shows what that would mean: `again` was handed out before and would be again, `never` was not and
-/// would not be, `in hand` is handed out and not settled. What waits for a retry, and dead letters, stay as they are.
+/// Without --execute it only shows the effect, as numbers of entries: `again` were handed out before and would be
+/// handed out again, `never` were not and never would be, `pending` are handed out and not settled. Messages that wait
+/// for a retry and dead letters are not affected.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream group reset orders billing --to earliest
@@ -24,10 +25,10 @@ use crate::{human, output};
 pub(super) struct Reset {
     #[command(flatten)]
     of: Of,
-    /// Where it goes on: `earliest`, `latest`, with the entry of an id, a time (`2026-01-31T12:00:00Z`) or `2h ago`
+    /// New position: `earliest`, `latest`, an id (this entry is read next), a time (`2026-01-31T12:00:00Z`) or `2h ago`
     #[arg(long, value_name = "POSITION", value_parser = parse::position)]
     to: Position,
-    /// Does it
+    /// Moves the position
     #[arg(long, conflicts_with = "dry_run")]
     execute: bool,
     #[command(flatten)]
@@ -85,7 +86,7 @@ fn counted(number: u64) -> String {
 
 impl View {
     fn text(&self) -> String {
-        let titles = [">partition", "position", ">again", ">never", ">in hand"];
+        let titles = [">partition", "position", ">again", ">never", ">pending"];
         let mut rows: Vec<_> = self.partitions.iter().map(PartitionView::row).collect();
         let cut =
             |of: fn(&PartitionView) -> u64| self.partitions.iter().any(|it| of(it) >= SeekPreview::LIMIT);
@@ -124,7 +125,7 @@ impl Reset {
         }
         cx.output.show(&view, |view| match view.dry_run {
             true => view.text(),
-            false => format!("group {group} of topic {topic} goes on elsewhere"),
+            false => format!("group {group} of topic {topic} was moved"),
         })?;
         Ok(Exit::Done)
     }

@@ -15,13 +15,13 @@ use crate::context::local_ms;
 use crate::exit::Usage;
 use crate::parse::{self, When};
 
-/// When something is due
+/// Due time of a message
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct DueArgs {
-    /// Due so long from now, by the server's clock: `30s`, `2h`
+    /// Delay from now, by the server's clock: `30s`, `2h`
     #[arg(long, value_name = "TIME", value_parser = delay, conflicts_with = "at")]
     pub(crate) delay: Option<Duration>,
-    /// Due at this time, by the server's clock: `2026-01-31T12:00:00Z`, `2026-01-31`, or `in 5m`
+    /// Due time, by the server's clock: `2026-01-31T12:00:00Z`, `2026-01-31`, or `in 5m`
     #[arg(long, value_name = "WHEN", value_parser = at)]
     pub(crate) at: Option<When>,
 }
@@ -66,19 +66,19 @@ pub(crate) fn due_at(when: When) -> Due {
     }
 }
 
-/// What a message is
+/// Content of a message
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ContentArgs {
     /// The payload
     #[arg(long, value_name = "TEXT", conflicts_with = "file")]
     payload: Option<String>,
-    /// A file that is the payload; `-` for stdin
+    /// File with the payload; `-` for stdin
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// The key
     #[arg(long)]
     key: Option<String>,
-    /// A header; several may be given
+    /// A header; can be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     header: Vec<(String, Bytes)>,
 }

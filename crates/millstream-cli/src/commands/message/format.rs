@@ -11,17 +11,17 @@ use crate::context::Context;
 use crate::human;
 use crate::output::Closed;
 
-/// How messages are printed
+/// Output format of messages
 #[derive(Args, Clone, Debug)]
 pub(crate) struct FormatArgs {
-    /// `table`, `json` (a line each), `payload` (the bytes, a line each), or a template as `'%p %k %s\n'`. Default:
-    /// `table`, and with --json `json`
+    /// `table`, `json` (one line per message), `payload` (its bytes and a line feed), or a template such as `'%p %k
+    /// %s\n'`. Default: `table`, with --json `json`.
     ///
-    /// In a template stand: %s payload, %S its length, %k key, %K its length, %h headers, %t topic, %p partition, %o id,
-    /// %T time in milliseconds, %a attempt, %% a percent sign; \n, \r, \t, \0, \\ and \xNN.
+    /// Placeholders of a template: %s payload, %S its length, %k key, %K its length, %h headers, %t topic, %p
+    /// partition, %o id, %T time in milliseconds, %a attempt, %% a percent sign; \n, \r, \t, \0, \\ and \xNN.
     ///
-    /// What stands in messages cannot tell a terminal anything: such characters are shown as \x1b. Into a pipe or file
-    /// `payload` and templates write the bytes as they are.
+    /// On a terminal, control characters in messages are shown as escapes such as \x1b. Into a pipe or a file,
+    /// `payload` and templates write the bytes unchanged.
     #[arg(long, value_name = "FORMAT", value_parser = parse)]
     format: Option<Format>,
 }

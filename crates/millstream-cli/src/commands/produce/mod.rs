@@ -35,18 +35,17 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Sends messages: lines, JSON or bytes, from a file or stdin
 ///
-/// Each line is a message (--format lines, the default); or JSON that says key, headers and when it is due (json); or
-/// everything is one message (raw).
+/// Each line is the text of a message (--format lines, the default) or a JSON object with key, headers and due time
+/// (json); or the whole input is one message (raw).
 ///
 /// A line of JSON: `{"payload": …, "key": "…", "headers": {"name": "value"}, "partition": 0, "delay": "10s", "at":
-/// "2026-01-31T12:00:00Z", "id": "…"}`. Only the payload must be there: a string is its text, anything else its JSON as it
-/// stands. Bytes: `payload_base64`, `key_base64`, and `{"base64": "…"}` as the value of a header. What `tail --format json`
-/// prints can be sent again. What a line says goes before options.
+/// "2026-01-31T12:00:00Z", "id": "…"}`. Only the payload is required: a string is sent as its text, any other value as
+/// its JSON, unchanged. For bytes there are `payload_base64`, `key_base64`, and `{"base64": "…"}` as the value of a
+/// header. The output of `tail --format json` can be sent again. Values of a line take precedence over options.
 ///
-/// A line that cannot be sent is named on stderr (the first ten of them), the others are sent, and it ends with exit code 1
-/// (--skip-bad: with 0).
-/// Messages go in the order of lines, and no more is read than can be sent. If the server cannot take them any more, it
-/// stops, and says with which line to go on.
+/// A line that cannot be sent is reported on stderr (the first ten of them), the others are sent, and the exit code is
+/// 1 (with --skip-bad 0). Messages are sent in the order of lines, and the input is read no faster than it is sent. If
+/// the server accepts no more messages, the command ends and prints the line at which to continue.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream produce orders --key-field customer < orders.ndjson
@@ -56,18 +55,19 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub(crate) struct Produce {
     /// The topic
     topic: TopicName,
-    /// What is to be sent; `-` for stdin, which is the default
+    /// File to send; `-` for stdin, which is the default
     file: Option<PathBuf>,
-    /// What a message is: a line of text, a line of JSON, or all of the input
+    /// Form of a message: a line of text, a line of JSON, or the whole input
     #[arg(long, value_enum, default_value_t, hide_possible_values = true, value_name = "lines|json|raw")]
     format: Format,
     /// The key of every message
     #[arg(long, conflicts_with = "key_field")]
     key: Option<String>,
-    /// The key is in this field of the payload, which is a JSON object: `customer`, `customer.id`, or `/customer/id`
+    /// Takes the key from this field of the payload, which is a JSON object: `customer`, `customer.id`, or
+    /// `/customer/id`
     #[arg(long, value_name = "NAME")]
     key_field: Option<String>,
-    /// What of a message whose field for the key is not there, or null: `fail` (it is not sent), or `none` (it has no key)
+    /// If the field of the key is missing or null: `fail` (the message is not sent), or `none` (it has no key)
     #[arg(
         long,
         value_enum,
@@ -77,39 +77,39 @@ pub(crate) struct Produce {
         value_name = "none|fail"
     )]
     missing_key: MissingKey,
-    /// A header of every message; several may be given
+    /// A header of every message; can be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = content::header)]
     header: Vec<(String, Bytes)>,
     /// The partition of every message. Default: by key
     #[arg(long, value_name = "N")]
     partition: Option<u32>,
-    /// Passes over the partitions that lines of JSON name, as for a copy into a topic that has others
+    /// Ignores the partitions in lines of JSON, for example to copy into a topic with another number of them
     #[arg(long)]
     ignore_partition: bool,
     #[command(flatten)]
     due: DueArgs,
-    /// Under which id a message waits that is sent for later. While one waits under it, another one is not sent
+    /// Id of a delayed message. A message is not sent while another one waits under the same id
     #[arg(long)]
     id: Option<String>,
-    /// Takes the place of what waits under the same id
+    /// Replaces the message that waits under the same id
     #[arg(long)]
     replace: bool,
-    /// At most so many messages in a time: `100/s`, `6000/m`
+    /// Maximum rate of messages: `100/s`, `6000/m`
     #[arg(long, value_parser = rate, value_name = "N/s")]
     rate: Option<f64>,
-    /// Ends after so many messages
+    /// Ends after this many messages
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// Creates the topic if it is not there
+    /// Creates the topic if it does not exist
     #[arg(long)]
     create: bool,
-    /// With how many partitions it is created
+    /// Number of partitions of a created topic
     #[arg(long, requires = "create", default_value_t = 1, value_name = "N")]
     partitions: u32,
-    /// Lines that cannot be sent are no failure
+    /// Ignores lines that cannot be sent in the exit code
     #[arg(long)]
     skip_bad: bool,
-    /// How long a message may take, while the server is away or the topic is full
+    /// Maximum time of a send, while the server is unavailable or the topic is full
     #[arg(long, value_parser = options::duration, default_value = "30s", value_name = "TIME")]
     timeout: Duration,
     #[command(flatten)]
@@ -124,7 +124,7 @@ enum Format {
     Raw,
 }
 
-/// What of a message that has no key where it should be.
+/// The policy for messages whose field of the key is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum MissingKey {
     #[default]

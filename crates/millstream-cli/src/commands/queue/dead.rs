@@ -21,7 +21,7 @@ use crate::{human, output};
 /// Number of tasks read in one request.
 const PAGE: usize = 100;
 
-/// Tasks that were given up: list, replay, purge
+/// Lists, replays and purges dead tasks
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue dead list mails
@@ -33,38 +33,38 @@ pub(super) struct Dead {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Dead tasks with what they failed with, oldest first
+    /// Lists dead tasks with their errors, oldest first
     #[command(after_help = "Examples:
   millstream queue dead list mails --limit 20
   millstream queue dead list mails --json | jq -r '.[].task'")]
     List {
         /// The delay queue
         queue: QueueName,
-        /// The most tasks
+        /// Maximum number of tasks
         #[arg(long, default_value_t = 100, value_name = "N")]
         limit: usize,
     },
-    /// Schedules dead tasks anew: due now, as first attempts
+    /// Schedules dead tasks again, due immediately, as first attempts
     #[command(after_help = "Examples:
   millstream queue dead replay mails welcome-42 welcome-43
   millstream queue dead replay mails --all --yes")]
     Replay(Chosen),
-    /// Deletes dead tasks for good
+    /// Deletes dead tasks permanently
     #[command(after_help = "Examples:
   millstream queue dead purge mails welcome-42
   millstream queue dead purge mails --all --yes")]
     Purge(Chosen),
 }
 
-/// Which
+/// Selection of dead tasks
 #[derive(Args, Debug)]
 struct Chosen {
     /// The delay queue
     queue: QueueName,
-    /// The ids of tasks
+    /// Ids of tasks
     #[arg(value_name = "TASK", required_unless_present = "all", conflicts_with = "all")]
     tasks: Vec<String>,
-    /// All that are dead now
+    /// All tasks that are dead now
     #[arg(long)]
     all: bool,
     #[command(flatten)]

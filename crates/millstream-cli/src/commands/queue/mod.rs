@@ -22,10 +22,10 @@ use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
 
-/// Delay queues and their tasks: list, create, add, cancel, reschedule, and those that were given up
+/// Manages delay queues and their tasks: lists, creates, adds, cancels, reschedules, replays
 ///
-/// A task waits until it is due, then a worker claims it; one that fails comes back, and at last is dead. What recurs is
-/// under `millstream schedule`.
+/// A task waits until it is due, and then a worker claims it. A task that fails is retried, and after its last attempt
+/// it is dead. `millstream schedule` manages recurring tasks.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream queue list
@@ -39,40 +39,39 @@ pub(crate) struct Queue {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// All delay queues, and how they stand
+    /// Lists all delay queues with their counts
     #[command(after_help = "Examples:
   millstream queue list
   millstream queue list --json | jq -r '.[] | select(.dead > 0).queue'")]
     List,
-    /// Creates a delay queue. Programs that open it create it as well
+    /// Creates a delay queue. Programs that open a queue create it as well
     #[command(after_help = "Examples:
   millstream queue create mails
   millstream queue create mails --shards 8 --dry-run")]
     Create {
         /// The delay queue
         queue: QueueName,
-        /// Over how many shards it is spread, which is how much of it can be worked on in parallel. It stays what it was
-        /// created with
+        /// Number of shards, over which the tasks are spread; it cannot be changed later
         #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SHARDS)))]
         shards: u32,
         #[command(flatten)]
         dry: DryRun,
     },
-    /// How a queue stands: how many tasks wait, are overdue, worked on and dead
+    /// Shows how many tasks of a queue are waiting, overdue, claimed and dead
     #[command(after_help = "Examples:
   millstream queue counts mails")]
     Counts {
         /// The delay queue
         queue: QueueName,
     },
-    /// Tasks that wait, that which is due first in front
+    /// Lists waiting tasks in the order of their due times
     #[command(after_help = "Examples:
   millstream queue tasks mails --limit 20
   millstream queue tasks mails --json | jq -r '.tasks[].id'")]
     Tasks {
         /// The delay queue
         queue: QueueName,
-        /// The most tasks
+        /// Maximum number of tasks
         #[arg(long, default_value_t = 100, value_name = "N")]
         limit: usize,
     },
@@ -81,11 +80,11 @@ enum What {
   millstream queue add mails --payload '\"welcome\"' --delay 1h --id welcome-42
   millstream queue add mails --file mail.json --at 2026-01-31T12:00:00Z")]
     Add(Add),
-    /// Takes tasks out that still wait
+    /// Cancels waiting tasks
     #[command(after_help = "Examples:
   millstream queue cancel mails welcome-42 --yes")]
     Cancel(Named),
-    /// Gives tasks that still wait another due time
+    /// Changes the due time of waiting tasks
     #[command(after_help = "Examples:
   millstream queue reschedule mails welcome-42 --delay 2h")]
     Reschedule {
@@ -94,19 +93,19 @@ enum What {
         #[command(flatten)]
         due: DueArgs,
     },
-    /// Lets tasks that still wait be due now
+    /// Makes waiting tasks due immediately
     #[command(after_help = "Examples:
   millstream queue now mails welcome-42")]
     Now(Named),
     Dead(dead::Dead),
 }
 
-/// Some of the tasks
+/// Selected tasks
 #[derive(Args, Debug)]
 struct Named {
     /// The delay queue
     queue: QueueName,
-    /// The ids of tasks
+    /// Ids of tasks
     #[arg(required = true, value_name = "ID")]
     ids: Vec<String>,
     #[command(flatten)]
@@ -121,10 +120,10 @@ struct Add {
     content: ContentArgs,
     #[command(flatten)]
     due: DueArgs,
-    /// Its id. While a task waits or is worked on under it, another one is not scheduled. Default: a random one
+    /// Id of the task. It is not scheduled while a task with the same id is waiting or claimed. Default: random
     #[arg(long)]
     id: Option<String>,
-    /// Takes the place of the task that waits under this id
+    /// Replaces the waiting task with the same id
     #[arg(long, requires = "id")]
     replace: bool,
     #[command(flatten)]

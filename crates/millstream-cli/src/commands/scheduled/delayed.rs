@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{human, output};
 
-/// Messages that were sent for later and wait: list, cancel, reschedule
+/// Lists, cancels and reschedules delayed messages
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream delayed list reminders
@@ -26,25 +26,25 @@ pub(crate) struct Delayed {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// What waits, that which is due first in front
+    /// Lists waiting messages in the order of their due times
     ///
-    /// As JSON the messages are as `produce --format json` takes them.
+    /// `produce --format json` accepts the messages of the JSON output.
     #[command(after_help = "Examples:
   millstream delayed list reminders --limit 20
   millstream delayed list reminders --json | jq -r '.messages[].id'")]
     List {
         /// The topic
         topic: TopicName,
-        /// The most messages
+        /// Maximum number of messages
         #[arg(long, default_value_t = 100, value_name = "N")]
         limit: usize,
     },
-    /// Takes messages out: they will never be read
+    /// Cancels delayed messages: they will never be read
     #[command(after_help = "Examples:
   millstream delayed cancel reminders trial-ends:42 trial-ends:43
   millstream delayed cancel reminders trial-ends:42 --yes")]
     Cancel(Named),
-    /// Gives messages another due time
+    /// Changes the due time of delayed messages
     #[command(after_help = "Examples:
   millstream delayed reschedule reminders trial-ends:42 --delay 2h
   millstream delayed reschedule reminders trial-ends:42 --at 2026-01-31T12:00:00Z")]
@@ -54,18 +54,18 @@ enum What {
         #[command(flatten)]
         due: DueArgs,
     },
-    /// Lets messages be due now
+    /// Makes delayed messages due immediately
     #[command(after_help = "Examples:
   millstream delayed now reminders trial-ends:42")]
     Now(Named),
 }
 
-/// Some of those that wait
+/// Selected delayed messages
 #[derive(Args, Debug)]
 struct Named {
     /// The topic
     topic: TopicName,
-    /// Under which ids they wait
+    /// Ids of the messages
     #[arg(required = true, value_name = "ID")]
     ids: Vec<String>,
     #[command(flatten)]

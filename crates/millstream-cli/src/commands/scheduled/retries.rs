@@ -18,10 +18,10 @@ use crate::output;
 /// Maximum number of messages of one request.
 const PAGE: usize = 500;
 
-/// What waits for its next attempt
+/// Lists messages that wait for a retry
 ///
-/// A message that a group could not handle waits until it is due, and comes back to that group alone. It is neither pending
-/// nor dead meanwhile.
+/// A message that a group failed to handle waits until its retry is due, and then returns to this group only. Until
+/// then it is neither pending nor dead.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream retries list orders billing")]
@@ -32,17 +32,17 @@ pub(crate) struct Retries {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// What waits, that which is due first in front
+    /// Lists waiting messages in the order of their due times
     ///
-    /// With the number of the attempt that comes next, and why the last one failed. What is due is moved to the group by its
-    /// consumers; without any it stays here.
+    /// Shows the number of the next attempt and the error of the last one. Consumers of the group move due messages to
+    /// its retry log; without a running consumer they stay here.
     #[command(after_help = "Examples:
   millstream retries list orders billing
   millstream retries list orders billing --limit 1000 --json | jq -r '.retries[].error' | sort | uniq -c")]
     List {
         #[command(flatten)]
         of: Of,
-        /// The most messages
+        /// Maximum number of messages
         #[arg(long, default_value_t = 100, value_name = "N")]
         limit: usize,
     },

@@ -16,10 +16,10 @@ use crate::context::Context;
 use crate::exit::{Exit, Usage};
 use crate::{output, parse};
 
-/// What recurs: messages that are sent again and again, by cron or at a fixed rate
+/// Manages recurring messages, by a cron pattern or at a fixed rate
 ///
-/// In a topic, or with --queue tasks of a delay queue. Consumers of the topic and workers of the queue fire them, each
-/// time once, however many they are.
+/// They are messages of a topic, or with --queue tasks of a delay queue. Consumers of the topic or workers of the queue
+/// send them, once for each time, regardless of the number of consumers.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream schedule list reports
@@ -32,66 +32,66 @@ pub(crate) struct Schedule {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// What recurs, with its rule and when it is due next
+    /// Lists recurring messages with their rules and next times
     #[command(after_help = "Examples:
   millstream schedule list reports
   millstream schedule list mails --queue --json")]
     List(Of),
-    /// Lets something recur; what is there under this id is changed, and left alone if it is the same
+    /// Adds a recurring message, or changes the one with the same id if it differs
     #[command(after_help = "Examples:
   millstream schedule add reports daily --cron '0 9 * * 1-5' --zone Europe/Zurich --payload '\"sales\"' --key eu
   millstream schedule add mails sweep --queue --every 10m --payload '{}' --missed skip
   millstream schedule add reports daily --cron '0 9 * * *' --payload x --dry-run")]
     Add(Add),
-    /// Pauses: times that pass meanwhile are not made up for
+    /// Pauses recurring messages; times in the pause are skipped
     #[command(after_help = "Examples:
   millstream schedule pause reports daily")]
     Pause(Named),
-    /// Ends a pause: it goes on with the next time from now
+    /// Resumes recurring messages with their next time from now
     #[command(after_help = "Examples:
   millstream schedule resume reports daily")]
     Resume(Named),
-    /// Sends it now, beside its times, also while it is paused
+    /// Sends recurring messages now, in addition to their times, even if they are paused
     #[command(after_help = "Examples:
   millstream schedule run reports daily")]
     Run(Named),
-    /// Lets it no longer recur; what it has sent stays
+    /// Removes recurring messages; messages that were already sent stay
     #[command(after_help = "Examples:
   millstream schedule remove reports daily --yes")]
     Remove(Named),
-    /// When what recurs is due next, and after that
+    /// Shows the next times of recurring messages
     #[command(after_help = "Examples:
   millstream schedule next reports
   millstream schedule next reports daily --count 20 --json")]
     Next {
         #[command(flatten)]
         of: Of,
-        /// Only these
+        /// Ids of recurring messages. Default: all
         #[arg(value_name = "ID")]
         ids: Vec<String>,
-        /// How many times of each
+        /// Number of times to show for each
         #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
         count: u16,
     },
 }
 
-/// Of what
+/// The topic or the delay queue
 #[derive(Args, Clone, Debug)]
 struct Of {
     /// The topic; with --queue, the delay queue
     #[arg(value_name = "TOPIC")]
     name: String,
-    /// It is a delay queue
+    /// Uses a delay queue
     #[arg(long)]
     queue: bool,
 }
 
-/// Some of what recurs
+/// Selected recurring messages
 #[derive(Args, Debug)]
 struct Named {
     #[command(flatten)]
     of: Of,
-    /// Under which ids they recur
+    /// Ids of recurring messages
     #[arg(required = true, value_name = "ID")]
     ids: Vec<String>,
     #[command(flatten)]
@@ -102,7 +102,7 @@ struct Named {
 struct Add {
     #[command(flatten)]
     of: Of,
-    /// Its id. The messages that are sent have the ids <id>@<milliseconds>
+    /// Id of the recurring message. The messages that it sends have the ids <id>@<milliseconds>
     id: String,
     #[command(flatten)]
     when: When,
@@ -112,22 +112,22 @@ struct Add {
     dry: DryRun,
 }
 
-/// When it recurs
+/// The rule
 #[derive(Args, Debug)]
 struct When {
-    /// At times of the day: minute, hour, day of the month, month, weekday; or seconds in front of them
+    /// Cron pattern: minute, hour, day of the month, month, weekday; optionally with seconds in front
     #[arg(long, value_name = "PATTERN", conflicts_with = "every", required_unless_present = "every")]
     cron: Option<String>,
-    /// The time zone of these times, as Europe/Zurich
+    /// Time zone of the cron pattern, such as Europe/Zurich
     #[arg(long, default_value = "UTC", requires = "cron")]
     zone: String,
-    /// At a fixed rate: `10m`; at least 100ms
+    /// Fixed interval: `10m`; at least 100ms
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     every: Option<Duration>,
-    /// What of times at which nobody was there: `skip`, `once` (the newest), or `all:N` (the newest N)
+    /// Policy for missed times: `skip`, `once` (send for the newest one), or `all:N` (for the newest N)
     #[arg(long, value_parser = missed, default_value = "once", value_name = "WHAT")]
     missed: Missed,
-    /// How late a time may be found before it counts as missed
+    /// Lateness from which a time counts as missed
     #[arg(long, value_parser = parse::duration, default_value = "60s", value_name = "TIME")]
     grace: Duration,
 }

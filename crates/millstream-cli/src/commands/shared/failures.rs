@@ -55,7 +55,7 @@ impl Failed {
         match failed.len() as u64 {
             0 => Ok(Exit::Done),
             some => bail!(
-                "{} could not be looked at; `millstream verify` says more",
+                "{} could not be read; `millstream verify` shows the faults",
                 human::of(some, "thing", "things")
             ),
         }
@@ -65,23 +65,23 @@ impl Failed {
 /// An item of a list, or the reason why it is missing.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-pub(in crate::commands) enum Told<T> {
-    As(T),
-    Not(Failed),
+pub(in crate::commands) enum Listed<T> {
+    Item(T),
+    Failed(Failed),
 }
 
-impl<T> Told<T> {
+impl<T> Listed<T> {
     pub(in crate::commands) fn known(all: &[Self]) -> impl Iterator<Item = &T> {
         all.iter().filter_map(|it| match it {
-            Self::As(it) => Some(it),
-            Self::Not(_) => None,
+            Self::Item(it) => Some(it),
+            Self::Failed(_) => None,
         })
     }
 
     pub(in crate::commands) fn failed(all: &[Self]) -> impl Iterator<Item = &Failed> {
         all.iter().filter_map(|it| match it {
-            Self::As(_) => None,
-            Self::Not(failed) => Some(failed),
+            Self::Item(_) => None,
+            Self::Failed(failed) => Some(failed),
         })
     }
 }

@@ -35,12 +35,12 @@ impl StderrTail {
     /// Starts to pass it on.
     pub(in crate::commands) fn of(stderr: Option<ChildStderr>) -> Self {
         let tail: Arc<Mutex<Tail>> = Arc::default();
-        let heard = tail.clone();
+        let shared = tail.clone();
         let passing = tokio::spawn(async move {
             let Some(mut stderr) = stderr else { return };
             let mut buffer = vec![0; 8 << 10];
             while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
-                heard.lock().unwrap_or_else(PoisonError::into_inner).hear(&buffer[..read]);
+                shared.lock().unwrap_or_else(PoisonError::into_inner).read(&buffer[..read]);
                 // If our stderr is closed, the output is dropped.
                 let _ = std::io::stderr().write_all(&buffer[..read]);
             }
@@ -51,12 +51,12 @@ impl StderrTail {
     /// Returns the last line after the command has ended.
     pub(in crate::commands) async fn last(mut self) -> Option<String> {
         let _ = tokio::time::timeout(PATIENCE, &mut self.passing).await;
-        self.tail.lock().unwrap_or_else(PoisonError::into_inner).told()
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner).last_line()
     }
 }
 
 impl Tail {
-    fn hear(&mut self, bytes: &[u8]) {
+    fn read(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let room = MOST.saturating_sub(self.line.len());
             self.line.extend_from_slice(&piece[..piece.len().min(room)]);
@@ -69,7 +69,7 @@ impl Tail {
         }
     }
 
-    fn told(&self) -> Option<String> {
+    fn last_line(&self) -> Option<String> {
         let line = if self.line.trim_ascii().is_empty() { &self.last } else { &self.line };
         let line = line.trim_ascii();
         (!line.is_empty()).then(|| sanitize::line(line))
@@ -80,19 +80,19 @@ impl Tail {
 mod tests {
     use super::*;
 
-    fn told(pieces: &[&[u8]]) -> Option<String> {
+    fn last_line(pieces: &[&[u8]]) -> Option<String> {
         let mut tail = Tail::default();
-        pieces.iter().for_each(|piece| tail.hear(piece));
-        tail.told()
+        pieces.iter().for_each(|piece| tail.read(piece));
+        tail.last_line()
     }
 
     #[test]
     fn the_last_line_that_says_something_stays() {
-        assert_eq!(told(&[]), None);
-        assert_eq!(told(&[b"\n \n"]), None);
-        assert_eq!(told(&[b"one\ntw", b"o\n\n  \n"]).as_deref(), Some("two"));
-        assert_eq!(told(&[b"one\n", b" two"]).as_deref(), Some("two"), "it need not end");
+        assert_eq!(last_line(&[]), None);
+        assert_eq!(last_line(&[b"\n \n"]), None);
+        assert_eq!(last_line(&[b"one\ntw", b"o\n\n  \n"]).as_deref(), Some("two"));
+        assert_eq!(last_line(&[b"one\n", b" two"]).as_deref(), Some("two"), "it need not end");
         let long = [b'x'; 2_000];
-        assert_eq!(told(&[&long, b"y\n"]).map(|it| it.len()), Some(MOST));
+        assert_eq!(last_line(&[&long, b"y\n"]).map(|it| it.len()), Some(MOST));
     }
 }

@@ -35,20 +35,21 @@ use screen::Screen;
 /// Minimum interval between two rounds.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// Everything at a glance, as it changes: rates, lag, who consumes, what went wrong
+/// Shows topics, groups, consumers and errors on a live screen, with rates and lag
 ///
-/// Arrows or j and k move, Enter inspects (a topic, then the messages of a group), Esc goes back, s sorts, / filters, Space
-/// freezes, p pauses a group or lets it go on, ? explains, q quits. It slows down where the server is slow to answer.
+/// Arrows or j and k move, Enter inspects (a topic, then the messages of a group), Esc goes back, s sorts, / filters,
+/// Space freezes, p pauses or resumes a group, ? explains, q quits. If the server is slow, the screen updates less
+/// often.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream top
   millstream top --interval 5s
   millstream top --once --json | jq '.topics[] | select(.groups[].dead > 0) | .topic'")]
 pub(crate) struct Top {
-    /// The time from one look to the next, at least 100ms
+    /// Interval between two updates, at least 100ms
     #[arg(long, value_parser = parse::duration, value_name = "TIME", default_value = "1s")]
     interval: Duration,
-    /// Prints how everything stands and ends; needs no terminal. It looks twice, an interval apart, for the rates
+    /// Prints the state once and ends; requires no terminal. It measures twice, one interval apart, to compute rates
     #[arg(long)]
     once: bool,
 }

@@ -17,19 +17,19 @@ use crate::{human, output, parse};
   millstream topic create orders --partitions 8
   millstream topic create events --partitions 4 --retention age:7d --max-length 1000000 --if-missing")]
 pub(super) struct Create {
-    /// Its name: 1 to 128 of A-Z a-z 0-9 . _ -
+    /// Name of the topic: 1 to 128 characters of A-Z a-z 0-9 . _ -
     topic: TopicName,
-    /// How many partitions: so many consumers of a group can work at once
+    /// Number of partitions: as many consumers of a group can work at the same time
     #[arg(long, short, value_name = "N", default_value_t = 1)]
     partitions: u32,
-    /// When entries leave the log: `consumed` when every group has settled them, `consumed-after:7d` when they are older as
-    /// well; `age:7d` and `length:1000000` whether they were read or not; `keep` never
+    /// When entries leave the log: `consumed` when all groups have settled them, `consumed-after:7d` when they are also
+    /// older than that; `age:7d` and `length:1000000` even if they were not read; `keep` never
     #[arg(long, value_name = "RETENTION", value_parser = parse::retention, default_value = "consumed")]
     retention: Retention,
-    /// How many entries the log of a partition should have at most: producers hold back beyond that. Default: no bound
+    /// Maximum number of entries in the log of a partition; producers wait or fail beyond it. Default: no bound
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_length: Option<u64>,
-    /// It is no error if it is there already; it stays as it is then
+    /// Succeeds if the topic exists already, and does not change it
     #[arg(long)]
     if_missing: bool,
     #[command(flatten)]
@@ -78,15 +78,15 @@ impl Create {
         let stored = admin.create_topic(&spec).await?;
         if stored != spec {
             // The first settings win, and another caller created the topic first.
-            cx.output.note(&format!("topic {} was created at the same time by somebody else", self.topic));
+            cx.output.note(&format!("topic {} was created at the same time by another process", self.topic));
         }
         Changed { topic: TopicView::of(&stored), changed: true, dry_run }.show(cx)
     }
 }
 
-/// Changes retention or bound of a topic
+/// Changes the retention or the bound of a topic
 ///
-/// Consumers and producers that run go by it within a minute.
+/// Running consumers and producers apply the change within a minute.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("change").args(["retention", "max_length", "no_max_length"]).required(true).multiple(true))]
 #[command(after_help = "Examples:
@@ -98,10 +98,10 @@ pub(super) struct Alter {
     /// When entries leave the log; see `topic create`
     #[arg(long, value_name = "RETENTION", value_parser = parse::retention)]
     retention: Option<Retention>,
-    /// How many entries the log of a partition should have at most
+    /// Maximum number of entries in the log of a partition
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "no_max_length")]
     max_length: Option<u64>,
-    /// No bound any more
+    /// Removes the bound
     #[arg(long)]
     no_max_length: bool,
     #[command(flatten)]
@@ -138,10 +138,10 @@ impl Alter {
     }
 }
 
-/// Gives a topic more partitions; it never gets fewer again
+/// Adds partitions to a topic; their number cannot be reduced again
 ///
-/// Keys may go to other partitions from then on, and their later messages can be handled before their earlier ones: let the
-/// groups catch up first if that matters.
+/// Keys may be assigned to other partitions from then on, so later messages of a key can be handled before earlier
+/// ones. If that matters, let the groups settle all messages first.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic expand orders 16
@@ -149,7 +149,7 @@ impl Alter {
 pub(super) struct Expand {
     /// The topic
     topic: TopicName,
-    /// How many partitions it has then
+    /// New number of partitions
     partitions: u32,
     #[command(flatten)]
     dry: DryRun,

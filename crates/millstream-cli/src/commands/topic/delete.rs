@@ -14,10 +14,11 @@ use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
 use crate::human;
 
-/// Deletes a topic with everything that is kept for it
+/// Deletes a topic with all its data
 ///
-/// Its log, its groups with what is pending, parked and dead, what was sent for later and what recurs. It is refused while
-/// somebody consumes it. Stop its producers first: nobody knows of them, and one that goes on brings the log back.
+/// The data are its log, its groups with pending, parked and dead messages, its delayed messages and its recurring
+/// rules. A topic with running consumers is not deleted. Stop its producers first: they are not registered, and a
+/// running one creates the log again.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic delete orders --dry-run
@@ -25,7 +26,7 @@ use crate::human;
 pub(super) struct Delete {
     /// The topic
     topic: TopicName,
-    /// Also if somebody consumes it
+    /// Deletes it even if it has running consumers
     #[arg(long)]
     force: bool,
     #[command(flatten)]

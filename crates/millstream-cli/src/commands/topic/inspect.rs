@@ -6,13 +6,13 @@ use millstream::admin::TopicSurvey;
 use millstream::{ErrorKind, GroupName, TopicName};
 use serde::Serialize;
 
-use crate::commands::shared::failures::{Failed, Told};
+use crate::commands::shared::failures::{Failed, Listed};
 use crate::commands::shared::view::{GroupView, TopicView};
 use crate::context::Context;
 use crate::exit::Exit;
 use crate::{human, output};
 
-/// All topics, by name
+/// Lists all topics by name
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic list
@@ -25,7 +25,7 @@ impl List {
         let mut topics = Vec::new();
         for name in admin.topics().await? {
             match admin.topic(&name).await {
-                Ok(spec) => topics.push(Told::As(TopicView::of(&spec))),
+                Ok(spec) => topics.push(Listed::Item(TopicView::of(&spec))),
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     // Deleted in between, or not to the end.
                     cx.output.note(&format!(
@@ -33,23 +33,25 @@ impl List {
                     ));
                 }
                 Err(error) if error.is_transient() => return Err(error.into()),
-                Err(error) => topics.push(Told::Not(Failed::topic(&name, &error))),
+                Err(error) => topics.push(Listed::Failed(Failed::topic(&name, &error))),
             }
         }
         cx.output.show(&topics, |topics| {
             let titles = ["topic", ">partitions", "retention", ">max length"];
-            output::table(&titles, Told::known(topics).map(TopicView::row))
+            output::table(&titles, Listed::known(topics).map(TopicView::row))
         })?;
-        Failed::end(cx, Told::failed(&topics))
+        Failed::end(cx, Listed::failed(&topics))
     }
 }
 
-/// Settings of a topic, and how it stands with each of its groups
+/// Shows the settings of a topic, and the state of each of its groups
 ///
-/// `lag` is what was never handed out to a group, `oldest` the age of what is not settled and the oldest of that; what waits
-/// for a retry is in neither. `backlog` is all that is to be done, now or later: lag, pending, retrying, and what is delayed
-/// and due. A lag that
-/// would take too long to find out is shown as `>= 10,000`, or as `unknown`; in JSON it is `null` beside `lag_at_least`.
+/// `lag` is the number of entries that were never handed out to a group, `oldest` the age of the oldest entry that is
+/// not settled; neither includes messages that wait for a retry. `backlog` is all remaining work: lag, pending,
+/// retrying, and delayed messages that are due.
+///
+/// A lag that would take too long to count is shown as `>= 10,000` or `unknown`; in JSON it is `null`, with
+/// `lag_at_least`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic describe orders

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use crate::context::Context;
 use crate::exit::Exit;
 
-/// Topics: list, look, create, change, delete
+/// Lists, describes, creates, changes and deletes topics
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream topic list

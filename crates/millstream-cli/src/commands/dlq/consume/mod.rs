@@ -32,16 +32,16 @@ const UNTIL_THE_SECOND_SIGNAL: Duration = Duration::from_secs(24 * 3_600);
 /// Time for which a letter stays hidden in a dry run, so that none is shown twice.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
 
-/// Prints dead letters as they come; each is left, replayed to its group, or purged
+/// Prints dead letters as they arrive; each is left, replayed to its group, or purged
 ///
-/// Any number may do so at the same time: none gets a letter that another one has in hand. A letter that is left stays, and
-/// comes again after --leave-for. It goes on until it is stopped; then it gives back what it had in hand. Stopped before
-/// --limit or --until-empty came, it ends with exit code 130.
+/// Any number of processes can do this at the same time; each letter is claimed by one of them. A letter that is left
+/// stays stored, and can be claimed again after --leave-for. The command runs until it is stopped, and then releases
+/// its claims. If it is stopped before --limit or --until-empty is reached, the exit code is 130.
 ///
-/// With --exec the shell runs the command for each letter, and if that ends with 0, it becomes of the letter what --then
-/// says; else the letter is left. Its stdin is the payload, and its environment what `consume --exec` gives (the id is that of
-/// the letter), with `MILLSTREAM_REASON`, `MILLSTREAM_ERROR` and `MILLSTREAM_ORIGIN`. Of what is no message it gets the fields as
-/// JSON, and `MILLSTREAM_MALFORMED` says why it is none. A second signal does not wait for commands.
+/// With --exec the shell runs the command for each letter. If the command exits with 0, --then applies; otherwise the
+/// letter is left. Its stdin is the payload. Its environment is that of `consume --exec`, with the id of the letter,
+/// and with `MILLSTREAM_REASON`, `MILLSTREAM_ERROR` and `MILLSTREAM_ORIGIN`. For an entry that is not a message, stdin
+/// is its fields as JSON, and `MILLSTREAM_MALFORMED` is the reason. A second signal does not wait for commands.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream dlq consume orders billing
@@ -51,41 +51,41 @@ const NEVER: Duration = Duration::from_secs(365 * 24 * 3_600);
 pub(super) struct Consume {
     #[command(flatten)]
     of: Of,
-    /// What becomes of a letter
+    /// Action for each letter
     #[arg(long, value_enum, default_value_t = Then::Leave)]
     then: Then,
-    /// Runs this command for each letter, and leaves those with which it fails
+    /// Runs this command for each letter; if it fails, the letter is left
     #[arg(long, value_name = "COMMAND", conflicts_with = "dry_run")]
     exec: Option<String>,
-    /// How many commands run at once, of each partition
+    /// Maximum number of commands at the same time in each partition
     #[arg(long, value_name = "N", default_value_t = 1, requires = "exec", value_parser = clap::value_parser!(u16).range(1..=1_000))]
     concurrency: u16,
-    /// How long a command may take; then it is killed, and has failed. Default: no limit
+    /// Maximum time of a command; after that it is killed and has failed. Default: no limit
     #[arg(long, value_name = "TIME", value_parser = parse::duration, requires = "exec")]
     timeout: Option<Duration>,
-    /// How long a letter that is left is not handled again, by any consumer of dead letters
+    /// Time for which a letter that is left is not claimed again by any consumer of dead letters
     #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "1h")]
     leave_for: Duration,
-    /// Ends after so many letters; one that is left counts as well
+    /// Ends after this many letters, including those that are left
     #[arg(long, value_name = "N")]
     limit: Option<u64>,
-    /// Ends when there is no letter that it could take: none that others have in hand, or that was left for later
+    /// Ends when no letter can be claimed, because all others are claimed or were left
     #[arg(long)]
     until_empty: bool,
     #[command(flatten)]
     dry: DryRun,
 }
 
-/// What becomes of a letter.
+/// The action for a letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Then {
-    /// It stays where it is
+    /// It stays stored
     Leave,
-    /// It goes back to its group, as a first attempt
+    /// It returns to its group, as a first attempt
     Replay,
-    /// It is deleted for good
+    /// It is deleted permanently
     Purge,
-    /// Somebody is asked, for each
+    /// Prompts for each letter
     Ask,
 }
 
@@ -194,7 +194,7 @@ impl Consume {
         if let Ended::Failed(error) = ended {
             return Err(error);
         }
-        cx.output.note(&told(report, letter_handler.untouched(), letter_handler.failed()));
+        cx.output.note(&summary(report, letter_handler.untouched(), letter_handler.failed()));
         if matches!(ended, Ended::Stopped) { self.is_stopped() } else { Ok(Exit::Done) }
     }
 
@@ -232,7 +232,7 @@ impl Consume {
 }
 
 /// Formats the report for people. `untouched` letters were only returned; for `failed` ones a command failed.
-fn told(report: DeadLetterReport, untouched: u64, failed: u64) -> String {
+fn summary(report: DeadLetterReport, untouched: u64, failed: u64) -> String {
     let DeadLetterReport { deleted, replayed, left, lost, .. } = report;
     let left = left.saturating_sub(untouched);
     let mut text = human::of(deleted + replayed + left + lost, "letter", "letters");
@@ -241,7 +241,7 @@ fn told(report: DeadLetterReport, untouched: u64, failed: u64) -> String {
         (deleted, "purged"),
         (left, "left"),
         (failed, "failed"),
-        (lost, "in other hands by then"),
+        (lost, "claimed by others meanwhile"),
     ];
     let parts = parts.iter().filter(|(count, _)| *count > 0);
     for (at, (count, what)) in parts.enumerate() {
@@ -256,10 +256,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_only_given_back_is_not_told() {
+    fn letters_that_were_only_released_are_not_counted() {
         let mut report = DeadLetterReport::default();
-        assert_eq!(told(report, 0, 0), "0 letters");
+        assert_eq!(summary(report, 0, 0), "0 letters");
         (report.deleted, report.left, report.replayed) = (1, 5, 1_000);
-        assert_eq!(told(report, 3, 1), "1,003 letters: 1,000 replayed, 1 purged, 2 left, 1 failed");
+        assert_eq!(summary(report, 3, 1), "1,003 letters: 1,000 replayed, 1 purged, 2 left, 1 failed");
     }
 }

@@ -27,16 +27,16 @@ pub(super) fn possible() -> Result<()> {
 /// If the prompt fails.
 pub(super) async fn ask(letter: &DeadLetter) -> Result<Option<Fate>> {
     let story = inspect::story(letter);
-    let (tell, told) = oneshot::channel();
+    let (answered, fate) = oneshot::channel();
     // On a detached thread: a read from a terminal ends only when the user types.
     std::thread::Builder::new()
         .name("question".to_owned())
         .spawn(move || {
             // The caller may be gone.
-            let _ = tell.send(answer(&story));
+            let _ = answered.send(answer(&story));
         })
-        .context("nobody can be asked")?;
-    told.await.context("nobody can be asked")?
+        .context("cannot start the prompt")?;
+    fate.await.context("the prompt ended without an answer")?
 }
 
 fn answer(story: &str) -> Result<Option<Fate>> {

@@ -53,7 +53,7 @@ struct Line {
 /// # Errors
 /// The fault in the line.
 pub(crate) fn read(line: &[u8]) -> Result<Read, String> {
-    let line: Line = serde_json::from_slice(line).map_err(|error| told(&error))?;
+    let line: Line = serde_json::from_slice(line).map_err(|error| describe(&error))?;
     let key = match (line.key, line.key_base64) {
         (Some(_), Some(_)) => return Err("both key and key_base64".into()),
         (Some(key), None) => Some(key.into()),
@@ -88,7 +88,7 @@ fn payload(json: &RawValue) -> Result<Bytes, String> {
 }
 
 /// Formats an error with its position in the line. The line number is omitted, as it is always 1.
-fn told(error: &serde_json::Error) -> String {
+fn describe(error: &serde_json::Error) -> String {
     let what = if error.is_data() { "" } else { "not JSON: " };
     format!("{what}{}", error.to_string().replace("at line 1 column", "at column"))
 }
