@@ -110,7 +110,7 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic that does not exist; transient ones.
     pub async fn dead_letters(&self, topic: &TopicName, group: &GroupName) -> Result<DeadLetterQueue> {
-        let topic = self.backend.catalog.topic(topic).await?;
+        let topic = self.backend.catalog().topic(topic).await?;
         let progress = ProgressSink::new(&self.observer, group);
         Ok(DeadLetterQueue { backend: self.backend.clone(), topic, group: group.clone(), progress })
     }
@@ -167,7 +167,7 @@ impl DeadLetterQueue {
     pub async fn get(&self, partition: Partition, id: MessageId) -> Result<Option<DeadLetter>> {
         let topic_partition = TopicPartition { topic: self.topic.name.clone(), partition };
         let only = Range { after: id.previous(), before: id.next(), newest_first: false };
-        let page = self.backend.dead_letters.list(&topic_partition, &self.group, only, 1).await?;
+        let page = self.backend.dead_letters()?.list(&topic_partition, &self.group, only, 1).await?;
         Ok(page.items.into_iter().find(|letter| letter.id == id))
     }
 
@@ -176,7 +176,7 @@ impl DeadLetterQueue {
     /// # Errors
     /// Those of [`Catalog::stats`](millstream_core::Catalog::stats).
     pub async fn count(&self) -> Result<u64> {
-        let stats = self.backend.catalog.stats(&self.topic, &self.group).await?;
+        let stats = self.backend.catalog().stats(&self.topic, &self.group).await?;
         Ok(stats.iter().map(|partition| partition.dead).sum())
     }
 
@@ -227,7 +227,7 @@ impl DeadLetterQueue {
     /// # Errors
     /// Those of [`DeadLetters::settle`](millstream_core::DeadLetters::settle).
     pub async fn replay(&self, letter: &DeadLetter) -> Result<bool> {
-        let role = &self.backend.dead_letters;
+        let role = self.backend.dead_letters()?;
         let done = role.replay(&letter.topic_partition, &self.group, &[letter.id]).await?;
         self.progress.of(&letter.topic_partition, LetterWork::Replay, done, 1);
         Ok(done == 1)
@@ -271,7 +271,7 @@ impl DeadLetterQueue {
     /// # Errors
     /// Same as [`replay`](Self::replay).
     pub async fn purge(&self, letter: &DeadLetter) -> Result<bool> {
-        let role = &self.backend.dead_letters;
+        let role = self.backend.dead_letters()?;
         let done = role.purge(&letter.topic_partition, &self.group, &[letter.id]).await?;
         self.progress.of(&letter.topic_partition, LetterWork::Purge, done, 1);
         Ok(done == 1)
@@ -295,7 +295,7 @@ impl DeadLetterQueue {
                     .push((letter.id, DeadLetterAction::Purge));
             }
             for (topic_partition, deeds) in partitions {
-                let role = &self.backend.dead_letters;
+                let role = self.backend.dead_letters()?;
                 let done = role.settle(&topic_partition, &self.group, None, &deeds).await?.len();
                 self.progress.of(&topic_partition, LetterWork::Purge, done, deeds.len());
                 purged += done as u64;
@@ -315,7 +315,7 @@ impl DeadLetterQueue {
         for (topic_partition, last) in self.lanes(&everything).into_iter().zip(self.ends(&everything).await?)
         {
             if last > MessageId::ZERO {
-                let role = &self.backend.dead_letters;
+                let role = self.backend.dead_letters()?;
                 let done = role.purge_through(&topic_partition, &self.group, last).await?;
                 self.progress.of(&topic_partition, LetterWork::Purge, done, done);
                 purged += done as u64;
@@ -356,7 +356,7 @@ impl DeadLetterQueue {
         }
         let mut imported = Imported::default();
         for (topic_partition, letters) in partitions {
-            let put = self.backend.dead_letters.put(topic_partition, &self.group, &letters, again).await?;
+            let put = self.backend.dead_letters()?.put(topic_partition, &self.group, &letters, again).await?;
             let done = put.iter().flatten().count();
             self.progress.of(topic_partition, LetterWork::Import, done, put.len());
             imported.put += done as u64;
@@ -402,7 +402,7 @@ impl DeadLetterQueue {
         let newest = Range { newest_first: true, ..Range::ALL };
         let mut ends = Vec::new();
         for topic_partition in self.lanes(filter) {
-            let page = self.backend.dead_letters.list(&topic_partition, &self.group, newest, 1).await?;
+            let page = self.backend.dead_letters()?.list(&topic_partition, &self.group, newest, 1).await?;
             ends.push(page.items.first().map_or(MessageId::ZERO, |letter| letter.id));
         }
         Ok(ends)

@@ -46,7 +46,7 @@ impl Admin {
     /// # Errors
     /// Transient ones.
     pub async fn doctor(&self) -> Result<Vec<Report>> {
-        Ok(diagnose(&self.backend.inspect.server().await?))
+        Ok(diagnose(&self.backend.inspect()?.server().await?))
     }
 
     /// Returns the state of the server as read, without a judgement.
@@ -54,7 +54,7 @@ impl Admin {
     /// # Errors
     /// Transient ones.
     pub async fn server(&self) -> Result<Server> {
-        self.backend.inspect.server().await
+        self.backend.inspect()?.server().await
     }
 }
 

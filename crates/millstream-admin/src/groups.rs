@@ -32,8 +32,8 @@ impl Admin {
         group: &GroupName,
         start: Start,
     ) -> Result<GroupCreated> {
-        let spec = self.backend.catalog.topic(topic).await?;
-        self.backend.catalog.create_group(&spec, group, start).await
+        let spec = self.backend.catalog().topic(topic).await?;
+        self.backend.catalog().create_group(&spec, group, start).await
     }
 
     /// Returns all groups of a topic, by name.
@@ -41,8 +41,8 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`]; transient ones.
     pub async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
-        self.backend.catalog.topic(topic).await?;
-        self.backend.catalog.groups(topic).await
+        self.backend.catalog().topic(topic).await?;
+        self.backend.catalog().groups(topic).await
     }
 
     /// Deletes a group with all its data: pending and parked messages, dead letters, members and leases. Entries that
@@ -55,11 +55,11 @@ impl Admin {
     /// unless forced: the message names the users, and nothing was changed. [`ErrorKind::WrongType`] if its users
     /// cannot be determined, unless forced. Transient ones, after which the call can be repeated.
     pub async fn delete_group(&self, topic: &TopicName, group: &GroupName, in_use: InUse) -> Result<()> {
-        let spec = self.backend.catalog.topic(topic).await?;
+        let spec = self.backend.catalog().topic(topic).await?;
         if in_use == InUse::Refuse {
             self.refuse_in_use(&spec, group).await?;
         }
-        if self.backend.catalog.delete_group(topic, group).await? {
+        if self.backend.catalog().delete_group(topic, group).await? {
             return Ok(());
         }
         Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist")))
@@ -78,7 +78,7 @@ impl Admin {
     /// [`ErrorKind::NotFound`] for a topic or group that does not exist; [`ErrorKind::Deleted`] for a group that is
     /// being deleted; transient ones.
     pub async fn pause_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
-        self.backend.catalog.set_paused(topic, group, true).await
+        self.backend.catalog().set_paused(topic, group, true).await
     }
 
     /// Ends the pause of a group. Returns whether it was paused. Members continue as soon as they receive the change,
@@ -87,7 +87,7 @@ impl Admin {
     /// # Errors
     /// Same as [`pause_group`](Self::pause_group).
     pub async fn resume_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
-        self.backend.catalog.set_paused(topic, group, false).await
+        self.backend.catalog().set_paused(topic, group, false).await
     }
 
     /// Returns the stored state of a group as a whole: since when it is paused, and whether a deletion of it was
@@ -96,8 +96,8 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic that does not exist; transient ones.
     pub async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
-        self.backend.catalog.topic(topic).await?;
-        self.backend.catalog.group_state(topic, group).await
+        self.backend.catalog().topic(topic).await?;
+        self.backend.catalog().group_state(topic, group).await
     }
 
     /// Returns, for every partition of a topic, the group that retains most entries: the largest first.
@@ -105,8 +105,8 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`]; transient ones.
     pub async fn pins(&self, topic: &TopicName) -> Result<Vec<Pin>> {
-        let spec = self.backend.catalog.topic(topic).await?;
-        let mut pins = self.backend.catalog.pins(&spec).await?;
+        let spec = self.backend.catalog().topic(topic).await?;
+        let mut pins = self.backend.catalog().pins(&spec).await?;
         pins.sort_by_key(|pin| (std::cmp::Reverse(pin.bytes), pin.partition));
         Ok(pins)
     }
@@ -125,11 +125,11 @@ impl Admin {
         idle: Duration,
         dry_run: bool,
     ) -> Result<Vec<ExpiredGroup>> {
-        let spec = self.backend.catalog.topic(topic).await?;
-        let pins = self.backend.catalog.pins(&spec).await?;
+        let spec = self.backend.catalog().topic(topic).await?;
+        let pins = self.backend.catalog().pins(&spec).await?;
         let mut expired = Vec::new();
-        for group in self.backend.catalog.groups(topic).await? {
-            let stats = self.backend.catalog.stats(&spec, &group).await?;
+        for group in self.backend.catalog().groups(topic).await? {
+            let stats = self.backend.catalog().stats(&spec, &group).await?;
             if !keeps(&stats) {
                 continue;
             }
@@ -140,7 +140,7 @@ impl Admin {
                 continue;
             }
             if !dry_run {
-                self.backend.catalog.delete_group(topic, &group).await?;
+                self.backend.catalog().delete_group(topic, &group).await?;
             }
             expired.push(expired_group(group, unread_for, &pins));
         }
@@ -151,7 +151,7 @@ impl Admin {
     async fn idle(&self, spec: &TopicSpec, group: &GroupName) -> Result<Option<Duration>> {
         let mut least: Option<Duration> = None;
         for tp in spec.iter() {
-            for reading in self.backend.inspect.consumers(&tp, group).await? {
+            for reading in self.backend.inspect()?.consumers(&tp, group).await? {
                 least = Some(least.map_or(reading.idle, |least| least.min(reading.idle)));
             }
         }

@@ -81,14 +81,14 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn memory(&self, topic: &TopicName) -> Result<Memory> {
-        let all: Vec<TopicPartition> = self.backend.catalog.topic(topic).await?.iter().collect();
-        let groups = self.backend.catalog.groups(topic).await?;
+        let all: Vec<TopicPartition> = self.backend.catalog().topic(topic).await?.iter().collect();
+        let groups = self.backend.catalog().groups(topic).await?;
         let mut memory = Memory::default();
         for chunk in all.chunks(CHUNK) {
-            let usage = self.backend.inspect.usage(chunk, &groups).await?;
+            let usage = self.backend.inspect()?.usage(chunk, &groups).await?;
             usage.iter().for_each(|usage| memory.add(usage));
         }
-        let server = self.backend.inspect.server().await?;
+        let server = self.backend.inspect()?.server().await?;
         memory.used = server.used_memory;
         memory.max = server.max_memory.filter(|max| *max > 0);
         Ok(memory)

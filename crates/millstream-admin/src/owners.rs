@@ -65,9 +65,9 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn owners(&self, topic: &TopicName, group: &GroupName) -> Result<Owners> {
-        let spec = self.backend.catalog.topic(topic).await?;
-        let roster = self.backend.members.roster(topic, group).await?;
-        let ownerships = self.backend.inspect.owners(&spec, group).await?;
+        let spec = self.backend.catalog().topic(topic).await?;
+        let roster = self.backend.members().roster(topic, group).await?;
+        let ownerships = self.backend.inspect()?.owners(&spec, group).await?;
         let assigned = assigned(&roster);
         let partitions = ownerships.into_iter().map(|ownership| {
             let assigned = assigned.get(&ownership.partition).cloned();

@@ -62,7 +62,7 @@ impl Admin {
         let backend = &self.backend;
         let topic = &self.known(topic, group).await?;
         // Creates the group where it was lost, so that it can be moved on every partition.
-        backend.catalog.create_group(topic, group, start).await?;
+        backend.catalog().create_group(topic, group, start).await?;
         let asked = topic.iter().map(|tp| acquire(backend, tp, group));
         let answers: Vec<Result<Lease>> = stream::iter(asked).buffer_unordered(AT_ONCE).collect().await;
         let (mut leases, mut refused) = (Vec::new(), None);
@@ -75,13 +75,13 @@ impl Admin {
         let sought = match refused {
             Some(error) => Err(error),
             None => {
-                let seeks = leases.iter().map(|lease| backend.log.seek(lease, start));
+                let seeks = leases.iter().map(|lease| backend.log().seek(lease, start));
                 stream::iter(seeks).buffer_unordered(AT_ONCE).try_collect::<Vec<()>>().await.map(drop)
             }
         };
         // A successful seek releases its lease, so only after an error some may be left.
         for lease in leases.iter().filter(|_| sought.is_err()) {
-            match backend.leases.release(lease).await {
+            match backend.leases().release(lease).await {
                 Err(error) if error.kind() != ErrorKind::Fenced => {
                     tracing::warn!(resource = %lease.resource, %error, "the lease could not be given back, it will run out");
                 }
@@ -105,15 +105,15 @@ impl Admin {
     ) -> Result<Vec<SeekPreview>> {
         let backend = &self.backend;
         let topic = &self.known(topic, group).await?;
-        let stats = backend.catalog.stats(topic, group).await?;
+        let stats = backend.catalog().stats(topic, group).await?;
         let looks = stats.into_iter().map(|stats| preview(backend, topic, stats, start));
         stream::iter(looks).buffered(AT_ONCE).try_collect().await
     }
 
     /// Returns the topic if the group exists.
     async fn known(&self, topic: &TopicName, group: &GroupName) -> Result<TopicSpec> {
-        let spec = self.backend.catalog.topic(topic).await?;
-        if self.backend.catalog.groups(topic).await?.contains(group) {
+        let spec = self.backend.catalog().topic(topic).await?;
+        if self.backend.catalog().groups(topic).await?.contains(group) {
             return Ok(spec);
         }
         Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} is not there")))
@@ -128,7 +128,7 @@ async fn acquire(backend: &Backend, topic_partition: TopicPartition, group: &Gro
     // The operator has stopped the group: a lease that ran out has no owner any more.
     let assured = Continuity::assured();
     loop {
-        match backend.leases.acquire(&resource, OWNER, &nonce, TTL, &assured).await {
+        match backend.leases().acquire(&resource, OWNER, &nonce, TTL, &assured).await {
             Ok(Acquired::Granted(lease)) => return Ok(lease),
             Ok(Acquired::Held(holder)) => {
                 let why = format!("{resource} is owned by {}: stop the group first", holder.owner);
@@ -151,7 +151,7 @@ async fn preview(
     let topic_partition = TopicPartition { topic: topic.name.clone(), partition };
     let at = position.unwrap_or(MessageId::ZERO);
     let limit = SeekPreview::LIMIT;
-    let count = |from, to| backend.catalog.count(&topic_partition, from, to, limit);
+    let count = |from, to| backend.catalog().count(&topic_partition, from, to, limit);
     // Entries up to `at` were handed out.
     let (reread, skipped) = match (start, lag) {
         (Start::Earliest, Some(lag)) => (length.saturating_sub(lag).min(limit), 0),

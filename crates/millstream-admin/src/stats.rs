@@ -105,10 +105,10 @@ impl Admin {
     /// [`ErrorKind::NotFound`] for a topic that does not exist; errors of reading its settings or the list of its
     /// groups; transient ones.
     pub async fn survey(&self, topic: &TopicName) -> Result<TopicSurvey> {
-        let spec = self.backend.catalog.topic(topic).await?;
+        let spec = self.backend.catalog().topic(topic).await?;
         let delayed = lasting(self.delayed(&spec).await)?;
         let mut groups = Vec::new();
-        for group in self.backend.catalog.groups(topic).await? {
+        for group in self.backend.catalog().groups(topic).await? {
             let stats = lasting(self.stats_of(&spec, &group).await)?;
             groups.push((group, stats));
         }
@@ -121,8 +121,8 @@ impl Admin {
     /// [`ErrorKind::NotFound`] for a topic or group that does not exist; [`ErrorKind::WrongType`] that names the key;
     /// transient ones.
     pub async fn group_stats(&self, topic: &TopicName, group: &GroupName) -> Result<GroupStats> {
-        let spec = self.backend.catalog.topic(topic).await?;
-        let listed = self.backend.catalog.groups(topic).await?.contains(group);
+        let spec = self.backend.catalog().topic(topic).await?;
+        let listed = self.backend.catalog().groups(topic).await?.contains(group);
         let stats = self.stats_of(&spec, group).await?;
         if listed || stats.partitions.iter().any(|partition| partition.position.is_some()) {
             return Ok(stats);
@@ -135,24 +135,24 @@ impl Admin {
     /// # Errors
     /// Same as [`group_stats`](Self::group_stats).
     pub async fn waiting(&self, topic: &TopicName) -> Result<Waiting> {
-        self.delayed(&self.backend.catalog.topic(topic).await?).await
+        self.delayed(&self.backend.catalog().topic(topic).await?).await
     }
 
     async fn delayed(&self, spec: &TopicSpec) -> Result<Waiting> {
         let mut sum = Waiting::default();
         for tp in spec.iter() {
-            let waiting = self.backend.schedule.waiting(&tp.into()).await?;
+            let waiting = self.backend.schedule().waiting(&tp.into()).await?;
             (sum.total, sum.overdue) = (sum.total + waiting.total, sum.overdue + waiting.overdue);
         }
         Ok(sum)
     }
 
     async fn stats_of(&self, spec: &TopicSpec, group: &GroupName) -> Result<GroupStats> {
-        let partitions = self.backend.catalog.stats(spec, group).await?;
-        let members = self.backend.members.roster(&spec.name, group).await?.living().count();
-        let owners = self.backend.inspect.owners(spec, group).await?;
+        let partitions = self.backend.catalog().stats(spec, group).await?;
+        let members = self.backend.members().roster(&spec.name, group).await?.living().count();
+        let owners = self.backend.inspect()?.owners(spec, group).await?;
         let owned = owners.iter().filter(|owner| owner.holder.is_some()).count();
-        let paused = self.backend.catalog.group_state(&spec.name, group).await?.paused;
+        let paused = self.backend.catalog().group_state(&spec.name, group).await?.paused;
         let (group, totals) = (group.clone(), Totals::of(&partitions));
         Ok(GroupStats { totals, group, partitions, paused, members, owned })
     }

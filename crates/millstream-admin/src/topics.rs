@@ -22,7 +22,7 @@ impl Admin {
     /// # Errors
     /// Transient ones.
     pub async fn topics(&self) -> Result<Vec<TopicName>> {
-        self.backend.catalog.topics().await
+        self.backend.catalog().topics().await
     }
 
     /// Returns a topic as stored. [`stats`](Self::stats) returns its current state.
@@ -30,7 +30,7 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Unsupported`] if a newer version made it; transient ones.
     pub async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
-        self.backend.catalog.topic(name).await
+        self.backend.catalog().topic(name).await
     }
 
     /// Creates a topic unless it exists, and returns it as stored: an existing topic keeps its settings.
@@ -38,7 +38,7 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for invalid settings; transient ones.
     pub async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
-        self.backend.catalog.create_topic(spec).await
+        self.backend.catalog().create_topic(spec).await
     }
 
     /// Adds partitions to a topic, and creates its groups on the new ones. See the ordering guide for the effect on keys.
@@ -47,12 +47,12 @@ impl Admin {
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidConfig`] for fewer partitions than the topic has, or too many;
     /// transient ones.
     pub async fn expand_topic(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
-        let stored = self.backend.catalog.topic(name).await?;
+        let stored = self.backend.catalog().topic(name).await?;
         if partitions < stored.partitions {
             let why = format!("topic {name} has {} partitions and cannot have fewer", stored.partitions);
             return Err(Error::new(ErrorKind::InvalidConfig, why));
         }
-        self.backend.catalog.expand(name, partitions).await
+        self.backend.catalog().expand(name, partitions).await
     }
 
     /// Changes retention or bound of a topic. Running consumers and producers apply the change within a minute.
@@ -61,7 +61,7 @@ impl Admin {
     /// [`ErrorKind::NotFound`]; [`ErrorKind::InvalidConfig`] for an invalid setting, in which case nothing is changed;
     /// transient ones.
     pub async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
-        self.backend.catalog.alter_topic(name, change).await
+        self.backend.catalog().alter_topic(name, change).await
     }
 
     /// Deletes a topic with all its data: nothing is left behind, and no other keys are touched. Stop its producers
@@ -78,18 +78,18 @@ impl Admin {
     /// can be repeated.
     pub async fn delete_topic(&self, name: &TopicName, in_use: InUse) -> Result<()> {
         if in_use == InUse::Refuse {
-            let spec = match self.backend.catalog.topic(name).await {
+            let spec = match self.backend.catalog().topic(name).await {
                 // An earlier deletion was interrupted: the rest is still to be deleted.
                 Err(error) if error.kind() == ErrorKind::NotFound => None,
                 other => Some(other.map_err(unknown)?),
             };
             if let Some(spec) = spec {
-                for group in self.backend.catalog.groups(name).await? {
+                for group in self.backend.catalog().groups(name).await? {
                     self.refuse_in_use(&spec, &group).await?;
                 }
             }
         }
-        if self.backend.catalog.delete_topic(name).await? {
+        if self.backend.catalog().delete_topic(name).await? {
             Ok(())
         } else {
             Err(crate::admin::not_found(name))
@@ -110,9 +110,9 @@ impl Admin {
 
     /// Returns the names of a group's live members and of the owners of its partitions, sorted and without duplicates.
     pub(crate) async fn users(&self, spec: &TopicSpec, group: &GroupName) -> Result<Vec<String>> {
-        let roster = self.backend.members.roster(&spec.name, group).await?;
+        let roster = self.backend.members().roster(&spec.name, group).await?;
         let mut users: Vec<String> = roster.living().map(|member| member.id.to_string()).collect();
-        let owners = self.backend.inspect.owners(spec, group).await?;
+        let owners = self.backend.inspect()?.owners(spec, group).await?;
         users.extend(owners.into_iter().filter_map(|owner| Some(owner.holder?.owner)));
         users.sort_unstable();
         users.dedup();

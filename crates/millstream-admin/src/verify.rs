@@ -77,14 +77,14 @@ impl Admin {
     pub async fn verify(&self, topic: &TopicName, options: VerifyOptions) -> Result<Verified> {
         let mut pass = Pass::new(self, options);
         pass.scope(&Scope::Topic(topic.clone())).await?;
-        let mut spec = self.backend.catalog.topic(topic).await;
+        let mut spec = self.backend.catalog().topic(topic).await;
         if spec.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             // The topic is listed but has no settings: they are repaired first, since all other checks depend on them.
             pass.second_look().await?;
             if pass.verified.verdicts.is_empty() {
                 return Err(crate::admin::not_found(topic));
             }
-            spec = self.backend.catalog.topic(topic).await;
+            spec = self.backend.catalog().topic(topic).await;
         }
         let spec = match spec {
             Ok(spec) => spec,
@@ -94,7 +94,7 @@ impl Admin {
             }
             Err(error) => return Err(error),
         };
-        let groups = match self.backend.catalog.groups(topic).await {
+        let groups = match self.backend.catalog().groups(topic).await {
             Err(error) if pass.tells(&error) => Vec::new(),
             other => other?,
         };
@@ -115,7 +115,7 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`] for a queue that does not exist; transient ones.
     pub async fn verify_queue(&self, queue: &QueueName, options: VerifyOptions) -> Result<Verified> {
-        let spec = self.backend.tasks.queue(queue).await?;
+        let spec = self.backend.tasks()?.queue(queue).await?;
         let mut pass = Pass::new(self, options);
         for shard in 0..spec.shards {
             pass.scope(&Scope::Shard(Shard::new(queue.clone(), shard))).await?;
@@ -194,7 +194,7 @@ impl<'a> Pass<'a> {
     async fn check(&mut self, scope: &Scope, check: Check) -> Result<()> {
         let mut after = None;
         loop {
-            let page = self.admin.backend.audit.audit(scope, check, after.as_deref()).await?;
+            let page = self.admin.backend.audit()?.audit(scope, check, after.as_deref()).await?;
             self.verified.looked_at += page.looked_at;
             for finding in page.findings {
                 if finding.fault.needs_second_look() {
@@ -227,7 +227,7 @@ impl<'a> Pass<'a> {
             _ if !self.options.repair => Repaired::NotAsked,
             _ => {
                 self.touched.insert(finding.scope.clone());
-                let done = self.admin.backend.audit.repair(&finding).await?;
+                let done = self.admin.backend.audit()?.repair(&finding).await?;
                 if done { Repaired::Yes } else { Repaired::Gone }
             }
         };
@@ -250,7 +250,7 @@ impl<'a> Pass<'a> {
         let suspects = std::mem::take(&mut self.suspects);
         for run in suspects.chunk_by(|a, b| (&a.0, a.1) == (&b.0, b.1)) {
             let Some((scope, check, _)) = run.first() else { continue };
-            let again = match self.admin.backend.audit.audit(scope, *check, None).await {
+            let again = match self.admin.backend.audit()?.audit(scope, *check, None).await {
                 Err(error) if self.tells(&error) => continue,
                 other => other?.findings,
             };

@@ -43,7 +43,7 @@ impl Stage {
     async fn append_to(&self, partition: u32, count: usize) {
         let topic_partition = TopicPartition::new(self.topic.clone(), partition);
         let entry = Append { topic_partition, fields: wire::encode(&Envelope::new("hello")) };
-        for result in self.backend.log.append(&vec![entry; count]).await {
+        for result in self.backend.log().append(&vec![entry; count]).await {
             result.expect("appended");
         }
     }
@@ -56,7 +56,7 @@ impl Stage {
         let resource = Resource::partition(TopicPartition::new(self.topic.clone(), partition), group(name));
         match self
             .backend
-            .leases
+            .leases()
             .acquire(&resource, "somebody", name, MINUTE, &millstream_core::Continuity::assured())
             .await
             .expect("an answer")
@@ -73,11 +73,11 @@ impl Stage {
 
     async fn work_on(&self, partition: u32, name: &str, count: usize) {
         let lease = self.lease_of(partition, name).await;
-        let mut reader = self.backend.log.reader(&lease).await.expect("a reader");
+        let mut reader = self.backend.log().reader(&lease).await.expect("a reader");
         let entries = reader.fetch(count, Duration::ZERO).await.expect("fetched").entries;
         let batch: Vec<_> = entries.iter().map(|entry| (entry.receipt, Settlement::Ack)).collect();
-        self.backend.log.settle(&lease, &batch).await.expect("settled");
-        self.backend.leases.release(&lease).await.expect("released");
+        self.backend.log().settle(&lease, &batch).await.expect("settled");
+        self.backend.leases().release(&lease).await.expect("released");
     }
 }
 
@@ -87,7 +87,7 @@ async fn who_is_in_use_is_not_deleted_unless_forced() {
     let (admin, topic) = (&stage.admin, &stage.topic);
     let lease = stage.lease("slow").await;
     let member = Member::new(MemberId::new("a").expect("an id"), "a-1", MINUTE);
-    stage.backend.members.heartbeat(topic, &group("fast"), &member, true).await.expect("a pulse");
+    stage.backend.members().heartbeat(topic, &group("fast"), &member, true).await.expect("a pulse");
     for (name, who) in [("slow", "somebody"), ("fast", "a")] {
         let error = admin.delete_group(topic, &group(name), InUse::Refuse).await.expect_err("in use");
         assert_eq!(error.kind(), ErrorKind::Exists);
@@ -96,10 +96,10 @@ async fn who_is_in_use_is_not_deleted_unless_forced() {
         assert_eq!(error.kind(), ErrorKind::Exists);
     }
     assert_eq!(admin.groups(topic).await.expect("groups").len(), 3, "nothing was done");
-    stage.backend.members.leave(topic, &group("fast"), &member).await.expect("left");
+    stage.backend.members().leave(topic, &group("fast"), &member).await.expect("left");
     admin.delete_group(topic, &group("fast"), InUse::Refuse).await.expect("nobody is there");
     admin.delete_group(topic, &group("slow"), InUse::Force).await.expect("forced");
-    let settled = stage.backend.log.settle(&lease, &[]).await;
+    let settled = stage.backend.log().settle(&lease, &[]).await;
     assert_eq!(settled.expect_err("its lease is gone").kind(), ErrorKind::Fenced);
     assert_eq!(admin.groups(topic).await.expect("groups"), [group("never")]);
     let error = admin.delete_group(topic, &group("fast"), InUse::Force).await.expect_err("gone");
@@ -147,7 +147,7 @@ async fn groups_that_nobody_uses_are_expired_when_asked() {
     assert_eq!(expire(11 * MINUTE, false).await, [], "it has read since");
     let lease = stage.lease("slow").await;
     assert_eq!(expire(5 * MINUTE, false).await, [], "somebody has a partition of it");
-    stage.backend.leases.release(&lease).await.expect("released");
+    stage.backend.leases().release(&lease).await.expect("released");
     assert_eq!(expire(5 * MINUTE, true).await, [("slow".to_owned(), 6)]);
     assert_eq!(admin.groups(topic).await.expect("groups").len(), 2, "it was a dry run");
     assert_eq!(expire(5 * MINUTE, false).await, [("slow".to_owned(), 6)]);

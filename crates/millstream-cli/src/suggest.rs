@@ -70,7 +70,7 @@ async fn meant(typed: &Typed, global: &Global) -> Result<Option<String>> {
             return Ok(nearest(group, &there).map(|name| format!("group {name}")));
         }
     }
-    let there = strings(&cx.mq.backend().tasks.queues().await?);
+    let there = strings(&cx.mq.backend().tasks()?.queues().await?);
     let missing = typed.queues.iter().find(|queue| !there.contains(queue));
     Ok(missing.and_then(|queue| nearest(queue, &there)).map(|name| format!("delay queue {name}")))
 }

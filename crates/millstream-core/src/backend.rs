@@ -1,4 +1,4 @@
-//! Backend: an implementation of every role, behind trait objects.
+//! Backend: an implementation of the roles, behind trait objects.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::audit::Audit;
 use crate::catalog::Catalog;
 use crate::dead_letters::DeadLetters;
+use crate::error::{Error, ErrorKind, Result};
 use crate::inspect::Inspect;
 use crate::leases::Leases;
 use crate::log::Log;
@@ -16,43 +17,39 @@ use crate::shared::Shared;
 use crate::suspension::BootClock;
 use crate::tasks::Tasks;
 
-/// Implementations of all roles that the runtime works with. Cloning is cheap.
+/// Implementations of the roles that the runtime works with. Cloning is cheap.
 ///
-/// A type that implements all roles becomes one with [`Backend::new`]. The fields are public so that a
-/// single role can be wrapped or replaced.
+/// A type that implements all roles becomes one with [`Backend::new`]. With [`Backend::minimal`] it needs only the five
+/// required roles ([`Log`], [`Leases`], [`Schedule`], [`Catalog`] and [`Members`]); the others can be added one by one,
+/// and what needs an absent role fails with [`ErrorKind::Unsupported`]. The `with_*` methods also wrap or replace a role:
+///
+/// ```
+/// use std::sync::Arc;
+/// use millstream_core::{Backend, Log};
+///
+/// fn with_wrapped_log(backend: Backend, wrap: impl Fn(Arc<dyn Log>) -> Arc<dyn Log>) -> Backend {
+///     let log = wrap(backend.log().clone());
+///     backend.with_log(log)
+/// }
+/// ```
 #[derive(Clone)]
 pub struct Backend {
-    /// Appends, fetches, settles and trims.
-    pub log: Arc<dyn Log>,
-    /// Keeps messages that are due later.
-    pub schedule: Arc<dyn Schedule>,
-    /// Keeps recurring schedules.
-    pub recurring: Arc<dyn Recurring>,
-    /// Delay queues, for use without topics.
-    pub tasks: Arc<dyn Tasks>,
-    /// Grants ownership of partitions.
-    pub leases: Arc<dyn Leases>,
-    /// Keeps messages that will not be retried.
-    pub dead_letters: Arc<dyn DeadLetters>,
-    /// Keeps topics and groups.
-    pub catalog: Arc<dyn Catalog>,
-    /// Keeps the live members of groups and their assignments.
-    pub members: Arc<dyn Members>,
-    /// Reads and settles for many consumers of a partition, without an owner.
-    pub shared: Arc<dyn Shared>,
-    /// Lists stored data, read-only.
-    pub inspect: Arc<dyn Inspect>,
-    /// Finds and repairs inconsistencies.
-    pub audit: Arc<dyn Audit>,
-    /// Whether the backend lives in this process and uses the clock of the caller's runtime. Then leases are renewed on
-    /// the caller's runtime too; otherwise on a thread of its own, which handlers cannot starve.
-    pub local: bool,
-    /// Clock that also counts the time for which this machine was suspended, since leases continue to expire meanwhile.
-    /// `None` where only the runtime's own clock exists: in tests, for a [local](Self#structfield.local) backend, and
-    /// where the platform has none.
-    pub boot_clock: Option<Arc<dyn BootClock>>,
+    log: Arc<dyn Log>,
+    leases: Arc<dyn Leases>,
+    schedule: Arc<dyn Schedule>,
+    catalog: Arc<dyn Catalog>,
+    members: Arc<dyn Members>,
+    dead_letters: Option<Arc<dyn DeadLetters>>,
+    recurring: Option<Arc<dyn Recurring>>,
+    tasks: Option<Arc<dyn Tasks>>,
+    shared: Option<Arc<dyn Shared>>,
+    inspect: Option<Arc<dyn Inspect>>,
+    audit: Option<Arc<dyn Audit>>,
+    in_process: bool,
+    boot_clock: Option<Arc<dyn BootClock>>,
 }
 
+/// Construction.
 impl Backend {
     /// Creates a backend from one value that implements all roles.
     #[must_use]
@@ -62,27 +59,137 @@ impl Backend {
         B: Inspect + Audit + 'static,
     {
         let backend = Arc::new(backend);
+        Self::of(&backend)
+            .with_dead_letters(backend.clone())
+            .with_recurring(backend.clone())
+            .with_tasks(backend.clone())
+            .with_shared(backend.clone())
+            .with_inspect(backend.clone())
+            .with_audit(backend)
+    }
+
+    /// Creates a backend from one value that implements the required roles. It has no optional role.
+    #[must_use]
+    pub fn minimal<B>(backend: B) -> Self
+    where
+        B: Log + Leases + Schedule + Catalog + Members + 'static,
+    {
+        Self::of(&Arc::new(backend))
+    }
+
+    /// Returns a backend from a wrapper around this one. It has the roles that this one has, each through the wrapper,
+    /// and lives where this one lives.
+    #[must_use]
+    pub fn wrapped<B>(&self, wrapper: B) -> Self
+    where
+        B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
+        B: Inspect + Audit + 'static,
+    {
+        let all = Self::new(wrapper);
+        Self {
+            dead_letters: all.dead_letters.filter(|_| self.dead_letters.is_some()),
+            recurring: all.recurring.filter(|_| self.recurring.is_some()),
+            tasks: all.tasks.filter(|_| self.tasks.is_some()),
+            shared: all.shared.filter(|_| self.shared.is_some()),
+            inspect: all.inspect.filter(|_| self.inspect.is_some()),
+            audit: all.audit.filter(|_| self.audit.is_some()),
+            in_process: self.in_process,
+            boot_clock: self.boot_clock.clone(),
+            ..all
+        }
+    }
+
+    fn of<B>(backend: &Arc<B>) -> Self
+    where
+        B: Log + Leases + Schedule + Catalog + Members + 'static,
+    {
         Self {
             log: backend.clone(),
-            schedule: backend.clone(),
-            recurring: backend.clone(),
-            tasks: backend.clone(),
             leases: backend.clone(),
-            dead_letters: backend.clone(),
+            schedule: backend.clone(),
             catalog: backend.clone(),
             members: backend.clone(),
-            shared: backend.clone(),
-            inspect: backend.clone(),
-            audit: backend,
-            local: false,
+            dead_letters: None,
+            recurring: None,
+            tasks: None,
+            shared: None,
+            inspect: None,
+            audit: None,
+            in_process: false,
             boot_clock: None,
         }
     }
 
-    /// Returns the same backend, marked as living in this process. See [`local`](Self#structfield.local).
+    /// Returns the same backend with this log.
+    #[must_use]
+    pub fn with_log(self, log: Arc<dyn Log>) -> Self {
+        Self { log, ..self }
+    }
+
+    /// Returns the same backend with these leases.
+    #[must_use]
+    pub fn with_leases(self, leases: Arc<dyn Leases>) -> Self {
+        Self { leases, ..self }
+    }
+
+    /// Returns the same backend with this schedule.
+    #[must_use]
+    pub fn with_schedule(self, schedule: Arc<dyn Schedule>) -> Self {
+        Self { schedule, ..self }
+    }
+
+    /// Returns the same backend with this catalog.
+    #[must_use]
+    pub fn with_catalog(self, catalog: Arc<dyn Catalog>) -> Self {
+        Self { catalog, ..self }
+    }
+
+    /// Returns the same backend with these members.
+    #[must_use]
+    pub fn with_members(self, members: Arc<dyn Members>) -> Self {
+        Self { members, ..self }
+    }
+
+    /// Returns the same backend with these dead letters.
+    #[must_use]
+    pub fn with_dead_letters(self, dead_letters: Arc<dyn DeadLetters>) -> Self {
+        Self { dead_letters: Some(dead_letters), ..self }
+    }
+
+    /// Returns the same backend with these recurring schedules.
+    #[must_use]
+    pub fn with_recurring(self, recurring: Arc<dyn Recurring>) -> Self {
+        Self { recurring: Some(recurring), ..self }
+    }
+
+    /// Returns the same backend with these delay queues.
+    #[must_use]
+    pub fn with_tasks(self, tasks: Arc<dyn Tasks>) -> Self {
+        Self { tasks: Some(tasks), ..self }
+    }
+
+    /// Returns the same backend with this implementation of shared mode.
+    #[must_use]
+    pub fn with_shared(self, shared: Arc<dyn Shared>) -> Self {
+        Self { shared: Some(shared), ..self }
+    }
+
+    /// Returns the same backend with this inspection.
+    #[must_use]
+    pub fn with_inspect(self, inspect: Arc<dyn Inspect>) -> Self {
+        Self { inspect: Some(inspect), ..self }
+    }
+
+    /// Returns the same backend with this audit.
+    #[must_use]
+    pub fn with_audit(self, audit: Arc<dyn Audit>) -> Self {
+        Self { audit: Some(audit), ..self }
+    }
+
+    /// Returns the same backend, marked as living in this process. See [`is_in_process`](Self::is_in_process).
     #[must_use]
     pub fn in_process(self) -> Self {
-        Self { local: true, boot_clock: None, ..self }
+        Self { in_process: true, boot_clock: None, ..self }
     }
 
     /// Returns the same backend, with a clock that also counts while the machine is suspended.
@@ -90,6 +197,109 @@ impl Backend {
     pub fn with_boot_clock(self, clock: impl BootClock + 'static) -> Self {
         Self { boot_clock: Some(Arc::new(clock)), ..self }
     }
+}
+
+/// The required roles.
+impl Backend {
+    /// Returns the role that appends, reads, settles and trims.
+    #[must_use]
+    pub fn log(&self) -> &Arc<dyn Log> {
+        &self.log
+    }
+
+    /// Returns the role that grants ownership of partitions.
+    #[must_use]
+    pub fn leases(&self) -> &Arc<dyn Leases> {
+        &self.leases
+    }
+
+    /// Returns the role that keeps messages until they are due.
+    #[must_use]
+    pub fn schedule(&self) -> &Arc<dyn Schedule> {
+        &self.schedule
+    }
+
+    /// Returns the role that keeps topics and groups.
+    #[must_use]
+    pub fn catalog(&self) -> &Arc<dyn Catalog> {
+        &self.catalog
+    }
+
+    /// Returns the role that keeps the live members of groups and their assignments.
+    #[must_use]
+    pub fn members(&self) -> &Arc<dyn Members> {
+        &self.members
+    }
+
+    /// Whether the backend lives in this process and uses the clock of the caller's runtime. Then leases are renewed on
+    /// the caller's runtime too; otherwise on a thread of its own, which handlers cannot starve.
+    #[must_use]
+    pub fn is_in_process(&self) -> bool {
+        self.in_process
+    }
+
+    /// Returns the clock that also counts the time for which this machine was suspended, since leases continue to expire
+    /// meanwhile. `None` where only the runtime's own clock exists: in tests, for a backend [in this
+    /// process](Self::in_process), and where the platform has none.
+    #[must_use]
+    pub fn boot_clock(&self) -> Option<&Arc<dyn BootClock>> {
+        self.boot_clock.as_ref()
+    }
+}
+
+/// The optional roles.
+impl Backend {
+    /// Returns the role that keeps messages that will not be retried.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    pub fn dead_letters(&self) -> Result<&Arc<dyn DeadLetters>> {
+        present(self.dead_letters.as_ref(), "dead letters (role `dead_letters`)")
+    }
+
+    /// Returns the role that keeps recurring schedules.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    pub fn recurring(&self) -> Result<&Arc<dyn Recurring>> {
+        present(self.recurring.as_ref(), "recurring schedules (role `recurring`)")
+    }
+
+    /// Returns the role that keeps delay queues, which are used without topics.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    pub fn tasks(&self) -> Result<&Arc<dyn Tasks>> {
+        present(self.tasks.as_ref(), "delay queues (role `tasks`)")
+    }
+
+    /// Returns the role that reads and settles for many consumers of a partition, without an owner.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    pub fn shared(&self) -> Result<&Arc<dyn Shared>> {
+        present(self.shared.as_ref(), "shared mode (role `shared`)")
+    }
+
+    /// Returns the role that lists stored data, read-only.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    pub fn inspect(&self) -> Result<&Arc<dyn Inspect>> {
+        present(self.inspect.as_ref(), "inspection of stored data (role `inspect`)")
+    }
+
+    /// Returns the role that finds and repairs inconsistencies.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    pub fn audit(&self) -> Result<&Arc<dyn Audit>> {
+        present(self.audit.as_ref(), "audit of stored data (role `audit`)")
+    }
+}
+
+fn present<'a, R: ?Sized>(role: Option<&'a Arc<R>>, what: &str) -> Result<&'a Arc<R>> {
+    role.ok_or_else(|| Error::new(ErrorKind::Unsupported, format!("this backend has no {what}")))
 }
 
 impl fmt::Debug for Backend {

@@ -32,7 +32,7 @@ impl<T: 'static> DeadTasks<T> {
             let mut after = MessageId::ZERO;
             while found.len() < limit {
                 let page = PAGE.min(limit - found.len());
-                let tasks = self.queue.backend.tasks.dead_tasks(&shard, after, page).await?;
+                let tasks = self.queue.backend.tasks()?.dead_tasks(&shard, after, page).await?;
                 let Some(last) = tasks.last() else { break };
                 after = last.id;
                 found.extend(tasks);
@@ -48,7 +48,7 @@ impl<T: 'static> DeadTasks<T> {
     pub async fn count(&self) -> Result<u64> {
         let mut dead = 0;
         for shard in self.queue.spec.iter() {
-            dead += self.queue.backend.tasks.counts(&shard).await?.dead;
+            dead += self.queue.backend.tasks()?.counts(&shard).await?.dead;
         }
         Ok(dead)
     }
@@ -98,7 +98,7 @@ impl<T: 'static> DeadTasks<T> {
     pub async fn purge_all(&self) -> Result<u64> {
         let mut done = 0;
         for shard in self.queue.spec.iter() {
-            done += self.queue.backend.tasks.purge_all(&shard).await? as u64;
+            done += self.queue.backend.tasks()?.purge_all(&shard).await? as u64;
         }
         Ok(done)
     }
@@ -124,10 +124,10 @@ impl<T: 'static> DeadTasks<T> {
         for shard in self.queue.spec.iter() {
             let mut after = MessageId::ZERO;
             // Bounded by the count at the start: tasks that die meanwhile must not be handled again.
-            let dead = self.queue.backend.tasks.counts(&shard).await?.dead;
+            let dead = self.queue.backend.tasks()?.counts(&shard).await?.dead;
             let mut left = usize::try_from(dead).unwrap_or(usize::MAX);
             while left > 0 {
-                let tasks = self.queue.backend.tasks.dead_tasks(&shard, after, PAGE.min(left)).await?;
+                let tasks = self.queue.backend.tasks()?.dead_tasks(&shard, after, PAGE.min(left)).await?;
                 let Some(last) = tasks.last() else { break };
                 after = last.id;
                 left -= tasks.len().min(left);
@@ -139,7 +139,7 @@ impl<T: 'static> DeadTasks<T> {
     }
 
     async fn act(&self, shard: &Shard, ids: &[MessageId], deed: DeadLetterAction) -> Result<u64> {
-        let tasks = &self.queue.backend.tasks;
+        let tasks = self.queue.backend.tasks()?;
         Ok(match deed {
             DeadLetterAction::Replay => tasks.replay_tasks(shard, ids).await?,
             DeadLetterAction::Purge => tasks.purge_tasks(shard, ids).await?,

@@ -96,7 +96,7 @@ impl DelayedPromoter {
                 loops.spawn(self.clone().partition(topic_partition));
             }
             tokio::time::sleep(REFRESH).await;
-            match catch_panic(self.backend.catalog.topic(&self.topic.name)).await {
+            match catch_panic(self.backend.catalog().topic(&self.topic.name)).await {
                 Ok(topic) => {
                     monitor.succeeded(&*self.observer);
                     partitions = topic.iter().collect();
@@ -124,7 +124,7 @@ impl DelayedPromoter {
 
     /// Moves due messages, and sleeps until the next due time, or until a message with an earlier one arrives.
     async fn round(&self, topic_partition: &TopicPartition, ear: &mut Ear) -> Result<()> {
-        let schedule = &self.backend.schedule;
+        let schedule = self.backend.schedule();
         let known = match &ear.seen {
             Some(known) => known.clone(),
             None => schedule.wait(topic_partition, &Seen::default(), Duration::ZERO).await?,
@@ -141,7 +141,7 @@ impl DelayedPromoter {
         tokio::pin!(over);
         loop {
             let waiting = ear.waiting.get_or_insert_with(|| {
-                let (schedule, topic_partition) = (schedule.clone(), topic_partition.clone());
+                let (schedule, topic_partition) = (Arc::clone(schedule), topic_partition.clone());
                 let (known, timeout) = (known.clone(), self.config.longest_sleep);
                 Box::pin(catch_panic(async move { schedule.wait(&topic_partition, &known, timeout).await }))
             });
@@ -166,14 +166,13 @@ impl DelayedPromoter {
     /// recurring message is reported to the observer, and tried again later.
     pub async fn run_once(&self, topic_partition: &TopicPartition) -> Result<Duration> {
         let started = Instant::now();
-        let promoted = self.backend.schedule.promote_delayed(topic_partition, self.config.limit).await?;
+        let promoted = self.backend.schedule().promote_delayed(topic_partition, self.config.limit).await?;
         let Promoted { moved: messages, orphans, next, recurring } = promoted;
         let late = self.expected.answered(topic_partition, messages + orphans, next);
         if messages + orphans > 0 {
             self.observer.observe(&Event::DelayedPromoted { topic_partition, messages, orphans, late });
         }
-        let kept = &*self.backend.recurring;
-        let again = self.firings.round(recurring, kept, topic_partition, &*self.observer).await;
+        let again = self.firings.round(recurring, &self.backend, topic_partition, &*self.observer).await;
         Ok(self.config.pause(PromoterConfig::next(messages + orphans, next, again), started))
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::recurring::{Recurrence, Recurring};
-use millstream_core::{Error, Place, ScheduleId, TopicPartition};
+use millstream_core::{Backend, Error, Place, ScheduleId, TopicPartition};
 use tokio::time::Instant;
 
 use crate::rule::Rule;
@@ -117,7 +117,7 @@ impl Firing {
     /// something was fired.
     pub(crate) async fn round(
         &mut self,
-        recurring: &dyn Recurring,
+        backend: &Backend,
         place: &Place,
         observer: &dyn Observer,
     ) -> Duration {
@@ -125,7 +125,9 @@ impl Firing {
         if let Some(left) = left.filter(|left| !left.is_zero()) {
             return left;
         }
-        let pause = match catch_panic(fire_all(recurring, place, &mut self.unreadable, observer)).await {
+        let unreadable = &mut self.unreadable;
+        let fire = async move { fire_all(&**backend.recurring()?, place, unreadable, observer).await };
+        let pause = match catch_panic(fire).await {
             Ok(fired) => {
                 self.monitor.succeeded(observer);
                 self.idle = if fired.moved > 0 { 0 } else { self.idle.saturating_add(1) };
@@ -171,7 +173,7 @@ impl Firings {
     pub(crate) async fn round(
         &self,
         is_due: bool,
-        recurring: &dyn Recurring,
+        backend: &Backend,
         topic_partition: &TopicPartition,
         observer: &dyn Observer,
     ) -> Option<Duration> {
@@ -183,7 +185,7 @@ impl Firings {
         }
         let mut firing =
             known.unwrap_or_else(|| Firing::new(LoopMonitor::unlisted("fire", Scope::from(place.clone()))));
-        let again = firing.round(recurring, &place, observer).await;
+        let again = firing.round(backend, &place, observer).await;
         if firing.is_stuck() {
             self.places().insert(place, firing);
         }

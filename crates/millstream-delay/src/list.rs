@@ -67,7 +67,7 @@ pub(crate) async fn page<T>(
     let limit = limit.min(MAX_PAGE);
     let after = after.map(|after| (after.millis, after.id.clone()));
     let places: Vec<Place> = queue.spec.iter().map(Place::from).collect();
-    let read = places.iter().map(|place| queue.backend.schedule.scheduled(place, after.clone(), limit));
+    let read = places.iter().map(|place| queue.backend.schedule().scheduled(place, after.clone(), limit));
     let mut found: Vec<_> = try_join_all(read).await?.into_iter().flatten().collect();
     found.sort_by(|one, other| (one.due, &one.id).cmp(&(other.due, &other.id)));
     found.truncate(limit);

@@ -1,6 +1,5 @@
 //! The promoter of a partition's owner: moves retries and delayed messages when they are due, and fires recurring messages.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -8,7 +7,7 @@ use millstream_core::error::{ErrorKind, Problems, Result};
 use millstream_core::event::{Event, Ignore, Observer};
 use millstream_core::schedule::{MAX_PROMOTE, Promoted};
 use millstream_core::upkeep::{Trigger, Upkeep};
-use millstream_core::{Backend, Lease, Recurring, Schedule};
+use millstream_core::{Backend, Lease};
 use tokio::time::Instant;
 
 use crate::expected::Expected;
@@ -92,8 +91,7 @@ impl PromoterConfig {
 /// Promoter for any partition whose lease is passed in: moves due retries of the lease's group and due delayed
 /// messages, and fires due recurring messages. Two promoters for the same partition do no harm.
 pub struct Promoter {
-    schedule: Arc<dyn Schedule>,
-    recurring: Arc<dyn Recurring>,
+    backend: Backend,
     firings: Firings,
     expected: Expected,
     sleep: Sleep,
@@ -108,9 +106,8 @@ impl Promoter {
     /// a day.
     pub fn new(backend: &Backend, config: PromoterConfig) -> Result<Self> {
         config.check()?;
-        let (schedule, recurring) = (backend.schedule.clone(), backend.recurring.clone());
         let (firings, sleep) = (Firings::default(), Sleep::beside(backend));
-        Ok(Self { schedule, recurring, firings, expected: Expected::default(), sleep, config })
+        Ok(Self { backend: backend.clone(), firings, expected: Expected::default(), sleep, config })
     }
 
     /// Promotes until the lease is lost. Errors do not end it: it pauses for 50 ms to 2 s and continues.
@@ -155,12 +152,12 @@ impl Upkeep for Promoter {
         let (topic_partition, group) = lease.partition()?;
         let started = Instant::now();
         let Promoted { moved, orphans, next, recurring } =
-            self.schedule.promote(lease, self.config.limit).await?;
+            self.backend.schedule().promote(lease, self.config.limit).await?;
         let late = self.expected.answered(topic_partition, moved + orphans, next);
         if moved + orphans > 0 {
             events.observe(&Event::Promoted { topic_partition, group, messages: moved, orphans, late });
         }
-        let again = self.firings.round(recurring, &*self.recurring, topic_partition, events).await;
+        let again = self.firings.round(recurring, &self.backend, topic_partition, events).await;
         Ok(Some(self.config.pause(PromoterConfig::next(moved + orphans, next, again), started)))
     }
 
@@ -186,11 +183,11 @@ mod tests {
         let backend = Backend::from(MemoryBackend::new());
         let spec = TopicSpec::new("t".parse().expect("name"), 1).expect("spec");
         let group = "g".parse().expect("name");
-        backend.catalog.create_topic(&spec).await.expect("topic");
-        backend.catalog.create_group(&spec, &group, Start::Earliest).await.expect("group");
+        backend.catalog().create_topic(&spec).await.expect("topic");
+        backend.catalog().create_group(&spec, &group, Start::Earliest).await.expect("group");
         let resource = Resource::partition(spec.iter().next().expect("one"), group);
         let acquired = backend
-            .leases
+            .leases()
             .acquire(&resource, "me", "n", Duration::from_secs(3600), &millstream_core::Continuity::assured())
             .await;
         let Ok(Acquired::Granted(lease)) = acquired else { panic!("{acquired:?}") };
@@ -204,8 +201,8 @@ mod tests {
             fields: wire::encode(&Envelope::new("x")),
         };
         let batch: Vec<_> = delays.iter().map(entry).collect();
-        assert!(backend.log.append(&batch).await.iter().all(Result::is_ok));
-        let mut reader = backend.log.reader(lease).await.expect("reader");
+        assert!(backend.log().append(&batch).await.iter().all(Result::is_ok));
+        let mut reader = backend.log().reader(lease).await.expect("reader");
         let mut parked = 0;
         while parked < delays.len() {
             let fetched = reader.fetch(100, MS(0)).await.expect("fetch");
@@ -214,7 +211,7 @@ mod tests {
                 let origin = entry.receipt.id;
                 let (due, error, history) = (Due::In(after), "x".into(), History::default());
                 let retry = Settlement::Retry { due, attempt: 2, origin, error, history };
-                backend.log.settle(lease, &[(entry.receipt, retry)]).await.expect("settle");
+                backend.log().settle(lease, &[(entry.receipt, retry)]).await.expect("settle");
                 parked += 1;
             }
         }
@@ -274,10 +271,12 @@ mod tests {
         let (backend, spec, lease) = owned().await;
         let place = millstream_core::Place::from(spec.iter().next().expect("one"));
         let id = "beat".parse().expect("an id");
-        let now = backend.recurring.due(&place).await.expect("read").now;
+        let now = backend.recurring().expect("recurring schedules").due(&place).await.expect("read").now;
         let rule = crate::Rule::every(MS(1_000), now).expect("a rule");
         let fields = wire::encode(&Envelope::new("x"));
-        crate::recur(&*backend.recurring, &place, &id, &rule, fields).await.expect("put");
+        crate::recur(&**backend.recurring().expect("recurring schedules"), &place, &id, &rule, fields)
+            .await
+            .expect("put");
         let promoter = Promoter::new(&backend, PromoterConfig::default()).expect("valid");
         let moved: std::sync::Mutex<(usize, usize)> = std::sync::Mutex::default();
         let count = |event: &Event<'_>| match event {
@@ -297,7 +296,7 @@ mod tests {
     async fn run_ends_when_the_lease_is_lost() {
         let (backend, _, lease) = owned().await;
         let promoter = Promoter::new(&backend, PromoterConfig::default()).expect("valid");
-        backend.leases.release(&lease).await.expect("released");
+        backend.leases().release(&lease).await.expect("released");
         promoter.run(&lease).await;
     }
 

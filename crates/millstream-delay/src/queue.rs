@@ -109,7 +109,7 @@ impl<T: 'static> DelayQueue<T> {
     pub async fn cancel(&self, id: impl AsRef<str>) -> Result<bool> {
         let id = ScheduleId::new(id)?;
         for place in self.places_of(&id) {
-            if self.inner.backend.schedule.cancel(&place, std::slice::from_ref(&id)).await? == [true] {
+            if self.inner.backend.schedule().cancel(&place, std::slice::from_ref(&id)).await? == [true] {
                 return Ok(true);
             }
         }
@@ -125,7 +125,7 @@ impl<T: 'static> DelayQueue<T> {
         let (id, due) = (ScheduleId::new(id)?, due.into());
         for place in self.places_of(&id) {
             let moved =
-                self.inner.backend.schedule.reschedule(&place, std::slice::from_ref(&id), due).await?;
+                self.inner.backend.schedule().reschedule(&place, std::slice::from_ref(&id), due).await?;
             if moved == [true] {
                 return Ok(true);
             }
@@ -148,7 +148,7 @@ impl<T: 'static> DelayQueue<T> {
     pub async fn get(&self, id: impl AsRef<str>) -> Result<Option<WaitingTask<T>>> {
         let id = ScheduleId::new(id)?;
         for place in self.places_of(&id) {
-            if let Some(found) = self.inner.backend.schedule.get(&place, &id).await? {
+            if let Some(found) = self.inner.backend.schedule().get(&place, &id).await? {
                 return Ok(Some(WaitingTask::new(found, &self.inner)));
             }
         }
@@ -170,7 +170,8 @@ impl<T: 'static> DelayQueue<T> {
     /// Those of [`Tasks::counts`](millstream_core::Tasks::counts).
     pub async fn count(&self) -> Result<TaskCounts> {
         let shards: Vec<_> = self.inner.spec.iter().collect();
-        let counts = shards.iter().map(|shard| self.inner.backend.tasks.counts(shard));
+        let tasks = self.inner.backend.tasks()?;
+        let counts = shards.iter().map(|shard| tasks.counts(shard));
         let mut all = TaskCounts::default();
         for counts in try_join_all(counts).await? {
             all.waiting.total += counts.waiting.total;
@@ -289,7 +290,7 @@ impl<T> DelayQueueBuilder<T> {
         problems.finish()?;
         let Some(name) = name else { return Err(Error::new(ErrorKind::InvalidConfig, "invalid queue")) };
         let asked = QueueSpec { name, shards: self.shards };
-        let spec = backend.tasks.create_queue(&asked).await?;
+        let spec = backend.tasks()?.create_queue(&asked).await?;
         if spec != asked {
             let (queue, shards) = (&spec.name, spec.shards);
             tracing::warn!(%queue, asked = asked.shards, shards, "the queue was created with other shards");

@@ -152,7 +152,7 @@ impl<'a, T> IntoFuture for ScheduleTask<'a, T> {
     fn into_future(self) -> Self::IntoFuture {
         // Encoded here and not in the future, so that the future does not hold the value.
         let scheduling = self.queue.scheduling(self.record, Uuid::new_v4().as_u128());
-        let schedule = self.queue.backend.schedule.clone();
+        let schedule = self.queue.backend.schedule().clone();
         Box::pin(async move {
             let batch = [scheduling?];
             let placed = schedule.schedule(&batch).await.pop().unwrap_or_else(unanswered)?;
@@ -203,7 +203,7 @@ impl<T: 'static> Inner<T> {
             if slots.is_empty() {
                 return outcomes;
             }
-            let mut results = self.backend.schedule.schedule(&batch).await.into_iter();
+            let mut results = self.backend.schedule().schedule(&batch).await.into_iter();
             // Tasks that failed before the request are errors in `slots` and missing in `results`.
             outcomes.extend(slots.into_iter().map(|slot| {
                 let id = slot?;

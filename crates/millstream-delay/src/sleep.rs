@@ -32,7 +32,7 @@ pub(crate) enum Sleep {
 impl Sleep {
     /// Returns the kind of sleep for `backend`.
     pub(crate) fn beside(backend: &Backend) -> Self {
-        if backend.local { Self::Runtime } else { Self::Precise }
+        if backend.is_in_process() { Self::Runtime } else { Self::Precise }
     }
 
     /// Sleeps until `deadline`, never shorter.

@@ -40,7 +40,7 @@ impl LeaseClock {
     /// Creates a clock that starts now, over the backend's boot clock.
     #[must_use]
     pub fn of(backend: &Backend) -> Arc<Self> {
-        Self::new(backend.boot_clock.clone())
+        Self::new(backend.boot_clock().cloned())
     }
 
     /// Returns the current time.

@@ -22,7 +22,7 @@ impl ControlThread {
     /// Returns the control thread for `backend`. The thread is started at the first call in the process.
     #[must_use]
     pub fn of(backend: &Backend) -> Self {
-        if backend.local {
+        if backend.is_in_process() {
             return Self(None);
         }
         let started = || match start() {

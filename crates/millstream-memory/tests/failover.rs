@@ -31,9 +31,9 @@ impl Bench {
         let memory = MemoryBackend::new();
         let (backend, operator) = (Backend::from(memory.clone()), memory.operator());
         let topic = TopicSpec::new("orders".parse().unwrap(), 2).unwrap();
-        backend.catalog.create_topic(&topic).await.unwrap();
+        backend.catalog().create_topic(&topic).await.unwrap();
         let (tp, group) = (TopicPartition::new(topic.name.clone(), 0), GroupName::new("billing").unwrap());
-        backend.catalog.create_group(&topic, &group, Start::Earliest).await.unwrap();
+        backend.catalog().create_group(&topic, &group, Start::Earliest).await.unwrap();
         Self { backend, operator, topic, tp, group }
     }
 
@@ -41,14 +41,14 @@ impl Bench {
         let fields = |n: usize| wire::encode(&Envelope::new(n.to_string()));
         let batch: Vec<_> =
             (0..count).map(|n| Append { topic_partition: tp.clone(), fields: fields(n) }).collect();
-        self.backend.log.append(&batch).await.into_iter().map(|result| result.unwrap()).collect()
+        self.backend.log().append(&batch).await.into_iter().map(|result| result.unwrap()).collect()
     }
 
     async fn lease(&self, tp: &TopicPartition, nonce: &str) -> Lease {
         let resource = Resource::partition(tp.clone(), self.group.clone());
         match self
             .backend
-            .leases
+            .leases()
             .acquire(&resource, "test", nonce, HOUR, &millstream_core::Continuity::assured())
             .await
             .unwrap()
@@ -68,12 +68,12 @@ async fn what_came_since_is_lost_and_a_reader_starts_over() {
     let bench = Bench::new().await;
     let early = bench.append(&bench.tp, 3).await;
     let lease = bench.lease(&bench.tp, "1").await;
-    let mut reader = bench.backend.log.reader(&lease).await.unwrap();
+    let mut reader = bench.backend.log().reader(&lease).await.unwrap();
     let fetched = reader.fetch(2, Duration::ZERO).await.unwrap();
     let snapshot = bench.operator.snapshot();
 
     let acks: Vec<_> = fetched.entries.iter().map(|entry| (entry.receipt, Settlement::Ack)).collect();
-    bench.backend.log.settle(&lease, &acks).await.unwrap();
+    bench.backend.log().settle(&lease, &acks).await.unwrap();
     let lost = bench.append(&bench.tp, 1).await;
     sleep(TICK).await;
     bench.operator.restore(&snapshot);
@@ -96,7 +96,7 @@ async fn what_came_since_is_lost_and_a_reader_starts_over() {
 #[tokio::test(start_paused = true)]
 async fn neither_epochs_nor_versions_come_back() {
     let bench = Bench::new().await;
-    let members = &bench.backend.members;
+    let members = bench.backend.members();
     let (topic, group) = (&bench.topic.name, &bench.group);
     members.heartbeat(topic, group, &bench.member("ann"), true).await.unwrap();
     let snapshot = bench.operator.snapshot();
@@ -108,7 +108,7 @@ async fn neither_epochs_nor_versions_come_back() {
 
     let next = bench.lease(&bench.tp, "next").await;
     assert!(next.epoch > lost.epoch && next.ends.is_empty());
-    let renewed = bench.backend.leases.renew(&[lost]).await.remove(0);
+    let renewed = bench.backend.leases().renew(&[lost]).await.remove(0);
     assert_eq!(renewed.unwrap_err().kind(), ErrorKind::Fenced);
     let pulse = members.heartbeat(topic, group, &bench.member("cid"), true).await.unwrap();
     assert_eq!(pulse.members, 2, "one that joined since is lost");
@@ -123,11 +123,11 @@ async fn who_waits_is_told_of_what_comes_after_the_failover() {
     let snapshot = bench.operator.snapshot();
     let tp = TopicPartition::new("later".parse().unwrap(), 0);
     let topic = TopicSpec::new(tp.topic.clone(), 1).unwrap();
-    bench.backend.catalog.create_topic(&topic).await.unwrap();
-    bench.backend.catalog.create_group(&topic, &bench.group, Start::Earliest).await.unwrap();
+    bench.backend.catalog().create_topic(&topic).await.unwrap();
+    bench.backend.catalog().create_group(&topic, &bench.group, Start::Earliest).await.unwrap();
     let lease = bench.lease(&tp, "1").await;
-    let mut reader = bench.backend.log.reader(&lease).await.unwrap();
-    let mut watch = bench.backend.members.watch(&topic.name, &bench.group).await.unwrap();
+    let mut reader = bench.backend.log().reader(&lease).await.unwrap();
+    let mut watch = bench.backend.members().watch(&topic.name, &bench.group).await.unwrap();
     let started = Instant::now();
     let reading = tokio::spawn(async move { reader.fetch(1, HOUR).await });
     let watching = tokio::spawn(async move { watch.changed(Default::default(), HOUR).await });
@@ -136,8 +136,8 @@ async fn who_waits_is_told_of_what_comes_after_the_failover() {
     bench.operator.restore(&snapshot);
     let error = reading.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fenced, "its grant is lost");
-    bench.backend.catalog.create_topic(&topic).await.unwrap();
-    bench.backend.members.heartbeat(&topic.name, &bench.group, &bench.member("ann"), true).await.unwrap();
+    bench.backend.catalog().create_topic(&topic).await.unwrap();
+    bench.backend.members().heartbeat(&topic.name, &bench.group, &bench.member("ann"), true).await.unwrap();
     watching.await.unwrap().unwrap();
     assert_eq!(started.elapsed(), Duration::ZERO);
 }
@@ -145,7 +145,7 @@ async fn who_waits_is_told_of_what_comes_after_the_failover() {
 #[tokio::test(start_paused = true)]
 async fn a_member_that_is_forgotten_joins_again() {
     let bench = Bench::new().await;
-    let members = &bench.backend.members;
+    let members = bench.backend.members();
     let (topic, group) = (&bench.topic.name, &bench.group);
     let [ann, bob] = ["ann", "bob"].map(|id| bench.member(id));
     members.heartbeat(topic, group, &ann, true).await.unwrap();
@@ -164,9 +164,9 @@ async fn a_member_that_is_forgotten_joins_again() {
 #[tokio::test(start_paused = true)]
 async fn a_thousand_members_share_ten_thousand_partitions() {
     let bench = Bench::new().await;
-    let members = &bench.backend.members;
+    let members = bench.backend.members();
     let (topic, group) = (&bench.topic.name, &bench.group);
-    bench.backend.catalog.expand(topic, 10_000).await.unwrap();
+    bench.backend.catalog().expand(topic, 10_000).await.unwrap();
     let all: Vec<_> = (0..1_000).map(|n| bench.member(&format!("m-{n:04}"))).collect();
     for member in &all {
         members.heartbeat(topic, group, member, true).await.unwrap();
@@ -197,7 +197,7 @@ async fn read(reader: &mut dyn Reader) -> Fetched {
 async fn a_reader_tells_once_that_the_group_stands_before_what_it_handed_out() {
     let bench = Bench::new().await;
     let lease = bench.lease(&bench.tp, "a").await;
-    let mut reader = bench.backend.log.reader(&lease).await.unwrap();
+    let mut reader = bench.backend.log().reader(&lease).await.unwrap();
     let first = bench.append(&bench.tp, 2).await;
     read(&mut *reader).await;
     let before = bench.operator.snapshot();
@@ -209,13 +209,13 @@ async fn a_reader_tells_once_that_the_group_stands_before_what_it_handed_out() {
     assert_eq!(fetched.rewound, Some((lost[1], first[1])));
     assert!(fetched.tail_lost && fetched.entries.is_empty(), "its ids may come again: nothing is read");
     // The lease is given back, and what is pending comes again under the next one.
-    bench.backend.leases.release(&lease).await.unwrap();
+    bench.backend.leases().release(&lease).await.unwrap();
     let lease = bench.lease(&bench.tp, "b").await;
-    let mut reader = bench.backend.log.reader(&lease).await.unwrap();
+    let mut reader = bench.backend.log().reader(&lease).await.unwrap();
     let fetched = read(&mut *reader).await;
     assert!(fetched.pending && fetched.entries.len() == 2 && fetched.rewound.is_none());
     let before = bench.operator.snapshot();
-    let mut waiting = bench.backend.log.reader(&lease).await.unwrap();
+    let mut waiting = bench.backend.log().reader(&lease).await.unwrap();
     bench.append(&bench.tp, 1).await;
     read(&mut *waiting).await;
     read(&mut *waiting).await;
@@ -230,17 +230,17 @@ async fn a_reader_tells_once_that_the_group_stands_before_what_it_handed_out() {
 async fn a_group_that_is_moved_or_created_again_has_not_lost_its_way() {
     let bench = Bench::new().await;
     let lease = bench.lease(&bench.tp, "a").await;
-    let mut reader = bench.backend.log.reader(&lease).await.unwrap();
+    let mut reader = bench.backend.log().reader(&lease).await.unwrap();
     bench.append(&bench.tp, 2).await;
     read(&mut *reader).await;
-    bench.backend.log.seek(&lease, Start::Earliest).await.unwrap();
+    bench.backend.log().seek(&lease, Start::Earliest).await.unwrap();
     assert_eq!(reader.fetch(10, TICK).await.unwrap_err().kind(), ErrorKind::Fenced, "its lease went with it");
     let lease = bench.lease(&bench.tp, "b").await;
-    let mut reader = bench.backend.log.reader(&lease).await.unwrap();
+    let mut reader = bench.backend.log().reader(&lease).await.unwrap();
     assert_eq!(read(&mut *reader).await.rewound, None);
     assert!(bench.operator.destroy_group(&bench.tp, &bench.group));
     assert_eq!(reader.fetch(10, TICK).await.unwrap_err().kind(), ErrorKind::GroupMissing);
-    bench.backend.catalog.restore_group(&bench.tp, &bench.group, MessageId::ZERO).await.unwrap();
+    bench.backend.catalog().restore_group(&bench.tp, &bench.group, MessageId::ZERO).await.unwrap();
     assert_eq!(read(&mut *reader).await.rewound, None);
 }
 

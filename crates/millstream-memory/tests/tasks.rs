@@ -158,7 +158,7 @@ impl Bench {
             Step::Cancel { id: n } => {
                 let waits = matches!(self.model.tasks.get(&n), Some(Task { is: Is::Waiting { .. }, .. }));
                 // Twice at once: at most one wins.
-                let cancelled = self.backend.schedule.cancel(&self.place(), &[id(n), id(n)]).await.unwrap();
+                let cancelled = self.backend.schedule().cancel(&self.place(), &[id(n), id(n)]).await.unwrap();
                 assert_eq!(cancelled, [waits, false]);
                 if waits {
                     self.model.tasks.remove(&n);
@@ -175,7 +175,7 @@ impl Bench {
                     }
                     waits
                 });
-                let moved = self.backend.schedule.reschedule(&self.place(), &[id(n)], micros(later)).await;
+                let moved = self.backend.schedule().reschedule(&self.place(), &[id(n)], micros(later)).await;
                 assert_eq!(moved.unwrap(), [waits]);
             }
             Step::Claim { worker, limit, hold } => self.claim(worker, limit, hold).await,
@@ -185,7 +185,12 @@ impl Bench {
                 let (n, token) = self.model.claims[claim].clone();
                 let holder = self.model.holder(claim);
                 let (hold, begins) = (Duration::from_micros(hold), hold % 2 == 1);
-                let held = self.backend.tasks.extend(&self.shard, &[(id(n), token)], hold, begins).await;
+                let held = self
+                    .backend
+                    .tasks()
+                    .expect("delay queues")
+                    .extend(&self.shard, &[(id(n), token)], hold, begins)
+                    .await;
                 let held = held.unwrap().ours;
                 assert_eq!(held, [holder.is_some()]);
                 let until = self.model.after(u64::try_from(hold.as_micros()).unwrap());
@@ -199,7 +204,13 @@ impl Bench {
             Step::Replay { nth } => {
                 let Some((dead, n)) = self.nth_dead(nth) else { return };
                 let free = !self.model.tasks.contains_key(&n);
-                let moved = self.backend.tasks.replay_tasks(&self.shard, &[dead, dead]).await.unwrap();
+                let moved = self
+                    .backend
+                    .tasks()
+                    .expect("delay queues")
+                    .replay_tasks(&self.shard, &[dead, dead])
+                    .await
+                    .unwrap();
                 assert_eq!(moved, usize::from(free));
                 if free {
                     self.model.dead.retain(|(id, _)| *id != dead);
@@ -209,7 +220,15 @@ impl Bench {
             }
             Step::Purge { nth } => {
                 let Some((dead, _)) = self.nth_dead(nth) else { return };
-                assert_eq!(self.backend.tasks.purge_tasks(&self.shard, &[dead, dead]).await.unwrap(), 1);
+                assert_eq!(
+                    self.backend
+                        .tasks()
+                        .expect("delay queues")
+                        .purge_tasks(&self.shard, &[dead, dead])
+                        .await
+                        .unwrap(),
+                    1
+                );
                 self.model.dead.retain(|(id, _)| *id != dead);
                 self.model.went += 1;
             }
@@ -228,7 +247,7 @@ impl Bench {
         let fields = wire::encode(&Envelope::new(format!("{n}")));
         let (place, due) = (self.place(), micros(later));
         let one = Scheduling { place, id: id(n), due, fields, on_conflict };
-        let placed = self.backend.schedule.schedule(&[one]).await.remove(0);
+        let placed = self.backend.schedule().schedule(&[one]).await.remove(0);
         let there = self.model.tasks.get(&n).map(|task| matches!(task.is, Is::Waiting { .. }));
         let expected = match (there, on_conflict) {
             (None, _) => Ok(Placed::New),
@@ -253,7 +272,7 @@ impl Bench {
             patience: Duration::from_secs(5),
             heard: millstream_core::Continuity::assured(),
         };
-        let claimed = self.backend.tasks.claim(&self.shard, &ask).await.unwrap();
+        let claimed = self.backend.tasks().expect("delay queues").claim(&self.shard, &ask).await.unwrap();
         assert!(claimed.next <= ask.patience);
         let (mut tasks, mut crashed) = (claimed.tasks.into_iter(), 0);
         let model = &mut self.model;
@@ -304,7 +323,8 @@ impl Bench {
             End::Dead => Verdict::Dead { reason: Reason::Rejected, attempts: attempt, error, history },
         };
         let twice = [(id(n), token.clone(), verdict.clone()), (id(n), token, verdict)];
-        let settled = self.backend.tasks.settle_tasks(&self.shard, &twice).await.unwrap();
+        let settled =
+            self.backend.tasks().expect("delay queues").settle_tasks(&self.shard, &twice).await.unwrap();
         let applied = usize::from(holder.is_some());
         assert_eq!((settled.applied, settled.stale), (applied, 2 - applied));
         let Some(n) = holder else { return };
@@ -328,7 +348,13 @@ impl Bench {
 
     /// New dead tasks stand behind the old ones, in the order in which they died.
     async fn name_the_dead(&mut self) {
-        let dead = self.backend.tasks.dead_tasks(&self.shard, MessageId::ZERO, 1_000).await.unwrap();
+        let dead = self
+            .backend
+            .tasks()
+            .expect("delay queues")
+            .dead_tasks(&self.shard, MessageId::ZERO, 1_000)
+            .await
+            .unwrap();
         assert_eq!(dead.len(), self.model.dead.len());
         for (dead, (id, n)) in dead.iter().zip(&mut self.model.dead) {
             assert!(*id == MessageId::MAX || *id == dead.id);
@@ -340,7 +366,7 @@ impl Bench {
     /// Nothing is in two places, and nothing is lost.
     async fn compare(&self) {
         let model = &self.model;
-        let listed = self.backend.schedule.scheduled(&self.place(), None, 1_000).await.unwrap();
+        let listed = self.backend.schedule().scheduled(&self.place(), None, 1_000).await.unwrap();
         let listed: Vec<_> = listed.iter().map(|one| (one.due, number(&one.id))).collect();
         let waiting = |(n, task): (&usize, &Task)| match task.is {
             Is::Waiting { due } => Some((due, *n)),
@@ -349,7 +375,7 @@ impl Bench {
         let mut waits: Vec<_> = model.tasks.iter().filter_map(waiting).collect();
         waits.sort_unstable();
         assert_eq!(listed, waits);
-        let counts = self.backend.tasks.counts(&self.shard).await.unwrap();
+        let counts = self.backend.tasks().expect("delay queues").counts(&self.shard).await.unwrap();
         let due = model.due();
         let expired = due.iter().filter(|(_, ran_out)| *ran_out).count();
         let count = |n: usize| n as u64;

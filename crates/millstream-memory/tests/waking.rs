@@ -41,11 +41,11 @@ impl Bench {
     async fn lease(&self) -> Lease {
         let group = GroupName::new("billing").unwrap();
         let topic = TopicSpec::new(self.tp.topic.clone(), 1).unwrap();
-        self.backend.catalog.create_group(&topic, &group, Start::Earliest).await.unwrap();
+        self.backend.catalog().create_group(&topic, &group, Start::Earliest).await.unwrap();
         let resource = Resource::partition(self.tp.clone(), group);
         match self
             .backend
-            .leases
+            .leases()
             .acquire(&resource, "test", "1", HOUR, &millstream_core::Continuity::assured())
             .await
             .unwrap()
@@ -60,7 +60,7 @@ impl Bench {
         let fields = wire::encode(&Envelope::new(name.to_owned()));
         let (due, on_conflict) = (Due::In(after), OnConflict::Reject);
         let one = Scheduling { place: place.into(), id, due, fields, on_conflict };
-        assert_eq!(self.backend.schedule.schedule(&[one]).await.remove(0).unwrap(), Placed::New);
+        assert_eq!(self.backend.schedule().schedule(&[one]).await.remove(0).unwrap(), Placed::New);
     }
 
     async fn recur(&self, place: impl Into<Place>, name: &str, after: Duration) {
@@ -72,7 +72,12 @@ impl Bench {
             next: Some(next),
             paused: false,
         };
-        self.backend.recurring.put(&place.into(), &recurrence, OnConflict::Keep).await.unwrap();
+        self.backend
+            .recurring()
+            .expect("recurring schedules")
+            .put(&place.into(), &recurrence, OnConflict::Keep)
+            .await
+            .unwrap();
     }
 
     fn ask(worker: &str, limit: usize) -> ClaimRequest {
@@ -88,14 +93,20 @@ impl Bench {
 
     /// Asks once; gives back how many tasks it got and when to come again.
     async fn claim(&self, worker: &str, limit: usize) -> (usize, Duration) {
-        let claimed = self.backend.tasks.claim(&self.shard, &Self::ask(worker, limit)).await.unwrap();
+        let claimed = self
+            .backend
+            .tasks()
+            .expect("delay queues")
+            .claim(&self.shard, &Self::ask(worker, limit))
+            .await
+            .unwrap();
         (claimed.tasks.len(), claimed.next)
     }
 
     /// How many of `count` who wait for a second are called.
     async fn called(&self, count: usize) -> usize {
         let one = || {
-            let (tasks, shard) = (self.backend.tasks.clone(), self.shard.clone());
+            let (tasks, shard) = (self.backend.tasks().expect("delay queues").clone(), self.shard.clone());
             tokio::spawn(async move { tasks.wait(&shard, SECOND).await.unwrap() })
         };
         let waiting: Vec<_> = (0..count).map(|_| one()).collect();
@@ -117,7 +128,7 @@ async fn a_reader_tells_of_every_new_head_once_and_of_nothing_else() {
     let bench = Bench::new();
     let lease = bench.lease().await;
     bench.schedule(bench.tp.clone(), "before", HOUR).await;
-    let mut reader = bench.backend.log.reader(&lease).await.unwrap();
+    let mut reader = bench.backend.log().reader(&lease).await.unwrap();
     assert!(!reader.fetch(1, Duration::ZERO).await.unwrap().woken);
 
     for (name, after, wakes) in
@@ -136,14 +147,14 @@ async fn a_reader_tells_of_every_new_head_once_and_of_nothing_else() {
     assert!(reader.fetch(1, SECOND).await.unwrap().woken);
     assert!(!reader.fetch(1, SECOND).await.unwrap().woken);
     let id = ScheduleId::new("later").unwrap();
-    bench.backend.schedule.reschedule(&bench.tp.clone().into(), &[id], Due::NOW).await.unwrap();
+    bench.backend.schedule().reschedule(&bench.tp.clone().into(), &[id], Due::NOW).await.unwrap();
     assert!(reader.fetch(1, SECOND).await.unwrap().woken);
 }
 
 #[tokio::test(start_paused = true)]
 async fn all_who_wait_for_a_partition_are_told_and_what_came_in_between_is_not_missed() {
     let bench = Bench::new();
-    let (schedule, tp) = (&bench.backend.schedule, &bench.tp);
+    let (schedule, tp) = (bench.backend.schedule(), &bench.tp);
     let started = Instant::now();
     let seen = schedule.wait(tp, &Seen::default(), HOUR).await.unwrap();
     assert_eq!(started.elapsed(), Duration::ZERO);
@@ -173,7 +184,7 @@ async fn next_is_exact_to_the_microsecond_and_never_early() {
     tokio::time::advance(Duration::from_micros(1_234)).await;
     bench.schedule(tp.clone(), "a", Duration::from_micros(2_500)).await;
     loop {
-        let promoted = bench.backend.schedule.promote_delayed(&tp, 10).await.unwrap();
+        let promoted = bench.backend.schedule().promote_delayed(&tp, 10).await.unwrap();
         let Some(next) = promoted.next else { panic!("it was moved {promoted:?}") };
         assert!(next < Duration::from_micros(3_500));
         if next > Duration::from_micros(1) {
@@ -181,7 +192,7 @@ async fn next_is_exact_to_the_microsecond_and_never_early() {
             continue;
         }
         tokio::time::advance(next).await;
-        let promoted = bench.backend.schedule.promote_delayed(&tp, 10).await.unwrap();
+        let promoted = bench.backend.schedule().promote_delayed(&tp, 10).await.unwrap();
         assert_eq!((promoted.moved, promoted.next), (1, None));
         return;
     }
@@ -262,7 +273,7 @@ async fn what_recurs_and_is_overdue_does_not_make_workers_spin() {
     assert!(about(bench.claim("w1", 5).await.1 + Duration::from_millis(1), SECOND));
     sleep(SECOND).await;
     let ask = Bench::ask("w1", 5);
-    let claimed = bench.backend.tasks.claim(&bench.shard, &ask).await.unwrap();
+    let claimed = bench.backend.tasks().expect("delay queues").claim(&bench.shard, &ask).await.unwrap();
     assert!(claimed.recurring && claimed.tasks.is_empty());
     assert_eq!(claimed.next, GRACE);
 }
@@ -272,12 +283,13 @@ async fn a_retry_that_is_due_before_all_others_calls_a_worker() {
     let bench = Bench::new();
     bench.schedule(bench.shard.clone(), "a", Duration::ZERO).await;
     sleep(Duration::from_millis(1)).await;
-    let claimed = bench.backend.tasks.claim(&bench.shard, &Bench::ask("w1", 5)).await.unwrap();
+    let claimed =
+        bench.backend.tasks().expect("delay queues").claim(&bench.shard, &Bench::ask("w1", 5)).await.unwrap();
     let task = &claimed.tasks[0];
     let (error, history) = ("no".into(), History::default());
     let retry = Verdict::Retry { due: Due::In(SECOND), attempt: 2, error, history };
     let batch = [(task.id.clone(), task.token.clone(), retry)];
-    let settle = bench.backend.tasks.settle_tasks(&bench.shard, &batch);
+    let settle = bench.backend.tasks().expect("delay queues").settle_tasks(&bench.shard, &batch);
     let (called, settled) = tokio::join!(bench.called(2), settle);
     assert_eq!((called, settled.unwrap().applied), (1, 1));
 }
@@ -296,17 +308,30 @@ async fn commands(workers: usize, tasks: usize) -> usize {
         running.push(tokio::spawn(async move {
             while done.load(Ordering::Relaxed) < tasks {
                 let ask = Bench::ask(&format!("w{n}"), 1);
-                let claimed = bench.backend.tasks.claim(&bench.shard, &ask).await.unwrap();
+                let claimed =
+                    bench.backend.tasks().expect("delay queues").claim(&bench.shard, &ask).await.unwrap();
                 commands.fetch_add(1, Ordering::Relaxed);
                 for task in &claimed.tasks {
                     assert!(claimed.now - task.due <= 1, "{} is late: {}", task.id, claimed.now);
                     sleep(Duration::from_millis(20)).await;
                     let batch = [(task.id.clone(), task.token.clone(), Verdict::Complete)];
-                    bench.backend.tasks.settle_tasks(&bench.shard, &batch).await.unwrap();
+                    bench
+                        .backend
+                        .tasks()
+                        .expect("delay queues")
+                        .settle_tasks(&bench.shard, &batch)
+                        .await
+                        .unwrap();
                     done.fetch_add(1, Ordering::Relaxed);
                 }
                 if claimed.tasks.is_empty() && !claimed.next.is_zero() {
-                    bench.backend.tasks.wait(&bench.shard, claimed.next).await.unwrap();
+                    bench
+                        .backend
+                        .tasks()
+                        .expect("delay queues")
+                        .wait(&bench.shard, claimed.next)
+                        .await
+                        .unwrap();
                 }
             }
         }));
@@ -339,13 +364,28 @@ async fn a_failover_brings_tasks_and_what_recurs_back_and_no_token_twice() {
     let snapshot = bench.operator.snapshot();
     let claim = |worker: &'static str| {
         let bench = bench.clone();
-        async move { bench.backend.tasks.claim(&bench.shard, &Bench::ask(worker, 5)).await.unwrap() }
+        async move {
+            bench
+                .backend
+                .tasks()
+                .expect("delay queues")
+                .claim(&bench.shard, &Bench::ask(worker, 5))
+                .await
+                .unwrap()
+        }
     };
     let before = claim("w").await.tasks.remove(0);
-    bench.backend.recurring.remove(&place, &ScheduleId::new("r").unwrap()).await.unwrap();
+    bench
+        .backend
+        .recurring()
+        .expect("recurring schedules")
+        .remove(&place, &ScheduleId::new("r").unwrap())
+        .await
+        .unwrap();
     let waiting = bench.clone();
-    let waiting =
-        tokio::spawn(async move { waiting.backend.tasks.wait(&waiting.shard, HOUR).await.unwrap() });
+    let waiting = tokio::spawn(async move {
+        waiting.backend.tasks().expect("delay queues").wait(&waiting.shard, HOUR).await.unwrap()
+    });
     tokio::task::yield_now().await;
     let started = Instant::now();
     bench.operator.restore(&snapshot);
@@ -356,11 +396,21 @@ async fn a_failover_brings_tasks_and_what_recurs_back_and_no_token_twice() {
     assert_ne!(after.token, before.token);
     let settle = async |token: String| {
         let batch = [(after.id.clone(), token, Verdict::Complete)];
-        bench.backend.tasks.settle_tasks(&bench.shard, &batch).await.unwrap().applied
+        bench.backend.tasks().expect("delay queues").settle_tasks(&bench.shard, &batch).await.unwrap().applied
     };
     assert_eq!(settle(before.token).await, 0);
     assert_eq!(settle(after.token).await, 1);
-    assert_eq!(bench.backend.recurring.recurrences(&place, None, 10).await.unwrap().len(), 1);
+    assert_eq!(
+        bench
+            .backend
+            .recurring()
+            .expect("recurring schedules")
+            .recurrences(&place, None, 10)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -372,13 +422,14 @@ async fn a_message_that_lost_its_body_is_told_of() {
         assert!(bench.operator.delete_scheduled(&place, &ids[0]));
         assert!(!bench.operator.delete_scheduled(&place, &ids[0]));
         assert!(!bench.operator.delete_scheduled(&place, &ids[1]));
-        let left = bench.backend.schedule.get(&place, &ids[0]).await.unwrap().unwrap();
+        let left = bench.backend.schedule().get(&place, &ids[0]).await.unwrap().unwrap();
         assert!(left.fields.is_empty());
     }
     sleep(Duration::from_millis(1)).await;
-    let promoted = bench.backend.schedule.promote_delayed(&bench.tp, 10).await.unwrap();
+    let promoted = bench.backend.schedule().promote_delayed(&bench.tp, 10).await.unwrap();
     assert_eq!((promoted.moved, promoted.orphans), (0, 1));
-    let claimed = bench.backend.tasks.claim(&bench.shard, &Bench::ask("w", 5)).await.unwrap();
+    let claimed =
+        bench.backend.tasks().expect("delay queues").claim(&bench.shard, &Bench::ask("w", 5)).await.unwrap();
     assert!(claimed.tasks[0].fields.is_empty());
 }
 
@@ -399,12 +450,13 @@ async fn of_all_who_race_for_a_task_exactly_one_wins() {
             for n in 0..COUNT {
                 let id = ScheduleId::new(format!("{n:04}")).unwrap();
                 if racer % 2 == 0 {
-                    if bench.backend.schedule.cancel(&place, std::slice::from_ref(&id)).await.unwrap()[0] {
+                    if bench.backend.schedule().cancel(&place, std::slice::from_ref(&id)).await.unwrap()[0] {
                         won.push(id);
                     }
                 } else {
                     let ask = Bench::ask(&racer.to_string(), 1);
-                    let claimed = bench.backend.tasks.claim(&bench.shard, &ask).await.unwrap();
+                    let claimed =
+                        bench.backend.tasks().expect("delay queues").claim(&bench.shard, &ask).await.unwrap();
                     won.extend(claimed.tasks.into_iter().map(|task| task.id));
                 }
                 tokio::task::yield_now().await;

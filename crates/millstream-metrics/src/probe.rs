@@ -137,7 +137,7 @@ fn fails(what: &str, failure: &Failure) -> String {
 /// # Errors
 /// Those of the backend.
 pub async fn reach(backend: &Roles) -> Result<()> {
-    match backend.catalog.topic(&TopicName::new("reachable")?).await {
+    match backend.catalog().topic(&TopicName::new("reachable")?).await {
         Ok(_) => Ok(()),
         // The topic need not exist: any answer shows that the backend is reachable.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),

@@ -223,14 +223,14 @@ impl Sampler {
     async fn topics(&self) -> Result<Vec<TopicName>> {
         match &self.config.topics {
             Some(topics) => Ok(topics.clone()),
-            None => self.backend.catalog.topics().await,
+            None => self.backend.catalog().topics().await,
         }
     }
 
     async fn queues(&self) -> Result<Vec<QueueName>> {
         match &self.config.queues {
             Some(queues) => Ok(queues.clone()),
-            None => self.backend.tasks.queues().await,
+            None => self.backend.tasks()?.queues().await,
         }
     }
 

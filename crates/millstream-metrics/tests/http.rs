@@ -35,11 +35,11 @@ async fn served(config: ServerConfig) -> (Metrics, Backend, Server) {
 async fn filled(backend: &Backend, messages: usize) -> (TopicSpec, GroupName) {
     let spec = TopicSpec::new("orders".parse().expect("name"), 2).expect("spec");
     let group: GroupName = "billing".parse().expect("name");
-    backend.catalog.create_topic(&spec).await.expect("topic");
-    backend.catalog.create_group(&spec, &group, Start::Earliest).await.expect("group");
+    backend.catalog().create_topic(&spec).await.expect("topic");
+    backend.catalog().create_group(&spec, &group, Start::Earliest).await.expect("group");
     let tp = spec.iter().next().expect("one");
     let append = Append { topic_partition: tp, fields: wire::encode(&Envelope::new("x")) };
-    let stored = backend.log.append(&vec![append; messages]).await;
+    let stored = backend.log().append(&vec![append; messages]).await;
     assert!(stored.iter().all(Result::is_ok));
     (spec, group)
 }
@@ -110,7 +110,7 @@ async fn lag_is_told_per_group_and_for_all() {
         on_conflict: OnConflict::Keep,
     };
     let later = [scheduling("a", Duration::from_secs(3_600)), scheduling("b", Duration::ZERO)];
-    assert!(backend.schedule.schedule(&later).await.iter().all(Result::is_ok));
+    assert!(backend.schedule().schedule(&later).await.iter().all(Result::is_ok));
     tokio::time::sleep(Duration::from_millis(2)).await;
 
     let lag = get(address, "/lag/orders/billing").await.expect("an answer").json();
@@ -143,7 +143,7 @@ async fn lag_is_told_per_group_and_for_all() {
         assert!(tokio::time::Instant::now() < deadline, "it is worked out again after a second");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    backend.catalog.delete_group(&spec.name, &group).await.expect("deleted");
+    backend.catalog().delete_group(&spec.name, &group).await.expect("deleted");
     // An answer is reused for a second.
     while status(address, "/lag/orders/billing").await != 404 {
         assert!(tokio::time::Instant::now() < deadline, "it is gone");
@@ -191,7 +191,7 @@ async fn a_scrape_has_what_the_server_knows_and_forgets_what_is_gone() {
     assert_eq!(found.sum("millstream_members", &[]), Some(0.0));
     assert!(found.sum("millstream_sample_age_seconds", &[]) < Some(10.0));
 
-    backend.catalog.delete_topic(&spec.name).await.expect("deleted");
+    backend.catalog().delete_topic(&spec.name).await.expect("deleted");
     let gone =
         |scrape: &Scrape| scrape.sum("millstream_lag", &[("topic", "orders")]).is_some_and(f64::is_nan);
     let gone = until(gone).await;

@@ -36,7 +36,7 @@ const OLDEST: (u32, u32) = (7, 0);
 ///
 /// # async fn connect() -> millstream_core::Result<()> {
 /// let backend: Backend = RedisBackend::connect(RedisConfig::new("redis://127.0.0.1")).await?.into();
-/// let topics = backend.catalog.topics().await?;
+/// let topics = backend.catalog().topics().await?;
 /// # drop(topics);
 /// # Ok(())
 /// # }

@@ -99,7 +99,7 @@ fn cpu() -> std::io::Result<u64> {
 
 async fn measure(messages: u64, partitions: u32) -> std::result::Result<(u64, usize), Box<dyn Error>> {
     let log = Arc::new(Idle::default());
-    let backend = Backend { log: log.clone(), ..Backend::from(MemoryBackend::new()) };
+    let backend = Backend::from(MemoryBackend::new()).with_log(log.clone());
     let topic = Topic::raw("numbers").partitions(partitions);
     let before = cpu()?;
     let builder = ConsumerBuilder::new(backend, topic, "g", Arc::new(Ignore));

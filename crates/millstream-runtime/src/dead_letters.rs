@@ -162,7 +162,7 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         let (Some(spec), Some(group)) = (spec, group) else {
             return Err(Error::new(ErrorKind::InvalidConfig, "invalid dead-letter consumer"));
         };
-        let topic = self.backend.catalog.topic(&spec.name).await?.name;
+        let topic = self.backend.catalog().topic(&spec.name).await?.name;
         let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
         let timeout = self.config.shutdown_timeout;
         let (codec, observer) = (self.topic.codec(), Careful::over(self.observer));

@@ -50,7 +50,7 @@ impl DelayedMessages {
     pub async fn cancel(&self, id: impl AsRef<str>) -> Result<bool> {
         let ids = [ScheduleId::new(id)?];
         let places: Vec<_> = self.places().collect();
-        let asked = places.iter().map(|place| self.backend.schedule.cancel(place, &ids));
+        let asked = places.iter().map(|place| self.backend.schedule().cancel(place, &ids));
         Ok(try_join_all(asked).await?.concat().contains(&true))
     }
 
@@ -62,7 +62,7 @@ impl DelayedMessages {
     pub async fn reschedule(&self, id: impl AsRef<str>, due: impl Into<Due>) -> Result<bool> {
         let (ids, due) = ([ScheduleId::new(id)?], due.into());
         let places: Vec<_> = self.places().collect();
-        let asked = places.iter().map(|place| self.backend.schedule.reschedule(place, &ids, due));
+        let asked = places.iter().map(|place| self.backend.schedule().reschedule(place, &ids, due));
         Ok(try_join_all(asked).await?.concat().contains(&true))
     }
 
@@ -84,7 +84,7 @@ impl DelayedMessages {
             let id = &id;
             async move {
                 let place = Place::from(topic_partition.clone());
-                let found = self.backend.schedule.get(&place, id).await?;
+                let found = self.backend.schedule().get(&place, id).await?;
                 Ok(found.map(|found| DelayedMessage::new(topic_partition, found)))
             }
         });
@@ -105,9 +105,9 @@ impl DelayedMessages {
             let twin = after.filter(|after| topic_partition > after.topic_partition);
             async move {
                 let place = Place::from(topic_partition.clone());
-                let mut page = self.backend.schedule.scheduled(&place, cursor, limit).await?;
+                let mut page = self.backend.schedule().scheduled(&place, cursor, limit).await?;
                 if let Some(after) = twin {
-                    let found = self.backend.schedule.get(&place, &after.id).await?;
+                    let found = self.backend.schedule().get(&place, &after.id).await?;
                     page.extend(found.filter(|found| found.due == after.due));
                 }
                 let of = |found| DelayedMessage::new(topic_partition.clone(), found);
@@ -126,7 +126,7 @@ impl DelayedMessages {
     /// Those of [`Schedule::waiting`](millstream_core::Schedule::waiting).
     pub async fn count(&self) -> Result<Waiting> {
         let places: Vec<_> = self.places().collect();
-        let asked = places.iter().map(|place| self.backend.schedule.waiting(place));
+        let asked = places.iter().map(|place| self.backend.schedule().waiting(place));
         let each = try_join_all(asked).await?;
         Ok(each.into_iter().fold(Waiting::default(), |sum, one| Waiting {
             total: sum.total + one.total,

@@ -118,7 +118,6 @@ impl fmt::Debug for Broken {
 
 impl From<Broken> for Backend {
     fn from(broken: Broken) -> Self {
-        let local = broken.inner.local;
-        Self { local, ..Self::new(broken) }
+        broken.inner.clone().wrapped(broken)
     }
 }

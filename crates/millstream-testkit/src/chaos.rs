@@ -39,9 +39,9 @@ use faults::{Fate, Plan, Rates};
 /// let client = chaos.client();
 /// client.suffer(&Faults::none().refused(1.0));
 /// let backend: Backend = client.backend();
-/// assert!(backend.catalog.topics().await.is_err());
+/// assert!(backend.catalog().topics().await.is_err());
 /// chaos.heal();
-/// assert!(backend.catalog.topics().await.is_ok());
+/// assert!(backend.catalog().topics().await.is_ok());
 /// # });
 /// ```
 #[derive(Clone)]
@@ -164,9 +164,7 @@ impl Client {
     /// Returns the backend as seen by this process.
     #[must_use]
     pub fn backend(&self) -> Backend {
-        let backend = Backend::new(self.clone());
-        let Backend { local, boot_clock, .. } = self.0.backend.clone();
-        Backend { local, boot_clock, ..backend }
+        self.0.backend.wrapped(self.clone())
     }
 
     /// Names the process. A [history](crate::history) around the same backend then records the caller of each call.

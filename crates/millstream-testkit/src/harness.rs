@@ -128,7 +128,7 @@ impl Harness {
     /// The errors of [`create_topic`](millstream_core::Catalog::create_topic).
     pub async fn topic(&self, partitions: u32) -> Result<TopicSpec, Violation> {
         let name = TopicName::new(self.unique("topic"))?;
-        Ok(self.backend.catalog.create_topic(&TopicSpec::new(name, partitions)?).await?)
+        Ok(self.backend.catalog().create_topic(&TopicSpec::new(name, partitions)?).await?)
     }
 
     /// Returns the only partition of a new topic.
@@ -145,7 +145,7 @@ impl Harness {
     /// The errors of [`create_queue`](millstream_core::Tasks::create_queue).
     pub async fn queue(&self, shards: u32) -> Result<QueueSpec, Violation> {
         let name = QueueName::new(self.unique("queue"))?;
-        Ok(self.backend.tasks.create_queue(&QueueSpec { name, shards }).await?)
+        Ok(self.backend.tasks()?.create_queue(&QueueSpec { name, shards }).await?)
     }
 
     /// Returns a partition of a new topic, and a shard of a new delay queue.
@@ -156,7 +156,7 @@ impl Harness {
 
     /// Returns the server's time at a place, in milliseconds since 1970.
     pub(crate) async fn now(&self, place: &Place) -> Result<u64, Violation> {
-        Ok(self.backend.recurring.due(place).await?.now)
+        Ok(self.backend.recurring()?.due(place).await?.now)
     }
 
     /// Waits until the server's clock at a place has reached `ms`.
@@ -191,7 +191,7 @@ impl Harness {
     ) -> Result<Vec<MessageId>, Violation> {
         let entry = |fields| Append { topic_partition: topic_partition.clone(), fields };
         let batch: Vec<_> = entries.into_iter().map(entry).collect();
-        let results = self.backend.log.append(&batch).await;
+        let results = self.backend.log().append(&batch).await;
         ensure!(results.len() == batch.len(), "{} results for {} entries", results.len(), batch.len());
         Ok(results.into_iter().collect::<Result<_, _>>()?)
     }
@@ -245,7 +245,7 @@ impl Harness {
     ) -> Result<Owner, Violation> {
         let group = GroupName::new(group)?;
         let topic = TopicSpec::new(topic_partition.topic.clone(), topic_partition.partition.0 + 1)?;
-        self.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+        self.backend.catalog().create_group(&topic, &group, Start::Earliest).await?;
         self.own(topic_partition, &group, ttl).await
     }
 
@@ -272,7 +272,7 @@ impl Harness {
     }
 
     pub(crate) async fn owner_by(&self, lease: Lease) -> Result<Owner, Violation> {
-        let reader = self.backend.log.reader(&lease).await?;
+        let reader = self.backend.log().reader(&lease).await?;
         Ok(Owner { lease, reader, harness: self.clone() })
     }
 
@@ -303,7 +303,7 @@ impl Harness {
 
     pub(crate) async fn acquire(&self, resource: &Resource, ttl: Duration) -> Result<Acquired, Violation> {
         let nonce = self.unique("nonce");
-        Ok(self.backend.leases.acquire(resource, "testkit", &nonce, ttl, &Continuity::assured()).await?)
+        Ok(self.backend.leases().acquire(resource, "testkit", &nonce, ttl, &Continuity::assured()).await?)
     }
 
     /// Drops what all groups have settled, and returns the number of dropped entries.
@@ -315,7 +315,7 @@ impl Harness {
     pub(crate) async fn trim_by(&self, lease: &Lease, retention: Retention) -> Result<Trimmed, Violation> {
         let mut all = Trimmed::default();
         loop {
-            let Trimmed { dropped, lost, more } = self.backend.log.trim(lease, retention).await?;
+            let Trimmed { dropped, lost, more } = self.backend.log().trim(lease, retention).await?;
             all.dropped += dropped;
             all.lost.extend(lost);
             if !more {
@@ -326,7 +326,7 @@ impl Harness {
 
     /// Renews one lease and returns the reply.
     pub(crate) async fn renew(&self, lease: &Lease) -> Result<millstream_core::Result<()>, Violation> {
-        let mut answers = self.backend.leases.renew(std::slice::from_ref(lease)).await;
+        let mut answers = self.backend.leases().renew(std::slice::from_ref(lease)).await;
         ensure!(answers.len() == 1, "{} answers to one renewal", answers.len());
         Ok(answers.remove(0))
     }

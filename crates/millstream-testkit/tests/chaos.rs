@@ -30,8 +30,8 @@ struct Bench {
 async fn bench(seed: u64) -> Bench {
     let near = Backend::from(MemoryBackend::new());
     let spec = TopicSpec::new("t".parse().expect("name"), 1).expect("a topic");
-    near.catalog.create_topic(&spec).await.expect("created");
-    near.catalog.create_group(&spec, &group(), Start::Earliest).await.expect("created");
+    near.catalog().create_topic(&spec).await.expect("created");
+    near.catalog().create_group(&spec, &group(), Start::Earliest).await.expect("created");
     let chaos = Chaos::new(near.clone(), seed);
     let client = chaos.client();
     Bench { far: client.backend(), chaos, client, near, spec }
@@ -50,7 +50,7 @@ fn entry(text: &str) -> Append {
 }
 
 async fn append(backend: &Backend) -> Result<MessageId, ErrorKind> {
-    let mut results = backend.log.append(&[entry("x")]).await;
+    let mut results = backend.log().append(&[entry("x")]).await;
     assert_eq!(results.len(), 1, "one result per entry");
     results.remove(0).map_err(|error| error.kind())
 }
@@ -58,7 +58,7 @@ async fn append(backend: &Backend) -> Result<MessageId, ErrorKind> {
 async fn acquire(backend: &Backend) -> Lease {
     let resource = Resource::partition(tp(), group());
     let acquired = backend
-        .leases
+        .leases()
         .acquire(&resource, "o", "n", Duration::from_secs(60), &millstream_core::Continuity::assured())
         .await;
     let Acquired::Granted(lease) = acquired.expect("acquired") else { panic!("held") };
@@ -67,7 +67,7 @@ async fn acquire(backend: &Backend) -> Lease {
 
 impl Bench {
     async fn stored(&self) -> u64 {
-        self.near.catalog.stats(&self.spec, &group()).await.expect("stats")[0].length
+        self.near.catalog().stats(&self.spec, &group()).await.expect("stats")[0].length
     }
 }
 
@@ -80,7 +80,7 @@ async fn without_faults_nothing_goes_wrong_and_nothing_takes_time() {
     }
     assert_eq!((bench.stored().await, begin.elapsed()), (100, Duration::ZERO));
     assert_eq!(bench.client.tally().calls, 100);
-    assert!(bench.far.local, "what is said of the backend stays true");
+    assert!(bench.far.is_in_process(), "what is said of the backend stays true");
 }
 
 #[tokio::test(start_paused = true)]
@@ -121,7 +121,7 @@ async fn faults_are_of_one_client_and_of_one_role() {
 async fn a_cut_ends_waits_at_once_and_refuses_until_it_is_mended() {
     let bench = bench(1).await;
     let lease = acquire(&bench.far).await;
-    let mut reader = bench.far.log.reader(&lease).await.expect("a reader");
+    let mut reader = bench.far.log().reader(&lease).await.expect("a reader");
     let client = bench.client.clone();
     let cut = tokio::spawn(async move {
         tokio::time::sleep(MS(100)).await;
@@ -143,7 +143,7 @@ async fn a_cut_ends_waits_at_once_and_refuses_until_it_is_mended() {
 async fn a_reset_ends_what_is_under_way_and_nothing_else() {
     let bench = bench(1).await;
     let lease = acquire(&bench.far).await;
-    let mut reader = bench.far.log.reader(&lease).await.expect("a reader");
+    let mut reader = bench.far.log().reader(&lease).await.expect("a reader");
     let chaos = bench.chaos.clone();
     let reset = tokio::spawn(async move {
         tokio::time::sleep(MS(100)).await;
@@ -160,7 +160,7 @@ async fn a_read_whose_reply_is_lost_is_read_again_from_the_pending_list() {
     let bench = bench(1).await;
     append(&bench.near).await.expect("appended");
     let lease = acquire(&bench.far).await;
-    let mut reader = bench.far.log.reader(&lease).await.expect("a reader");
+    let mut reader = bench.far.log().reader(&lease).await.expect("a reader");
     bench.client.suffer_in(Role::Reader, &Faults::none().lost_replies(1.0));
     assert!(reader.fetch(10, Duration::ZERO).await.is_err());
     bench.chaos.heal();
@@ -197,8 +197,9 @@ async fn a_killed_process_never_hears_of_anything_again() {
 async fn a_watch_is_cut_too() {
     let bench = bench(1).await;
     let member = Member::new(MemberId::new("m").expect("name"), "i", Duration::from_secs(10));
-    let pulse = bench.far.members.heartbeat(&bench.spec.name, &group(), &member, true).await.expect("joined");
-    let mut watch = bench.far.members.watch(&bench.spec.name, &group()).await.expect("a watch");
+    let pulse =
+        bench.far.members().heartbeat(&bench.spec.name, &group(), &member, true).await.expect("joined");
+    let mut watch = bench.far.members().watch(&bench.spec.name, &group()).await.expect("a watch");
     bench.client.cut();
     let error = watch.changed(pulse.revision, Duration::from_secs(60)).await.expect_err("it is cut");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
@@ -235,7 +236,7 @@ async fn waits_for_the_schedule_are_cut_too() {
     let bench = bench(1).await;
     let minute = Duration::from_secs(60);
     let tp = TopicPartition::new(bench.spec.name.clone(), 0);
-    let seen = bench.far.schedule.wait(&tp, &Seen::default(), minute).await.expect("the first wait");
+    let seen = bench.far.schedule().wait(&tp, &Seen::default(), minute).await.expect("the first wait");
     let shard = Shard::new("q".parse().expect("name"), 0);
     let client = bench.client.clone();
     let cut = tokio::spawn(async move {
@@ -243,21 +244,23 @@ async fn waits_for_the_schedule_are_cut_too() {
         client.cut();
     });
     let begin = Instant::now();
-    let (schedule, tasks) =
-        tokio::join!(bench.far.schedule.wait(&tp, &seen, minute), bench.far.tasks.wait(&shard, minute));
+    let (schedule, tasks) = tokio::join!(
+        bench.far.schedule().wait(&tp, &seen, minute),
+        bench.far.tasks().expect("delay queues").wait(&shard, minute)
+    );
     assert_eq!(schedule.expect_err("it is cut").kind(), ErrorKind::Unconfirmed);
     assert_eq!(tasks.expect_err("it is cut").kind(), ErrorKind::Unconfirmed);
     assert_eq!(begin.elapsed(), MS(100));
     cut.await.expect("no panic");
     bench.client.mend();
-    assert!(!bench.far.tasks.wait(&shard, MS(10)).await.expect("it is mended"));
+    assert!(!bench.far.tasks().expect("delay queues").wait(&shard, MS(10)).await.expect("it is mended"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_keeps_all_away_and_also_who_comes_meanwhile() {
     let bench = bench(1).await;
     let lease = acquire(&bench.far).await;
-    let mut reader = bench.far.log.reader(&lease).await.expect("a reader");
+    let mut reader = bench.far.log().reader(&lease).await.expect("a reader");
     let chaos = bench.chaos.clone();
     let outage = tokio::spawn(async move {
         tokio::time::sleep(MS(100)).await;
@@ -314,10 +317,10 @@ async fn answers_take_time_by_their_bytes_and_some_never_arrive() {
         fields: wire::encode(&Envelope::new("x".repeat(bytes))),
     };
     for _ in 0..3 {
-        bench.near.log.append(&[large(100_000)]).await.remove(0).expect("appended");
+        bench.near.log().append(&[large(100_000)]).await.remove(0).expect("appended");
     }
     bench.client.suffer(&Faults::none().bandwidth(1_000_000).timeout(MS(250)));
-    let mut reader = bench.far.log.reader(&lease).await.expect("a reader");
+    let mut reader = bench.far.log().reader(&lease).await.expect("a reader");
     let begin = Instant::now();
     let error = reader.fetch(3, Duration::ZERO).await.expect_err("300 ms of bytes");
     assert_eq!((error.kind(), begin.elapsed()), (ErrorKind::Unconfirmed, MS(250)));

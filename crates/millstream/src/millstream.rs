@@ -91,7 +91,7 @@ impl Millstream {
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic that does not exist; transient errors.
     pub async fn delayed<T>(&self, topic: &Topic<T>) -> Result<DelayedMessages> {
-        let topic = self.backend.catalog.topic(&topic.spec()?.name).await?;
+        let topic = self.backend.catalog().topic(&topic.spec()?.name).await?;
         Ok(DelayedMessages::new(self.backend.clone(), topic))
     }
 
@@ -112,7 +112,7 @@ impl Millstream {
     /// [`ErrorKind::InvalidConfig`] for a bad topic; the errors of
     /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
     pub async fn recurring<T>(&self, topic: &Topic<T>) -> Result<RecurringMessages<T>> {
-        let stored = self.backend.catalog.create_topic(&topic.spec()?).await?;
+        let stored = self.backend.catalog().create_topic(&topic.spec()?).await?;
         Ok(RecurringMessages::new(self.backend.clone(), stored, topic.codec()))
     }
 
@@ -122,7 +122,7 @@ impl Millstream {
     /// The errors of [`dead_letters`](Self::dead_letters).
     pub async fn stats<T>(&self, topic: &Topic<T>, group: &str) -> Result<Vec<PartitionStats>> {
         let (topic, group) = self.stored(topic, group).await?;
-        self.backend.catalog.stats(&topic, &group).await
+        self.backend.catalog().stats(&topic, &group).await
     }
 
     /// Adds partitions to `topic` while producers and consumers run, and returns the resulting number. The number
@@ -137,7 +137,7 @@ impl Millstream {
     /// [`ErrorKind::NotFound`] for a topic that does not exist; [`ErrorKind::InvalidConfig`] for more than 16,384
     /// partitions; transient errors.
     pub async fn expand<T>(&self, topic: &Topic<T>, partitions: u32) -> Result<u32> {
-        Ok(self.backend.catalog.expand(&topic.spec()?.name, partitions).await?.partitions)
+        Ok(self.backend.catalog().expand(&topic.spec()?.name, partitions).await?.partitions)
     }
 
     /// Moves the position of a group that is not running: backward to handle messages again, or forward to skip some.
@@ -202,7 +202,7 @@ impl Millstream {
 
     async fn stored<T>(&self, topic: &Topic<T>, group: &str) -> Result<(TopicSpec, GroupName)> {
         let group = GroupName::new(group)?;
-        let topic = self.backend.catalog.topic(&topic.spec()?.name).await?;
+        let topic = self.backend.catalog().topic(&topic.spec()?.name).await?;
         Ok((topic, group))
     }
 }

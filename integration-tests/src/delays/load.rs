@@ -101,7 +101,7 @@ async fn go(mq: &Millstream, engine: Engine) -> (u64, Vec<(ScheduleId, String)>)
     loop {
         let now = match engine {
             Engine::Topic => {
-                let promoted = mq.backend().schedule.promote_delayed(&place, MAX_PROMOTE).await;
+                let promoted = mq.backend().schedule().promote_delayed(&place, MAX_PROMOTE).await;
                 promoted.expect("promoted").moved
             }
             Engine::Queue => {
@@ -113,7 +113,14 @@ async fn go(mq: &Millstream, engine: Engine) -> (u64, Vec<(ScheduleId, String)>)
                     patience: Duration::from_secs(15),
                     heard: millstream_core::Continuity::assured(),
                 };
-                let tasks = mq.backend().tasks.claim(&shard(), &ask).await.expect("claimed").tasks;
+                let tasks = mq
+                    .backend()
+                    .tasks()
+                    .expect("delay queues")
+                    .claim(&shard(), &ask)
+                    .await
+                    .expect("claimed")
+                    .tasks;
                 let before = claims.len();
                 claims.extend(tasks.into_iter().map(|task| (task.id, task.token)));
                 claims.len() - before
@@ -130,7 +137,8 @@ async fn complete(mq: &Millstream, claims: &[(ScheduleId, String)]) {
     for claims in claims.chunks(MAX_CLAIM) {
         let done: Vec<_> =
             claims.iter().map(|(id, token)| (id.clone(), token.clone(), Verdict::Complete)).collect();
-        let settled = mq.backend().tasks.settle_tasks(&shard(), &done).await.expect("settled");
+        let settled =
+            mq.backend().tasks().expect("delay queues").settle_tasks(&shard(), &done).await.expect("settled");
         assert_eq!(settled.applied, done.len());
     }
 }

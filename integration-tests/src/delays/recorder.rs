@@ -21,8 +21,8 @@ struct Recorder {
 /// Returns the same backend with a recorder of its claims.
 pub(super) fn witnessed(backend: &Backend) -> (Backend, Claims) {
     let claims = Claims::default();
-    let tasks = Arc::new(Recorder { tasks: backend.tasks.clone(), claims: claims.clone() });
-    (Backend { tasks, ..backend.clone() }, claims)
+    let tasks = Arc::new(Recorder { tasks: backend.tasks().expect("tasks").clone(), claims: claims.clone() });
+    (backend.clone().with_tasks(tasks), claims)
 }
 
 #[async_trait]

@@ -19,9 +19,9 @@ const LOOK: VerifyOptions = VerifyOptions { repair: false, limit: 1_000 };
 /// Appends so many messages of 100 bytes evenly, and has as many of them handed out as `pending` says.
 async fn fill(server: &Server, mq: &Millstream, count: usize, pending: usize) -> (TopicSpec, GroupName) {
     let (backend, keys) = (mq.backend(), Keys::new());
-    let topic = backend.catalog.create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
+    let topic = backend.catalog().create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
     let group: GroupName = "billing".parse().expect("a name");
-    backend.catalog.create_group(&topic, &group, Start::Earliest).await.expect("created");
+    backend.catalog().create_group(&topic, &group, Start::Earliest).await.expect("created");
     let client = redis::Client::open(server.url()).expect("a client");
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(60)));
     let mut raw = client.get_multiplexed_async_connection_with_config(&config).await.expect("connected");
@@ -220,7 +220,7 @@ async fn who_may_only_read_can_look() {
     assert_eq!(pending.entries.len(), 100);
     assert_eq!(admin.owners(&topic.name, &group).await.expect("looked").partitions.len(), 64);
     admin.memory(&topic.name).await.expect("weighed");
-    let inspect = &looker.backend().inspect;
+    let inspect = looker.backend().inspect().expect("inspection");
     for tp in topic.iter() {
         assert_eq!(inspect.consumers(&tp, &group).await.expect("looked").len(), 1);
         assert_eq!(inspect.parked(&tp, &group, None, 10).await.expect("looked").items, []);

@@ -27,9 +27,9 @@ impl Stage {
         let server = Server::start();
         let mq = Millstream::connect(&server.url()).await.expect("connected");
         let spec =
-            mq.backend().catalog.create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
+            mq.backend().catalog().create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
         let group: GroupName = "billing".parse().expect("a name");
-        mq.backend().catalog.create_group(&spec, &group, Start::Earliest).await.expect("created");
+        mq.backend().catalog().create_group(&spec, &group, Start::Earliest).await.expect("created");
         let tp = TopicPartition::new(spec.name.clone(), 0);
         Self { server, mq, keys: Keys::new(), topic: spec.name, group, tp }
     }
@@ -85,7 +85,8 @@ async fn every_key_of_a_topic_and_of_its_groups_is_looked_at() {
     }
 
     let queue = QueueSpec { name: "mails".parse().expect("a name"), shards: 2 };
-    let queue = stage.mq.backend().tasks.create_queue(&queue).await.expect("created");
+    let queue =
+        stage.mq.backend().tasks().expect("delay queues").create_queue(&queue).await.expect("created");
     stage.cli(&format!("DEL {}", keys.queues()));
     stage.cli(&format!("RPUSH {} x", keys.queues()));
     let verified = stage.mq.admin().verify_queue(&queue.name, LOOK).await.expect("verified");

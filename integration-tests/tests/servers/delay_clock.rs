@@ -101,7 +101,10 @@ async fn claims_of_a_dead_worker_come_back_though_the_clock_was_set_back() {
         patience: MS(1_000),
         heard: millstream_core::Continuity::assured(),
     };
-    let claimed = async || mq.backend().tasks.claim(&shard, &ask).await.expect("claimed").tasks.len() == 1;
+    let claimed = async || {
+        mq.backend().tasks().expect("delay queues").claim(&shard, &ask).await.expect("claimed").tasks.len()
+            == 1
+    };
     eventually(claimed, "it is claimed").await;
     clock.shift(0);
     let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();

@@ -248,7 +248,7 @@ async fn a_lost_wake_up_costs_at_most_the_longest_sleep(engine: Engine) {
     stage.schedule(&[MS(300)]).await;
     let (place, id) = (stage.place(number), id(number).parse().expect("an id"));
     let far = millstream_core::Due::In(Duration::from_secs(3_600));
-    let moved = stage.mq.backend().schedule.reschedule(&place, std::slice::from_ref(&id), far).await;
+    let moved = stage.mq.backend().schedule().reschedule(&place, std::slice::from_ref(&id), far).await;
     assert_eq!(moved.expect("rescheduled"), [true]);
     // The client that was notified of the first time has checked, and sleeps.
     tokio::time::sleep(MS(600)).await;

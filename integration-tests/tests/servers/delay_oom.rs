@@ -80,7 +80,7 @@ async fn take(stage: &Stage, shard: &Shard) -> usize {
         patience: Duration::from_secs(15),
         heard: millstream_core::Continuity::assured(),
     };
-    stage.mq.backend().tasks.claim(shard, &ask).await.expect("claimed").tasks.len()
+    stage.mq.backend().tasks().expect("delay queues").claim(shard, &ask).await.expect("claimed").tasks.len()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -79,7 +79,7 @@ impl Fixture {
             for partition in 0..4 {
                 let resource =
                     Resource::partition(TopicPartition::new(name.clone(), partition), group.clone());
-                if let Ok(Some(holder)) = self.mq.backend().leases.holder(&resource).await {
+                if let Ok(Some(holder)) = self.mq.backend().leases().holder(&resource).await {
                     *owners.entry(holder.owner).or_default() += 1;
                 }
             }

@@ -108,7 +108,7 @@ async fn ends(stage: &Stage, consumers: Vec<Consumer>) {
         consumer.shutdown().await;
     }
     assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
-    assert_eq!(stage.mq.backend().catalog.topics().await.expect("topics").len(), 0);
+    assert_eq!(stage.mq.backend().catalog().topics().await.expect("topics").len(), 0);
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn a_topic_that_is_created_again_at_once_is_another_one() {
         stage.send(100).await;
         stage.until("all handled", || stage.handled() == 100).await;
         let (topic, _) = names();
-        let catalog = &stage.mq.backend().catalog;
+        let catalog = stage.mq.backend().catalog();
         stage.mq.admin().delete_topic(&topic, InUse::Force).await.expect("deleted");
         let created = catalog.create_topic(&TopicSpec::new(topic.clone(), 1).expect("a topic")).await;
         for consumer in consumers {

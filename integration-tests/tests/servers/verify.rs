@@ -37,9 +37,9 @@ impl Stage {
         let server = Server::start();
         let mq = Millstream::connect(&server.url()).await.expect("connected");
         let backend = mq.backend().clone();
-        let topic = backend.catalog.create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
+        let topic = backend.catalog().create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
         let group: GroupName = "billing".parse().expect("a name");
-        backend.catalog.create_group(&topic, &group, Start::Earliest).await.expect("created");
+        backend.catalog().create_group(&topic, &group, Start::Earliest).await.expect("created");
         Self { server, mq, backend, keys: Keys::new(), topic, group }
     }
 
@@ -54,19 +54,19 @@ impl Stage {
             fields: wire::encode(&Envelope::new(number.to_string())),
         };
         let batch: Vec<_> = numbers.into_iter().map(entry).collect();
-        self.backend.log.append(&batch).await.into_iter().map(|id| id.expect("appended")).collect()
+        self.backend.log().append(&batch).await.into_iter().map(|id| id.expect("appended")).collect()
     }
 
     async fn own(&self, partition: u32) -> (Lease, Box<dyn Reader>) {
         let resource = Resource::partition(self.partition(partition), self.group.clone());
         let acquired = self
             .backend
-            .leases
+            .leases()
             .acquire(&resource, "test", "nonce", HOUR, &millstream_core::Continuity::assured())
             .await
             .expect("asked");
         let Acquired::Granted(lease) = acquired else { panic!("not granted: {acquired:?}") };
-        let reader = self.backend.log.reader(&lease).await.expect("a reader");
+        let reader = self.backend.log().reader(&lease).await.expect("a reader");
         (lease, reader)
     }
 
@@ -78,7 +78,7 @@ impl Stage {
             error: "failed".to_owned(),
             history: History::default(),
         };
-        let settled = self.backend.log.settle(lease, &[(entry.receipt, retry)]).await.expect("settled");
+        let settled = self.backend.log().settle(lease, &[(entry.receipt, retry)]).await.expect("settled");
         assert_eq!(settled.applied, 1);
     }
 
@@ -90,7 +90,7 @@ impl Stage {
             fields: wire::encode(&Envelope::new(number.to_string())),
             on_conflict: OnConflict::Reject,
         };
-        self.backend.schedule.schedule(&[scheduling]).await.remove(0).expect("scheduled");
+        self.backend.schedule().schedule(&[scheduling]).await.remove(0).expect("scheduled");
     }
 
     fn cli(&self, command: &str) -> String {
@@ -129,12 +129,12 @@ async fn corrupt(stage: &Stage) -> BTreeSet<u32> {
         stage.park(&lease, entry, HOUR).await;
     }
     stage.park(&lease, &entries[5], Duration::ZERO).await;
-    while stage.backend.schedule.promote(&lease, 10).await.expect("promoted").moved == 0 {}
+    while stage.backend.schedule().promote(&lease, 10).await.expect("promoted").moved == 0 {}
     let mut again = reader.fetch(10, Duration::from_secs(1)).await.expect("read").entries;
     again.retain(|entry| entry.receipt.source == Source::Retry);
     let redelivery = again.first().expect("a redelivery").receipt.id;
     drop(reader);
-    stage.backend.leases.release(&lease).await.expect("released");
+    stage.backend.leases().release(&lease).await.expect("released");
 
     let (log, retry_log, due, items, place) = of(0);
     // 0: its body is lost, and still in the log. 1: lost for good. 2: no due time. 3: pending again. 4: a ghost.
@@ -262,26 +262,26 @@ async fn a_topic_whose_settings_are_gone_gets_them_back_from_its_partitions() {
     stage.cli(&format!("SADD {} nothing", stage.keys.topics()));
     assert_eq!(faults(&stage.verify(LOOK).await), BTreeSet::from([Fault::TopicWithoutSettings]));
     assert!(stage.verify(REPAIR).await.is_sound());
-    assert_eq!(stage.backend.catalog.topic(&stage.topic.name).await.expect("there").partitions, 3);
+    assert_eq!(stage.backend.catalog().topic(&stage.topic.name).await.expect("there").partitions, 3);
     handles(&stage, expected).await;
 
     let nothing = "nothing".parse().expect("a name");
     assert!(stage.mq.admin().verify(&nothing, REPAIR).await.expect("verified").is_sound());
-    assert_eq!(stage.backend.catalog.topics().await.expect("listed"), [stage.topic.name]);
+    assert_eq!(stage.backend.catalog().topics().await.expect("listed"), [stage.topic.name]);
 }
 
 #[tokio::test]
 async fn what_is_wrong_at_a_shard_is_found_and_repaired() {
     let stage = Stage::new().await;
     let spec = QueueSpec { name: "mails".parse().expect("a name"), shards: 1 };
-    let spec = stage.backend.tasks.create_queue(&spec).await.expect("created");
+    let spec = stage.backend.tasks().expect("delay queues").create_queue(&spec).await.expect("created");
     let shard = Shard::new(spec.name.clone(), 0);
     let place = Place::from(shard.clone());
     for (id, number) in [("a", 1), ("b", 2), ("c", 3), ("d", 4)] {
         stage.later(&place, id, number).await;
     }
     let now = ScheduleId::new("d").expect("an id");
-    stage.backend.schedule.reschedule(&place, &[now], Due::NOW).await.expect("moved");
+    stage.backend.schedule().reschedule(&place, &[now], Due::NOW).await.expect("moved");
     let claimed = async || {
         let ask = ClaimRequest {
             worker: "w".to_owned(),
@@ -291,7 +291,15 @@ async fn what_is_wrong_at_a_shard_is_found_and_repaired() {
             patience: HOUR,
             heard: millstream_core::Continuity::assured(),
         };
-        !stage.backend.tasks.claim(&shard, &ask).await.expect("claimed").tasks.is_empty()
+        !stage
+            .backend
+            .tasks()
+            .expect("delay queues")
+            .claim(&shard, &ask)
+            .await
+            .expect("claimed")
+            .tasks
+            .is_empty()
     };
     eventually(claimed, "d is claimed").await;
     let keys = &stage.keys;
@@ -306,7 +314,7 @@ async fn what_is_wrong_at_a_shard_is_found_and_repaired() {
     assert!(repaired.is_sound() && faults(&repaired) == planted, "{repaired:#?}");
     let sound = admin.verify_queue(&spec.name, LOOK).await.expect("verified");
     assert_eq!((sound.verdicts.len(), sound.looked_at > 0), (0, true));
-    let waiting = stage.backend.schedule.scheduled(&place, None, 10).await.expect("listed");
+    let waiting = stage.backend.schedule().scheduled(&place, None, 10).await.expect("listed");
     assert_eq!(waiting.iter().map(|it| it.id.as_str()).collect::<Vec<_>>(), ["a", "c"]);
 }
 

@@ -151,12 +151,12 @@ impl Nemesis {
             Action::Stranger(partition) => {
                 let topic_partition = self.partition(partition);
                 let fields = vec![(Bytes::from_static(b"not ours"), Bytes::from_static(b"x"))];
-                let _ = self.backend.log.append(&[Append { topic_partition, fields }]).await;
+                let _ = self.backend.log().append(&[Append { topic_partition, fields }]).await;
             }
             Action::Grow(partitions) => {
                 let topic = self.site.topic.spec().expect("a valid topic").name;
                 let grown =
-                    self.backend.catalog.expand(&topic, partitions).await.expect("memory does not fail");
+                    self.backend.catalog().expand(&topic, partitions).await.expect("memory does not fail");
                 self.tell(format!("the topic has {} partitions", grown.partitions));
             }
             Action::BeginOutage(outage) => {
@@ -184,7 +184,7 @@ impl Nemesis {
     /// Replays all dead letters of a partition.
     async fn replay(&self, partition: u32, group: &GroupName) {
         let topic_partition = self.partition(partition);
-        let dead = &self.backend.dead_letters;
+        let dead = self.backend.dead_letters().expect("dead letters");
         let letters = dead.list(&topic_partition, group, Range::ALL, 1_000).await;
         for letter in letters.expect("memory does not fail").items {
             let place = Place::new(topic_partition.clone(), letter.origin);

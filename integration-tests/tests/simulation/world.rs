@@ -94,10 +94,10 @@ async fn simulate(
     let topic =
         Topic::with_codec("t", &Padded).partitions(scenario.partitions).retention(scenario.retention());
     let spec = topic.spec().expect("a valid topic");
-    backend.catalog.create_topic(&spec).await.expect("memory does not fail");
+    backend.catalog().create_topic(&spec).await.expect("memory does not fail");
     // A group that comes later gets what is left: nothing is promised of what was consumed before.
     for group in (0..scenario.groups).map(group) {
-        backend.catalog.create_group(&spec, &group, Start::Earliest).await.expect("memory does not fail");
+        backend.catalog().create_group(&spec, &group, Start::Earliest).await.expect("memory does not fail");
     }
 
     let (deaths, died) = mpsc::unbounded_channel();
@@ -143,7 +143,7 @@ async fn simulate(
             wedged("a sender does not end");
         }
     }
-    let spec = backend.catalog.topic(&spec.name).await.expect("memory does not fail");
+    let spec = backend.catalog().topic(&spec.name).await.expect("memory does not fail");
     if !drain(&mut nemesis, &backend, &spec).await {
         wedged("not everything is handled");
     }
@@ -207,7 +207,7 @@ async fn drain(nemesis: &mut Nemesis, backend: &Backend, spec: &TopicSpec) -> bo
 
 /// How much of each partition is unread, pending or parked.
 async fn leftovers(backend: &Backend, spec: &TopicSpec, group: &GroupName) -> Vec<u64> {
-    let stats = backend.catalog.stats(spec, group).await.expect("memory does not fail");
+    let stats = backend.catalog().stats(spec, group).await.expect("memory does not fail");
     // Where the server does not know, the group is not there: somebody has to see to that.
     stats.iter().map(|stats| stats.lag.unwrap_or(1) + stats.pending + stats.retrying).collect()
 }
@@ -217,7 +217,8 @@ async fn letters(backend: &Backend, topic_partition: &TopicPartition, group: &Gr
     let mut all: Vec<DeadLetter> = Vec::new();
     loop {
         let range = Range { after: all.last().map_or(Range::ALL.after, |it| it.id), ..Range::ALL };
-        let page = backend.dead_letters.list(topic_partition, group, range, 1_000).await;
+        let page =
+            backend.dead_letters().expect("dead letters").list(topic_partition, group, range, 1_000).await;
         let page = page.expect("memory does not fail");
         all.extend(page.items);
         if !page.more {

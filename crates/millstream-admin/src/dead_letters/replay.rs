@@ -160,7 +160,7 @@ impl Replayer {
         let target = match &replay.to {
             ReplayTo::Group => None,
             ReplayTo::Topic { topic, partition } => {
-                let spec = backend.catalog.topic(topic).await?;
+                let spec = backend.catalog().topic(topic).await?;
                 if let Some(partition) = partition.filter(|partition| partition.0 >= spec.partitions) {
                     let message = format!("topic {topic} has no partition {partition}");
                     return Err(Error::new(ErrorKind::NotFound, message));
@@ -259,7 +259,7 @@ impl Replayer {
                 Err(why) => refused.push((letter, why)),
             }
         }
-        let role = &self.backend.dead_letters;
+        let role = self.backend.dead_letters()?;
         // Without a claim, so that letters whose handler left them for later are included.
         let done = role.settle(topic_partition, &self.group, None, &deeds).await?;
         let came = Came { done: done.len(), passed_over: deeds.len() - done.len(), refused: refused.len() };
@@ -283,7 +283,7 @@ impl Replayer {
         let claim = Claim { by: self.by.clone(), hold: self.replay.hold, left_too: true };
         let began = Instant::now();
         let ids: Vec<MessageId> = letters.iter().map(|letter| letter.id).collect();
-        let role = self.backend.dead_letters.clone();
+        let role = self.backend.dead_letters()?.clone();
         let claimed = role.claim(topic_partition, &self.group, &ids, &claim).await?;
         if began.elapsed() > self.replay.hold / 2 {
             // The answer took long, so the remaining time of the claim is unknown. The next step claims again.
@@ -308,7 +308,7 @@ impl Replayer {
         let gone: Vec<_> = letters.iter().filter(|letter| !mine.contains(&letter.id)).cloned().collect();
         self.finished(&gone);
         let mut failed = None;
-        for (id, result) in mine.into_iter().zip(self.backend.log.append(&appends).await) {
+        for (id, result) in mine.into_iter().zip(self.backend.log().append(&appends).await) {
             match result {
                 Ok(_) => {
                     self.replayed.replayed += 1;
@@ -340,7 +340,7 @@ impl Replayer {
             partitions.entry(topic_partition.clone()).or_default().push((*id, DeadLetterAction::Purge));
         }
         for (topic_partition, deeds) in partitions {
-            let role = &self.backend.dead_letters;
+            let role = self.backend.dead_letters()?;
             role.settle(&topic_partition, &self.group, Some(&self.by), &deeds).await?;
             self.sent.retain(|(sent, _)| *sent != topic_partition);
         }

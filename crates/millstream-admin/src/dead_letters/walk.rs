@@ -59,12 +59,12 @@ impl DeadLetterWalk {
             };
             let end = ends.as_ref().and_then(|ends| ends.get(lane)).map_or(MessageId::MAX, |end| end.next());
             let range = Range { before: range.before.min(end), ..range };
-            let (role, tp, group) = (backend.dead_letters.clone(), lanes[lane].clone(), group.clone());
+            let (backend, tp, group) = (backend.clone(), lanes[lane].clone(), group.clone());
             Box::pin(async move {
                 if range.is_empty() {
                     Ok(Page::empty())
                 } else {
-                    role.list(&tp, &group, range, portion).await
+                    backend.dead_letters()?.list(&tp, &group, range, portion).await
                 }
             })
         });

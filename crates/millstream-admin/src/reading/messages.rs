@@ -115,10 +115,11 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`](millstream_core::ErrorKind::NotFound) for a topic that does not exist; transient ones.
     pub async fn messages(&self, topic: &TopicName, browse: &Browse) -> Result<Messages> {
-        let spec = self.backend.catalog.topic(topic).await?;
+        let spec = self.backend.catalog().topic(topic).await?;
         let wanted =
             |tp: &TopicPartition| browse.partitions.as_ref().is_none_or(|some| some.contains(&tp.partition));
         let lanes: Vec<TopicPartition> = spec.iter().filter(wanted).collect();
+        let inspect = self.backend.inspect()?;
         let (range, cursor, stream) = (browse.range, browse.after, &browse.stream);
         let fetch: Fetch<'_, Stored> = Box::new(|lane, behind, portion| {
             let tp = lanes[lane].clone();
@@ -130,7 +131,6 @@ impl Admin {
                 (None, Some(cursor)) => Range { after: range.after.max(cursor.after(lane)), ..range },
                 (None, None) => range,
             };
-            let inspect = self.backend.inspect.clone();
             Box::pin(async move { inspect.entries(&tp, stream, from, portion).await })
         });
         let id = |stored: &Stored| stored.id;

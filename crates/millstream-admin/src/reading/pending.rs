@@ -78,7 +78,7 @@ impl Admin {
         group: &GroupName,
         query: &PendingQuery,
     ) -> Result<PendingPage> {
-        let all: Vec<TopicPartition> = self.backend.catalog.topic(topic).await?.iter().collect();
+        let all: Vec<TopicPartition> = self.backend.catalog().topic(topic).await?.iter().collect();
         match query.order {
             PendingOrder::Id => self.pending_by_id(all, group, query).await,
             PendingOrder::Idle => {
@@ -100,11 +100,10 @@ impl Admin {
     ) -> Result<PendingPage> {
         let lanes: Vec<(TopicPartition, Source)> =
             all.into_iter().flat_map(|tp| SOURCES.map(|source| (tp.clone(), source))).collect();
-        let cursor = query.after;
+        let (cursor, inspect) = (query.after, self.backend.inspect()?);
         let fetch: Fetch<'_, Pending> = Box::new(|lane, behind, portion| {
             let (tp, source) = lanes[lane].clone();
             let after = behind.or(cursor.map(|cursor| cursor.after(lane))).unwrap_or(MessageId::ZERO);
-            let inspect = self.backend.inspect.clone();
             Box::pin(async move { inspect.pending(&tp, group, source, after, portion).await })
         });
         let (merged, next) = merge(lanes.len(), false, query.limit, |it: &Pending| it.id, fetch).await?;
@@ -128,7 +127,7 @@ impl Admin {
             for source in SOURCES {
                 let mut after = MessageId::ZERO;
                 loop {
-                    let inspect = &self.backend.inspect;
+                    let inspect = self.backend.inspect()?;
                     let Page { items, more } =
                         inspect.pending(topic_partition, group, source, after, MAX_PAGE).await?;
                     after = items.last().map_or(MessageId::MAX, |last| last.id);

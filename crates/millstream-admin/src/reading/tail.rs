@@ -14,14 +14,14 @@ impl Admin {
     /// # Errors
     /// Same as [`messages`](Self::messages).
     pub async fn tail(&self, topic: &TopicName, from: Option<MessageId>) -> Result<Tail> {
-        let spec = self.backend.catalog.topic(topic).await?;
+        let spec = self.backend.catalog().topic(topic).await?;
         let mut positions = BTreeMap::new();
         for tp in spec.iter() {
             let after = match from {
                 Some(id) => id,
                 None => {
                     let newest = Range { newest_first: true, ..Range::ALL };
-                    let page = self.backend.inspect.entries(&tp, &Stream::Log, newest, 1).await?;
+                    let page = self.backend.inspect()?.entries(&tp, &Stream::Log, newest, 1).await?;
                     page.items.first().map_or(MessageId::ZERO, |stored| stored.id)
                 }
             };
@@ -70,7 +70,7 @@ impl Tail {
     /// Same as [`Admin::messages`]. After an error, or if the future is dropped, nothing is skipped: the next call
     /// reads the same messages.
     pub async fn run_once(&mut self, limit: usize) -> Result<Vec<Message>> {
-        let spec = self.admin.backend.catalog.topic(&self.topic).await?;
+        let spec = self.admin.backend.catalog().topic(&self.topic).await?;
         let wanted = |tp: &TopicPartition| self.only.as_ref().is_none_or(|some| some.contains(&tp.partition));
         let mut open: Vec<TopicPartition> = spec.iter().filter(wanted).collect();
         let lanes = open.len().max(1);
@@ -88,7 +88,7 @@ impl Tail {
                 }
                 let position = positions.entry(tp.clone()).or_insert(MessageId::ZERO);
                 let range = Range { after: *position, ..Range::ALL };
-                let page = self.admin.backend.inspect.entries(&tp, &Stream::Log, range, share).await?;
+                let page = self.admin.backend.inspect()?.entries(&tp, &Stream::Log, range, share).await?;
                 asked += 1;
                 let (source, lane) = (Source::Log, tp.partition.0 as usize);
                 for stored in page.items {
@@ -197,11 +197,12 @@ mod tests {
 
     impl Stage {
         async fn new() -> Self {
-            let mut backend = Backend::from(MemoryBackend::new());
-            let fails = Arc::new(Fails { inner: backend.inspect.clone(), partition: AtomicU32::new(NONE) });
-            backend.inspect = fails.clone();
+            let backend = Backend::from(MemoryBackend::new());
+            let inner = backend.inspect().expect("inspection").clone();
+            let fails = Arc::new(Fails { inner, partition: AtomicU32::new(NONE) });
+            let backend = backend.with_inspect(fails.clone());
             let topic = TopicSpec::new("orders".parse().expect("a name"), PARTITIONS).expect("a topic");
-            let topic = backend.catalog.create_topic(&topic).await.expect("created");
+            let topic = backend.catalog().create_topic(&topic).await.expect("created");
             Self { admin: Admin::new(backend), topic, fails }
         }
 
@@ -209,7 +210,7 @@ mod tests {
             for _ in 0..count {
                 let tp = TopicPartition::new(self.topic.name.clone(), partition);
                 let entry = Append { topic_partition: tp, fields: wire::encode(&Envelope::new("x")) };
-                self.admin.backend.log.append(&[entry]).await.remove(0).expect("appended");
+                self.admin.backend.log().append(&[entry]).await.remove(0).expect("appended");
                 tokio::time::advance(Duration::from_millis(1)).await;
             }
         }

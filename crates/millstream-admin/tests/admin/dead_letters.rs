@@ -52,13 +52,14 @@ impl Grave {
         let spec = |name: &str| TopicSpec::new(name.parse().expect("a name"), PARTITIONS).expect("a topic");
         let (orders, other) = (spec("orders"), spec("repairs"));
         for topic in [&orders, &other] {
-            backend.catalog.create_topic(topic).await.expect("created");
+            backend.catalog().create_topic(topic).await.expect("created");
         }
         let (topic, group): (_, GroupName) = (orders.name.clone(), "billing".parse().expect("a name"));
         for number in 0..count {
             let letter = letter(number, &topic, &group);
             let put = backend
-                .dead_letters
+                .dead_letters()
+                .expect("dead letters")
                 .put(&letter.topic_partition, &group, std::slice::from_ref(&letter), true)
                 .await;
             assert!(put.expect("put")[0].is_some());
@@ -71,7 +72,7 @@ impl Grave {
     /// Another letter, with the number of one that was there before.
     pub(crate) async fn die(&self, number: u32) {
         let letter = letter(number, &self.topic, &self.group);
-        let role = &self.backend.dead_letters;
+        let role = self.backend.dead_letters().expect("dead letters");
         let put = role.put(&letter.topic_partition, &self.group, std::slice::from_ref(&letter), true).await;
         assert!(put.expect("put")[0].is_some());
     }
@@ -80,7 +81,7 @@ impl Grave {
     pub(crate) async fn claim(&self, letters: &[DeadLetter], by: &str, hold: Duration) {
         for letter in letters {
             let claim = Claim { by: by.to_owned(), hold, left_too: false };
-            let role = &self.backend.dead_letters;
+            let role = self.backend.dead_letters().expect("dead letters");
             let claimed = role.claim(&letter.topic_partition, &self.group, &[letter.id], &claim).await;
             assert_eq!(claimed.expect("asked"), [letter.id]);
         }
@@ -267,7 +268,7 @@ async fn what_was_left_or_claimed_is_listed_like_all() {
     let all = grave.letters.list(10).await.expect("listed");
     grave.claim(&all[..2], "me", Duration::from_secs(60)).await;
     let leave = [(all[0].id, DeadLetterAction::Leave(Duration::from_secs(60)))];
-    let role = &grave.backend.dead_letters;
+    let role = grave.backend.dead_letters().expect("dead letters");
     role.settle(&all[0].topic_partition, &grave.group, Some("me"), &leave).await.expect("left");
     assert_eq!(grave.letters.list(10).await.expect("listed").len(), 3);
     assert_eq!(grave.letters.replay_all().await.expect("replayed"), 2, "not what somebody has");

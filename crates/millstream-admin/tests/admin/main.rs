@@ -34,9 +34,9 @@ impl Stage {
         let memory = MemoryBackend::new();
         let backend = Backend::from(memory.clone());
         let topic = TopicSpec::new("orders".parse().expect("a name"), PARTITIONS).expect("a topic");
-        let topic = backend.catalog.create_topic(&topic).await.expect("created");
+        let topic = backend.catalog().create_topic(&topic).await.expect("created");
         let group: GroupName = "billing".parse().expect("a name");
-        backend.catalog.create_group(&topic, &group, Start::Earliest).await.expect("created");
+        backend.catalog().create_group(&topic, &group, Start::Earliest).await.expect("created");
         Self { admin: Admin::new(backend.clone()), memory, backend, topic, group }
     }
 
@@ -53,7 +53,7 @@ impl Stage {
             envelope.key = Some(Bytes::from(format!("key-{}", number % 10)));
             envelope.headers.append("trace", Bytes::from(number.to_string()));
             let entry = Append { topic_partition: topic_partition.clone(), fields: wire::encode(&envelope) };
-            let id = self.backend.log.append(&[entry]).await.remove(0).expect("appended");
+            let id = self.backend.log().append(&[entry]).await.remove(0).expect("appended");
             appended.push((topic_partition, id));
             tokio::time::advance(Duration::from_millis(1)).await;
         }
@@ -65,7 +65,7 @@ impl Stage {
         let ttl = Duration::from_secs(3_600);
         match self
             .backend
-            .leases
+            .leases()
             .acquire(&resource, "me", "nonce", ttl, &millstream_core::Continuity::assured())
             .await
             .expect("asked")
@@ -78,7 +78,7 @@ impl Stage {
     /// Reads so many messages of each partition and settles none.
     async fn read(&self, each: usize) {
         for partition in 0..PARTITIONS {
-            let mut reader = self.backend.log.reader(&self.lease(partition).await).await.expect("a reader");
+            let mut reader = self.backend.log().reader(&self.lease(partition).await).await.expect("a reader");
             assert_eq!(reader.fetch(each, Duration::ZERO).await.expect("read").entries.len(), each);
         }
     }
@@ -166,7 +166,7 @@ async fn what_is_pending_is_paged_by_id_and_ranked_by_idle_time_and_deliveries()
     stage.read(15).await;
     tokio::time::advance(Duration::from_secs(60)).await;
     // Those of partition 1 once more, just now.
-    let mut again = stage.backend.log.reader(&stage.lease(1).await).await.expect("a reader");
+    let mut again = stage.backend.log().reader(&stage.lease(1).await).await.expect("a reader");
     assert_eq!(again.fetch(100, Duration::ZERO).await.expect("read").entries.len(), 15);
     let mut query = PendingQuery { limit: 7, ..PendingQuery::default() };
     let mut seen = Vec::new();

@@ -36,7 +36,13 @@ impl Grave {
         let mut found = Vec::new();
         for partition in 0..PARTITIONS {
             let tp = TopicPartition::new(topic.parse().expect("a name"), partition);
-            let page = self.backend.inspect.entries(&tp, stream, Range::ALL, 1_000).await.expect("read");
+            let page = self
+                .backend
+                .inspect()
+                .expect("inspection")
+                .entries(&tp, stream, Range::ALL, 1_000)
+                .await
+                .expect("read");
             found.extend(page.items.into_iter().map(|it| {
                 (tp.clone(), wire::decode(Receipt { source, id: it.id }, &it.fields, &Limits::default()))
             }));

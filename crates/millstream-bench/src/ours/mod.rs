@@ -51,9 +51,9 @@ fn groups(groups: u32) -> impl Iterator<Item = String> {
 
 /// Creates all groups before the first one reads, since messages that all existing groups have consumed are trimmed.
 async fn create_groups(backend: &Backend, topic: &Topic<Bytes>, names: u32, start: Start) -> Result<()> {
-    let topic = backend.catalog.create_topic(&topic.spec()?).await?;
+    let topic = backend.catalog().create_topic(&topic.spec()?).await?;
     for name in groups(names) {
-        backend.catalog.create_group(&topic, &GroupName::new(name)?, start).await?;
+        backend.catalog().create_group(&topic, &GroupName::new(name)?, start).await?;
     }
     Ok(())
 }

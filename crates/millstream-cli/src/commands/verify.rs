@@ -258,7 +258,7 @@ impl Verify {
         let (mut topics, mut queues) = if self.names_some() {
             (self.topics.clone(), self.queues.clone())
         } else {
-            (cx.admin().topics().await?, cx.mq.backend().tasks.queues().await?)
+            (cx.admin().topics().await?, cx.mq.backend().tasks()?.queues().await?)
         };
         topics.sort_unstable();
         topics.dedup();

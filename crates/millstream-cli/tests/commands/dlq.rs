@@ -34,7 +34,13 @@ fn letter(number: u64) -> DeadLetter {
 
 async fn put(mq: &Millstream, letter: DeadLetter) -> MessageId {
     let (tp, group) = (letter.topic_partition.clone(), letter.group.clone());
-    let put = mq.backend().dead_letters.put(&tp, &group, &[letter], true).await.expect("put");
+    let put = mq
+        .backend()
+        .dead_letters()
+        .expect("dead letters")
+        .put(&tp, &group, &[letter], true)
+        .await
+        .expect("put");
     put[0].expect("put")
 }
 
@@ -55,7 +61,12 @@ async fn letters(mq: &Millstream, count: u64) {
                 break;
             }
             let (tp, group) = (letter(number).topic_partition, "billing".parse().expect("a name"));
-            mq.backend().dead_letters.purge(&tp, &group, &[id]).await.expect("purged");
+            mq.backend()
+                .dead_letters()
+                .expect("dead letters")
+                .purge(&tp, &group, &[id])
+                .await
+                .expect("purged");
         }
     }
 }

@@ -32,7 +32,13 @@ async fn bury(mq: &Millstream, number: u64) {
         body,
     };
     let (tp, group) = (letter.topic_partition.clone(), letter.group.clone());
-    let put = mq.backend().dead_letters.put(&tp, &group, &[letter], true).await.expect("put");
+    let put = mq
+        .backend()
+        .dead_letters()
+        .expect("dead letters")
+        .put(&tp, &group, &[letter], true)
+        .await
+        .expect("put");
     assert!(put[0].is_some());
 }
 

@@ -132,7 +132,13 @@ async fn place() -> (Cli, Millstream, String) {
         body: wire::encode(&Envelope::new(hostile()).with_key(NASTY).with_header(NASTY, NASTY)),
     };
     let (tp, group) = (letter.topic_partition.clone(), letter.group.clone());
-    let put = mq.backend().dead_letters.put(&tp, &group, &[letter], true).await.expect("put");
+    let put = mq
+        .backend()
+        .dead_letters()
+        .expect("dead letters")
+        .put(&tp, &group, &[letter], true)
+        .await
+        .expect("put");
 
     let mails = DelayQueue::<String>::new("mails").open(mq.backend()).await.expect("a queue");
     mails.schedule(&NASTY.to_owned()).id("dead").await.expect("scheduled");

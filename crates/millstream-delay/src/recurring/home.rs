@@ -42,7 +42,7 @@ impl Spread<'_> {
     ) -> Result<(Place, Vec<Place>)> {
         let topic = match self {
             Self::Shards(queue) => return Ok((queue.shard_of(id).into(), Vec::new())),
-            Self::Partitions(topic) => backend.catalog.topic(&topic.name).await?,
+            Self::Partitions(topic) => backend.catalog().topic(&topic.name).await?,
         };
         let partition = by_hash(key.unwrap_or(id.as_str().as_bytes()), topic.partitions);
         let home = TopicPartition::new(topic.name.clone(), partition);
@@ -54,21 +54,21 @@ impl Spread<'_> {
         match self {
             Self::Shards(queue) => Ok(queue.iter().map(Place::from).collect()),
             Self::Partitions(topic) => {
-                Ok(backend.catalog.topic(&topic.name).await?.iter().map(Place::from).collect())
+                Ok(backend.catalog().topic(&topic.name).await?.iter().map(Place::from).collect())
             }
         }
     }
 }
 
 impl<T> Home<'_, T> {
-    fn recurring(&self) -> &dyn Recurring {
-        &*self.backend.recurring
+    fn recurring(&self) -> Result<&dyn Recurring> {
+        Ok(&**self.backend.recurring()?)
     }
 
     /// Returns the server's time at the place of an entry, in milliseconds since 1970.
     pub(super) async fn now(&self, id: &ScheduleId, key: Option<&[u8]>) -> Result<u64> {
         let (home, _) = self.spread.places(self.backend, id, key).await?;
-        Ok(self.recurring().due(&home).await?.now)
+        Ok(self.recurring()?.due(&home).await?.now)
     }
 
     /// Stores an entry at its place, and removes it from all others.
@@ -82,12 +82,12 @@ impl<T> Home<'_, T> {
         let (home, others) = self.spread.places(self.backend, id, key).await?;
         let moved = self.found(&others, id).await?.into_iter().next().map(|(_, moved)| moved);
         for _ in 0..ROUNDS {
-            let placed = keep(self.recurring(), &home, id, rule, fields.clone(), moved.as_ref()).await?;
+            let placed = keep(self.recurring()?, &home, id, rule, fields.clone(), moved.as_ref()).await?;
             // Store first, then remove the others: the entry may exist at two places for a moment, but never at none.
-            let removed = any(&others, |place| self.recurring().remove(place, id)).await?;
+            let removed = any(&others, |place| self.remove_at(place, id)).await?;
             // A concurrent put under another key removes this entry. Each put that removed something checks that its
             // own entry still exists, so the last one to remove leaves exactly one.
-            if !removed || self.recurring().get(&home, id).await?.is_some() {
+            if !removed || self.recurring()?.get(&home, id).await?.is_some() {
                 let moved = moved.is_some() && placed == Placed::New;
                 return Ok(if moved { Placed::Replaced } else { placed });
             }
@@ -97,11 +97,16 @@ impl<T> Home<'_, T> {
     }
 
     pub(super) async fn remove(&self, id: &ScheduleId) -> Result<bool> {
-        any(&self.wherever(id).await?, |place| self.recurring().remove(place, id)).await
+        any(&self.wherever(id).await?, |place| self.remove_at(place, id)).await
+    }
+
+    async fn remove_at(&self, place: &Place, id: &ScheduleId) -> Result<bool> {
+        self.recurring()?.remove(place, id).await
     }
 
     pub(super) async fn pause(&self, id: &ScheduleId) -> Result<bool> {
-        any(&self.wherever(id).await?, |place| self.recurring().pause(place, id, None)).await
+        let places = self.wherever(id).await?;
+        any(&places, |place| async move { self.recurring()?.pause(place, id, None).await }).await
     }
 
     pub(super) async fn resume(&self, id: &ScheduleId) -> Result<bool> {
@@ -110,9 +115,9 @@ impl<T> Home<'_, T> {
             if !there.paused {
                 return Ok(true);
             }
-            let now = self.recurring().due(place).await?.now;
+            let now = self.recurring()?.due(place).await?.now;
             match there.rule.parse::<Rule>()?.next_after(now) {
-                Some(next) => self.recurring().pause(place, id, Some(next)).await,
+                Some(next) => self.recurring()?.pause(place, id, Some(next)).await,
                 // The rule has no further occurrence: paused or not, it never fires again.
                 None => Ok(true),
             }
@@ -124,11 +129,11 @@ impl<T> Home<'_, T> {
         let found = self.found(&self.wherever(id).await?, id).await?;
         // After an interrupted move the entry exists at two places: one run is enough.
         let Some((place, there)) = found.into_iter().next() else { return Ok(false) };
-        let now = self.recurring().due(&place).await?.now;
+        let now = self.recurring()?.due(&place).await?.now;
         let id = ScheduleId::new(format!("{id}@{now}"))?;
         let (due, on_conflict) = (Due::NOW, OnConflict::Keep);
         let scheduling = Scheduling { place, id, due, fields: there.fields, on_conflict };
-        let results = self.backend.schedule.schedule(&[scheduling]).await;
+        let results = self.backend.schedule().schedule(&[scheduling]).await;
         results.into_iter().next().transpose().map(|placed| placed.is_some())
     }
 
@@ -138,7 +143,7 @@ impl<T> Home<'_, T> {
         let lists = each(&places, |place| async move {
             let (mut list, mut after) = (Vec::new(), None);
             loop {
-                let page = self.recurring().recurrences(place, after, MAX_DUE).await?;
+                let page = self.recurring()?.recurrences(place, after, MAX_DUE).await?;
                 let Some(last) = page.last() else { return Ok(list) };
                 after = Some(last.id.clone());
                 list.extend(page.into_iter().map(|found| RecurringEntry::new(place.clone(), found)));
@@ -156,7 +161,7 @@ impl<T> Home<'_, T> {
 
     async fn found(&self, places: &[Place], id: &ScheduleId) -> Result<Vec<(Place, Recurrence)>> {
         let found = each(places, |place| async move {
-            let there = self.recurring().get(place, id).await?;
+            let there = self.recurring()?.get(place, id).await?;
             Ok(there.map(|there| (place.clone(), there)))
         });
         Ok(found.await?.into_iter().flatten().collect())

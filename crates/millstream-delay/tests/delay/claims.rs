@@ -35,7 +35,9 @@ async fn claim(backend: &Backend) -> ClaimedTask {
         heard: millstream_core::Continuity::assured(),
     };
     for _ in 0..60_000 {
-        if let Some(task) = backend.tasks.claim(&shard, &ask).await.expect("claims").tasks.pop() {
+        if let Some(task) =
+            backend.tasks().expect("delay queues").claim(&shard, &ask).await.expect("claims").tasks.pop()
+        {
             return task;
         }
         tokio::time::sleep(MS(1)).await;
@@ -91,7 +93,10 @@ async fn what_a_late_handler_says_is_not_said_of_a_new_task_with_the_same_id() {
     assert!(task.before.is_some(), "it ran out");
     let shard = Shard::new("q".parse().expect("a name"), 0);
     let done = [(task.id, task.token, Verdict::Complete)];
-    assert_eq!(backend.tasks.settle_tasks(&shard, &done).await.expect("settles").applied, 1);
+    assert_eq!(
+        backend.tasks().expect("delay queues").settle_tasks(&shard, &done).await.expect("settles").applied,
+        1
+    );
     assert_eq!(plain.schedule(&2).id("daily").await.expect("scheduled").placed, Placed::New);
     link.away.store(false, Ordering::Relaxed);
     seen.reach(2).await;

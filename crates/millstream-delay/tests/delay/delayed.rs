@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 async fn topic(backend: &Backend, partitions: u32) -> TopicSpec {
     let spec = TopicSpec::new("t".parse().expect("a name"), partitions).expect("a topic");
-    backend.catalog.create_topic(&spec).await.expect("created")
+    backend.catalog().create_topic(&spec).await.expect("created")
 }
 
 async fn schedule(backend: &Backend, topic: &TopicSpec, partition: u32, delay: u64) {
@@ -20,7 +20,7 @@ async fn schedule(backend: &Backend, topic: &TopicSpec, partition: u32, delay: u
     let fields = wire::encode(&Envelope::new("x"));
     let (due, on_conflict) = (Due::In(MS(delay)), OnConflict::Reject);
     let batch = [Scheduling { place, id, due, fields, on_conflict }];
-    assert!(backend.schedule.schedule(&batch).await.iter().all(Result::is_ok));
+    assert!(backend.schedule().schedule(&batch).await.iter().all(Result::is_ok));
 }
 
 /// Runs one; what it moves is seen with partition, number and time.
@@ -84,10 +84,18 @@ async fn several_at_once_move_and_fire_each_once() {
         schedule(&backend, &topic, (nth % 2) as u32, nth % 300).await;
     }
     let place = topic.iter().next().expect("one").into();
-    let now = backend.recurring.due(&place).await.expect("read").now;
+    let now = backend.recurring().expect("recurring schedules").due(&place).await.expect("read").now;
     let rule = Rule::every(SECS(1), now).expect("a rule");
     let id = "beat".parse().expect("an id");
-    recur(&*backend.recurring, &place, &id, &rule, wire::encode(&Envelope::new("x"))).await.expect("put");
+    recur(
+        &**backend.recurring().expect("recurring schedules"),
+        &place,
+        &id,
+        &rule,
+        wire::encode(&Envelope::new("x")),
+    )
+    .await
+    .expect("put");
     tokio::time::sleep(SECS(10) + MS(500)).await;
     assert_eq!(moved(&seen), 1_010);
     promoters.iter().for_each(JoinHandle::abort);
@@ -100,7 +108,7 @@ async fn partitions_that_come_later_are_taken_in() {
     let seen = Seen::default();
     let promoter = start(&backend, &topic, &seen);
     tokio::time::sleep(SECS(1)).await;
-    let topic = backend.catalog.expand(&topic.name, 3).await.expect("grows");
+    let topic = backend.catalog().expand(&topic.name, 3).await.expect("grows");
     schedule(&backend, &topic, 2, 10).await;
     tokio::time::sleep(SECS(61)).await;
     assert_eq!(moved(&seen), 1);
@@ -112,7 +120,7 @@ async fn it_ends_when_it_is_told() {
     let backend = memory();
     let topic = topic(&backend, 1).await;
     let promoter = DelayedPromoter::new(&backend, topic, PromoterConfig::default()).expect("valid");
-    let weak = Arc::downgrade(&backend.schedule);
+    let weak = Arc::downgrade(backend.schedule());
     drop(backend);
     promoter.run_until(tokio::time::sleep(SECS(1))).await;
     tokio::time::sleep(SECS(1)).await;

@@ -60,11 +60,13 @@ async fn firing_that_moves_nothing_comes_less_often_and_a_drain_ends() {
 async fn messages_are_moved_while_nothing_can_be_fired() {
     let (backend, places) = (memory(), Arc::new(Places::default()));
     let spec = TopicSpec::new("t".parse().expect("a name"), 1).expect("a spec");
-    backend.catalog.create_topic(&spec).await.expect("created");
+    backend.catalog().create_topic(&spec).await.expect("created");
     let place = Place::from(spec.iter().next().expect("one"));
     let (fields, id) = (wire::encode(&Envelope::new("x")), "r".parse().expect("an id"));
     let rule = Rule::every(MS(100), 0).expect("a rule");
-    recur(&*backend.recurring, &place, &id, &rule, fields.clone()).await.expect("put");
+    recur(&**backend.recurring().expect("recurring schedules"), &place, &id, &rule, fields.clone())
+        .await
+        .expect("put");
     let message = |nth: u64| Scheduling {
         place: place.clone(),
         id: nth.to_string().parse().expect("an id"),
@@ -72,13 +74,13 @@ async fn messages_are_moved_while_nothing_can_be_fired() {
         fields: fields.clone(),
         on_conflict: OnConflict::Keep,
     };
-    backend.schedule.schedule(&(0..1_000).map(message).collect::<Vec<_>>()).await;
+    backend.schedule().schedule(&(0..1_000).map(message).collect::<Vec<_>>()).await;
     places.full.store(true, Ordering::Relaxed);
     let config = PromoterConfig::default();
     let promoter = DelayedPromoter::new(&places.over(&backend), spec, config).expect("valid");
     let promoter = tokio::spawn(promoter.run());
     tokio::time::sleep(MS(1_500)).await;
-    assert_eq!(backend.schedule.waiting(&place).await.expect("counts").total, 0);
+    assert_eq!(backend.schedule().waiting(&place).await.expect("counts").total, 0);
     tokio::time::sleep(SECS(60)).await;
     let fires = places.fires.load(Ordering::Relaxed);
     assert!((30..100).contains(&fires), "{fires}");
@@ -89,7 +91,7 @@ async fn messages_are_moved_while_nothing_can_be_fired() {
 async fn a_promoter_of_a_topic_keeps_its_wait() {
     let (backend, places) = (memory(), Arc::new(Places::default()));
     let spec = TopicSpec::new("t".parse().expect("a name"), 1).expect("a spec");
-    backend.catalog.create_topic(&spec).await.expect("created");
+    backend.catalog().create_topic(&spec).await.expect("created");
     let place = Place::from(spec.iter().next().expect("one"));
     let message = |nth: u64| Scheduling {
         place: place.clone(),
@@ -98,19 +100,19 @@ async fn a_promoter_of_a_topic_keeps_its_wait() {
         fields: wire::encode(&Envelope::new("x")),
         on_conflict: OnConflict::Keep,
     };
-    backend.schedule.schedule(&(0..30).map(message).collect::<Vec<_>>()).await;
+    backend.schedule().schedule(&(0..30).map(message).collect::<Vec<_>>()).await;
     let config = PromoterConfig::default();
     let promoter = DelayedPromoter::new(&places.over(&backend), spec, config).expect("valid");
     let promoter = tokio::spawn(promoter.run());
     tokio::time::sleep(MS(3_600)).await;
-    assert_eq!(backend.schedule.waiting(&place).await.expect("counts").total, 0);
+    assert_eq!(backend.schedule().waiting(&place).await.expect("counts").total, 0);
     let (waits, dropped) = (places.waits.load(Ordering::Relaxed), places.dropped.load(Ordering::Relaxed));
     assert_eq!((waits, dropped), (1, 0), "one wait for thirty sleeps");
     // It is notified of a message that is due before all others.
     let early = Scheduling { due: Due::In(MS(100)), ..message(99) };
-    backend.schedule.schedule(&[early]).await;
+    backend.schedule().schedule(&[early]).await;
     tokio::time::sleep(MS(110)).await;
-    assert_eq!(backend.schedule.waiting(&place).await.expect("counts").total, 0);
+    assert_eq!(backend.schedule().waiting(&place).await.expect("counts").total, 0);
     promoter.abort();
 }
 

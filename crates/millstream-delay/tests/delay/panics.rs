@@ -186,7 +186,10 @@ async fn a_task_whose_job_panics_comes_back() {
         patience: SECS(1),
         heard: Continuity::assured(),
     };
-    assert_eq!(backend.tasks.claim(&shard, &ask).await.expect("claims").tasks.len(), 1);
+    assert_eq!(
+        backend.tasks().expect("delay queues").claim(&shard, &ask).await.expect("claims").tasks.len(),
+        1
+    );
     // Its second claim has a crash: the begin of the handler is reported to the server first.
     link.panic_renewals.store(1, Ordering::Relaxed);
     let worker = queue.worker().hold(SECS(3)).start(async |_: Task<u64>| ()).await.expect("starts");
@@ -212,7 +215,7 @@ async fn renewing_goes_on_after_a_panic() {
 async fn a_promoter_of_a_topic_goes_on_after_a_panic() {
     let (backend, places) = (memory(), Arc::new(Places::default()));
     let spec = TopicSpec::new("t".parse().expect("a name"), 1).expect("a spec");
-    backend.catalog.create_topic(&spec).await.expect("created");
+    backend.catalog().create_topic(&spec).await.expect("created");
     places.panics.store(1, Ordering::Relaxed);
     let told = Arc::new(AtomicBool::new(false));
     let tell = told.clone();
@@ -227,9 +230,9 @@ async fn a_promoter_of_a_topic_goes_on_after_a_panic() {
     let (id, fields) = ("a".parse().expect("an id"), wire::encode(&Envelope::new("x")));
     let message =
         Scheduling { place: place.clone(), id, due: Due::In(MS(5)), fields, on_conflict: OnConflict::Keep };
-    assert!(backend.schedule.schedule(&[message]).await[0].is_ok());
+    assert!(backend.schedule().schedule(&[message]).await[0].is_ok());
     tokio::time::sleep(SECS(30)).await;
-    assert_eq!(backend.schedule.waiting(&place).await.expect("counts").total, 0);
+    assert_eq!(backend.schedule().waiting(&place).await.expect("counts").total, 0);
     assert!(told.load(Ordering::Relaxed) && !promoter.is_finished());
     promoter.abort();
 }

@@ -17,7 +17,8 @@ async fn worker(queue: &DelayQueue<u64>, seen: &Seen<String>) -> Worker {
 
 async fn place(backend: &Backend, id: &str) -> (Place, ScheduleId) {
     let id = ScheduleId::new(id).expect("an id");
-    let spec = backend.tasks.queue(&"q".parse().expect("a name")).await.expect("a queue");
+    let spec =
+        backend.tasks().expect("delay queues").queue(&"q".parse().expect("a name")).await.expect("a queue");
     (spec.shard_of(&id).into(), id)
 }
 
@@ -141,7 +142,13 @@ async fn what_it_schedules_is_found_wherever_it_waits() {
     tokio::time::sleep(SECS(61)).await;
     for shard in 0..16 {
         let place = Place::Shard(millstream_core::Shard::new(queue.name().clone(), shard));
-        fire_due(&*backend.recurring, &place, &millstream_core::event::Ignore).await.expect("fires");
+        fire_due(
+            &**backend.recurring().expect("recurring schedules"),
+            &place,
+            &millstream_core::event::Ignore,
+        )
+        .await
+        .expect("fires");
     }
     let waiting = queue.list(None, 100).await.expect("list");
     assert_eq!(waiting.len(), 20);
@@ -174,7 +181,12 @@ async fn a_rule_of_a_later_version_is_passed_over_and_makes_no_busy_loop() {
     let rule = "solar-eclipse Europe/Zurich once".to_owned();
     let fields = wire::encode(&Envelope::new("1"));
     let recurrence = Recurrence { id, rule, fields, next: Some(EPOCH + 1_000), paused: false };
-    backend.recurring.put(&place, &recurrence, OnConflict::Keep).await.expect("put");
+    backend
+        .recurring()
+        .expect("recurring schedules")
+        .put(&place, &recurrence, OnConflict::Keep)
+        .await
+        .expect("put");
     queue.recurring("beat").every(SECS(60)).payload(&1).await.expect("put");
     let seen = Seen::default();
     let worker = worker(&queue, &seen).await;

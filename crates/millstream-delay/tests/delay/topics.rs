@@ -24,8 +24,8 @@ struct Slow {
 
 impl Slow {
     fn over(backend: &Backend, bad: Option<Place>) -> Backend {
-        let slow = Self { recurring: backend.recurring.clone(), bad };
-        Backend { recurring: Arc::new(slow), ..backend.clone() }
+        let slow = Self { recurring: backend.recurring().expect("recurring schedules").clone(), bad };
+        backend.clone().with_recurring(Arc::new(slow))
     }
 
     async fn pass(&self) {
@@ -94,7 +94,7 @@ impl Recurring for Slow {
 
 async fn topic(backend: &Backend, partitions: u32) -> TopicSpec {
     let spec = TopicSpec::new("t".parse().expect("a name"), partitions).expect("a topic");
-    backend.catalog.create_topic(&spec).await.expect("created")
+    backend.catalog().create_topic(&spec).await.expect("created")
 }
 
 fn over(backend: &Backend, topic: &TopicSpec) -> RecurringMessages<u64> {
@@ -114,11 +114,11 @@ fn promote(backend: &Backend, topic: &TopicSpec, fired: &Seen<usize>) -> JoinHan
 
 async fn lease(backend: &Backend, topic: &TopicSpec, partition: u32, group: &str) -> Lease {
     let group = group.parse().expect("a name");
-    backend.catalog.create_group(topic, &group, Start::Earliest).await.expect("created");
+    backend.catalog().create_group(topic, &group, Start::Earliest).await.expect("created");
     let topic_partition = topic.iter().nth(partition as usize).expect("a partition");
     let resource = Resource::partition(topic_partition, group);
     let acquired = backend
-        .leases
+        .leases()
         .acquire(&resource, "me", "n", SECS(1_000_000), &millstream_core::Continuity::assured())
         .await;
     let Ok(Acquired::Granted(lease)) = acquired else { panic!("{acquired:?}") };
@@ -127,7 +127,7 @@ async fn lease(backend: &Backend, topic: &TopicSpec, partition: u32, group: &str
 
 /// What a group reads in the log of a partition: keys and payloads.
 async fn log(backend: &Backend, lease: &Lease) -> Vec<(Option<String>, String)> {
-    let mut reader = backend.log.reader(lease).await.expect("a reader");
+    let mut reader = backend.log().reader(lease).await.expect("a reader");
     let (mut all, mut quiet) = (Vec::new(), 0);
     while quiet < 2 {
         let entries = reader.fetch(1_000, MS(0)).await.expect("read").entries;
@@ -276,7 +276,7 @@ async fn in_a_topic_that_has_grown_it_is_found_and_moves() {
     let topic = topic(&backend, 1).await;
     let recurring = over(&backend, &topic);
     recurring.id("r").every(SECS(60)).payload(&1).key("eu").await.expect("put");
-    let grown = backend.catalog.expand(&topic.name, 16).await.expect("grows");
+    let grown = backend.catalog().expand(&topic.name, 16).await.expect("grows");
     assert_eq!(places(&recurring).await, [("r".to_owned(), 0)]);
     assert!(recurring.id("r").pause().await.expect("found"));
     recurring.id("r").every(SECS(60)).payload(&1).key("eu").await.expect("put");

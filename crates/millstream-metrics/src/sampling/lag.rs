@@ -92,7 +92,7 @@ pub struct Lags {
 /// prevent the others.
 pub(crate) async fn all(backend: &Backend) -> Result<Lags> {
     let mut lags = Lags::default();
-    let topics = backend.catalog.topics().await?;
+    let topics = backend.catalog().topics().await?;
     let mut first = None;
     for topic in &topics {
         match sample::topic(backend, topic, None).await {
@@ -119,7 +119,7 @@ pub(crate) fn is_gone(error: &Error) -> bool {
 
 /// Returns the work of one group of one topic; `None` if there is no such group.
 pub(crate) async fn one(backend: &Backend, topic: &TopicName, group: &GroupName) -> Result<Option<Lag>> {
-    if !backend.catalog.groups(topic).await?.contains(group) {
+    if !backend.catalog().groups(topic).await?.contains(group) {
         return Ok(None);
     }
     match sample::topic(backend, topic, Some(group)).await {

@@ -61,16 +61,16 @@ pub(crate) async fn topic(
     name: &TopicName,
     only: Option<&GroupName>,
 ) -> Result<TopicSample> {
-    let spec = backend.catalog.topic(name).await?;
+    let spec = backend.catalog().topic(name).await?;
     let groups = match only {
         Some(group) => vec![group.clone()],
-        None => backend.catalog.groups(name).await?,
+        None => backend.catalog().groups(name).await?,
     };
     let partitions = stream::iter(spec.iter())
         .map(|tp| async move {
             let partition = tp.partition;
-            let length = backend.catalog.count(&tp, Start::Earliest, None, u64::MAX).await?;
-            Ok((partition, length, backend.schedule.waiting(&Place::from(tp)).await?))
+            let length = backend.catalog().count(&tp, Start::Earliest, None, u64::MAX).await?;
+            Ok((partition, length, backend.schedule().waiting(&Place::from(tp)).await?))
         })
         .buffered(AT_ONCE)
         .try_collect()
@@ -83,30 +83,30 @@ pub(crate) async fn topic(
 }
 
 async fn group(backend: &Backend, spec: &TopicSpec, group: GroupName) -> Result<GroupSample> {
-    let members = backend.members.roster(&spec.name, &group).await?.living().count();
-    let partitions = backend.catalog.stats(spec, &group).await?;
+    let members = backend.members().roster(&spec.name, &group).await?.living().count();
+    let partitions = backend.catalog().stats(spec, &group).await?;
     Ok(GroupSample { group, members, partitions })
 }
 
 /// Reads the server's clock.
 pub(crate) async fn clock(backend: &Backend, clock: &Clock) -> Result<()> {
     let asked = our_ms();
-    let server = backend.recurring.now().await?;
+    let server = backend.recurring()?.now().await?;
     clock.told(server, asked, our_ms());
     Ok(())
 }
 
 /// Reads which groups keep entries of a topic from being dropped.
 pub(crate) async fn pins(backend: &Backend, name: &TopicName) -> Result<Vec<Pin>> {
-    let spec = backend.catalog.topic(name).await?;
-    backend.catalog.pins(&spec).await
+    let spec = backend.catalog().topic(name).await?;
+    backend.catalog().pins(&spec).await
 }
 
 /// Reads the state of a delay queue.
 pub(crate) async fn queue(backend: &Backend, name: &QueueName) -> Result<QueueSample> {
-    let spec = backend.tasks.queue(name).await?;
+    let spec = backend.tasks()?.queue(name).await?;
     let shards = stream::iter(spec.iter())
-        .map(|shard: Shard| async move { Ok((shard.shard, backend.tasks.counts(&shard).await?)) })
+        .map(|shard: Shard| async move { Ok((shard.shard, backend.tasks()?.counts(&shard).await?)) })
         .buffered(AT_ONCE)
         .try_collect()
         .await?;

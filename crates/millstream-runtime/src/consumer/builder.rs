@@ -261,7 +261,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         let context = Arc::new(Context::new(self.backend, group, self.config, self.observer)?);
         let mut subscriptions = Vec::with_capacity(routes.len());
         for (spec, handler) in routes {
-            let topic = context.backend.catalog.create_topic(&spec).await?;
+            let topic = context.backend.catalog().create_topic(&spec).await?;
             warn_if_other(&spec, &topic);
             join(&context, &topic).await?;
             let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
@@ -324,7 +324,7 @@ impl<T> std::fmt::Debug for ConsumerBuilder<T> {
 /// Creates the group where it is missing, and emits an event for each partition on which it had been lost.
 async fn join(context: &Context, topic: &TopicSpec) -> Result<()> {
     let (group, start) = (&context.group, context.config.start);
-    let created = context.backend.catalog.create_group(topic, group, start).await?;
+    let created = context.backend.catalog().create_group(topic, group, start).await?;
     if created.new {
         return Ok(());
     }

@@ -69,7 +69,8 @@ impl Context {
         observer: Arc<dyn Observer>,
     ) -> Result<Self> {
         // With a backend in this process nobody else makes names, and simulations repeat themselves with the same seed.
-        let unique = if backend.local { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
+        let unique =
+            if backend.is_in_process() { Uuid::from_u128(fastrand::u128(..)) } else { Uuid::new_v4() };
         let incarnation = unique.simple().to_string();
         let member = match &config.member_id {
             Some(id) => id.clone(),

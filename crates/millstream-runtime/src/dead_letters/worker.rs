@@ -118,7 +118,7 @@ impl DeadLetterWorker {
             self.seen.clear();
             self.swept = Some(Instant::now());
         }
-        let topic = self.backend.catalog.topic(&self.topic).await?;
+        let topic = self.backend.catalog().topic(&self.topic).await?;
         let begun = self.counts.begun.load(Ordering::Relaxed);
         // The error of one partition must not delay the others.
         let mut failed = None;
@@ -150,7 +150,7 @@ impl DeadLetterWorker {
         while more && !self.stop.is_cancelled() {
             let after = self.seen.get(topic_partition).copied().unwrap_or(MessageId::ZERO);
             let range = Range { after, ..Range::ALL };
-            let role = &self.backend.dead_letters;
+            let role = self.backend.dead_letters()?;
             let page = role.list(topic_partition, &self.group, range, PAGE).await?;
             more = page.more;
             let Some(last) = page.items.last().map(|letter| letter.id) else { break };
@@ -201,7 +201,7 @@ impl DeadLetterWorker {
         let rest: Vec<_> =
             hand.ids().iter().map(|id| (*id, DeadLetterAction::Leave(Duration::ZERO))).collect();
         if !rest.is_empty() {
-            let role = &self.backend.dead_letters;
+            let role = self.backend.dead_letters()?;
             role.settle(topic_partition, &self.group, Some(&self.by), &rest).await?;
         }
         Ok(())
@@ -209,7 +209,7 @@ impl DeadLetterWorker {
 
     async fn claim(&self, topic_partition: &TopicPartition, ids: &[MessageId]) -> Result<Vec<MessageId>> {
         let claim = Claim { by: self.by.clone(), hold: self.config.hold, left_too: false };
-        self.backend.dead_letters.claim(topic_partition, &self.group, ids, &claim).await
+        self.backend.dead_letters()?.claim(topic_partition, &self.group, ids, &claim).await
     }
 
     /// Renews the claims of the page. Never returns.
@@ -276,8 +276,11 @@ impl DeadLetterWorker {
         let deeds = [(id, outcome.deed(self.config.leave_for))];
         let mut monitor: Option<LoopMonitor> = None;
         loop {
-            let role = &self.backend.dead_letters;
-            match role.settle(topic_partition, &self.group, Some(&self.by), &deeds).await {
+            let settled = async {
+                let role = self.backend.dead_letters()?;
+                role.settle(topic_partition, &self.group, Some(&self.by), &deeds).await
+            };
+            match settled.await {
                 Ok(done) => {
                     let counter = match outcome {
                         _ if done.is_empty() => &self.counts.lost,

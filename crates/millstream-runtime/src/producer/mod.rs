@@ -311,7 +311,7 @@ impl<T> ProducerBuilder<T> {
         self.config.check(&mut problems);
         problems.finish()?;
         let Some(spec) = spec else { return Err(Error::new(ErrorKind::InvalidConfig, "invalid topic")) };
-        let stored = self.backend.catalog.create_topic(&spec).await?;
+        let stored = self.backend.catalog().create_topic(&spec).await?;
         warn_if_other(&spec, &stored);
         let Some(count) = NonZeroU32::new(stored.partitions) else {
             return Err(Error::new(ErrorKind::Protocol, format!("topic {} has no partitions", stored.name)));
@@ -321,13 +321,14 @@ impl<T> ProducerBuilder<T> {
         let bound = Bound::new(stored.max_length);
         let growth = self.config.refresh.map(|every| {
             let (known, bound) = (stored.clone(), bound.clone());
-            let growth = MetadataRefresh::new(self.backend.catalog, known, partitions.clone(), bound);
+            let growth =
+                MetadataRefresh::new(self.backend.catalog().clone(), known, partitions.clone(), bound);
             AbortOnDropHandle::new(tokio::spawn(growth.run(every, observer.clone())))
         });
         let (config, name) = (&self.config, &stored.name);
-        let to_log = ToLog::new(self.backend.log, bound, config.on_full);
+        let to_log = ToLog::new(self.backend.log().clone(), bound, config.on_full);
         let batcher = Batcher::start(to_log, name.clone(), config, observer.clone());
-        let to_schedule = ToSchedule::new(self.backend.schedule);
+        let to_schedule = ToSchedule::new(self.backend.schedule().clone());
         let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone());
         let inner = Inner {
             topic: stored.name,

@@ -85,11 +85,11 @@ async fn a_bound_that_comes_while_requests_are_under_way_loses_and_turns_round_n
         let alter = async {
             tokio::time::sleep(MS(30)).await;
             let change = TopicChange::default().max_length(Some(1_000));
-            bench.backend.catalog.alter_topic(&partition().topic, &change).await.expect("altered");
+            bench.backend.catalog().alter_topic(&partition().topic, &change).await.expect("altered");
         };
         let (sent, ()) = tokio::join!(send(&producer, 300), alter);
         assert!(in_order(&sent), "{refusals} refusals: {sent:?}");
-        let stored = bench.backend.log.lengths(&[partition()]).await.expect("a length");
+        let stored = bench.backend.log().lengths(&[partition()]).await.expect("a length");
         assert_eq!(stored, [300], "{refusals} refusals");
     }
 }

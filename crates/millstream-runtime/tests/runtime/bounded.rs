@@ -29,18 +29,18 @@ async fn fill(producer: &Producer<u64>, partition: u32, count: u64) -> Vec<Optio
 
 async fn length(backend: &Backend, partition: u32) -> u64 {
     let tp = TopicPartition::new("numbers".parse().expect("a name"), partition);
-    backend.log.lengths(&[tp]).await.expect("a length")[0]
+    backend.log().lengths(&[tp]).await.expect("a length")[0]
 }
 
 /// A group settles everything that there is, and its owner trims.
 async fn consume(backend: &Backend, partition: u32) -> usize {
-    let topic = backend.catalog.topic(&"numbers".parse().expect("a name")).await.expect("a topic");
+    let topic = backend.catalog().topic(&"numbers".parse().expect("a name")).await.expect("a topic");
     let group: GroupName = "group".parse().expect("a name");
-    backend.catalog.create_group(&topic, &group, Start::Earliest).await.expect("created");
+    backend.catalog().create_group(&topic, &group, Start::Earliest).await.expect("created");
     let resource = Resource::partition(TopicPartition::new(topic.name.clone(), partition), group);
     let nonce = format!("{}", fastrand::u64(..));
     let lease: Lease = match backend
-        .leases
+        .leases()
         .acquire(&resource, "test", &nonce, SECOND, &millstream_core::Continuity::assured())
         .await
         .expect("answer")
@@ -48,12 +48,12 @@ async fn consume(backend: &Backend, partition: u32) -> usize {
         Acquired::Granted(lease) => lease,
         Acquired::Held(holder) => panic!("{holder:?}"),
     };
-    let mut reader = backend.log.reader(&lease).await.expect("a reader");
+    let mut reader = backend.log().reader(&lease).await.expect("a reader");
     let entries = reader.fetch(1_000, Duration::ZERO).await.expect("fetched").entries;
     let batch: Vec<_> = entries.iter().map(|entry| (entry.receipt, Settlement::Ack)).collect();
-    backend.log.settle(&lease, &batch).await.expect("settled");
-    let trimmed = backend.log.trim(&lease, Retention::Consumed).await.expect("trimmed");
-    backend.leases.release(&lease).await.expect("released");
+    backend.log().settle(&lease, &batch).await.expect("settled");
+    let trimmed = backend.log().trim(&lease, Retention::Consumed).await.expect("trimmed");
+    backend.leases().release(&lease).await.expect("released");
     trimmed.dropped
 }
 
@@ -126,7 +126,7 @@ async fn a_bound_that_is_altered_is_noticed() {
     let alter = async |bound: Option<u64>| {
         let name = "numbers".parse().expect("a name");
         let change = TopicChange::new().max_length(bound);
-        backend.catalog.alter_topic(&name, &change).await.expect("altered");
+        backend.catalog().alter_topic(&name, &change).await.expect("altered");
         tokio::time::sleep(2 * SECOND).await;
     };
     alter(None).await;
@@ -157,6 +157,6 @@ async fn who_waits_for_room_learns_that_the_bound_was_raised() {
     assert!(!waiting.is_finished());
     let name = "numbers".parse().expect("a name");
     let change = TopicChange::default().max_length(Some(20));
-    backend.catalog.alter_topic(&name, &change).await.expect("altered");
+    backend.catalog().alter_topic(&name, &change).await.expect("altered");
     timeout(5 * SECOND, waiting).await.expect("in time").expect("no panic").expect("sent");
 }

@@ -30,8 +30,8 @@ async fn messages_are_handled_once_in_order_and_leave_nothing_behind() {
     assert_eq!((report.acked, report.handed_back), (1_000, 0));
     let want: Vec<_> = (0..1_000).map(|n| (n, 1)).collect();
     assert_eq!(*seen.lock().expect("lock"), want);
-    let topic = bench.backend.catalog.topic(&"numbers".parse().expect("name")).await.expect("a topic");
-    let stats = bench.backend.catalog.stats(&topic, &"g".parse().expect("name")).await.expect("stats");
+    let topic = bench.backend.catalog().topic(&"numbers".parse().expect("name")).await.expect("a topic");
+    let stats = bench.backend.catalog().stats(&topic, &"g".parse().expect("name")).await.expect("stats");
     assert_eq!((stats[0].pending, stats[0].lag, stats[0].dead), (0, Some(0), 0));
     assert!(stats[0].length < 1_000, "consumed entries are dropped");
 }
@@ -189,7 +189,7 @@ async fn what_cannot_be_read_goes_to_the_dead_with_its_bytes() {
         vec![],
     ];
     let appends = entries.clone().map(|fields| Append { topic_partition: partition(), fields });
-    let appended = bench.backend.log.append(&appends).await;
+    let appended = bench.backend.log().append(&appends).await;
     let stored = appended.iter().filter(|id| id.is_ok()).count();
     let consumer = bench.consumer(NUMBERS, "g").start(|_: Delivery<u64>| async {}).await.expect("started");
     eventually(|| bench.told.lines("handled: Dead") == stored, || format!("{stored} dead")).await;
@@ -228,9 +228,9 @@ async fn never_more_is_read_than_there_is_room_for() {
         })
         .await
         .expect("started");
-    let topic = bench.backend.catalog.topic(&"numbers".parse().expect("name")).await.expect("a topic");
+    let topic = bench.backend.catalog().topic(&"numbers".parse().expect("name")).await.expect("a topic");
     while count(&seen) < 100 {
-        let stats = bench.backend.catalog.stats(&topic, &"g".parse().expect("name")).await.expect("stats");
+        let stats = bench.backend.catalog().stats(&topic, &"g".parse().expect("name")).await.expect("stats");
         assert!(stats[0].pending <= 8, "{stats:?}");
         tokio::time::sleep(MS(3)).await;
     }
@@ -315,10 +315,10 @@ async fn what_was_settled_last_is_dropped_before_a_partition_is_given_back() {
             builder = builder.concurrency(Concurrency::Unordered(2));
         }
         let consumer = builder.start(|_: Delivery<u64>| async {}).await.expect("started");
-        let topic = bench.backend.catalog.topic(&partition().topic).await.expect("a topic");
+        let topic = bench.backend.catalog().topic(&partition().topic).await.expect("a topic");
         let stats = async || {
             let group = "g".parse().expect("name");
-            bench.backend.catalog.stats(&topic, &group).await.expect("stats").remove(0)
+            bench.backend.catalog().stats(&topic, &group).await.expect("stats").remove(0)
         };
         bench.told.wait_for("Assigned").await;
         // It trims when it begins, and then not for a while.

@@ -83,10 +83,10 @@ async fn a_dead_letter_that_cannot_be_stored_is_kept_and_does_not_hold_up_the_ot
         .await
         .expect("started");
     until(&seen, 10).await;
-    let topic = bench.backend.catalog.topic(&"numbers".parse().expect("name")).await.expect("a topic");
+    let topic = bench.backend.catalog().topic(&"numbers".parse().expect("name")).await.expect("a topic");
     let group = "g".parse().expect("name");
     loop {
-        let stats = bench.backend.catalog.stats(&topic, &group).await.expect("stats");
+        let stats = bench.backend.catalog().stats(&topic, &group).await.expect("stats");
         if stats[0].pending == 1 {
             break;
         }
@@ -223,7 +223,7 @@ async fn deleted_pending_entries_are_told_and_leave_the_list() {
     let stuck = stuck.await.expect("started");
     until(&seen, 1).await;
     assert_eq!(stuck.shutdown().await.handed_back, 3);
-    let topic = bench.backend.catalog.topic(&"numbers".parse().expect("name")).await.expect("a topic");
+    let topic = bench.backend.catalog().topic(&"numbers".parse().expect("name")).await.expect("a topic");
     let group = "g".parse().expect("name");
     for id in &ids[..2] {
         assert!(bench.memory.operator().delete_entry(&partition(), *id));
@@ -232,6 +232,6 @@ async fn deleted_pending_entries_are_told_and_leave_the_list() {
     bench.told.wait_for("Ghosts").await;
     eventually(|| rest.report().acked == 1, || "one is left".into()).await;
     rest.shutdown().await;
-    let stats = bench.backend.catalog.stats(&topic, &group).await.expect("stats");
+    let stats = bench.backend.catalog().stats(&topic, &group).await.expect("stats");
     assert_eq!(stats[0].pending, 0);
 }

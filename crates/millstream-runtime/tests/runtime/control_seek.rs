@@ -18,7 +18,7 @@ fn group() -> GroupName {
 }
 
 async fn topic(bench: &Bench) -> TopicSpec {
-    bench.backend.catalog.topic(&"numbers".parse().expect("name")).await.expect("a topic")
+    bench.backend.catalog().topic(&"numbers".parse().expect("name")).await.expect("a topic")
 }
 
 /// Ten messages in each of two partitions, a second apart; the first six of each are handled, and the sixth waits for
@@ -121,7 +121,7 @@ async fn a_group_that_runs_is_not_moved_and_its_owner_is_named() {
     let bench = bench();
     half_way(&bench).await;
     let topic = topic(&bench).await;
-    let before = bench.backend.catalog.stats(&topic, &group()).await.expect("stats");
+    let before = bench.backend.catalog().stats(&topic, &group()).await.expect("stats");
     let running = bench.consumer(WIDE, "g").label("billing-7").max_partitions(1).pin([1]);
     let running = running.start(|_: Delivery<u64>| std::future::pending::<()>()).await.expect("started");
     eventually(|| bench.told.lines("Assigned") == 3, || "an owner".into()).await;
@@ -131,7 +131,7 @@ async fn a_group_that_runs_is_not_moved_and_its_owner_is_named() {
         .expect_err("owned");
     assert_eq!(error.kind(), ErrorKind::Fenced);
     assert!(error.to_string().contains("owned by billing-7-"), "{error}");
-    let mut after = bench.backend.catalog.stats(&topic, &group()).await.expect("stats");
+    let mut after = bench.backend.catalog().stats(&topic, &group()).await.expect("stats");
     // What is left has grown older.
     after[0].oldest = before[0].oldest;
     assert_eq!(after[0], before[0], "nothing was done to the one that nobody owns");
@@ -159,7 +159,7 @@ async fn a_group_that_is_not_there_is_an_error_and_one_that_was_lost_somewhere_i
     ] {
         assert_eq!(error.expect_err("no group").kind(), ErrorKind::NotFound);
     }
-    let groups = bench.backend.catalog.groups(&topic.name).await.expect("groups");
+    let groups = bench.backend.catalog().groups(&topic.name).await.expect("groups");
     assert_eq!(groups, [group()], "none was created");
     assert!(bench.memory.operator().destroy_group(&partition(), &group()));
     let previews = Admin::new(bench.backend.clone())
@@ -180,7 +180,7 @@ async fn producers_learn_that_a_topic_has_grown() {
     let producer = bench.producer(NUMBERS).await;
     let fixed = bench.producing(NUMBERS).refresh(None).await.expect("a producer");
     let name = "numbers".parse().expect("name");
-    bench.backend.catalog.expand(&name, 4).await.expect("expanded");
+    bench.backend.catalog().expand(&name, 4).await.expect("expanded");
     assert_eq!(producer.partitions(), 1);
     let error = producer.send(&1).partition(3).await.expect_err("not known yet");
     assert_eq!(error.kind(), ErrorKind::InvalidConfig);

@@ -31,7 +31,7 @@ struct Grave {
 impl Grave {
     async fn new(count: u64) -> Self {
         let backend = Backend::from(MemoryBackend::new());
-        backend.catalog.create_topic(&NUMBERS.spec().expect("a topic")).await.expect("created");
+        backend.catalog().create_topic(&NUMBERS.spec().expect("a topic")).await.expect("created");
         let grave = Self { backend, group: "g".parse().expect("a name") };
         for number in 0..count {
             grave.bury(number).await;
@@ -52,7 +52,7 @@ impl Grave {
             history: History::default(),
             body: wire::encode(&Envelope::new(payload)),
         };
-        let (tp, role) = (letter.topic_partition.clone(), &self.backend.dead_letters);
+        let (tp, role) = (letter.topic_partition.clone(), self.backend.dead_letters().expect("dead letters"));
         assert!(role.put(&tp, &self.group, &[letter], false).await.expect("put")[0].is_some());
     }
 
@@ -68,7 +68,7 @@ impl Grave {
     async fn left(&self) -> Vec<u64> {
         let mut left = Vec::new();
         for number in 0..2 {
-            let role = &self.backend.dead_letters;
+            let role = self.backend.dead_letters().expect("dead letters");
             let page = role.list(&partition(number), &self.group, Range::ALL, 1_000).await.expect("listed");
             left.extend(page.items.iter().map(|letter| letter.origin.ms - 1));
         }
@@ -81,7 +81,13 @@ impl Grave {
         let mut back = Vec::new();
         for number in 0..2 {
             let (tp, stream) = (partition(number), Stream::Retry(self.group.clone()));
-            let page = self.backend.inspect.entries(&tp, &stream, Range::ALL, 1_000).await.expect("read");
+            let page = self
+                .backend
+                .inspect()
+                .expect("inspection")
+                .entries(&tp, &stream, Range::ALL, 1_000)
+                .await
+                .expect("read");
             back.extend(page.items.into_iter().map(|it| {
                 let receipt = Receipt { source: Source::Retry, id: it.id };
                 let envelope = wire::decode(receipt, &it.fields, &Limits::default()).envelope;

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 const SPREAD: Topic<u64> = Topic::new("spread").partitions(4);
 
 async fn waiting(bench: &Bench, topic: &str) -> DelayedMessages {
-    let topic = bench.backend.catalog.topic(&topic.parse().expect("name")).await.expect("a topic");
+    let topic = bench.backend.catalog().topic(&topic.parse().expect("name")).await.expect("a topic");
     DelayedMessages::new(bench.backend.clone(), topic)
 }
 

@@ -68,11 +68,11 @@ async fn a_topic_that_is_deleted_stays_so_and_its_consumers_end() {
         produce(&bench, 10).await;
         let (consumer, seen) = start(&bench, mode).await;
         until(&seen, 10).await;
-        assert!(bench.backend.catalog.delete_topic(&topic()).await.expect("deleted"));
+        assert!(bench.backend.catalog().delete_topic(&topic()).await.expect("deleted"));
         ends(&bench, consumer, "numbers").await;
-        let found = bench.backend.catalog.topic(&topic()).await;
+        let found = bench.backend.catalog().topic(&topic()).await;
         assert_eq!(found.expect_err("deleted").kind(), ErrorKind::NotFound);
-        assert!(bench.backend.catalog.topics().await.expect("topics").is_empty());
+        assert!(bench.backend.catalog().topics().await.expect("topics").is_empty());
     }
 }
 
@@ -83,9 +83,9 @@ async fn a_group_that_is_deleted_stays_so_and_its_consumers_end() {
         produce(&bench, 10).await;
         let (consumer, seen) = start(&bench, mode).await;
         until(&seen, 10).await;
-        assert!(bench.backend.catalog.delete_group(&topic(), &group()).await.expect("deleted"));
+        assert!(bench.backend.catalog().delete_group(&topic(), &group()).await.expect("deleted"));
         ends(&bench, consumer, "group g").await;
-        assert!(bench.backend.catalog.groups(&topic()).await.expect("groups").is_empty());
+        assert!(bench.backend.catalog().groups(&topic()).await.expect("groups").is_empty());
         // Who starts anew wants it.
         let (consumer, seen) = start(&bench, mode).await;
         until(&seen, 10).await;
@@ -106,7 +106,7 @@ async fn a_consumer_that_is_run_ends_with_the_error() {
     });
     let delete = async {
         until(&seen, 1).await;
-        bench.backend.catalog.delete_topic(&topic()).await.expect("deleted")
+        bench.backend.catalog().delete_topic(&topic()).await.expect("deleted")
     };
     let (ended, deleted) = tokio::join!(run, delete);
     assert!(deleted);
@@ -123,7 +123,7 @@ async fn what_was_lost_with_the_data_is_restored() {
         let (consumer, seen) = start(&bench, mode).await;
         until(&seen, 10).await;
         bench.memory.operator().restore(&empty);
-        let catalog = bench.backend.catalog.clone();
+        let catalog = bench.backend.catalog().clone();
         let restored = async {
             while catalog.groups(&topic()).await.expect("groups").is_empty() {
                 sleep(MS(10)).await;
@@ -142,7 +142,7 @@ async fn what_was_lost_with_the_data_is_restored() {
 async fn a_topic_that_is_made_anew_is_consumed() {
     let bench = bench();
     produce(&bench, 1).await;
-    bench.backend.catalog.delete_topic(&topic()).await.expect("deleted");
+    bench.backend.catalog().delete_topic(&topic()).await.expect("deleted");
     produce(&bench, 10).await;
     let (consumer, seen) = start(&bench, MODES[0]).await;
     until(&seen, 10).await;
@@ -154,7 +154,7 @@ async fn a_topic_that_is_made_anew_is_consumed() {
 /// With more partitions than the constant says.
 async fn wide(bench: &Bench) -> TopicSpec {
     let spec = TopicSpec::new(topic(), 4).expect("a topic");
-    bench.backend.catalog.create_topic(&spec).await.expect("created")
+    bench.backend.catalog().create_topic(&spec).await.expect("created")
 }
 
 /// Clients of the previous topic receive the deletion, however soon a new one has its name, and do not expand it.
@@ -166,14 +166,14 @@ async fn a_consumer_has_no_part_in_a_topic_that_is_created_in_the_place_of_its_o
         produce(&bench, 10).await;
         let (consumer, seen) = start(&bench, mode).await;
         until(&seen, 10).await;
-        let catalog = &bench.backend.catalog;
+        let catalog = bench.backend.catalog();
         assert!(catalog.delete_topic(&topic()).await.expect("deleted"));
         let fewer = TopicSpec::new(topic(), 1).expect("a topic");
         let created = catalog.create_topic(&fewer).await.expect("created");
         ends(&bench, consumer, "numbers").await;
         assert_eq!(catalog.topic(&topic()).await.expect("the new one"), created);
         assert!(catalog.groups(&topic()).await.expect("groups").is_empty());
-        let roster = bench.backend.members.roster(&topic(), &group()).await.expect("a roster");
+        let roster = bench.backend.members().roster(&topic(), &group()).await.expect("a roster");
         assert!(roster.members.is_empty(), "{roster:?}");
     }
 }
@@ -181,7 +181,7 @@ async fn a_consumer_has_no_part_in_a_topic_that_is_created_in_the_place_of_its_o
 #[tokio::test(start_paused = true)]
 async fn a_producer_is_refused_when_its_topic_was_deleted_until_there_is_another() {
     let bench = bench();
-    let catalog = &bench.backend.catalog;
+    let catalog = bench.backend.catalog();
     wide(&bench).await;
     let producer = bench.producing(NUMBERS).refresh(Duration::from_secs(1)).await.expect("a producer");
     producer.send(&1).await.expect("sent");
@@ -206,7 +206,7 @@ async fn a_producer_is_refused_when_its_topic_was_deleted_until_there_is_another
 #[tokio::test(start_paused = true)]
 async fn a_producer_sends_to_the_partitions_of_the_topic_that_is_there() {
     let bench = bench();
-    let catalog = &bench.backend.catalog;
+    let catalog = bench.backend.catalog();
     wide(&bench).await;
     let producer = bench.producing(NUMBERS).refresh(Duration::from_secs(1)).await.expect("a producer");
     assert_eq!(producer.partitions(), 4);
@@ -224,7 +224,7 @@ async fn a_producer_restores_a_topic_that_was_lost() {
     let empty = bench.memory.operator().snapshot();
     wide(&bench).await;
     let producer = bench.producing(NUMBERS).refresh(Duration::from_secs(1)).await.expect("a producer");
-    let catalog = &bench.backend.catalog;
+    let catalog = bench.backend.catalog();
     let spec = catalog.topic(&topic()).await.expect("a topic");
     bench.memory.operator().restore(&empty);
     sleep(Duration::from_secs(2)).await;

@@ -328,5 +328,5 @@ async fn what_does_not_go_together_is_said() {
     let error = builder.start_batch((0, MS(1)), |_| async {}).await.expect_err("invalid");
     assert_eq!(error.problems().len(), 7, "{error}");
     let resource = Resource::partition(partition(), "g".parse().expect("name"));
-    assert!(bench.backend.leases.holder(&resource).await.expect("holder").is_none());
+    assert!(bench.backend.leases().holder(&resource).await.expect("holder").is_none());
 }

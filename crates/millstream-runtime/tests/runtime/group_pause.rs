@@ -21,7 +21,7 @@ fn names() -> (TopicName, GroupName) {
 
 async fn pause(bench: &Bench, paused: bool) {
     let (topic, group) = names();
-    assert!(bench.backend.catalog.set_paused(&topic, &group, paused).await.expect("an answer"));
+    assert!(bench.backend.catalog().set_paused(&topic, &group, paused).await.expect("an answer"));
 }
 
 async fn start(bench: &Bench, mode: Mode, seen: &Seen) -> Consumer {

@@ -141,7 +141,7 @@ async fn a_topic_that_grows_is_consumed_whole() {
     tokio::time::sleep(SECOND).await;
     group.history.moves();
     let before = group.memory.operator().snapshot();
-    group.backend.catalog.expand(&"orders".parse().expect("name"), 10).await.expect("grown");
+    group.backend.catalog().expand(&"orders".parse().expect("name"), 10).await.expect("grown");
     let grown: Topic<u64> = Topic::new("orders").partitions(10);
     let group = Group { topic: grown, ..group };
     let load = group.load().await;
@@ -155,7 +155,7 @@ async fn a_topic_that_grows_is_consumed_whole() {
     group.memory.operator().restore(&before);
     tokio::time::sleep(10 * SECOND).await;
     group.balanced(&[5, 5]).await;
-    let topic = group.backend.catalog.topic(&"orders".parse().expect("name")).await.expect("a topic");
+    let topic = group.backend.catalog().topic(&"orders".parse().expect("name")).await.expect("a topic");
     assert_eq!(topic.partitions, 10);
     a.leave().await;
     b.leave().await;

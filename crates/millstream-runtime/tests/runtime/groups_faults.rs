@@ -72,7 +72,7 @@ async fn a_lost_renewal_does_no_harm() {
 async fn a_lost_grant_is_asked_for_again_and_granted_again() {
     let group = group(5);
     let (name, told) = ("a", group.told.clone());
-    group.backend.catalog.topics().await.expect("a backend");
+    group.backend.catalog().topics().await.expect("a backend");
     let blocker = group.join("z", MS(0), ttl).await;
     group.balanced(&[5]).await;
     let a =
@@ -129,7 +129,7 @@ async fn a_lease_that_was_lost_by_mistake_is_taken_again() {
         "g".parse().expect("name"),
     );
     group.memory.operator().expire_lease(&resource);
-    let leases = &group.backend.leases;
+    let leases = group.backend.leases();
     leases
         .acquire(&resource, "a stranger", "nonce", SECOND, &millstream_core::Continuity::assured())
         .await

@@ -18,7 +18,7 @@ fn a_consumer_whose_runtime_is_dropped_renews_nothing_any_more() {
     let (outside, doomed) = (build(), build());
     let backend = {
         let _clock = outside.enter();
-        Backend { local: false, ..Backend::from(MemoryBackend::new()) }
+        Backend::new(MemoryBackend::new())
     };
     let told = Told::default();
     let topic = millstream_core::Topic::<u64>::new("orders").partitions(1);
@@ -33,13 +33,14 @@ fn a_consumer_whose_runtime_is_dropped_renews_nothing_any_more() {
     let (orders, group): (TopicName, GroupName) =
         ("orders".parse().expect("name"), "g".parse().expect("name"));
     let resource = Resource::partition(TopicPartition::new(orders.clone(), 0), group.clone());
-    let held = || outside.block_on(backend.leases.holder(&resource)).expect("holder").is_some();
+    let held = || outside.block_on(backend.leases().holder(&resource)).expect("holder").is_some();
     assert!(held(), "it was renewed");
     drop(doomed);
     let dropped = std::time::Instant::now();
     // The lease and the membership were renewed at different times: either may be the last to expire.
-    let member =
-        || outside.block_on(backend.members.roster(&orders, &group)).expect("a roster").living().count() > 0;
+    let member = || {
+        outside.block_on(backend.members().roster(&orders, &group)).expect("a roster").living().count() > 0
+    };
     while held() || member() {
         assert!(dropped.elapsed() < 2 * SECOND, "renewed by nobody's order");
         std::thread::sleep(MS(5));
@@ -52,7 +53,7 @@ fn a_consumer_whose_runtime_is_dropped_renews_nothing_any_more() {
 #[tokio::test]
 async fn handlers_that_block_every_thread_do_not_cost_the_lease() {
     let memory = MemoryBackend::new();
-    let backend = Backend { local: false, ..Backend::from(memory) };
+    let backend = Backend::new(memory);
     let topic = millstream_core::Topic::<u64>::new("orders").partitions(2);
     let told = Told::default();
     let producing =
@@ -97,7 +98,7 @@ fn watch(backend: &Backend, watching: &AtomicBool) -> (usize, std::collections::
         for partition in 0..2 {
             let topic_partition = TopicPartition::new("orders".parse().expect("name"), partition);
             let resource = Resource::partition(topic_partition, "g".parse().expect("name"));
-            match runtime.block_on(backend.leases.holder(&resource)).expect("holder") {
+            match runtime.block_on(backend.leases().holder(&resource)).expect("holder") {
                 Some(holder) => _ = epochs.insert((partition, holder.epoch)),
                 None => {
                     assert!(epochs.iter().all(|(owned, _)| *owned != partition), "{partition} has run out");

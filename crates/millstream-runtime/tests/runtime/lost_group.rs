@@ -107,8 +107,8 @@ async fn what_was_stale_because_the_group_was_new_is_handled_again() {
     let consumer = consumer.await.expect("started");
     until(&seen, 4).await;
     assert!(bench.memory.operator().destroy_group(&tp, &group));
-    let topic = bench.backend.catalog.topic(&tp.topic).await.expect("a topic");
-    bench.backend.catalog.create_group(&topic, &group, Start::Earliest).await.expect("created again");
+    let topic = bench.backend.catalog().topic(&tp.topic).await.expect("a topic");
+    bench.backend.catalog().create_group(&topic, &group, Start::Earliest).await.expect("created again");
     bench.log.fetch_failures.lock().expect("lock").push_back(ErrorKind::Unavailable);
     go_on.add_permits(1);
     bench.told.wait_for("Failing { operation: \"fetch\"").await;

@@ -165,7 +165,7 @@ async fn a_member_that_is_not_in_the_group_any_more_joins_again() {
     let (a, b) = (group.join("a", MS(2), ttl).await, group.join("b", MS(2), ttl).await);
     group.balanced(&[2, 2]).await;
     let (topic, name) = ("orders".parse().expect("name"), "g".parse().expect("name"));
-    let roster = async || group.backend.members.roster(&topic, &name).await.expect("a roster");
+    let roster = async || group.backend.members().roster(&topic, &name).await.expect("a roster");
     let ids: Vec<_> = roster().await.members.iter().map(|member| member.id.clone()).collect();
     for id in &ids {
         assert!(group.memory.operator().forget_member(&topic, &name, id));

@@ -330,7 +330,7 @@ async fn a_consumer_of_dead_letters_goes_on() {
     let consumer = consumer.start(async |_: Delivery<u64>| Err::<(), _>("no")).await.expect("started");
     let payloads = ["0", "1", "2", "3", "4"].map(|payload| wire::encode(&Envelope::new(payload)));
     let appends = payloads.map(|fields| Append { topic_partition: tp.clone(), fields });
-    assert!(bench.backend.log.append(&appends).await.iter().all(Result::is_ok));
+    assert!(bench.backend.log().append(&appends).await.iter().all(Result::is_ok));
     eventually(|| consumer.report().dead == 5, || format!("{:?}", consumer.report())).await;
     consumer.shutdown().await;
 
@@ -353,6 +353,12 @@ async fn a_consumer_of_dead_letters_goes_on() {
     let told = &bench.told;
     assert_eq!((told.lines("code: ErrorText"), told.lines("code: Handler")), (2, 1));
     assert_eq!(told.lines("code: Codec"), 2, "at the handler's, and at the letter's");
-    let page = bench.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await.expect("listed");
+    let page = bench
+        .backend
+        .dead_letters()
+        .expect("dead letters")
+        .list(&tp, &group, Range::ALL, 10)
+        .await
+        .expect("listed");
     assert_eq!(page.items.len(), 3);
 }

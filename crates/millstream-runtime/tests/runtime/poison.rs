@@ -60,12 +60,12 @@ pub(crate) async fn pending(bench: &Bench, number: u32) -> Vec<(u64, Option<Note
     let taken = bench.memory.operator().snapshot();
     bench.memory.operator().expire_lease(&resource);
     let assured = millstream_core::Continuity::assured();
-    let acquired = bench.backend.leases.acquire(&resource, "me", "once", SECOND, &assured).await;
+    let acquired = bench.backend.leases().acquire(&resource, "me", "once", SECOND, &assured).await;
     let lease = match acquired.expect("asked") {
         millstream_core::leases::Acquired::Granted(lease) => lease,
         held @ millstream_core::leases::Acquired::Held(_) => panic!("{held:?}"),
     };
-    let mut reader = bench.backend.log.reader(&lease).await.expect("a reader");
+    let mut reader = bench.backend.log().reader(&lease).await.expect("a reader");
     let fetched = reader.fetch(1_000, MS(1)).await.expect("fetched");
     bench.memory.operator().restore(&taken);
     assert!(fetched.pending || fetched.entries.is_empty());
@@ -187,8 +187,8 @@ async fn owners_that_return_withdraw_their_ends_and_make_no_candidates() {
 pub(crate) fn stats_are_clean(bench: &Bench) -> bool {
     let topic = "numbers".parse().expect("name");
     let stats = async {
-        let topic = bench.backend.catalog.topic(&topic).await.expect("a topic");
-        bench.backend.catalog.stats(&topic, &"g".parse().expect("name")).await.expect("stats")
+        let topic = bench.backend.catalog().topic(&topic).await.expect("a topic");
+        bench.backend.catalog().stats(&topic, &"g".parse().expect("name")).await.expect("stats")
     };
     let stats = futures_util::FutureExt::now_or_never(stats).unwrap_or_default();
     !stats.is_empty() && stats.iter().all(|stats| stats.pending == 0 && stats.lag == Some(0))
@@ -271,7 +271,7 @@ async fn a_process_that_lives_raises_no_count_against_its_own_messages() {
         bench.memory.operator().expire_lease(&resource);
         let other = bench
             .backend
-            .leases
+            .leases()
             .acquire(
                 &resource,
                 "other",

@@ -148,7 +148,7 @@ async fn extending_tells_whether_it_is_still_ours() {
     bench.memory.operator().expire_lease(&resource);
     bench
         .backend
-        .leases
+        .leases()
         .acquire(&resource, "other", "n", 60 * SECOND, &millstream_core::Continuity::assured())
         .await
         .expect("taken");

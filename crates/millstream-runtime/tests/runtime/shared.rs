@@ -295,7 +295,7 @@ async fn new_partitions_are_read() {
     let mates = join_all(["a", "b"].map(|name| team.join(name, quick, few))).await;
     team.send(0..2).await;
     team.all_done(2).await;
-    team.backend.catalog.expand(&"orders".parse().expect("name"), 3).await.expect("grown");
+    team.backend.catalog().expand(&"orders".parse().expect("name"), 3).await.expect("grown");
     let grown = Workers { topic: millstream_core::Topic::new("orders").partitions(3), ..team };
     grown.send(10..16).await;
     grown.all_done(8).await;

@@ -112,8 +112,8 @@ async fn goes_on(bench: &Bench, consumer: Consumer, since: Instant, within: Dura
 #[tokio::test(start_paused = true)]
 async fn handlers_of_a_machine_that_was_suspended_are_told_and_the_next_wait_for_a_renewal() {
     let (bench, machine, mute) = (bench(), SuspendableClock::new(), Arc::new(AtomicBool::new(false)));
-    let leases = Arc::new(Mute(bench.backend.leases.clone(), mute.clone()));
-    let backend = Backend { leases, ..bench.backend.clone() };
+    let leases = Arc::new(Mute(bench.backend.leases().clone(), mute.clone()));
+    let backend = bench.backend.clone().with_leases(leases);
     let backend = backend.with_boot_clock(machine.clone());
     let consumer = started(&bench, backend, Sharing::Exclusive).await;
     mute.store(true, Ordering::Release);
@@ -131,8 +131,8 @@ async fn handlers_of_a_machine_that_was_suspended_are_told_and_the_next_wait_for
 async fn a_pause_that_only_the_server_has_seen_is_found_at_the_next_heartbeat() {
     for sharing in [Sharing::Exclusive, Sharing::Shared] {
         let (bench, ahead) = (bench(), Arc::new(AtomicU64::new(0)));
-        let members = Arc::new(Ahead(bench.backend.members.clone(), ahead.clone()));
-        let consumer = started(&bench, Backend { members, ..bench.backend.clone() }, sharing).await;
+        let members = Arc::new(Ahead(bench.backend.members().clone(), ahead.clone()));
+        let consumer = started(&bench, bench.backend.clone().with_members(members), sharing).await;
         // So little is within the margin of a lease, however often it happens.
         for _ in 0..3 {
             ahead.fetch_add(400, Ordering::AcqRel);

@@ -9,7 +9,7 @@ use super::{Broken, Mutant};
 #[async_trait]
 impl Audit for Broken {
     async fn audit(&self, scope: &Scope, check: Check, after: Option<&str>) -> Result<Audited> {
-        let mut page = self.inner.audit.audit(scope, check, after).await?;
+        let mut page = self.inner.audit()?.audit(scope, check, after).await?;
         match self.sabotage {
             Mutant::AuditBlind => page.findings.clear(),
             Mutant::AuditSuspects if page.findings.is_empty() && page.looked_at > 0 => {
@@ -23,8 +23,8 @@ impl Audit for Broken {
     async fn repair(&self, finding: &Finding) -> Result<bool> {
         match self.sabotage {
             Mutant::RepairForgotten => Ok(true),
-            Mutant::RepairAlways => self.inner.audit.repair(finding).await.map(|_| true),
-            _ => self.inner.audit.repair(finding).await,
+            Mutant::RepairAlways => self.inner.audit()?.repair(finding).await.map(|_| true),
+            _ => self.inner.audit()?.repair(finding).await,
         }
     }
 }

@@ -13,10 +13,10 @@ use super::{Broken, Mutant};
 #[async_trait]
 impl Catalog for Broken {
     async fn create_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
-        let stored = self.inner.catalog.create_topic(spec).await?;
+        let stored = self.inner.catalog().create_topic(spec).await?;
         let haunted = self.memo().haunted.remove(&spec.name);
         for group in haunted.into_iter().flatten() {
-            self.inner.catalog.create_group(&stored, &group, Start::Earliest).await?;
+            self.inner.catalog().create_group(&stored, &group, Start::Earliest).await?;
         }
         Ok(match self.sabotage {
             Mutant::LastTopicWins => spec.clone().with_generation(stored.generation),
@@ -27,17 +27,17 @@ impl Catalog for Broken {
 
     async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
         match self.sabotage {
-            Mutant::RestoreUndeletes => self.inner.catalog.create_topic(spec).await,
+            Mutant::RestoreUndeletes => self.inner.catalog().create_topic(spec).await,
             Mutant::RestoreForgotten => Ok(spec.clone()),
             Mutant::DeletedForEver if self.memo().deleted.contains(spec.name.as_str()) => {
                 Err(Error::new(ErrorKind::Deleted, "for ever"))
             }
-            _ => self.inner.catalog.restore_topic(spec).await,
+            _ => self.inner.catalog().restore_topic(spec).await,
         }
     }
 
     async fn topic(&self, name: &TopicName) -> Result<TopicSpec> {
-        match self.inner.catalog.topic(name).await {
+        match self.inner.catalog().topic(name).await {
             Err(error) if error.kind() == ErrorKind::NotFound && self.is(Mutant::UnknownTopicInvented) => {
                 TopicSpec::new(name.clone(), 1)
             }
@@ -47,7 +47,7 @@ impl Catalog for Broken {
     }
 
     async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
-        let inner = &self.inner.catalog;
+        let inner = &self.inner.catalog();
         let mut partitions = partitions;
         match self.sabotage {
             Mutant::ExpandStopsAtLimit => partitions = partitions.min(MAX_PARTITIONS),
@@ -83,7 +83,7 @@ impl Catalog for Broken {
         limit: u64,
     ) -> Result<u64> {
         let count =
-            async |start, end, limit| self.inner.catalog.count(topic_partition, start, end, limit).await;
+            async |start, end, limit| self.inner.catalog().count(topic_partition, start, end, limit).await;
         match (self.sabotage, start) {
             (Mutant::CountIgnoresLimit, _) => count(start, end, u64::MAX).await,
             (Mutant::CountIgnoresEnd, _) => count(start, None, limit).await,
@@ -93,7 +93,7 @@ impl Catalog for Broken {
     }
 
     async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
-        let inner = &self.inner.catalog;
+        let inner = &self.inner.catalog();
         let mut change = *change;
         match self.sabotage {
             Mutant::AlterForgotten => return change.of(inner.topic(name).await?),
@@ -114,7 +114,7 @@ impl Catalog for Broken {
     }
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
-        let inner = &self.inner.catalog;
+        let inner = &self.inner.catalog();
         let known = match self.sabotage {
             Mutant::DeleteForgotten => return inner.topic(name).await.map(|_| true).or(Ok(false)),
             Mutant::DeleteKeepsTheKeys => {
@@ -141,7 +141,7 @@ impl Catalog for Broken {
     }
 
     async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
-        let inner = &self.inner.catalog;
+        let inner = &self.inner.catalog();
         self.memo().deleted.insert(format!("{topic} {group}"));
         match self.sabotage {
             Mutant::DeleteTakesOthers => {
@@ -154,7 +154,7 @@ impl Catalog for Broken {
                 let spec = inner.topic(topic).await?;
                 let mut kept = Vec::new();
                 for tp in spec.iter() {
-                    kept.extend(self.inner.dead_letters.list(&tp, group, Range::ALL, 100).await?.items);
+                    kept.extend(self.inner.dead_letters()?.list(&tp, group, Range::ALL, 100).await?.items);
                 }
                 let known = inner.delete_group(topic, group).await?;
                 self.memo().replayed.extend(kept);
@@ -166,7 +166,7 @@ impl Catalog for Broken {
     }
 
     async fn topics(&self) -> Result<Vec<TopicName>> {
-        let mut topics = self.inner.catalog.topics().await?;
+        let mut topics = self.inner.catalog().topics().await?;
         if self.is(Mutant::ListsUnsorted) {
             topics.reverse();
         }
@@ -183,15 +183,15 @@ impl Catalog for Broken {
             },
             _ => start,
         };
-        let mut created = self.inner.catalog.create_group(topic, group, start).await?;
+        let mut created = self.inner.catalog().create_group(topic, group, start).await?;
         let ends = self.is(Mutant::PauseEndsWithCreate);
         let lasts = self.is(Mutant::PauseOutlivesGroup)
             && self.memo().paused.contains(&(topic.name.clone(), group.clone()));
         if ends || lasts {
-            self.inner.catalog.set_paused(&topic.name, group, lasts).await?;
+            self.inner.catalog().set_paused(&topic.name, group, lasts).await?;
         }
         if self.is(Mutant::GroupMissesGrowth) {
-            let grown = self.inner.catalog.topic(&topic.name).await?;
+            let grown = self.inner.catalog().topic(&topic.name).await?;
             let new = grown.iter().skip(topic.partitions as usize);
             self.memo().missing.extend(new.map(|tp| (tp, group.clone())));
         }
@@ -207,7 +207,7 @@ impl Catalog for Broken {
     }
 
     async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>> {
-        let mut groups = self.inner.catalog.groups(topic).await?;
+        let mut groups = self.inner.catalog().groups(topic).await?;
         if self.is(Mutant::ListsUnsorted) {
             groups.reverse();
         }
@@ -221,7 +221,7 @@ impl Catalog for Broken {
         after: MessageId,
     ) -> Result<bool> {
         if self.is(Mutant::RestoreUnchecked) {
-            self.inner.catalog.create_topic(&TopicSpec::new(topic_partition.topic.clone(), 1)?).await?;
+            self.inner.catalog().create_topic(&TopicSpec::new(topic_partition.topic.clone(), 1)?).await?;
         }
         let after = if self.is(Mutant::RestoreForgetsWhere) { MessageId::ZERO } else { after };
         if self.is(Mutant::RestoreRewinds) {
@@ -229,18 +229,18 @@ impl Catalog for Broken {
         }
         if self.is(Mutant::RestoreUndeletes) {
             let topic = TopicSpec::new(topic_partition.topic.clone(), 1)?;
-            self.inner.catalog.create_group(&topic, group, Start::Earliest).await?;
+            self.inner.catalog().create_group(&topic, group, Start::Earliest).await?;
         }
         let gone = format!("{} {group}", topic_partition.topic);
         if self.is(Mutant::DeletedForEver) && self.memo().deleted.contains(&gone) {
             return Err(Error::new(ErrorKind::Deleted, "for ever"));
         }
-        let missing = self.inner.catalog.restore_group(topic_partition, group, after).await?;
+        let missing = self.inner.catalog().restore_group(topic_partition, group, after).await?;
         Ok(missing || self.is(Mutant::RestoredAlways))
     }
 
     async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool> {
-        let inner = &self.inner.catalog;
+        let inner = &self.inner.catalog();
         match self.sabotage {
             Mutant::GroupPauseForgotten => return inner.group_state(topic, group).await.map(|_| true),
             Mutant::PauseTakesOthers => {
@@ -256,11 +256,11 @@ impl Catalog for Broken {
     }
 
     async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
-        self.inner.catalog.group_state(topic, group).await
+        self.inner.catalog().group_state(topic, group).await
     }
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
-        let mut stats = self.inner.catalog.stats(topic, group).await?;
+        let mut stats = self.inner.catalog().stats(topic, group).await?;
         if self.is(Mutant::StatsSkipEmpty) {
             stats.retain(|stats| stats.length > 0);
         }
@@ -283,7 +283,7 @@ impl Catalog for Broken {
     }
 
     async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
-        let inner = &self.inner.catalog;
+        let inner = &self.inner.catalog();
         let mut pins = inner.pins(topic).await?;
         match self.sabotage {
             Mutant::PinsTheFastest => {

@@ -25,7 +25,7 @@ impl DeadLetters for Broken {
         } else {
             range
         };
-        let inner = &self.inner.dead_letters;
+        let inner = &self.inner.dead_letters()?;
         let mut page = inner.list(topic_partition, group, range, limit).await?;
         let letters = &mut page.items;
         match self.sabotage {
@@ -75,7 +75,7 @@ impl DeadLetters for Broken {
             Mutant::LeftForGood => claim.left_too = false,
             _ => {}
         }
-        let claimed = self.inner.dead_letters.claim(topic_partition, group, ids, &claim).await?;
+        let claimed = self.inner.dead_letters()?.claim(topic_partition, group, ids, &claim).await?;
         Ok(if self.is(Mutant::ClaimUnchecked) { ids.to_vec() } else { claimed })
     }
 
@@ -86,7 +86,7 @@ impl DeadLetters for Broken {
         by: Option<&str>,
         deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>> {
-        let inner = &self.inner.dead_letters;
+        let inner = &self.inner.dead_letters()?;
         let ids: Vec<_> = deeds.iter().map(|(id, _)| *id).collect();
         let mut deeds = deeds.to_vec();
         let mut by = by;
@@ -152,10 +152,10 @@ impl DeadLetters for Broken {
         again: bool,
     ) -> Result<Vec<Option<MessageId>>> {
         let again = again && !self.is(Mutant::PutOnce) || self.is(Mutant::PutTwice);
-        let put = self.inner.dead_letters.put(topic_partition, group, letters, again).await?;
+        let put = self.inner.dead_letters()?.put(topic_partition, group, letters, again).await?;
         if self.is(Mutant::PutForgotten) {
             let ids: Vec<_> = put.iter().flatten().copied().collect();
-            self.inner.dead_letters.purge(topic_partition, group, &ids).await?;
+            self.inner.dead_letters()?.purge(topic_partition, group, &ids).await?;
         }
         Ok(put)
     }
@@ -166,7 +166,7 @@ impl DeadLetters for Broken {
         group: &GroupName,
         last: MessageId,
     ) -> Result<usize> {
-        let inner = &self.inner.dead_letters;
+        let inner = &self.inner.dead_letters()?;
         match self.sabotage {
             Mutant::PurgeForgotten => {
                 let range = Range { before: last.next(), ..Range::ALL };
@@ -189,7 +189,7 @@ impl Broken {
     ) -> Result<Vec<MessageId>> {
         let mut settled = Vec::new();
         for by in ["a", "b"] {
-            settled.extend(self.inner.dead_letters.settle(topic_partition, group, Some(by), deeds).await?);
+            settled.extend(self.inner.dead_letters()?.settle(topic_partition, group, Some(by), deeds).await?);
         }
         Ok(settled)
     }

@@ -27,7 +27,7 @@ impl Inspect for Broken {
             _ => range,
         };
         let limit = if self.is(Mutant::LookLimitIgnored) { MAX_PAGE } else { limit };
-        let mut page = self.inner.inspect.entries(topic_partition, stream, range, limit).await?;
+        let mut page = self.inner.inspect()?.entries(topic_partition, stream, range, limit).await?;
         if self.is(Mutant::LookMangles) {
             for (name, value) in page.items.iter_mut().flat_map(|stored| &mut stored.fields) {
                 for bytes in [name, value] {
@@ -50,11 +50,11 @@ impl Inspect for Broken {
             let resource = Resource::partition(topic_partition.clone(), group.clone());
             let granted = self.memo().granted.get(&resource).cloned();
             if let Some(lease) = granted {
-                self.inner.log.reader(&lease).await?.fetch(100, Duration::ZERO).await?;
+                self.inner.log().reader(&lease).await?.fetch(100, Duration::ZERO).await?;
             }
         }
         let after = if self.is(Mutant::PendingUnpaged) { MessageId::ZERO } else { after };
-        let inner = &self.inner.inspect;
+        let inner = &self.inner.inspect()?;
         let mut page = inner.pending(topic_partition, group, source, after, limit).await?;
         for pending in &mut page.items {
             match self.sabotage {
@@ -75,7 +75,7 @@ impl Inspect for Broken {
         limit: usize,
     ) -> Result<Page<Parked>> {
         let after = after.filter(|_| !self.is(Mutant::ParkedUnpaged));
-        let mut page = self.inner.inspect.parked(topic_partition, group, after, limit).await?;
+        let mut page = self.inner.inspect()?.parked(topic_partition, group, after, limit).await?;
         match self.sabotage {
             Mutant::ParkedReversed => page.items.reverse(),
             Mutant::ParkedWithoutBody => page.items.iter_mut().for_each(|parked| parked.body.clear()),
@@ -85,7 +85,7 @@ impl Inspect for Broken {
     }
 
     async fn owners(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Ownership>> {
-        let mut owners = self.inner.inspect.owners(topic, group).await?;
+        let mut owners = self.inner.inspect()?.owners(topic, group).await?;
         match self.sabotage {
             Mutant::OwnersHidden => owners.iter_mut().for_each(|owner| owner.holder = None),
             Mutant::OwnersEndsHidden => owners.iter_mut().for_each(|owner| owner.ends = 0),
@@ -96,7 +96,7 @@ impl Inspect for Broken {
     }
 
     async fn consumers(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<Vec<Reading>> {
-        let mut readings = self.inner.inspect.consumers(topic_partition, group).await?;
+        let mut readings = self.inner.inspect()?.consumers(topic_partition, group).await?;
         if self.is(Mutant::ConsumersHidden) {
             readings.clear();
         }
@@ -104,7 +104,7 @@ impl Inspect for Broken {
     }
 
     async fn server(&self) -> Result<Server> {
-        let mut server = self.inner.inspect.server().await?;
+        let mut server = self.inner.inspect()?.server().await?;
         if self.is(Mutant::ServerUnnamed) {
             server.kind.clear();
         }
@@ -112,7 +112,7 @@ impl Inspect for Broken {
     }
 
     async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>> {
-        let mut usage = self.inner.inspect.usage(partitions, groups).await?;
+        let mut usage = self.inner.inspect()?.usage(partitions, groups).await?;
         if self.is(Mutant::UsageStuck) {
             usage.iter_mut().for_each(|usage| usage.bytes = 1);
         }

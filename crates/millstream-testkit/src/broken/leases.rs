@@ -39,7 +39,7 @@ impl Leases for Broken {
             Mutant::NeverJudges => &Continuity::new(ttl),
             _ => heard,
         };
-        let acquired = self.inner.leases.acquire(&asked, owner, &nonce, granted_for, heard).await?;
+        let acquired = self.inner.leases().acquire(&asked, owner, &nonce, granted_for, heard).await?;
         let mut lease = match acquired {
             Acquired::Held(holder) if self.is(Mutant::TwoOwners) => {
                 return Ok(Acquired::Granted(Lease::new(resource.clone(), holder.epoch + 1, &nonce, ttl)));
@@ -69,7 +69,7 @@ impl Leases for Broken {
                 let mut results = Vec::new();
                 for lease in leases {
                     results.push(match self.fence_expired(lease).await {
-                        Ok(()) => self.inner.leases.renew(std::slice::from_ref(lease)).await.remove(0),
+                        Ok(()) => self.inner.leases().renew(std::slice::from_ref(lease)).await.remove(0),
                         Err(error) => Err(error),
                     });
                 }
@@ -77,7 +77,7 @@ impl Leases for Broken {
             }
             _ => {}
         }
-        let results = self.inner.leases.renew(leases).await;
+        let results = self.inner.leases().renew(leases).await;
         match self.sabotage {
             Mutant::FenceIgnoredOnRenew => leases.iter().map(|_| Ok(())).collect(),
             Mutant::RenewAllOrNothing if results.iter().any(Result::is_err) => {
@@ -94,21 +94,25 @@ impl Leases for Broken {
                 self.memo().released.insert(lease.resource.clone());
                 Ok(())
             }
-            Mutant::EndsForgotten => self.inner.leases.release(&lease.clone().after_ends(Vec::new())).await,
+            Mutant::EndsForgotten => self.inner.leases().release(&lease.clone().after_ends(Vec::new())).await,
             _ => {
                 let lease = self.unfenced(Mutant::ReleaseUnchecked, lease);
-                self.inner.leases.release(&lease).await
+                self.inner.leases().release(&lease).await
             }
         }
     }
 
     async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
-        if self.is(Mutant::EndNeverWithdrawn) { Ok(()) } else { self.inner.leases.withdraw_end(lease).await }
+        if self.is(Mutant::EndNeverWithdrawn) {
+            Ok(())
+        } else {
+            self.inner.leases().withdraw_end(lease).await
+        }
     }
 
     async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
         let forgotten = self.memo().released.contains(resource) || self.is(Mutant::HolderUnknown);
-        if forgotten { Ok(None) } else { self.inner.leases.holder(resource).await }
+        if forgotten { Ok(None) } else { self.inner.leases().holder(resource).await }
     }
 }
 
@@ -119,7 +123,7 @@ impl Broken {
             memo.released.remove(resource).then(|| memo.granted.get(resource).cloned()).flatten()
         };
         match lease {
-            Some(lease) => self.inner.leases.release(&lease).await,
+            Some(lease) => self.inner.leases().release(&lease).await,
             None => Ok(()),
         }
     }

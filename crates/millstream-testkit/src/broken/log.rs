@@ -50,7 +50,7 @@ impl Log for Broken {
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
-        let inner = self.inner.log.reader(lease).await?;
+        let inner = self.inner.log().reader(lease).await?;
         Ok(Box::new(BrokenReader::new(self.clone(), lease.clone(), inner)))
     }
 
@@ -91,7 +91,7 @@ impl Log for Broken {
         if self.is(Mutant::DueTimesMerged) {
             merge_due_times(&mut batch);
         }
-        let mut settled = match self.inner.log.settle(&lease, &batch).await {
+        let mut settled = match self.inner.log().settle(&lease, &batch).await {
             Err(error) if error.kind() == ErrorKind::GroupMissing && self.is(Mutant::LostGroupSettles) => {
                 Settled { applied: 0, stale: batch.len() }
             }
@@ -125,7 +125,7 @@ impl Log for Broken {
             }
             _ => retention,
         };
-        let mut trimmed = self.inner.log.trim(&lease, retention).await?;
+        let mut trimmed = self.inner.log().trim(&lease, retention).await?;
         match self.sabotage {
             Mutant::LossUntold => trimmed.lost.clear(),
             Mutant::LossMixed => {
@@ -171,7 +171,7 @@ impl Log for Broken {
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
-        let mut lengths = self.inner.log.lengths(partitions).await?;
+        let mut lengths = self.inner.log().lengths(partitions).await?;
         if self.is(Mutant::LengthsReversed) {
             lengths.reverse();
         }
@@ -181,7 +181,7 @@ impl Log for Broken {
 
 impl Broken {
     async fn append_one(&self, entry: &Append) -> Result<MessageId> {
-        let mut results = self.inner.log.append(std::slice::from_ref(entry)).await;
+        let mut results = self.inner.log().append(std::slice::from_ref(entry)).await;
         let id = results.pop().expect("one result per entry")?;
         let mut memo = self.memo();
         memo.appended.entry(entry.topic_partition.clone()).or_default().push((id, entry.fields.clone()));
@@ -191,8 +191,8 @@ impl Broken {
     /// Returns the oldest entry that is pending in any group.
     async fn oldest_pending(&self, tp: &TopicPartition) -> Result<Option<MessageId>> {
         let mut oldest = None;
-        for group in self.inner.catalog.groups(&tp.topic).await? {
-            let page = self.inner.inspect.pending(tp, &group, Source::Log, MessageId::ZERO, 1).await?;
+        for group in self.inner.catalog().groups(&tp.topic).await? {
+            let page = self.inner.inspect()?.pending(tp, &group, Source::Log, MessageId::ZERO, 1).await?;
             oldest = oldest.into_iter().chain(page.items.first().map(|pending| pending.id)).min();
         }
         Ok(oldest)
@@ -205,7 +205,7 @@ impl Broken {
     }
 
     pub(super) async fn fence_expired(&self, lease: &Lease) -> Result<()> {
-        let holder = self.inner.leases.holder(&lease.resource).await?;
+        let holder = self.inner.leases().holder(&lease.resource).await?;
         holder.map(|_| ()).ok_or_else(|| lease.fenced())
     }
 

@@ -30,10 +30,10 @@ impl Members for Broken {
         let mut joining = joining;
         match self.sabotage {
             Mutant::UnknownTopicInvented => {
-                self.inner.catalog.create_topic(&TopicSpec::new(topic.clone(), 1)?).await?;
+                self.inner.catalog().create_topic(&TopicSpec::new(topic.clone(), 1)?).await?;
             }
             Mutant::HeartbeatsForgotten if first.1.elapsed() > member.ttl => {
-                self.inner.members.leave(topic, group, member).await?;
+                self.inner.members().leave(topic, group, member).await?;
             }
             Mutant::MembersNeverDie => told.ttl = DAY,
             Mutant::WishesIgnored => {
@@ -50,12 +50,12 @@ impl Members for Broken {
             Mutant::NeverJudges => told.heard = Continuity::new(member.ttl),
             _ => {}
         }
-        let pulse = match self.inner.members.heartbeat(topic, group, &told, joining).await {
+        let pulse = match self.inner.members().heartbeat(topic, group, &told, joining).await {
             Err(error) if error.kind() == ErrorKind::Deleted && self.is(Mutant::DeletionUntold) => {
                 return Ok(HeartbeatReply::new(Version(1), Revision::default(), 1, 1));
             }
             Err(error) if error.kind() == ErrorKind::NotMember && self.is(Mutant::LateHeartbeatJoins) => {
-                self.inner.members.heartbeat(topic, group, &told, true).await?
+                self.inner.members().heartbeat(topic, group, &told, true).await?
             }
             other => other?,
         };
@@ -69,17 +69,17 @@ impl Members for Broken {
         match self.sabotage {
             Mutant::LeaveForgotten => return Ok(()),
             Mutant::LeaveIgnoresIncarnation => {
-                let members = self.inner.members.roster(topic, group).await?.members;
+                let members = self.inner.members().roster(topic, group).await?.members;
                 leaves = members.into_iter().find(|known| known.id == member.id).unwrap_or(leaves);
             }
             _ => {}
         }
-        self.inner.members.leave(topic, group, &leaves).await
+        self.inner.members().leave(topic, group, &leaves).await
     }
 
     async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
         let group = &self.club(group);
-        let mut roster = self.inner.members.roster(topic, group).await?;
+        let mut roster = self.inner.members().roster(topic, group).await?;
         let memo = self.memo();
         let key = (topic.clone(), group.clone());
         match self.sabotage {
@@ -114,7 +114,7 @@ impl Members for Broken {
         assignment: &Assignment,
     ) -> Result<bool> {
         let group = &self.club(group);
-        let inner = &self.inner.members;
+        let inner = self.inner.members();
         match self.sabotage {
             Mutant::PublishForgotten => Ok(true),
             Mutant::PublishIgnoresVersion => {
@@ -135,7 +135,7 @@ impl Members for Broken {
 
     async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
         let group = self.club(group);
-        let inner = self.inner.members.watch(topic, &group).await?;
+        let inner = self.inner.members().watch(topic, &group).await?;
         Ok(Box::new(BrokenWatch { broken: self.clone(), topic: topic.clone(), group, inner }))
     }
 }
@@ -151,7 +151,7 @@ impl Broken {
 
     /// Fails if the member was in the group and was dropped after its ttl.
     async fn look_for(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
-        let alive = self.inner.members.roster(topic, group).await?.members;
+        let alive = self.inner.members().roster(topic, group).await?.members;
         let known = self.memo().members.clone();
         let (_, since) = known.get(&(topic.clone(), group.clone(), member.id.clone())).cloned().unzip();
         let dead = |id| !alive.iter().any(|alive| alive.id == id);
@@ -168,7 +168,7 @@ impl Broken {
         member: &Member,
         mut pulse: HeartbeatReply,
     ) -> Result<HeartbeatReply> {
-        let assignment = self.inner.members.roster(topic, group).await?.assignment;
+        let assignment = self.inner.members().roster(topic, group).await?.assignment;
         let mut memo = self.memo();
         memo.count += 1;
         let count = memo.count;
@@ -217,7 +217,7 @@ impl Watch for BrokenWatch {
             Mutant::WatchDeaf => sleep(wait).await,
             Mutant::WatchEndless => sleep(wait * 20).await,
             Mutant::WatchForgetsThePast => {
-                let now = self.broken.inner.members.roster(&self.topic, &self.group).await?;
+                let now = self.broken.inner.members().roster(&self.topic, &self.group).await?;
                 seen = seen.max(now.revision);
             }
             _ => {}

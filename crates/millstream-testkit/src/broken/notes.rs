@@ -55,10 +55,10 @@ impl Broken {
             }
             _ => {}
         }
-        match self.inner.log.seek(&lease, to).await {
+        match self.inner.log().seek(&lease, to).await {
             Ok(()) if self.is(Mutant::SeekKeepsTheLease) => self
                 .inner
-                .leases
+                .leases()
                 .acquire(
                     &lease.resource,
                     "owner",
@@ -78,14 +78,14 @@ impl Broken {
     /// Returns the start, or the beginning of the log if no entry is above it.
     pub(super) async fn not_beyond(&self, tp: &TopicPartition, start: Start) -> Result<Start> {
         let placed = matches!(start, Start::After(_) | Start::At(_));
-        let beyond = placed && self.inner.catalog.count(tp, start, None, 1).await? == 0;
+        let beyond = placed && self.inner.catalog().count(tp, start, None, 1).await? == 0;
         Ok(if beyond { Start::Earliest } else { start })
     }
 
     /// Stores the pending entries, to be delivered once more.
     async fn leave_pending(&self, lease: &Lease) -> Result<()> {
         let (tp, group) = lease.partition()?;
-        let mut reader = self.inner.log.reader(lease).await?;
+        let mut reader = self.inner.log().reader(lease).await?;
         let fetched = reader.fetch(usize::MAX, Duration::ZERO).await?;
         if fetched.pending {
             self.memo().left.insert((tp.clone(), group.clone()), fetched.entries);

@@ -85,7 +85,7 @@ impl BrokenReader {
     async fn follow_the_owner(&mut self) -> Result<()> {
         let current = self.broken.unfenced(self.broken.sabotage, &self.lease);
         if current != self.lease {
-            self.inner = self.broken.inner.log.reader(&current).await?;
+            self.inner = self.broken.inner.log().reader(&current).await?;
             self.lease = current;
         }
         Ok(())
@@ -103,7 +103,7 @@ impl BrokenReader {
                 continue;
             }
             if reader.is_none() {
-                reader = Some(self.broken.inner.log.reader(&current).await?);
+                reader = Some(self.broken.inner.log().reader(&current).await?);
             }
             if let Some(reader) = &mut reader {
                 fetched = reader.fetch(max, Duration::ZERO).await?;

@@ -24,12 +24,12 @@ impl Recurring for Broken {
             _ => {}
         }
         let place = &self.place(place);
-        let before = self.inner.recurring.get(place, &recurrence.id).await?;
-        let placed = self.inner.recurring.put(place, &recurrence, how).await?;
+        let before = self.inner.recurring()?.get(place, &recurrence.id).await?;
+        let placed = self.inner.recurring()?.put(place, &recurrence, how).await?;
         if self.is(Mutant::ReplaceUndoesPause) && placed == Placed::Replaced {
             let next = recurrence.next.filter(|_| before.is_some_and(|before| before.paused));
             if next.is_some() {
-                self.inner.recurring.pause(place, &recurrence.id, next).await?;
+                self.inner.recurring()?.pause(place, &recurrence.id, next).await?;
             }
         }
         Ok(match (self.sabotage, placed) {
@@ -44,7 +44,7 @@ impl Recurring for Broken {
         if self.is(Mutant::RemoveForgotten) {
             return Ok(self.recurrence(place, id).await?.is_some());
         }
-        self.inner.recurring.remove(place, id).await
+        self.inner.recurring()?.remove(place, id).await
     }
 
     async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
@@ -53,12 +53,12 @@ impl Recurring for Broken {
             (Mutant::PauseForgotten, None) | (Mutant::PausedForGood, Some(_)) => {
                 Ok(self.recurrence(place, id).await?.is_some())
             }
-            _ => self.inner.recurring.pause(place, id, next).await,
+            _ => self.inner.recurring()?.pause(place, id, next).await,
         }
     }
 
     async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>> {
-        let found = self.inner.recurring.get(&self.place(place), id).await?;
+        let found = self.inner.recurring()?.get(&self.place(place), id).await?;
         Ok(found.filter(|it| !it.paused || !self.is(Mutant::PausedNotFound)))
     }
 
@@ -69,7 +69,7 @@ impl Recurring for Broken {
         limit: usize,
     ) -> Result<Vec<Recurrence>> {
         let after = after.filter(|_| !self.is(Mutant::ListUnpaged));
-        let mut page = self.inner.recurring.recurrences(&self.place(place), after, limit).await?;
+        let mut page = self.inner.recurring()?.recurrences(&self.place(place), after, limit).await?;
         if self.is(Mutant::ListReversed) {
             page.reverse();
         }
@@ -78,12 +78,12 @@ impl Recurring for Broken {
 
     async fn now(&self) -> Result<u64> {
         let ahead = if self.is(Mutant::DueByAnotherClock) { 30_000 } else { 0 };
-        Ok(self.inner.recurring.now().await? + ahead)
+        Ok(self.inner.recurring()?.now().await? + ahead)
     }
 
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
         let place = &self.place(place);
-        let mut due = self.inner.recurring.due(place).await?;
+        let mut due = self.inner.recurring()?.due(place).await?;
         match self.sabotage {
             Mutant::DueAlways => {
                 due.recurrences = self.all(place).await?;
@@ -106,7 +106,7 @@ impl Recurring for Broken {
         next: Option<u64>,
     ) -> Result<bool> {
         let place = &self.place(place);
-        let inner = &self.inner.recurring;
+        let inner = &self.inner.recurring()?;
         let (mut fires, mut expected) = (fires, expected);
         match self.sabotage {
             Mutant::FireUnchecked => {
@@ -115,7 +115,7 @@ impl Recurring for Broken {
             Mutant::FireForgotten => fires = &[],
             Mutant::FireReplaces => {
                 let ids = fires.iter().map(|at| ScheduleId::new(format!("{id}@{at}")));
-                self.inner.schedule.cancel(place, &ids.collect::<Result<Vec<_>>>()?).await?;
+                self.inner.schedule().cancel(place, &ids.collect::<Result<Vec<_>>>()?).await?;
             }
             Mutant::FireIgnoresPause if self.recurrence(place, id).await?.is_some_and(|it| it.paused) => {
                 inner.pause(place, id, Some(expected)).await?;
@@ -135,7 +135,7 @@ impl Broken {
         let mut all: Vec<Recurrence> = Vec::new();
         loop {
             let after = all.last().map(|it| it.id.clone());
-            let page = self.inner.recurring.recurrences(place, after, MAX_DUE).await?;
+            let page = self.inner.recurring()?.recurrences(place, after, MAX_DUE).await?;
             if page.is_empty() {
                 return Ok(all);
             }

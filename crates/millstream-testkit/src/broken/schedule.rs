@@ -62,7 +62,7 @@ impl Schedule for Broken {
         if self.is(Mutant::CancelForgotten) {
             return self.waits(place, ids).await;
         }
-        let mut cancelled = self.inner.schedule.cancel(place, ids).await?;
+        let mut cancelled = self.inner.schedule().cancel(place, ids).await?;
         match self.sabotage {
             Mutant::CancelAlwaysWins => cancelled.fill(true),
             Mutant::CancelAllOrNothing if cancelled.contains(&false) => cancelled.fill(false),
@@ -76,7 +76,7 @@ impl Schedule for Broken {
         if self.is(Mutant::RescheduleForgotten) {
             return self.waits(place, ids).await;
         }
-        let mut moved = self.inner.schedule.reschedule(place, ids, due).await?;
+        let mut moved = self.inner.schedule().reschedule(place, ids, due).await?;
         match self.sabotage {
             Mutant::RescheduleAlwaysWins => moved.fill(true),
             Mutant::RescheduleLosesBody => {
@@ -84,7 +84,7 @@ impl Schedule for Broken {
                     let (id, place, on_conflict) = (id.clone(), place.clone(), OnConflict::Replace);
                     let fields = vec![("payload".into(), "another".into())];
                     let other = Scheduling { place, id, due, fields, on_conflict };
-                    self.inner.schedule.schedule(&[other]).await;
+                    self.inner.schedule().schedule(&[other]).await;
                 }
             }
             _ => {}
@@ -93,7 +93,7 @@ impl Schedule for Broken {
     }
 
     async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>> {
-        let found = self.inner.schedule.get(&self.place(place), id).await?;
+        let found = self.inner.schedule().get(&self.place(place), id).await?;
         Ok(match self.sabotage {
             Mutant::WaitingHidden => None,
             Mutant::WaitingShownEmpty => found.map(|it| Scheduled { fields: Fields::new(), ..it }),
@@ -113,18 +113,18 @@ impl Schedule for Broken {
             (Mutant::ListUnpaged, _) => after = None,
             (Mutant::PagesSkipTies, Some((_, id))) => *id = ScheduleId::new("\u{10ffff}")?,
             (Mutant::PagesNeedTheirCursor, Some((_, id)))
-                if self.inner.schedule.get(place, id).await?.is_none() =>
+                if self.inner.schedule().get(place, id).await?.is_none() =>
             {
                 return Ok(Vec::new());
             }
             (Mutant::PagesUnbounded, _) => limit = MAX_PAGE,
             _ => {}
         }
-        let mut page = self.inner.schedule.scheduled(place, after, limit).await?;
+        let mut page = self.inner.schedule().scheduled(place, after, limit).await?;
         if self.is(Mutant::PagesUnbounded) {
             while let Some(last) = page.last() {
                 let after = Some((last.due, last.id.clone()));
-                let more = self.inner.schedule.scheduled(place, after, limit).await?;
+                let more = self.inner.schedule().scheduled(place, after, limit).await?;
                 if more.is_empty() {
                     break;
                 }
@@ -139,12 +139,12 @@ impl Schedule for Broken {
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         let place = &self.place(place);
-        let mut waiting = self.inner.schedule.waiting(place).await?;
+        let mut waiting = self.inner.schedule().waiting(place).await?;
         match (self.sabotage, place) {
             (Mutant::WaitingMiscounted, _) => waiting.total = waiting.overdue,
             (Mutant::OverdueUncounted, _) => waiting.overdue = 0,
             (Mutant::ClaimedCountsAsWaiting, Place::Shard(shard)) => {
-                waiting.total += self.inner.tasks.counts(shard).await?.claimed;
+                waiting.total += self.inner.tasks()?.counts(shard).await?.claimed;
             }
             _ => {}
         }
@@ -162,22 +162,22 @@ impl Schedule for Broken {
             Mutant::PromoteForgetsDelayed => self.postpone(&tp).await?,
             _ => Vec::new(),
         };
-        let promoted = self.inner.schedule.promote(&lease, limit).await;
+        let promoted = self.inner.schedule().promote(&lease, limit).await;
         for Scheduled { id, due, .. } in delayed {
-            self.inner.schedule.reschedule(&tp.clone().into(), &[id], Due::At(due)).await?;
+            self.inner.schedule().reschedule(&tp.clone().into(), &[id], Due::At(due)).await?;
         }
         let mut promoted = promoted?;
         match self.sabotage {
             Mutant::LimitIgnored => {
                 while promoted.next == Some(Duration::ZERO) && !promoted.recurring {
-                    let more = self.inner.schedule.promote(&lease, MAX_PROMOTE).await?;
+                    let more = self.inner.schedule().promote(&lease, MAX_PROMOTE).await?;
                     promoted.moved += more.moved;
                     promoted.next = more.next;
                 }
             }
             Mutant::PromoteForAllGroups => {
                 for other in self.other_groups(&tp, Some(&lease)) {
-                    promoted.moved += self.inner.schedule.promote(&other, limit).await?.moved;
+                    promoted.moved += self.inner.schedule().promote(&other, limit).await?.moved;
                 }
             }
             _ => {}
@@ -186,18 +186,18 @@ impl Schedule for Broken {
     }
 
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
-        let mut promoted = self.inner.schedule.promote_delayed(topic_partition, limit).await?;
+        let mut promoted = self.inner.schedule().promote_delayed(topic_partition, limit).await?;
         match self.sabotage {
             Mutant::LimitIgnored => {
                 while promoted.next == Some(Duration::ZERO) && !promoted.recurring {
-                    let more = self.inner.schedule.promote_delayed(topic_partition, MAX_PROMOTE).await?;
+                    let more = self.inner.schedule().promote_delayed(topic_partition, MAX_PROMOTE).await?;
                     promoted.moved += more.moved;
                     promoted.next = more.next;
                 }
             }
             Mutant::RetriesPromotedByAnybody => {
                 for lease in self.other_groups(topic_partition, None) {
-                    promoted.moved += self.inner.schedule.promote(&lease, limit).await?.moved;
+                    promoted.moved += self.inner.schedule().promote(&lease, limit).await?.moved;
                 }
             }
             _ => {}
@@ -206,7 +206,7 @@ impl Schedule for Broken {
     }
 
     async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
-        let inner = &self.inner.schedule;
+        let inner = self.inner.schedule();
         let until = Instant::now() + timeout;
         match self.sabotage {
             Mutant::ScheduleWakesNobody => {
@@ -250,7 +250,9 @@ impl Broken {
         it.place = self.place(&it.place);
         match (self.sabotage, it.due, it.on_conflict) {
             (Mutant::ScheduledEarly, due, _) => it.due = earlier(due),
-            (Mutant::PastWaits, Due::At(at), _) if at <= self.inner.recurring.due(&it.place).await?.now => {
+            (Mutant::PastWaits, Due::At(at), _)
+                if at <= self.inner.recurring()?.due(&it.place).await?.now =>
+            {
                 it.due = Due::In(HOUR);
             }
             (Mutant::FarIsNow, Due::In(delay), _) if delay >= Due::FAR => it.due = Due::NOW,
@@ -276,7 +278,7 @@ impl Broken {
             _ => {}
         }
         let replaces = it.on_conflict == OnConflict::Replace;
-        let placed = self.inner.schedule.schedule(&[it]).await.pop();
+        let placed = self.inner.schedule().schedule(&[it]).await.pop();
         let placed = placed.ok_or_else(|| Error::new(ErrorKind::Protocol, "no result"))??;
         Ok(match (self.sabotage, placed) {
             (Mutant::KeepReplaces, Placed::Replaced) => Placed::Kept,
@@ -288,7 +290,7 @@ impl Broken {
     async fn waits(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
         let mut waits = Vec::new();
         for id in ids {
-            waits.push(self.inner.schedule.get(place, id).await?.is_some());
+            waits.push(self.inner.schedule().get(place, id).await?.is_some());
         }
         Ok(waits)
     }
@@ -296,9 +298,9 @@ impl Broken {
     /// Reschedules everything that waits at a partition to a later time, and returns the original messages.
     async fn postpone(&self, tp: &TopicPartition) -> Result<Vec<Scheduled>> {
         let place = tp.clone().into();
-        let waiting = self.inner.schedule.scheduled(&place, None, MAX_PAGE).await?;
+        let waiting = self.inner.schedule().scheduled(&place, None, MAX_PAGE).await?;
         let ids: Vec<_> = waiting.iter().map(|it| it.id.clone()).collect();
-        self.inner.schedule.reschedule(&place, &ids, Due::In(HOUR)).await?;
+        self.inner.schedule().reschedule(&place, &ids, Due::In(HOUR)).await?;
         Ok(waiting)
     }
 
@@ -309,15 +311,15 @@ impl Broken {
             Mutant::OrphansHidden => promoted.orphans = 0,
             Mutant::NextForgetsRecurring => {
                 let place = tp.clone().into();
-                let head = self.inner.schedule.scheduled(&place, None, 1).await?.pop();
-                let now = self.inner.recurring.due(&place).await?.now;
+                let head = self.inner.schedule().scheduled(&place, None, 1).await?.pop();
+                let now = self.inner.recurring()?.due(&place).await?.now;
                 promoted.next = head.map(|it| Duration::from_millis(it.due.saturating_sub(now)));
                 promoted.recurring = false;
             }
             Mutant::DelayedTwice if promoted.moved > 0 => {
                 let again = self.memo().schedule.delayed.remove(tp);
                 if let Some(fields) = again {
-                    self.inner.log.append(&[Append { topic_partition: tp.clone(), fields }]).await;
+                    self.inner.log().append(&[Append { topic_partition: tp.clone(), fields }]).await;
                 }
             }
             _ => {}

@@ -23,7 +23,7 @@ impl Shared for Broken {
         if self.is(Mutant::SharedReadsOnePartition) {
             partitions.truncate(1);
         }
-        let inner = self.inner.shared.shared_reader(seat, &partitions).await?;
+        let inner = self.inner.shared()?.shared_reader(seat, &partitions).await?;
         let (broken, seat) = (self.clone(), seat.clone());
         Ok(Box::new(BrokenReader { broken, seat, partitions, inner, fresh: true }))
     }
@@ -37,7 +37,7 @@ impl Shared for Broken {
         if self.is(Mutant::SharedSettleUnchecked) {
             // Takes the entries away first, whoever holds them.
             self.steal(seat, partition).await?;
-            return self.inner.shared.settle_shared(seat, partition, batch).await;
+            return self.inner.shared()?.settle_shared(seat, partition, batch).await;
         }
         let mut told = batch.to_vec();
         match self.sabotage {
@@ -49,7 +49,7 @@ impl Shared for Broken {
             }
             _ => {}
         }
-        let mut settled = self.inner.shared.settle_shared(seat, partition, &told).await?;
+        let mut settled = self.inner.shared()?.settle_shared(seat, partition, &told).await?;
         match self.sabotage {
             Mutant::SettledAlways => settled = Settled { applied: batch.len(), stale: 0 },
             _ => settled.applied += batch.len() - told.len(),
@@ -67,27 +67,27 @@ impl Shared for Broken {
             Mutant::ExtendForgotten => Ok(Vec::new()),
             Mutant::ExtendSteals => {
                 self.steal(seat, partition).await?;
-                self.inner.shared.extend(seat, partition, entries).await
+                self.inner.shared()?.extend(seat, partition, entries).await
             }
             Mutant::ExtendAllOrNothing => {
-                let lost = self.inner.shared.extend(seat, partition, entries).await?;
+                let lost = self.inner.shared()?.extend(seat, partition, entries).await?;
                 Ok(if lost.is_empty() { lost } else { entries.to_vec() })
             }
             Mutant::ExtendSilent => {
-                self.inner.shared.extend(seat, partition, entries).await?;
+                self.inner.shared()?.extend(seat, partition, entries).await?;
                 Ok(Vec::new())
             }
             Mutant::ExtendCountsDeliveries => {
-                let lost = self.inner.shared.extend(seat, partition, entries).await?;
+                let lost = self.inner.shared()?.extend(seat, partition, entries).await?;
                 self.inner
-                    .shared
+                    .shared()?
                     .shared_reader(seat, &[partition])
                     .await?
                     .fetch(1_000, Duration::ZERO)
                     .await?;
                 Ok(lost)
             }
-            _ => self.inner.shared.extend(seat, partition, entries).await,
+            _ => self.inner.shared()?.extend(seat, partition, entries).await,
         }
     }
 
@@ -96,9 +96,9 @@ impl Shared for Broken {
             Mutant::GiveBackForgotten => Ok(()),
             Mutant::GiveBackUnchecked => {
                 self.steal(seat, partition).await?;
-                self.inner.shared.give_back(seat, partition, entries).await
+                self.inner.shared()?.give_back(seat, partition, entries).await
             }
-            _ => self.inner.shared.give_back(seat, partition, entries).await,
+            _ => self.inner.shared()?.give_back(seat, partition, entries).await,
         }
     }
 
@@ -120,7 +120,7 @@ impl Shared for Broken {
             _ => {}
         }
         let heard = &self.heard(heard, idle);
-        let mut claimed = match self.inner.shared.claim(seat, partition, alive, idle, max, heard).await {
+        let mut claimed = match self.inner.shared()?.claim(seat, partition, alive, idle, max, heard).await {
             Err(error) if self.is(Mutant::LostGroupHidden) && error.kind() == ErrorKind::GroupMissing => {
                 return Ok(Claimed::default());
             }
@@ -131,10 +131,10 @@ impl Shared for Broken {
             Mutant::RemovedWithEntries => {
                 // Entries that others still hold are lost with them.
                 let gone =
-                    self.inner.shared.claim(seat, partition, alive, Duration::ZERO, 100, heard).await?;
+                    self.inner.shared()?.claim(seat, partition, alive, Duration::ZERO, 100, heard).await?;
                 let receipts = gone.abandoned.entries.iter().chain(&gone.given_back.entries);
                 let acks: Vec<_> = receipts.map(|entry| (entry.receipt, Settlement::Ack)).collect();
-                self.inner.shared.settle_shared(seat, partition, &acks).await?;
+                self.inner.shared()?.settle_shared(seat, partition, &acks).await?;
             }
             Mutant::ClaimDelivered => {
                 let both = claimed.abandoned.entries.iter_mut().chain(&mut claimed.given_back.entries);
@@ -159,12 +159,12 @@ impl Shared for Broken {
         let heard = &self.heard(heard, idle);
         match self.sabotage {
             Mutant::AdoptForgotten => Ok(0),
-            Mutant::AdoptsAtOnce => self.inner.shared.adopt(lease, Duration::ZERO, max, heard).await,
+            Mutant::AdoptsAtOnce => self.inner.shared()?.adopt(lease, Duration::ZERO, max, heard).await,
             Mutant::FenceIgnoredOnAdopt => {
                 let lease = self.unfenced(Mutant::FenceIgnoredOnAdopt, lease);
-                self.inner.shared.adopt(&lease, idle, max, heard).await
+                self.inner.shared()?.adopt(&lease, idle, max, heard).await
             }
-            _ => self.inner.shared.adopt(lease, idle, max, heard).await,
+            _ => self.inner.shared()?.adopt(lease, idle, max, heard).await,
         }
     }
 }
@@ -182,7 +182,7 @@ impl Broken {
     /// Takes all entries from the other members, dead or alive.
     async fn steal(&self, seat: &SharedMember, partition: Partition) -> Result<()> {
         self.inner
-            .shared
+            .shared()?
             .claim(seat, partition, &[], Duration::ZERO, 1_000, &Continuity::assured())
             .await
             .map(drop)

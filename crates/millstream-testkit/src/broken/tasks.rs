@@ -34,7 +34,7 @@ pub(super) struct Memo {
 #[async_trait]
 impl Tasks for Broken {
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
-        match (self.sabotage, self.inner.tasks.create_queue(spec).await) {
+        match (self.sabotage, self.inner.tasks()?.create_queue(spec).await) {
             (Mutant::LastQueueWins, Ok(_)) => Ok(spec.clone()),
             (Mutant::ShardsUnchecked, Err(error)) if error.kind() == ErrorKind::InvalidConfig => {
                 Ok(spec.clone())
@@ -44,16 +44,16 @@ impl Tasks for Broken {
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
-        match self.inner.tasks.queue(name).await {
+        match self.inner.tasks()?.queue(name).await {
             Err(error) if self.is(Mutant::UnknownQueueInvented) && error.kind() == ErrorKind::NotFound => {
-                self.inner.tasks.create_queue(&QueueSpec { name: name.clone(), shards: 1 }).await
+                self.inner.tasks()?.create_queue(&QueueSpec { name: name.clone(), shards: 1 }).await
             }
             found => found,
         }
     }
 
     async fn queues(&self) -> Result<Vec<QueueName>> {
-        let mut queues = self.inner.tasks.queues().await?;
+        let mut queues = self.inner.tasks()?.queues().await?;
         if self.is(Mutant::ListsUnsorted) {
             queues.reverse();
         }
@@ -75,13 +75,13 @@ impl Tasks for Broken {
             }
             _ => {}
         }
-        let mut claimed = self.inner.tasks.claim(shard, &told).await?;
+        let mut claimed = self.inner.tasks()?.claim(shard, &told).await?;
         if self.is(Mutant::LimitIgnored) && claimed.tasks.len() == MAX_CLAIM {
-            claimed.tasks.extend(self.inner.tasks.claim(shard, &told).await?.tasks);
+            claimed.tasks.extend(self.inner.tasks()?.claim(shard, &told).await?.tasks);
         }
         if self.is(Mutant::ClaimsAreHeavy) {
             while claimed.tasks.len() < told.limit {
-                let more = self.inner.tasks.claim(shard, &told).await?.tasks;
+                let more = self.inner.tasks()?.claim(shard, &told).await?.tasks;
                 if more.is_empty() {
                     break;
                 }
@@ -91,7 +91,7 @@ impl Tasks for Broken {
         if self.is(Mutant::LostClaimsCrash) {
             let claims: Vec<_> =
                 claimed.tasks.iter().map(|task| (task.id.clone(), task.token.clone())).collect();
-            self.inner.tasks.extend(shard, &claims, told.hold, true).await?;
+            self.inner.tasks()?.extend(shard, &claims, told.hold, true).await?;
         }
         {
             let mut memo = self.memo();
@@ -142,12 +142,12 @@ impl Tasks for Broken {
                     |verdict: &Verdict| matches!(verdict, Verdict::Retry { error, .. } if error.is_empty());
                 let snoozed = batch.iter().filter(|(.., verdict)| snoozed(verdict));
                 let claims: Vec<_> = snoozed.map(|(id, token, _)| (id.clone(), token.clone())).collect();
-                self.inner.tasks.extend(shard, &claims, HOUR, true).await?;
+                self.inner.tasks()?.extend(shard, &claims, HOUR, true).await?;
             }
             Mutant::AcksForgotten => told.retain(|(.., verdict)| *verdict != Verdict::Complete),
             _ => told.iter_mut().for_each(|(.., verdict)| self.spoil_verdict(verdict)),
         }
-        let mut settled = self.inner.tasks.settle_tasks(shard, &told).await?;
+        let mut settled = self.inner.tasks()?.settle_tasks(shard, &told).await?;
         match self.sabotage {
             Mutant::SettledAlways => settled = Settled { applied: count, stale: 0 },
             Mutant::AcksForgotten => settled.applied += count - told.len(),
@@ -179,7 +179,7 @@ impl Tasks for Broken {
         }
         let begun = begun && !self.is(Mutant::BegunForgotten);
         let hold = if self.is(Mutant::ClaimsNeverRunOut) { DAY } else { hold };
-        let mut held = self.inner.tasks.extend(shard, &claims, hold, begun).await?;
+        let mut held = self.inner.tasks()?.extend(shard, &claims, hold, begun).await?;
         match self.sabotage {
             Mutant::ExtendSilent => held.ours.fill(true),
             Mutant::ExtendAllOrNothing if held.ours.contains(&false) => held.ours.fill(false),
@@ -198,15 +198,15 @@ impl Tasks for Broken {
             }
             Mutant::CallsEverybody => Ok(true),
             Mutant::CallsForgotten => {
-                self.inner.tasks.wait(shard, Duration::ZERO).await?;
-                self.inner.tasks.wait(shard, timeout).await
+                self.inner.tasks()?.wait(shard, Duration::ZERO).await?;
+                self.inner.tasks()?.wait(shard, timeout).await
             }
-            _ => self.inner.tasks.wait(shard, timeout).await,
+            _ => self.inner.tasks()?.wait(shard, timeout).await,
         }
     }
 
     async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
-        let mut counts = self.inner.tasks.counts(&self.shard(shard)).await?;
+        let mut counts = self.inner.tasks()?.counts(&self.shard(shard)).await?;
         if self.is(Mutant::TaskCountsLie) {
             counts.waiting.total += counts.claimed;
             counts.expired = 0;
@@ -216,7 +216,7 @@ impl Tasks for Broken {
 
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
         let after = if self.is(Mutant::ListUnpaged) { MessageId::ZERO } else { after };
-        let mut dead = self.inner.tasks.dead_tasks(&self.shard(shard), after, limit).await?;
+        let mut dead = self.inner.tasks()?.dead_tasks(&self.shard(shard), after, limit).await?;
         if self.is(Mutant::ListReversed) {
             dead.reverse();
         }
@@ -226,17 +226,17 @@ impl Tasks for Broken {
     async fn replay_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
         let shard = &self.shard(shard);
         let place = Place::from(shard.clone());
-        let dead = self.inner.tasks.dead_tasks(shard, MessageId::ZERO, 1_000).await?;
+        let dead = self.inner.tasks()?.dead_tasks(shard, MessageId::ZERO, 1_000).await?;
         let tasks = dead.into_iter().filter(|it| ids.contains(&it.id)).map(|it| it.task);
         let tasks: Vec<_> = tasks.collect();
         match self.sabotage {
             Mutant::TaskReplayForgotten => return Ok(ids.len()),
-            Mutant::ReplayTakesTheId => drop(self.inner.schedule.cancel(&place, &tasks).await?),
+            Mutant::ReplayTakesTheId => drop(self.inner.schedule().cancel(&place, &tasks).await?),
             _ => {}
         }
-        let replayed = self.inner.tasks.replay_tasks(shard, ids).await?;
+        let replayed = self.inner.tasks()?.replay_tasks(shard, ids).await?;
         if self.is(Mutant::ReplayedLate) {
-            self.inner.schedule.reschedule(&place, &tasks, Due::In(HOUR)).await?;
+            self.inner.schedule().reschedule(&place, &tasks, Due::In(HOUR)).await?;
         }
         Ok(replayed)
     }
@@ -245,15 +245,15 @@ impl Tasks for Broken {
         if self.is(Mutant::PurgeForgotten) {
             return Ok(ids.len());
         }
-        self.inner.tasks.purge_tasks(&self.shard(shard), ids).await
+        self.inner.tasks()?.purge_tasks(&self.shard(shard), ids).await
     }
 
     async fn purge_all(&self, shard: &Shard) -> Result<usize> {
         let shard = &self.shard(shard);
         if self.is(Mutant::PurgeForgotten) {
-            return Ok(self.inner.tasks.counts(shard).await?.dead as usize);
+            return Ok(self.inner.tasks()?.counts(shard).await?.dead as usize);
         }
-        self.inner.tasks.purge_all(shard).await
+        self.inner.tasks()?.purge_all(shard).await
     }
 }
 
@@ -306,15 +306,15 @@ impl Broken {
         match self.sabotage {
             Mutant::RecurringUntold => claimed.recurring = false,
             Mutant::NextForgetsRecurring => {
-                let recurs = !self.inner.recurring.recurrences(&place, None, 1).await?.is_empty();
+                let recurs = !self.inner.recurring()?.recurrences(&place, None, 1).await?.is_empty();
                 claimed.next = if recurs { ask.patience } else { claimed.next };
             }
             Mutant::NextForgetsClaims => {
-                let waiting = self.inner.schedule.waiting(&place).await?.total;
+                let waiting = self.inner.schedule().waiting(&place).await?.total;
                 claimed.next = if waiting == 0 { ask.patience } else { claimed.next };
             }
             Mutant::EverybodyWatches => {
-                let head = self.inner.schedule.scheduled(&place, None, 1).await?.pop();
+                let head = self.inner.schedule().scheduled(&place, None, 1).await?.pop();
                 claimed.next = head.map_or(claimed.next, |it| until(it.due));
             }
             Mutant::NextAlwaysNow => claimed.next = Duration::ZERO,

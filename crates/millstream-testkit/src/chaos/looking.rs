@@ -22,7 +22,7 @@ impl Inspect for Client {
         range: Range,
         limit: usize,
     ) -> Result<Page<Stored>> {
-        call!(self, Inspect, inspect.entries(topic_partition, stream; range, limit))
+        call!(self, Inspect, inspect?.entries(topic_partition, stream; range, limit))
     }
 
     async fn pending(
@@ -33,7 +33,7 @@ impl Inspect for Client {
         after: MessageId,
         limit: usize,
     ) -> Result<Page<Pending>> {
-        call!(self, Inspect, inspect.pending(topic_partition, group; source, after, limit))
+        call!(self, Inspect, inspect?.pending(topic_partition, group; source, after, limit))
     }
 
     async fn parked(
@@ -43,23 +43,23 @@ impl Inspect for Client {
         after: Option<(u64, MessageId)>,
         limit: usize,
     ) -> Result<Page<Parked>> {
-        call!(self, Inspect, inspect.parked(topic_partition, group; after, limit))
+        call!(self, Inspect, inspect?.parked(topic_partition, group; after, limit))
     }
 
     async fn owners(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<Ownership>> {
-        call!(self, Inspect, inspect.owners(topic, group;))
+        call!(self, Inspect, inspect?.owners(topic, group;))
     }
 
     async fn consumers(&self, topic_partition: &TopicPartition, group: &GroupName) -> Result<Vec<Reading>> {
-        call!(self, Inspect, inspect.consumers(topic_partition, group;))
+        call!(self, Inspect, inspect?.consumers(topic_partition, group;))
     }
 
     async fn server(&self) -> Result<Server> {
-        call!(self, Inspect, inspect.server(;))
+        call!(self, Inspect, inspect?.server(;))
     }
 
     async fn usage(&self, partitions: &[TopicPartition], groups: &[GroupName]) -> Result<Vec<Usage>> {
-        call!(self, Inspect, inspect.usage(partitions, groups;))
+        call!(self, Inspect, inspect?.usage(partitions, groups;))
     }
 }
 
@@ -67,12 +67,13 @@ impl Inspect for Client {
 #[deny(clippy::missing_trait_methods)]
 impl Audit for Client {
     async fn audit(&self, scope: &Scope, check: Check, after: Option<&str>) -> Result<Audited> {
-        let (inner, scope, after) = (self.0.backend.audit.clone(), scope.clone(), after.map(str::to_owned));
+        let (inner, scope, after) =
+            (self.0.backend.audit()?.clone(), scope.clone(), after.map(str::to_owned));
         let request = async move { inner.audit(&scope, check, after.as_deref()).await };
         self.call(Role::Audit, request, Err).await
     }
 
     async fn repair(&self, finding: &Finding) -> Result<bool> {
-        call!(self, Audit, audit.repair(finding;))
+        call!(self, Audit, audit?.repair(finding;))
     }
 }

@@ -81,7 +81,7 @@ impl Watch for ChaosWatch {
         arrive(&self.client, &plan).await?;
         let mut inner = match inner {
             Some(inner) => inner,
-            None => self.client.0.backend.members.watch(&self.topic, &self.group).await?,
+            None => self.client.0.backend.members().watch(&self.topic, &self.group).await?,
         };
         tokio::select! {
             biased;

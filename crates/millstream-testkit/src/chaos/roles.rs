@@ -22,10 +22,17 @@ use super::Client;
 use super::faults::Role;
 use super::reading::{ChaosReader, ChaosWatch, wait};
 
-/// Makes a call of a role that returns one result: the values are copied, and bound to the same names.
+/// Makes a call of a role that returns one result: the values are copied, and bound to the same names. An optional role
+/// is written with a question mark: `shared?.extend(…)`.
 macro_rules! call {
-    ($client:ident, $role:ident, $field:ident.$method:ident($($copied:ident),*; $($plain:expr),*)) => {{
-        let inner = $client.0.backend.$field.clone();
+    ($client:ident, $role:ident, $field:ident.$($call:tt)*) => {
+        call!(@on ($client.0.backend.$field()), $client, $role, $($call)*)
+    };
+    ($client:ident, $role:ident, $field:ident?.$($call:tt)*) => {
+        call!(@on ($client.0.backend.$field()?), $client, $role, $($call)*)
+    };
+    (@on $inner:tt, $client:ident, $role:ident, $method:ident($($copied:ident),*; $($plain:expr),*)) => {{
+        let inner = $inner.clone();
         $(let $copied = $copied.to_owned();)*
         $client.call(Role::$role, async move { inner.$method($(&$copied,)* $($plain),*).await }, Err).await
     }};
@@ -37,7 +44,7 @@ pub(super) use call;
 #[deny(clippy::missing_trait_methods)]
 impl Log for Client {
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        let (inner, batch, count) = (self.0.backend.log.clone(), batch.to_vec(), batch.len());
+        let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.append(&batch).await };
         self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
     }
@@ -65,7 +72,7 @@ impl Log for Client {
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {
-        let (inner, batch, count) = (self.0.backend.log.clone(), batch.to_vec(), batch.len());
+        let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.append_measured(&batch).await };
         let failed = |error: Error| {
             let results = (0..count).map(|_| Err(error.duplicate())).collect();
@@ -87,7 +94,7 @@ impl Schedule for Client {
     }
 
     async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
-        let (inner, batch, count) = (self.0.backend.schedule.clone(), batch.to_vec(), batch.len());
+        let (inner, batch, count) = (self.0.backend.schedule().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.schedule(&batch).await };
         self.call(Role::Schedule, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
     }
@@ -122,7 +129,7 @@ impl Schedule for Client {
     }
 
     async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
-        wait(self, Role::Schedule, self.0.backend.schedule.wait(topic_partition, seen, timeout)).await
+        wait(self, Role::Schedule, self.0.backend.schedule().wait(topic_partition, seen, timeout)).await
     }
 }
 
@@ -146,7 +153,7 @@ impl Leases for Client {
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
-        let (inner, leases, count) = (self.0.backend.leases.clone(), leases.to_vec(), leases.len());
+        let (inner, leases, count) = (self.0.backend.leases().clone(), leases.to_vec(), leases.len());
         let request = async move { inner.renew(&leases).await };
         self.call(Role::Leases, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
     }
@@ -170,7 +177,7 @@ impl DeadLetters for Client {
         range: Range,
         limit: usize,
     ) -> Result<Page<DeadLetter>> {
-        call!(self, DeadLetters, dead_letters.list(topic_partition, group; range, limit))
+        call!(self, DeadLetters, dead_letters?.list(topic_partition, group; range, limit))
     }
 
     async fn claim(
@@ -180,7 +187,7 @@ impl DeadLetters for Client {
         ids: &[MessageId],
         claim: &Claim,
     ) -> Result<Vec<MessageId>> {
-        call!(self, DeadLetters, dead_letters.claim(tp, group, ids, claim;))
+        call!(self, DeadLetters, dead_letters?.claim(tp, group, ids, claim;))
     }
 
     async fn settle(
@@ -190,7 +197,7 @@ impl DeadLetters for Client {
         by: Option<&str>,
         deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>> {
-        let (inner, by) = (self.0.backend.dead_letters.clone(), by.map(str::to_owned));
+        let (inner, by) = (self.0.backend.dead_letters()?.clone(), by.map(str::to_owned));
         let (tp, group, deeds) = (tp.clone(), group.clone(), deeds.to_vec());
         let request = async move { inner.settle(&tp, &group, by.as_deref(), &deeds).await };
         self.call(Role::DeadLetters, request, Err).await
@@ -203,19 +210,19 @@ impl DeadLetters for Client {
         letters: &[DeadLetter],
         again: bool,
     ) -> Result<Vec<Option<MessageId>>> {
-        call!(self, DeadLetters, dead_letters.put(tp, group, letters; again))
+        call!(self, DeadLetters, dead_letters?.put(tp, group, letters; again))
     }
 
     async fn purge_through(&self, tp: &TopicPartition, group: &GroupName, last: MessageId) -> Result<usize> {
-        call!(self, DeadLetters, dead_letters.purge_through(tp, group; last))
+        call!(self, DeadLetters, dead_letters?.purge_through(tp, group; last))
     }
 
     async fn replay(&self, tp: &TopicPartition, group: &GroupName, ids: &[MessageId]) -> Result<usize> {
-        call!(self, DeadLetters, dead_letters.replay(tp, group, ids;))
+        call!(self, DeadLetters, dead_letters?.replay(tp, group, ids;))
     }
 
     async fn purge(&self, tp: &TopicPartition, group: &GroupName, ids: &[MessageId]) -> Result<usize> {
-        call!(self, DeadLetters, dead_letters.purge(tp, group, ids;))
+        call!(self, DeadLetters, dead_letters?.purge(tp, group, ids;))
     }
 }
 
@@ -322,7 +329,7 @@ impl Members for Client {
         assignment: &Assignment,
     ) -> Result<bool> {
         // Written out, since the macro passes the copied arguments before the plain ones.
-        let (inner, topic, group) = (self.0.backend.members.clone(), topic.clone(), group.clone());
+        let (inner, topic, group) = (self.0.backend.members().clone(), topic.clone(), group.clone());
         let assignment = assignment.clone();
         let request = async move { inner.publish(&topic, &group, version, &assignment).await };
         self.call(Role::Members, request, Err).await

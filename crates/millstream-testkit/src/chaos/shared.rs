@@ -23,7 +23,7 @@ impl Shared for Client {
         seat: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
-        let opened = call!(self, Log, shared.shared_reader(seat, partitions;))?;
+        let opened = call!(self, Log, shared?.shared_reader(seat, partitions;))?;
         let (client, seat, partitions) = (self.clone(), seat.clone(), partitions.to_vec());
         Ok(Box::new(ChaosReader {
             client,
@@ -41,7 +41,7 @@ impl Shared for Client {
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
         // Written out, since the macro passes the copied arguments before the plain ones.
-        let (inner, seat, batch) = (self.0.backend.shared.clone(), seat.clone(), batch.to_vec());
+        let (inner, seat, batch) = (self.0.backend.shared()?.clone(), seat.clone(), batch.to_vec());
         let request = async move { inner.settle_shared(&seat, partition, &batch).await };
         self.call(Role::Log, request, Err).await
     }
@@ -52,13 +52,13 @@ impl Shared for Client {
         partition: Partition,
         entries: &[Receipt],
     ) -> Result<Vec<Receipt>> {
-        let (inner, seat, entries) = (self.0.backend.shared.clone(), seat.clone(), entries.to_vec());
+        let (inner, seat, entries) = (self.0.backend.shared()?.clone(), seat.clone(), entries.to_vec());
         let request = async move { inner.extend(&seat, partition, &entries).await };
         self.call(Role::Log, request, Err).await
     }
 
     async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
-        let (inner, seat, entries) = (self.0.backend.shared.clone(), seat.clone(), entries.to_vec());
+        let (inner, seat, entries) = (self.0.backend.shared()?.clone(), seat.clone(), entries.to_vec());
         let request = async move { inner.give_back(&seat, partition, &entries).await };
         self.call(Role::Log, request, Err).await
     }
@@ -72,7 +72,7 @@ impl Shared for Client {
         max: usize,
         heard: &Continuity,
     ) -> Result<Claimed> {
-        let (inner, seat, alive) = (self.0.backend.shared.clone(), seat.clone(), alive.to_vec());
+        let (inner, seat, alive) = (self.0.backend.shared()?.clone(), seat.clone(), alive.to_vec());
         let heard = heard.clone();
         let request = async move { inner.claim(&seat, partition, &alive, idle, max, &heard).await };
         let bytes = |claimed: &Result<Claimed>| {
@@ -83,7 +83,7 @@ impl Shared for Client {
 
     async fn adopt(&self, lease: &Lease, idle: Duration, max: usize, heard: &Continuity) -> Result<usize> {
         let heard = heard.clone();
-        call!(self, Log, shared.adopt(lease; idle, max, &heard))
+        call!(self, Log, shared?.adopt(lease; idle, max, &heard))
     }
 }
 
@@ -110,7 +110,7 @@ impl SharedReader for ChaosReader {
         arrive(&self.client, &plan).await?;
         let mut inner = match inner {
             Some(inner) => inner,
-            None => self.client.0.backend.shared.shared_reader(&self.seat, &self.partitions).await?,
+            None => self.client.0.backend.shared()?.shared_reader(&self.seat, &self.partitions).await?,
         };
         let read = tokio::select! {
             biased;

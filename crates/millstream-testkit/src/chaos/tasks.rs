@@ -20,23 +20,23 @@ use super::roles::call;
 #[deny(clippy::missing_trait_methods)]
 impl Tasks for Client {
     async fn create_queue(&self, spec: &QueueSpec) -> Result<QueueSpec> {
-        call!(self, Tasks, tasks.create_queue(spec;))
+        call!(self, Tasks, tasks?.create_queue(spec;))
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
-        call!(self, Tasks, tasks.queue(name;))
+        call!(self, Tasks, tasks?.queue(name;))
     }
 
     async fn queues(&self) -> Result<Vec<QueueName>> {
-        call!(self, Tasks, tasks.queues(;))
+        call!(self, Tasks, tasks?.queues(;))
     }
 
     async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed> {
-        call!(self, Tasks, tasks.claim(shard, ask;))
+        call!(self, Tasks, tasks?.claim(shard, ask;))
     }
 
     async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
-        call!(self, Tasks, tasks.settle_tasks(shard, batch;))
+        call!(self, Tasks, tasks?.settle_tasks(shard, batch;))
     }
 
     async fn extend(
@@ -46,31 +46,31 @@ impl Tasks for Client {
         hold: Duration,
         begun: bool,
     ) -> Result<Extended> {
-        call!(self, Tasks, tasks.extend(shard, claims; hold, begun))
+        call!(self, Tasks, tasks?.extend(shard, claims; hold, begun))
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {
-        wait(self, Role::Tasks, self.0.backend.tasks.wait(shard, timeout)).await
+        wait(self, Role::Tasks, self.0.backend.tasks()?.wait(shard, timeout)).await
     }
 
     async fn counts(&self, shard: &Shard) -> Result<TaskCounts> {
-        call!(self, Tasks, tasks.counts(shard;))
+        call!(self, Tasks, tasks?.counts(shard;))
     }
 
     async fn dead_tasks(&self, shard: &Shard, after: MessageId, limit: usize) -> Result<Vec<DeadTask>> {
-        call!(self, Tasks, tasks.dead_tasks(shard; after, limit))
+        call!(self, Tasks, tasks?.dead_tasks(shard; after, limit))
     }
 
     async fn replay_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
-        call!(self, Tasks, tasks.replay_tasks(shard, ids;))
+        call!(self, Tasks, tasks?.replay_tasks(shard, ids;))
     }
 
     async fn purge_tasks(&self, shard: &Shard, ids: &[MessageId]) -> Result<usize> {
-        call!(self, Tasks, tasks.purge_tasks(shard, ids;))
+        call!(self, Tasks, tasks?.purge_tasks(shard, ids;))
     }
 
     async fn purge_all(&self, shard: &Shard) -> Result<usize> {
-        call!(self, Tasks, tasks.purge_all(shard;))
+        call!(self, Tasks, tasks?.purge_all(shard;))
     }
 }
 
@@ -78,19 +78,19 @@ impl Tasks for Client {
 #[deny(clippy::missing_trait_methods)]
 impl Recurring for Client {
     async fn put(&self, place: &Place, recurrence: &Recurrence, on_conflict: OnConflict) -> Result<Placed> {
-        call!(self, Recurring, recurring.put(place, recurrence; on_conflict))
+        call!(self, Recurring, recurring?.put(place, recurrence; on_conflict))
     }
 
     async fn remove(&self, place: &Place, id: &ScheduleId) -> Result<bool> {
-        call!(self, Recurring, recurring.remove(place, id;))
+        call!(self, Recurring, recurring?.remove(place, id;))
     }
 
     async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
-        call!(self, Recurring, recurring.pause(place, id; next))
+        call!(self, Recurring, recurring?.pause(place, id; next))
     }
 
     async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Recurrence>> {
-        call!(self, Recurring, recurring.get(place, id;))
+        call!(self, Recurring, recurring?.get(place, id;))
     }
 
     async fn recurrences(
@@ -99,15 +99,15 @@ impl Recurring for Client {
         after: Option<ScheduleId>,
         limit: usize,
     ) -> Result<Vec<Recurrence>> {
-        call!(self, Recurring, recurring.recurrences(place; after, limit))
+        call!(self, Recurring, recurring?.recurrences(place; after, limit))
     }
 
     async fn now(&self) -> Result<u64> {
-        call!(self, Recurring, recurring.now(;))
+        call!(self, Recurring, recurring?.now(;))
     }
 
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
-        call!(self, Recurring, recurring.due(place;))
+        call!(self, Recurring, recurring?.due(place;))
     }
 
     async fn fire(
@@ -118,6 +118,6 @@ impl Recurring for Client {
         expected: u64,
         next: Option<u64>,
     ) -> Result<bool> {
-        call!(self, Recurring, recurring.fire(place, id, fires; expected, next))
+        call!(self, Recurring, recurring?.fire(place, id, fires; expected, next))
     }
 }

@@ -22,7 +22,7 @@ pub struct Owner {
 impl Owner {
     /// Opens a second reader under the same lease, as after a lost connection.
     pub(crate) async fn reopen(&mut self) -> Verdict {
-        self.reader = self.harness.backend.log.reader(&self.lease).await?;
+        self.reader = self.harness.backend.log().reader(&self.lease).await?;
         Ok(())
     }
 
@@ -70,13 +70,13 @@ impl Owner {
         receipt: Receipt,
         settlement: Settlement,
     ) -> Result<Settled, Violation> {
-        Ok(self.harness.backend.log.settle(&self.lease, &[(receipt, settlement)]).await?)
+        Ok(self.harness.backend.log().settle(&self.lease, &[(receipt, settlement)]).await?)
     }
 
     /// Settles many entries in the same way and expects that each settlement takes effect.
     pub(crate) async fn settle_all(&mut self, entries: &[Entry], settlement: &Settlement) -> Verdict {
         let batch: Vec<_> = entries.iter().map(|entry| (entry.receipt, settlement.clone())).collect();
-        let settled = self.harness.backend.log.settle(&self.lease, &batch).await?;
+        let settled = self.harness.backend.log().settle(&self.lease, &batch).await?;
         let expected = Settled { applied: batch.len(), stale: 0 };
         ensure!(settled == expected, "settled {settled:?}, expected {expected:?}");
         Ok(())
@@ -84,7 +84,7 @@ impl Owner {
 
     /// Seeks, which releases the lease, and continues under a new one.
     pub(crate) async fn seek(&mut self, start: Start) -> Verdict {
-        self.harness.backend.log.seek(&self.lease, start).await?;
+        self.harness.backend.log().seek(&self.lease, start).await?;
         self.goes_on().await
     }
 
@@ -103,7 +103,7 @@ impl Owner {
         let mut patience = self.harness.patience("parked messages to be promoted");
         let mut moved = 0;
         loop {
-            moved += self.harness.backend.schedule.promote(&self.lease, 100).await?.moved;
+            moved += self.harness.backend.schedule().promote(&self.lease, 100).await?.moved;
             ensure!(moved <= count, "{moved} messages were promoted, {count} were parked");
             if moved == count {
                 return Ok(());

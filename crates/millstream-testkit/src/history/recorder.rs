@@ -42,14 +42,13 @@ fn around(history: History, backend: Backend) -> Backend {
         granted: Mutex::default(),
         members: Mutex::default(),
     });
-    Backend {
-        log: Arc::new(Recorder(notes.clone())),
-        leases: Arc::new(Recorder(notes.clone())),
-        members: Arc::new(Recorder(notes.clone())),
-        shared: Arc::new(Recorder(notes.clone())),
-        schedule: Arc::new(Recorder(notes)),
-        ..backend
-    }
+    let shares = backend.shared().is_ok();
+    let recorded = backend
+        .with_log(Arc::new(Recorder(notes.clone())))
+        .with_leases(Arc::new(Recorder(notes.clone())))
+        .with_members(Arc::new(Recorder(notes.clone())))
+        .with_schedule(Arc::new(Recorder(notes.clone())));
+    if shares { recorded.with_shared(Arc::new(Recorder(notes))) } else { recorded }
 }
 
 pub(super) struct Recorder(pub(super) Arc<Notes>);
@@ -156,7 +155,7 @@ fn text(bytes: &[u8]) -> String {
 #[deny(clippy::missing_trait_methods)]
 impl Log for Recorder {
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        let results = self.0.inner.log.append(batch).await;
+        let results = self.0.inner.log().append(batch).await;
         self.0.appended(batch, &results);
         results
     }
@@ -167,12 +166,12 @@ impl Log for Recorder {
     }
 
     async fn reader(&self, lease: &Lease) -> Result<Box<dyn Reader>> {
-        let inner = self.0.inner.log.reader(lease).await?;
+        let inner = self.0.inner.log().reader(lease).await?;
         Ok(Box::new(RecordedReader { notes: self.0.clone(), lease: lease.clone(), inner }))
     }
 
     async fn settle(&self, lease: &Lease, batch: &[(Receipt, Settlement)]) -> Result<Settled> {
-        let settled = self.0.inner.log.settle(lease, batch).await?;
+        let settled = self.0.inner.log().settle(lease, batch).await?;
         self.0.accepted(lease, Call::Settle);
         if let Ok((topic_partition, group)) = lease.partition() {
             self.0.settled(&(topic_partition.clone(), group.clone()), batch, settled);
@@ -181,7 +180,7 @@ impl Log for Recorder {
     }
 
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
-        self.0.inner.log.seek(lease, start).await?;
+        self.0.inner.log().seek(lease, start).await?;
         self.0.accepted(lease, Call::Seek);
         if let Ok((topic_partition, group)) = lease.partition() {
             let (topic_partition, group) = (topic_partition.clone(), group.clone());
@@ -191,19 +190,19 @@ impl Log for Recorder {
     }
 
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
-        let trimmed = self.0.inner.log.trim(lease, retention).await?;
+        let trimmed = self.0.inner.log().trim(lease, retention).await?;
         self.0.accepted(lease, Call::Trim);
         Ok(trimmed)
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {
-        let measured = self.0.inner.log.append_measured(batch).await;
+        let measured = self.0.inner.log().append_measured(batch).await;
         self.0.appended(batch, &measured.results);
         measured
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
-        self.0.inner.log.lengths(partitions).await
+        self.0.inner.log().lengths(partitions).await
     }
 }
 
@@ -231,25 +230,25 @@ impl Reader for RecordedReader {
 #[deny(clippy::missing_trait_methods)]
 impl Schedule for Recorder {
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted> {
-        let promoted = self.0.inner.schedule.promote(lease, limit).await?;
+        let promoted = self.0.inner.schedule().promote(lease, limit).await?;
         self.0.accepted(lease, Call::Promote);
         Ok(promoted)
     }
 
     async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
-        self.0.inner.schedule.schedule(batch).await
+        self.0.inner.schedule().schedule(batch).await
     }
 
     async fn cancel(&self, place: &Waits, ids: &[ScheduleId]) -> Result<Vec<bool>> {
-        self.0.inner.schedule.cancel(place, ids).await
+        self.0.inner.schedule().cancel(place, ids).await
     }
 
     async fn reschedule(&self, place: &Waits, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
-        self.0.inner.schedule.reschedule(place, ids, due).await
+        self.0.inner.schedule().reschedule(place, ids, due).await
     }
 
     async fn get(&self, place: &Waits, id: &ScheduleId) -> Result<Option<Scheduled>> {
-        self.0.inner.schedule.get(place, id).await
+        self.0.inner.schedule().get(place, id).await
     }
 
     async fn scheduled(
@@ -258,19 +257,19 @@ impl Schedule for Recorder {
         after: Option<(u64, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
-        self.0.inner.schedule.scheduled(place, after, limit).await
+        self.0.inner.schedule().scheduled(place, after, limit).await
     }
 
     async fn waiting(&self, place: &Waits) -> Result<Waiting> {
-        self.0.inner.schedule.waiting(place).await
+        self.0.inner.schedule().waiting(place).await
     }
 
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
-        self.0.inner.schedule.promote_delayed(topic_partition, limit).await
+        self.0.inner.schedule().promote_delayed(topic_partition, limit).await
     }
 
     async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
-        self.0.inner.schedule.wait(topic_partition, seen, timeout).await
+        self.0.inner.schedule().wait(topic_partition, seen, timeout).await
     }
 }
 
@@ -285,7 +284,7 @@ impl Leases for Recorder {
         ttl: Duration,
         heard: &Continuity,
     ) -> Result<Acquired> {
-        let acquired = self.0.inner.leases.acquire(resource, owner, nonce, ttl, heard).await?;
+        let acquired = self.0.inner.leases().acquire(resource, owner, nonce, ttl, heard).await?;
         if let Acquired::Granted(lease) = &acquired
             && let Ok((topic_partition, group)) = lease.partition()
         {
@@ -302,7 +301,7 @@ impl Leases for Recorder {
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
-        let results = self.0.inner.leases.renew(leases).await;
+        let results = self.0.inner.leases().renew(leases).await;
         for (lease, result) in leases.iter().zip(&results) {
             if result.is_ok() {
                 self.0.accepted(lease, Call::Renew);
@@ -312,17 +311,17 @@ impl Leases for Recorder {
     }
 
     async fn release(&self, lease: &Lease) -> Result<()> {
-        self.0.inner.leases.release(lease).await?;
+        self.0.inner.leases().release(lease).await?;
         self.0.accepted(lease, Call::Release);
         Ok(())
     }
 
     async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
-        self.0.inner.leases.withdraw_end(lease).await
+        self.0.inner.leases().withdraw_end(lease).await
     }
 
     async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
-        self.0.inner.leases.holder(resource).await
+        self.0.inner.leases().holder(resource).await
     }
 }
 
@@ -336,7 +335,7 @@ impl Members for Recorder {
         member: &Member,
         joining: bool,
     ) -> Result<HeartbeatReply> {
-        let pulse = self.0.inner.members.heartbeat(topic, group, member, joining).await?;
+        let pulse = self.0.inner.members().heartbeat(topic, group, member, joining).await?;
         if let Some(instance) = caller::name() {
             let mut members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
             let known = members.entry(group.clone()).or_default();
@@ -351,11 +350,11 @@ impl Members for Recorder {
     }
 
     async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
-        self.0.inner.members.leave(topic, group, member).await
+        self.0.inner.members().leave(topic, group, member).await
     }
 
     async fn roster(&self, topic: &TopicName, group: &GroupName) -> Result<GroupMembers> {
-        self.0.inner.members.roster(topic, group).await
+        self.0.inner.members().roster(topic, group).await
     }
 
     async fn publish(
@@ -365,7 +364,7 @@ impl Members for Recorder {
         version: Version,
         assignment: &Assignment,
     ) -> Result<bool> {
-        let published = self.0.inner.members.publish(topic, group, version, assignment).await?;
+        let published = self.0.inner.members().publish(topic, group, version, assignment).await?;
         if published {
             let mut members = self.0.members.lock().unwrap_or_else(PoisonError::into_inner);
             let known = members.entry(group.clone()).or_default();
@@ -382,6 +381,6 @@ impl Members for Recorder {
     }
 
     async fn watch(&self, topic: &TopicName, group: &GroupName) -> Result<Box<dyn Watch>> {
-        self.0.inner.members.watch(topic, group).await
+        self.0.inner.members().watch(topic, group).await
     }
 }

@@ -38,7 +38,7 @@ impl Shared for Recorder {
         seat: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
-        let inner = self.0.inner.shared.shared_reader(seat, partitions).await?;
+        let inner = self.0.inner.shared()?.shared_reader(seat, partitions).await?;
         Ok(Box::new(RecordedReader { notes: self.0.clone(), seat: seat.clone(), inner }))
     }
 
@@ -48,7 +48,7 @@ impl Shared for Recorder {
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
-        let settled = self.0.inner.shared.settle_shared(seat, partition, batch).await?;
+        let settled = self.0.inner.shared()?.settle_shared(seat, partition, batch).await?;
         self.0.settled(&share(seat, partition), batch, settled);
         Ok(settled)
     }
@@ -59,11 +59,11 @@ impl Shared for Recorder {
         partition: Partition,
         entries: &[Receipt],
     ) -> Result<Vec<Receipt>> {
-        self.0.inner.shared.extend(seat, partition, entries).await
+        self.0.inner.shared()?.extend(seat, partition, entries).await
     }
 
     async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
-        self.0.inner.shared.give_back(seat, partition, entries).await
+        self.0.inner.shared()?.give_back(seat, partition, entries).await
     }
 
     async fn claim(
@@ -75,7 +75,7 @@ impl Shared for Recorder {
         max: usize,
         heard: &millstream_core::Continuity,
     ) -> Result<Claimed> {
-        let claimed = self.0.inner.shared.claim(seat, partition, alive, idle, max, heard).await?;
+        let claimed = self.0.inner.shared()?.claim(seat, partition, alive, idle, max, heard).await?;
         let share = share(seat, partition);
         self.0.handed(&share, &claimed.abandoned, Handing::Claimed);
         self.0.handed(&share, &claimed.given_back, Handing::GivenBack);
@@ -89,7 +89,7 @@ impl Shared for Recorder {
         max: usize,
         heard: &millstream_core::Continuity,
     ) -> Result<usize> {
-        self.0.inner.shared.adopt(lease, idle, max, heard).await
+        self.0.inner.shared()?.adopt(lease, idle, max, heard).await
     }
 }
 

@@ -29,7 +29,7 @@ async fn findings(h: &Harness, scopes: &[Scope]) -> Result<Vec<Finding>, Violati
         for check in scope.checks() {
             let (mut after, mut pages) = (None, 0);
             loop {
-                let page = h.backend.audit.audit(scope, *check, after.as_deref()).await?;
+                let page = h.backend.audit()?.audit(scope, *check, after.as_deref()).await?;
                 findings.extend(page.findings);
                 pages += 1;
                 ensure!(pages < 1_000, "the check {} of {scope} does not end", check.as_str());
@@ -52,7 +52,7 @@ fn faults(findings: &[Finding]) -> Vec<Fault> {
 /// Repairs all findings, and expects that each repair succeeds and that no finding is left.
 async fn repair(h: &Harness, findings_: &[Finding], scopes: &[Scope]) -> Verdict {
     for finding in findings_ {
-        ensure!(h.backend.audit.repair(finding).await?, "not repaired: {finding}");
+        ensure!(h.backend.audit()?.repair(finding).await?, "not repaired: {finding}");
     }
     equal!(findings(h, scopes).await?, [], "findings after the repair");
     Ok(())
@@ -71,7 +71,7 @@ async fn later(h: &Harness, place: &Place, id: &str) -> Verdict {
         fields: message(7),
         on_conflict: OnConflict::Reject,
     };
-    for placed in h.backend.schedule.schedule(&[scheduling]).await {
+    for placed in h.backend.schedule().schedule(&[scheduling]).await {
         placed?;
     }
     Ok(())
@@ -145,7 +145,7 @@ async fn a_body_that_is_lost_leaves_no_id(h: Harness) -> Verdict {
         equal!(faults(&found), [Fault::BodyLost], "faults at {place}");
         equal!(found[0].id, "lost", "of which message");
         repair(&h, &found, std::slice::from_ref(&scope)).await?;
-        let left = h.backend.schedule.scheduled(&place, None, 10).await?;
+        let left = h.backend.schedule().scheduled(&place, None, 10).await?;
         let left: Vec<_> = left.iter().map(|it| it.id.as_str()).collect();
         equal!(left, ["kept"], "what still waits at {place}");
     }
@@ -158,11 +158,11 @@ async fn what_is_repaired_is_not_repaired_again(h: Harness) -> Verdict {
     h.append_n(&tp, 2).await?;
     let entries = owner.take(2).await?;
     let never = Finding::new(Fault::Ghost, &scopes(&tp)?[2], format!("log:{}", entries[0].receipt.id), "");
-    ensure!(!h.backend.audit.repair(&never).await?, "an entry that is there was taken for a ghost");
+    ensure!(!h.backend.audit()?.repair(&never).await?, "an entry that is there was taken for a ghost");
     let unknown = Finding { id: format!("log:{}", MessageId::new(1, 1)), ..never.clone() };
-    ensure!(!h.backend.audit.repair(&unknown).await?, "what was never there was repaired");
+    ensure!(!h.backend.audit()?.repair(&unknown).await?, "what was never there was repaired");
     h.operator()?.delete_entry(&tp, entries[0].receipt.id).await?;
-    ensure!(h.backend.audit.repair(&never).await?, "the ghost was not taken off");
-    ensure!(!h.backend.audit.repair(&never).await?, "it was taken off twice");
+    ensure!(h.backend.audit()?.repair(&never).await?, "the ghost was not taken off");
+    ensure!(!h.backend.audit()?.repair(&never).await?, "it was taken off twice");
     Ok(())
 }

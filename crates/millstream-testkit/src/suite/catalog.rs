@@ -42,19 +42,19 @@ suite!("catalog":
 async fn the_first_to_create_a_topic_wins(h: Harness) -> Verdict {
     let name = TopicName::new(h.unique("topic"))?;
     let first = TopicSpec::new(name.clone(), 3)?.with_retention(Retention::Keep);
-    equal!(h.backend.catalog.create_topic(&first).await?, first, "the topic as created");
-    equal!(h.backend.catalog.create_topic(&first).await?, first, "the topic as created again");
+    equal!(h.backend.catalog().create_topic(&first).await?, first, "the topic as created");
+    equal!(h.backend.catalog().create_topic(&first).await?, first, "the topic as created again");
     let other = TopicSpec::new(name.clone(), 5)?.with_retention(Retention::Consumed);
-    equal!(h.backend.catalog.create_topic(&other).await?, first, "the topic as created differently");
-    equal!(h.backend.catalog.topic(&name).await?, first, "the topic as stored");
+    equal!(h.backend.catalog().create_topic(&other).await?, first, "the topic as created differently");
+    equal!(h.backend.catalog().topic(&name).await?, first, "the topic as stored");
     Ok(())
 }
 
 async fn an_unknown_topic_is_not_found(h: Harness) -> Verdict {
     let name = TopicName::new(h.unique("topic"))?;
-    refused(h.backend.catalog.topic(&name).await, ErrorKind::NotFound, "a look at an unknown topic")?;
-    ensure!(!h.backend.catalog.topics().await?.contains(&name), "looking at {name} created it");
-    equal!(h.backend.catalog.groups(&name).await?, [], "groups of an unknown topic");
+    refused(h.backend.catalog().topic(&name).await, ErrorKind::NotFound, "a look at an unknown topic")?;
+    ensure!(!h.backend.catalog().topics().await?.contains(&name), "looking at {name} created it");
+    equal!(h.backend.catalog().groups(&name).await?, [], "groups of an unknown topic");
     Ok(())
 }
 
@@ -63,10 +63,10 @@ async fn topics_are_listed_in_order(h: Harness) -> Verdict {
     let mut created = Vec::new();
     for prefix in ["b", "a", "C", "_", "a-"] {
         let topic = TopicSpec::new(TopicName::new(h.unique(prefix))?, 1)?;
-        created.push(h.backend.catalog.create_topic(&topic).await?.name);
+        created.push(h.backend.catalog().create_topic(&topic).await?.name);
     }
     created.sort_unstable();
-    let listed = h.backend.catalog.topics().await?;
+    let listed = h.backend.catalog().topics().await?;
     ensure!(listed.is_sorted_by(|a, b| a < b), "topics are not in order: {listed:?}");
     let mine: Vec<_> = listed.into_iter().filter(|name| created.contains(name)).collect();
     equal!(mine, created, "topics");
@@ -76,10 +76,10 @@ async fn topics_are_listed_in_order(h: Harness) -> Verdict {
 async fn groups_are_listed_in_order_and_by_topic(h: Harness) -> Verdict {
     let (topic, other) = (h.topic(1).await?, h.topic(1).await?);
     for group in ["b", "a", "C", "b"] {
-        h.backend.catalog.create_group(&topic, &GroupName::new(group)?, Start::Earliest).await?;
+        h.backend.catalog().create_group(&topic, &GroupName::new(group)?, Start::Earliest).await?;
     }
-    h.backend.catalog.create_group(&other, &GroupName::new("z")?, Start::Earliest).await?;
-    let listed = h.backend.catalog.groups(&topic.name).await?;
+    h.backend.catalog().create_group(&other, &GroupName::new("z")?, Start::Earliest).await?;
+    let listed = h.backend.catalog().groups(&topic.name).await?;
     equal!(listed.iter().map(GroupName::as_str).collect::<Vec<_>>(), ["C", "a", "b"], "groups");
     Ok(())
 }
@@ -91,7 +91,7 @@ async fn read_from(h: &Harness, start: fn(&[MessageId]) -> Start) -> Result<Vec<
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let group = GroupName::new("group")?;
     let mut appended = h.append_n(&tp, 3).await?;
-    h.backend.catalog.create_group(&topic, &group, start(&appended)).await?;
+    h.backend.catalog().create_group(&topic, &group, start(&appended)).await?;
     appended.extend(h.append_n(&tp, 2).await?);
     let mut owner = h.own(&tp, &group, LONG).await?;
     let mut read = Vec::new();
@@ -136,7 +136,7 @@ async fn a_group_can_start_at_a_time(h: Harness) -> Verdict {
         [("past", 0, &all), ("exact", late[0].ms, &late), ("between", early[2].ms + 1, &late)]
     {
         let group = GroupName::new(name)?;
-        h.backend.catalog.create_group(&topic, &group, Start::At(ms)).await?;
+        h.backend.catalog().create_group(&topic, &group, Start::At(ms)).await?;
         let mut owner = h.own(&tp, &group, LONG).await?;
         equal!(ids(&owner.take(expected.len()).await?), expected[..], "what a group reads from {ms}");
         owner.nothing("everything was read").await?;
@@ -156,7 +156,7 @@ async fn a_group_that_starts_beyond_the_end_reads_what_comes(h: Harness) -> Verd
     }
     let (topic, group) = (h.topic(1).await?, GroupName::new("group")?);
     let tp = TopicPartition::new(topic.name.clone(), 0);
-    h.backend.catalog.create_group(&topic, &group, Start::At(u64::MAX)).await?;
+    h.backend.catalog().create_group(&topic, &group, Start::At(u64::MAX)).await?;
     let appended = h.append_n(&tp, 2).await?;
     let mut owner = h.own(&tp, &group, LONG).await?;
     equal!(ids(&owner.take(2).await?), appended, "entries of a log that was empty");
@@ -167,10 +167,10 @@ async fn creating_a_group_tells_whether_it_is_new(h: Harness) -> Verdict {
     let topic = h.topic(2).await?;
     for group in ["first", "second"] {
         let group = GroupName::new(group)?;
-        let created = h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+        let created = h.backend.catalog().create_group(&topic, &group, Start::Earliest).await?;
         ensure!(created.new, "the new group {group} is said to be known");
         equal!(created.partitions, [Partition(0), Partition(1)], "where {group} was created");
-        let again = h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+        let again = h.backend.catalog().create_group(&topic, &group, Start::Earliest).await?;
         ensure!(!again.new, "the known group {group} is said to be new");
         equal!(again.partitions, [], "where the known group {group} was created");
     }
@@ -185,9 +185,9 @@ async fn creating_a_group_again_leaves_it_where_it_is(h: Harness) -> Verdict {
     let appended = h.append_n(&tp, 4).await?;
     let entries = owner.take(2).await?;
     owner.ack(&entries[..1]).await?;
-    let topic = h.backend.catalog.topic(&tp.topic).await?;
+    let topic = h.backend.catalog().topic(&tp.topic).await?;
     for start in [Start::Earliest, Start::Latest, Start::After(appended[3])] {
-        let created = h.backend.catalog.create_group(&topic, &group, start).await?;
+        let created = h.backend.catalog().create_group(&topic, &group, start).await?;
         equal!((created.new, created.partitions.len()), (false, 0), "creating it again at {start:?}");
     }
     equal!(ids(&owner.take(2).await?), appended[2..], "what comes next");
@@ -199,14 +199,14 @@ async fn creating_a_group_again_leaves_it_where_it_is(h: Harness) -> Verdict {
 async fn a_group_grows_with_its_topic(h: Harness) -> Verdict {
     let topic = h.topic(2).await?;
     let group = GroupName::new("group")?;
-    h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
-    h.backend.catalog.expand(&topic.name, 4).await?;
-    let topic = h.backend.catalog.topic(&topic.name).await?;
+    h.backend.catalog().create_group(&topic, &group, Start::Earliest).await?;
+    h.backend.catalog().expand(&topic.name, 4).await?;
+    let topic = h.backend.catalog().topic(&topic.name).await?;
     // The group has its position from the beginning: entries appended before the first request are not skipped,
     // wherever new groups start.
     let tp = TopicPartition::new(topic.name.clone(), 3);
     let appended = h.append_n(&tp, 2).await?;
-    let grown = h.backend.catalog.create_group(&topic, &group, Start::Latest).await?;
+    let grown = h.backend.catalog().create_group(&topic, &group, Start::Latest).await?;
     ensure!(!grown.new, "a group of a topic that has grown is said to be new");
     equal!(grown.partitions, [], "where it was missing");
     let mut owner = h.own(&tp, &group, LONG).await?;
@@ -219,9 +219,9 @@ async fn a_restored_group_goes_on_above_the_id(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let group = GroupName::new("group")?;
     let appended = h.append_n(&tp, 4).await?;
-    let missing = h.backend.catalog.restore_group(&tp, &group, appended[1]).await?;
+    let missing = h.backend.catalog().restore_group(&tp, &group, appended[1]).await?;
     equal!(missing, true, "whether a group was missing that is restored");
-    equal!(h.backend.catalog.groups(&tp.topic).await?, std::slice::from_ref(&group), "groups");
+    equal!(h.backend.catalog().groups(&tp.topic).await?, std::slice::from_ref(&group), "groups");
     let mut owner = h.own(&tp, &group, LONG).await?;
     equal!(ids(&owner.take(2).await?), appended[2..], "what a restored group reads");
     owner.nothing("what is not above the id was read before").await
@@ -236,7 +236,7 @@ async fn restoring_a_group_that_is_there_does_nothing(h: Harness) -> Verdict {
     let entries = owner.take(2).await?;
     owner.ack(&entries).await?;
     for after in [appended[0], appended[3]] {
-        let missing = h.backend.catalog.restore_group(&tp, &group, after).await?;
+        let missing = h.backend.catalog().restore_group(&tp, &group, after).await?;
         equal!(missing, false, "whether a group was missing that is there");
     }
     equal!(ids(&owner.take(2).await?), appended[2..], "what comes next");
@@ -259,14 +259,14 @@ fn expect_stats(found: &[PartitionStats], expected: &[PartitionStats]) -> Verdic
 async fn stats_of_an_untouched_topic_are_zero(h: Harness) -> Verdict {
     let topic = h.topic(3).await?;
     let group = GroupName::new("group")?;
-    h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+    h.backend.catalog().create_group(&topic, &group, Start::Earliest).await?;
     let untouched = |n| {
         let mut stats = PartitionStats::empty(Partition(n));
         stats.position = Some(MessageId::ZERO);
         stats
     };
     let expected: Vec<_> = (0..3).map(untouched).collect();
-    expect_stats(&h.backend.catalog.stats(&topic, &group).await?, &expected)
+    expect_stats(&h.backend.catalog().stats(&topic, &group).await?, &expected)
 }
 
 async fn stats_agree_with_what_happened(h: Harness) -> Verdict {
@@ -274,7 +274,7 @@ async fn stats_agree_with_what_happened(h: Harness) -> Verdict {
     let partitions: Vec<_> = topic.iter().collect();
     let (worker, watcher) = (GroupName::new("worker")?, GroupName::new("watcher")?);
     for group in [&worker, &watcher] {
-        h.backend.catalog.create_group(&topic, group, Start::Earliest).await?;
+        h.backend.catalog().create_group(&topic, group, Start::Earliest).await?;
     }
     let last = h.append_n(&partitions[0], 10).await?[9];
     h.append_n(&partitions[1], 4).await?;
@@ -293,7 +293,7 @@ async fn stats_agree_with_what_happened(h: Harness) -> Verdict {
         (stats.lag_at_least, stats.appended) = (lag, Some(length));
         stats
     };
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let (read, zero) = (entries[7].receipt.id, MessageId::ZERO);
     let untouched = stats(1, zero, [4, 4, 0, 0, 0]);
     let found = catalog.stats(&topic, &worker).await?;
@@ -319,14 +319,14 @@ async fn the_position_of_a_group_is_told(h: Harness) -> Verdict {
     let topic = h.topic(1).await?;
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let position = async |group: &GroupName| {
-        let stats = h.backend.catalog.stats(&topic, group).await?;
+        let stats = h.backend.catalog().stats(&topic, group).await?;
         Ok::<_, Violation>(stats.first().map(|stats| stats.position))
     };
     let [oldest, newest, never] = ["oldest", "newest", "never"].map(GroupName::new);
     let (oldest, newest) = (oldest?, newest?);
     let appended = h.append_n(&tp, 4).await?;
-    h.backend.catalog.create_group(&topic, &oldest, Start::Earliest).await?;
-    h.backend.catalog.create_group(&topic, &newest, Start::Latest).await?;
+    h.backend.catalog().create_group(&topic, &oldest, Start::Earliest).await?;
+    h.backend.catalog().create_group(&topic, &newest, Start::Latest).await?;
     equal!(position(&never?).await?, Some(None), "where a group stands that is not there");
     equal!(position(&oldest).await?, Some(Some(MessageId::ZERO)), "where a group stands at the beginning");
     equal!(position(&newest).await?, Some(Some(appended[3])), "where a group stands at the end");

@@ -65,7 +65,8 @@ impl Grave {
 
     /// Returns all dead letters; there must be `count` of them.
     async fn list(&mut self, count: usize) -> Result<Vec<DeadLetter>, Violation> {
-        let letters = self.h.backend.dead_letters.list(&self.tp, &self.group, Range::ALL, 1_000).await?.items;
+        let letters =
+            self.h.backend.dead_letters()?.list(&self.tp, &self.group, Range::ALL, 1_000).await?.items;
         equal!(letters.len(), count, "dead letters");
         Ok(letters)
     }
@@ -75,7 +76,7 @@ impl Grave {
     }
 
     async fn replay(&mut self, ids: &[MessageId]) -> Result<usize, Violation> {
-        Ok(self.h.backend.dead_letters.replay(&self.tp, &self.group, ids).await?)
+        Ok(self.h.backend.dead_letters()?.replay(&self.tp, &self.group, ids).await?)
     }
 
     async fn replay_all(&mut self, count: usize) -> Verdict {
@@ -85,7 +86,7 @@ impl Grave {
     }
 
     async fn purge(&mut self, ids: &[MessageId]) -> Result<usize, Violation> {
-        Ok(self.h.backend.dead_letters.purge(&self.tp, &self.group, ids).await?)
+        Ok(self.h.backend.dead_letters()?.purge(&self.tp, &self.group, ids).await?)
     }
 }
 
@@ -159,14 +160,14 @@ async fn a_list_pages_in_order(h: Harness) -> Verdict {
         let mut range = Range { newest_first, ..Range::ALL };
         let mut listed = Vec::new();
         for (expected, more) in [(3, true), (3, true), (1, false)] {
-            let page = grave.h.backend.dead_letters.list(&grave.tp, &grave.group, range, 3).await?;
+            let page = grave.h.backend.dead_letters()?.list(&grave.tp, &grave.group, range, 3).await?;
             equal!(page.items.len(), expected, "dead letters on a page of up to 3");
             ensure!(page.more || !more, "a page says that it is the last, and is not");
             let last = page.items.last().map(|letter| letter.id);
             range = last.map_or(range, |last| range.behind(last));
             listed.extend(page.items.iter().map(|letter| letter.origin));
         }
-        let rest = grave.h.backend.dead_letters.list(&grave.tp, &grave.group, range, 3).await?;
+        let rest = grave.h.backend.dead_letters()?.list(&grave.tp, &grave.group, range, 3).await?;
         equal!((rest.items.len(), rest.more), (0, false), "dead letters behind the last");
         if newest_first {
             listed.reverse();
@@ -181,10 +182,10 @@ async fn a_list_is_of_what_lies_between_two_ids(h: Harness) -> Verdict {
     grave.bury(&[message(0), message(1), message(2), message(3)]).await?;
     let ids = grave.ids(4).await?;
     let range = Range { after: ids[0], before: ids[3], newest_first: false };
-    let page = grave.h.backend.dead_letters.list(&grave.tp, &grave.group, range, 10).await?;
+    let page = grave.h.backend.dead_letters()?.list(&grave.tp, &grave.group, range, 10).await?;
     equal!(page.items.iter().map(|letter| letter.id).collect::<Vec<_>>(), ids[1..3], "between the ends");
     let empty = Range { after: ids[1], before: ids[2], newest_first: true };
-    let page = grave.h.backend.dead_letters.list(&grave.tp, &grave.group, empty, 10).await?;
+    let page = grave.h.backend.dead_letters()?.list(&grave.tp, &grave.group, empty, 10).await?;
     equal!((page.items.len(), page.more), (0, false), "between neighbours");
     Ok(())
 }
@@ -248,7 +249,7 @@ async fn of_two_replays_at_once_each_message_moves_once(h: Harness) -> Verdict {
     let ids = grave.ids(COUNT).await?;
     let replays = [(); 2].map(|()| {
         let (h, tp, group, ids) = (grave.h.clone(), grave.tp.clone(), grave.group.clone(), ids.clone());
-        tokio::spawn(async move { h.backend.dead_letters.replay(&tp, &group, &ids).await })
+        tokio::spawn(async move { h.backend.dead_letters()?.replay(&tp, &group, &ids).await })
     });
     let mut moved = 0;
     for replay in replays {

@@ -33,7 +33,7 @@ async fn entries(
     range: Range,
     limit: usize,
 ) -> Result<(Vec<Stored>, bool), Violation> {
-    let page = h.backend.inspect.entries(tp, stream, range, limit).await?;
+    let page = h.backend.inspect()?.entries(tp, stream, range, limit).await?;
     Ok((page.items, page.more))
 }
 
@@ -89,7 +89,7 @@ async fn entries_of_a_retry_log_are_shown(h: Harness) -> Verdict {
 }
 
 async fn pending(h: &Harness, tp: &TopicPartition, group: &str) -> Result<Vec<Pending>, Violation> {
-    let inspect = &h.backend.inspect;
+    let inspect = h.backend.inspect()?;
     Ok(inspect.pending(tp, &group.parse()?, Source::Log, MessageId::ZERO, 100).await?.items)
 }
 
@@ -130,7 +130,7 @@ async fn pending_entries_are_shown_with_what_is_known_of_them(h: Harness) -> Ver
     let expected = note(3, HOUR);
     equal!(noted, [None, Some((3, &*expected.error)), None, None], "their notes");
     let group = "group".parse()?;
-    let page = h.backend.inspect.pending(&tp, &group, Source::Log, ids[0], 2).await?;
+    let page = h.backend.inspect()?.pending(&tp, &group, Source::Log, ids[0], 2).await?;
     equal!(page.items.iter().map(|it| it.id).collect::<Vec<_>>(), ids[1..3], "a page of them");
     ensure!(page.more, "there is no more behind a page that is full");
     equal!(pending(&h, &tp, "other").await?, [], "what is pending in a group that is not there");
@@ -149,7 +149,7 @@ async fn parked_retries_are_shown_by_due_time(h: Harness) -> Verdict {
     let (mut seen, mut after) = (Vec::<Parked>::new(), None);
     let mut patience = h.patience("the last page");
     loop {
-        let page = h.backend.inspect.parked(&tp, &group, after, 2).await?;
+        let page = h.backend.inspect()?.parked(&tp, &group, after, 2).await?;
         ensure!(page.items.len() <= 2, "a page of {}", page.items.len());
         after = page.items.last().map(|it| (it.due, it.origin));
         seen.extend(page.items);
@@ -172,7 +172,7 @@ async fn owners_are_shown_with_their_leases(h: Harness) -> Verdict {
     let first = h.granted(&all[0], LONG).await?;
     h.granted(&all[2], BRIEF).await?;
     let second = h.eventually_granted(&all[2], LONG).await?;
-    let owners = h.backend.inspect.owners(&topic, &group).await?;
+    let owners = h.backend.inspect()?.owners(&topic, &group).await?;
     let numbers: Vec<_> = owners.iter().map(|it| it.partition.0).collect();
     equal!(numbers, [0, 1, 2], "each partition");
     let epochs: Vec<_> = owners.iter().map(|it| it.holder.as_ref().map(|holder| holder.epoch)).collect();
@@ -197,17 +197,17 @@ async fn consumers_are_shown_with_what_they_have(h: Harness) -> Verdict {
     h.append_n(&tp, 3).await?;
     owner.take(3).await?;
     let group = GroupName::new("group")?;
-    let shown = h.backend.inspect.consumers(&tp, &group).await?;
+    let shown = h.backend.inspect()?.consumers(&tp, &group).await?;
     let log: Vec<_> = shown.iter().filter(|it| it.source == Source::Log).collect();
     equal!(log.iter().map(|it| it.pending).collect::<Vec<_>>(), [3], "what is pending under each name");
     ensure!(log.iter().all(|it| !it.consumer.is_empty()), "a name is empty: {log:?}");
-    let none = h.backend.inspect.consumers(&tp, &GroupName::new("other")?).await?;
+    let none = h.backend.inspect()?.consumers(&tp, &GroupName::new("other")?).await?;
     equal!(none, [], "of a group that is not there");
     Ok(())
 }
 
 async fn a_server_says_what_it_is(h: Harness) -> Verdict {
-    let server = h.backend.inspect.server().await?;
+    let server = h.backend.inspect()?.server().await?;
     ensure!(!server.kind.is_empty(), "it has no name: {server:?}");
     ensure!(server.denied.is_empty(), "what is needed is denied: {:?}", server.denied);
     Ok(())
@@ -216,7 +216,8 @@ async fn a_server_says_what_it_is(h: Harness) -> Verdict {
 async fn usage_grows_with_what_is_kept(h: Harness) -> Verdict {
     let (tp, group) = (h.partition().await?, GroupName::new("group")?);
     let log = async || -> Result<(u64, u64), Violation> {
-        let usage = h.backend.inspect.usage(std::slice::from_ref(&tp), std::slice::from_ref(&group)).await?;
+        let usage =
+            h.backend.inspect()?.usage(std::slice::from_ref(&tp), std::slice::from_ref(&group)).await?;
         let logs = usage.iter().filter(|it| it.structure == Structure::Log);
         Ok(logs.fold((0, 0), |sum, it| (sum.0 + it.items, sum.1 + it.bytes)))
     };

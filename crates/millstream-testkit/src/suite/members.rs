@@ -47,31 +47,31 @@ impl Club {
     }
 
     async fn join(&self, member: &Member) -> Result<HeartbeatReply> {
-        self.h.backend.members.heartbeat(&self.topic, &self.group, member, true).await
+        self.h.backend.members().heartbeat(&self.topic, &self.group, member, true).await
     }
 
     async fn beat(&self, member: &Member) -> Result<HeartbeatReply> {
-        self.h.backend.members.heartbeat(&self.topic, &self.group, member, false).await
+        self.h.backend.members().heartbeat(&self.topic, &self.group, member, false).await
     }
 
     async fn leave(&self, member: &Member) -> Result<()> {
-        self.h.backend.members.leave(&self.topic, &self.group, member).await
+        self.h.backend.members().leave(&self.topic, &self.group, member).await
     }
 
     async fn publish(&self, version: Version, assignment: &Assignment) -> Result<bool> {
-        self.h.backend.members.publish(&self.topic, &self.group, version, assignment).await
+        self.h.backend.members().publish(&self.topic, &self.group, version, assignment).await
     }
 
     /// Returns the group's members, without the times of their heartbeats.
     async fn roster(&self) -> Result<GroupMembers> {
-        let mut roster = self.h.backend.members.roster(&self.topic, &self.group).await?;
+        let mut roster = self.h.backend.members().roster(&self.topic, &self.group).await?;
         roster.heard.clear();
         Ok(roster)
     }
 
     /// Returns how long ago each member sent its last heartbeat.
     async fn heard(&self) -> Result<BTreeMap<MemberId, Duration>> {
-        Ok(self.h.backend.members.roster(&self.topic, &self.group).await?.heard)
+        Ok(self.h.backend.members().roster(&self.topic, &self.group).await?.heard)
     }
 
     /// Sends a heartbeat of a member whose calls were answered without a gap, which removes expired members.
@@ -81,7 +81,7 @@ impl Club {
 
     /// Returns the members that are not overdue.
     async fn living(&self) -> Result<Vec<Member>> {
-        let roster = self.h.backend.members.roster(&self.topic, &self.group).await?;
+        let roster = self.h.backend.members().roster(&self.topic, &self.group).await?;
         Ok(roster.living().cloned().collect())
     }
 

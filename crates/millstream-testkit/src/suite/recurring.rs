@@ -28,7 +28,7 @@ async fn put_all<'a>(
     recurrences: impl IntoIterator<Item = (&'a str, u64)>,
 ) -> Verdict {
     for (name, next) in recurrences {
-        let put = h.backend.recurring.put(place, &recurrence(name, Some(next))?, OnConflict::Keep).await?;
+        let put = h.backend.recurring()?.put(place, &recurrence(name, Some(next))?, OnConflict::Keep).await?;
         equal!(put, Placed::New, "what became of a new recurrence");
     }
     Ok(())
@@ -36,11 +36,11 @@ async fn put_all<'a>(
 
 /// Returns the ids of due recurrences.
 async fn due(h: &Harness, place: &Place) -> Result<Vec<String>, Violation> {
-    let due = h.backend.recurring.due(place).await?.recurrences;
+    let due = h.backend.recurring()?.due(place).await?.recurrences;
     Ok(due.iter().map(|recurrence| recurrence.id.to_string()).collect())
 }
 
 /// Returns all recurrences.
 async fn listed(h: &Harness, place: &Place) -> Result<Vec<Recurrence>, Violation> {
-    Ok(h.backend.recurring.recurrences(place, None, 100).await?)
+    Ok(h.backend.recurring()?.recurrences(place, None, 100).await?)
 }

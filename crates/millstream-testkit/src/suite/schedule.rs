@@ -54,7 +54,7 @@ pub(super) fn scheduling(place: &Place, name: impl AsRef<str>, due: Due) -> Resu
 
 /// Schedules messages, and expects that each succeeds.
 pub(super) async fn schedule(h: &Harness, batch: &[Scheduling]) -> Result<Vec<Placed>, Violation> {
-    let results = h.backend.schedule.schedule(batch).await;
+    let results = h.backend.schedule().schedule(batch).await;
     ensure!(results.len() == batch.len(), "{} results for {} schedulings", results.len(), batch.len());
     Ok(results.into_iter().collect::<Result<_, _>>()?)
 }
@@ -74,13 +74,13 @@ pub(super) async fn place_all<'a>(
 
 /// Returns a waiting message.
 pub(super) async fn shown(h: &Harness, place: &Place, name: &str) -> Result<Scheduled, Violation> {
-    let found = h.backend.schedule.get(place, &id(name)?).await?;
+    let found = h.backend.schedule().get(place, &id(name)?).await?;
     found.ok_or_else(|| Violation::new(format!("{name} does not wait")))
 }
 
 /// Returns the ids of all waiting messages.
 pub(super) async fn all(h: &Harness, place: &Place) -> Result<Vec<String>, Violation> {
-    let waiting = h.backend.schedule.scheduled(place, None, 1_000).await?;
+    let waiting = h.backend.schedule().scheduled(place, None, 1_000).await?;
     Ok(waiting.iter().map(|scheduled| scheduled.id.to_string()).collect())
 }
 
@@ -89,7 +89,7 @@ async fn promote_delayed(h: &Harness, tp: &TopicPartition, count: usize) -> Resu
     let mut patience = h.patience("delayed messages to be promoted");
     let mut moved = 0;
     loop {
-        moved += h.backend.schedule.promote_delayed(tp, 100).await?.moved;
+        moved += h.backend.schedule().promote_delayed(tp, 100).await?.moved;
         ensure!(moved <= count, "{moved} messages were promoted, {count} were scheduled");
         if moved == count {
             return Ok(());

@@ -37,7 +37,7 @@ async fn sharers<const N: usize>(
     names: [&str; N],
 ) -> Result<(TopicSpec, [Sharer; N]), Violation> {
     let topic = h.topic(partitions).await?;
-    h.backend.catalog.create_group(&topic, &GroupName::new("group")?, Start::Earliest).await?;
+    h.backend.catalog().create_group(&topic, &GroupName::new("group")?, Start::Earliest).await?;
     let mut sharers = Vec::new();
     for name in names {
         sharers.push(Sharer::join(h, &topic, name).await?);
@@ -50,12 +50,12 @@ impl Sharer {
         let consumer = MemberId::new(name)?;
         let seat = SharedMember { topic: topic.name.clone(), group: GroupName::new("group")?, consumer };
         let partitions: Vec<_> = (0..topic.partitions).map(Partition).collect();
-        let reader = h.backend.shared.shared_reader(&seat, &partitions).await?;
+        let reader = h.backend.shared()?.shared_reader(&seat, &partitions).await?;
         Ok(Self { seat, reader, partitions, harness: h.clone() })
     }
 
     async fn reopen(&mut self) -> Verdict {
-        self.reader = self.harness.backend.shared.shared_reader(&self.seat, &self.partitions).await?;
+        self.reader = self.harness.backend.shared()?.shared_reader(&self.seat, &self.partitions).await?;
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl Sharer {
 
     async fn settle(&mut self, receipts: &[Receipt], settlement: &Settlement) -> Result<Settled, Violation> {
         let batch: Vec<_> = receipts.iter().map(|receipt| (*receipt, settlement.clone())).collect();
-        Ok(self.harness.backend.shared.settle_shared(&self.seat, Partition(0), &batch).await?)
+        Ok(self.harness.backend.shared()?.settle_shared(&self.seat, Partition(0), &batch).await?)
     }
 
     async fn acks(&mut self, receipts: &[Receipt]) -> Verdict {
@@ -105,7 +105,7 @@ impl Sharer {
     }
 
     async fn extend(&mut self, receipts: &[Receipt]) -> Result<BTreeSet<Receipt>, Violation> {
-        let lost = self.harness.backend.shared.extend(&self.seat, Partition(0), receipts).await?;
+        let lost = self.harness.backend.shared()?.extend(&self.seat, Partition(0), receipts).await?;
         Ok(lost.into_iter().collect())
     }
 
@@ -121,7 +121,7 @@ impl Sharer {
         heard: &Continuity,
     ) -> Result<Claimed, Violation> {
         let alive: Vec<_> = alive.iter().map(MemberId::new).collect::<Result<_, _>>()?;
-        let shared = &self.harness.backend.shared;
+        let shared = self.harness.backend.shared()?;
         Ok(shared.claim(&self.seat, Partition(0), &alive, idle, max, heard).await?)
     }
 

@@ -56,7 +56,7 @@ impl QueueUnderTest {
     }
 
     async fn claim(&self, ask: &ClaimRequest) -> Result<Claimed, Violation> {
-        Ok(self.h.backend.tasks.claim(&self.shard, ask).await?)
+        Ok(self.h.backend.tasks()?.claim(&self.shard, ask).await?)
     }
 
     /// Claims until `count` tasks have been returned.
@@ -92,7 +92,7 @@ impl QueueUnderTest {
 
     async fn settle_as(&self, id: &ScheduleId, token: &str, says: Says) -> Result<Settled, Violation> {
         let batch = [(id.clone(), token.to_owned(), says)];
-        Ok(self.h.backend.tasks.settle_tasks(&self.shard, &batch).await?)
+        Ok(self.h.backend.tasks()?.settle_tasks(&self.shard, &batch).await?)
     }
 
     /// Settles, and expects that the settlement takes effect.
@@ -104,20 +104,20 @@ impl QueueUnderTest {
     }
 
     async fn extend(&self, task: &ClaimedTask, hold: Duration) -> Result<bool, Violation> {
-        let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold, false).await?.ours;
+        let held = self.h.backend.tasks()?.extend(&self.shard, &[claim(task)], hold, false).await?.ours;
         ensure!(held.len() == 1, "{} answers to one extension", held.len());
         Ok(held[0])
     }
 
     /// Extends the claim, and records that a handler begins.
     async fn begins(&self, task: &ClaimedTask, hold: Duration) -> Verdict {
-        let held = self.h.backend.tasks.extend(&self.shard, &[claim(task)], hold, true).await?.ours;
+        let held = self.h.backend.tasks()?.extend(&self.shard, &[claim(task)], hold, true).await?.ours;
         equal!(held, [true], "whether a claim is ours at once");
         Ok(())
     }
 
     async fn counts(&self) -> Result<TaskCounts, Violation> {
-        Ok(self.h.backend.tasks.counts(&self.shard).await?)
+        Ok(self.h.backend.tasks()?.counts(&self.shard).await?)
     }
 
     /// Waits until the current claims have expired.

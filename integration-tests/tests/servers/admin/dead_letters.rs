@@ -31,10 +31,10 @@ fn letter(number: usize, tp: &TopicPartition, group: &GroupName, bytes: usize) -
 /// Puts so many letters there, past all scripts.
 async fn bury(server: &Server, mq: &Millstream, count: usize, bytes: usize) -> (TopicPartition, GroupName) {
     let (backend, group) = (mq.backend(), "billing".parse::<GroupName>().expect("a name"));
-    let topic = backend.catalog.create_topic(&LETTERS.spec().expect("a topic")).await.expect("created");
-    backend.catalog.create_group(&topic, &group, Start::Earliest).await.expect("created");
+    let topic = backend.catalog().create_topic(&LETTERS.spec().expect("a topic")).await.expect("created");
+    backend.catalog().create_group(&topic, &group, Start::Earliest).await.expect("created");
     let repairs = LETTERS.named("repairs").spec().expect("a topic");
-    backend.catalog.create_topic(&repairs).await.expect("created");
+    backend.catalog().create_topic(&repairs).await.expect("created");
     let tp = topic.iter().next().expect("a partition");
     let key = Keys::new().dead_letters(&tp, &group);
     let client = redis::Client::open(server.url()).expect("a client");

@@ -13,11 +13,11 @@ async fn what_is_lost_and_who_keeps_what_are_counted() {
     let redis = Redis::start();
     let scene = Fixture::at(&redis.url()).await;
     let backend = scene.mq.backend();
-    let short = backend.catalog.create_topic(&SHORT.spec().expect("a topic")).await.expect("created");
-    let kept = backend.catalog.create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
+    let short = backend.catalog().create_topic(&SHORT.spec().expect("a topic")).await.expect("created");
+    let kept = backend.catalog().create_topic(&ORDERS.spec().expect("a topic")).await.expect("created");
     for topic in [&short, &kept] {
         backend
-            .catalog
+            .catalog()
             .create_group(topic, &"audit".parse().expect("name"), Start::Earliest)
             .await
             .expect("created");

@@ -31,7 +31,7 @@ async fn leases_that_run_out_are_counted() {
     let theirs = loop {
         redis.cli(&["DEL", lease.as_str()]);
         match backend
-            .leases
+            .leases()
             .acquire(&resource, "thief", "once", hold, &millstream_core::Continuity::assured())
             .await
             .expect("asked")
@@ -44,7 +44,7 @@ async fn leases_that_run_out_are_counted() {
     let lost = [("leases_lost_total", at, 1.0), ("leases_lost_total", BILLING, 1.0)];
     scene.sees("one is lost", &lost).await;
     scene.sees("three are left", &[("partitions_owned", BILLING, 3.0)]).await;
-    backend.leases.release(&theirs).await.expect("released");
+    backend.leases().release(&theirs).await.expect("released");
     scene
         .sees(
             "it has all again",
@@ -159,9 +159,9 @@ async fn poison_candidates_are_counted() {
     for nonce in ["first", "second"] {
         let assured = millstream_core::Continuity::assured();
         let hold = Duration::from_secs(20);
-        let acquired = backend.leases.acquire(&resource, nonce, nonce, hold, &assured).await;
+        let acquired = backend.leases().acquire(&resource, nonce, nonce, hold, &assured).await;
         let Ok(Acquired::Granted(lease)) = acquired else { panic!("{acquired:?}") };
-        let mut reader = backend.log.reader(&lease).await.expect("a reader");
+        let mut reader = backend.log().reader(&lease).await.expect("a reader");
         let fetched = reader.fetch(10, Duration::ZERO).await.expect("fetched");
         assert_eq!(fetched.entries.len(), 2);
         redis.cli(&["DEL", lease_key.as_str()]);

@@ -39,9 +39,14 @@ async fn claim_begin_and_die(backend: &Backend, worker: &str, begun: bool) {
         heard: millstream_core::Continuity::assured(),
     };
     let claims = async || {
-        let tasks = backend.tasks.claim(&shard(), &ask).await.expect("asked").tasks;
+        let tasks = backend.tasks().expect("delay queues").claim(&shard(), &ask).await.expect("asked").tasks;
         let claims: Vec<_> = tasks.into_iter().map(|task| (task.id, task.token)).collect();
-        backend.tasks.extend(&shard(), &claims, hold, begun).await.expect("extended");
+        backend
+            .tasks()
+            .expect("delay queues")
+            .extend(&shard(), &claims, hold, begun)
+            .await
+            .expect("extended");
         !claims.is_empty()
     };
     eventually(claims, "it is claimed").await;

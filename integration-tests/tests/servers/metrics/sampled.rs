@@ -157,18 +157,18 @@ async fn a_lag_that_is_not_known_is_no_number() {
     let mq = Millstream::at(redis.url()).metrics(&metrics).await.expect("connected");
     let backend = mq.backend();
     let topic = Topic::<u64>::new("orders").partitions(1).spec().expect("a topic");
-    let topic = backend.catalog.create_topic(&topic).await.expect("created");
+    let topic = backend.catalog().create_topic(&topic).await.expect("created");
     let tp = topic.iter().next().expect("a partition");
     let append = async |count: usize| {
         let fields = wire::encode(&Envelope::new("1"));
         let batch = vec![Append { topic_partition: tp.clone(), fields }; 1_000];
         for _ in 0..count / batch.len() {
-            assert!(backend.log.append(&batch).await.iter().all(Result::is_ok));
+            assert!(backend.log().append(&batch).await.iter().all(Result::is_ok));
         }
     };
     append(HALF + 1_000).await;
     backend
-        .catalog
+        .catalog()
         .create_group(&topic, &"billing".parse().expect("a name"), millstream::Start::Latest)
         .await
         .expect("created");

@@ -51,7 +51,7 @@ impl Create {
         let (new, partitions) = if dry_run {
             let spec = admin.topic(topic).await?;
             let new = !admin.groups(topic).await?.contains(group);
-            let stats = cx.mq.backend().catalog.stats(&spec, group).await?;
+            let stats = cx.mq.backend().catalog().stats(&spec, group).await?;
             let missing = stats.iter().filter(|it| it.position.is_none()).map(|it| it.partition.0);
             (new, missing.collect::<Vec<_>>())
         } else {

@@ -192,7 +192,7 @@ impl Chosen {
             return Err(Usage("a task has an id that is not empty".into()).into());
         }
         let mut found = BTreeMap::new();
-        let tasks = &cx.mq.backend().tasks;
+        let tasks = cx.mq.backend().tasks()?;
         for shard in tasks.queue(&self.queue).await?.iter() {
             let mut ids = Vec::new();
             let mut after = MessageId::ZERO;
@@ -218,7 +218,7 @@ impl Chosen {
 
 /// Applies the operation to each task that still exists. Returns their number.
 async fn act(cx: &Context, found: &BTreeMap<Shard, Vec<MessageId>>, deed: Action) -> Result<u64> {
-    let tasks = &cx.mq.backend().tasks;
+    let tasks = cx.mq.backend().tasks()?;
     let mut done = 0;
     for (shard, ids) in found {
         for ids in ids.chunks(PAGE) {

@@ -237,7 +237,7 @@ impl Counts {
 }
 
 async fn create(cx: &Context, wanted: QueueSpec, dry: DryRun) -> Result<Exit> {
-    let tasks = &cx.mq.backend().tasks;
+    let tasks = cx.mq.backend().tasks()?;
     let there = match tasks.queue(&wanted.name).await {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         other => Some(other?),
@@ -266,7 +266,7 @@ async fn create(cx: &Context, wanted: QueueSpec, dry: DryRun) -> Result<Exit> {
 }
 
 async fn list(cx: &Context) -> Result<Exit> {
-    let names = cx.mq.backend().tasks.queues().await?;
+    let names = cx.mq.backend().tasks()?.queues().await?;
     let counts = names.iter().map(async |name| Counts::of(&recurring::queue(cx, name).await?).await);
     let counts = try_join_all(counts).await?;
     cx.output.show(&counts, |counts| {

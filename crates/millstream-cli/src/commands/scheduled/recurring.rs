@@ -65,7 +65,7 @@ impl Home {
 /// If it does not exist.
 pub(in crate::commands) async fn queue(cx: &Context, name: &QueueName) -> Result<DelayQueue<Bytes>> {
     let backend = cx.mq.backend();
-    let spec = match backend.tasks.queue(name).await {
+    let spec = match backend.tasks()?.queue(name).await {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(not_found(format!(
                 "delay queue {name} does not exist; `millstream queue create` creates it"

@@ -116,7 +116,7 @@ impl Retries {
 async fn list(cx: &Context, of: &Of, limit: usize) -> Result<Exit> {
     of.known(cx).await?;
     let spec = cx.admin().topic(&of.topic).await?;
-    let stats = cx.mq.backend().catalog.stats(&spec, &of.group).await?;
+    let stats = cx.mq.backend().catalog().stats(&spec, &of.group).await?;
     let all = spec.iter().collect::<Vec<_>>();
     let parked = try_join_all(all.iter().map(|it| first(cx, it, &of.group, limit))).await?;
     let mut retries: Vec<Entry> = parked.into_iter().flatten().collect();
@@ -143,7 +143,7 @@ async fn first(cx: &Context, of: &TopicPartition, group: &GroupName, limit: usiz
     let mut found = Vec::new();
     let mut after: Option<(u64, MessageId)> = None;
     while found.len() < limit {
-        let page = cx.mq.backend().inspect.parked(of, group, after, PAGE.min(limit - found.len())).await?;
+        let page = cx.mq.backend().inspect()?.parked(of, group, after, PAGE.min(limit - found.len())).await?;
         let Some(last) = page.items.last() else { break };
         after = Some((last.due, last.origin));
         found.extend(page.items.into_iter().map(|parked| Entry {

@@ -168,8 +168,8 @@ impl Sampler {
         }
         self.letters(round).await?;
         if self.server.is_none_or(|at| at.elapsed() >= SERVER) {
-            let server = self.mq.backend().inspect.server().await;
-            round.server = Some(server.map_err(|error| problem("the server", &error))?);
+            let server = async { self.mq.backend().inspect()?.server().await };
+            round.server = Some(server.await.map_err(|error| problem("the server", &error))?);
             self.server = Some(Instant::now());
         }
         Ok(())
@@ -180,7 +180,7 @@ impl Sampler {
         let logs = match stats.groups.first() {
             Some(group) => group.partitions.clone(),
             // No group reads the topic. The catalog returns the logs even for a group that does not exist.
-            None => self.mq.backend().catalog.stats(&stats.topic, &GroupName::new("top")?).await?,
+            None => self.mq.backend().catalog().stats(&stats.topic, &GroupName::new("top")?).await?,
         };
         Ok(TopicSample { at: self.started.elapsed(), stats, logs })
     }
@@ -224,8 +224,8 @@ impl Sampler {
         let number = usize::try_from(partition.partition.0).unwrap_or(usize::MAX);
         let Some(tp) = sample.stats.topic.iter().nth(number) else { return Ok(Vec::new()) };
         let newest = Range { newest_first: true, ..Range::ALL };
-        let page = self.mq.backend().dead_letters.list(&tp, group, newest, most).await;
-        Ok(page.map_err(|error| problem("dead letters", &error))?.items)
+        let page = async { self.mq.backend().dead_letters()?.list(&tp, group, newest, most).await };
+        Ok(page.await.map_err(|error| problem("dead letters", &error))?.items)
     }
 
     /// Reads the details of the focused group.
@@ -258,7 +258,7 @@ impl Sampler {
         let mut letters = Vec::new();
         let has = |partition| self.dead.get(&(topic.clone(), group.clone(), partition)) != Some(&0);
         for tp in spec.iter().filter(|tp| has(tp.partition)).take(SHOWN_LISTS) {
-            letters.extend(self.mq.backend().dead_letters.list(&tp, group, newest, SHOWN).await?.items);
+            letters.extend(self.mq.backend().dead_letters()?.list(&tp, group, newest, SHOWN).await?.items);
         }
         letters.sort_by(|a, b| b.id.cmp(&a.id).then_with(|| a.topic_partition.cmp(&b.topic_partition)));
         letters.truncate(SHOWN);

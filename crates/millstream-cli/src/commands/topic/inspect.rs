@@ -127,7 +127,7 @@ pub(super) async fn counted(cx: &Context, survey: &TopicSurvey) -> Result<Counte
     if counted.entries.is_none() {
         // The lengths are part of a group's statistics, which the catalog also returns for a group that does not
         // exist.
-        match cx.mq.backend().catalog.stats(&survey.topic, &GroupName::new("-")?).await {
+        match cx.mq.backend().catalog().stats(&survey.topic, &GroupName::new("-")?).await {
             Ok(stats) => counted.entries = Some(stats.iter().map(|partition| partition.length).sum()),
             Err(error) if error.is_transient() => return Err(error.into()),
             Err(error) => counted.errors.push(Failed::topic(name, &error)),

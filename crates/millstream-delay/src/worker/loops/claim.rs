@@ -186,7 +186,7 @@ impl Claimer {
         let place = Place::Shard(self.shard.clone());
         tokio::select! {
             biased;
-            again = self.firing.round(&*context.backend.recurring, &place, &*context.observer) => Some(again),
+            again = self.firing.round(&context.backend, &place, &*context.observer) => Some(again),
             () = context.kill.cancelled() => None,
         }
     }
@@ -266,9 +266,9 @@ impl Claimer {
         tokio::pin!(until);
         loop {
             let waiting = self.waiting.get_or_insert_with(|| {
-                let (tasks, shard) = (context.backend.tasks.clone(), self.shard.clone());
+                let (backend, shard) = (context.backend.clone(), self.shard.clone());
                 let timeout = context.config.longest_sleep;
-                Box::pin(catch_panic(async move { tasks.wait(&shard, timeout).await }))
+                Box::pin(catch_panic(async move { backend.tasks()?.wait(&shard, timeout).await }))
             });
             let called = tokio::select! {
                 biased;
@@ -311,7 +311,7 @@ async fn claim(context: &Context, shard: &Shard, limit: usize) -> Result<Claimed
         heard: context.heard.of(shard.shard, config.hold),
     };
     let asked = Instant::now();
-    let claimed = context.backend.tasks.claim(shard, &ask).await?;
+    let claimed = context.backend.tasks()?.claim(shard, &ask).await?;
     context.heard.answered(shard.shard, asked, &claimed.server, claimed.now);
     Ok(claimed)
 }

@@ -57,7 +57,7 @@ async fn extend(context: &Context, shard: &Shard, of_shard: &OfShard, begun: boo
     let OfShard { jobs, claims } = of_shard;
     for (jobs, claims) in jobs.chunks(MAX_BATCH).zip(claims.chunks(MAX_BATCH)) {
         let (asked, sent) = (context.held.clock.now(), Instant::now());
-        let extended = context.backend.tasks.extend(shard, claims, context.config.hold, begun).await?;
+        let extended = context.backend.tasks()?.extend(shard, claims, context.config.hold, begun).await?;
         // A worker without free capacity sends no claims: the answers to renewals are its evidence that the server was
         // reachable.
         context.heard.answered(shard.shard, sent, &extended.server, extended.now);

@@ -116,7 +116,7 @@ impl Settler {
             (settling.id.clone(), token, settling.verdict.clone())
         };
         let batch: Vec<_> = self.waiting[from..to].iter().map(task).collect();
-        let settled = match self.context.backend.tasks.settle_tasks(&self.shard, &batch).await {
+        let settled = match self.context.backend.tasks()?.settle_tasks(&self.shard, &batch).await {
             Ok(settled) => settled,
             Err(error) => {
                 if error.kind() == ErrorKind::Unconfirmed {

@@ -110,7 +110,7 @@ impl Job {
 
     async fn tell_begun(&self, context: &Context, token: &str) -> Result<bool> {
         let claims = [(self.task.id.clone(), token.to_owned())];
-        let told = context.backend.tasks.extend(&self.shard, &claims, context.config.hold, true).await?;
+        let told = context.backend.tasks()?.extend(&self.shard, &claims, context.config.hold, true).await?;
         match told.ours[..] {
             [ours] => Ok(ours),
             _ => Err(Error::new(ErrorKind::Protocol, format!("{} answers to one renewal", told.ours.len()))),

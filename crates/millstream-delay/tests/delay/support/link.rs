@@ -58,8 +58,8 @@ impl Link {
 
     /// The backend as it is seen through this link.
     pub fn over(self: &Arc<Self>, backend: &Backend) -> Backend {
-        let tasks = Linked { link: self.clone(), tasks: backend.tasks.clone() };
-        Backend { tasks: Arc::new(tasks), ..backend.clone() }
+        let tasks = Linked { link: self.clone(), tasks: backend.tasks().expect("delay queues").clone() };
+        backend.clone().with_tasks(Arc::new(tasks))
     }
 
     async fn pass(&self, what: &'static str) -> Result<()> {

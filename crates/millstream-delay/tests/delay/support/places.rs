@@ -30,9 +30,12 @@ pub struct Places {
 
 impl Places {
     pub fn over(self: &Arc<Self>, backend: &Backend) -> Backend {
-        let recurring = Fires { places: self.clone(), recurring: backend.recurring.clone() };
-        let schedule = Waits { places: self.clone(), schedule: backend.schedule.clone() };
-        Backend { recurring: Arc::new(recurring), schedule: Arc::new(schedule), ..backend.clone() }
+        let recurring = Fires {
+            places: self.clone(),
+            recurring: backend.recurring().expect("recurring schedules").clone(),
+        };
+        let schedule = Waits { places: self.clone(), schedule: backend.schedule().clone() };
+        backend.clone().with_recurring(Arc::new(recurring)).with_schedule(Arc::new(schedule))
     }
 }
 

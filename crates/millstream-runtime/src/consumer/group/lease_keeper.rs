@@ -59,7 +59,7 @@ impl LeaseKeeper {
         // Taken before the request: the ttl cannot have started earlier.
         let asked = self.context.lease_clock.now();
         let limit = self.context.beat_patience();
-        let failed = match timeout(limit, self.context.backend.leases.renew(&leases)).await {
+        let failed = match timeout(limit, self.context.backend.leases().renew(&leases)).await {
             Ok(results) => self.note(&guards, results, asked),
             Err(_) => {
                 Some(Error::new(ErrorKind::Unconfirmed, format!("no answer to a renewal within {limit:?}")))

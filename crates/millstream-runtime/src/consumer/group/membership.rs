@@ -151,7 +151,7 @@ impl Membership {
     }
 
     async fn beat(&mut self) -> Result<HeartbeatReply> {
-        let (limit, catalog) = (self.context.patience(), self.context.backend.catalog.clone());
+        let (limit, catalog) = (self.context.patience(), self.context.backend.catalog().clone());
         match self.heartbeat().await {
             // The server lost the topic: create it again, as the readers do. Fails if it was deleted on
             // purpose.
@@ -184,7 +184,7 @@ impl Membership {
         let limit = self.context.beat_patience();
         self.member.heard = self.context.heard();
         let (clock, asked) = (&self.context.lease_clock, self.context.lease_clock.elapsed());
-        let request = self.context.backend.members.heartbeat(topic, group, &self.member, joining);
+        let request = self.context.backend.members().heartbeat(topic, group, &self.member, joining);
         let sent = Instant::now();
         let pulse = within(limit, request).await?;
         self.context.answered(sent, &pulse.server, pulse.now);
@@ -272,7 +272,7 @@ impl Membership {
     /// Decides an assignment and publishes it, unless there is one. The next heartbeat returns the result.
     async fn assign(&mut self) -> Result<()> {
         let (topic, group) = (&self.context.topic.name, &self.context.group);
-        let (members, limit) = (&self.context.backend.members, self.context.patience());
+        let (members, limit) = (self.context.backend.members(), self.context.patience());
         let roster = within(limit, members.roster(topic, group)).await?;
         let current = self.pulse.as_ref().is_some_and(|pulse| pulse.version == roster.version);
         if !current || roster.assigned == Some(roster.version) || roster.members.is_empty() {
@@ -322,7 +322,7 @@ impl Membership {
             Some(watch) => watch,
             none => {
                 let (topic, group) = (&self.context.topic.name, &self.context.group);
-                none.insert(self.context.backend.members.watch(topic, group).await?)
+                none.insert(self.context.backend.members().watch(topic, group).await?)
             }
         };
         // The watch ends by itself before the heartbeat: if it were dropped while waiting, it would need a new connection
@@ -360,7 +360,7 @@ impl Membership {
 
     async fn handed_over(&mut self) -> Result<()> {
         let (topic, group) = (self.context.topic.name.clone(), self.context.group.clone());
-        let members = self.context.backend.members.clone();
+        let members = self.context.backend.members().clone();
         members.leave(&topic, &group, &self.member).await?;
         if !matches!(&*self.target.borrow(), Target::Own(own) if !own.is_empty()) {
             return Ok(());

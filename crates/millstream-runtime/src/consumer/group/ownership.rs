@@ -280,7 +280,7 @@ async fn acquire(
     // On the control thread, and added to the table there: renewals must not wait for this runtime.
     let control = context.control.clone();
     let found = control.call(async move {
-        let (leases, owner) = (&context.backend.leases, context.member.as_str());
+        let (leases, owner) = (context.backend.leases(), context.member.as_str());
         // Taken before the request: the ttl cannot have started earlier.
         let (asked, heard) = (context.lease_clock.now(), context.heard());
         let acquired = leases.acquire(&resource, owner, &nonce, context.config.lease_ttl, &heard);

@@ -17,7 +17,7 @@ pub(in crate::consumer) async fn restore_group(
 ) -> Result<()> {
     let (topic_partition, group) = guard.lease().partition()?;
     let after = in_flight.frontier();
-    let catalog = &context.backend.catalog;
+    let catalog = context.backend.catalog();
     let restored = async {
         // If the server lost all data, the registry is gone as well.
         catalog.restore_topic(&context.topic).await?;

@@ -51,7 +51,7 @@ impl Trimmer {
         // One of many partitions reads it for all of them; if that fails, the next one tries.
         let Ok(_asking) = self.asking.try_lock() else { return Ok(known.retention) };
         let at = Instant::now();
-        let retention = self.backend.catalog.topic(&self.topic).await?.retention;
+        let retention = self.backend.catalog().topic(&self.topic).await?.retention;
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known { retention, at };
         Ok(retention)
     }
@@ -90,7 +90,7 @@ impl Upkeep for Trimmer {
         if retention == Retention::Keep {
             return Ok(Some(AT_LEAST_EVERY));
         }
-        let Trimmed { dropped, lost, more } = self.backend.log.trim(lease, retention).await?;
+        let Trimmed { dropped, lost, more } = self.backend.log().trim(lease, retention).await?;
         let (topic_partition, _) = lease.partition()?;
         if dropped > 0 {
             events.observe(&Event::Trimmed { topic_partition, messages: dropped });
@@ -120,7 +120,7 @@ mod tests {
         tokio::time::advance(AT_LEAST_EVERY).await;
         assert!(trimmer.retention().await.is_err(), "there is no such topic");
         let other = topic.with_retention(Retention::Keep);
-        backend.catalog.create_topic(&other).await.expect("created");
+        backend.catalog().create_topic(&other).await.expect("created");
         assert_eq!(trimmer.retention().await.expect("asked"), Retention::Keep);
     }
 

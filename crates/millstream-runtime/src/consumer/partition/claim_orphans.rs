@@ -53,7 +53,7 @@ impl OrphanClaimer {
         let lease = self.guard.lease();
         let (topic_partition, group) = lease.partition()?;
         let observer = &*self.context.observer;
-        match self.context.backend.shared.adopt(lease, lease.ttl, MOST, &self.context.heard()).await {
+        match self.context.backend.shared()?.adopt(lease, lease.ttl, MOST, &self.context.heard()).await {
             Ok(messages) => {
                 self.monitor.succeeded(observer);
                 if messages > 0 {

@@ -140,7 +140,7 @@ impl Fetcher {
             none => {
                 // A new reader begins with the pending list, which may show entries that are settled meanwhile.
                 self.in_flight.begin_rewind();
-                none.insert(self.context.backend.log.reader(self.guard.lease()).await?)
+                none.insert(self.context.backend.log().reader(self.guard.lease()).await?)
             }
         };
         // Wait no longer than until the next check for orphans, and not at all before everything pending is known.

@@ -73,11 +73,11 @@ impl PartitionHandle {
         let guard = match &self.grip {
             HeldAs::Lease(guard) => guard,
             HeldAs::Entry(grasp) => {
-                let extend = grasp.clone().extend(self.context.backend.shared.clone());
+                let extend = grasp.clone().extend(self.context.backend.shared()?.clone());
                 return self.context.control.call(extend).await;
             }
         };
-        let (leases, lease) = (self.context.backend.leases.clone(), guard.lease().clone());
+        let (leases, lease) = (self.context.backend.leases().clone(), guard.lease().clone());
         // Taken before the request: the ttl cannot have started earlier.
         let asked = self.context.lease_clock.now();
         let renew = async move {

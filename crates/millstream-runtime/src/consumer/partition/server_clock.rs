@@ -60,7 +60,7 @@ impl ServerClock {
 
     async fn run_once(&self, context: &Subscription, guard: &LeaseGuard) -> Result<()> {
         let (topic_partition, _) = guard.lease().partition()?;
-        let now = context.backend.recurring.due(&topic_partition.clone().into()).await?.now;
+        let now = context.backend.recurring()?.due(&topic_partition.clone().into()).await?.now;
         // Counted from the arrival of the reply, so the estimate is never ahead and no message is retried early.
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Instant::now()));
         Ok(())

@@ -119,7 +119,7 @@ impl Settler {
     async fn settle(&mut self, from: usize) -> Result<()> {
         let lease = self.guard.lease();
         let asked = Instant::now();
-        let settled = self.context.backend.log.settle(lease, &self.waiting[from..]).await?;
+        let settled = self.context.backend.log().settle(lease, &self.waiting[from..]).await?;
         let elapsed = asked.elapsed();
         let batch = self.waiting.split_off(from);
         let is_note = |settlement: &Settlement| matches!(settlement, Settlement::Hold(_));

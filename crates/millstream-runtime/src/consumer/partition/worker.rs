@@ -228,7 +228,7 @@ async fn sought(
     in_flight: &InFlight,
     start: Start,
 ) -> Result<()> {
-    let (lease, log) = (guard.lease(), &context.backend.log);
+    let (lease, log) = (guard.lease(), context.backend.log());
     let sought = match log.seek(lease, start).await {
         Err(error) if error.kind() == ErrorKind::GroupMissing => {
             restore_group(context, guard, in_flight, &error).await?;
@@ -246,7 +246,7 @@ async fn sought(
 
 /// Releases a lease.
 pub(in crate::consumer) async fn release(context: &Context, lease: &Lease) {
-    let (leases, released) = (context.backend.leases.clone(), lease.clone());
+    let (leases, released) = (context.backend.leases().clone(), lease.clone());
     let release = context.control.call(async move { leases.release(&released).await });
     match tokio::time::timeout(RELEASE_TIMEOUT, release).await {
         Ok(Ok(())) => {}
@@ -258,7 +258,7 @@ pub(in crate::consumer) async fn release(context: &Context, lease: &Lease) {
 /// Withdraws the recorded end of this owner: it lost its lease to a network cut or a pause, and is alive.
 async fn withdraw_end(context: &Context, lease: &Lease) {
     for _ in 0..WITHDRAWALS {
-        let (leases, lost) = (context.backend.leases.clone(), lease.clone());
+        let (leases, lost) = (context.backend.leases().clone(), lease.clone());
         let request = context.control.call(async move { leases.withdraw_end(&lost).await });
         match within(context.patience(), request).await {
             Ok(()) => return,

@@ -90,7 +90,7 @@ impl Claimer {
         let sharer = self.sharer.clone();
         let Sharer { context, seat, in_flight, .. } = &*sharer;
         let period = context.period();
-        let roster = context.backend.members.roster(&seat.topic, &seat.group);
+        let roster = context.backend.members().roster(&seat.topic, &seat.group);
         let roster = within(context.patience(), roster).await?;
         self.grown.send_if_modified(|known| {
             let grown = roster.partitions > *known;
@@ -115,7 +115,7 @@ impl Claimer {
             let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
             let heard = context.heard();
             in_flight.begin_claim();
-            let claim = context.backend.shared.claim(seat, partition, &alive, idle, room, &heard);
+            let claim = context.backend.shared()?.claim(seat, partition, &alive, idle, room, &heard);
             let claimed = within(idle, claim).await;
             if claimed.is_err() {
                 // The claim may have been executed: then entries are pending under our name that we do not know.

@@ -236,7 +236,7 @@ impl Dispatcher {
             of.entry(item.key.partition).or_default().push(item.job.receipt);
         }
         for (partition, receipts) in of {
-            let request = context.backend.shared.give_back(seat, partition, &receipts);
+            let request = async { context.backend.shared()?.give_back(seat, partition, &receipts).await };
             if let Err(error) = within(context.patience(), request).await {
                 tracing::warn!(%error, "what was not begun is not given back: it is claimed later");
             }

@@ -75,7 +75,7 @@ impl Extender {
         // Taken before the request: the ttl cannot have started earlier.
         let asked = context.lease_clock.now();
         let receipts: Vec<Receipt> = keys.iter().map(|key| key.receipt).collect();
-        let request = context.backend.shared.extend(seat, partition, &receipts);
+        let request = context.backend.shared()?.extend(seat, partition, &receipts);
         let lost = within(context.beat_patience(), request).await?;
         let messages = in_flight.lost(keys.iter().filter(|key| lost.contains(&key.receipt)).copied());
         if messages > 0 {

@@ -138,7 +138,7 @@ impl Fetcher {
             none => {
                 self.sharer.in_flight.begin_rewind(&open);
                 self.read.clone_from(&open);
-                none.insert(context.backend.shared.shared_reader(&self.sharer.seat, &open).await?)
+                none.insert(context.backend.shared()?.shared_reader(&self.sharer.seat, &open).await?)
             }
         };
         // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
@@ -157,7 +157,7 @@ impl Fetcher {
     /// not known, so it starts with the oldest entry, and everything is handled (again) rather than lost.
     async fn restore_groups(&mut self, error: &Error) -> Result<()> {
         let Sharer { context, seat, .. } = &*self.sharer;
-        let (catalog, group, after) = (&context.backend.catalog, &seat.group, MessageId::ZERO);
+        let (catalog, group, after) = (context.backend.catalog(), &seat.group, MessageId::ZERO);
         let on = |error| unless_deleted(context, error);
         // If the server lost all data, the registry is gone as well.
         catalog.restore_topic(&context.topic).await.map_err(on)?;
@@ -183,7 +183,7 @@ async fn restore(
     tp: TopicPartition,
     after: MessageId,
 ) -> Result<(TopicPartition, bool)> {
-    let missing = context.backend.catalog.restore_group(&tp, &context.group, after).await?;
+    let missing = context.backend.catalog().restore_group(&tp, &context.group, after).await?;
     Ok((tp, missing))
 }
 

@@ -171,7 +171,7 @@ async fn send(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>, from:
     let Sharer { context, seat, in_flight, .. } = sharer;
     let told: Vec<_> = batch[from..].iter().map(|say| (say.key.receipt, say.settlement.clone())).collect();
     let asked = Instant::now();
-    let settled: Settled = context.backend.shared.settle_shared(seat, partition, &told).await?;
+    let settled: Settled = context.backend.shared()?.settle_shared(seat, partition, &told).await?;
     let elapsed = asked.elapsed();
     let done: Vec<Say> = batch.drain(from..).collect();
     in_flight.settled(done.iter().filter(|say| !say.is_note()).map(|say| say.key));

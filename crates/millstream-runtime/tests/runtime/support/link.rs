@@ -121,12 +121,14 @@ struct Linked<R: ?Sized> {
 /// The same backend behind a link.
 pub fn link(backend: &Backend) -> (Arc<Link>, Backend) {
     let link = Arc::new(Link::default());
-    let mut linked = backend.clone();
-    linked.log = Arc::new(Linked { link: link.clone(), role: backend.log.clone() });
-    linked.schedule = Arc::new(Linked { link: link.clone(), role: backend.schedule.clone() });
-    linked.leases = Arc::new(Linked { link: link.clone(), role: backend.leases.clone() });
-    linked.members = Arc::new(Linked { link: link.clone(), role: backend.members.clone() });
-    linked.shared = Arc::new(Linked { link: link.clone(), role: backend.shared.clone() });
+    let shared = backend.shared().expect("shared mode");
+    let linked = backend
+        .clone()
+        .with_log(Arc::new(Linked { link: link.clone(), role: backend.log().clone() }))
+        .with_schedule(Arc::new(Linked { link: link.clone(), role: backend.schedule().clone() }))
+        .with_leases(Arc::new(Linked { link: link.clone(), role: backend.leases().clone() }))
+        .with_members(Arc::new(Linked { link: link.clone(), role: backend.members().clone() }))
+        .with_shared(Arc::new(Linked { link: link.clone(), role: shared.clone() }));
     (link, linked)
 }
 

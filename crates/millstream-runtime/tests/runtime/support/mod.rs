@@ -257,9 +257,9 @@ pub struct Bench {
 
 pub fn bench() -> Bench {
     let memory = MemoryBackend::new();
-    let mut backend = Backend::from(memory.clone());
+    let backend = Backend::from(memory.clone());
     let log = Arc::new(Scripted {
-        inner: backend.log.clone(),
+        inner: backend.log().clone(),
         appends: Mutex::default(),
         append_takes: Mutex::new(MS(1)),
         append_failures: Mutex::default(),
@@ -274,7 +274,7 @@ pub fn bench() -> Bench {
         starts_over: Mutex::default(),
         settled: Mutex::default(),
     });
-    backend.log = Arc::new(Shared(log.clone()));
+    let backend = backend.with_log(Arc::new(Shared(log.clone())));
     Bench { memory, backend, log, told: Told::default() }
 }
 

@@ -116,8 +116,8 @@ pub fn fail_settles(bench: &Bench, times: usize) {
 }
 
 pub async fn stats(bench: &Bench) -> PartitionStats {
-    let topic = bench.backend.catalog.topic(&"numbers".parse().expect("name")).await.expect("a topic");
-    let mut stats = bench.backend.catalog.stats(&topic, &"g".parse().expect("name")).await.expect("stats");
+    let topic = bench.backend.catalog().topic(&"numbers".parse().expect("name")).await.expect("a topic");
+    let mut stats = bench.backend.catalog().stats(&topic, &"g".parse().expect("name")).await.expect("stats");
     stats.remove(0)
 }
 

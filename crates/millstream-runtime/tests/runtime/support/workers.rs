@@ -159,10 +159,10 @@ impl Workers {
 
     /// Nothing is pending, nothing unread.
     pub async fn assert_at_rest(&self) {
-        let topic = self.backend.catalog.topic(&"orders".parse().expect("name")).await.expect("a topic");
+        let topic = self.backend.catalog().topic(&"orders".parse().expect("name")).await.expect("a topic");
         let group = "g".parse().expect("name");
         let settled = async || {
-            let stats = self.backend.catalog.stats(&topic, &group).await.expect("stats");
+            let stats = self.backend.catalog().stats(&topic, &group).await.expect("stats");
             stats.iter().all(|stats| stats.pending == 0 && stats.lag == Some(0) && stats.retrying == 0)
         };
         for _ in 0..1_000 {
@@ -171,6 +171,6 @@ impl Workers {
             }
             tokio::time::sleep(MS(1)).await;
         }
-        panic!("{:#?}", self.backend.catalog.stats(&topic, &group).await);
+        panic!("{:#?}", self.backend.catalog().stats(&topic, &group).await);
     }
 }

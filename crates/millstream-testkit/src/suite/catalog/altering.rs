@@ -24,7 +24,7 @@ const RETENTIONS: [Retention; 5] = [
 ];
 
 async fn every_setting_is_kept(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     for retention in RETENTIONS {
         let name = TopicName::new(h.unique("topic"))?;
         // A topic that keeps all entries cannot have a bound.
@@ -53,7 +53,7 @@ async fn every_setting_is_kept(h: Harness) -> Verdict {
 }
 
 async fn what_is_not_named_stays(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let mut expected = h.topic(3).await?;
     let name = expected.name.clone();
     for (nth, retention) in RETENTIONS.into_iter().enumerate() {
@@ -85,7 +85,7 @@ async fn what_is_not_named_stays(h: Harness) -> Verdict {
 }
 
 async fn what_makes_no_sense_is_refused(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(1).await?;
     let changes = [
         TopicChange::new().retention(Retention::Age(Duration::ZERO)),
@@ -110,7 +110,7 @@ async fn what_makes_no_sense_is_refused(h: Harness) -> Verdict {
 async fn what_is_not_there_cannot_be_changed(h: Harness) -> Verdict {
     let name = TopicName::new(h.unique("topic"))?;
     let change = TopicChange::new().retention(Retention::Keep);
-    let altered = h.backend.catalog.alter_topic(&name, &change).await;
+    let altered = h.backend.catalog().alter_topic(&name, &change).await;
     refused(altered, ErrorKind::NotFound, "a change of an unknown topic")?;
-    refused(h.backend.catalog.topic(&name).await, ErrorKind::NotFound, "a look at it")
+    refused(h.backend.catalog().topic(&name).await, ErrorKind::NotFound, "a look at it")
 }

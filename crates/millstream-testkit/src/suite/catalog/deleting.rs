@@ -29,7 +29,7 @@ suite!("catalog":
 async fn full(h: &Harness, topic: &TopicSpec, group: &str) -> Result<Owner, Violation> {
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let name = GroupName::new(group)?;
-    h.backend.catalog.create_group(topic, &name, Start::Earliest).await?;
+    h.backend.catalog().create_group(topic, &name, Start::Earliest).await?;
     let mut owner = h.own(&tp, &name, LONG).await?;
     h.append_n(&tp, 6).await?;
     let entries = owner.take(5).await?;
@@ -39,7 +39,7 @@ async fn full(h: &Harness, topic: &TopicSpec, group: &str) -> Result<Owner, Viol
     owner.settle(entries[2].receipt, dead(Reason::Rejected, 1, entries[2].receipt.id)).await?;
     owner.settle(entries[3].receipt, hold(2, Duration::from_secs(3_600))).await?;
     let member = Member::new(MemberId::new("member")?, "first", LONG);
-    h.backend.members.heartbeat(&topic.name, &name, &member, true).await?;
+    h.backend.members().heartbeat(&topic.name, &name, &member, true).await?;
     let later = Scheduling {
         place: Place::from(tp),
         id: ScheduleId::new("later")?,
@@ -47,41 +47,45 @@ async fn full(h: &Harness, topic: &TopicSpec, group: &str) -> Result<Owner, Viol
         fields: message(7),
         on_conflict: OnConflict::default(),
     };
-    h.backend.schedule.schedule(&[later]).await.remove(0)?;
+    h.backend.schedule().schedule(&[later]).await.remove(0)?;
     Ok(owner)
 }
 
 /// Expects that a topic created again under the old name, and its group, have no data.
 async fn is_new(h: &Harness, topic: &TopicSpec, group: &GroupName) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     equal!(catalog.groups(&topic.name).await?, [], "groups of a new topic");
     let created = catalog.create_group(topic, group, Start::Earliest).await?;
     equal!(created.partitions.len(), topic.partitions as usize, "partitions on which the group was created");
     is_empty(h, topic, group, 0).await?;
     let tp = TopicPartition::new(topic.name.clone(), 0);
-    equal!(h.backend.schedule.waiting(&Place::from(tp)).await?.total, 0, "what is scheduled in a new topic");
+    equal!(
+        h.backend.schedule().waiting(&Place::from(tp)).await?.total,
+        0,
+        "what is scheduled in a new topic"
+    );
     Ok(())
 }
 
 async fn is_empty(h: &Harness, topic: &TopicSpec, group: &GroupName, length: u64) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     for stats in catalog.stats(topic, group).await? {
         let PartitionStats { partition, pending, retrying, dead, .. } = stats;
         equal!((pending, retrying, dead), (0, 0, 0), "pending, retrying and dead in partition {partition}");
         equal!(stats.length, if partition == Partition(0) { length } else { 0 }, "entries in {partition}");
         let tp = TopicPartition { topic: topic.name.clone(), partition };
-        let letters = h.backend.dead_letters.list(&tp, group, Range::ALL, 10).await?.items;
+        let letters = h.backend.dead_letters()?.list(&tp, group, Range::ALL, 10).await?.items;
         equal!(letters.len(), 0, "dead letters of a new group");
         let resource = millstream_core::Resource::partition(tp, group.clone());
-        ensure!(h.backend.leases.holder(&resource).await?.is_none(), "{resource} has a holder");
+        ensure!(h.backend.leases().holder(&resource).await?.is_none(), "{resource} has a holder");
     }
-    let roster = h.backend.members.roster(&topic.name, group).await?;
+    let roster = h.backend.members().roster(&topic.name, group).await?;
     equal!(roster.members.len(), 0, "members of a new group");
     Ok(())
 }
 
 async fn a_deleted_topic_is_gone_with_everything(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(2).await?;
     for group in ["first", "second"] {
         drop(full(&h, &topic, group).await?);
@@ -95,7 +99,7 @@ async fn a_deleted_topic_is_gone_with_everything(h: Harness) -> Verdict {
 }
 
 async fn a_topic_is_deleted_without_its_neighbours(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(2).await?;
     let name = |suffix: &str| TopicName::new(format!("{}{suffix}", topic.name));
     let mut neighbours = Vec::new();
@@ -117,7 +121,7 @@ async fn a_topic_is_deleted_without_its_neighbours(h: Harness) -> Verdict {
 }
 
 async fn what_is_not_there_is_not_deleted(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let (unknown, group) = (TopicName::new(h.unique("topic"))?, GroupName::new("group")?);
     ensure!(!catalog.delete_topic(&unknown).await?, "an unknown topic is said to be deleted");
     let deleted = catalog.delete_group(&unknown, &group).await;
@@ -128,7 +132,7 @@ async fn what_is_not_there_is_not_deleted(h: Harness) -> Verdict {
 }
 
 async fn a_deleted_group_is_gone_with_everything(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(2).await?;
     let group = GroupName::new("group")?;
     drop(full(&h, &topic, "group").await?);
@@ -141,7 +145,7 @@ async fn a_deleted_group_is_gone_with_everything(h: Harness) -> Verdict {
 }
 
 async fn a_group_is_deleted_without_the_others(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(1).await?;
     let mut stays = full(&h, &topic, "stays").await?;
     drop(full(&h, &topic, "stay").await?);
@@ -152,12 +156,12 @@ async fn a_group_is_deleted_without_the_others(h: Harness) -> Verdict {
     let stats = catalog.stats(&topic, &stays_name).await?;
     equal!(stats.iter().map(has).collect::<Vec<_>>(), [(12, Some(7), 2, 2, 1)], "what the other group has");
     equal!(stays.take(8).await?.len(), 8, "what the other group goes on to read");
-    equal!(h.backend.members.roster(&topic.name, &stays_name).await?.members.len(), 1, "its members");
+    equal!(h.backend.members().roster(&topic.name, &stays_name).await?.members.len(), 1, "its members");
     Ok(())
 }
 
 async fn who_works_on_what_is_deleted_is_told(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(1).await?;
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let group = GroupName::new("group")?;
@@ -168,12 +172,12 @@ async fn who_works_on_what_is_deleted_is_told(h: Harness) -> Verdict {
     catalog.delete_topic(&topic.name).await?;
     refused(owner.reader.fetch(1, QUIET).await, ErrorKind::Fenced, "a fetch of a deleted topic")?;
     let batch = [(entries[0].receipt, dead(Reason::Rejected, 1, appended[0]))];
-    let late = h.backend.log.settle(&owner.lease, &batch).await;
+    let late = h.backend.log().settle(&owner.lease, &batch).await;
     refused(late, ErrorKind::Fenced, "a settlement in a deleted topic")?;
     let restored = catalog.restore_group(&tp, &group, appended[0]).await;
     refused(restored, ErrorKind::NotFound, "restoring a group of a deleted topic")?;
     let member = Member::new(MemberId::new("member")?, "first", LONG);
-    let beat = h.backend.members.heartbeat(&topic.name, &group, &member, true).await;
+    let beat = h.backend.members().heartbeat(&topic.name, &group, &member, true).await;
     refused(beat, ErrorKind::NotFound, "a heartbeat in a deleted topic")?;
     equal!(catalog.groups(&topic.name).await?, [], "groups of a deleted topic");
     Ok(())

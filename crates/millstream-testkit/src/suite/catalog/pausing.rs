@@ -19,18 +19,18 @@ suite!("catalog":
 /// Creates a group in a new topic.
 async fn group(h: &Harness) -> Result<(TopicSpec, GroupName), Violation> {
     let (topic, group) = (h.topic(2).await?, GroupName::new("group")?);
-    h.backend.catalog.create_group(&topic, &group, Start::Earliest).await?;
+    h.backend.catalog().create_group(&topic, &group, Start::Earliest).await?;
     Ok((topic, group))
 }
 
 /// Whether the heartbeat reply to a member with this name reports that its group is paused.
 async fn hears(h: &Harness, topic: &TopicSpec, group: &GroupName, id: &str) -> Result<bool, Violation> {
     let member = Member::new(MemberId::new(id)?, "first", LONG);
-    Ok(h.backend.members.heartbeat(&topic.name, group, &member, true).await?.paused)
+    Ok(h.backend.members().heartbeat(&topic.name, group, &member, true).await?.paused)
 }
 
 async fn a_paused_group_tells_all_its_members(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let (topic, group) = group(&h).await?;
     let other = GroupName::new("other")?;
     catalog.create_group(&topic, &other, Start::Earliest).await?;
@@ -49,7 +49,7 @@ async fn a_paused_group_tells_all_its_members(h: Harness) -> Verdict {
 }
 
 async fn a_pause_ends_with_a_word_and_with_nothing_else(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let (topic, group) = group(&h).await?;
     hears(&h, &topic, &group, "ann").await?;
     catalog.set_paused(&topic.name, &group, true).await?;
@@ -64,7 +64,7 @@ async fn a_pause_ends_with_a_word_and_with_nothing_else(h: Harness) -> Verdict {
 }
 
 async fn what_is_not_there_is_not_paused(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let (topic, group) = group(&h).await?;
     let unknown = TopicName::new(h.unique("topic"))?;
     for paused in [true, false] {
@@ -77,7 +77,7 @@ async fn what_is_not_there_is_not_paused(h: Harness) -> Verdict {
 }
 
 async fn a_deleted_group_is_not_paused_any_more(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let (topic, group) = group(&h).await?;
     catalog.set_paused(&topic.name, &group, true).await?;
     catalog.delete_group(&topic.name, &group).await?;
@@ -97,11 +97,11 @@ async fn a_deleted_group_is_not_paused_any_more(h: Harness) -> Verdict {
 }
 
 async fn who_waits_in_a_paused_group_is_woken(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let (topic, group) = group(&h).await?;
     let member = Member::new(MemberId::new("member")?, "first", LONG);
-    let pulse = h.backend.members.heartbeat(&topic.name, &group, &member, true).await?;
-    let mut watch = h.backend.members.watch(&topic.name, &group).await?;
+    let pulse = h.backend.members().heartbeat(&topic.name, &group, &member, true).await?;
+    let mut watch = h.backend.members().watch(&topic.name, &group).await?;
     let started = tokio::time::Instant::now();
     let pause = async {
         tokio::time::sleep(QUIET).await;
@@ -112,7 +112,7 @@ async fn who_waits_in_a_paused_group_is_woken(h: Harness) -> Verdict {
         let mut seen = pulse.revision;
         loop {
             watch.changed(seen, h.deadline()).await?;
-            let pulse = h.backend.members.heartbeat(&topic.name, &group, &member, false).await?;
+            let pulse = h.backend.members().heartbeat(&topic.name, &group, &member, false).await?;
             if pulse.paused {
                 return Ok(());
             }

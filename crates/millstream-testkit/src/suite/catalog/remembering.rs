@@ -20,7 +20,7 @@ suite!("catalog":
 );
 
 async fn a_deleted_topic_is_not_restored(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(2).await?;
     equal!(catalog.restore_topic(&topic).await?, topic, "restoring a topic that is there");
     catalog.delete_topic(&topic.name).await?;
@@ -33,7 +33,7 @@ async fn a_deleted_topic_is_not_restored(h: Harness) -> Verdict {
 
 /// The topic was not deleted: the server lost it.
 async fn a_topic_that_was_lost_is_restored(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let lost = TopicSpec::new(TopicName::new(h.unique("topic"))?, 2)?.with_max_length(9);
     equal!(catalog.restore_topic(&lost).await?, lost, "the topic as restored");
     equal!(catalog.topic(&lost.name).await?, lost, "the topic as stored");
@@ -42,7 +42,7 @@ async fn a_topic_that_was_lost_is_restored(h: Harness) -> Verdict {
 }
 
 async fn a_topic_that_is_created_again_can_be_restored(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(2).await?;
     catalog.delete_topic(&topic.name).await?;
     let other = TopicSpec::new(topic.name.clone(), 3)?;
@@ -54,7 +54,7 @@ async fn a_topic_that_is_created_again_can_be_restored(h: Harness) -> Verdict {
 
 /// A client of the previous topic may expect another number of partitions.
 async fn a_topic_that_is_created_again_is_another_one(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let first = h.topic(2).await?;
     equal!(first.generation, 0, "which topic of its name the first one is");
     let mut before = first.clone();
@@ -75,7 +75,7 @@ async fn a_topic_that_is_created_again_is_another_one(h: Harness) -> Verdict {
 }
 
 async fn who_worked_on_the_topic_before_has_no_part_in_the_next(h: Harness) -> Verdict {
-    let (catalog, members) = (&h.backend.catalog, &h.backend.members);
+    let (catalog, members) = (h.backend.catalog(), h.backend.members());
     let topic = h.topic(2).await?;
     let group = GroupName::new("group")?;
     catalog.create_group(&topic, &group, Start::Earliest).await?;
@@ -98,19 +98,19 @@ async fn who_worked_on_the_topic_before_has_no_part_in_the_next(h: Harness) -> V
 }
 
 async fn a_deleted_group_is_not_restored(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(1).await?;
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let (group, other) = (GroupName::new("group")?, GroupName::new("other")?);
     let member = Member::new(MemberId::new("member")?, "first", LONG);
     for group in [&group, &other] {
         catalog.create_group(&topic, group, Start::Earliest).await?;
-        h.backend.members.heartbeat(&topic.name, group, &member, true).await?;
+        h.backend.members().heartbeat(&topic.name, group, &member, true).await?;
     }
     catalog.delete_group(&topic.name, &group).await?;
-    let beat = h.backend.members.heartbeat(&topic.name, &group, &member, false).await;
+    let beat = h.backend.members().heartbeat(&topic.name, &group, &member, false).await;
     refused(beat, ErrorKind::Deleted, "a heartbeat in a deleted group")?;
-    let joined = h.backend.members.heartbeat(&topic.name, &group, &member, true).await;
+    let joined = h.backend.members().heartbeat(&topic.name, &group, &member, true).await;
     refused(joined, ErrorKind::Deleted, "joining a deleted group")?;
     let restored = catalog.restore_group(&tp, &group, MessageId::ZERO).await;
     refused(restored, ErrorKind::Deleted, "restoring a deleted group")?;
@@ -118,7 +118,7 @@ async fn a_deleted_group_is_not_restored(h: Harness) -> Verdict {
     let stats = catalog.stats(&topic, &group).await?;
     ensure!(stats.iter().all(|stats| stats.position.is_none()), "a deleted group stands somewhere");
     // The other group was not deleted.
-    h.backend.members.heartbeat(&topic.name, &other, &member, false).await?;
+    h.backend.members().heartbeat(&topic.name, &other, &member, false).await?;
     equal!(
         catalog.restore_group(&tp, &other, MessageId::ZERO).await?,
         false,
@@ -128,7 +128,7 @@ async fn a_deleted_group_is_not_restored(h: Harness) -> Verdict {
 }
 
 async fn a_group_that_is_created_again_can_be_restored(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(1).await?;
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let group = GroupName::new("group")?;
@@ -139,19 +139,19 @@ async fn a_group_that_is_created_again_can_be_restored(h: Harness) -> Verdict {
         "a new group is said to be old"
     );
     let member = Member::new(MemberId::new("member")?, "first", LONG);
-    h.backend.members.heartbeat(&topic.name, &group, &member, true).await?;
+    h.backend.members().heartbeat(&topic.name, &group, &member, true).await?;
     equal!(catalog.restore_group(&tp, &group, MessageId::ZERO).await?, false, "whether it was missing");
     Ok(())
 }
 
 async fn who_waits_in_a_deleted_group_is_woken(h: Harness) -> Verdict {
-    let catalog = &h.backend.catalog;
+    let catalog = h.backend.catalog();
     let topic = h.topic(1).await?;
     let group = GroupName::new("group")?;
     catalog.create_group(&topic, &group, Start::Earliest).await?;
     let member = Member::new(MemberId::new("member")?, "first", LONG);
-    let pulse = h.backend.members.heartbeat(&topic.name, &group, &member, true).await?;
-    let mut watch = h.backend.members.watch(&topic.name, &group).await?;
+    let pulse = h.backend.members().heartbeat(&topic.name, &group, &member, true).await?;
+    let mut watch = h.backend.members().watch(&topic.name, &group).await?;
     let started = tokio::time::Instant::now();
     let delete = async {
         tokio::time::sleep(QUIET).await;
@@ -161,7 +161,7 @@ async fn who_waits_in_a_deleted_group_is_woken(h: Harness) -> Verdict {
         let mut patience = h.patience("a deletion");
         loop {
             watch.changed(pulse.revision, h.deadline()).await?;
-            match h.backend.members.heartbeat(&topic.name, &group, &member, false).await {
+            match h.backend.members().heartbeat(&topic.name, &group, &member, false).await {
                 Err(error) if error.kind() == ErrorKind::Deleted => return Ok(()),
                 other => drop(other?),
             }

@@ -20,7 +20,7 @@ suite!("catalog":
 );
 
 async fn stats(h: &Harness, topic: &TopicSpec, group: &str) -> Result<PartitionStats, Violation> {
-    let stats = h.backend.catalog.stats(topic, &GroupName::new(group)?).await?;
+    let stats = h.backend.catalog().stats(topic, &GroupName::new(group)?).await?;
     stats.into_iter().next().ok_or_else(|| Violation::new("no stats of the first partition"))
 }
 
@@ -33,7 +33,7 @@ async fn lag(h: &Harness, topic: &TopicSpec, group: &str) -> Result<Option<u64>,
 /// Acquires the only partition for a group that starts at this position, and returns the owner.
 async fn starts(h: &Harness, topic: &TopicSpec, group: &str, start: Start) -> Result<Owner, Violation> {
     let name = GroupName::new(group)?;
-    h.backend.catalog.create_group(topic, &name, start).await?;
+    h.backend.catalog().create_group(topic, &name, start).await?;
     h.own(&TopicPartition::new(topic.name.clone(), 0), &name, LONG).await
 }
 
@@ -117,7 +117,7 @@ async fn the_group_that_keeps_most_is_named(h: Harness) -> Verdict {
     fast.ack(&entries[..8]).await?;
     let entries = slow.take(5).await?;
     slow.ack(&entries[..2]).await?;
-    let pins = h.backend.catalog.pins(&topic).await?;
+    let pins = h.backend.catalog().pins(&topic).await?;
     ensure!(pins.len() == 1, "what keeps entries: {pins:?}");
     let Pin { partition, ref group, watermark, entries: kept, bytes, idle, .. } = pins[0];
     equal!((partition, group.as_str()), (Partition(0), "a-slow"), "partition and group");
@@ -129,7 +129,7 @@ async fn the_group_that_keeps_most_is_named(h: Harness) -> Verdict {
     );
     slow.take(5).await?;
     fast.harness.trim(&fast.lease).await?;
-    let kept: Vec<_> = h.backend.catalog.pins(&topic).await?.iter().map(|pin| pin.entries).collect();
+    let kept: Vec<_> = h.backend.catalog().pins(&topic).await?.iter().map(|pin| pin.entries).collect();
     equal!(kept, [6], "what stays after a trim");
     Ok(())
 }
@@ -138,9 +138,9 @@ async fn nobody_is_named_where_everything_is_settled(h: Harness) -> Verdict {
     let topic = h.topic(1).await?;
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let mut owner = starts(&h, &topic, "group", Start::Earliest).await?;
-    equal!(h.backend.catalog.pins(&topic).await?, [], "what keeps entries of an empty log");
+    equal!(h.backend.catalog().pins(&topic).await?, [], "what keeps entries of an empty log");
     let appended = h.append_n(&tp, 3).await?;
-    let pin = h.backend.catalog.pins(&topic).await?;
+    let pin = h.backend.catalog().pins(&topic).await?;
     equal!(
         pin.iter().map(|pin| (pin.entries, pin.idle)).collect::<Vec<_>>(),
         [(3, None)],
@@ -149,6 +149,6 @@ async fn nobody_is_named_where_everything_is_settled(h: Harness) -> Verdict {
     equal!((pin[0].watermark, pin[0].exact), (appended[0], true), "the oldest that stays");
     let entries = owner.take(3).await?;
     owner.ack(&entries).await?;
-    equal!(h.backend.catalog.pins(&topic).await?, [], "what keeps entries that are settled");
+    equal!(h.backend.catalog().pins(&topic).await?, [], "what keeps entries that are settled");
     Ok(())
 }

@@ -40,7 +40,7 @@ fn claim(by: &str, hold: Duration) -> Claim {
 
 impl Grave {
     async fn claim(&mut self, ids: &[MessageId], claim: &Claim) -> Result<Vec<MessageId>> {
-        self.h.backend.dead_letters.claim(&self.tp, &self.group, ids, claim).await
+        self.h.backend.dead_letters()?.claim(&self.tp, &self.group, ids, claim).await
     }
 
     async fn settle(
@@ -50,7 +50,7 @@ impl Grave {
         deed: &DeadLetterAction,
     ) -> Result<Vec<MessageId>> {
         let deeds: Vec<_> = ids.iter().map(|id| (*id, deed.clone())).collect();
-        self.h.backend.dead_letters.settle(&self.tp, &self.group, by, &deeds).await
+        self.h.backend.dead_letters()?.settle(&self.tp, &self.group, by, &deeds).await
     }
 
     /// Repeats a claim until it returns letters.
@@ -97,7 +97,9 @@ async fn of_two_claims_at_once_each_letter_has_one(h: Harness) -> Verdict {
     let ids = grave.ids(COUNT).await?;
     let claims = ["a", "b"].map(|by| {
         let (h, tp, group, ids) = (grave.h.clone(), grave.tp.clone(), grave.group.clone(), ids.clone());
-        tokio::spawn(async move { h.backend.dead_letters.claim(&tp, &group, &ids, &claim(by, LONG)).await })
+        tokio::spawn(
+            async move { h.backend.dead_letters()?.claim(&tp, &group, &ids, &claim(by, LONG)).await },
+        )
     });
     let mut all = Vec::new();
     for claimed in claims {
@@ -240,7 +242,7 @@ async fn an_edited_letter_comes_back_with_another_body(h: Harness) -> Verdict {
     let ids = grave.ids(2).await?;
     let deeds =
         [(ids[0], DeadLetterAction::ReplayAs(foreign())), (ids[1], DeadLetterAction::ReplayAs(Vec::new()))];
-    let settled = grave.h.backend.dead_letters.settle(&grave.tp, &grave.group, None, &deeds).await?;
+    let settled = grave.h.backend.dead_letters()?.settle(&grave.tp, &grave.group, None, &deeds).await?;
     equal!(settled, ids, "replayed");
     let entries = grave.owner.take(2).await?;
     let back: Vec<_> = entries.iter().map(|entry| wire::body_of(Source::Retry, &entry.fields)).collect();
@@ -258,14 +260,14 @@ async fn a_body_of_too_many_fields_is_refused(h: Harness) -> Verdict {
     let ids = grave.ids(2).await?;
     let wide = vec![("n".into(), "v".into()); MAX_BODY_FIELDS + 1];
     let deeds = [(ids[0], DeadLetterAction::Replay), (ids[1], DeadLetterAction::ReplayAs(wide.clone()))];
-    let settled = grave.h.backend.dead_letters.settle(&grave.tp, &grave.group, None, &deeds).await;
+    let settled = grave.h.backend.dead_letters()?.settle(&grave.tp, &grave.group, None, &deeds).await;
     ensure!(
         settled.as_ref().is_err_and(|error| error.kind() == ErrorKind::TooLarge),
         "a body of too many fields: {settled:?}"
     );
     let mut letters = grave.list(2).await?;
     letters[0].body = wide;
-    let put = grave.h.backend.dead_letters.put(&grave.tp, &grave.group, &letters, true).await;
+    let put = grave.h.backend.dead_letters()?.put(&grave.tp, &grave.group, &letters, true).await;
     ensure!(
         put.as_ref().is_err_and(|error| error.kind() == ErrorKind::TooLarge),
         "a body of too many fields: {put:?}"

@@ -16,7 +16,7 @@ suite!("dead_letters":
 
 impl Grave {
     async fn put(&mut self, letters: &[DeadLetter], again: bool) -> Result<Vec<Option<MessageId>>> {
-        self.h.backend.dead_letters.put(&self.tp, &self.group, letters, again).await
+        self.h.backend.dead_letters()?.put(&self.tp, &self.group, letters, again).await
     }
 }
 
@@ -74,7 +74,7 @@ async fn what_is_still_there_is_not_put(h: Harness) -> Verdict {
 
 async fn what_is_purged_up_to_an_id_is_gone(h: Harness) -> Verdict {
     let mut grave = Grave::new(h.clone()).await?;
-    let dead_letters = &h.backend.dead_letters;
+    let dead_letters = h.backend.dead_letters()?;
     equal!(
         dead_letters.purge_through(&grave.tp, &grave.group, MessageId::MAX).await?,
         0,

@@ -76,13 +76,13 @@ async fn a_stale_token_settles_nothing(h: Harness) -> Verdict {
     ];
     for (entry, settlement) in entries.iter().zip(settlements) {
         let what = format!("{settlement:?} after the takeover");
-        let settled = h.backend.log.settle(&owner.lease, &[(entry.receipt, settlement)]).await;
+        let settled = h.backend.log().settle(&owner.lease, &[(entry.receipt, settlement)]).await;
         refused(settled, ErrorKind::Fenced, &what)?;
     }
     equal!(ids(&next.take(3).await?), appended, "what is pending");
-    let promoted = h.backend.schedule.promote(&next.lease, 10).await?;
+    let promoted = h.backend.schedule().promote(&next.lease, 10).await?;
     equal!((promoted.moved, promoted.next), (0, None), "what is parked");
-    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
+    let letters = h.backend.dead_letters()?.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 0, "dead letters");
     Ok(())
 }
@@ -95,7 +95,7 @@ async fn a_stale_token_holds_nothing(h: Harness) -> Verdict {
     let mut next = h.takeover(&owner.lease).await?;
     let batch = [(entries[0].receipt, hold(2, Duration::ZERO))];
     refused(
-        h.backend.log.settle(&owner.lease, &batch).await,
+        h.backend.log().settle(&owner.lease, &batch).await,
         ErrorKind::Fenced,
         "a hold after the takeover",
     )?;
@@ -112,7 +112,7 @@ async fn a_stale_token_seeks_nowhere(h: Harness) -> Verdict {
     owner.take(2).await?;
     let mut next = h.takeover(&owner.lease).await?;
     for start in [Start::Earliest, Start::Latest] {
-        let sought = h.backend.log.seek(&owner.lease, start).await;
+        let sought = h.backend.log().seek(&owner.lease, start).await;
         refused(sought, ErrorKind::Fenced, "a seek after the takeover")?;
     }
     let pending = next.take(2).await?;
@@ -130,7 +130,7 @@ async fn a_stale_token_trims_nothing(h: Harness) -> Verdict {
     owner.ack(&entries).await?;
     let next = h.takeover(&owner.lease).await?;
     refused(
-        h.backend.log.trim(&owner.lease, Retention::Consumed).await,
+        h.backend.log().trim(&owner.lease, Retention::Consumed).await,
         ErrorKind::Fenced,
         "a trim after the takeover",
     )?;
@@ -144,12 +144,12 @@ async fn a_lease_that_ran_out_works_until_somebody_takes_it(h: Harness) -> Verdi
     h.append_n(&tp, 2).await?;
     let entries = owner.take(1).await?;
     let mut patience = h.patience("the lease to run out");
-    while h.backend.leases.holder(&owner.lease.resource).await?.is_some() {
+    while h.backend.leases().holder(&owner.lease.resource).await?.is_some() {
         patience.pause().await?;
     }
     owner.ack(&entries).await?;
     equal!(owner.take(1).await?.len(), 1, "entries read under a lease that ran out");
-    h.backend.schedule.promote(&owner.lease, 10).await?;
+    h.backend.schedule().promote(&owner.lease, 10).await?;
     h.trim(&owner.lease).await?;
     Ok(())
 }

@@ -79,13 +79,13 @@ async fn failures_are_kept_to_the_dead_letter_and_a_replay_begins_anew(h: Harnes
     let (error, reason) = ("gave up".to_owned(), Reason::Exhausted);
     let dies = Settlement::DeadLetter { reason, attempts: 13, origin, error, history: history.clone() };
     owner.settle_all(&[entry], &dies).await?;
-    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
+    let letters = h.backend.dead_letters()?.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters");
     let expected: Vec<_> = [1].into_iter().chain(5..=13).collect();
     equal!(attempts(&letters[0].history), expected, "the failures of a dead letter");
     equal!(letters[0].history.failures()[..1], history.failures()[..1], "the first of them");
     equal!(letters[0].history.failures()[9].error, "gave up", "the last of them");
-    equal!(h.backend.dead_letters.replay(&tp, &group, &[letters[0].id]).await?, 1, "replayed");
+    equal!(h.backend.dead_letters()?.replay(&tp, &group, &[letters[0].id]).await?, 1, "replayed");
     let replayed = decoded(&owner.take_retries(1).await?[0]);
     equal!((replayed.attempt, replayed.error), (1, None), "attempt and last error of what was replayed");
     equal!(replayed.history, History::default(), "its failures");
@@ -123,7 +123,7 @@ async fn a_retry_at_a_time_comes_then(h: Harness) -> Verdict {
     let at = h.now(&tp.clone().into()).await? + 150;
     let due = |n: usize, due| (entries[n].receipt, failed(1, ids[n], &History::default(), due));
     let batch = [due(0, Due::At(at)), due(1, Due::At(1))];
-    equal!(h.backend.log.settle(&owner.lease, &batch).await?.applied, 2, "two retries");
+    equal!(h.backend.log().settle(&owner.lease, &batch).await?.applied, 2, "two retries");
     owner.promote(2).await?;
     let entries = owner.take_retries(2).await?;
     let origins: Vec<_> = entries.iter().map(|entry| decoded(entry).origin).collect();

@@ -43,7 +43,7 @@ async fn a_note_is_read_with_its_entry(h: Harness) -> Verdict {
     equal!(told(&entries), [None, None, None], "notes of entries that are read for the first time");
     let batch =
         [(entries[0].receipt, hold(2, Duration::ZERO)), (entries[2].receipt, hold(7, Duration::ZERO))];
-    let settled = h.backend.log.settle(&owner.lease, &batch).await?;
+    let settled = h.backend.log().settle(&owner.lease, &batch).await?;
     equal!(settled, Settled { applied: 2, stale: 0 }, "two holds");
     for _ in 0..2 {
         owner.reopen().await?;
@@ -96,7 +96,7 @@ async fn the_last_note_holds(h: Harness) -> Verdict {
     owner.settle_all(&entries, &hold(2, HOUR)).await?;
     owner.settle_all(&entries[..1], &hold(3, Duration::ZERO)).await?;
     let twice = [hold(4, HOUR), hold(5, Duration::ZERO)].map(|hold| (entries[1].receipt, hold));
-    equal!(h.backend.log.settle(&owner.lease, &twice).await?.applied, 2, "two holds in one batch");
+    equal!(h.backend.log().settle(&owner.lease, &twice).await?.applied, 2, "two holds in one batch");
     owner.reopen().await?;
     let pending = owner.take(2).await?;
     equal!(told(&pending), [3, 5].map(|n| Some(note(n, Duration::ZERO))), "notes that replaced others");
@@ -118,7 +118,7 @@ async fn a_held_entry_stays_pending(h: Harness) -> Verdict {
     owner.ack(&entries[2..]).await?;
     equal!(h.trim(&owner.lease).await?, 0, "entries dropped behind one that is held");
     let topic = TopicSpec::new(tp.topic.clone(), 1)?;
-    let pending = h.backend.catalog.stats(&topic, &group).await?.first().map(|stats| stats.pending);
+    let pending = h.backend.catalog().stats(&topic, &group).await?.first().map(|stats| stats.pending);
     equal!(pending, Some(2), "pending entries, two of them held");
     owner.nothing("what is held is not handed out to its owner again").await?;
     owner.reopen().await?;
@@ -228,7 +228,7 @@ async fn holding_what_is_not_pending_is_stale(h: Harness) -> Verdict {
 async fn a_settled_entry_leaves_no_note(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let group = GroupName::new("group")?;
-    h.backend.catalog.create_group(&TopicSpec::new(tp.topic.clone(), 1)?, &group, Start::Earliest).await?;
+    h.backend.catalog().create_group(&TopicSpec::new(tp.topic.clone(), 1)?, &group, Start::Earliest).await?;
     let mut owner = h.own(&tp, &group, LONG).await?;
     let appended = h.append_n(&tp, 4).await?;
     let entries = owner.take(4).await?;
@@ -242,7 +242,7 @@ async fn a_settled_entry_leaves_no_note(h: Harness) -> Verdict {
     equal!(ghosts, [entries[3].receipt], "ghosts");
     equal!(owner.settle(ghosts[0], Settlement::Ack).await?.applied, 1, "the ack of a held ghost");
     h.operator()?.destroy_group(&tp, &group).await?;
-    h.backend.catalog.restore_group(&tp, &group, MessageId::ZERO).await?;
+    h.backend.catalog().restore_group(&tp, &group, MessageId::ZERO).await?;
     owner.reopen().await?;
     equal!(told(&owner.take(3).await?), [None, None, None], "notes of entries that are read anew");
     owner.reopen().await?;

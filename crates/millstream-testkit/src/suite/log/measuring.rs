@@ -21,7 +21,7 @@ async fn an_append_tells_how_long_the_logs_are(h: Harness) -> Verdict {
     h.append_n(&partition(1), 7).await?;
     let entry = |n, at| Append { topic_partition: partition(n), fields: message(at) };
     let batch = [entry(2, 0), entry(0, 1), entry(2, 2)];
-    let measured = h.backend.log.append_measured(&batch).await;
+    let measured = h.backend.log().append_measured(&batch).await;
     for result in &measured.results {
         equal!(result.as_ref().err().map(ToString::to_string), None, "an append that is measured");
     }
@@ -39,7 +39,7 @@ async fn lengths_come_in_the_order_asked_for(h: Harness) -> Verdict {
     let partitions: Vec<_> = topic.iter().collect();
     h.append_n(&partitions[0], 2).await?;
     h.append_n(&partitions[2], 3).await?;
-    equal!(h.backend.log.lengths(&partitions).await?, [2, 0, 3], "lengths");
-    equal!(h.backend.log.lengths(&[]).await?, [0; 0], "lengths of nothing");
+    equal!(h.backend.log().lengths(&partitions).await?, [2, 0, 3], "lengths");
+    equal!(h.backend.log().lengths(&[]).await?, [0; 0], "lengths of nothing");
     Ok(())
 }

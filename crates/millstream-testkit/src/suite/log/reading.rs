@@ -59,7 +59,7 @@ async fn a_batch_spans_partitions(h: Harness) -> Verdict {
     // Interleaved, so that the order within each partition is not the order of runs.
     let batch: Vec<_> =
         (0..9).map(|n| Append { topic_partition: partitions[n % 3].clone(), fields: message(n) }).collect();
-    let results = h.backend.log.append(&batch).await;
+    let results = h.backend.log().append(&batch).await;
     equal!(results.len(), batch.len(), "results");
     let mut appended = Vec::new();
     for result in results {
@@ -83,7 +83,7 @@ async fn a_bad_entry_does_not_stop_the_batch(h: Harness) -> Verdict {
     let mut owner = h.owner(&tp, "group").await?;
     let entry = |fields| Append { topic_partition: tp.clone(), fields };
     let batch = [entry(message(0)), entry(Fields::new()), entry(message(2))];
-    let results = h.backend.log.append(&batch).await;
+    let results = h.backend.log().append(&batch).await;
     equal!(results.len(), 3, "results");
     ensure!(results[0].is_ok(), "the entry before the bad one failed: {:?}", results[0]);
     ensure!(results[2].is_ok(), "the entry behind the bad one failed: {:?}", results[2]);

@@ -23,7 +23,7 @@ suite!("log":
 const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn length(h: &Harness, tp: &TopicPartition) -> Result<u64, Violation> {
-    Ok(h.backend.log.lengths(std::slice::from_ref(tp)).await?.iter().sum())
+    Ok(h.backend.log().lengths(std::slice::from_ref(tp)).await?.iter().sum())
 }
 
 fn lost(group: &str, unread: u64, pending: u64) -> Result<Lost, Violation> {
@@ -187,8 +187,8 @@ async fn what_is_within_the_bounds_is_kept_for_replays(h: Harness) -> Verdict {
     );
     ensure!(length(&h, &tp).await? == 4, "the newest four were to stay");
     let late = GroupName::new("late")?;
-    let topic = h.backend.catalog.topic(&tp.topic).await?;
-    h.backend.catalog.create_group(&topic, &late, millstream_core::Start::After(MessageId::ZERO)).await?;
+    let topic = h.backend.catalog().topic(&tp.topic).await?;
+    h.backend.catalog().create_group(&topic, &late, millstream_core::Start::After(MessageId::ZERO)).await?;
     let mut late = h.own(&tp, &late, LONG).await?;
     equal!(ids(&late.take(4).await?), appended[6..], "what a later group reads");
     Ok(())

@@ -122,7 +122,7 @@ async fn a_reader_that_waits_through_a_seek_is_fenced(h: Harness) -> Verdict {
     owner.ack(&entries).await?;
     let sought = async {
         tokio::time::sleep(Duration::from_millis(10)).await;
-        h.backend.log.seek(&owner.lease, Start::Earliest).await
+        h.backend.log().seek(&owner.lease, Start::Earliest).await
     };
     // The backend decides whether this fetch or the next one fails.
     let (fetched, sought) = tokio::join!(owner.reader.fetch(10, Duration::from_millis(40)), sought);
@@ -156,7 +156,7 @@ async fn what_was_handed_out_before_a_seek_is_settled_by_nobody(h: Harness) -> V
     // Before the entries are delivered again, and after it.
     for what in ["before it is read again", "after it was read again"] {
         for one in &late {
-            let settled = h.backend.log.settle(&before, std::slice::from_ref(one)).await;
+            let settled = h.backend.log().settle(&before, std::slice::from_ref(one)).await;
             refused(settled, ErrorKind::Fenced, &format!("{one:?} under the lease before, {what}"))?;
         }
         if what.starts_with("before") {
@@ -168,7 +168,7 @@ async fn what_was_handed_out_before_a_seek_is_settled_by_nobody(h: Harness) -> V
     equal!(ids(&pending), appended, "what is pending");
     equal!(pending[2].note, None, "a note from before");
     let (_, group) = before.partition()?;
-    let letters = h.backend.dead_letters.list(&tp, group, Range::ALL, 10).await?.items;
+    let letters = h.backend.dead_letters()?.list(&tp, group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 0, "dead letters");
     owner.ack(&pending).await
 }
@@ -177,11 +177,11 @@ async fn a_seek_gives_the_lease_back(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let owner = h.owner(&tp, "group").await?;
     let before = owner.lease.clone();
-    h.backend.log.seek(&before, Start::Latest).await?;
-    equal!(h.backend.leases.holder(&before.resource).await?, None, "the holder after a seek");
-    refused(h.backend.log.seek(&before, Start::Earliest).await, ErrorKind::Fenced, "a second seek")?;
+    h.backend.log().seek(&before, Start::Latest).await?;
+    equal!(h.backend.leases().holder(&before.resource).await?, None, "the holder after a seek");
+    refused(h.backend.log().seek(&before, Start::Earliest).await, ErrorKind::Fenced, "a second seek")?;
     refused(h.renew(&before).await?, ErrorKind::Fenced, "a renewal after a seek")?;
-    refused(h.backend.leases.release(&before).await, ErrorKind::Fenced, "a release after a seek")?;
+    refused(h.backend.leases().release(&before).await, ErrorKind::Fenced, "a release after a seek")?;
     let next = h.granted(&before.resource, LONG).await?;
     ensure!(next.epoch > before.epoch && next.token != before.token, "{next:?} after {before:?}");
     equal!(next.ends, Vec::<u64>::new(), "ends of owners before");
@@ -215,7 +215,7 @@ async fn seeking_leaves_retries_and_dead_letters(h: Harness) -> Verdict {
     equal!(came[0].note.as_ref().map(|note| note.attempt), Some(9), "the note of a pending retry");
     owner.ack(&came).await?;
     owner.nothing("everything came").await?;
-    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
+    let letters = h.backend.dead_letters()?.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters after a seek");
     Ok(())
 }
@@ -258,7 +258,7 @@ async fn seeking_without_a_group_says_so(h: Harness) -> Verdict {
     let owner = h.own(&tp, &GroupName::new("group")?, LONG).await?;
     h.append_n(&tp, 2).await?;
     for start in [Start::Earliest, Start::Latest] {
-        let sought = h.backend.log.seek(&owner.lease, start).await;
+        let sought = h.backend.log().seek(&owner.lease, start).await;
         refused(sought, ErrorKind::GroupMissing, "a seek of a group that is not there")?;
     }
     Ok(())

@@ -69,7 +69,7 @@ async fn settling_twice_is_stale_and_harmless(h: Harness) -> Verdict {
     let retried = owner.take(1).await?;
     equal!(retried[0].receipt.source, Source::Retry, "the only entry left");
     owner.nothing("one retry was parked").await?;
-    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
+    let letters = h.backend.dead_letters()?.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters");
     Ok(())
 }
@@ -122,17 +122,17 @@ async fn a_mixed_batch_settles_each_by_itself(h: Harness) -> Verdict {
         (receipt(2), retry(&entries[2], Duration::ZERO)),
         (receipt(0), Settlement::Ack),
     ];
-    let settled = h.backend.log.settle(&owner.lease, &batch).await?;
+    let settled = h.backend.log().settle(&owner.lease, &batch).await?;
     equal!(
         settled,
         Settled { applied: 3, stale: 2 },
         "a batch of three good ones, an unknown one and one twice"
     );
-    equal!(h.backend.log.settle(&owner.lease, &[]).await?, Settled::default(), "an empty batch");
+    equal!(h.backend.log().settle(&owner.lease, &[]).await?, Settled::default(), "an empty batch");
     owner.promote(1).await?;
     let retried = owner.take(1).await?;
     equal!(wire::body_of(Source::Retry, &retried[0].fields), &message(2)[..], "the retry");
-    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
+    let letters = h.backend.dead_letters()?.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.iter().map(|letter| letter.origin).collect::<Vec<_>>(), [receipt(3).id], "dead letters");
     owner.reopen().await?;
     let pending = owner.take(3).await?;
@@ -191,7 +191,7 @@ async fn a_retry_comes_back_to_its_own_group_only(h: Harness) -> Verdict {
     let elsewhere = h.partition().await?;
     let now = h.clock(&elsewhere).await?;
     h.clock_passes(&elsewhere, now + 20).await?;
-    let promoted = h.backend.schedule.promote(&second.lease, 100).await?;
+    let promoted = h.backend.schedule().promote(&second.lease, 100).await?;
     equal!((promoted.moved, promoted.next), (0, None), "what the group without retries promotes");
     first.promote(3).await?;
     second.nothing("the retries are another group's").await?;
@@ -246,7 +246,7 @@ async fn what_a_lost_group_had_in_hand_is_not_settled_away(h: Harness) -> Verdic
 
     let again = [retry(&entries[1], HOUR), dead(Reason::Rejected, 1, appended[1]), hold(2, HOUR)];
     for says in again {
-        let settled = h.backend.log.settle(&owner.lease, &[(entries[1].receipt, says.clone())]).await;
+        let settled = h.backend.log().settle(&owner.lease, &[(entries[1].receipt, says.clone())]).await;
         refused(settled, ErrorKind::GroupMissing, &format!("{says:?} without the group"))?;
     }
     equal!(
@@ -259,10 +259,10 @@ async fn what_a_lost_group_had_in_hand_is_not_settled_away(h: Harness) -> Verdic
         (redelivered[0].receipt, Settlement::Ack),
         (entries[4].receipt, Settlement::Ack),
     ];
-    let settled = h.backend.log.settle(&owner.lease, &mixed).await;
+    let settled = h.backend.log().settle(&owner.lease, &mixed).await;
     refused(settled, ErrorKind::GroupMissing, "a retry among others without the group")?;
 
-    h.backend.catalog.restore_group(&tp, &group, appended[0]).await?;
+    h.backend.catalog().restore_group(&tp, &group, appended[0]).await?;
     owner.reopen().await?;
     let entries = owner.take(4).await?;
     equal!(ids(&entries), appended[1..], "what is read again; and the redelivery that was acked is not");
@@ -270,7 +270,7 @@ async fn what_a_lost_group_had_in_hand_is_not_settled_away(h: Harness) -> Verdic
     owner.settle_all(&entries[1..], &Settlement::Ack).await?;
     owner.promote(1).await?;
     owner.take_retries(1).await?;
-    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
+    let letters = h.backend.dead_letters()?.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 0, "dead letters");
     Ok(())
 }

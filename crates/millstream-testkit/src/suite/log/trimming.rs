@@ -95,7 +95,7 @@ async fn a_lost_group_is_reported(h: Harness) -> Verdict {
     owner.ack(&entries).await?;
     h.operator()?.destroy_group(&tp, &group).await?;
     refused(owner.reader.fetch(10, QUIET).await, ErrorKind::GroupMissing, "a fetch without the group")?;
-    h.backend.catalog.restore_group(&tp, &group, appended[1]).await?;
+    h.backend.catalog().restore_group(&tp, &group, appended[1]).await?;
     equal!(ids(&owner.take(2).await?), appended[2..], "what is read after the group was restored");
     Ok(())
 }

@@ -76,7 +76,7 @@ async fn waiting_ends_when_a_retry_is_promoted(h: Harness) -> Verdict {
     let lease = owner.lease.clone();
     let mut patience = h.patience("a retry to be promoted");
     let promoted = async {
-        while h.backend.schedule.promote(&lease, 1).await?.moved == 0 {
+        while h.backend.schedule().promote(&lease, 1).await?.moved == 0 {
             patience.pause().await?;
         }
         Verdict::Ok(())
@@ -93,9 +93,9 @@ async fn waiting_ends_when_a_dead_letter_is_replayed(h: Harness) -> Verdict {
     owner.settle_all(&entries, &dead(Reason::Rejected, 1, appended[0])).await?;
     let (_, group) = owner.lease.partition()?;
     let group = group.clone();
-    let letters = h.backend.dead_letters.list(&tp, &group, Range::ALL, 10).await?.items;
+    let letters = h.backend.dead_letters()?.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters");
-    wakes!(h, owner, h.backend.dead_letters.replay(&tp, &group, &[letters[0].id]).await);
+    wakes!(h, owner, h.backend.dead_letters()?.replay(&tp, &group, &[letters[0].id]).await);
     Ok(())
 }
 

@@ -250,7 +250,7 @@ async fn a_topic_that_grows_makes_a_version(h: Harness) -> Verdict {
     let club = Club::new(h, 2).await?;
     let (ann, bob) = (club.joined("ann").await?, club.joined("bob").await?);
     let before = club.beat(&ann).await?;
-    club.h.backend.catalog.expand(&club.topic, 5).await?;
+    club.h.backend.catalog().expand(&club.topic, 5).await?;
     let after = club.beat(&bob).await?;
     equal!((after.partitions, after.members), (5, 2), "partitions and members of a topic that has grown");
     ensure!(after.version > before.version, "version {:?} after {:?}", after.version, before.version);
@@ -265,7 +265,7 @@ async fn an_unknown_topic_has_no_members(h: Harness) -> Verdict {
     let club = Club { h, topic, group: GroupName::new("group")? };
     let ann = club.member("ann", LONG)?;
     for joining in [true, false] {
-        let pulse = club.h.backend.members.heartbeat(&club.topic, &club.group, &ann, joining).await;
+        let pulse = club.h.backend.members().heartbeat(&club.topic, &club.group, &ann, joining).await;
         refused(pulse, ErrorKind::NotFound, "a heartbeat in an unknown topic")?;
     }
     equal!(club.roster().await?, GroupMembers::default(), "the roster of an unknown topic");

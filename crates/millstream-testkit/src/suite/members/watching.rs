@@ -22,7 +22,7 @@ suite!("members":
 macro_rules! ends {
     ($club:expr, $witness:expr, $cause:expr) => {{
         let seen = $club.beat($witness).await?.revision;
-        let mut watch = $club.h.backend.members.watch(&$club.topic, &$club.group).await?;
+        let mut watch = $club.h.backend.members().watch(&$club.topic, &$club.group).await?;
         let wait = $club.h.deadline();
         let started = Instant::now();
         let cause = async {
@@ -67,18 +67,18 @@ async fn a_watch_ends_when_an_assignment_is_published(h: Harness) -> Verdict {
     let ann = club.joined("ann").await?;
     let version = club.beat(&ann).await?.version;
     let nothing = Assignment::new();
-    ends!(club, &ann, club.h.backend.members.publish(&club.topic, &club.group, version, &nothing));
+    ends!(club, &ann, club.h.backend.members().publish(&club.topic, &club.group, version, &nothing));
     Ok(())
 }
 
 async fn a_watch_ends_at_once_for_what_came_before_it(h: Harness) -> Verdict {
     let club = Club::new(h, 4).await?;
     let wait = club.h.deadline();
-    let mut early = club.h.backend.members.watch(&club.topic, &club.group).await?;
+    let mut early = club.h.backend.members().watch(&club.topic, &club.group).await?;
     let ann = club.joined("ann").await?;
     let seen = club.beat(&ann).await?.revision;
     club.joined("bob").await?;
-    let mut late = club.h.backend.members.watch(&club.topic, &club.group).await?;
+    let mut late = club.h.backend.members().watch(&club.topic, &club.group).await?;
     for watch in [&mut early, &mut late] {
         for seen in [seen, Revision::default()] {
             let started = Instant::now();
@@ -93,7 +93,7 @@ async fn a_watch_ends_at_once_for_what_came_before_it(h: Harness) -> Verdict {
 async fn a_watch_ends_when_its_time_is_up(h: Harness) -> Verdict {
     let club = Club::new(h, 4).await?;
     let seen = club.join(&club.member("ann", LONG)?).await?.revision;
-    let mut watch = club.h.backend.members.watch(&club.topic, &club.group).await?;
+    let mut watch = club.h.backend.members().watch(&club.topic, &club.group).await?;
     for wait in [Duration::ZERO, Duration::from_millis(60)] {
         let started = Instant::now();
         watch.changed(seen, wait).await?;
@@ -107,7 +107,7 @@ async fn a_watch_ends_when_its_time_is_up(h: Harness) -> Verdict {
 async fn a_watch_waits(h: Harness) -> Verdict {
     let club = Club::new(h, 4).await?;
     let seen = club.join(&club.member("ann", LONG)?).await?.revision;
-    let mut watch = club.h.backend.members.watch(&club.topic, &club.group).await?;
+    let mut watch = club.h.backend.members().watch(&club.topic, &club.group).await?;
     let wait = Duration::from_millis(20);
     for _ in 0..20 {
         let started = Instant::now();

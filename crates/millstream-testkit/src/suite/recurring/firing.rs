@@ -25,9 +25,9 @@ async fn what_fires_is_scheduled_at_its_times(h: Harness) -> Verdict {
         put_all(&h, &place, [("a", 1)]).await?;
         let now = h.now(&place).await?;
         let times = [now - 5, now + HOUR, now + 2 * HOUR];
-        let fired = h.backend.recurring.fire(&place, &id("a")?, &times, 1, Some(now + 3 * HOUR)).await?;
+        let fired = h.backend.recurring()?.fire(&place, &id("a")?, &times, 1, Some(now + 3 * HOUR)).await?;
         ensure!(fired, "what is due does not fire");
-        let scheduled = h.backend.schedule.scheduled(&place, None, 10).await?;
+        let scheduled = h.backend.schedule().scheduled(&place, None, 10).await?;
         let expected = times.map(|due| Ok(Scheduled { id: id(format!("a@{due}"))?, due, fields: body("a") }));
         let expected = expected.into_iter().collect::<Result<Vec<_>, Violation>>()?;
         equal!(scheduled, expected, "what was scheduled");
@@ -49,7 +49,7 @@ async fn an_occurrence_is_fired_by_one(h: Harness) -> Verdict {
                     // Each caller requests another time, which shows the one that fired.
                     let times = [now + round * HOUR + racer];
                     let a = id("a")?;
-                    let fire = h.backend.recurring.fire(&place, &a, &times, round, Some(round + 1));
+                    let fire = h.backend.recurring()?.fire(&place, &a, &times, round, Some(round + 1));
                     Ok::<_, Violation>(usize::from(fire.await?))
                 })
             });
@@ -59,7 +59,7 @@ async fn an_occurrence_is_fired_by_one(h: Harness) -> Verdict {
         }
         equal!(fired, 10, "occurrences that somebody fired, of ten");
         equal!(all(&h, &place).await?.len(), 10, "messages that wait");
-        let late = h.backend.recurring.fire(&place, &id("a")?, &[now], 10, Some(1)).await?;
+        let late = h.backend.recurring()?.fire(&place, &id("a")?, &[now], 10, Some(1)).await?;
         ensure!(!late, "an occurrence was fired again");
         equal!(listed(&h, &place).await?, [recurrence("a", Some(11))?], "what recurs");
     }
@@ -71,10 +71,10 @@ async fn an_occurrence_that_waits_is_kept(h: Harness) -> Verdict {
         put_all(&h, &place, [("a", 1)]).await?;
         let now = h.now(&place).await?;
         let (time, later) = (now + HOUR, now + 5 * HOUR);
-        h.backend.recurring.fire(&place, &id("a")?, &[time], 1, Some(2)).await?;
+        h.backend.recurring()?.fire(&place, &id("a")?, &[time], 1, Some(2)).await?;
         let name = format!("a@{time}");
-        h.backend.schedule.reschedule(&place, &[id(&name)?], Due::At(later)).await?;
-        let fired = h.backend.recurring.fire(&place, &id("a")?, &[time, time + 1], 2, Some(3)).await?;
+        h.backend.schedule().reschedule(&place, &[id(&name)?], Due::At(later)).await?;
+        let fired = h.backend.recurring()?.fire(&place, &id("a")?, &[time, time + 1], 2, Some(3)).await?;
         ensure!(fired, "what is due does not fire, because one occurrence waits");
         equal!(all(&h, &place).await?, [format!("a@{}", time + 1), name.clone()], "what waits");
         equal!(shown(&h, &place, &name).await?.due, later, "when the one that waited is due");
@@ -85,10 +85,10 @@ async fn an_occurrence_that_waits_is_kept(h: Harness) -> Verdict {
 async fn what_is_paused_or_gone_does_not_fire(h: Harness) -> Verdict {
     for place in h.places().await? {
         put_all(&h, &place, [("a", 1), ("b", 1)]).await?;
-        h.backend.recurring.pause(&place, &id("a")?, None).await?;
-        h.backend.recurring.remove(&place, &id("b")?).await?;
+        h.backend.recurring()?.pause(&place, &id("a")?, None).await?;
+        h.backend.recurring()?.remove(&place, &id("b")?).await?;
         for name in ["a", "b", "unknown"] {
-            let fired = h.backend.recurring.fire(&place, &id(name)?, &[1], 1, Some(2)).await?;
+            let fired = h.backend.recurring()?.fire(&place, &id(name)?, &[1], 1, Some(2)).await?;
             ensure!(!fired, "{name} fired, which is paused or gone");
         }
         equal!(all(&h, &place).await?, Vec::<String>::new(), "what waits");
@@ -101,15 +101,15 @@ async fn what_is_paused_or_gone_does_not_fire(h: Harness) -> Verdict {
 async fn what_has_no_next_time_is_never_due_and_stays(h: Harness) -> Verdict {
     for place in h.places().await? {
         put_all(&h, &place, [("a", 1)]).await?;
-        let fired = h.backend.recurring.fire(&place, &id("a")?, &[7], 1, None).await?;
+        let fired = h.backend.recurring()?.fire(&place, &id("a")?, &[7], 1, None).await?;
         ensure!(fired, "what is due does not fire for the last time");
         equal!(all(&h, &place).await?, ["a@7"], "what waits");
         equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due");
         equal!(listed(&h, &place).await?, [recurrence("a", None)?], "what recurs");
-        let again = h.backend.recurring.fire(&place, &id("a")?, &[8], 1, Some(2)).await?;
+        let again = h.backend.recurring()?.fire(&place, &id("a")?, &[8], 1, Some(2)).await?;
         ensure!(!again, "what is over fires again");
         let never = recurrence("never", None)?;
-        h.backend.recurring.put(&place, &never, Default::default()).await?;
+        h.backend.recurring()?.put(&place, &never, Default::default()).await?;
         equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due of what never was");
         equal!(listed(&h, &place).await?, [recurrence("a", None)?, never], "what recurs");
     }
@@ -122,8 +122,8 @@ async fn a_promotion_reckons_with_what_recurs(h: Harness) -> Verdict {
     let owner = h.owner(&tp, "group").await?;
     let (minute, promote) = (Duration::from_secs(60), async || {
         let both = [
-            h.backend.schedule.promote(&owner.lease, 10).await?,
-            h.backend.schedule.promote_delayed(&tp, 10).await?,
+            h.backend.schedule().promote(&owner.lease, 10).await?,
+            h.backend.schedule().promote_delayed(&tp, 10).await?,
         ];
         Ok::<_, Violation>(both)
     });
@@ -142,8 +142,8 @@ async fn a_promotion_reckons_with_what_recurs(h: Harness) -> Verdict {
     for promoted in promote().await? {
         equal!((promoted.next, promoted.recurring), (Some(Duration::ZERO), true), "what recurs is due");
     }
-    h.backend.recurring.fire(&place, &id("b")?, &[], now, None).await?;
-    h.backend.recurring.pause(&place, &id("a")?, None).await?;
+    h.backend.recurring()?.fire(&place, &id("b")?, &[], now, None).await?;
+    h.backend.recurring()?.pause(&place, &id("a")?, None).await?;
     for Promoted { next, recurring, .. } in promote().await? {
         ensure!(next.is_some_and(|next| next > minute) && !recurring, "next in {next:?}, due: {recurring}");
     }

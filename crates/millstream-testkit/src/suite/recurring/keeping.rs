@@ -29,10 +29,10 @@ async fn what_recurs_is_kept_as_it_is(h: Harness) -> Verdict {
         let now = h.now(&place).await?;
         let (fields, rule) = (foreign(), "every 5 m; skip, ünïcode\t|".to_owned());
         let kept = Recurrence { fields, rule, ..recurrence("nightly report", Some(now + HOUR))? };
-        let put = h.backend.recurring.put(&place, &kept, OnConflict::Keep).await?;
+        let put = h.backend.recurring()?.put(&place, &kept, OnConflict::Keep).await?;
         equal!(put, Placed::New, "what became of a new recurrence");
         equal!(listed(&h, &place).await?, [kept], "what recurs");
-        equal!(h.backend.schedule.waiting(&place).await?.total, 0, "messages that wait");
+        equal!(h.backend.schedule().waiting(&place).await?.total, 0, "messages that wait");
         equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due");
     }
     Ok(())
@@ -44,7 +44,7 @@ async fn what_recurs_is_kept_replaced_or_rejected_as_wished(h: Harness) -> Verdi
         put_all(&h, &place, [("a", now + HOUR)]).await?;
         let before = recurrence("a", Some(now + HOUR))?;
         let other = Recurrence { id: id("a")?, ..recurrence("b", Some(1))? };
-        let put = async |on_conflict| h.backend.recurring.put(&place, &other, on_conflict).await;
+        let put = async |on_conflict| h.backend.recurring()?.put(&place, &other, on_conflict).await;
         equal!(put(OnConflict::Keep).await?, Placed::Kept, "put again");
         refused(put(OnConflict::Reject).await, ErrorKind::Exists, "a conflict that was to be rejected")?;
         equal!(listed(&h, &place).await?, [before], "what recurs");
@@ -54,16 +54,19 @@ async fn what_recurs_is_kept_replaced_or_rejected_as_wished(h: Harness) -> Verdi
         equal!(due(&h, &place).await?, ["a"], "what is due after it was replaced");
         // A replacement is paused if and only if the replaced one was.
         let paused = Recurrence { paused: true, ..other.clone() };
-        h.backend.recurring.put(&place, &paused, OnConflict::Replace).await?;
+        h.backend.recurring()?.put(&place, &paused, OnConflict::Replace).await?;
         equal!(due(&h, &place).await?, ["a"], "what is due in place of what is not paused");
-        h.backend.recurring.pause(&place, &id("a")?, None).await?;
+        h.backend.recurring()?.pause(&place, &id("a")?, None).await?;
         equal!(put(OnConflict::Replace).await?, Placed::Replaced, "put in place of what is paused");
         equal!(listed(&h, &place).await?, [paused], "what recurs in place of what is paused");
         equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due in place of what is paused");
-        ensure!(h.backend.recurring.pause(&place, &id("a")?, Some(1)).await?, "what is there does not go on");
+        ensure!(
+            h.backend.recurring()?.pause(&place, &id("a")?, Some(1)).await?,
+            "what is there does not go on"
+        );
         equal!(due(&h, &place).await?, ["a"], "what is due when it goes on");
         let new = Recurrence { paused: true, ..recurrence("new", Some(1))? };
-        equal!(h.backend.recurring.put(&place, &new, OnConflict::Keep).await?, Placed::New, "put paused");
+        equal!(h.backend.recurring()?.put(&place, &new, OnConflict::Keep).await?, Placed::New, "put paused");
         equal!(due(&h, &place).await?, ["a"], "what is due of what was put paused");
     }
     Ok(())
@@ -77,7 +80,7 @@ async fn what_recurs_is_listed_by_id_page_by_page(h: Harness) -> Verdict {
         for limit in [1, 2, 5, 1_000] {
             let (mut names, mut after) = (Vec::new(), None);
             loop {
-                let page = h.backend.recurring.recurrences(&place, after, limit).await?;
+                let page = h.backend.recurring()?.recurrences(&place, after, limit).await?;
                 ensure!(page.len() <= limit, "a page of {}, {limit} were asked for", page.len());
                 let Some(last) = page.last() else { break };
                 after = Some(last.id.clone());
@@ -86,8 +89,8 @@ async fn what_recurs_is_listed_by_id_page_by_page(h: Harness) -> Verdict {
             }
             equal!(names, ["a", "b", "c", "d", "e"], "all, {limit} a page");
         }
-        h.backend.recurring.remove(&place, &id("c")?).await?;
-        let page = h.backend.recurring.recurrences(&place, Some(id("c")?), 1).await?;
+        h.backend.recurring()?.remove(&place, &id("c")?).await?;
+        let page = h.backend.recurring()?.recurrences(&place, Some(id("c")?), 1).await?;
         equal!(page.first().map(|it| it.id.as_str()), Some("d"), "what stands behind one that is gone");
     }
     Ok(())
@@ -107,10 +110,10 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
             ("a", before.saturating_sub(5)),
         ];
         put_all(&h, &place, messages).await?;
-        let found = h.backend.recurring.due(&place).await?;
+        let found = h.backend.recurring()?.due(&place).await?;
         ensure!(found.now >= before, "the server's time was {before}, and is {}", found.now);
-        let now = h.backend.recurring.now().await?;
-        let then = h.backend.recurring.due(&place).await?.now;
+        let now = h.backend.recurring()?.now().await?;
+        let then = h.backend.recurring()?.due(&place).await?.now;
         ensure!((found.now..=then).contains(&now), "the server's time is {}, {now}, {then}", found.now);
         equal!(due(&h, &place).await?, ["c", "b", "a"], "what is due");
         equal!(found.recurrences.first(), Some(&recurrence("c", Some(1))?), "the first one");
@@ -118,7 +121,7 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
         put_all(&h, &place, [("soon", found.now + 40)]).await?;
         let mut patience = h.patience("a recurrence to be due");
         loop {
-            let found = h.backend.recurring.due(&place).await?;
+            let found = h.backend.recurring()?.due(&place).await?;
             let soon = found.recurrences.iter().find(|it| it.id.as_str() == "soon");
             match soon.and_then(|it| it.next) {
                 Some(next) => {
@@ -137,10 +140,10 @@ async fn no_more_is_due_at_once_than_the_most(h: Harness) -> Verdict {
     for n in 0..MAX_DUE + 5 {
         put_all(&h, &place, [(format!("{n:03}").as_str(), 1_000 + n as u64)]).await?;
     }
-    let found = h.backend.recurring.due(&place).await?.recurrences;
+    let found = h.backend.recurring()?.due(&place).await?.recurrences;
     ensure!((1..=MAX_DUE).contains(&found.len()), "{} are due at once", found.len());
     equal!(found[0].id.as_str(), "000", "the first that is due");
-    let page = h.backend.recurring.recurrences(&place, None, 1_000_000).await?;
+    let page = h.backend.recurring()?.recurrences(&place, None, 1_000_000).await?;
     ensure!((1..=MAX_DUE).contains(&page.len()), "{} in one page", page.len());
     Ok(())
 }
@@ -148,20 +151,23 @@ async fn no_more_is_due_at_once_than_the_most(h: Harness) -> Verdict {
 async fn what_is_paused_is_not_due_until_it_goes_on(h: Harness) -> Verdict {
     for place in h.places().await? {
         put_all(&h, &place, [("a", 1), ("b", 2)]).await?;
-        ensure!(h.backend.recurring.pause(&place, &id("a")?, None).await?, "what is there cannot be paused");
+        ensure!(
+            h.backend.recurring()?.pause(&place, &id("a")?, None).await?,
+            "what is there cannot be paused"
+        );
         equal!(due(&h, &place).await?, ["b"], "what is due, one is paused");
         let paused: Vec<_> = listed(&h, &place).await?.iter().map(|it| it.paused).collect();
         equal!(paused, [true, false], "which of two is paused");
-        let put = h.backend.recurring.put(&place, &recurrence("a", Some(3))?, OnConflict::Keep).await?;
+        let put = h.backend.recurring()?.put(&place, &recurrence("a", Some(3))?, OnConflict::Keep).await?;
         equal!(put, Placed::Kept, "put again while it is paused");
         equal!(due(&h, &place).await?, ["b"], "what is due after it was put again");
-        let goes_on = h.backend.recurring.pause(&place, &id("a")?, Some(5)).await?;
+        let goes_on = h.backend.recurring()?.pause(&place, &id("a")?, Some(5)).await?;
         ensure!(goes_on, "what is paused cannot go on");
         equal!(due(&h, &place).await?, ["b", "a"], "what is due, with a new next time");
         let back = listed(&h, &place).await?;
         equal!(back.first(), Some(&recurrence("a", Some(5))?), "what goes on");
         for next in [None, Some(1)] {
-            let paused = h.backend.recurring.pause(&place, &id("unknown")?, next).await?;
+            let paused = h.backend.recurring()?.pause(&place, &id("unknown")?, next).await?;
             ensure!(!paused, "something unknown is paused");
         }
         equal!(listed(&h, &place).await?.len(), 2, "what recurs");
@@ -173,15 +179,18 @@ async fn what_is_removed_is_gone(h: Harness) -> Verdict {
     for place in h.places().await? {
         let now = h.now(&place).await?;
         put_all(&h, &place, [("a", 1), ("b", 2)]).await?;
-        let fired = h.backend.recurring.fire(&place, &id("a")?, &[now + HOUR], 1, Some(1)).await?;
+        let fired = h.backend.recurring()?.fire(&place, &id("a")?, &[now + HOUR], 1, Some(1)).await?;
         ensure!(fired, "what is due does not fire");
-        ensure!(h.backend.recurring.remove(&place, &id("a")?).await?, "what is there is not removed");
+        ensure!(h.backend.recurring()?.remove(&place, &id("a")?).await?, "what is there is not removed");
         equal!(due(&h, &place).await?, ["b"], "what is due");
         equal!(listed(&h, &place).await?, [recurrence("b", Some(2))?], "what recurs");
         let left = all(&h, &place).await?;
         equal!(left, [format!("a@{}", now + HOUR)], "what it has scheduled");
-        ensure!(!h.backend.recurring.remove(&place, &id("a")?).await?, "removed twice");
-        ensure!(!h.backend.recurring.remove(&place, &id("unknown")?).await?, "something unknown is removed");
+        ensure!(!h.backend.recurring()?.remove(&place, &id("a")?).await?, "removed twice");
+        ensure!(
+            !h.backend.recurring()?.remove(&place, &id("unknown")?).await?,
+            "something unknown is removed"
+        );
         put_all(&h, &place, [("a", 1)]).await?;
     }
     Ok(())
@@ -189,16 +198,16 @@ async fn what_is_removed_is_gone(h: Harness) -> Verdict {
 
 async fn one_is_found_by_its_id(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let get = async |name| Ok::<_, Violation>(h.backend.recurring.get(&place, &id(name)?).await?);
+        let get = async |name| Ok::<_, Violation>(h.backend.recurring()?.get(&place, &id(name)?).await?);
         equal!(get("a").await?, None, "what is not there");
         put_all(&h, &place, [("a", 1), ("aa", 2), ("b", 3)]).await?;
         equal!(get("aa").await?, Some(recurrence("aa", Some(2))?), "one that is found");
-        h.backend.recurring.pause(&place, &id("aa")?, None).await?;
+        h.backend.recurring()?.pause(&place, &id("aa")?, None).await?;
         let paused = get("aa").await?.map(|it| it.paused);
         equal!(paused, Some(true), "whether one that is found is paused");
-        h.backend.recurring.fire(&place, &id("b")?, &[], 3, None).await?;
+        h.backend.recurring()?.fire(&place, &id("b")?, &[], 3, None).await?;
         equal!(get("b").await?, Some(recurrence("b", None)?), "one that never recurs again");
-        h.backend.recurring.remove(&place, &id("aa")?).await?;
+        h.backend.recurring()?.remove(&place, &id("aa")?).await?;
         equal!(get("aa").await?, None, "what was removed");
     }
     Ok(())
@@ -211,7 +220,7 @@ async fn what_recurs_at_another_place_is_another(h: Harness) -> Verdict {
     for (place, next) in places.iter().zip(1..) {
         put_all(&h, place, [("a", next)]).await?;
     }
-    h.backend.recurring.remove(&places[1], &id("a")?).await?;
+    h.backend.recurring()?.remove(&places[1], &id("a")?).await?;
     for (n, place) in (1..).zip(&places) {
         let expected = if n == 2 { Vec::new() } else { vec![recurrence("a", Some(n))?] };
         equal!(listed(&h, place).await?, expected, "what recurs at {place}");
@@ -224,10 +233,10 @@ async fn a_recurrence_that_is_due_first_wakes_who_waits(h: Harness) -> Verdict {
     let place = tp.clone().into();
     let now = h.now(&place).await?;
     let mut seen = Seen::default();
-    seen = h.soon("the first wait", h.backend.schedule.wait(&tp, &seen, LONG)).await?;
+    seen = h.soon("the first wait", h.backend.schedule().wait(&tp, &seen, LONG)).await?;
     for (name, hours) in [("a", 3), ("b", 2), ("c", 1)] {
         put_all(&h, &place, [(name, now + hours * HOUR)]).await?;
-        seen = h.soon("a wake-up", h.backend.schedule.wait(&tp, &seen, LONG)).await?;
+        seen = h.soon("a wake-up", h.backend.schedule().wait(&tp, &seen, LONG)).await?;
     }
     Ok(())
 }

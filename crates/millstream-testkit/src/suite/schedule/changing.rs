@@ -23,7 +23,7 @@ async fn a_cancelled_message_never_comes(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     let mut owner = h.owner(partition(&place)?, "group").await?;
     place_all(&h, &place, [("a", Due::At(1)), ("b", Due::At(2)), ("c", Due::At(3))]).await?;
-    equal!(h.backend.schedule.cancel(&place, &[id("b")?]).await?, [true], "a cancel");
+    equal!(h.backend.schedule().cancel(&place, &[id("b")?]).await?, [true], "a cancel");
     equal!(all(&h, &place).await?, ["a", "c"], "what waits");
     promote_delayed(&h, partition(&place)?, 2).await?;
     equal!(names(&owner.take(2).await?)?, ["a", "c"], "what came");
@@ -34,12 +34,12 @@ async fn a_cancel_tells_of_each_whether_it_took_it_out(h: Harness) -> Verdict {
     for place in h.places().await? {
         place_all(&h, &place, ["a", "b", "c"].map(|id| (id, Due::In(HOUR)))).await?;
         let ids = ["c", "unknown", "a", "c"].map(id).into_iter().collect::<Result<Vec<_>, _>>()?;
-        let cancelled = h.backend.schedule.cancel(&place, &ids).await?;
+        let cancelled = h.backend.schedule().cancel(&place, &ids).await?;
         equal!(cancelled, [true, false, true, false], "cancelled of four, one unknown and one twice");
-        let again = h.backend.schedule.cancel(&place, &ids).await?;
+        let again = h.backend.schedule().cancel(&place, &ids).await?;
         equal!(again, [false; 4], "cancelled when they are gone");
         equal!(all(&h, &place).await?, ["b"], "what waits");
-        equal!(h.backend.schedule.cancel(&place, &[]).await?.len(), 0, "answers to an empty cancel");
+        equal!(h.backend.schedule().cancel(&place, &[]).await?.len(), 0, "answers to an empty cancel");
     }
     Ok(())
 }
@@ -54,7 +54,7 @@ async fn of_cancels_that_race_one_wins(h: Harness) -> Verdict {
             tokio::spawn(async move {
                 let mut won = 0;
                 for message in messages {
-                    won += usize::from(h.backend.schedule.cancel(&place, &[id(message)?]).await? == [true]);
+                    won += usize::from(h.backend.schedule().cancel(&place, &[id(message)?]).await? == [true]);
                     tokio::task::yield_now().await;
                 }
                 Ok::<_, Violation>(won)
@@ -81,7 +81,7 @@ async fn of_a_cancel_and_a_promotion_one_wins(h: Harness) -> Verdict {
             let mut cancelled = Vec::new();
             // In reverse order.
             for message in messages.into_iter().rev() {
-                if h.backend.schedule.cancel(&place, &[id(&message)?]).await? == [true] {
+                if h.backend.schedule().cancel(&place, &[id(&message)?]).await? == [true] {
                     cancelled.push(message);
                 }
                 tokio::task::yield_now().await;
@@ -91,8 +91,8 @@ async fn of_a_cancel_and_a_promotion_one_wins(h: Harness) -> Verdict {
     };
     let mut moved = 0;
     let mut patience = h.patience("the schedule to be empty");
-    while h.backend.schedule.waiting(&place).await?.total > 0 {
-        match h.backend.schedule.promote_delayed(partition(&place)?, 3).await?.moved {
+    while h.backend.schedule().waiting(&place).await?.total > 0 {
+        match h.backend.schedule().promote_delayed(partition(&place)?, 3).await?.moved {
             0 => patience.pause().await?,
             more => moved += more,
         }
@@ -111,11 +111,11 @@ async fn what_was_promoted_cannot_be_cancelled(h: Harness) -> Verdict {
     place_all(&h, &place, [("a", Due::At(1)), ("b", Due::In(HOUR))]).await?;
     promote_delayed(&h, partition(&place)?, 1).await?;
     let ids = [id("a")?, id("b")?];
-    let moved = h.backend.schedule.reschedule(&place, &ids, Due::In(HOUR)).await?;
+    let moved = h.backend.schedule().reschedule(&place, &ids, Due::In(HOUR)).await?;
     equal!(moved, [false, true], "rescheduled, one of them after its promotion");
-    let cancelled = h.backend.schedule.cancel(&place, &ids).await?;
+    let cancelled = h.backend.schedule().cancel(&place, &ids).await?;
     equal!(cancelled, [false, true], "cancelled, one of them after its promotion");
-    equal!(h.backend.schedule.get(&place, &id("a")?).await?, None, "what was promoted, as it waits");
+    equal!(h.backend.schedule().get(&place, &id("a")?).await?, None, "what was promoted, as it waits");
     Ok(())
 }
 
@@ -124,8 +124,9 @@ async fn a_rescheduled_message_comes_at_its_new_time(h: Harness) -> Verdict {
     let mut owner = h.owner(partition(&place)?, "group").await?;
     place_all(&h, &place, [("now", Due::In(HOUR)), ("soon", Due::In(HOUR)), ("later", after(1))]).await?;
     let before = h.now(&place).await?;
-    let reschedule =
-        async |name, due| Ok::<_, Violation>(h.backend.schedule.reschedule(&place, &[id(name)?], due).await?);
+    let reschedule = async |name, due| {
+        Ok::<_, Violation>(h.backend.schedule().reschedule(&place, &[id(name)?], due).await?)
+    };
     equal!(reschedule("later", Due::In(HOUR)).await?, [true], "a reschedule to a later time");
     equal!(reschedule("soon", after(30)).await?, [true], "a reschedule to an earlier time");
     equal!(reschedule("now", Due::NOW).await?, [true], "a reschedule to now");
@@ -138,7 +139,7 @@ async fn a_rescheduled_message_comes_at_its_new_time(h: Harness) -> Verdict {
     let came = Duration::from_millis(entries[1].receipt.id.ms.saturating_sub(before));
     ensure!(came >= Duration::from_millis(30), "rescheduled to 30 ms, there after {came:?}");
     equal!(all(&h, &place).await?, ["later"], "what waits");
-    let next = h.backend.schedule.promote_delayed(partition(&place)?, 9).await?.next.unwrap_or_default();
+    let next = h.backend.schedule().promote_delayed(partition(&place)?, 9).await?.next.unwrap_or_default();
     ensure!(next > HOUR / 2 && next <= HOUR + ROUNDING, "next in {next:?}, rescheduled to {HOUR:?}");
     let at = h.now(&place).await? + 9_000_000;
     equal!(reschedule("later", Due::At(at)).await?, [true], "a reschedule to a time");
@@ -150,12 +151,12 @@ async fn a_rescheduled_message_stays_as_it_is(h: Harness) -> Verdict {
     for place in h.places().await? {
         place_all(&h, &place, [("a", Due::In(HOUR))]).await?;
         let before = shown(&h, &place, "a").await?;
-        h.backend.schedule.reschedule(&place, &[id("a")?], Due::In(HOUR * 2)).await?;
+        h.backend.schedule().reschedule(&place, &[id("a")?], Due::In(HOUR * 2)).await?;
         let now = shown(&h, &place, "a").await?;
         equal!(now.fields, before.fields, "the fields of what was rescheduled");
         let later = now.due.saturating_sub(before.due);
         ensure!(later >= 3_600_000, "an hour later is {later} ms later");
-        equal!(h.backend.schedule.waiting(&place).await?.total, 1, "messages that wait");
+        equal!(h.backend.schedule().waiting(&place).await?.total, 1, "messages that wait");
     }
     Ok(())
 }
@@ -163,9 +164,9 @@ async fn a_rescheduled_message_stays_as_it_is(h: Harness) -> Verdict {
 async fn a_reschedule_tells_of_each_whether_it_still_waited(h: Harness) -> Verdict {
     for place in h.places().await? {
         place_all(&h, &place, ["a", "b", "c"].map(|id| (id, Due::In(HOUR)))).await?;
-        h.backend.schedule.cancel(&place, &[id("b")?]).await?;
+        h.backend.schedule().cancel(&place, &[id("b")?]).await?;
         let ids = ["b", "a", "unknown", "c"].map(id).into_iter().collect::<Result<Vec<_>, _>>()?;
-        let moved = h.backend.schedule.reschedule(&place, &ids, Due::In(HOUR * 2)).await?;
+        let moved = h.backend.schedule().reschedule(&place, &ids, Due::In(HOUR * 2)).await?;
         equal!(moved, [false, true, false, true], "rescheduled of four, two of them not there");
         equal!(all(&h, &place).await?, ["a", "c"], "what waits");
     }

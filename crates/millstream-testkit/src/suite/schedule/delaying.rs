@@ -60,7 +60,7 @@ async fn a_time_that_is_past_is_due_at_once(h: Harness) -> Verdict {
         [("1970", Due::At(0)), ("before", Due::At(now.saturating_sub(1))), ("now", Due::At(now))],
     )
     .await?;
-    let promoted = h.backend.schedule.promote_delayed(partition(&place)?, 100).await?;
+    let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
     equal!((promoted.moved, promoted.next), (3, None), "moved of what was due before it was scheduled");
     Ok(())
 }
@@ -72,7 +72,7 @@ async fn delayed_messages_are_moved_in_the_order_of_due_times(h: Harness) -> Ver
     place_all(&h, &place, messages.map(|(id, delay)| (id, after(delay)))).await?;
     let now = h.now(&place).await?;
     h.reaches(&place, now + 125).await?;
-    let promoted = h.backend.schedule.promote_delayed(partition(&place)?, 100).await?;
+    let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
     equal!(promoted.moved, 5, "messages moved when all are due");
     equal!(names(&owner.take(5).await?)?, ["f", "b", "c", "e", "a"], "the order of due times");
     Ok(())
@@ -125,8 +125,8 @@ async fn two_promoters_move_each_delayed_message_once(h: Harness) -> Verdict {
             let mut patience = h.patience("the schedule to be empty");
             loop {
                 let promoted = match &lease {
-                    Some(lease) => h.backend.schedule.promote(lease, 7).await?,
-                    None => h.backend.schedule.promote_delayed(&tp, 7).await?,
+                    Some(lease) => h.backend.schedule().promote(lease, 7).await?,
+                    None => h.backend.schedule().promote_delayed(&tp, 7).await?,
                 };
                 moved += promoted.moved;
                 match promoted.next {
@@ -151,7 +151,7 @@ async fn one_call_promotes_no_more_than_its_limit(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     place_all(&h, &place, ["a", "b", "c", "d", "e", "f", "g"].map(|id| (id, Due::At(1)))).await?;
     for (moved, next) in [(3, Some(Duration::ZERO)), (3, Some(Duration::ZERO)), (1, None)] {
-        let promoted = h.backend.schedule.promote_delayed(partition(&place)?, 3).await?;
+        let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 3).await?;
         equal!(promoted, Promoted { moved, orphans: 0, next, recurring: false }, "a promotion of up to 3");
     }
     Ok(())
@@ -161,7 +161,7 @@ async fn one_call_promotes_no_more_than_the_most(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     let messages: Vec<_> = (0..MAX_PROMOTE + 10).map(|n| n.to_string()).collect();
     place_all(&h, &place, messages.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
-    let promoted = h.backend.schedule.promote_delayed(partition(&place)?, 10_000).await?;
+    let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 10_000).await?;
     ensure!((1..=MAX_PROMOTE).contains(&promoted.moved), "{} messages in one call", promoted.moved);
     promote_delayed(&h, partition(&place)?, MAX_PROMOTE + 10 - promoted.moved).await
 }
@@ -174,7 +174,7 @@ async fn an_owner_promotes_retries_and_delayed_messages(h: Harness) -> Verdict {
     owner.settle(entries[0].receipt, retry(&entries[0], Duration::ZERO)).await?;
     place_all(&h, &place, [("a", Due::NOW), ("b", Due::NOW)]).await?;
     owner.promote(3).await?;
-    equal!(h.backend.schedule.waiting(&place).await?.total, 0, "what waits after the promotion");
+    equal!(h.backend.schedule().waiting(&place).await?.total, 0, "what waits after the promotion");
     owner.take(3).await.map(drop)
 }
 
@@ -186,10 +186,10 @@ async fn without_a_lease_only_delayed_messages_are_promoted(h: Harness) -> Verdi
     owner.settle(entries[0].receipt, retry(&entries[0], Duration::ZERO)).await?;
     let mut next = h.takeover(&owner.lease).await?;
     place_all(&h, &place, [("a", Due::At(1))]).await?;
-    let promoted = h.backend.schedule.promote(&owner.lease, 100).await;
+    let promoted = h.backend.schedule().promote(&owner.lease, 100).await;
     refused(promoted, ErrorKind::Fenced, "a promotion with a lost lease")?;
     equal!(all(&h, &place).await?, ["a"], "what waits after a promotion with a lost lease");
-    let promoted = h.backend.schedule.promote_delayed(partition(&place)?, 100).await?;
+    let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
     equal!((promoted.moved, promoted.next), (1, None), "a promotion of delayed messages alone");
     equal!(names(&next.take(1).await?)?, ["a"], "what came");
     next.nothing("the retry waits for its owner").await?;
@@ -203,8 +203,8 @@ async fn next_tells_when_a_delayed_message_is_due(h: Harness) -> Verdict {
     for (id, delay, head) in [("a", HOUR, HOUR), ("b", minute, minute), ("c", HOUR, minute)] {
         place_all(&h, &place, [(id, Due::In(delay))]).await?;
         for promoted in [
-            h.backend.schedule.promote(&owner.lease, 100).await?,
-            h.backend.schedule.promote_delayed(partition(&place)?, 100).await?,
+            h.backend.schedule().promote(&owner.lease, 100).await?,
+            h.backend.schedule().promote_delayed(partition(&place)?, 100).await?,
         ] {
             equal!(promoted.moved, 0, "messages moved early");
             let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to wait")) };
@@ -218,7 +218,7 @@ async fn next_tells_when_a_delayed_message_is_due(h: Harness) -> Verdict {
     place_all(&h, &place, [("d", after(40))]).await?;
     let mut patience = h.patience("the head to be due");
     loop {
-        let promoted = h.backend.schedule.promote_delayed(partition(&place)?, 100).await?;
+        let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
         let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to wait")) };
         if promoted.moved == 1 {
             ensure!(next > minute / 2, "next in {next:?} after the head was moved");
@@ -232,7 +232,7 @@ async fn next_tells_when_a_delayed_message_is_due(h: Harness) -> Verdict {
 async fn nothing_scheduled_is_nothing_due(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     h.append_n(&tp, 2).await?;
-    let promoted = h.backend.schedule.promote_delayed(&tp, 100).await?;
+    let promoted = h.backend.schedule().promote_delayed(&tp, 100).await?;
     equal!(promoted, Promoted::default(), "a promotion where nothing was scheduled");
     Ok(())
 }
@@ -242,13 +242,13 @@ async fn what_lost_its_body_is_counted_and_dropped(h: Harness) -> Verdict {
     let mut owner = h.owner(partition(&place)?, "group").await?;
     place_all(&h, &place, ["a", "b", "c"].map(|id| (id, Due::At(1)))).await?;
     h.operator()?.delete_scheduled(&place, &id("b")?).await?;
-    let bodiless = h.backend.schedule.get(&place, &id("b")?).await?;
+    let bodiless = h.backend.schedule().get(&place, &id("b")?).await?;
     equal!(bodiless.map(|it| it.fields.len()), Some(0), "the fields of what lost its body");
-    let promoted = h.backend.schedule.promote_delayed(partition(&place)?, 100).await?;
+    let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
     let expected = Promoted { moved: 2, orphans: 1, next: None, recurring: false };
     equal!(promoted, expected, "a promotion of three, one without its body");
     equal!(names(&owner.take(2).await?)?, ["a", "c"], "what came");
-    let again = h.backend.schedule.promote_delayed(partition(&place)?, 100).await?;
+    let again = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
     equal!(again, Promoted::default(), "a promotion when all is gone");
     Ok(())
 }

@@ -20,15 +20,15 @@ async fn a_message_that_waits_is_shown_as_it_is(h: Harness) -> Verdict {
         let due = h.now(&place).await? + 3_600_000;
         let name = "order 42: refund, ünïcode";
         let message = Scheduling { fields: foreign(), ..scheduling(&place, name, Due::At(due))? };
-        equal!(h.backend.schedule.get(&place, &id(name)?).await?, None, "a message before it is scheduled");
+        equal!(h.backend.schedule().get(&place, &id(name)?).await?, None, "a message before it is scheduled");
         schedule(&h, &[message]).await?;
         let expected = Scheduled { id: id(name)?, due, fields: foreign() };
         equal!(shown(&h, &place, name).await?, expected, "a message that waits");
-        let listed = h.backend.schedule.scheduled(&place, None, 10).await?;
+        let listed = h.backend.schedule().scheduled(&place, None, 10).await?;
         equal!(listed, [expected], "a list of one that waits");
-        equal!(h.backend.schedule.get(&place, &id("unknown")?).await?, None, "a message that is not there");
-        h.backend.schedule.cancel(&place, &[id(name)?]).await?;
-        equal!(h.backend.schedule.get(&place, &id(name)?).await?, None, "a message that was cancelled");
+        equal!(h.backend.schedule().get(&place, &id("unknown")?).await?, None, "a message that is not there");
+        h.backend.schedule().cancel(&place, &[id(name)?]).await?;
+        equal!(h.backend.schedule().get(&place, &id(name)?).await?, None, "a message that was cancelled");
     }
     Ok(())
 }
@@ -49,7 +49,7 @@ async fn what_waits_is_listed_in_order_page_by_page(h: Harness) -> Verdict {
             let mut listed = Vec::new();
             let mut after = None;
             loop {
-                let page = h.backend.schedule.scheduled(&place, after, limit).await?;
+                let page = h.backend.schedule().scheduled(&place, after, limit).await?;
                 ensure!(page.len() <= limit, "a page of {}, {limit} were asked for", page.len());
                 let Some(last) = page.last() else { break };
                 after = Some((last.due, last.id.clone()));
@@ -71,7 +71,7 @@ async fn a_page_ends_in_the_midst_of_one_millisecond(h: Harness) -> Verdict {
         for from in (0..30).step_by(7) {
             let after =
                 listed.last().map(|name| Ok::<_, crate::Violation>((later, id(name)?))).transpose()?;
-            let page = h.backend.schedule.scheduled(&place, after, 7).await?;
+            let page = h.backend.schedule().scheduled(&place, after, 7).await?;
             equal!(page.len(), 7.min(30 - from), "messages in the page from {from}");
             listed.extend(page.iter().map(|scheduled| scheduled.id.to_string()));
         }
@@ -85,8 +85,8 @@ async fn a_page_goes_on_behind_a_message_that_is_gone(h: Harness) -> Verdict {
         let later = h.now(&place).await? + 3_600_000;
         place_all(&h, &place, MESSAGES.map(|(id, due)| (id, Due::At(later + due)))).await?;
         for (gone, due, behind) in [("d", later + 3, ["e", "a"]), ("h", later, ["b", "i"])] {
-            h.backend.schedule.cancel(&place, &[id(gone)?]).await?;
-            let page = h.backend.schedule.scheduled(&place, Some((due, id(gone)?)), 2).await?;
+            h.backend.schedule().cancel(&place, &[id(gone)?]).await?;
+            let page = h.backend.schedule().scheduled(&place, Some((due, id(gone)?)), 2).await?;
             let listed: Vec<_> = page.iter().map(|scheduled| scheduled.id.as_str()).collect();
             equal!(listed, behind, "what stands behind {gone}, which is gone");
         }
@@ -99,9 +99,9 @@ async fn a_page_is_bounded(h: Harness) -> Verdict {
     for place in h.places().await? {
         let messages: Vec<_> = (0..MAX_PAGE + 5).map(|n| format!("{n:04}")).collect();
         place_all(&h, &place, messages.iter().map(|id| (id.as_str(), Due::In(HOUR)))).await?;
-        let page = h.backend.schedule.scheduled(&place, None, 1_000_000).await?;
+        let page = h.backend.schedule().scheduled(&place, None, 1_000_000).await?;
         ensure!((1..=MAX_PAGE).contains(&page.len()), "{} messages in one page", page.len());
-        let none = h.backend.schedule.scheduled(&place, None, 0).await?;
+        let none = h.backend.schedule().scheduled(&place, None, 0).await?;
         equal!(none.len(), 0, "messages in a page of none");
     }
     Ok(())
@@ -109,13 +109,13 @@ async fn a_page_is_bounded(h: Harness) -> Verdict {
 
 async fn what_waits_is_counted(h: Harness) -> Verdict {
     for place in h.places().await? {
-        equal!(h.backend.schedule.waiting(&place).await?, Waiting::default(), "where nothing waits");
+        equal!(h.backend.schedule().waiting(&place).await?, Waiting::default(), "where nothing waits");
         place_all(&h, &place, [("a", Due::At(1)), ("b", Due::In(HOUR)), ("c", Due::At(2))]).await?;
         place_all(&h, &place, [("d", Due::In(HOUR)), ("e", Due::In(HOUR))]).await?;
-        let waiting = h.backend.schedule.waiting(&place).await?;
+        let waiting = h.backend.schedule().waiting(&place).await?;
         equal!(waiting, Waiting { total: 5, overdue: 2 }, "five, of which two are due");
-        h.backend.schedule.cancel(&place, &[id("a")?, id("b")?]).await?;
-        let waiting = h.backend.schedule.waiting(&place).await?;
+        h.backend.schedule().cancel(&place, &[id("a")?, id("b")?]).await?;
+        let waiting = h.backend.schedule().waiting(&place).await?;
         equal!(waiting, Waiting { total: 3, overdue: 1 }, "three, of which one is due");
     }
     Ok(())

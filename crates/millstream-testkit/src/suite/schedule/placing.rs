@@ -30,7 +30,7 @@ async fn an_id_that_waits_is_kept_as_it_is(h: Harness) -> Verdict {
         let again = Scheduling { fields: body("b"), ..scheduling(&place, "a", Due::NOW)? };
         equal!(schedule(&h, &[again]).await?, [Placed::Kept], "scheduled again");
         equal!(shown(&h, &place, "a").await?, before, "what was kept");
-        equal!(h.backend.schedule.waiting(&place).await?.total, 1, "messages that wait");
+        equal!(h.backend.schedule().waiting(&place).await?.total, 1, "messages that wait");
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ async fn an_id_that_waits_is_rejected_if_wished(h: Harness) -> Verdict {
         batch.iter_mut().for_each(|it| it.on_conflict = OnConflict::Reject);
         batch[1].id = id("b")?;
         batch[2].fields = body("c");
-        let outcomes = outcomes(h.backend.schedule.schedule(&batch).await);
+        let outcomes = outcomes(h.backend.schedule().schedule(&batch).await);
         equal!(
             outcomes,
             [Ok(Placed::New), Ok(Placed::New), Err(ErrorKind::Exists)],
@@ -77,7 +77,7 @@ async fn an_id_is_free_again_when_its_message_is_gone(h: Harness) -> Verdict {
                 schedule(&h, &[scheduling(&place, "a", Due::In(HOUR))?]).await? == [Placed::New],
                 "round {round}: the id of a cancelled message is not free"
             );
-            h.backend.schedule.cancel(&place, &[id("a")?]).await?;
+            h.backend.schedule().cancel(&place, &[id("a")?]).await?;
         }
     }
     let place = Place::from(h.partition().await?);
@@ -100,10 +100,10 @@ async fn ids_of_another_place_do_not_clash(h: Harness) -> Verdict {
     for (n, place) in places.iter().enumerate() {
         equal!(shown(&h, place, "a").await?.fields, body(&n.to_string()), "the message at {place}");
     }
-    h.backend.schedule.cancel(&places[1], &[id("a")?]).await?;
+    h.backend.schedule().cancel(&places[1], &[id("a")?]).await?;
     for (n, place) in places.iter().enumerate() {
         let total = u64::from(n != 1);
-        equal!(h.backend.schedule.waiting(place).await?.total, total, "messages that wait at {place}");
+        equal!(h.backend.schedule().waiting(place).await?.total, total, "messages that wait at {place}");
     }
     Ok(())
 }
@@ -111,9 +111,9 @@ async fn ids_of_another_place_do_not_clash(h: Harness) -> Verdict {
 async fn a_message_without_fields_is_refused(h: Harness) -> Verdict {
     for place in h.places().await? {
         let empty = Scheduling { fields: Fields::new(), ..scheduling(&place, "a", Due::NOW)? };
-        let results = h.backend.schedule.schedule(&[empty]).await;
+        let results = h.backend.schedule().schedule(&[empty]).await;
         ensure!(matches!(results[..], [Err(_)]), "a message without fields: {results:?}");
-        equal!(h.backend.schedule.waiting(&place).await?.total, 0, "messages that wait");
+        equal!(h.backend.schedule().waiting(&place).await?.total, 0, "messages that wait");
     }
     Ok(())
 }
@@ -126,7 +126,7 @@ async fn a_bad_scheduling_does_not_keep_the_others_from_waiting(h: Harness) -> V
             batch.push(Scheduling { on_conflict, ..scheduling(&place, name, Due::At(1))? });
         }
         batch[3].fields.clear();
-        let results = h.backend.schedule.schedule(&batch).await;
+        let results = h.backend.schedule().schedule(&batch).await;
         let good: Vec<_> = results.iter().map(Result::is_ok).collect();
         equal!(good, [true, false, true, false, true], "which of a batch succeeded");
         equal!(all(&h, &place).await?, ["a", "b", "c"], "what waits");
@@ -149,7 +149,7 @@ async fn a_large_batch_has_one_result_each(h: Harness) -> Verdict {
         equal!(*placed, expected, "the result of number {n}");
     }
     for (place, total) in places.iter().zip([500, 400]) {
-        equal!(h.backend.schedule.waiting(place).await?.total, total, "messages that wait at {place}");
+        equal!(h.backend.schedule().waiting(place).await?.total, total, "messages that wait at {place}");
     }
     Ok(())
 }
@@ -168,14 +168,14 @@ async fn the_far_future_is_no_trouble(h: Harness) -> Verdict {
                 "{name} is due at {due}, expected a century from now, which is {after}"
             );
         }
-        equal!(h.backend.schedule.waiting(&place).await?.overdue, 0, "messages that are due");
+        equal!(h.backend.schedule().waiting(&place).await?.overdue, 0, "messages that are due");
     }
     let place = Place::from(h.partition().await?);
     let mut owner = h.owner(partition(&place)?, "group").await?;
     place_all(&h, &place, [("far", Due::In(Duration::MAX)), ("soon", Due::NOW)]).await?;
     promote_delayed(&h, partition(&place)?, 1).await?;
     equal!(names(&owner.take(1).await?)?, ["soon"], "what came");
-    let next = h.backend.schedule.promote_delayed(partition(&place)?, 1).await?.next;
+    let next = h.backend.schedule().promote_delayed(partition(&place)?, 1).await?.next;
     ensure!(next.is_some_and(|next| next > Due::FAR / 2), "next in {next:?}, expected about a century");
     Ok(())
 }

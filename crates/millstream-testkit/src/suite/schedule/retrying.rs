@@ -33,7 +33,7 @@ async fn park(h: &Harness, owner: &mut Owner, delays: &[Duration]) -> Result<Vec
     let entries = owner.take(delays.len()).await?;
     let settlement = |(entry, after): (&Entry, &Duration)| (entry.receipt, retry(entry, *after));
     let batch: Vec<_> = entries.iter().zip(delays).map(settlement).collect();
-    let settled = h.backend.log.settle(&owner.lease, &batch).await?;
+    let settled = h.backend.log().settle(&owner.lease, &batch).await?;
     equal!(settled.applied, batch.len(), "settlements that took effect");
     Ok(entries)
 }
@@ -71,7 +71,7 @@ async fn what_is_parked_is_not_read(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
     park(&h, &mut owner, &[Duration::from_secs(3_600); 3]).await?;
-    let promoted = h.backend.schedule.promote(&owner.lease, 100).await?;
+    let promoted = h.backend.schedule().promote(&owner.lease, 100).await?;
     equal!(promoted.moved, 0, "messages moved an hour early");
     owner.nothing("everything is parked").await?;
     owner.reopen().await?;
@@ -85,7 +85,11 @@ async fn what_is_due_is_moved_in_the_order_of_due_times(h: Harness) -> Verdict {
     let entries = park(&h, &mut owner, &delays).await?;
     let now = h.clock(&tp).await?;
     h.clock_passes(&tp, now + 125).await?;
-    equal!(h.backend.schedule.promote(&owner.lease, 100).await?.moved, 5, "messages moved when all are due");
+    equal!(
+        h.backend.schedule().promote(&owner.lease, 100).await?.moved,
+        5,
+        "messages moved when all are due"
+    );
     let retried = owner.take_retries(5).await?;
     let origins: Vec<_> = retried.iter().map(origin).collect();
     let expected = [3, 1, 2, 0, 4].map(|n: usize| entries[n].receipt.id);
@@ -100,7 +104,7 @@ async fn the_limit_is_kept_and_the_rest_is_due_at_once(h: Harness) -> Verdict {
     let now = h.clock(&tp).await?;
     h.clock_passes(&tp, now + 2).await?;
     for (moved, next) in [(3, Some(Duration::ZERO)), (3, Some(Duration::ZERO)), (1, None)] {
-        let promoted = h.backend.schedule.promote(&owner.lease, 3).await?;
+        let promoted = h.backend.schedule().promote(&owner.lease, 3).await?;
         equal!(promoted, Promoted { moved, orphans: 0, next, recurring: false }, "a promotion of up to 3");
     }
     Ok(())
@@ -112,7 +116,7 @@ async fn one_call_moves_no_more_than_the_most(h: Harness) -> Verdict {
     park(&h, &mut owner, &[Duration::ZERO; MAX_PROMOTE + 10]).await?;
     let now = h.clock(&tp).await?;
     h.clock_passes(&tp, now + 2).await?;
-    let promoted = h.backend.schedule.promote(&owner.lease, 10_000).await?;
+    let promoted = h.backend.schedule().promote(&owner.lease, 10_000).await?;
     ensure!((1..=MAX_PROMOTE).contains(&promoted.moved), "{} messages in one call", promoted.moved);
     owner.promote(MAX_PROMOTE + 10 - promoted.moved).await
 }
@@ -123,7 +127,7 @@ async fn next_tells_when_the_head_is_due(h: Harness) -> Verdict {
     let (hour, minute) = (Duration::from_secs(3_600), Duration::from_secs(60));
     for (parked, head) in [(hour, hour), (minute, minute), (hour, minute)] {
         park(&h, &mut owner, &[parked]).await?;
-        let promoted = h.backend.schedule.promote(&owner.lease, 100).await?;
+        let promoted = h.backend.schedule().promote(&owner.lease, 100).await?;
         equal!(promoted.moved, 0, "messages moved early");
         let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to be parked")) };
         ensure!(next <= head + ROUNDING && next >= head / 2, "next in {next:?}, the head is due in {head:?}");
@@ -132,7 +136,7 @@ async fn next_tells_when_the_head_is_due(h: Harness) -> Verdict {
     park(&h, &mut owner, &[soon]).await?;
     let mut patience = h.patience("the head to be due");
     loop {
-        let promoted = h.backend.schedule.promote(&owner.lease, 100).await?;
+        let promoted = h.backend.schedule().promote(&owner.lease, 100).await?;
         let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to be parked")) };
         if promoted.moved == 1 {
             ensure!(next > soon + ROUNDING, "next in {next:?} after the head was moved");
@@ -147,7 +151,7 @@ async fn nothing_parked_is_nothing_due(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let owner = h.owner(&tp, "group").await?;
     h.append_n(&tp, 2).await?;
-    let promoted = h.backend.schedule.promote(&owner.lease, 100).await?;
+    let promoted = h.backend.schedule().promote(&owner.lease, 100).await?;
     equal!(promoted, Promoted::default(), "a promotion where nothing is parked");
     Ok(())
 }
@@ -163,7 +167,7 @@ async fn two_promoters_move_each_message_once(h: Harness) -> Verdict {
             let mut moved = 0;
             let mut patience = h.patience("the schedule to be empty");
             loop {
-                let promoted = h.backend.schedule.promote(&lease, 7).await?;
+                let promoted = h.backend.schedule().promote(&lease, 7).await?;
                 moved += promoted.moved;
                 match promoted.next {
                     None => return Ok::<_, Violation>(moved),
@@ -189,7 +193,7 @@ async fn a_stale_token_promotes_nothing(h: Harness) -> Verdict {
     let mut owner = h.brief_owner(&tp, "group", BRIEF).await?;
     park(&h, &mut owner, &[Duration::ZERO; 2]).await?;
     let mut next = h.takeover(&owner.lease).await?;
-    let promoted = h.backend.schedule.promote(&owner.lease, 100).await;
+    let promoted = h.backend.schedule().promote(&owner.lease, 100).await;
     refused(promoted, ErrorKind::Fenced, "a promotion after the takeover")?;
     next.promote(2).await
 }

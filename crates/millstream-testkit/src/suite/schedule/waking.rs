@@ -29,13 +29,13 @@ const EDGE: Duration = Duration::from_millis(5);
 
 /// Returns the current state.
 async fn seen(h: &Harness, tp: &TopicPartition) -> Result<Seen, Violation> {
-    h.soon("the first wait", h.backend.schedule.wait(tp, &Seen::default(), LONG)).await
+    h.soon("the first wait", h.backend.schedule().wait(tp, &Seen::default(), LONG)).await
 }
 
 /// Starts a wait that lasts longer than any case.
 fn waiter(h: &Harness, tp: &TopicPartition, seen: &Seen) -> JoinHandle<Result<Seen, Violation>> {
     let (h, tp, seen) = (h.clone(), tp.clone(), seen.clone());
-    tokio::spawn(async move { h.soon("a wake-up", h.backend.schedule.wait(&tp, &seen, LONG)).await })
+    tokio::spawn(async move { h.soon("a wake-up", h.backend.schedule().wait(&tp, &seen, LONG)).await })
 }
 
 async fn woken(waiter: JoinHandle<Result<Seen, Violation>>) -> Result<Seen, Violation> {
@@ -45,7 +45,7 @@ async fn woken(waiter: JoinHandle<Result<Seen, Violation>>) -> Result<Seen, Viol
 /// Expects that nothing wakes a wait with this state.
 async fn is_quiet(h: &Harness, tp: &TopicPartition, seen: &Seen, why: &str) -> Result<Seen, Violation> {
     let started = Instant::now();
-    let seen = h.soon("a wait to end", h.backend.schedule.wait(tp, seen, QUIET)).await?;
+    let seen = h.soon("a wait to end", h.backend.schedule().wait(tp, seen, QUIET)).await?;
     let took = started.elapsed();
     ensure!(took + EDGE >= QUIET, "woken after {took:?} ({why})");
     Ok(seen)
@@ -81,11 +81,11 @@ async fn a_later_message_wakes_nobody(h: Harness) -> Verdict {
     place_all(&h, &place, [("head", Due::In(HOUR))]).await?;
     let state = seen(&h, &tp).await?;
     place_all(&h, &place, [("a", Due::In(HOUR * 2)), ("b", Due::In(HOUR * 3))]).await?;
-    h.backend.schedule.reschedule(&place, &[id("b")?], Due::In(HOUR * 2)).await?;
-    h.backend.schedule.cancel(&place, &[id("a")?]).await?;
+    h.backend.schedule().reschedule(&place, &[id("b")?], Due::In(HOUR * 2)).await?;
+    h.backend.schedule().cancel(&place, &[id("a")?]).await?;
     let state = is_quiet(&h, &tp, &state, "nothing came that is due earlier").await?;
     place_all(&h, &place, [("head 2", Due::In(HOUR / 2))]).await?;
-    h.soon("a wake-up", h.backend.schedule.wait(&tp, &state, LONG)).await.map(drop)
+    h.soon("a wake-up", h.backend.schedule().wait(&tp, &state, LONG)).await.map(drop)
 }
 
 async fn a_message_that_is_rescheduled_to_the_head_wakes(h: Harness) -> Verdict {
@@ -95,7 +95,7 @@ async fn a_message_that_is_rescheduled_to_the_head_wakes(h: Harness) -> Verdict 
     for due in [Due::In(HOUR / 2), Due::NOW] {
         let state = seen(&h, &tp).await?;
         let waiter = waiter(&h, &tp, &state);
-        h.backend.schedule.reschedule(&place, &[id("b")?], due).await?;
+        h.backend.schedule().reschedule(&place, &[id("b")?], due).await?;
         woken(waiter).await?;
     }
     Ok(())
@@ -108,7 +108,7 @@ async fn nothing_is_missed_between_two_waits(h: Harness) -> Verdict {
     for (first, second, hours) in [("a", "b", 6), ("c", "d", 4), ("e", "f", 2)] {
         place_all(&h, &place, [(first, Due::In(HOUR * hours))]).await?;
         place_all(&h, &place, [(second, Due::In(HOUR * (hours - 1)))]).await?;
-        let wait = h.backend.schedule.wait(&tp, &state, LONG);
+        let wait = h.backend.schedule().wait(&tp, &state, LONG);
         state = h.soon("what came before the wait", wait).await?;
     }
     is_quiet(&h, &tp, &state, "nothing came since").await.map(drop)
@@ -119,7 +119,7 @@ async fn a_wait_ends_when_its_time_is_up(h: Harness) -> Verdict {
     let mut state = seen(&h, &tp).await?;
     for wait in [Duration::ZERO, Duration::from_millis(20), QUIET] {
         let started = Instant::now();
-        state = h.soon("a wait to end", h.backend.schedule.wait(&tp, &state, wait)).await?;
+        state = h.soon("a wait to end", h.backend.schedule().wait(&tp, &state, wait)).await?;
         let took = started.elapsed();
         ensure!(took + EDGE >= wait, "a wait of {wait:?} took {took:?}, and nothing came");
     }

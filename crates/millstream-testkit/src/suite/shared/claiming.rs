@@ -145,7 +145,7 @@ async fn what_an_owner_has_left_is_claimed(h: Harness) -> Verdict {
     h.append_n(&only(&topic), 2).await?;
     let entries = owner.take(2).await?;
     b.nothing("the owner has everything").await?;
-    h.backend.leases.release(&owner.lease).await?;
+    h.backend.leases().release(&owner.lease).await?;
     equal!(b.claim(&[], LONG, 10).await?.abandoned.entries.len(), 0, "claimed at once");
     let claimed = b.claims(&[], BRIEF, 2).await?;
     equal!(ids(&claimed), ids(&entries), "what was claimed");
@@ -160,14 +160,14 @@ async fn what_consumers_have_left_is_adopted_by_an_owner(h: Harness) -> Verdict 
     let mut owner = h.owner(&only(&topic), "group").await?;
     owner.nothing("others have everything").await?;
     equal!(
-        h.backend.shared.adopt(&owner.lease, LONG, 10, &Continuity::assured()).await?,
+        h.backend.shared()?.adopt(&owner.lease, LONG, 10, &Continuity::assured()).await?,
         0,
         "adopted at once"
     );
     let mut patience = h.patience("what others have left to be adopted");
     let mut adopted = 0;
     while adopted < 3 {
-        let more = h.backend.shared.adopt(&owner.lease, BRIEF, 2, &Continuity::assured()).await?;
+        let more = h.backend.shared()?.adopt(&owner.lease, BRIEF, 2, &Continuity::assured()).await?;
         ensure!(more <= 2, "{more} entries were adopted, 2 were asked for");
         adopted += more;
         patience.pause().await?;
@@ -182,7 +182,7 @@ async fn what_consumers_have_left_is_adopted_by_an_owner(h: Harness) -> Verdict 
     );
     owner.ack(&pending).await?;
     equal!(
-        h.backend.shared.adopt(&owner.lease, Duration::ZERO, 10, &Continuity::assured()).await?,
+        h.backend.shared()?.adopt(&owner.lease, Duration::ZERO, 10, &Continuity::assured()).await?,
         0,
         "adopted from nobody"
     );
@@ -195,7 +195,7 @@ async fn adopting_is_fenced(h: Harness) -> Verdict {
     let entries = a.take(1).await?;
     let before = h.brief_owner(&only(&topic), "group", BRIEF).await?;
     let next = h.takeover(&before.lease).await?;
-    let adopted = h.backend.shared.adopt(&before.lease, Duration::ZERO, 10, &Continuity::assured()).await;
+    let adopted = h.backend.shared()?.adopt(&before.lease, Duration::ZERO, 10, &Continuity::assured()).await;
     refused(adopted, ErrorKind::Fenced, "adopting with a lost lease")?;
     equal!(next.lease.partition()?.0.partition, Partition(0), "the partition of the next owner");
     a.acks(&receipts(&entries)).await
@@ -205,7 +205,7 @@ async fn adopting_is_fenced(h: Harness) -> Verdict {
 async fn one_given_back(h: &Harness, a: &mut Sharer, topic: &TopicSpec) -> Result<Vec<Entry>, Violation> {
     h.append_n(&only(topic), 2).await?;
     let entries = a.take(2).await?;
-    h.backend.shared.give_back(&a.seat, Partition(0), &receipts(&entries[..1])).await?;
+    h.backend.shared()?.give_back(&a.seat, Partition(0), &receipts(&entries[..1])).await?;
     Ok(entries)
 }
 
@@ -243,7 +243,7 @@ async fn who_was_not_answered_without_a_gap_adopts_what_was_given_back(h: Harnes
     let (topic, [mut a]) = sharers(&h, 1, ["a"]).await?;
     one_given_back(&h, &mut a, &topic).await?;
     let owner = h.owner(&only(&topic), "group").await?;
-    let adopt = async |heard| h.backend.shared.adopt(&owner.lease, Duration::ZERO, 10, &heard).await;
+    let adopt = async |heard| h.backend.shared()?.adopt(&owner.lease, Duration::ZERO, 10, &heard).await;
     equal!(adopt(Continuity::new(LONG)).await?, 1, "adopted by who does not judge");
     equal!(adopt(Continuity::new(LONG)).await?, 0, "adopted by who does not judge");
     equal!(adopt(Continuity::assured()).await?, 1, "adopted");
@@ -259,7 +259,7 @@ async fn a_claim_tells_ghosts(h: Harness) -> Verdict {
     equal!(claimed.abandoned.ghosts, [entries[0].receipt], "ghosts");
     equal!(receipts(&claimed.abandoned.entries), [entries[1].receipt], "what is whole");
     b.acks(&receipts(&claimed.abandoned.entries)).await?;
-    let pending = h.backend.catalog.stats(&topic, &a.seat.group).await?[0].pending;
+    let pending = h.backend.catalog().stats(&topic, &a.seat.group).await?[0].pending;
     equal!(pending, 0, "pending entries, ghosts among them");
     b.reopen().await?;
     b.nothing("nothing is left").await

@@ -80,7 +80,7 @@ async fn each_task_is_claimed_by_one_worker(h: Harness) -> Verdict {
         tokio::spawn(async move {
             let mut mine = Vec::new();
             loop {
-                let tasks = h.backend.tasks.claim(&shard, &ask(&format!("w{worker}"), 7)).await?.tasks;
+                let tasks = h.backend.tasks()?.claim(&shard, &ask(&format!("w{worker}"), 7)).await?.tasks;
                 if tasks.is_empty() {
                     return Ok::<_, Violation>(mine);
                 }
@@ -155,12 +155,12 @@ async fn a_claimed_task_does_not_wait(h: Harness) -> Verdict {
     let task = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!(task.id.as_str(), "a", "the first task");
     equal!(
-        queue_under_test.h.backend.schedule.get(&queue_under_test.place, &task.id).await?,
+        queue_under_test.h.backend.schedule().get(&queue_under_test.place, &task.id).await?,
         None,
         "a claimed task, as it waits"
     );
     equal!(all(&queue_under_test.h, &queue_under_test.place).await?, ["b"], "what waits");
-    let waiting = queue_under_test.h.backend.schedule.waiting(&queue_under_test.place).await?;
+    let waiting = queue_under_test.h.backend.schedule().waiting(&queue_under_test.place).await?;
     equal!((waiting.total, waiting.overdue), (1, 1), "how many wait, and are due");
     shown(&queue_under_test.h, &queue_under_test.place, "b").await.map(drop)
 }
@@ -171,12 +171,12 @@ async fn a_claimed_task_can_neither_be_replaced_nor_cancelled(h: Harness) -> Ver
     let task = queue_under_test.take_one(&ask("w", 1)).await?;
     let ids = [task.id.clone()];
     equal!(
-        queue_under_test.h.backend.schedule.cancel(&queue_under_test.place, &ids).await?,
+        queue_under_test.h.backend.schedule().cancel(&queue_under_test.place, &ids).await?,
         [false],
         "a cancel"
     );
     let rescheduled =
-        queue_under_test.h.backend.schedule.reschedule(&queue_under_test.place, &ids, Due::NOW).await?;
+        queue_under_test.h.backend.schedule().reschedule(&queue_under_test.place, &ids, Due::NOW).await?;
     equal!(rescheduled, [false], "a reschedule");
     for (on_conflict, expected) in [
         (OnConflict::Keep, Ok(Placed::Kept)),
@@ -188,7 +188,7 @@ async fn a_claimed_task_can_neither_be_replaced_nor_cancelled(h: Harness) -> Ver
             on_conflict,
             ..scheduling(&queue_under_test.place, "a", Due::NOW)?
         };
-        let placed = queue_under_test.h.backend.schedule.schedule(&[other]).await;
+        let placed = queue_under_test.h.backend.schedule().schedule(&[other]).await;
         equal!(outcomes(placed), [expected], "scheduled with {on_conflict:?}");
     }
     queue_under_test.nothing("it is worked on").await?;
@@ -203,7 +203,7 @@ async fn a_cancelled_task_is_never_claimed(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     queue_under_test.place_due(["a", "b", "c"]).await?;
     let cancelled =
-        queue_under_test.h.backend.schedule.cancel(&queue_under_test.place, &[id("a")?, id("c")?]).await?;
+        queue_under_test.h.backend.schedule().cancel(&queue_under_test.place, &[id("a")?, id("c")?]).await?;
     equal!(cancelled, [true, true], "cancels of tasks that wait");
     equal!(names(&queue_under_test.claim(&ask("w", 10)).await?.tasks), ["b"], "claimed");
     Ok(())
@@ -220,7 +220,7 @@ async fn of_a_cancel_and_a_claim_one_wins(h: Harness) -> Verdict {
             let mut cancelled = Vec::new();
             // In reverse order.
             for task in tasks.into_iter().rev() {
-                if h.backend.schedule.cancel(&place, &[id(&task)?]).await? == [true] {
+                if h.backend.schedule().cancel(&place, &[id(&task)?]).await? == [true] {
                     cancelled.push(task);
                 }
                 tokio::task::yield_now().await;

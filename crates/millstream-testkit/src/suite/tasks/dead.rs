@@ -20,7 +20,12 @@ suite!("tasks":
 );
 
 async fn listed(queue_under_test: &QueueUnderTest) -> Result<Vec<DeadTask>, Violation> {
-    Ok(queue_under_test.h.backend.tasks.dead_tasks(&queue_under_test.shard, MessageId::ZERO, 1_000).await?)
+    Ok(queue_under_test
+        .h
+        .backend
+        .tasks()?
+        .dead_tasks(&queue_under_test.shard, MessageId::ZERO, 1_000)
+        .await?)
 }
 
 fn tasks(dead: &[DeadTask]) -> Vec<&str> {
@@ -83,7 +88,7 @@ async fn dead_tasks_are_listed_oldest_first_page_by_page(h: Harness) -> Verdict 
         let (mut seen, mut after) = (Vec::new(), MessageId::ZERO);
         loop {
             let page =
-                queue_under_test.h.backend.tasks.dead_tasks(&queue_under_test.shard, after, limit).await?;
+                queue_under_test.h.backend.tasks()?.dead_tasks(&queue_under_test.shard, after, limit).await?;
             ensure!(page.len() <= limit, "a page of {}, {limit} were asked for", page.len());
             let Some(last) = page.last() else { break };
             after = last.id;
@@ -99,7 +104,7 @@ async fn a_replayed_task_is_due_at_once_and_as_new(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     let dead = die(&queue_under_test, ["a", "b"]).await?;
     let replayed =
-        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &ids(&dead)[..1]).await?;
+        queue_under_test.h.backend.tasks()?.replay_tasks(&queue_under_test.shard, &ids(&dead)[..1]).await?;
     equal!(replayed, 1, "tasks that were replayed");
     equal!(tasks(&listed(&queue_under_test).await?), ["b"], "what is dead still");
     let due = shown(&queue_under_test.h, &queue_under_test.place, "a").await?.due;
@@ -111,7 +116,7 @@ async fn a_replayed_task_is_due_at_once_and_as_new(h: Harness) -> Verdict {
     equal!(task.fields, body("a"), "the fields");
     queue_under_test.settles(&task, Says::Complete).await?;
     let replayed =
-        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &ids(&dead)[..1]).await?;
+        queue_under_test.h.backend.tasks()?.replay_tasks(&queue_under_test.shard, &ids(&dead)[..1]).await?;
     equal!(replayed, 0, "replayed twice");
     queue_under_test.nothing("it is done").await
 }
@@ -124,7 +129,7 @@ async fn each_dead_task_is_replayed_once(h: Harness) -> Verdict {
         tokio::spawn(async move {
             let mut replayed = 0;
             for pair in ids.chunks(2) {
-                replayed += h.backend.tasks.replay_tasks(&shard, pair).await?;
+                replayed += h.backend.tasks()?.replay_tasks(&shard, pair).await?;
                 tokio::task::yield_now().await;
             }
             Ok::<_, Violation>(replayed)
@@ -150,7 +155,7 @@ async fn a_dead_task_whose_id_is_in_use_stays_dead(h: Harness) -> Verdict {
         Scheduling { fields: body("other"), ..scheduling(&queue_under_test.place, "waits", Due::In(HOUR))? };
     schedule(&queue_under_test.h, &[other]).await?;
     let replayed =
-        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &ids(&dead)).await?;
+        queue_under_test.h.backend.tasks()?.replay_tasks(&queue_under_test.shard, &ids(&dead)).await?;
     equal!(replayed, 1, "replayed of three, two of whose ids are in use");
     equal!(tasks(&listed(&queue_under_test).await?), ["waits", "claimed"], "what is dead still");
     equal!(
@@ -161,7 +166,7 @@ async fn a_dead_task_whose_id_is_in_use_stays_dead(h: Harness) -> Verdict {
     equal!(all(&queue_under_test.h, &queue_under_test.place).await?, ["free", "waits"], "what waits");
     queue_under_test.settles(&task, Says::Complete).await?;
     let replayed =
-        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &ids(&dead)).await?;
+        queue_under_test.h.backend.tasks()?.replay_tasks(&queue_under_test.shard, &ids(&dead)).await?;
     equal!(replayed, 1, "replayed when one id is free again");
     let mut came = queue_under_test.take(&ask("w", 2), 2).await?;
     came.sort_by(|a, b| a.id.cmp(&b.id));
@@ -174,18 +179,18 @@ async fn a_purged_task_is_gone(h: Harness) -> Verdict {
     let dead = die(&queue_under_test, ["a", "b", "c"]).await?;
     let some = [dead[0].id, dead[2].id];
     equal!(
-        queue_under_test.h.backend.tasks.purge_tasks(&queue_under_test.shard, &some).await?,
+        queue_under_test.h.backend.tasks()?.purge_tasks(&queue_under_test.shard, &some).await?,
         2,
         "tasks that were purged"
     );
     equal!(tasks(&listed(&queue_under_test).await?), ["b"], "what is dead still");
     equal!(
-        queue_under_test.h.backend.tasks.purge_tasks(&queue_under_test.shard, &some).await?,
+        queue_under_test.h.backend.tasks()?.purge_tasks(&queue_under_test.shard, &some).await?,
         0,
         "purged twice"
     );
     equal!(
-        queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &some).await?,
+        queue_under_test.h.backend.tasks()?.replay_tasks(&queue_under_test.shard, &some).await?,
         0,
         "replayed after they were purged"
     );
@@ -196,18 +201,18 @@ async fn a_purged_task_is_gone(h: Harness) -> Verdict {
 async fn all_are_purged_at_once(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     equal!(
-        queue_under_test.h.backend.tasks.purge_all(&queue_under_test.shard).await?,
+        queue_under_test.h.backend.tasks()?.purge_all(&queue_under_test.shard).await?,
         0,
         "purged where nothing is dead"
     );
     die(&queue_under_test, ["a", "b", "c"]).await?;
     equal!(
-        queue_under_test.h.backend.tasks.purge_all(&queue_under_test.shard).await?,
+        queue_under_test.h.backend.tasks()?.purge_all(&queue_under_test.shard).await?,
         3,
         "tasks that were purged"
     );
     equal!(tasks(&listed(&queue_under_test).await?), Vec::<&str>::new(), "what is dead still");
     equal!(queue_under_test.counts().await?, Default::default(), "what is left");
-    equal!(queue_under_test.h.backend.tasks.purge_all(&queue_under_test.shard).await?, 0, "purged twice");
+    equal!(queue_under_test.h.backend.tasks()?.purge_all(&queue_under_test.shard).await?, 0, "purged twice");
     Ok(())
 }

@@ -100,7 +100,7 @@ async fn an_extension_tells_of_each_whether_it_is_ours(h: Harness) -> Verdict {
     let mut claims: Vec<_> = tasks.iter().map(claim).collect();
     claims.push((super::id("unknown")?, tasks[0].token.clone()));
     let held =
-        queue_under_test.h.backend.tasks.extend(&queue_under_test.shard, &claims, LONG, false).await?.ours;
+        queue_under_test.h.backend.tasks()?.extend(&queue_under_test.shard, &claims, LONG, false).await?.ours;
     equal!(held, [true, false, true, false], "ours, of four: one is done, one unknown");
     // Expired, but not taken over: the claim is still valid.
     queue_under_test.place_due(["d"]).await?;
@@ -245,7 +245,7 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
         patience.pause().await?;
     }
     let dead =
-        queue_under_test.h.backend.tasks.dead_tasks(&queue_under_test.shard, MessageId::ZERO, 10).await?;
+        queue_under_test.h.backend.tasks()?.dead_tasks(&queue_under_test.shard, MessageId::ZERO, 10).await?;
     equal!(dead.len(), 1, "dead tasks");
     equal!((dead[0].task.as_str(), &dead[0].reason), ("a", &Reason::Crashed), "what died, and why");
     equal!(dead[0].body, body("a"), "the body of what died");
@@ -374,7 +374,7 @@ async fn an_extension_tells_which_server_answered_and_when(h: Harness) -> Verdic
     let extended = queue_under_test
         .h
         .backend
-        .tasks
+        .tasks()?
         .extend(&queue_under_test.shard, &[claim(&task)], LONG, false)
         .await?;
     let after = queue_under_test.h.now(&queue_under_test.place).await?;

@@ -20,21 +20,21 @@ suite!("tasks":
 
 async fn the_first_to_create_a_queue_wins(h: Harness) -> Verdict {
     let first = QueueSpec { name: QueueName::new(h.unique("queue"))?, shards: 3 };
-    equal!(h.backend.tasks.create_queue(&first).await?, first, "a new queue");
+    equal!(h.backend.tasks()?.create_queue(&first).await?, first, "a new queue");
     for shards in [5, 1] {
         let again = QueueSpec { shards, ..first.clone() };
-        equal!(h.backend.tasks.create_queue(&again).await?, first, "created again with {shards} shards");
+        equal!(h.backend.tasks()?.create_queue(&again).await?, first, "created again with {shards} shards");
     }
-    equal!(h.backend.tasks.queue(&first.name).await?, first, "the queue as it is stored");
+    equal!(h.backend.tasks()?.queue(&first.name).await?, first, "the queue as it is stored");
     Ok(())
 }
 
 async fn a_queue_has_a_sensible_number_of_shards(h: Harness) -> Verdict {
     for shards in [0, MAX_SHARDS + 1, u32::MAX] {
         let spec = QueueSpec { name: QueueName::new(h.unique("queue"))?, shards };
-        let created = h.backend.tasks.create_queue(&spec).await;
+        let created = h.backend.tasks()?.create_queue(&spec).await;
         refused(created, ErrorKind::InvalidConfig, &format!("a queue of {shards} shards"))?;
-        refused(h.backend.tasks.queue(&spec.name).await, ErrorKind::NotFound, "what was not created")?;
+        refused(h.backend.tasks()?.queue(&spec.name).await, ErrorKind::NotFound, "what was not created")?;
     }
     equal!(h.queue(MAX_SHARDS).await?.shards, MAX_SHARDS, "the most shards");
     Ok(())
@@ -42,8 +42,8 @@ async fn a_queue_has_a_sensible_number_of_shards(h: Harness) -> Verdict {
 
 async fn an_unknown_queue_is_not_found(h: Harness) -> Verdict {
     let name = QueueName::new(h.unique("queue"))?;
-    refused(h.backend.tasks.queue(&name).await, ErrorKind::NotFound, "an unknown queue")?;
-    let listed = h.backend.tasks.queues().await?;
+    refused(h.backend.tasks()?.queue(&name).await, ErrorKind::NotFound, "an unknown queue")?;
+    let listed = h.backend.tasks()?.queues().await?;
     ensure!(!listed.contains(&name), "an unknown queue is listed");
     Ok(())
 }
@@ -54,10 +54,10 @@ async fn queues_are_listed_in_order(h: Harness) -> Verdict {
     for name in ours {
         let name = name?;
         for _ in 0..2 {
-            h.backend.tasks.create_queue(&QueueSpec { name: name.clone(), shards: 1 }).await?;
+            h.backend.tasks()?.create_queue(&QueueSpec { name: name.clone(), shards: 1 }).await?;
         }
     }
-    let listed = h.backend.tasks.queues().await?;
+    let listed = h.backend.tasks()?.queues().await?;
     let ours = listed.iter().filter_map(|name| name.as_str().strip_prefix(&common));
     equal!(ours.collect::<Vec<_>>(), ["-a", "-b", "-c"], "our queues in the list");
     ensure!(listed.is_sorted(), "the list is not in order: {listed:?}");
@@ -73,7 +73,7 @@ async fn shards_do_not_mix(h: Harness) -> Verdict {
         place_all(&h, &place, [("same", Due::At(1)), (mine.as_str(), Due::At(2))]).await?;
     }
     for (n, shard) in shards.iter().enumerate() {
-        let tasks = h.backend.tasks.claim(shard, &ask("w", 10)).await?.tasks;
+        let tasks = h.backend.tasks()?.claim(shard, &ask("w", 10)).await?.tasks;
         let mine = format!("of shard {n}");
         let expected = if n < 2 { vec!["same", mine.as_str()] } else { Vec::new() };
         equal!(names(&tasks), expected, "claimed from {shard}");
@@ -104,7 +104,7 @@ async fn a_shard_is_counted(h: Harness) -> Verdict {
         "with two claims that hold"
     );
     equal!(
-        queue_under_test.h.backend.schedule.waiting(&queue_under_test.place).await?,
+        queue_under_test.h.backend.schedule().waiting(&queue_under_test.place).await?,
         waiting,
         "the same, told by the schedule"
     );

@@ -78,12 +78,12 @@ async fn a_batch_is_settled_one_by_one(h: Harness) -> Verdict {
     let says = [Says::Complete, Says::Complete, retry(&tasks[2], Due::NOW), dead(&tasks[3])];
     let batch: Vec<_> =
         tasks.iter().map(claim).zip(says).map(|((id, token), says)| (id, token, says)).collect();
-    let settled = queue_under_test.h.backend.tasks.settle_tasks(&queue_under_test.shard, &batch).await?;
+    let settled = queue_under_test.h.backend.tasks()?.settle_tasks(&queue_under_test.shard, &batch).await?;
     equal!(settled, Settled { applied: 3, stale: 1 }, "a batch of four, one of them done before");
     let again = queue_under_test.take(&ask("w", 1), 1).await?;
     equal!(names(&again), ["c"], "claimed after it");
     equal!(queue_under_test.counts().await?.dead, 1, "dead tasks");
-    let settled = queue_under_test.h.backend.tasks.settle_tasks(&queue_under_test.shard, &[]).await?;
+    let settled = queue_under_test.h.backend.tasks()?.settle_tasks(&queue_under_test.shard, &[]).await?;
     equal!(settled, Settled::default(), "an empty batch");
     Ok(())
 }
@@ -101,7 +101,7 @@ async fn a_failed_task_comes_back_later_with_its_story(h: Harness) -> Verdict {
     queue_under_test
         .h
         .backend
-        .schedule
+        .schedule()
         .reschedule(&queue_under_test.place, std::slice::from_ref(&first.id), Due::NOW)
         .await?;
     let second = queue_under_test.take_one(&ask("v", 1)).await?;
@@ -144,7 +144,7 @@ async fn a_retry_is_never_early(h: Harness) -> Verdict {
         let delay = std::time::Duration::from_millis(task.id.as_str().parse().unwrap_or(0));
         batch.push((task.id.clone(), task.token.clone(), retry(task, Due::In(delay))));
     }
-    let settled = queue_under_test.h.backend.tasks.settle_tasks(&queue_under_test.shard, &batch).await?;
+    let settled = queue_under_test.h.backend.tasks()?.settle_tasks(&queue_under_test.shard, &batch).await?;
     equal!(settled.applied, 5, "retries that took effect");
     let mut patience = queue_under_test.h.patience("all retries to be due");
     let mut came = 0;

@@ -40,19 +40,19 @@ impl QueueUnderTest {
     /// Starts a wait for a call that lasts longer than any case.
     fn waiter(&self) -> JoinHandle<Result<bool, Violation>> {
         let (h, shard) = (self.h.clone(), self.shard.clone());
-        tokio::spawn(async move { h.soon("a call", h.backend.tasks.wait(&shard, LONG)).await })
+        tokio::spawn(async move { h.soon("a call", h.backend.tasks()?.wait(&shard, LONG)).await })
     }
 
     /// Expects a call.
     async fn is_called(&self, why: &str) -> Verdict {
-        let called = self.h.soon(why, self.h.backend.tasks.wait(&self.shard, LONG)).await?;
+        let called = self.h.soon(why, self.h.backend.tasks()?.wait(&self.shard, LONG)).await?;
         ensure!(called, "nobody was called: {why}");
         Ok(())
     }
 
     /// Expects that no worker is called.
     async fn is_quiet(&self, why: &str) -> Verdict {
-        let wait = self.h.backend.tasks.wait(&self.shard, QUIET);
+        let wait = self.h.backend.tasks()?.wait(&self.shard, QUIET);
         ensure!(!self.h.soon("a wait to end", wait).await?, "somebody was called ({why})");
         Ok(())
     }
@@ -72,7 +72,7 @@ impl QueueUnderTest {
             next: Some(next),
             paused: false,
         };
-        self.h.backend.recurring.put(&self.place, &recurrence, OnConflict::Keep).await?;
+        self.h.backend.recurring()?.put(&self.place, &recurrence, OnConflict::Keep).await?;
         Ok(())
     }
 }
@@ -89,7 +89,7 @@ async fn a_wait_ends_when_its_time_is_up(h: Harness) -> Verdict {
         let started = Instant::now();
         let called = queue_under_test
             .h
-            .soon("a wait to end", queue_under_test.h.backend.tasks.wait(&queue_under_test.shard, wait))
+            .soon("a wait to end", queue_under_test.h.backend.tasks()?.wait(&queue_under_test.shard, wait))
             .await?;
         let took = started.elapsed();
         ensure!(!called && took + EDGE >= wait, "a wait of {wait:?} took {took:?}, called: {called}");
@@ -136,7 +136,7 @@ async fn whatever_is_due_first_calls_somebody(h: Harness) -> Verdict {
     queue_under_test
         .h
         .backend
-        .schedule
+        .schedule()
         .reschedule(&queue_under_test.place, &[id("z")?], Due::In(HOUR * 3))
         .await?;
     queue_under_test.is_called("something was rescheduled to the head").await?;
@@ -144,10 +144,14 @@ async fn whatever_is_due_first_calls_somebody(h: Harness) -> Verdict {
     queue_under_test.settles(&tasks[1], retry(&tasks[1], Due::In(HOUR))).await?;
     queue_under_test.is_called("a retry is due before all others").await?;
 
-    let dead =
-        queue_under_test.h.backend.tasks.dead_tasks(&queue_under_test.shard, Default::default(), 1).await?;
+    let dead = queue_under_test
+        .h
+        .backend
+        .tasks()?
+        .dead_tasks(&queue_under_test.shard, Default::default(), 1)
+        .await?;
     let ids: Vec<_> = dead.iter().map(|dead| dead.id).collect();
-    let replayed = queue_under_test.h.backend.tasks.replay_tasks(&queue_under_test.shard, &ids).await?;
+    let replayed = queue_under_test.h.backend.tasks()?.replay_tasks(&queue_under_test.shard, &ids).await?;
     equal!(replayed, 1, "tasks that were replayed");
     queue_under_test.is_called("a dead task was replayed").await?;
     queue_under_test.is_quiet("nothing came since").await
@@ -161,7 +165,7 @@ async fn what_is_due_later_calls_nobody(h: Harness) -> Verdict {
     queue_under_test
         .h
         .backend
-        .schedule
+        .schedule()
         .reschedule(&queue_under_test.place, &[id("b")?], Due::In(HOUR * 2))
         .await?;
     let now = queue_under_test.h.now(&queue_under_test.place).await?;
