@@ -74,7 +74,7 @@ impl Crate {
         arrows
     }
 
-    /// The arrow from one module to another, in the innermost folder that contains both.
+    /// Returns the arrow from one module to another, in the innermost folder that contains both.
     fn arrow(&self, from: Id, to: Id) -> Option<Arrow> {
         let (from, to) = (self.with_ancestors(from), self.with_ancestors(to));
         let shared = from.iter().zip(&to).take_while(|(from, to)| from == to).count();
@@ -89,7 +89,7 @@ impl Crate {
         Some(Arrow { folder: self.folder(face), from: name(from), to: name(to) })
     }
 
-    /// The module and those that contain it, from the root on. Modules inside a file are part of that file.
+    /// Returns the module and those that contain it, from the root on. Modules inside a file are part of that file.
     fn with_ancestors(&self, module: Id) -> Vec<Id> {
         let mut chain = Vec::new();
         let mut next = Some(module);
@@ -116,7 +116,7 @@ impl Crate {
         self.files_below(module).next().is_some()
     }
 
-    /// The folder of a module that has one.
+    /// Returns the folder of a module that has one.
     fn folder(&self, module: Id) -> String {
         let file = &self.modules[module].file;
         let (parent, name) = file.rsplit_once('/').unwrap_or(("", file));
@@ -142,7 +142,7 @@ pub(super) fn circles(arrows: &Arrows) -> Vec<Circle> {
     let mut all: Vec<_> = arrows.keys().filter_map(|arrow| circle(arrows, arrow)).collect();
     all.sort_by_key(|circle| circle.0.len());
     for circle in all {
-        // Whatever shares a part with a circle that is shown is mended together with it, or shown after that.
+        // A circle that shares a part with one that is shown is mended with it, or shown in the next run.
         let parts: Vec<_> =
             circle.0.iter().map(|(arrow, _)| (arrow.folder.clone(), arrow.from.clone())).collect();
         if !parts.iter().any(|part| shown.contains(part)) {

@@ -13,7 +13,7 @@ pub(super) enum Target {
     Item(Id),
 }
 
-/// Names that are being resolved, against imports that name each other.
+/// Names that are being resolved: ends the search where imports name each other.
 type Seen = BTreeSet<(Id, String)>;
 
 impl Crate {
@@ -42,14 +42,14 @@ impl Crate {
             target = match name.as_str() {
                 "self" => target,
                 "super" => Target::Module(self.modules[module].parent?),
-                // What nobody defines in sight is made by a macro of that module.
+                // A name without a visible definition is defined by a macro of that module.
                 name => self.name(module, name, seen).unwrap_or(Target::Item(module)),
             };
         }
         Some(target)
     }
 
-    /// What a name stands for in the scope of `module`.
+    /// Returns what a name stands for in the scope of `module`.
     fn name(&self, module: Id, name: &str, seen: &mut Seen) -> Option<Target> {
         let scope = &self.modules[module];
         if let Some(child) = scope.children.get(name) {
@@ -71,7 +71,7 @@ impl Crate {
         })
     }
 
-    /// The path of a `use`: a single name may be a module.
+    /// Resolves the path of a `use`, where a single name may be a module.
     fn import(&self, module: Id, path: &[String], seen: &mut Seen) -> Option<Target> {
         match path {
             [name] if self.modules[module].children.contains_key(name) => {

@@ -124,7 +124,7 @@ impl Reader {
         self.module.mentions.push(Mention { path, line });
     }
 
-    /// The names of one `use` tree, whose path so far is `path`.
+    /// Collects the names of a `use` tree that stands behind `path`.
     fn import(&mut self, tree: &UseTree, path: &[String], re_export: bool) {
         let with = |name: &syn::Ident| {
             // `a::{self}` names `a`.
@@ -147,7 +147,7 @@ impl Reader {
         self.module.imports.push((name, path));
     }
 
-    /// The paths among the tokens of a macro call, which nobody has parsed.
+    /// Collects the paths among the tokens of a macro call, which syn leaves unparsed.
     fn tokens(&mut self, tokens: TokenStream) {
         let mut tokens = tokens.into_iter().peekable();
         let mut after_dot = false;
@@ -226,7 +226,7 @@ impl<'ast> Visit<'ast> for Reader {
         }
     }
 
-    /// A module inside the file is read on its own.
+    /// Skips a module inside the file: it has a reader of its own.
     fn visit_item_mod(&mut self, _: &'ast ItemMod) {}
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
@@ -248,7 +248,7 @@ impl<'ast> Visit<'ast> for Reader {
         self.tokens(call.tokens.clone());
     }
 
-    /// `pub(in crate::a)` uses nothing of `a`.
+    /// Skips visibilities: `pub(in crate::a)` uses nothing of `a`.
     fn visit_visibility(&mut self, _: &'ast Visibility) {}
 
     fn visit_attribute(&mut self, _: &'ast Attribute) {}
@@ -258,7 +258,7 @@ fn with_segment(path: &[String], name: &syn::Ident) -> Vec<String> {
     path.iter().cloned().chain([name_of(name)]).collect()
 }
 
-/// The name without `r#`.
+/// Returns the name without `r#`.
 fn name_of(name: &syn::Ident) -> String {
     let name = name.to_string();
     name.strip_prefix("r#").map_or(name.clone(), str::to_owned)
@@ -268,7 +268,7 @@ fn is_colon(token: Option<&TokenTree>) -> bool {
     matches!(token, Some(TokenTree::Punct(punct)) if punct.as_char() == ':' && punct.spacing() == proc_macro2::Spacing::Joint)
 }
 
-/// Whether there is a `#[cfg(test)]`.
+/// Returns whether there is a `#[cfg(test)]`.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("cfg") && attribute.parse_args::<Path>().is_ok_and(|it| it.is_ident("test"))
