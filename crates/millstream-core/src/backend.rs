@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::audit::Audit;
+use crate::capability::{Capabilities, Capability};
 use crate::catalog::Catalog;
 use crate::dead_letters::DeadLetters;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::inspect::Inspect;
 use crate::leases::Leases;
 use crate::log::Log;
@@ -21,7 +22,10 @@ use crate::tasks::Tasks;
 ///
 /// A type that implements all roles becomes one with [`Backend::new`]. With [`Backend::minimal`] it needs only the five
 /// required roles ([`Log`], [`Leases`], [`Schedule`], [`Catalog`] and [`Members`]); the others can be added one by one,
-/// and what needs an absent role fails with [`ErrorKind::Unsupported`]. The `with_*` methods also wrap or replace a role:
+/// and what needs an absent role fails with [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported). It
+/// [states](Backend::capabilities) which optional roles and operations it supports.
+///
+/// The `with_*` methods also wrap or replace a role:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -45,13 +49,15 @@ pub struct Backend {
     shared: Option<Arc<dyn Shared>>,
     inspect: Option<Arc<dyn Inspect>>,
     audit: Option<Arc<dyn Audit>>,
+    /// The optional operations that are claimed; roles are claimed by being there.
+    operations: Capabilities,
     in_process: bool,
     boot_clock: Option<Arc<dyn BootClock>>,
 }
 
 /// Construction.
 impl Backend {
-    /// Creates a backend from one value that implements all roles.
+    /// Creates a backend from one value that implements all roles. It claims every optional operation.
     #[must_use]
     pub fn new<B>(backend: B) -> Self
     where
@@ -66,9 +72,11 @@ impl Backend {
             .with_shared(backend.clone())
             .with_inspect(backend.clone())
             .with_audit(backend)
+            .claiming(Capability::ALL.iter().copied())
     }
 
-    /// Creates a backend from one value that implements the required roles. It has no optional role.
+    /// Creates a backend from one value that implements the required roles. It has no optional role, and claims no
+    /// optional operation.
     #[must_use]
     pub fn minimal<B>(backend: B) -> Self
     where
@@ -78,7 +86,7 @@ impl Backend {
     }
 
     /// Returns a backend from a wrapper around this one. It has the roles that this one has, each through the wrapper,
-    /// and lives where this one lives.
+    /// claims the same operations, and lives where this one lives.
     #[must_use]
     pub fn wrapped<B>(&self, wrapper: B) -> Self
     where
@@ -93,6 +101,7 @@ impl Backend {
             shared: all.shared.filter(|_| self.shared.is_some()),
             inspect: all.inspect.filter(|_| self.inspect.is_some()),
             audit: all.audit.filter(|_| self.audit.is_some()),
+            operations: self.operations,
             in_process: self.in_process,
             boot_clock: self.boot_clock.clone(),
             ..all
@@ -115,6 +124,7 @@ impl Backend {
             shared: None,
             inspect: None,
             audit: None,
+            operations: Capabilities::NONE,
             in_process: false,
             boot_clock: None,
         }
@@ -186,6 +196,29 @@ impl Backend {
         Self { audit: Some(audit), ..self }
     }
 
+    /// Returns the same backend, claiming exactly these optional operations. Roles are left as they are.
+    ///
+    /// A claim tells the conformance suite what to check, and consumers, producers and tools what they can begin with.
+    #[must_use]
+    pub fn claiming(self, operations: impl IntoIterator<Item = Capability>) -> Self {
+        Self { operations: operations.into_iter().filter(|it| !it.is_role()).collect(), ..self }
+    }
+
+    /// Returns the same backend without an optional role, or without the claim of optional operations.
+    #[must_use]
+    pub fn without(mut self, capability: Capability) -> Self {
+        match capability {
+            Capability::DeadLetters => self.dead_letters = None,
+            Capability::Recurring => self.recurring = None,
+            Capability::Tasks => self.tasks = None,
+            Capability::Shared => self.shared = None,
+            Capability::Inspect => self.inspect = None,
+            Capability::Audit => self.audit = None,
+            operation => self.operations = self.operations.without(operation),
+        }
+        self
+    }
+
     /// Returns the same backend, marked as living in this process. See [`is_in_process`](Self::is_in_process).
     #[must_use]
     pub fn in_process(self) -> Self {
@@ -196,6 +229,39 @@ impl Backend {
     #[must_use]
     pub fn with_boot_clock(self, clock: impl BootClock + 'static) -> Self {
         Self { boot_clock: Some(Arc::new(clock)), ..self }
+    }
+}
+
+/// What it supports.
+impl Backend {
+    /// Returns everything that this backend supports beside the required operations: the optional roles that it has, and
+    /// the optional operations that it [claims](Self::claiming).
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        let roles = [
+            (Capability::DeadLetters, self.dead_letters.is_some()),
+            (Capability::Recurring, self.recurring.is_some()),
+            (Capability::Tasks, self.tasks.is_some()),
+            (Capability::Shared, self.shared.is_some()),
+            (Capability::Inspect, self.inspect.is_some()),
+            (Capability::Audit, self.audit.is_some()),
+        ];
+        let present = roles.into_iter().filter(|(_, is_present)| *is_present);
+        present.fold(self.operations, |all, (role, _)| all.with(role))
+    }
+
+    /// Whether this backend supports `capability`.
+    #[must_use]
+    pub fn supports(&self, capability: Capability) -> bool {
+        self.capabilities().contains(capability)
+    }
+
+    /// Returns `Ok` if this backend supports `capability`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported), which names what is missing.
+    pub fn require(&self, capability: Capability) -> Result<()> {
+        if self.supports(capability) { Ok(()) } else { Err(capability.missing()) }
     }
 }
 
@@ -252,58 +318,58 @@ impl Backend {
     /// Returns the role that keeps messages that will not be retried.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn dead_letters(&self) -> Result<&Arc<dyn DeadLetters>> {
-        present(self.dead_letters.as_ref(), "dead letters (role `dead_letters`)")
+        present(self.dead_letters.as_ref(), Capability::DeadLetters)
     }
 
     /// Returns the role that keeps recurring schedules.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn recurring(&self) -> Result<&Arc<dyn Recurring>> {
-        present(self.recurring.as_ref(), "recurring schedules (role `recurring`)")
+        present(self.recurring.as_ref(), Capability::Recurring)
     }
 
     /// Returns the role that keeps delay queues, which are used without topics.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn tasks(&self) -> Result<&Arc<dyn Tasks>> {
-        present(self.tasks.as_ref(), "delay queues (role `tasks`)")
+        present(self.tasks.as_ref(), Capability::Tasks)
     }
 
     /// Returns the role that reads and settles for many consumers of a partition, without an owner.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn shared(&self) -> Result<&Arc<dyn Shared>> {
-        present(self.shared.as_ref(), "shared mode (role `shared`)")
+        present(self.shared.as_ref(), Capability::Shared)
     }
 
     /// Returns the role that lists stored data, read-only.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn inspect(&self) -> Result<&Arc<dyn Inspect>> {
-        present(self.inspect.as_ref(), "inspection of stored data (role `inspect`)")
+        present(self.inspect.as_ref(), Capability::Inspect)
     }
 
     /// Returns the role that finds and repairs inconsistencies.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if this backend does not have it.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn audit(&self) -> Result<&Arc<dyn Audit>> {
-        present(self.audit.as_ref(), "audit of stored data (role `audit`)")
+        present(self.audit.as_ref(), Capability::Audit)
     }
 }
 
-fn present<'a, R: ?Sized>(role: Option<&'a Arc<R>>, what: &str) -> Result<&'a Arc<R>> {
-    role.ok_or_else(|| Error::new(ErrorKind::Unsupported, format!("this backend has no {what}")))
+fn present<R: ?Sized>(role: Option<&Arc<R>>, capability: Capability) -> Result<&Arc<R>> {
+    role.ok_or_else(|| capability.missing())
 }
 
 impl fmt::Debug for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Backend").finish_non_exhaustive()
+        f.debug_struct("Backend").field("capabilities", &self.capabilities()).finish_non_exhaustive()
     }
 }

@@ -18,6 +18,7 @@ mod decisions;
 mod roles;
 
 pub mod backend;
+pub mod capability;
 mod observe;
 pub mod panics;
 pub mod upkeep;
@@ -33,6 +34,7 @@ pub use roles::{
 pub use assignment::Assignor;
 pub use audit::Audit;
 pub use backend::Backend;
+pub use capability::{Capabilities, Capability};
 pub use catalog::{Catalog, Start};
 pub use codec::Codec;
 pub use continuity::Continuity;

@@ -9,7 +9,7 @@ use millstream_core::catalog::Start;
 use millstream_core::leases::Acquired;
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling, Seen, Shard};
-use millstream_core::tasks::{ClaimRequest, Verdict};
+use millstream_core::tasks::{ClaimRequest, Tasks, Verdict};
 use millstream_core::{
     Backend, Envelope, GroupName, History, Lease, Place, Resource, TopicPartition, TopicSpec, wire,
 };
@@ -38,18 +38,17 @@ impl Bench {
         Self { operator: memory.operator(), backend: memory.into(), tp, shard }
     }
 
+    fn tasks(&self) -> &Arc<dyn Tasks> {
+        self.backend.tasks().expect("delay queues")
+    }
+
     async fn lease(&self) -> Lease {
         let group = GroupName::new("billing").unwrap();
         let topic = TopicSpec::new(self.tp.topic.clone(), 1).unwrap();
         self.backend.catalog().create_group(&topic, &group, Start::Earliest).await.unwrap();
         let resource = Resource::partition(self.tp.clone(), group);
-        match self
-            .backend
-            .leases()
-            .acquire(&resource, "test", "1", HOUR, &millstream_core::Continuity::assured())
-            .await
-            .unwrap()
-        {
+        let assured = millstream_core::Continuity::assured();
+        match self.backend.leases().acquire(&resource, "test", "1", HOUR, &assured).await.unwrap() {
             Acquired::Granted(lease) => lease,
             Acquired::Held(holder) => panic!("{holder:?}"),
         }
@@ -93,20 +92,14 @@ impl Bench {
 
     /// Asks once; gives back how many tasks it got and when to come again.
     async fn claim(&self, worker: &str, limit: usize) -> (usize, Duration) {
-        let claimed = self
-            .backend
-            .tasks()
-            .expect("delay queues")
-            .claim(&self.shard, &Self::ask(worker, limit))
-            .await
-            .unwrap();
+        let claimed = self.tasks().claim(&self.shard, &Self::ask(worker, limit)).await.unwrap();
         (claimed.tasks.len(), claimed.next)
     }
 
     /// How many of `count` who wait for a second are called.
     async fn called(&self, count: usize) -> usize {
         let one = || {
-            let (tasks, shard) = (self.backend.tasks().expect("delay queues").clone(), self.shard.clone());
+            let (tasks, shard) = (self.tasks().clone(), self.shard.clone());
             tokio::spawn(async move { tasks.wait(&shard, SECOND).await.unwrap() })
         };
         let waiting: Vec<_> = (0..count).map(|_| one()).collect();
@@ -273,7 +266,7 @@ async fn what_recurs_and_is_overdue_does_not_make_workers_spin() {
     assert!(about(bench.claim("w1", 5).await.1 + Duration::from_millis(1), SECOND));
     sleep(SECOND).await;
     let ask = Bench::ask("w1", 5);
-    let claimed = bench.backend.tasks().expect("delay queues").claim(&bench.shard, &ask).await.unwrap();
+    let claimed = bench.tasks().claim(&bench.shard, &ask).await.unwrap();
     assert!(claimed.recurring && claimed.tasks.is_empty());
     assert_eq!(claimed.next, GRACE);
 }
@@ -283,13 +276,12 @@ async fn a_retry_that_is_due_before_all_others_calls_a_worker() {
     let bench = Bench::new();
     bench.schedule(bench.shard.clone(), "a", Duration::ZERO).await;
     sleep(Duration::from_millis(1)).await;
-    let claimed =
-        bench.backend.tasks().expect("delay queues").claim(&bench.shard, &Bench::ask("w1", 5)).await.unwrap();
+    let claimed = bench.tasks().claim(&bench.shard, &Bench::ask("w1", 5)).await.unwrap();
     let task = &claimed.tasks[0];
     let (error, history) = ("no".into(), History::default());
     let retry = Verdict::Retry { due: Due::In(SECOND), attempt: 2, error, history };
     let batch = [(task.id.clone(), task.token.clone(), retry)];
-    let settle = bench.backend.tasks().expect("delay queues").settle_tasks(&bench.shard, &batch);
+    let settle = bench.tasks().settle_tasks(&bench.shard, &batch);
     let (called, settled) = tokio::join!(bench.called(2), settle);
     assert_eq!((called, settled.unwrap().applied), (1, 1));
 }
@@ -308,30 +300,17 @@ async fn commands(workers: usize, tasks: usize) -> usize {
         running.push(tokio::spawn(async move {
             while done.load(Ordering::Relaxed) < tasks {
                 let ask = Bench::ask(&format!("w{n}"), 1);
-                let claimed =
-                    bench.backend.tasks().expect("delay queues").claim(&bench.shard, &ask).await.unwrap();
+                let claimed = bench.tasks().claim(&bench.shard, &ask).await.unwrap();
                 commands.fetch_add(1, Ordering::Relaxed);
                 for task in &claimed.tasks {
                     assert!(claimed.now - task.due <= 1, "{} is late: {}", task.id, claimed.now);
                     sleep(Duration::from_millis(20)).await;
                     let batch = [(task.id.clone(), task.token.clone(), Verdict::Complete)];
-                    bench
-                        .backend
-                        .tasks()
-                        .expect("delay queues")
-                        .settle_tasks(&bench.shard, &batch)
-                        .await
-                        .unwrap();
+                    bench.tasks().settle_tasks(&bench.shard, &batch).await.unwrap();
                     done.fetch_add(1, Ordering::Relaxed);
                 }
                 if claimed.tasks.is_empty() && !claimed.next.is_zero() {
-                    bench
-                        .backend
-                        .tasks()
-                        .expect("delay queues")
-                        .wait(&bench.shard, claimed.next)
-                        .await
-                        .unwrap();
+                    bench.tasks().wait(&bench.shard, claimed.next).await.unwrap();
                 }
             }
         }));
@@ -364,15 +343,7 @@ async fn a_failover_brings_tasks_and_what_recurs_back_and_no_token_twice() {
     let snapshot = bench.operator.snapshot();
     let claim = |worker: &'static str| {
         let bench = bench.clone();
-        async move {
-            bench
-                .backend
-                .tasks()
-                .expect("delay queues")
-                .claim(&bench.shard, &Bench::ask(worker, 5))
-                .await
-                .unwrap()
-        }
+        async move { bench.tasks().claim(&bench.shard, &Bench::ask(worker, 5)).await.unwrap() }
     };
     let before = claim("w").await.tasks.remove(0);
     bench
@@ -383,9 +354,7 @@ async fn a_failover_brings_tasks_and_what_recurs_back_and_no_token_twice() {
         .await
         .unwrap();
     let waiting = bench.clone();
-    let waiting = tokio::spawn(async move {
-        waiting.backend.tasks().expect("delay queues").wait(&waiting.shard, HOUR).await.unwrap()
-    });
+    let waiting = tokio::spawn(async move { waiting.tasks().wait(&waiting.shard, HOUR).await.unwrap() });
     tokio::task::yield_now().await;
     let started = Instant::now();
     bench.operator.restore(&snapshot);
@@ -396,7 +365,7 @@ async fn a_failover_brings_tasks_and_what_recurs_back_and_no_token_twice() {
     assert_ne!(after.token, before.token);
     let settle = async |token: String| {
         let batch = [(after.id.clone(), token, Verdict::Complete)];
-        bench.backend.tasks().expect("delay queues").settle_tasks(&bench.shard, &batch).await.unwrap().applied
+        bench.tasks().settle_tasks(&bench.shard, &batch).await.unwrap().applied
     };
     assert_eq!(settle(before.token).await, 0);
     assert_eq!(settle(after.token).await, 1);
@@ -428,8 +397,7 @@ async fn a_message_that_lost_its_body_is_told_of() {
     sleep(Duration::from_millis(1)).await;
     let promoted = bench.backend.schedule().promote_delayed(&bench.tp, 10).await.unwrap();
     assert_eq!((promoted.moved, promoted.orphans), (0, 1));
-    let claimed =
-        bench.backend.tasks().expect("delay queues").claim(&bench.shard, &Bench::ask("w", 5)).await.unwrap();
+    let claimed = bench.tasks().claim(&bench.shard, &Bench::ask("w", 5)).await.unwrap();
     assert!(claimed.tasks[0].fields.is_empty());
 }
 
@@ -455,8 +423,7 @@ async fn of_all_who_race_for_a_task_exactly_one_wins() {
                     }
                 } else {
                     let ask = Bench::ask(&racer.to_string(), 1);
-                    let claimed =
-                        bench.backend.tasks().expect("delay queues").claim(&bench.shard, &ask).await.unwrap();
+                    let claimed = bench.tasks().claim(&bench.shard, &ask).await.unwrap();
                     won.extend(claimed.tasks.into_iter().map(|task| task.id));
                 }
                 tokio::task::yield_now().await;

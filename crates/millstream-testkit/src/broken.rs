@@ -29,7 +29,8 @@ use millstream_core::log::{Entry, Note, Receipt};
 use millstream_core::members::{Assignment, HeartbeatReply, Member};
 use millstream_core::wire::Fields;
 use millstream_core::{
-    Backend, DeadLetter, GroupName, MemberId, MessageId, Resource, TopicName, TopicPartition,
+    Backend, Capability, DeadLetter, GroupName, MemberId, MessageId, Resource, Result, TopicName,
+    TopicPartition,
 };
 use tokio::time::Instant;
 
@@ -101,6 +102,11 @@ impl Broken {
 
     fn is(&self, sabotage: Mutant) -> bool {
         self.sabotage == sabotage
+    }
+
+    /// Fails if this mistake makes these operations unsupported.
+    fn supports(&self, capability: Capability) -> Result<()> {
+        if self.sabotage.unsupported() == Some(capability) { Err(capability.missing()) } else { Ok(()) }
     }
 
     /// Returns the lease of the current holder of the resource if this mistake is active; otherwise `lease`.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use futures_util::future::BoxFuture;
+use millstream_core::{Backend, Capabilities, Capability};
 
 use crate::harness::Harness;
 
@@ -20,8 +21,26 @@ pub struct Case {
     pub name: &'static str,
     /// Whether it needs [`Harness::with_operator`]; without one it is violated.
     pub needs_operator: bool,
+    /// What it needs beside its role: see [`needs`](Self::needs).
+    pub(crate) beside: &'static [Capability],
     /// Runs it.
     pub run: fn(Harness) -> BoxFuture<'static, Verdict>,
+}
+
+impl Case {
+    /// Returns the capabilities without which a backend cannot pass it. Empty for a case of the required core.
+    #[must_use]
+    pub fn needs(&self) -> Capabilities {
+        let is_role = |capability: &Capability| capability.is_role() && capability.role() == self.role;
+        let role = Capability::ALL.iter().copied().filter(is_role);
+        role.chain(self.beside.iter().copied()).collect()
+    }
+
+    /// Whether `backend` claims everything that this case needs.
+    #[must_use]
+    pub fn applies_to(&self, backend: &Backend) -> bool {
+        self.needs().iter().all(|need| backend.supports(need))
+    }
 }
 
 impl fmt::Debug for Case {

@@ -11,14 +11,15 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::Continuity;
 use millstream_core::catalog::Start;
+use millstream_core::inspect::Range;
 use millstream_core::leases::Acquired;
 use millstream_core::log::{Append, Trimmed};
 use millstream_core::schedule::{Place, ScheduleId, Shard};
 use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
-    Backend, Envelope, GroupName, Lease, MessageId, QueueName, Resource, Retention, TopicName,
-    TopicPartition, TopicSpec,
+    Backend, Capability, DeadLetter, Envelope, GroupName, Lease, MessageId, QueueName, Resource, Retention,
+    TopicName, TopicPartition, TopicSpec,
 };
 use tokio::time::Instant;
 
@@ -148,21 +149,29 @@ impl Harness {
         Ok(self.backend.tasks()?.create_queue(&QueueSpec { name, shards }).await?)
     }
 
-    /// Returns a partition of a new topic, and a shard of a new delay queue.
-    pub(crate) async fn places(&self) -> Result<[Place; 2], Violation> {
-        let shard = Shard::new(self.queue(1).await?.name, 0);
-        Ok([self.partition().await?.into(), shard.into()])
+    /// Returns a shard of a new delay queue.
+    pub(crate) async fn shard(&self) -> Result<Place, Violation> {
+        Ok(Shard::new(self.queue(1).await?.name, 0).into())
     }
 
-    /// Returns the server's time at a place, in milliseconds since 1970.
-    pub(crate) async fn now(&self, place: &Place) -> Result<u64, Violation> {
-        Ok(self.backend.recurring()?.due(place).await?.now)
+    /// Returns a place of each kind that the backend has: a partition of a new topic, and a shard of a new delay queue.
+    pub(crate) async fn places(&self) -> Result<Vec<Place>, Violation> {
+        let mut places = vec![self.partition().await?.into()];
+        if self.backend.supports(Capability::Tasks) {
+            places.push(self.shard().await?);
+        }
+        Ok(places)
     }
 
-    /// Waits until the server's clock at a place has reached `ms`.
-    pub(crate) async fn reaches(&self, place: &Place, ms: u64) -> Verdict {
+    /// Returns the server's time, in milliseconds since 1970.
+    pub(crate) async fn now(&self) -> Result<u64, Violation> {
+        Ok(self.backend.schedule().now().await?)
+    }
+
+    /// Waits until the server's clock has reached `ms`.
+    pub(crate) async fn reaches(&self, ms: u64) -> Verdict {
         let mut patience = self.patience("the server's clock to go on");
-        while self.now(place).await? < ms {
+        while self.now().await? < ms {
             patience.pause().await?;
         }
         Ok(())
@@ -178,6 +187,42 @@ impl Harness {
             Ok(result) => Ok(result?),
             Err(_) => Err(Violation::new(format!("waited in vain for {what}"))),
         }
+    }
+
+    /// Returns the dead letters of a group in a partition; `None` if the backend cannot list them.
+    pub(crate) async fn letters(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+    ) -> Result<Option<Vec<DeadLetter>>, Violation> {
+        if !self.backend.supports(Capability::DeadLetters) {
+            return Ok(None);
+        }
+        Ok(Some(self.backend.dead_letters()?.list(tp, group, Range::ALL, 10).await?.items))
+    }
+
+    /// Returns the number of entries in a log; `None` if the backend cannot count them.
+    pub(crate) async fn length(&self, tp: &TopicPartition) -> Result<Option<u64>, Violation> {
+        if !self.backend.supports(Capability::Lengths) {
+            return Ok(None);
+        }
+        Ok(Some(self.backend.log().lengths(std::slice::from_ref(tp)).await?.iter().sum()))
+    }
+
+    /// Expects this number of entries in a log, if the backend can count them.
+    pub(crate) async fn expect_length(&self, tp: &TopicPartition, expected: u64, what: &str) -> Verdict {
+        let length = self.length(tp).await?;
+        ensure!(length.is_none_or(|length| length == expected), "{what}: {length:?}, expected {expected}");
+        Ok(())
+    }
+
+    /// Expects this number of messages that wait, if the backend can count them.
+    pub(crate) async fn expect_waiting(&self, place: &Place, expected: u64, what: &str) -> Verdict {
+        if self.backend.supports(Capability::ListScheduled) {
+            let total = self.backend.schedule().waiting(place).await?.total;
+            ensure!(total == expected, "{what}: {total}, expected {expected}");
+        }
+        Ok(())
     }
 
     /// Appends one entry per item and expects each to succeed.

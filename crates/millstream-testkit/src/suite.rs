@@ -2,6 +2,7 @@
 
 mod audit;
 mod catalog;
+mod claims;
 mod dead_letters;
 mod inspect;
 mod leases;
@@ -13,10 +14,12 @@ mod schedule;
 mod shared;
 mod tasks;
 
+use millstream_core::Backend;
+
 use self::list::suite;
 use crate::case::Case;
 
-/// Returns all cases, role by role.
+/// Returns all cases, role by role: what a backend has to pass that supports everything.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     [
@@ -39,6 +42,15 @@ pub fn cases() -> Vec<Case> {
         shared::cases(),
         inspect::cases(),
         audit::cases(),
+        claims::cases(),
     ]
     .concat()
+}
+
+/// Returns the cases for what `backend` claims to support. Among them are those that check the claims themselves: that a
+/// claimed operation is there, and that one that is not claimed fails with
+/// [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported).
+#[must_use]
+pub fn cases_for(backend: &Backend) -> Vec<Case> {
+    cases().into_iter().filter(|case| case.applies_to(backend)).collect()
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::capability::unsupported;
 use crate::error::Result;
 use crate::id::MessageId;
 use crate::name::{GroupName, TopicName};
@@ -151,6 +152,10 @@ impl Pin {
 }
 
 /// Keeps topics and groups. Safety does not depend on this role: leases ensure it.
+///
+/// Required are [`create_topic`](Catalog::create_topic), [`topic`](Catalog::topic), [`topics`](Catalog::topics),
+/// [`delete_topic`](Catalog::delete_topic), [`create_group`](Catalog::create_group), [`groups`](Catalog::groups) and
+/// [`delete_group`](Catalog::delete_group).
 #[async_trait]
 pub trait Catalog: Send + Sync {
     /// Registers a topic unless it exists, and returns its stored settings: the number of partitions and the retention of
@@ -173,8 +178,12 @@ pub trait Catalog: Send + Sync {
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if it is being deleted, or was within the time that is
     /// [remembered](REMEMBERED): nothing is created. Also if it was created again since: by its
     /// [`generation`](TopicSpec::generation) it is then not the topic that the caller knows. Those of
-    /// [`create_topic`](Self::create_topic).
-    async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec>;
+    /// [`create_topic`](Self::create_topic). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::Restore`](crate::Capability::Restore).
+    async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        let _ = spec;
+        Err(unsupported("Catalog::restore_topic"))
+    }
 
     /// Adds partitions to a topic, and creates every group of it on the new ones, starting with their oldest entry. Does
     /// nothing if it has as many already. Returns the stored settings afterwards.
@@ -185,20 +194,30 @@ pub trait Catalog: Send + Sync {
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for more than
     /// [`MAX_PARTITIONS`](crate::topic::MAX_PARTITIONS); those of [`create_topic`](Self::create_topic).
-    async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec>;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::Expand`](crate::Capability::Expand).
+    async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
+        let _ = (name, partitions);
+        Err(unsupported("Catalog::expand"))
+    }
 
     /// Counts the entries of a partition's log after `start` and not after `end`, up to `limit`: those that a
     /// [`seek`](crate::Log::seek) would read again or skip.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::Count`](crate::Capability::Count).
     async fn count(
         &self,
         topic_partition: &TopicPartition,
         start: Start,
         end: Option<MessageId>,
         limit: u64,
-    ) -> Result<u64>;
+    ) -> Result<u64> {
+        let _ = (topic_partition, start, end, limit);
+        Err(unsupported("Catalog::count"))
+    }
 
     /// Returns the stored settings of a topic.
     ///
@@ -211,8 +230,12 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound);
     /// [`ErrorKind::InvalidConfig`](crate::ErrorKind::InvalidConfig) for an invalid setting: nothing was changed. Those
-    /// of [`create_topic`](Self::create_topic).
-    async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec>;
+    /// of [`create_topic`](Self::create_topic). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::AlterTopic`](crate::Capability::AlterTopic).
+    async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
+        let _ = (name, change);
+        Err(unsupported("Catalog::alter_topic"))
+    }
 
     /// Deletes a topic with everything that is stored for it and its groups: logs, retries, dead letters, scheduled
     /// messages, leases, members, settings. This includes the data of groups that were never registered, if they are on a
@@ -278,13 +301,17 @@ pub trait Catalog: Send + Sync {
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if the topic does not exist, and
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) if the group is being deleted, or was within the time that is
     /// [remembered](REMEMBERED) and was not created since: nothing is created then. Transient ones;
-    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)
+    /// by default: see [`Capability::Restore`](crate::Capability::Restore).
     async fn restore_group(
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
         after: MessageId,
-    ) -> Result<bool>;
+    ) -> Result<bool> {
+        let _ = (topic_partition, group, after);
+        Err(unsupported("Catalog::restore_group"))
+    }
 
     /// Pauses or resumes a group as a whole; returns whether that changed anything. The state is stored with the group.
     /// Members receive it with their next [heartbeat](crate::Members::heartbeat), which this call triggers: so all of
@@ -293,26 +320,45 @@ pub trait Catalog: Send + Sync {
     /// # Errors
     /// [`ErrorKind::NotFound`](crate::ErrorKind::NotFound) if there is no such topic or group;
     /// [`ErrorKind::Deleted`](crate::ErrorKind::Deleted) while it is being deleted. Transient ones;
-    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
-    async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool>;
+    /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported)
+    /// by default: see [`Capability::Pause`](crate::Capability::Pause).
+    async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool> {
+        let _ = (topic, group, paused);
+        Err(unsupported("Catalog::set_paused"))
+    }
 
     /// Returns the state of a group as a whole. A group without stored state is neither paused nor being deleted, if it
     /// exists.
     ///
+    /// Default: neither. That is right for a backend that pauses no groups and deletes a group in one step.
+    ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
-    async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState>;
+    async fn group_state(&self, topic: &TopicName, group: &GroupName) -> Result<GroupState> {
+        let _ = (topic, group);
+        Ok(GroupState::new())
+    }
 
     /// Returns the state of every partition for the group, in the order of partitions.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
-    async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>>;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::Stats`](crate::Capability::Stats).
+    async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
+        let _ = (topic, group);
+        Err(unsupported("Catalog::stats"))
+    }
 
     /// Returns the group that keeps the most entries from being dropped, for every partition whose log has entries and a
     /// group that has not settled them all.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
-    async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>>;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::Pins`](crate::Capability::Pins).
+    async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
+        let _ = topic;
+        Err(unsupported("Catalog::pins"))
+    }
 }

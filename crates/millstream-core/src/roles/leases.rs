@@ -140,6 +140,8 @@ pub struct Holder {
 }
 
 /// Grants, renews and ends leases.
+///
+/// Required are all methods except [`withdraw_end`](Leases::withdraw_end).
 #[async_trait]
 pub trait Leases: Send + Sync {
     /// Requests a resource.
@@ -152,7 +154,8 @@ pub trait Leases: Send + Sync {
     ///
     /// The epoch is larger than every epoch granted for this resource before, also if the store lost its newest writes in
     /// a fail-over. If the previous lease was never released, the grant adds that lease's epoch to [`Lease::ends`]; a
-    /// repetition of the same request returns the same list.
+    /// repetition of the same request returns the same list. A backend that counts no ends (see
+    /// [`Capability::Ends`](crate::Capability::Ends)) leaves that list empty.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].
@@ -176,11 +179,15 @@ pub trait Leases: Send + Sync {
     async fn release(&self, lease: &Lease) -> Result<()>;
 
     /// Removes the end that was counted for this lease: its owner lost it, but its process has not ended. Does nothing if
-    /// none was counted.
+    /// none was counted, which is the default: for a backend that counts no ends (see
+    /// [`Capability::Ends`](crate::Capability::Ends)).
     ///
     /// # Errors
     /// Transient ones, after which the call can be repeated; [`ErrorKind::WrongType`].
-    async fn withdraw_end(&self, lease: &Lease) -> Result<()>;
+    async fn withdraw_end(&self, lease: &Lease) -> Result<()> {
+        let _ = lease;
+        Ok(())
+    }
 
     /// Returns the current owner of the resource.
     ///

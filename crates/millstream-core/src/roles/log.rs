@@ -3,11 +3,13 @@
 //! A partition has one *log* that all groups read, and per group one *retry log* for messages that return to that group
 //! alone: retries that are due and replayed dead letters. A group reads both; no other group reads its retry log.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::capability::unsupported;
 use crate::catalog::Start;
 use crate::dead_letters::Reason;
 use crate::error::Result;
@@ -188,6 +190,8 @@ pub struct Measured {
 
 /// Reads and writes the logs of partitions.
 ///
+/// Required are [`append`](Log::append), [`reader`](Log::reader), [`settle`](Log::settle) and [`trim`](Log::trim).
+///
 /// [`append`](Log::append), [`append_measured`](Log::append_measured), [`appender`](Log::appender) and
 /// [`lengths`](Log::lengths) need no lease. Everything else needs the partition's lease. Once another owner was granted
 /// it, such a call fails with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) and has no effect.
@@ -237,7 +241,11 @@ pub trait Log: Send + Sync {
     /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced); [`ErrorKind::GroupMissing`](crate::ErrorKind::GroupMissing):
     /// nothing was done, and the lease is unchanged. After a transient error the call can be repeated; if the first one
     /// took effect, the repetition fails with [`ErrorKind::Fenced`](crate::ErrorKind::Fenced).
-    async fn seek(&self, lease: &Lease, start: Start) -> Result<()>;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see [`Capability::Seek`](crate::Capability::Seek).
+    async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        let _ = (lease, start);
+        Err(unsupported("Log::seek"))
+    }
 
     /// Drops entries of the log, the oldest first, according to `retention`. If that is not
     /// [lossy](crate::Retention::is_lossy), only entries that every group has settled are dropped: never one that is
@@ -252,13 +260,28 @@ pub trait Log: Send + Sync {
     /// Appends entries as [`append`](Self::append) does, and returns in the same request the number of entries in the log
     /// of each partition of the batch afterwards. A partition is left out if nothing was appended to it, since its length
     /// is then not known.
-    async fn append_measured(&self, batch: &[Append]) -> Measured;
+    ///
+    /// Default: [`append`](Self::append), and then [`lengths`](Self::lengths) in a second request. No length is known
+    /// if that fails.
+    async fn append_measured(&self, batch: &[Append]) -> Measured {
+        let results = self.append(batch).await;
+        let stored = batch.iter().zip(&results).filter(|(_, result)| result.is_ok());
+        let stored: BTreeSet<_> = stored.map(|(append, _)| append.topic_partition.clone()).collect();
+        let stored: Vec<_> = stored.into_iter().collect();
+        let lengths = self.lengths(&stored).await.unwrap_or_default();
+        Measured { results, lengths: stored.into_iter().zip(lengths).collect() }
+    }
 
     /// Returns the number of entries in the logs of these partitions, in their order.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
-    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>>;
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::Lengths`](crate::Capability::Lengths).
+    async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        let _ = partitions;
+        Err(unsupported("Log::lengths"))
+    }
 }
 
 /// Appends batch after batch for one producer: the next one is sent before the previous one is answered.

@@ -89,12 +89,6 @@ pub trait Recurring: Send + Sync {
     /// As [`remove`](Self::remove).
     async fn due(&self, place: &Place) -> Result<DueRecurrences>;
 
-    /// Returns the server's time: milliseconds since 1970. Nothing is changed, whatever is due.
-    ///
-    /// # Errors
-    /// Transient ones.
-    async fn now(&self) -> Result<u64>;
-
     /// Schedules the message of a recurrence at each of `fires` (milliseconds since 1970, at most [`MAX_FIRES`]) and sets
     /// its next due time, in one step. If it is paused, or not due at `expected` any more, nothing is done and `false` is
     /// returned. The id of each message is `<id>@<time>`; a message that waits already under it is kept. With `next` as

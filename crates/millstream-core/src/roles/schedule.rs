@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 
+use crate::capability::unsupported;
 use crate::error::{Error, ErrorKind, Result};
 use crate::leases::Lease;
 use crate::name::QueueName;
@@ -267,6 +268,10 @@ pub struct Promoted {
 }
 
 /// Keeps messages until they are due.
+///
+/// Required are [`schedule`](Schedule::schedule), [`cancel`](Schedule::cancel), [`promote`](Schedule::promote) and
+/// [`now`](Schedule::now). A backend without [`Tasks`](crate::Tasks) refuses a [`Place::Shard`] with
+/// [`ErrorKind::Unsupported`].
 #[async_trait]
 pub trait Schedule: Send + Sync {
     /// Schedules messages. Returns one result for each; a failed one does not keep the others from being scheduled. After
@@ -289,33 +294,66 @@ pub trait Schedule: Send + Sync {
     /// still waited.
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
-    async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>>;
+    /// As [`cancel`](Self::cancel). [`ErrorKind::Unsupported`] by default: see
+    /// [`Capability::Reschedule`](crate::Capability::Reschedule).
+    async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
+        let _ = (place, ids, due);
+        Err(unsupported("Schedule::reschedule"))
+    }
 
-    /// Returns a message that waits; `None` if none with this id does.
+    /// Returns a message that waits; `None` if none with this id does. Default: reads the pages of
+    /// [`scheduled`](Self::scheduled) until it is found.
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
-    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>>;
+    /// As [`scheduled`](Self::scheduled).
+    async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>> {
+        let mut after = None;
+        loop {
+            let page = self.scheduled(place, after, MAX_PAGE).await?;
+            after = page.last().map(|last| (last.due, last.id.clone()));
+            if after.is_none() {
+                return Ok(None);
+            }
+            if let Some(found) = page.into_iter().find(|scheduled| scheduled.id == *id) {
+                return Ok(Some(found));
+            }
+        }
+    }
 
     /// Returns up to `limit` (at most [`MAX_PAGE`]) waiting messages in the order of due times, those of one millisecond
     /// in the order of ids. The page starts after `after`, the due time and id of the last message of the previous page.
     /// Late pages take no longer than early ones.
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
+    /// As [`cancel`](Self::cancel). [`ErrorKind::Unsupported`] by default: see
+    /// [`Capability::ListScheduled`](crate::Capability::ListScheduled).
     async fn scheduled(
         &self,
         place: &Place,
         after: Option<(u64, ScheduleId)>,
         limit: usize,
-    ) -> Result<Vec<Scheduled>>;
+    ) -> Result<Vec<Scheduled>> {
+        let _ = (place, after, limit);
+        Err(unsupported("Schedule::scheduled"))
+    }
 
-    /// Returns the number of messages that wait, and the number of those that are due.
+    /// Returns the number of messages that wait, and the number of those that are due. Default: counts them on the pages
+    /// of [`scheduled`](Self::scheduled).
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel).
-    async fn waiting(&self, place: &Place) -> Result<Waiting>;
+    /// As [`scheduled`](Self::scheduled).
+    async fn waiting(&self, place: &Place) -> Result<Waiting> {
+        let (now, mut waiting, mut after) = (self.now().await?, Waiting::default(), None);
+        loop {
+            let page = self.scheduled(place, after, MAX_PAGE).await?;
+            waiting.total += page.len() as u64;
+            waiting.overdue += page.iter().filter(|scheduled| scheduled.due <= now).count() as u64;
+            after = page.last().map(|last| (last.due, last.id.clone()));
+            if after.is_none() {
+                return Ok(waiting);
+            }
+        }
+    }
 
     /// Moves due messages to where they are read, in the order of their due times: up to `limit` (at most
     /// [`MAX_PROMOTE`]) retries of the lease's group, and up to `limit` delayed messages of its partition. The server's
@@ -328,8 +366,12 @@ pub trait Schedule: Send + Sync {
     /// Moves only the delayed messages of a partition, as `promote` does: for callers that own no lease. Retries stay.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`]; messages that were moved stay moved.
-    async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted>;
+    /// Transient ones; [`ErrorKind::WrongType`]; messages that were moved stay moved. [`ErrorKind::Unsupported`] by
+    /// default: see [`Capability::PromoteDelayed`](crate::Capability::PromoteDelayed).
+    async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
+        let _ = (topic_partition, limit);
+        Err(unsupported("Schedule::promote_delayed"))
+    }
 
     /// Waits, up to `timeout`, for a message to be scheduled at a partition that is due before everything that waited
     /// there. Returns the state to pass to the next call; with [`Seen::default`] it returns that state at once. Changes
@@ -338,7 +380,17 @@ pub trait Schedule: Send + Sync {
     ///
     /// # Errors
     /// Transient ones. A wake-up may be lost (a fail-over): the caller should also return without one after a while.
-    async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen>;
+    /// [`ErrorKind::Unsupported`] by default: see [`Capability::PromoteDelayed`](crate::Capability::PromoteDelayed).
+    async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
+        let _ = (topic_partition, seen, timeout);
+        Err(unsupported("Schedule::wait"))
+    }
+
+    /// Returns the server's time, by which messages are due: milliseconds since 1970. Nothing is changed, whatever is due.
+    ///
+    /// # Errors
+    /// Transient ones.
+    async fn now(&self) -> Result<u64>;
 }
 
 #[cfg(test)]

@@ -72,10 +72,6 @@ impl Recurring for Slow {
         self.ask(place, self.recurring.recurrences(place, after, limit)).await
     }
 
-    async fn now(&self) -> Result<u64> {
-        self.recurring.now().await
-    }
-
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
         self.ask(place, self.recurring.due(place)).await
     }

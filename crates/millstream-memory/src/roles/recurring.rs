@@ -50,10 +50,6 @@ impl Recurring for MemoryBackend {
         Ok(timetable.map(|timetable| timetable.recurrences(after, limit.min(MAX_DUE))).unwrap_or_default())
     }
 
-    async fn now(&self) -> Result<u64> {
-        Ok(self.now().millis())
-    }
-
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
         breathe().await;
         let state = self.lock();

@@ -63,6 +63,10 @@ impl Schedule for MemoryBackend {
         Ok(timetable.map(|timetable| timetable.page(after, limit.min(MAX_PAGE))).unwrap_or_default())
     }
 
+    async fn now(&self) -> Result<u64> {
+        Ok(self.now().millis())
+    }
+
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         let state = self.lock();
         let now = self.now().millis();

@@ -91,7 +91,7 @@ async fn group(backend: &Backend, spec: &TopicSpec, group: GroupName) -> Result<
 /// Reads the server's clock.
 pub(crate) async fn clock(backend: &Backend, clock: &Clock) -> Result<()> {
     let asked = our_ms();
-    let server = backend.recurring()?.now().await?;
+    let server = backend.schedule().now().await?;
     clock.told(server, asked, our_ms());
     Ok(())
 }

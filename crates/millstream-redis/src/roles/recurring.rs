@@ -112,13 +112,6 @@ impl Recurring for RedisBackend {
         Ok(found)
     }
 
-    async fn now(&self) -> Result<u64> {
-        let mut pipe = Pipeline::with_capacity(1);
-        pipe.cmd("TIME");
-        let answer = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
-        reply::ok(answer).and_then(reply::time_ms).map_err(|error| error.during("ask for the time"))
-    }
-
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
         let [recur, items, ..] = self.recur_keys(place);
         let call = self.inner.scripts.recur_due.call([&recur, &items]).arg(MAX_DUE);

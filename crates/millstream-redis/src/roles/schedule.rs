@@ -146,6 +146,13 @@ impl Schedule for RedisBackend {
         Ok(page)
     }
 
+    async fn now(&self) -> Result<u64> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("TIME");
+        let answer = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
+        reply::ok(answer).and_then(reply::time_ms).map_err(|error| error.during("ask for the time"))
+    }
+
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         let call = self.inner.scripts.waiting.call([&self.inner.keys.delay(place)]);
         let [total, overdue] = reply::tuple(script::run_one(&self.inner.pool, call).await?)?;

@@ -172,8 +172,8 @@ impl Case {
 }
 
 async fn now(bench: &Bench) -> u64 {
-    use millstream_core::recurring::Recurring;
-    Recurring::now(&bench.backend).await.expect("a time")
+    use millstream_core::schedule::Schedule;
+    Schedule::now(&bench.backend).await.expect("a time")
 }
 
 #[tokio::test]

@@ -5,7 +5,8 @@ use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats
 use millstream_core::inspect::Range;
 use millstream_core::topic::MAX_PARTITIONS;
 use millstream_core::{
-    Error, ErrorKind, GroupName, MessageId, Result, TopicChange, TopicName, TopicPartition, TopicSpec,
+    Capability, Error, ErrorKind, GroupName, MessageId, Result, TopicChange, TopicName, TopicPartition,
+    TopicSpec,
 };
 
 use super::{Broken, Mutant};
@@ -26,6 +27,7 @@ impl Catalog for Broken {
     }
 
     async fn restore_topic(&self, spec: &TopicSpec) -> Result<TopicSpec> {
+        self.supports(Capability::Restore)?;
         match self.sabotage {
             Mutant::RestoreUndeletes => self.inner.catalog().create_topic(spec).await,
             Mutant::RestoreForgotten => Ok(spec.clone()),
@@ -47,7 +49,8 @@ impl Catalog for Broken {
     }
 
     async fn expand(&self, name: &TopicName, partitions: u32) -> Result<TopicSpec> {
-        let inner = &self.inner.catalog();
+        self.supports(Capability::Expand)?;
+        let inner = self.inner.catalog();
         let mut partitions = partitions;
         match self.sabotage {
             Mutant::ExpandStopsAtLimit => partitions = partitions.min(MAX_PARTITIONS),
@@ -82,6 +85,7 @@ impl Catalog for Broken {
         end: Option<MessageId>,
         limit: u64,
     ) -> Result<u64> {
+        self.supports(Capability::Count)?;
         let count =
             async |start, end, limit| self.inner.catalog().count(topic_partition, start, end, limit).await;
         match (self.sabotage, start) {
@@ -93,7 +97,8 @@ impl Catalog for Broken {
     }
 
     async fn alter_topic(&self, name: &TopicName, change: &TopicChange) -> Result<TopicSpec> {
-        let inner = &self.inner.catalog();
+        self.supports(Capability::AlterTopic)?;
+        let inner = self.inner.catalog();
         let mut change = *change;
         match self.sabotage {
             Mutant::AlterForgotten => return change.of(inner.topic(name).await?),
@@ -114,7 +119,7 @@ impl Catalog for Broken {
     }
 
     async fn delete_topic(&self, name: &TopicName) -> Result<bool> {
-        let inner = &self.inner.catalog();
+        let inner = self.inner.catalog();
         let known = match self.sabotage {
             Mutant::DeleteForgotten => return inner.topic(name).await.map(|_| true).or(Ok(false)),
             Mutant::DeleteKeepsTheKeys => {
@@ -141,7 +146,7 @@ impl Catalog for Broken {
     }
 
     async fn delete_group(&self, topic: &TopicName, group: &GroupName) -> Result<bool> {
-        let inner = &self.inner.catalog();
+        let inner = self.inner.catalog();
         self.memo().deleted.insert(format!("{topic} {group}"));
         match self.sabotage {
             Mutant::DeleteTakesOthers => {
@@ -220,6 +225,7 @@ impl Catalog for Broken {
         group: &GroupName,
         after: MessageId,
     ) -> Result<bool> {
+        self.supports(Capability::Restore)?;
         if self.is(Mutant::RestoreUnchecked) {
             self.inner.catalog().create_topic(&TopicSpec::new(topic_partition.topic.clone(), 1)?).await?;
         }
@@ -240,7 +246,8 @@ impl Catalog for Broken {
     }
 
     async fn set_paused(&self, topic: &TopicName, group: &GroupName, paused: bool) -> Result<bool> {
-        let inner = &self.inner.catalog();
+        self.supports(Capability::Pause)?;
+        let inner = self.inner.catalog();
         match self.sabotage {
             Mutant::GroupPauseForgotten => return inner.group_state(topic, group).await.map(|_| true),
             Mutant::PauseTakesOthers => {
@@ -260,6 +267,7 @@ impl Catalog for Broken {
     }
 
     async fn stats(&self, topic: &TopicSpec, group: &GroupName) -> Result<Vec<PartitionStats>> {
+        self.supports(Capability::Stats)?;
         let mut stats = self.inner.catalog().stats(topic, group).await?;
         if self.is(Mutant::StatsSkipEmpty) {
             stats.retain(|stats| stats.length > 0);
@@ -283,7 +291,8 @@ impl Catalog for Broken {
     }
 
     async fn pins(&self, topic: &TopicSpec) -> Result<Vec<Pin>> {
-        let inner = &self.inner.catalog();
+        self.supports(Capability::Pins)?;
+        let inner = self.inner.catalog();
         let mut pins = inner.pins(topic).await?;
         match self.sabotage {
             Mutant::PinsTheFastest => {

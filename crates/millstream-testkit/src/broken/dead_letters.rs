@@ -25,7 +25,7 @@ impl DeadLetters for Broken {
         } else {
             range
         };
-        let inner = &self.inner.dead_letters()?;
+        let inner = self.inner.dead_letters()?;
         let mut page = inner.list(topic_partition, group, range, limit).await?;
         let letters = &mut page.items;
         match self.sabotage {
@@ -86,7 +86,7 @@ impl DeadLetters for Broken {
         by: Option<&str>,
         deeds: &[(MessageId, DeadLetterAction)],
     ) -> Result<Vec<MessageId>> {
-        let inner = &self.inner.dead_letters()?;
+        let inner = self.inner.dead_letters()?;
         let ids: Vec<_> = deeds.iter().map(|(id, _)| *id).collect();
         let mut deeds = deeds.to_vec();
         let mut by = by;
@@ -166,7 +166,7 @@ impl DeadLetters for Broken {
         group: &GroupName,
         last: MessageId,
     ) -> Result<usize> {
-        let inner = &self.inner.dead_letters()?;
+        let inner = self.inner.dead_letters()?;
         match self.sabotage {
             Mutant::PurgeForgotten => {
                 let range = Range { before: last.next(), ..Range::ALL };

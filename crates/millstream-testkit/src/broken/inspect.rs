@@ -54,7 +54,7 @@ impl Inspect for Broken {
             }
         }
         let after = if self.is(Mutant::PendingUnpaged) { MessageId::ZERO } else { after };
-        let inner = &self.inner.inspect()?;
+        let inner = self.inner.inspect()?;
         let mut page = inner.pending(topic_partition, group, source, after, limit).await?;
         for pending in &mut page.items {
             match self.sabotage {

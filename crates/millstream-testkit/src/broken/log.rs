@@ -9,7 +9,7 @@ use millstream_core::log::{
     Append, Log, Measured, Note, Reader, Receipt, Settled, Settlement, Source, Trimmed,
 };
 use millstream_core::{
-    Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
+    Capability, Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
 };
 
 use super::reader::BrokenReader;
@@ -110,6 +110,7 @@ impl Log for Broken {
     }
 
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
+        self.supports(Capability::Seek)?;
         self.broken_seek(lease, start).await
     }
 
@@ -171,6 +172,7 @@ impl Log for Broken {
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
+        self.supports(Capability::Lengths)?;
         let mut lengths = self.inner.log().lengths(partitions).await?;
         if self.is(Mutant::LengthsReversed) {
             lengths.reverse();

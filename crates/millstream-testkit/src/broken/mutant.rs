@@ -1,5 +1,7 @@
 //! The mistakes of [`Broken`](super::Broken), each described in one sentence.
 
+use millstream_core::Capability;
+
 /// Names the mistakes once, for the type and for the list of all.
 macro_rules! sabotages {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -733,4 +735,55 @@ sabotages! {
     RepairForgotten,
     /// Every repair is reported to have had an effect.
     RepairAlways,
+
+    // Claims.
+    /// It claims seeking, and answers that it is unsupported.
+    SeekUnsupported,
+    /// It claims the lengths of logs, and answers that it is unsupported.
+    LengthsUnsupported,
+    /// It claims rescheduling, and answers that it is unsupported.
+    RescheduleUnsupported,
+    /// It claims the list of scheduled messages, and answers that it is unsupported.
+    ListScheduledUnsupported,
+    /// It claims promotion without a lease, and answers that it is unsupported.
+    PromoteDelayedUnsupported,
+    /// It claims restoring topics and groups, and answers that it is unsupported.
+    RestoreUnsupported,
+    /// It claims expanding topics, and answers that it is unsupported.
+    ExpandUnsupported,
+    /// It claims changing the settings of topics, and answers that it is unsupported.
+    AlterTopicUnsupported,
+    /// It claims counting entries, and answers that it is unsupported.
+    CountUnsupported,
+    /// It claims pausing groups, and answers that it is unsupported.
+    PauseUnsupported,
+    /// It claims statistics, and answers that it is unsupported.
+    StatsUnsupported,
+    /// It claims retention pins, and answers that it is unsupported.
+    PinsUnsupported,
+    /// It has delay queues, and schedules nothing at their shards.
+    ShardsUnsupported,
+}
+
+impl Mutant {
+    /// Returns the operations that are claimed and answer that they are unsupported.
+    #[must_use]
+    pub fn unsupported(self) -> Option<Capability> {
+        Some(match self {
+            Self::SeekUnsupported => Capability::Seek,
+            Self::LengthsUnsupported => Capability::Lengths,
+            Self::RescheduleUnsupported => Capability::Reschedule,
+            Self::ListScheduledUnsupported => Capability::ListScheduled,
+            Self::PromoteDelayedUnsupported => Capability::PromoteDelayed,
+            Self::RestoreUnsupported => Capability::Restore,
+            Self::ExpandUnsupported => Capability::Expand,
+            Self::AlterTopicUnsupported => Capability::AlterTopic,
+            Self::CountUnsupported => Capability::Count,
+            Self::PauseUnsupported => Capability::Pause,
+            Self::StatsUnsupported => Capability::Stats,
+            Self::PinsUnsupported => Capability::Pins,
+            Self::ShardsUnsupported => Capability::Tasks,
+            _ => return None,
+        })
+    }
 }

@@ -76,11 +76,6 @@ impl Recurring for Broken {
         Ok(page)
     }
 
-    async fn now(&self) -> Result<u64> {
-        let ahead = if self.is(Mutant::DueByAnotherClock) { 30_000 } else { 0 };
-        Ok(self.inner.recurring()?.now().await? + ahead)
-    }
-
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
         let place = &self.place(place);
         let mut due = self.inner.recurring()?.due(place).await?;
@@ -106,7 +101,7 @@ impl Recurring for Broken {
         next: Option<u64>,
     ) -> Result<bool> {
         let place = &self.place(place);
-        let inner = &self.inner.recurring()?;
+        let inner = self.inner.recurring()?;
         let (mut fires, mut expected) = (fires, expected);
         match self.sabotage {
             Mutant::FireUnchecked => {

@@ -10,7 +10,7 @@ use millstream_core::schedule::{
     Scheduling, Seen, Shard, Waiting,
 };
 use millstream_core::wire::Fields;
-use millstream_core::{Error, ErrorKind, Lease, Result, TopicPartition};
+use millstream_core::{Capability, Error, ErrorKind, Lease, Result, TopicPartition};
 use tokio::time::{Instant, sleep};
 
 use super::log::earlier;
@@ -58,6 +58,7 @@ impl Schedule for Broken {
     }
 
     async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
+        self.takes(place)?;
         let place = &self.place(place);
         if self.is(Mutant::CancelForgotten) {
             return self.waits(place, ids).await;
@@ -72,6 +73,7 @@ impl Schedule for Broken {
     }
 
     async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
+        self.supports(Capability::Reschedule)?;
         let place = &self.place(place);
         if self.is(Mutant::RescheduleForgotten) {
             return self.waits(place, ids).await;
@@ -93,6 +95,7 @@ impl Schedule for Broken {
     }
 
     async fn get(&self, place: &Place, id: &ScheduleId) -> Result<Option<Scheduled>> {
+        self.supports(Capability::ListScheduled)?;
         let found = self.inner.schedule().get(&self.place(place), id).await?;
         Ok(match self.sabotage {
             Mutant::WaitingHidden => None,
@@ -107,6 +110,7 @@ impl Schedule for Broken {
         after: Option<(u64, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
+        self.supports(Capability::ListScheduled)?;
         let place = &self.place(place);
         let (mut after, mut limit) = (after, limit);
         match (self.sabotage, &mut after) {
@@ -137,7 +141,13 @@ impl Schedule for Broken {
         Ok(page)
     }
 
+    async fn now(&self) -> Result<u64> {
+        let ahead = if self.is(Mutant::DueByAnotherClock) { 30_000 } else { 0 };
+        Ok(self.inner.schedule().now().await? + ahead)
+    }
+
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
+        self.supports(Capability::ListScheduled)?;
         let place = &self.place(place);
         let mut waiting = self.inner.schedule().waiting(place).await?;
         match (self.sabotage, place) {
@@ -186,6 +196,7 @@ impl Schedule for Broken {
     }
 
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
+        self.supports(Capability::PromoteDelayed)?;
         let mut promoted = self.inner.schedule().promote_delayed(topic_partition, limit).await?;
         match self.sabotage {
             Mutant::LimitIgnored => {
@@ -206,6 +217,7 @@ impl Schedule for Broken {
     }
 
     async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
+        self.supports(Capability::PromoteDelayed)?;
         let inner = self.inner.schedule();
         let until = Instant::now() + timeout;
         match self.sabotage {
@@ -246,13 +258,19 @@ impl Broken {
         }
     }
 
+    fn takes(&self, place: &Place) -> Result<()> {
+        match place {
+            Place::Shard(_) => self.supports(Capability::Tasks),
+            Place::Partition(_) => Ok(()),
+        }
+    }
+
     async fn schedule_one(&self, mut it: Scheduling) -> Result<Placed> {
+        self.takes(&it.place)?;
         it.place = self.place(&it.place);
         match (self.sabotage, it.due, it.on_conflict) {
             (Mutant::ScheduledEarly, due, _) => it.due = earlier(due),
-            (Mutant::PastWaits, Due::At(at), _)
-                if at <= self.inner.recurring()?.due(&it.place).await?.now =>
-            {
+            (Mutant::PastWaits, Due::At(at), _) if at <= self.inner.schedule().now().await? => {
                 it.due = Due::In(HOUR);
             }
             (Mutant::FarIsNow, Due::In(delay), _) if delay >= Due::FAR => it.due = Due::NOW,

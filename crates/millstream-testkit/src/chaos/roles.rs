@@ -120,6 +120,10 @@ impl Schedule for Client {
         call!(self, Schedule, schedule.scheduled(place; after, limit))
     }
 
+    async fn now(&self) -> Result<u64> {
+        call!(self, Schedule, schedule.now(;))
+    }
+
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         call!(self, Schedule, schedule.waiting(place;))
     }

@@ -102,10 +102,6 @@ impl Recurring for Client {
         call!(self, Recurring, recurring?.recurrences(place; after, limit))
     }
 
-    async fn now(&self) -> Result<u64> {
-        call!(self, Recurring, recurring?.now(;))
-    }
-
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
         call!(self, Recurring, recurring?.due(place;))
     }

@@ -260,6 +260,10 @@ impl Schedule for Recorder {
         self.0.inner.schedule().scheduled(place, after, limit).await
     }
 
+    async fn now(&self) -> Result<u64> {
+        self.0.inner.schedule().now().await
+    }
+
     async fn waiting(&self, place: &Waits) -> Result<Waiting> {
         self.0.inner.schedule().waiting(place).await
     }

@@ -12,11 +12,11 @@ use crate::harness::{Harness, message};
 use crate::owner::{dead, hold, ids, retry_as};
 
 suite!("audit":
-    what_is_sound_has_no_findings;
+    what_is_sound_has_no_findings needs [Tasks];
     with an operator:
     a_ghost_is_taken_off_the_pending_list,
     a_group_that_is_lost_begins_with_the_oldest_entry,
-    a_body_that_is_lost_leaves_no_id,
+    a_body_that_is_lost_leaves_no_id needs [ListScheduled],
     what_is_repaired_is_not_repaired_again,
 );
 
@@ -93,7 +93,7 @@ async fn what_is_sound_has_no_findings(h: Harness) -> Verdict {
     owner.promote(3).await?;
     owner.take_retries(2).await?;
     later(&h, &tp.clone().into(), "later").await?;
-    let [_, shard] = h.places().await?;
+    let shard = h.shard().await?;
     later(&h, &shard, "later").await?;
     let mut all = scopes(&tp)?.to_vec();
     if let Place::Shard(shard) = shard {

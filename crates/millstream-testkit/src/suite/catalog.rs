@@ -31,12 +31,12 @@ suite!("catalog":
     a_group_that_starts_beyond_the_end_reads_what_comes,
     creating_a_group_tells_whether_it_is_new,
     creating_a_group_again_leaves_it_where_it_is,
-    a_group_grows_with_its_topic,
-    a_restored_group_goes_on_above_the_id,
-    restoring_a_group_that_is_there_does_nothing,
-    stats_of_an_untouched_topic_are_zero,
-    stats_agree_with_what_happened,
-    the_position_of_a_group_is_told,
+    a_group_grows_with_its_topic needs [Expand],
+    a_restored_group_goes_on_above_the_id needs [Restore],
+    restoring_a_group_that_is_there_does_nothing needs [Restore],
+    stats_of_an_untouched_topic_are_zero needs [Stats],
+    stats_agree_with_what_happened needs [Stats],
+    the_position_of_a_group_is_told needs [Stats],
 );
 
 async fn the_first_to_create_a_topic_wins(h: Harness) -> Verdict {

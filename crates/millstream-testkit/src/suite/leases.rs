@@ -27,9 +27,9 @@ suite!("leases":
     epochs_grow_with_every_grant,
     resources_are_independent,
     a_lease_that_was_given_back_counts_no_end,
-    a_lease_that_was_never_given_back_counts_an_end,
-    no_more_than_so_many_ends_are_remembered,
-    an_owner_that_returns_withdraws_its_end,
+    a_lease_that_was_never_given_back_counts_an_end needs [Ends],
+    no_more_than_so_many_ends_are_remembered needs [Ends],
+    an_owner_that_returns_withdraws_its_end needs [Ends],
     who_was_not_answered_without_a_gap_takes_nothing_over,
 );
 

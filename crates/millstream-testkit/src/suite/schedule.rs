@@ -11,9 +11,11 @@ use std::time::Duration;
 
 use millstream_core::envelope::Limits;
 use millstream_core::log::Entry;
-use millstream_core::schedule::{Due, OnConflict, Place, Placed, ScheduleId, Scheduled, Scheduling};
+use millstream_core::schedule::{
+    Due, OnConflict, Place, Placed, Promoted, ScheduleId, Scheduled, Scheduling,
+};
 use millstream_core::wire::{self, Fields};
-use millstream_core::{Envelope, ErrorKind, TopicPartition};
+use millstream_core::{Capability, Envelope, ErrorKind, TopicPartition};
 
 use super::suite;
 use crate::case::{Case, Violation, ensure, equal};
@@ -84,12 +86,31 @@ pub(super) async fn all(h: &Harness, place: &Place) -> Result<Vec<String>, Viola
     Ok(waiting.iter().map(|scheduled| scheduled.id.to_string()).collect())
 }
 
+/// Expects that exactly these messages wait, if the backend can list them.
+pub(super) async fn expect_all(h: &Harness, place: &Place, expected: &[&str]) -> Result<(), Violation> {
+    if h.backend.supports(Capability::ListScheduled) {
+        equal!(all(h, place).await?, expected, "what waits");
+    }
+    Ok(())
+}
+
+/// Promotes delayed messages once: without a lease, or under one where the backend needs it.
+async fn promote_once(h: &Harness, tp: &TopicPartition, limit: usize) -> Result<Promoted, Violation> {
+    if h.backend.supports(Capability::PromoteDelayed) {
+        return Ok(h.backend.schedule().promote_delayed(tp, limit).await?);
+    }
+    let promoter = h.owner(tp, "promoter").await?;
+    let promoted = h.backend.schedule().promote(&promoter.lease, limit).await?;
+    h.backend.leases().release(&promoter.lease).await?;
+    Ok(promoted)
+}
+
 /// Promotes until `count` delayed messages were moved.
 async fn promote_delayed(h: &Harness, tp: &TopicPartition, count: usize) -> Result<(), Violation> {
     let mut patience = h.patience("delayed messages to be promoted");
     let mut moved = 0;
     loop {
-        moved += h.backend.schedule().promote_delayed(tp, 100).await?.moved;
+        moved += promote_once(h, tp, 100).await?.moved;
         ensure!(moved <= count, "{moved} messages were promoted, {count} were scheduled");
         if moved == count {
             return Ok(());

@@ -74,10 +74,6 @@ impl Recurring for Fires {
         self.recurring.recurrences(place, after, limit).await
     }
 
-    async fn now(&self) -> Result<u64> {
-        self.recurring.now().await
-    }
-
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
         self.recurring.due(place).await
     }
@@ -139,6 +135,10 @@ impl Schedule for Waits {
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         self.schedule.scheduled(place, after, limit).await
+    }
+
+    async fn now(&self) -> Result<u64> {
+        self.schedule.now().await
     }
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {

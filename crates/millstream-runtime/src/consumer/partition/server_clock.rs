@@ -40,7 +40,7 @@ impl ServerClock {
         let work = async {
             loop {
                 monitor.begin_round(Duration::ZERO);
-                match self.run_once(context, guard).await {
+                match self.run_once(context).await {
                     Ok(()) => {
                         monitor.succeeded(&*context.observer);
                         monitor.idle();
@@ -58,9 +58,8 @@ impl ServerClock {
         }
     }
 
-    async fn run_once(&self, context: &Subscription, guard: &LeaseGuard) -> Result<()> {
-        let (topic_partition, _) = guard.lease().partition()?;
-        let now = context.backend.recurring()?.due(&topic_partition.clone().into()).await?.now;
+    async fn run_once(&self, context: &Subscription) -> Result<()> {
+        let now = context.backend.schedule().now().await?;
         // Counted from the arrival of the reply, so the estimate is never ahead and no message is retried early.
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Instant::now()));
         Ok(())

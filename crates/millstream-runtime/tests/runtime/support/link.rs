@@ -299,6 +299,10 @@ impl Schedule for Linked<dyn Schedule> {
         self.link.pass("scheduled", self.role.scheduled(place, after, limit)).await
     }
 
+    async fn now(&self) -> Result<u64> {
+        self.role.now().await
+    }
+
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         self.link.pass("waiting", self.role.waiting(place)).await
     }

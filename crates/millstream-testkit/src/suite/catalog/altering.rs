@@ -9,10 +9,10 @@ use crate::case::{Verdict, equal, refused};
 use crate::harness::Harness;
 
 suite!("catalog":
-    every_setting_is_kept,
-    what_is_not_named_stays,
-    what_makes_no_sense_is_refused,
-    what_is_not_there_cannot_be_changed,
+    every_setting_is_kept needs [Expand],
+    what_is_not_named_stays needs [AlterTopic],
+    what_makes_no_sense_is_refused needs [AlterTopic],
+    what_is_not_there_cannot_be_changed needs [AlterTopic],
 );
 
 const RETENTIONS: [Retention; 5] = [

@@ -10,14 +10,14 @@ use crate::harness::{Harness, LONG};
 use crate::owner::ids;
 
 suite!("catalog":
-    a_topic_can_grow,
-    a_topic_that_grows_takes_its_groups_along,
-    a_group_follows_a_topic_that_has_grown_meanwhile,
-    a_topic_cannot_shrink,
-    what_is_not_there_cannot_grow,
-    a_topic_cannot_grow_beyond_the_limit,
-    entries_are_counted_between_two_places,
-    entries_are_counted_up_to_a_limit,
+    a_topic_can_grow needs [Expand],
+    a_topic_that_grows_takes_its_groups_along needs [Expand],
+    a_group_follows_a_topic_that_has_grown_meanwhile needs [Expand],
+    a_topic_cannot_shrink needs [Expand],
+    what_is_not_there_cannot_grow needs [Expand],
+    a_topic_cannot_grow_beyond_the_limit needs [Expand],
+    entries_are_counted_between_two_places needs [Count],
+    entries_are_counted_up_to_a_limit needs [Count],
 );
 
 async fn a_topic_can_grow(h: Harness) -> Verdict {

@@ -9,11 +9,11 @@ use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{Harness, LONG, QUIET};
 
 suite!("catalog":
-    a_paused_group_tells_all_its_members,
-    a_pause_ends_with_a_word_and_with_nothing_else,
-    what_is_not_there_is_not_paused,
-    a_deleted_group_is_not_paused_any_more,
-    who_waits_in_a_paused_group_is_woken,
+    a_paused_group_tells_all_its_members needs [Pause],
+    a_pause_ends_with_a_word_and_with_nothing_else needs [Pause],
+    what_is_not_there_is_not_paused needs [Pause],
+    a_deleted_group_is_not_paused_any_more needs [Pause],
+    who_waits_in_a_paused_group_is_woken needs [Pause],
 );
 
 /// Creates a group in a new topic.

@@ -9,13 +9,13 @@ use crate::case::{Verdict, ensure, equal, refused};
 use crate::harness::{Harness, LONG, QUIET};
 
 suite!("catalog":
-    a_deleted_topic_is_not_restored,
-    a_topic_that_was_lost_is_restored,
-    a_topic_that_is_created_again_can_be_restored,
-    a_topic_that_is_created_again_is_another_one,
+    a_deleted_topic_is_not_restored needs [Restore],
+    a_topic_that_was_lost_is_restored needs [Restore],
+    a_topic_that_is_created_again_can_be_restored needs [Restore],
+    a_topic_that_is_created_again_is_another_one needs [Restore, Expand],
     who_worked_on_the_topic_before_has_no_part_in_the_next,
-    a_deleted_group_is_not_restored,
-    a_group_that_is_created_again_can_be_restored,
+    a_deleted_group_is_not_restored needs [Restore, Stats],
+    a_group_that_is_created_again_can_be_restored needs [Restore],
     who_waits_in_a_deleted_group_is_woken,
 );
 

@@ -11,12 +11,12 @@ use crate::harness::{Harness, LONG};
 use crate::owner::{Owner, retry};
 
 suite!("catalog":
-    the_lag_is_exact_wherever_a_group_stands,
-    the_age_is_that_of_the_oldest_entry_to_be_settled,
-    the_group_that_keeps_most_is_named,
-    nobody_is_named_where_everything_is_settled;
+    the_lag_is_exact_wherever_a_group_stands needs [Seek, Stats],
+    the_age_is_that_of_the_oldest_entry_to_be_settled needs [Stats],
+    the_group_that_keeps_most_is_named needs [Pins],
+    nobody_is_named_where_everything_is_settled needs [Pins];
     with an operator:
-    the_lag_is_exact_among_deleted_entries,
+    the_lag_is_exact_among_deleted_entries needs [Stats],
 );
 
 async fn stats(h: &Harness, topic: &TopicSpec, group: &str) -> Result<PartitionStats, Violation> {

@@ -16,7 +16,7 @@ use crate::harness::{BRIEF, Harness};
 use crate::owner::Owner;
 
 suite!("log":
-    failures_are_kept_to_the_dead_letter_and_a_replay_begins_anew,
+    failures_are_kept_to_the_dead_letter_and_a_replay_begins_anew needs [DeadLetters],
     a_snoozed_message_comes_back_as_the_same_attempt,
     a_retry_at_a_time_comes_then,
     a_note_keeps_the_failures_and_waits_until_a_time,
@@ -71,7 +71,7 @@ async fn failures_are_kept_to_the_dead_letter_and_a_replay_begins_anew(h: Harnes
         }
         (entry, history) = (next, decoded.history);
     }
-    let now = h.now(&tp.clone().into()).await?;
+    let now = h.now().await?;
     let times: Vec<_> = history.failures().iter().map(|failed| failed.at).collect();
     ensure!(times.is_sorted(), "times do not ascend: {times:?}");
     ensure!(times[0] >= origin.ms && times.iter().all(|at| *at <= now), "{times:?} from {origin} to {now}");
@@ -120,7 +120,7 @@ async fn a_retry_at_a_time_comes_then(h: Harness) -> Verdict {
     let mut owner = h.owner(&tp, "group").await?;
     let ids = h.append_n(&tp, 2).await?;
     let entries = owner.take(2).await?;
-    let at = h.now(&tp.clone().into()).await? + 150;
+    let at = h.now().await? + 150;
     let due = |n: usize, due| (entries[n].receipt, failed(1, ids[n], &History::default(), due));
     let batch = [due(0, Due::At(at)), due(1, Due::At(1))];
     equal!(h.backend.log().settle(&owner.lease, &batch).await?.applied, 2, "two retries");
@@ -145,12 +145,7 @@ async fn a_note_keeps_the_failures_and_waits_until_a_time(h: Harness) -> Verdict
     };
     let (minute, start) = (Duration::from_secs(60), Instant::now());
     let error = " attempt 1 \n failed".to_owned();
-    let note = Note {
-        attempt: 2,
-        due: Due::At(h.now(&tp.clone().into()).await? + 60_000),
-        error,
-        ..Note::default()
-    };
+    let note = Note { attempt: 2, due: Due::At(h.now().await? + 60_000), error, ..Note::default() };
     owner.settle_all(&entries, &Settlement::Hold(note.clone())).await?;
     let first = read(&mut owner).await?;
     let slack = Duration::from_millis(5) + start.elapsed();

@@ -10,8 +10,8 @@ use crate::case::{Verdict, equal};
 use crate::harness::{Harness, message};
 
 suite!("log":
-    an_append_tells_how_long_the_logs_are,
-    lengths_come_in_the_order_asked_for,
+    an_append_tells_how_long_the_logs_are needs [Lengths],
+    lengths_come_in_the_order_asked_for needs [Lengths],
 );
 
 async fn an_append_tells_how_long_the_logs_are(h: Harness) -> Verdict {

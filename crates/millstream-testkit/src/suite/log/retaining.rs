@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use millstream_core::log::{Lost, Trimmed};
-use millstream_core::{GroupName, MessageId, Retention, TopicPartition};
+use millstream_core::{GroupName, MessageId, Retention};
 
 use super::suite;
-use crate::case::{Verdict, Violation, ensure, equal};
+use crate::case::{Verdict, Violation, equal};
 use crate::harness::{Harness, LONG};
 use crate::owner::ids;
 
@@ -21,10 +21,6 @@ suite!("log":
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);
-
-async fn length(h: &Harness, tp: &TopicPartition) -> Result<u64, Violation> {
-    Ok(h.backend.log().lengths(std::slice::from_ref(tp)).await?.iter().sum())
-}
 
 fn lost(group: &str, unread: u64, pending: u64) -> Result<Lost, Violation> {
     Ok(Lost { group: GroupName::new(group)?, unread, pending })
@@ -61,8 +57,7 @@ async fn a_stopped_group_loses_nothing(h: Harness) -> Verdict {
         owner.ack(&entries).await?;
     }
     h.trim_by(&owners[0].lease, Retention::Consumed).await?;
-    equal!(length(&h, &tp).await?, 0, "entries left when all have settled all");
-    Ok(())
+    h.expect_length(&tp, 0, "entries left when all have settled all").await
 }
 
 async fn what_is_kept_is_not_trimmed(h: Harness) -> Verdict {
@@ -76,8 +71,7 @@ async fn what_is_kept_is_not_trimmed(h: Harness) -> Verdict {
         Trimmed::default(),
         "what a trim drops of what is kept"
     );
-    equal!(length(&h, &tp).await?, 5, "entries left");
-    Ok(())
+    h.expect_length(&tp, 5, "entries left").await
 }
 
 async fn what_is_consumed_is_kept_for_a_time(h: Harness) -> Verdict {
@@ -159,7 +153,7 @@ async fn what_is_too_much_is_dropped_and_counted(h: Harness) -> Verdict {
     let trimmed = h.trim_by(&fast.lease, Retention::Length(77)).await?;
     equal!(trimmed.dropped, 173, "entries beyond the newest 77");
     equal!(trimmed.lost, [lost("slow", 143, 20)?], "whose they were");
-    equal!(length(&h, &tp).await?, 77, "entries left");
+    h.expect_length(&tp, 77, "entries left").await?;
     equal!(h.trim_by(&fast.lease, Retention::Length(77)).await?, Trimmed::default(), "what is dropped again");
     slow.reopen().await?;
     slow.fetch(100, Duration::ZERO).await?;
@@ -185,7 +179,7 @@ async fn what_is_within_the_bounds_is_kept_for_replays(h: Harness) -> Verdict {
         Trimmed { dropped: 6, ..Trimmed::default() },
         "by length"
     );
-    ensure!(length(&h, &tp).await? == 4, "the newest four were to stay");
+    h.expect_length(&tp, 4, "the newest, which were to stay").await?;
     let late = GroupName::new("late")?;
     let topic = h.backend.catalog().topic(&tp.topic).await?;
     h.backend.catalog().create_group(&topic, &late, millstream_core::Start::After(MessageId::ZERO)).await?;

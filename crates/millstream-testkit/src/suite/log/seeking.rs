@@ -13,18 +13,18 @@ use crate::harness::{Harness, LONG, QUIET};
 use crate::owner::{dead, hold, ids, retry};
 
 suite!("log":
-    seeking_back_reads_again_as_new,
-    seeking_forward_skips_what_is_pending_and_what_is_unread,
-    seeking_forgets_notes,
-    seeking_to_a_time_reads_what_came_then,
-    seeking_to_the_ends,
-    seeking_beyond_the_end_reads_what_comes,
-    a_reader_that_waits_through_a_seek_is_fenced,
-    what_was_handed_out_before_a_seek_is_settled_by_nobody,
-    a_seek_gives_the_lease_back,
-    seeking_leaves_retries_and_dead_letters,
-    seeking_leaves_other_groups,
-    seeking_without_a_group_says_so,
+    seeking_back_reads_again_as_new needs [Seek],
+    seeking_forward_skips_what_is_pending_and_what_is_unread needs [Seek],
+    seeking_forgets_notes needs [Seek],
+    seeking_to_a_time_reads_what_came_then needs [Seek],
+    seeking_to_the_ends needs [Seek],
+    seeking_beyond_the_end_reads_what_comes needs [Seek],
+    a_reader_that_waits_through_a_seek_is_fenced needs [Seek],
+    what_was_handed_out_before_a_seek_is_settled_by_nobody needs [DeadLetters, Seek],
+    a_seek_gives_the_lease_back needs [Seek],
+    seeking_leaves_retries_and_dead_letters needs [DeadLetters, Seek],
+    seeking_leaves_other_groups needs [Seek],
+    seeking_without_a_group_says_so needs [Seek],
 );
 
 const HOUR: Duration = Duration::from_secs(3_600);

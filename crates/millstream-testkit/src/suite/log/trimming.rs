@@ -16,7 +16,7 @@ suite!("log":
     trim_keeps_what_is_pending_behind_what_is_done,
     trim_without_a_group_drops_nothing;
     with an operator:
-    a_lost_group_is_reported,
+    a_lost_group_is_reported needs [Restore],
     a_deleted_entry_becomes_a_ghost,
     trim_keeps_what_is_unread_before_what_is_pending,
     trim_passes_over_ghosts,

@@ -16,7 +16,7 @@ suite!("log":
     waiting_ends_empty_when_nothing_comes,
     waiting_ends_when_something_comes,
     waiting_ends_when_a_retry_is_promoted,
-    waiting_ends_when_a_dead_letter_is_replayed,
+    waiting_ends_when_a_dead_letter_is_replayed needs [DeadLetters],
     a_dropped_fetch_loses_nothing,
 );
 

@@ -22,7 +22,7 @@ suite!("members":
     a_heartbeat_that_comes_after_a_leave_brings_nobody_back,
     the_next_expiry_is_the_earliest_of_all,
     wishes_that_change_make_a_version,
-    a_topic_that_grows_makes_a_version,
+    a_topic_that_grows_makes_a_version needs [Expand],
     an_unknown_topic_has_no_members,
     groups_have_members_of_their_own,
 );

@@ -10,12 +10,12 @@ use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::Harness;
 
 suite!("recurring":
-    what_fires_is_scheduled_at_its_times,
-    an_occurrence_is_fired_by_one,
-    an_occurrence_that_waits_is_kept,
-    what_is_paused_or_gone_does_not_fire,
-    what_has_no_next_time_is_never_due_and_stays,
-    a_promotion_reckons_with_what_recurs,
+    what_fires_is_scheduled_at_its_times needs [ListScheduled],
+    an_occurrence_is_fired_by_one needs [ListScheduled],
+    an_occurrence_that_waits_is_kept needs [Reschedule, ListScheduled],
+    what_is_paused_or_gone_does_not_fire needs [ListScheduled],
+    what_has_no_next_time_is_never_due_and_stays needs [ListScheduled],
+    a_promotion_reckons_with_what_recurs needs [PromoteDelayed],
 );
 
 const HOUR: u64 = 3_600_000;
@@ -23,7 +23,7 @@ const HOUR: u64 = 3_600_000;
 async fn what_fires_is_scheduled_at_its_times(h: Harness) -> Verdict {
     for place in h.places().await? {
         put_all(&h, &place, [("a", 1)]).await?;
-        let now = h.now(&place).await?;
+        let now = h.now().await?;
         let times = [now - 5, now + HOUR, now + 2 * HOUR];
         let fired = h.backend.recurring()?.fire(&place, &id("a")?, &times, 1, Some(now + 3 * HOUR)).await?;
         ensure!(fired, "what is due does not fire");
@@ -40,7 +40,7 @@ async fn what_fires_is_scheduled_at_its_times(h: Harness) -> Verdict {
 async fn an_occurrence_is_fired_by_one(h: Harness) -> Verdict {
     for place in h.places().await? {
         put_all(&h, &place, [("a", 1)]).await?;
-        let now = h.now(&place).await?;
+        let now = h.now().await?;
         let mut fired = 0;
         for round in 1..=10 {
             let racers = [0, 1, 2].map(|racer| {
@@ -69,7 +69,7 @@ async fn an_occurrence_is_fired_by_one(h: Harness) -> Verdict {
 async fn an_occurrence_that_waits_is_kept(h: Harness) -> Verdict {
     for place in h.places().await? {
         put_all(&h, &place, [("a", 1)]).await?;
-        let now = h.now(&place).await?;
+        let now = h.now().await?;
         let (time, later) = (now + HOUR, now + 5 * HOUR);
         h.backend.recurring()?.fire(&place, &id("a")?, &[time], 1, Some(2)).await?;
         let name = format!("a@{time}");
@@ -128,7 +128,7 @@ async fn a_promotion_reckons_with_what_recurs(h: Harness) -> Verdict {
         Ok::<_, Violation>(both)
     });
     place_all(&h, &place, [("later", Due::In(Duration::from_secs(3_600)))]).await?;
-    let now = h.now(&place).await?;
+    let now = h.now().await?;
     put_all(&h, &place, [("a", now + 60_000)]).await?;
     for Promoted { next, recurring, .. } in promote().await? {
         let next = next.unwrap_or_default();

@@ -10,23 +10,23 @@ use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{Harness, LONG, foreign};
 
 suite!("recurring":
-    what_recurs_is_kept_as_it_is,
+    what_recurs_is_kept_as_it_is needs [ListScheduled],
     what_recurs_is_kept_replaced_or_rejected_as_wished,
     what_recurs_is_listed_by_id_page_by_page,
     what_is_due_comes_in_order_with_the_servers_time,
     no_more_is_due_at_once_than_the_most,
     what_is_paused_is_not_due_until_it_goes_on,
-    what_is_removed_is_gone,
+    what_is_removed_is_gone needs [ListScheduled],
     one_is_found_by_its_id,
-    what_recurs_at_another_place_is_another,
-    a_recurrence_that_is_due_first_wakes_who_waits,
+    what_recurs_at_another_place_is_another needs [Tasks],
+    a_recurrence_that_is_due_first_wakes_who_waits needs [PromoteDelayed],
 );
 
 const HOUR: u64 = 3_600_000;
 
 async fn what_recurs_is_kept_as_it_is(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let now = h.now(&place).await?;
+        let now = h.now().await?;
         let (fields, rule) = (foreign(), "every 5 m; skip, ünïcode\t|".to_owned());
         let kept = Recurrence { fields, rule, ..recurrence("nightly report", Some(now + HOUR))? };
         let put = h.backend.recurring()?.put(&place, &kept, OnConflict::Keep).await?;
@@ -40,7 +40,7 @@ async fn what_recurs_is_kept_as_it_is(h: Harness) -> Verdict {
 
 async fn what_recurs_is_kept_replaced_or_rejected_as_wished(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let now = h.now(&place).await?;
+        let now = h.now().await?;
         put_all(&h, &place, [("a", now + HOUR)]).await?;
         let before = recurrence("a", Some(now + HOUR))?;
         let other = Recurrence { id: id("a")?, ..recurrence("b", Some(1))? };
@@ -74,7 +74,7 @@ async fn what_recurs_is_kept_replaced_or_rejected_as_wished(h: Harness) -> Verdi
 
 async fn what_recurs_is_listed_by_id_page_by_page(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let now = h.now(&place).await?;
+        let now = h.now().await?;
         let messages = [("d", 1), ("a", 3), ("e", 2), ("c", 5), ("b", 4)];
         put_all(&h, &place, messages.map(|(id, hours)| (id, now + hours * HOUR))).await?;
         for limit in [1, 2, 5, 1_000] {
@@ -98,9 +98,9 @@ async fn what_recurs_is_listed_by_id_page_by_page(h: Harness) -> Verdict {
 
 async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let before = h.now(&place).await?;
+        let before = h.now().await?;
         if let Place::Partition(tp) = &place {
-            let (between, after) = (h.clock(tp).await?, h.now(&place).await?);
+            let (between, after) = (h.clock(tp).await?, h.now().await?);
             ensure!((before..=after).contains(&between), "the server's time is {before}, {between}, {after}");
         }
         let messages = [
@@ -112,7 +112,7 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
         put_all(&h, &place, messages).await?;
         let found = h.backend.recurring()?.due(&place).await?;
         ensure!(found.now >= before, "the server's time was {before}, and is {}", found.now);
-        let now = h.backend.recurring()?.now().await?;
+        let now = h.backend.schedule().now().await?;
         let then = h.backend.recurring()?.due(&place).await?.now;
         ensure!((found.now..=then).contains(&now), "the server's time is {}, {now}, {then}", found.now);
         equal!(due(&h, &place).await?, ["c", "b", "a"], "what is due");
@@ -136,7 +136,7 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
 }
 
 async fn no_more_is_due_at_once_than_the_most(h: Harness) -> Verdict {
-    let [place, _] = h.places().await?;
+    let place = h.partition().await?.into();
     for n in 0..MAX_DUE + 5 {
         put_all(&h, &place, [(format!("{n:03}").as_str(), 1_000 + n as u64)]).await?;
     }
@@ -177,7 +177,7 @@ async fn what_is_paused_is_not_due_until_it_goes_on(h: Harness) -> Verdict {
 
 async fn what_is_removed_is_gone(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let now = h.now(&place).await?;
+        let now = h.now().await?;
         put_all(&h, &place, [("a", 1), ("b", 2)]).await?;
         let fired = h.backend.recurring()?.fire(&place, &id("a")?, &[now + HOUR], 1, Some(1)).await?;
         ensure!(fired, "what is due does not fire");
@@ -231,7 +231,7 @@ async fn what_recurs_at_another_place_is_another(h: Harness) -> Verdict {
 async fn a_recurrence_that_is_due_first_wakes_who_waits(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let place = tp.clone().into();
-    let now = h.now(&place).await?;
+    let now = h.now().await?;
     let mut seen = Seen::default();
     seen = h.soon("the first wait", h.backend.schedule().wait(&tp, &seen, LONG)).await?;
     for (name, hours) in [("a", 3), ("b", 2), ("c", 1)] {

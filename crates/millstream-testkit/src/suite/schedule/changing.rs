@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use millstream_core::schedule::{Due, Place};
 
-use super::{HOUR, ROUNDING, after, all, id, names, partition, place_all, promote_delayed, shown, suite};
+use super::{HOUR, ROUNDING, after, all, expect_all, id, names, partition};
+use super::{place_all, promote_delayed, promote_once, shown, suite};
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::Harness;
 
@@ -13,10 +14,10 @@ suite!("schedule":
     a_cancel_tells_of_each_whether_it_took_it_out,
     of_cancels_that_race_one_wins,
     of_a_cancel_and_a_promotion_one_wins,
-    what_was_promoted_cannot_be_cancelled,
-    a_rescheduled_message_comes_at_its_new_time,
-    a_rescheduled_message_stays_as_it_is,
-    a_reschedule_tells_of_each_whether_it_still_waited,
+    what_was_promoted_cannot_be_cancelled needs [Reschedule, ListScheduled],
+    a_rescheduled_message_comes_at_its_new_time needs [Reschedule, ListScheduled],
+    a_rescheduled_message_stays_as_it_is needs [Reschedule, ListScheduled],
+    a_reschedule_tells_of_each_whether_it_still_waited needs [Reschedule, ListScheduled],
 );
 
 async fn a_cancelled_message_never_comes(h: Harness) -> Verdict {
@@ -24,7 +25,7 @@ async fn a_cancelled_message_never_comes(h: Harness) -> Verdict {
     let mut owner = h.owner(partition(&place)?, "group").await?;
     place_all(&h, &place, [("a", Due::At(1)), ("b", Due::At(2)), ("c", Due::At(3))]).await?;
     equal!(h.backend.schedule().cancel(&place, &[id("b")?]).await?, [true], "a cancel");
-    equal!(all(&h, &place).await?, ["a", "c"], "what waits");
+    expect_all(&h, &place, &["a", "c"]).await?;
     promote_delayed(&h, partition(&place)?, 2).await?;
     equal!(names(&owner.take(2).await?)?, ["a", "c"], "what came");
     owner.nothing("one was cancelled").await
@@ -38,7 +39,7 @@ async fn a_cancel_tells_of_each_whether_it_took_it_out(h: Harness) -> Verdict {
         equal!(cancelled, [true, false, true, false], "cancelled of four, one unknown and one twice");
         let again = h.backend.schedule().cancel(&place, &ids).await?;
         equal!(again, [false; 4], "cancelled when they are gone");
-        equal!(all(&h, &place).await?, ["b"], "what waits");
+        expect_all(&h, &place, &["b"]).await?;
         equal!(h.backend.schedule().cancel(&place, &[]).await?.len(), 0, "answers to an empty cancel");
     }
     Ok(())
@@ -91,10 +92,13 @@ async fn of_a_cancel_and_a_promotion_one_wins(h: Harness) -> Verdict {
     };
     let mut moved = 0;
     let mut patience = h.patience("the schedule to be empty");
-    while h.backend.schedule().waiting(&place).await?.total > 0 {
-        match h.backend.schedule().promote_delayed(partition(&place)?, 3).await?.moved {
-            0 => patience.pause().await?,
-            more => moved += more,
+    loop {
+        let promoted = promote_once(&h, partition(&place)?, 3).await?;
+        moved += promoted.moved;
+        match promoted.next {
+            None => break,
+            Some(_) if promoted.moved == 0 => patience.pause().await?,
+            Some(_) => {}
         }
         tokio::task::yield_now().await;
     }
@@ -123,7 +127,7 @@ async fn a_rescheduled_message_comes_at_its_new_time(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     let mut owner = h.owner(partition(&place)?, "group").await?;
     place_all(&h, &place, [("now", Due::In(HOUR)), ("soon", Due::In(HOUR)), ("later", after(1))]).await?;
-    let before = h.now(&place).await?;
+    let before = h.now().await?;
     let reschedule = async |name, due| {
         Ok::<_, Violation>(h.backend.schedule().reschedule(&place, &[id(name)?], due).await?)
     };
@@ -131,7 +135,7 @@ async fn a_rescheduled_message_comes_at_its_new_time(h: Harness) -> Verdict {
     equal!(reschedule("soon", after(30)).await?, [true], "a reschedule to an earlier time");
     equal!(reschedule("now", Due::NOW).await?, [true], "a reschedule to now");
     let due = shown(&h, &place, "now").await?.due;
-    let now = h.now(&place).await?;
+    let now = h.now().await?;
     ensure!(due <= now + 1, "due at {due} after a reschedule to now, which is {now}");
     promote_delayed(&h, partition(&place)?, 2).await?;
     let entries = owner.take(2).await?;
@@ -139,9 +143,9 @@ async fn a_rescheduled_message_comes_at_its_new_time(h: Harness) -> Verdict {
     let came = Duration::from_millis(entries[1].receipt.id.ms.saturating_sub(before));
     ensure!(came >= Duration::from_millis(30), "rescheduled to 30 ms, there after {came:?}");
     equal!(all(&h, &place).await?, ["later"], "what waits");
-    let next = h.backend.schedule().promote_delayed(partition(&place)?, 9).await?.next.unwrap_or_default();
+    let next = promote_once(&h, partition(&place)?, 9).await?.next.unwrap_or_default();
     ensure!(next > HOUR / 2 && next <= HOUR + ROUNDING, "next in {next:?}, rescheduled to {HOUR:?}");
-    let at = h.now(&place).await? + 9_000_000;
+    let at = h.now().await? + 9_000_000;
     equal!(reschedule("later", Due::At(at)).await?, [true], "a reschedule to a time");
     equal!(shown(&h, &place, "later").await?.due, at, "the time it was rescheduled to");
     Ok(())

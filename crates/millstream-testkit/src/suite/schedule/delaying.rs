@@ -8,7 +8,8 @@ use millstream_core::schedule::{Due, MAX_PROMOTE, Place, Promoted, Scheduling};
 use millstream_core::{Envelope, ErrorKind, TopicPartition, wire};
 
 use super::{
-    HOUR, ROUNDING, after, all, id, names, partition, place_all, promote_delayed, schedule, scheduling, suite,
+    HOUR, ROUNDING, after, expect_all, id, names, partition, place_all, promote_delayed, promote_once,
+    schedule, scheduling, suite,
 };
 use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{BRIEF, Harness, foreign};
@@ -19,15 +20,15 @@ suite!("schedule":
     a_time_that_is_past_is_due_at_once,
     delayed_messages_are_moved_in_the_order_of_due_times,
     all_groups_read_a_delayed_message_as_it_was_scheduled,
-    two_promoters_move_each_delayed_message_once,
+    two_promoters_move_each_delayed_message_once needs [PromoteDelayed],
     one_call_promotes_no_more_than_its_limit,
     one_call_promotes_no_more_than_the_most,
     an_owner_promotes_retries_and_delayed_messages,
-    without_a_lease_only_delayed_messages_are_promoted,
+    without_a_lease_only_delayed_messages_are_promoted needs [PromoteDelayed],
     next_tells_when_a_delayed_message_is_due,
     nothing_scheduled_is_nothing_due;
     with an operator:
-    what_lost_its_body_is_counted_and_dropped,
+    what_lost_its_body_is_counted_and_dropped needs [ListScheduled],
 );
 
 async fn a_delayed_message_is_never_early(h: Harness) -> Verdict {
@@ -35,7 +36,7 @@ async fn a_delayed_message_is_never_early(h: Harness) -> Verdict {
     let mut owner = h.owner(partition(&place)?, "group").await?;
     let delays = ["0", "1", "2", "7", "20", "55", "130"];
     for round in 0..3 {
-        let before = h.now(&place).await?;
+        let before = h.now().await?;
         let due = |delay: &str| delay.parse().unwrap_or(0);
         place_all(&h, &place, delays.map(|delay| (delay, after(due(delay))))).await?;
         place_all(&h, &place, [("at 40", Due::At(before + 40))]).await?;
@@ -53,14 +54,14 @@ async fn a_delayed_message_is_never_early(h: Harness) -> Verdict {
 
 async fn a_time_that_is_past_is_due_at_once(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
-    let now = h.now(&place).await?;
+    let now = h.now().await?;
     place_all(
         &h,
         &place,
         [("1970", Due::At(0)), ("before", Due::At(now.saturating_sub(1))), ("now", Due::At(now))],
     )
     .await?;
-    let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
+    let promoted = promote_once(&h, partition(&place)?, 100).await?;
     equal!((promoted.moved, promoted.next), (3, None), "moved of what was due before it was scheduled");
     Ok(())
 }
@@ -70,9 +71,9 @@ async fn delayed_messages_are_moved_in_the_order_of_due_times(h: Harness) -> Ver
     let mut owner = h.owner(partition(&place)?, "group").await?;
     let messages = [("e", 90), ("b", 30), ("c", 60), ("f", 10), ("a", 120)];
     place_all(&h, &place, messages.map(|(id, delay)| (id, after(delay)))).await?;
-    let now = h.now(&place).await?;
-    h.reaches(&place, now + 125).await?;
-    let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
+    let now = h.now().await?;
+    h.reaches(now + 125).await?;
+    let promoted = promote_once(&h, partition(&place)?, 100).await?;
     equal!(promoted.moved, 5, "messages moved when all are due");
     equal!(names(&owner.take(5).await?)?, ["f", "b", "c", "e", "a"], "the order of due times");
     Ok(())
@@ -151,7 +152,7 @@ async fn one_call_promotes_no_more_than_its_limit(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     place_all(&h, &place, ["a", "b", "c", "d", "e", "f", "g"].map(|id| (id, Due::At(1)))).await?;
     for (moved, next) in [(3, Some(Duration::ZERO)), (3, Some(Duration::ZERO)), (1, None)] {
-        let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 3).await?;
+        let promoted = promote_once(&h, partition(&place)?, 3).await?;
         equal!(promoted, Promoted { moved, orphans: 0, next, recurring: false }, "a promotion of up to 3");
     }
     Ok(())
@@ -161,7 +162,7 @@ async fn one_call_promotes_no_more_than_the_most(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     let messages: Vec<_> = (0..MAX_PROMOTE + 10).map(|n| n.to_string()).collect();
     place_all(&h, &place, messages.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
-    let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 10_000).await?;
+    let promoted = promote_once(&h, partition(&place)?, 10_000).await?;
     ensure!((1..=MAX_PROMOTE).contains(&promoted.moved), "{} messages in one call", promoted.moved);
     promote_delayed(&h, partition(&place)?, MAX_PROMOTE + 10 - promoted.moved).await
 }
@@ -174,7 +175,7 @@ async fn an_owner_promotes_retries_and_delayed_messages(h: Harness) -> Verdict {
     owner.settle(entries[0].receipt, retry(&entries[0], Duration::ZERO)).await?;
     place_all(&h, &place, [("a", Due::NOW), ("b", Due::NOW)]).await?;
     owner.promote(3).await?;
-    equal!(h.backend.schedule().waiting(&place).await?.total, 0, "what waits after the promotion");
+    h.expect_waiting(&place, 0, "what waits after the promotion").await?;
     owner.take(3).await.map(drop)
 }
 
@@ -188,7 +189,7 @@ async fn without_a_lease_only_delayed_messages_are_promoted(h: Harness) -> Verdi
     place_all(&h, &place, [("a", Due::At(1))]).await?;
     let promoted = h.backend.schedule().promote(&owner.lease, 100).await;
     refused(promoted, ErrorKind::Fenced, "a promotion with a lost lease")?;
-    equal!(all(&h, &place).await?, ["a"], "what waits after a promotion with a lost lease");
+    expect_all(&h, &place, &["a"]).await?;
     let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
     equal!((promoted.moved, promoted.next), (1, None), "a promotion of delayed messages alone");
     equal!(names(&next.take(1).await?)?, ["a"], "what came");
@@ -204,7 +205,7 @@ async fn next_tells_when_a_delayed_message_is_due(h: Harness) -> Verdict {
         place_all(&h, &place, [(id, Due::In(delay))]).await?;
         for promoted in [
             h.backend.schedule().promote(&owner.lease, 100).await?,
-            h.backend.schedule().promote_delayed(partition(&place)?, 100).await?,
+            promote_once(&h, partition(&place)?, 100).await?,
         ] {
             equal!(promoted.moved, 0, "messages moved early");
             let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to wait")) };
@@ -218,7 +219,7 @@ async fn next_tells_when_a_delayed_message_is_due(h: Harness) -> Verdict {
     place_all(&h, &place, [("d", after(40))]).await?;
     let mut patience = h.patience("the head to be due");
     loop {
-        let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
+        let promoted = promote_once(&h, partition(&place)?, 100).await?;
         let Some(next) = promoted.next else { return Err(Violation::new("nothing is said to wait")) };
         if promoted.moved == 1 {
             ensure!(next > minute / 2, "next in {next:?} after the head was moved");
@@ -232,7 +233,7 @@ async fn next_tells_when_a_delayed_message_is_due(h: Harness) -> Verdict {
 async fn nothing_scheduled_is_nothing_due(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     h.append_n(&tp, 2).await?;
-    let promoted = h.backend.schedule().promote_delayed(&tp, 100).await?;
+    let promoted = promote_once(&h, &tp, 100).await?;
     equal!(promoted, Promoted::default(), "a promotion where nothing was scheduled");
     Ok(())
 }
@@ -244,11 +245,11 @@ async fn what_lost_its_body_is_counted_and_dropped(h: Harness) -> Verdict {
     h.operator()?.delete_scheduled(&place, &id("b")?).await?;
     let bodiless = h.backend.schedule().get(&place, &id("b")?).await?;
     equal!(bodiless.map(|it| it.fields.len()), Some(0), "the fields of what lost its body");
-    let promoted = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
+    let promoted = promote_once(&h, partition(&place)?, 100).await?;
     let expected = Promoted { moved: 2, orphans: 1, next: None, recurring: false };
     equal!(promoted, expected, "a promotion of three, one without its body");
     equal!(names(&owner.take(2).await?)?, ["a", "c"], "what came");
-    let again = h.backend.schedule().promote_delayed(partition(&place)?, 100).await?;
+    let again = promote_once(&h, partition(&place)?, 100).await?;
     equal!(again, Promoted::default(), "a promotion when all is gone");
     Ok(())
 }

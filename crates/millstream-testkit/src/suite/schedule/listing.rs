@@ -7,17 +7,17 @@ use crate::case::{Verdict, ensure, equal};
 use crate::harness::{Harness, foreign};
 
 suite!("schedule":
-    a_message_that_waits_is_shown_as_it_is,
-    what_waits_is_listed_in_order_page_by_page,
-    a_page_ends_in_the_midst_of_one_millisecond,
-    a_page_goes_on_behind_a_message_that_is_gone,
-    a_page_is_bounded,
-    what_waits_is_counted,
+    a_message_that_waits_is_shown_as_it_is needs [ListScheduled],
+    what_waits_is_listed_in_order_page_by_page needs [ListScheduled],
+    a_page_ends_in_the_midst_of_one_millisecond needs [ListScheduled],
+    a_page_goes_on_behind_a_message_that_is_gone needs [ListScheduled],
+    a_page_is_bounded needs [ListScheduled],
+    what_waits_is_counted needs [ListScheduled],
 );
 
 async fn a_message_that_waits_is_shown_as_it_is(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let due = h.now(&place).await? + 3_600_000;
+        let due = h.now().await? + 3_600_000;
         let name = "order 42: refund, ünïcode";
         let message = Scheduling { fields: foreign(), ..scheduling(&place, name, Due::At(due))? };
         equal!(h.backend.schedule().get(&place, &id(name)?).await?, None, "a message before it is scheduled");
@@ -42,7 +42,7 @@ const ORDER: [&str; 9] = ["h", "b", "i", "g", "c", "d", "e", "a", "f"];
 
 async fn what_waits_is_listed_in_order_page_by_page(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let later = h.now(&place).await? + 3_600_000;
+        let later = h.now().await? + 3_600_000;
         place_all(&h, &place, MESSAGES.map(|(id, due)| (id, Due::At(later + due)))).await?;
         equal!(all(&h, &place).await?, ORDER, "all in one page");
         for limit in [1, 2, 4, 9, 100] {
@@ -64,7 +64,7 @@ async fn what_waits_is_listed_in_order_page_by_page(h: Harness) -> Verdict {
 
 async fn a_page_ends_in_the_midst_of_one_millisecond(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let later = h.now(&place).await? + 3_600_000;
+        let later = h.now().await? + 3_600_000;
         let messages: Vec<_> = (0..30).map(|n| format!("{n:02}")).collect();
         place_all(&h, &place, messages.iter().map(|id| (id.as_str(), Due::At(later)))).await?;
         let mut listed = Vec::new();
@@ -82,7 +82,7 @@ async fn a_page_ends_in_the_midst_of_one_millisecond(h: Harness) -> Verdict {
 
 async fn a_page_goes_on_behind_a_message_that_is_gone(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let later = h.now(&place).await? + 3_600_000;
+        let later = h.now().await? + 3_600_000;
         place_all(&h, &place, MESSAGES.map(|(id, due)| (id, Due::At(later + due)))).await?;
         for (gone, due, behind) in [("d", later + 3, ["e", "a"]), ("h", later, ["b", "i"])] {
             h.backend.schedule().cancel(&place, &[id(gone)?]).await?;

@@ -6,21 +6,23 @@ use millstream_core::schedule::{Due, OnConflict, Place, Placed, Scheduling};
 use millstream_core::wire::Fields;
 use millstream_core::{ErrorKind, TopicPartition};
 
-use super::{HOUR, after, all, body, id, names, outcomes, partition, place_all, promote_delayed};
-use super::{schedule, scheduling, shown, suite};
+use super::{HOUR, after, all, body, expect_all, id, names, outcomes, partition, place_all};
+use super::{promote_delayed, promote_once, schedule, scheduling, shown, suite};
 use crate::case::{Verdict, ensure, equal};
 use crate::harness::Harness;
 
 suite!("schedule":
-    an_id_that_waits_is_kept_as_it_is,
-    an_id_that_waits_is_replaced_with_body_and_due_time,
-    an_id_that_waits_is_rejected_if_wished,
+    an_id_that_waits_is_kept_as_it_is needs [ListScheduled],
+    an_id_that_waits_is_replaced_with_body_and_due_time needs [ListScheduled],
+    an_id_that_waits_is_rejected_if_wished needs [ListScheduled],
     an_id_is_free_again_when_its_message_is_gone,
-    ids_of_another_place_do_not_clash,
+    ids_of_another_place_do_not_clash needs [Tasks, ListScheduled],
     a_message_without_fields_is_refused,
     a_bad_scheduling_does_not_keep_the_others_from_waiting,
     a_large_batch_has_one_result_each,
-    the_far_future_is_no_trouble,
+    the_far_future_is_no_trouble needs [ListScheduled],
+    what_comes_is_what_was_kept_or_has_replaced_it,
+    the_servers_time_is_that_of_its_entries,
 );
 
 async fn an_id_that_waits_is_kept_as_it_is(h: Harness) -> Verdict {
@@ -38,7 +40,7 @@ async fn an_id_that_waits_is_kept_as_it_is(h: Harness) -> Verdict {
 async fn an_id_that_waits_is_replaced_with_body_and_due_time(h: Harness) -> Verdict {
     for place in h.places().await? {
         place_all(&h, &place, [("a", Due::In(HOUR)), ("z", Due::In(HOUR * 2))]).await?;
-        let at = h.now(&place).await? + 7_000_000;
+        let at = h.now().await? + 7_000_000;
         let fields = body("b");
         let on_conflict = OnConflict::Replace;
         let again =
@@ -113,7 +115,7 @@ async fn a_message_without_fields_is_refused(h: Harness) -> Verdict {
         let empty = Scheduling { fields: Fields::new(), ..scheduling(&place, "a", Due::NOW)? };
         let results = h.backend.schedule().schedule(&[empty]).await;
         ensure!(matches!(results[..], [Err(_)]), "a message without fields: {results:?}");
-        equal!(h.backend.schedule().waiting(&place).await?.total, 0, "messages that wait");
+        h.expect_waiting(&place, 0, "messages that wait").await?;
     }
     Ok(())
 }
@@ -129,14 +131,15 @@ async fn a_bad_scheduling_does_not_keep_the_others_from_waiting(h: Harness) -> V
         let results = h.backend.schedule().schedule(&batch).await;
         let good: Vec<_> = results.iter().map(Result::is_ok).collect();
         equal!(good, [true, false, true, false, true], "which of a batch succeeded");
-        equal!(all(&h, &place).await?, ["a", "b", "c"], "what waits");
+        expect_all(&h, &place, &["a", "b", "c"]).await?;
     }
     Ok(())
 }
 
 async fn a_large_batch_has_one_result_each(h: Harness) -> Verdict {
     const COUNT: usize = 1_000;
-    let places = h.places().await?;
+    let mut places = h.places().await?;
+    places.push(h.partition().await?.into());
     let mut batch = Vec::new();
     for n in 0..COUNT {
         // Every tenth message has the id of the one two before it, at the same place.
@@ -149,7 +152,7 @@ async fn a_large_batch_has_one_result_each(h: Harness) -> Verdict {
         equal!(*placed, expected, "the result of number {n}");
     }
     for (place, total) in places.iter().zip([500, 400]) {
-        equal!(h.backend.schedule().waiting(place).await?.total, total, "messages that wait at {place}");
+        h.expect_waiting(place, total, "messages that wait").await?;
     }
     Ok(())
 }
@@ -157,10 +160,10 @@ async fn a_large_batch_has_one_result_each(h: Harness) -> Verdict {
 async fn the_far_future_is_no_trouble(h: Harness) -> Verdict {
     let far = Due::FAR.as_millis() as u64;
     for place in h.places().await? {
-        let before = h.now(&place).await?;
+        let before = h.now().await?;
         let century = [("in", Due::In(Duration::MAX)), ("at", Due::At(u64::MAX)), ("far", Due::In(Due::FAR))];
         place_all(&h, &place, century).await?;
-        let after = h.now(&place).await?;
+        let after = h.now().await?;
         for (name, _) in century {
             let due = shown(&h, &place, name).await?.due;
             ensure!(
@@ -175,7 +178,40 @@ async fn the_far_future_is_no_trouble(h: Harness) -> Verdict {
     place_all(&h, &place, [("far", Due::In(Duration::MAX)), ("soon", Due::NOW)]).await?;
     promote_delayed(&h, partition(&place)?, 1).await?;
     equal!(names(&owner.take(1).await?)?, ["soon"], "what came");
-    let next = h.backend.schedule().promote_delayed(partition(&place)?, 1).await?.next;
+    let next = promote_once(&h, partition(&place)?, 1).await?.next;
     ensure!(next.is_some_and(|next| next > Due::FAR / 2), "next in {next:?}, expected about a century");
+    Ok(())
+}
+
+/// The conflicts again, for backends that cannot list what waits: by what comes in the end.
+async fn what_comes_is_what_was_kept_or_has_replaced_it(h: Harness) -> Verdict {
+    let place = Place::from(h.partition().await?);
+    let mut owner = h.owner(partition(&place)?, "group").await?;
+    place_all(&h, &place, ["kept", "replaced", "rejected", "gone"].map(|id| (id, Due::In(HOUR)))).await?;
+    let now =
+        [("kept", OnConflict::Keep), ("replaced", OnConflict::Replace), ("rejected", OnConflict::Reject)];
+    let mut batch = Vec::new();
+    for (name, on_conflict) in now {
+        let fields = body(&format!("new {name}"));
+        batch.push(Scheduling { fields, on_conflict, ..scheduling(&place, name, Due::At(1))? });
+    }
+    let outcomes = outcomes(h.backend.schedule().schedule(&batch).await);
+    let expected = [Ok(Placed::Kept), Ok(Placed::Replaced), Err(ErrorKind::Exists)];
+    equal!(outcomes, expected, "scheduled under ids that wait");
+    equal!(h.backend.schedule().cancel(&place, &[id("gone")?]).await?, [true], "a cancel");
+    let replace = Scheduling { on_conflict: OnConflict::Replace, ..scheduling(&place, "gone", Due::At(2))? };
+    equal!(schedule(&h, &[replace]).await?, [Placed::New], "scheduled where there is nothing to replace");
+    promote_delayed(&h, partition(&place)?, 2).await?;
+    equal!(names(&owner.take(2).await?)?, ["new replaced", "gone"], "what came");
+    let next = promote_once(&h, partition(&place)?, 10).await?;
+    ensure!(next.moved == 0 && next.next > Some(HOUR / 2), "two wait for an hour: {next:?}");
+    owner.nothing("the others are due later").await
+}
+
+async fn the_servers_time_is_that_of_its_entries(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let before = h.now().await?;
+    let (between, after) = (h.clock(&tp).await?, h.now().await?);
+    ensure!((before..=after).contains(&between), "the server's time is {before}, {between}, {after}");
     Ok(())
 }

@@ -12,12 +12,12 @@ use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{Harness, LONG};
 
 suite!("schedule":
-    the_first_wait_ends_at_once,
-    an_earlier_message_wakes_all_who_wait,
-    a_later_message_wakes_nobody,
-    a_message_that_is_rescheduled_to_the_head_wakes,
-    nothing_is_missed_between_two_waits,
-    a_wait_ends_when_its_time_is_up,
+    the_first_wait_ends_at_once needs [PromoteDelayed],
+    an_earlier_message_wakes_all_who_wait needs [PromoteDelayed],
+    a_later_message_wakes_nobody needs [Reschedule, PromoteDelayed],
+    a_message_that_is_rescheduled_to_the_head_wakes needs [Reschedule, PromoteDelayed],
+    nothing_is_missed_between_two_waits needs [PromoteDelayed],
+    a_wait_ends_when_its_time_is_up needs [PromoteDelayed],
     a_reader_tells_of_an_earlier_message,
     a_reader_tells_nothing_of_a_later_message,
 );

@@ -27,7 +27,7 @@ suite!("shared":
     who_was_not_answered_without_a_gap_removes_nobody,
     who_was_not_answered_without_a_gap_adopts_what_was_given_back;
     with an operator:
-    a_claim_tells_ghosts,
+    a_claim_tells_ghosts needs [Stats],
 );
 
 async fn what_the_dead_have_left_is_claimed_when_it_is_old(h: Harness) -> Verdict {

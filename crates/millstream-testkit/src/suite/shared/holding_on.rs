@@ -14,9 +14,9 @@ use crate::harness::{BRIEF, Harness, LONG};
 use crate::owner::{dead, hold, note, retry};
 
 suite!("shared":
-    only_what_one_has_can_be_settled,
+    only_what_one_has_can_be_settled needs [Stats],
     a_shared_entry_is_settled_once,
-    a_shared_dead_letter_is_kept,
+    a_shared_dead_letter_is_kept needs [DeadLetters],
     a_shared_retry_keeps_attempt_and_failures,
     what_is_extended_is_not_claimed,
     what_is_lost_cannot_be_extended,

@@ -20,7 +20,7 @@ suite!("shared":
     a_shared_fetch_waits_and_is_woken,
     a_new_shared_reader_begins_with_its_own_and_says_so;
     with an operator:
-    a_lost_group_is_told_to_a_shared_reader,
+    a_lost_group_is_told_to_a_shared_reader needs [Restore],
 );
 
 async fn each_entry_goes_to_one_consumer(h: Harness) -> Verdict {

@@ -20,8 +20,8 @@ suite!("tasks":
     a_claim_takes_no_more_than_its_limit,
     a_claim_takes_no_more_than_the_most,
     a_claimed_task_is_as_it_was_scheduled,
-    a_claimed_task_does_not_wait,
-    a_claimed_task_can_neither_be_replaced_nor_cancelled,
+    a_claimed_task_does_not_wait needs [ListScheduled],
+    a_claimed_task_can_neither_be_replaced_nor_cancelled needs [Reschedule],
     a_cancelled_task_is_never_claimed,
     of_a_cancel_and_a_claim_one_wins,
     large_tasks_come_in_parts;
@@ -32,7 +32,7 @@ suite!("tasks":
 async fn a_task_is_never_claimed_early(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     let delays = ["0", "1", "2", "7", "20", "55", "130"];
-    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    let before = queue_under_test.h.now().await?;
     let due = |delay: &str| Due::In(std::time::Duration::from_millis(delay.parse().unwrap_or(0)));
     queue_under_test.place(delays.map(|delay| (delay, due(delay)))).await?;
     queue_under_test.place([("never", Due::In(HOUR))]).await?;
@@ -133,9 +133,9 @@ async fn a_claimed_task_is_as_it_was_scheduled(h: Harness) -> Verdict {
     let name = "order 42: refund, ünïcode";
     let task = Scheduling { fields: foreign(), ..scheduling(&queue_under_test.place, name, Due::At(77))? };
     schedule(&queue_under_test.h, &[task]).await?;
-    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    let before = queue_under_test.h.now().await?;
     let claimed = queue_under_test.claim(&ask("w", 5)).await?;
-    let after = queue_under_test.h.now(&queue_under_test.place).await?;
+    let after = queue_under_test.h.now().await?;
     ensure!((before..=after).contains(&claimed.now), "the server's time: {before}, {}, {after}", claimed.now);
     equal!(claimed.crashed, 0, "tasks that died");
     let [task] = &claimed.tasks[..] else {

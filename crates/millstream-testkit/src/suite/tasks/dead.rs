@@ -12,9 +12,9 @@ use crate::harness::{Harness, foreign};
 suite!("tasks":
     a_task_that_is_given_up_is_kept_with_its_story,
     dead_tasks_are_listed_oldest_first_page_by_page,
-    a_replayed_task_is_due_at_once_and_as_new,
+    a_replayed_task_is_due_at_once_and_as_new needs [ListScheduled],
     each_dead_task_is_replayed_once,
-    a_dead_task_whose_id_is_in_use_stays_dead,
+    a_dead_task_whose_id_is_in_use_stays_dead needs [ListScheduled],
     a_purged_task_is_gone,
     all_are_purged_at_once,
 );
@@ -57,7 +57,7 @@ async fn a_task_that_is_given_up_is_kept_with_its_story(h: Harness) -> Verdict {
     let first = queue_under_test.take_one(&ask("w", 1)).await?;
     queue_under_test.settles(&first, retry(&first, Due::NOW)).await?;
     let second = queue_under_test.take_one(&ask("w", 1)).await?;
-    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    let before = queue_under_test.h.now().await?;
     let says = Says::Dead {
         reason: Reason::Rejected,
         attempts: 2,
@@ -65,7 +65,7 @@ async fn a_task_that_is_given_up_is_kept_with_its_story(h: Harness) -> Verdict {
         history: second.history.clone(),
     };
     queue_under_test.settles(&second, says).await?;
-    let after = queue_under_test.h.now(&queue_under_test.place).await?;
+    let after = queue_under_test.h.now().await?;
     let dead = listed(&queue_under_test).await?;
     equal!(tasks(&dead), ["a"], "dead tasks");
     let dead = &dead[0];
@@ -108,7 +108,7 @@ async fn a_replayed_task_is_due_at_once_and_as_new(h: Harness) -> Verdict {
     equal!(replayed, 1, "tasks that were replayed");
     equal!(tasks(&listed(&queue_under_test).await?), ["b"], "what is dead still");
     let due = shown(&queue_under_test.h, &queue_under_test.place, "a").await?.due;
-    let now = queue_under_test.h.now(&queue_under_test.place).await?;
+    let now = queue_under_test.h.now().await?;
     ensure!(due <= now + 1, "due at {due}, replayed before {now}");
     let task = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!((task.id.as_str(), task.attempt, task.crashes), ("a", 1, 0), "id, attempt and crashes");

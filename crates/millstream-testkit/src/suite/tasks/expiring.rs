@@ -57,7 +57,7 @@ async fn a_claim_that_ran_out_comes_back_first(h: Harness) -> Verdict {
 async fn a_claim_holds_as_long_as_was_asked(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     queue_under_test.place_due(["a"]).await?;
-    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    let before = queue_under_test.h.now().await?;
     queue_under_test.take_one(&brief("w", 1)).await?;
     let mut patience = queue_under_test.h.patience("a claim to run out");
     loop {
@@ -284,7 +284,7 @@ impl QueueUnderTest {
     ) -> Result<ClaimedTask, Violation> {
         let mut patience = self.h.patience("a claim that ran out to be taken over");
         loop {
-            let now = self.h.now(&self.place).await?;
+            let now = self.h.now().await?;
             let heard = answered(server, now, ttl, long);
             if let Some(task) = self.claim(&ClaimRequest { heard, ..ask("v", 1) }).await?.tasks.pop() {
                 return Ok(task);
@@ -313,7 +313,7 @@ async fn what_ran_out_is_left_to_its_worker_until_the_asker_was_answered_for_a_h
     let claimed = queue_under_test.leaves(Continuity::new(BRIEF), "by one that was never answered").await?;
     equal!(claimed.server, server, "which server answers");
     ensure!(claimed.next <= LONG && !claimed.next.is_zero(), "told to come in {:?}", claimed.next);
-    let now = queue_under_test.h.now(&queue_under_test.place).await?;
+    let now = queue_under_test.h.now().await?;
     let whole = answered("another", now, BRIEF, BRIEF * 3);
     queue_under_test.leaves(whole, "by one that was answered by another server").await?;
     let mut gap = answered(&server, now - 80, BRIEF, BRIEF * 3);
@@ -340,7 +340,7 @@ async fn the_longer_hold_counts(h: Harness) -> Verdict {
     queue_under_test.place_due(["a"]).await?;
     queue_under_test.take_one(&brief("w", 1)).await?;
     queue_under_test.runs_out(BRIEF).await?;
-    let now = queue_under_test.h.now(&queue_under_test.place).await?;
+    let now = queue_under_test.h.now().await?;
     // Gaps as long as a whole hold do not show in a record with a long ttl.
     queue_under_test
         .leaves(answered(&server, now, LONG, LONG * 2), "though it ran out a minute too short ago")
@@ -370,14 +370,14 @@ async fn an_extension_tells_which_server_answered_and_when(h: Harness) -> Verdic
     let queue_under_test = QueueUnderTest::new(h).await?;
     queue_under_test.place_due(["a"]).await?;
     let task = queue_under_test.take_one(&ask("w", 1)).await?;
-    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    let before = queue_under_test.h.now().await?;
     let extended = queue_under_test
         .h
         .backend
         .tasks()?
         .extend(&queue_under_test.shard, &[claim(&task)], LONG, false)
         .await?;
-    let after = queue_under_test.h.now(&queue_under_test.place).await?;
+    let after = queue_under_test.h.now().await?;
     equal!(extended.server, queue_under_test.server().await?, "which server answers");
     let now = extended.now;
     ensure!((before..=after).contains(&now), "the server's time: {before}, {now}, {after}");

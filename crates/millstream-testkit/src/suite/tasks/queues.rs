@@ -15,7 +15,7 @@ suite!("tasks":
     an_unknown_queue_is_not_found,
     queues_are_listed_in_order,
     shards_do_not_mix,
-    a_shard_is_counted,
+    a_shard_is_counted needs [ListScheduled],
 );
 
 async fn the_first_to_create_a_queue_wins(h: Harness) -> Verdict {

@@ -16,7 +16,7 @@ suite!("tasks":
     a_token_settles_its_own_claim_only,
     a_settlement_counts_once,
     a_batch_is_settled_one_by_one,
-    a_failed_task_comes_back_later_with_its_story,
+    a_failed_task_comes_back_later_with_its_story needs [Reschedule, ListScheduled],
     a_retry_is_never_early,
     a_snooze_leaves_no_trace,
     a_long_history_keeps_the_first_failure,
@@ -92,7 +92,7 @@ async fn a_failed_task_comes_back_later_with_its_story(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     queue_under_test.place_due(["a"]).await?;
     let first = queue_under_test.take_one(&ask("w", 1)).await?;
-    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    let before = queue_under_test.h.now().await?;
     queue_under_test.settles(&first, retry(&first, Due::In(HOUR))).await?;
     queue_under_test.nothing("the retry is due in an hour").await?;
     let waits = shown(&queue_under_test.h, &queue_under_test.place, "a").await?;
@@ -119,7 +119,7 @@ async fn a_failed_task_comes_back_later_with_its_story(h: Harness) -> Verdict {
     let third = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!((third.attempt, &third.error), (3, &failure(2)), "the third attempt");
     equal!(told(&third.history), [(1, failure(1)), (2, failure(2))], "the history of a third attempt");
-    let now = queue_under_test.h.now(&queue_under_test.place).await?;
+    let now = queue_under_test.h.now().await?;
     for failed in third.history.failures() {
         ensure!(
             (before..=now).contains(&failed.at),
@@ -138,7 +138,7 @@ async fn a_retry_is_never_early(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     queue_under_test.place_due(["0", "1", "15", "40", "130"]).await?;
     let tasks = queue_under_test.take(&ask("w", 5), 5).await?;
-    let before = queue_under_test.h.now(&queue_under_test.place).await?;
+    let before = queue_under_test.h.now().await?;
     let mut batch = Vec::new();
     for task in &tasks {
         let delay = std::time::Duration::from_millis(task.id.as_str().parse().unwrap_or(0));

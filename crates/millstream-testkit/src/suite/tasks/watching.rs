@@ -15,8 +15,8 @@ use crate::harness::{Harness, LONG};
 suite!("tasks":
     a_wait_ends_when_its_time_is_up,
     a_call_wakes_one_of_those_who_wait,
-    whatever_is_due_first_calls_somebody,
-    what_is_due_later_calls_nobody,
+    whatever_is_due_first_calls_somebody needs [Recurring, Reschedule],
+    what_is_due_later_calls_nobody needs [Recurring, Reschedule],
     a_call_that_nobody_waits_for_is_kept_once,
     a_worker_that_is_busy_lets_another_one_look_out,
     one_worker_is_told_of_the_head_and_others_of_later_times,
@@ -24,7 +24,7 @@ suite!("tasks":
     a_worker_that_does_not_come_back_is_replaced,
     nobody_is_told_to_wait_longer_than_it_likes,
     a_worker_is_told_when_a_claim_runs_out,
-    a_worker_is_told_of_what_recurs,
+    a_worker_is_told_of_what_recurs needs [Recurring],
     while_claims_are_open_two_workers_come_three_times_per_hold,
     whoever_claims_calls_another_one_to_stay_near,
     a_worker_passes_on_its_own_call_once,
@@ -129,7 +129,7 @@ async fn whatever_is_due_first_calls_somebody(h: Harness) -> Verdict {
     queue_under_test.place([("a", Due::In(HOUR * 5)), ("z", Due::In(HOUR * 9))]).await?;
     queue_under_test.is_called("something was scheduled").await?;
 
-    let now = queue_under_test.h.now(&queue_under_test.place).await?;
+    let now = queue_under_test.h.now().await?;
     queue_under_test.recurs("r", now + 4 * 3_600_000).await?;
     queue_under_test.is_called("something recurs earlier than all that waits").await?;
 
@@ -168,7 +168,7 @@ async fn what_is_due_later_calls_nobody(h: Harness) -> Verdict {
         .schedule()
         .reschedule(&queue_under_test.place, &[id("b")?], Due::In(HOUR * 2))
         .await?;
-    let now = queue_under_test.h.now(&queue_under_test.place).await?;
+    let now = queue_under_test.h.now().await?;
     queue_under_test.recurs("r", now + 2 * 3_600_000).await?;
     queue_under_test.is_quiet("nothing came that is due earlier").await?;
     queue_under_test.place([("head 2", Due::In(HOUR / 2))]).await?;
@@ -194,7 +194,7 @@ async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict 
     let claimed = queue_under_test.claim(&ask("w", 0)).await?;
     ensure!(claimed.tasks.is_empty(), "claimed with a limit of 0: {:?}", claimed.tasks);
     called(waiter).await?;
-    let now = queue_under_test.h.now(&queue_under_test.place).await?;
+    let now = queue_under_test.h.now().await?;
     let head = queue_under_test.told(&ClaimRequest { patience: HOUR * 2, ..ask("v", 1) }).await?;
     ensure!(head < now * 1_000 + 3_600_500_000, "who was called is told {head}, and it is {now}");
     // The worker takes as many tasks as it can.
@@ -206,7 +206,7 @@ async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict 
 
 async fn one_worker_is_told_of_the_head_and_others_of_later_times(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
-    let head = queue_under_test.h.now(&queue_under_test.place).await? + 60_000;
+    let head = queue_under_test.h.now().await? + 60_000;
     queue_under_test.place([("a", Due::At(head))]).await?;
     let head = head * 1_000;
     for round in 0..2 {
@@ -230,7 +230,7 @@ async fn one_worker_is_told_of_the_head_and_others_of_later_times(h: Harness) ->
 
 async fn who_comes_after_an_earlier_head_is_told_of_it(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
-    let now = queue_under_test.h.now(&queue_under_test.place).await?;
+    let now = queue_under_test.h.now().await?;
     for (name, worker, delay) in [("a", "u", 90_000), ("b", "v", 60_000), ("c", "w", 30_000)] {
         queue_under_test.place([(name, Due::At(now + delay))]).await?;
         let (told, head) = (queue_under_test.told(&ask(worker, 1)).await?, (now + delay) * 1_000);
@@ -294,7 +294,7 @@ async fn a_worker_is_told_when_a_claim_runs_out(h: Harness) -> Verdict {
 
 async fn a_worker_is_told_of_what_recurs(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
-    let now = queue_under_test.h.now(&queue_under_test.place).await?;
+    let now = queue_under_test.h.now().await?;
     queue_under_test.place([("later", Due::In(HOUR))]).await?;
     queue_under_test.recurs("soon", now + 60_000).await?;
     ensure!(

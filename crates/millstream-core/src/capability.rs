@@ -1,0 +1,197 @@
+//! Capabilities: the parts of the contract that a backend may leave out.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind};
+
+/// Names the capabilities once, for the type, the list of all and their texts.
+macro_rules! capabilities {
+    ($($(#[$doc:meta])* $name:ident: $role:literal, $what:literal, [$($operation:literal),*];)*) => {
+        /// Part of the contract that a backend may leave out: an optional role, or optional operations of a required role.
+        ///
+        /// A [`Backend`](crate::Backend) [states](crate::Backend::capabilities) which it supports. All of its other
+        /// operations fail with [`ErrorKind::Unsupported`].
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Capability { $($(#[$doc])* $name,)* }
+
+        impl Capability {
+            /// All capabilities.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Returns the name of the role that it is, or that its operations belong to: `log`, `dead_letters`.
+            #[must_use]
+            pub const fn role(self) -> &'static str {
+                match self { $(Self::$name => $role,)* }
+            }
+
+            /// Returns the optional operations: `Log::seek`. Empty for an optional role.
+            #[must_use]
+            pub const fn operations(self) -> &'static [&'static str] {
+                match self { $(Self::$name => &[$($operation),*],)* }
+            }
+
+            const fn what(self) -> &'static str {
+                match self { $(Self::$name => $what,)* }
+            }
+        }
+    };
+}
+
+capabilities! {
+    /// The role [`DeadLetters`](crate::DeadLetters): to list, replay and delete dead letters. Without it
+    /// [`Settlement::DeadLetter`](crate::Settlement::DeadLetter) stores them all the same.
+    DeadLetters: "dead_letters", "dead letters", [];
+    /// The role [`Recurring`](crate::Recurring): recurring messages.
+    Recurring: "recurring", "recurring schedules", [];
+    /// The role [`Tasks`](crate::Tasks): delay queues. Without it [`Schedule`](crate::Schedule) takes no
+    /// [`Place::Shard`](crate::Place::Shard).
+    Tasks: "tasks", "delay queues", [];
+    /// The role [`Shared`](crate::Shared): many consumers of one partition, and entries that such consumers left behind.
+    Shared: "shared", "shared mode", [];
+    /// The role [`Inspect`](crate::Inspect): to list stored data.
+    Inspect: "inspect", "inspection of stored data", [];
+    /// The role [`Audit`](crate::Audit): to find and repair inconsistencies.
+    Audit: "audit", "audit of stored data", [];
+
+    /// To move the position of a group.
+    Seek: "log", "moving the position of a group", ["Log::seek"];
+    /// To count the entries of logs; needed for topics with a bound.
+    Lengths: "log", "lengths of logs", ["Log::lengths"];
+    /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,
+    /// and messages that kill processes are not detected.
+    Ends: "leases", "counting the ends of owners", ["Leases::withdraw_end"];
+    /// To change the due time of messages that wait.
+    Reschedule: "schedule", "rescheduling", ["Schedule::reschedule"];
+    /// To list messages that wait.
+    ListScheduled: "schedule", "listing of scheduled messages",
+        ["Schedule::scheduled", "Schedule::get", "Schedule::waiting"];
+    /// To promote delayed messages without a lease, and to wait for new ones.
+    PromoteDelayed: "schedule", "promotion without a lease", ["Schedule::promote_delayed", "Schedule::wait"];
+    /// To create topics and groups again that were lost with the data, but not those that were deleted.
+    Restore: "catalog", "restoring lost topics and groups", ["Catalog::restore_topic", "Catalog::restore_group"];
+    /// To add partitions to a topic.
+    Expand: "catalog", "expanding topics", ["Catalog::expand"];
+    /// To change the settings of a topic.
+    AlterTopic: "catalog", "changing the settings of topics", ["Catalog::alter_topic"];
+    /// To count entries of a log between two positions.
+    Count: "catalog", "counting entries", ["Catalog::count"];
+    /// To pause a group as a whole.
+    Pause: "catalog", "pausing groups", ["Catalog::set_paused"];
+    /// The state of the partitions for a group.
+    Stats: "catalog", "statistics", ["Catalog::stats"];
+    /// Which groups keep entries from being dropped.
+    Pins: "catalog", "retention pins", ["Catalog::pins"];
+}
+
+impl Capability {
+    /// Whether it is an optional role, as opposed to optional operations of a required one.
+    #[must_use]
+    pub const fn is_role(self) -> bool {
+        self.operations().is_empty()
+    }
+
+    /// Returns the error of a backend without this capability.
+    #[must_use]
+    pub fn missing(self) -> Error {
+        let what = self.what();
+        let message = if self.is_role() {
+            format!("this backend has no {what} (role `{}`)", self.role())
+        } else {
+            format!("this backend does not support {what} ({})", self.operations().join(", "))
+        };
+        Error::new(ErrorKind::Unsupported, message)
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.what())
+    }
+}
+
+/// Returns the error of an optional operation that a backend does not implement: `this backend does not support
+/// Log::seek`.
+#[must_use]
+pub fn unsupported(operation: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("this backend does not support {operation}"))
+}
+
+/// Set of capabilities.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capabilities(u32);
+
+impl Capabilities {
+    /// No capability.
+    pub const NONE: Self = Self(0);
+
+    /// Returns all capabilities.
+    #[must_use]
+    pub fn all() -> Self {
+        Capability::ALL.iter().copied().collect()
+    }
+
+    /// Returns the same set with this capability.
+    #[must_use]
+    pub const fn with(self, capability: Capability) -> Self {
+        Self(self.0 | 1 << capability as u32)
+    }
+
+    /// Returns the same set without this capability.
+    #[must_use]
+    pub const fn without(self, capability: Capability) -> Self {
+        Self(self.0 & !(1 << capability as u32))
+    }
+
+    /// Whether this capability is in the set.
+    #[must_use]
+    pub const fn contains(self, capability: Capability) -> bool {
+        self.0 & 1 << capability as u32 != 0
+    }
+
+    /// Returns the capabilities, in the order of [`Capability::ALL`].
+    pub fn iter(self) -> impl Iterator<Item = Capability> {
+        Capability::ALL.iter().copied().filter(move |capability| self.contains(*capability))
+    }
+}
+
+impl FromIterator<Capability> for Capabilities {
+    fn from_iter<I: IntoIterator<Item = Capability>>(capabilities: I) -> Self {
+        capabilities.into_iter().fold(Self::NONE, Self::with)
+    }
+}
+
+impl fmt::Debug for Capabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_contains_what_was_added_and_not_what_was_removed() {
+        assert_eq!(Capabilities::all().iter().collect::<Vec<_>>(), Capability::ALL);
+        for capability in Capability::ALL {
+            assert!(!Capabilities::NONE.contains(*capability), "{capability}");
+            let one = Capabilities::NONE.with(*capability);
+            assert_eq!(one.iter().collect::<Vec<_>>(), [*capability]);
+            assert_eq!(one.without(*capability), Capabilities::NONE);
+            assert!(!Capabilities::all().without(*capability).contains(*capability), "{capability}");
+        }
+    }
+
+    #[test]
+    fn the_error_names_the_role_or_the_operations() {
+        let error = Capability::Tasks.missing();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.to_string(), "this backend has no delay queues (role `tasks`)");
+        let error = Capability::Seek.missing();
+        assert_eq!(
+            error.to_string(),
+            "this backend does not support moving the position of a group (Log::seek)"
+        );
+    }
+}

@@ -1,0 +1,173 @@
+//! Claims: an optional operation works where it is claimed, and fails as unsupported where it is not.
+
+use std::time::Duration;
+
+use millstream_core::catalog::Start;
+use millstream_core::leases::Resource;
+use millstream_core::schedule::{Due, OnConflict, Place, ScheduleId, Scheduling, Seen, Shard};
+use millstream_core::{
+    Capability, ErrorKind, GroupName, MessageId, QueueName, Result, Retention, TopicChange, TopicPartition,
+    TopicSpec,
+};
+
+use super::schedule::{body, id};
+use super::suite;
+use crate::case::{Verdict, Violation, ensure};
+use crate::harness::{BRIEF, Harness};
+
+suite!("claims":
+    seeking_is_as_claimed,
+    lengths_are_as_claimed,
+    ends_are_as_claimed,
+    rescheduling_is_as_claimed,
+    listing_what_is_scheduled_is_as_claimed,
+    promoting_without_a_lease_is_as_claimed,
+    restoring_is_as_claimed,
+    expanding_is_as_claimed,
+    altering_is_as_claimed,
+    counting_is_as_claimed,
+    pausing_is_as_claimed,
+    stats_are_as_claimed,
+    pins_are_as_claimed,
+    shards_are_as_claimed,
+);
+
+/// Compares the result of an operation with the claim. A claimed operation may fail for another reason here: its own cases
+/// say what it has to do.
+fn as_claimed<T>(h: &Harness, capability: Capability, operation: &str, result: Result<T>) -> Verdict {
+    let kind = result.err().map(|error| error.kind());
+    let is_unsupported = kind == Some(ErrorKind::Unsupported);
+    if h.backend.supports(capability) {
+        ensure!(!is_unsupported, "{operation} is claimed ({capability:?}), and fails as unsupported");
+    } else {
+        let happens = kind.map_or("succeeds".to_owned(), |kind| format!("fails as {kind}"));
+        ensure!(
+            is_unsupported,
+            "{operation} is not claimed ({capability:?}), and {happens} instead of {}",
+            ErrorKind::Unsupported
+        );
+    }
+    Ok(())
+}
+
+/// A topic with one partition, and a group of it.
+struct Scene {
+    topic: TopicSpec,
+    tp: TopicPartition,
+    group: GroupName,
+}
+
+async fn scene(h: &Harness) -> std::result::Result<Scene, Violation> {
+    let (topic, group) = (h.topic(1).await?, GroupName::new("group")?);
+    h.backend.catalog().create_group(&topic, &group, Start::Earliest).await?;
+    Ok(Scene { tp: TopicPartition::new(topic.name.clone(), 0), topic, group })
+}
+
+async fn seeking_is_as_claimed(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let owner = h.owner(&tp, "group").await?;
+    let sought = h.backend.log().seek(&owner.lease, Start::Earliest).await;
+    as_claimed(&h, Capability::Seek, "Log::seek", sought)
+}
+
+async fn lengths_are_as_claimed(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let lengths = h.backend.log().lengths(&[tp]).await;
+    as_claimed(&h, Capability::Lengths, "Log::lengths", lengths)
+}
+
+/// Not counting ends is no error, but visible: leases have none.
+async fn ends_are_as_claimed(h: Harness) -> Verdict {
+    let resource = Resource::partition(h.partition().await?, GroupName::new("group")?);
+    let lost = h.granted(&resource, BRIEF).await?;
+    let next = h.eventually_granted(&resource, BRIEF).await?;
+    let is_claimed = h.backend.supports(Capability::Ends);
+    ensure!(
+        next.ends.is_empty() != is_claimed,
+        "ends are {}, and after one there are {:?}",
+        if is_claimed { "claimed" } else { "not claimed" },
+        next.ends
+    );
+    Ok(h.backend.leases().withdraw_end(&lost).await?)
+}
+
+async fn rescheduling_is_as_claimed(h: Harness) -> Verdict {
+    let place = h.partition().await?.into();
+    let moved = h.backend.schedule().reschedule(&place, &[id("a")?], Due::NOW).await;
+    as_claimed(&h, Capability::Reschedule, "Schedule::reschedule", moved)
+}
+
+async fn listing_what_is_scheduled_is_as_claimed(h: Harness) -> Verdict {
+    let (place, schedule) = (h.partition().await?.into(), h.backend.schedule());
+    let list = Capability::ListScheduled;
+    as_claimed(&h, list, "Schedule::scheduled", schedule.scheduled(&place, None, 10).await)?;
+    as_claimed(&h, list, "Schedule::get", schedule.get(&place, &id("a")?).await)?;
+    as_claimed(&h, list, "Schedule::waiting", schedule.waiting(&place).await)
+}
+
+async fn promoting_without_a_lease_is_as_claimed(h: Harness) -> Verdict {
+    let (tp, schedule) = (h.partition().await?, h.backend.schedule());
+    let promote = Capability::PromoteDelayed;
+    as_claimed(&h, promote, "Schedule::promote_delayed", schedule.promote_delayed(&tp, 10).await)?;
+    let seen = schedule.wait(&tp, &Seen::default(), Duration::ZERO).await;
+    as_claimed(&h, promote, "Schedule::wait", seen)
+}
+
+async fn restoring_is_as_claimed(h: Harness) -> Verdict {
+    let Scene { topic, tp, group } = scene(&h).await?;
+    let topic = h.backend.catalog().restore_topic(&topic).await;
+    as_claimed(&h, Capability::Restore, "Catalog::restore_topic", topic)?;
+    let restored = h.backend.catalog().restore_group(&tp, &group, MessageId::ZERO).await;
+    as_claimed(&h, Capability::Restore, "Catalog::restore_group", restored)
+}
+
+async fn expanding_is_as_claimed(h: Harness) -> Verdict {
+    let topic = h.topic(1).await?.name;
+    let expanded = h.backend.catalog().expand(&topic, 2).await;
+    as_claimed(&h, Capability::Expand, "Catalog::expand", expanded)
+}
+
+async fn altering_is_as_claimed(h: Harness) -> Verdict {
+    let (topic, change) = (h.topic(1).await?.name, TopicChange::new().retention(Retention::Consumed));
+    let altered = h.backend.catalog().alter_topic(&topic, &change).await;
+    as_claimed(&h, Capability::AlterTopic, "Catalog::alter_topic", altered)
+}
+
+async fn counting_is_as_claimed(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let count = h.backend.catalog().count(&tp, Start::Earliest, None, 10).await;
+    as_claimed(&h, Capability::Count, "Catalog::count", count)
+}
+
+async fn pausing_is_as_claimed(h: Harness) -> Verdict {
+    let Scene { topic, group, .. } = scene(&h).await?;
+    let paused = h.backend.catalog().set_paused(&topic.name, &group, true).await;
+    as_claimed(&h, Capability::Pause, "Catalog::set_paused", paused)
+}
+
+async fn stats_are_as_claimed(h: Harness) -> Verdict {
+    let Scene { topic, group, .. } = scene(&h).await?;
+    let stats = h.backend.catalog().stats(&topic, &group).await;
+    as_claimed(&h, Capability::Stats, "Catalog::stats", stats)
+}
+
+async fn pins_are_as_claimed(h: Harness) -> Verdict {
+    let Scene { topic, .. } = scene(&h).await?;
+    as_claimed(&h, Capability::Pins, "Catalog::pins", h.backend.catalog().pins(&topic).await)
+}
+
+/// Without delay queues nothing would ever claim what is scheduled there.
+async fn shards_are_as_claimed(h: Harness) -> Verdict {
+    let place = if h.backend.supports(Capability::Tasks) {
+        h.shard().await?
+    } else {
+        Place::Shard(Shard::new(QueueName::new(h.unique("queue"))?, 0))
+    };
+    let (id, fields) = (ScheduleId::new("a")?, body("a"));
+    let (due, on_conflict) = (Due::NOW, OnConflict::Keep);
+    let task = Scheduling { place: place.clone(), id: id.clone(), due, fields, on_conflict };
+    let scheduled = h.backend.schedule().schedule(&[task]).await.into_iter().collect::<Result<Vec<_>>>();
+    as_claimed(&h, Capability::Tasks, "Schedule::schedule at a shard", scheduled)?;
+    let cancelled = h.backend.schedule().cancel(&place, &[id]).await;
+    as_claimed(&h, Capability::Tasks, "Schedule::cancel at a shard", cancelled)
+}
