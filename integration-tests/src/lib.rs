@@ -2,10 +2,11 @@
 //! [`server::shared_url`], one server for all tests that need only a namespace of their own. For tests with several
 //! processes: the `member` binary ([`member`], [`process`], [`fixture`]), the events that its processes record
 //! ([`history`]), and the checks of these events ([`owners`], [`order`], [`monitor`]). [`proxy`] is a link that is
-//! slow, late or cut; [`delays`] tests the delay engine.
+//! slow, late or cut; [`delays`] tests the delay engine; [`console`] deletes data of a memory backend.
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` installs what they need and runs them.
 
+pub mod console;
 pub mod crew;
 pub mod delays;
 mod docs;

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
+use integration_tests::console::MemoryConsole;
 use integration_tests::server;
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_core::keys::{Key, Keys};
@@ -56,32 +57,6 @@ async fn connect() -> anyhow::Result<(RedisBackend, RedisConsole)> {
     let console = RedisConsole { keys: Keys::within(&namespace), connection };
     let backend = RedisBackend::connect(RedisConfig::new(url).with_namespace(namespace)).await?;
     Ok((backend, console))
-}
-
-struct MemoryConsole(millstream_memory::operator::Operator);
-
-#[async_trait]
-impl Operator for MemoryConsole {
-    async fn destroy_group(&self, tp: &TopicPartition, group: &GroupName) -> Result<(), Violation> {
-        self.0.destroy_group(tp, group).then_some(()).ok_or_else(|| Violation::new("no such group"))
-    }
-
-    async fn delete_entry(&self, tp: &TopicPartition, id: MessageId) -> Result<(), Violation> {
-        self.0.delete_entry(tp, id).then_some(()).ok_or_else(|| Violation::new("no such entry"))
-    }
-
-    async fn set_position(
-        &self,
-        tp: &TopicPartition,
-        group: &GroupName,
-        id: MessageId,
-    ) -> Result<(), Violation> {
-        self.0.set_position(tp, group, id).then_some(()).ok_or_else(|| Violation::new("no such group"))
-    }
-
-    async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {
-        self.0.delete_scheduled(place, id).then_some(()).ok_or_else(|| Violation::new("no such message"))
-    }
 }
 
 /// Somebody with a `redis-cli`.

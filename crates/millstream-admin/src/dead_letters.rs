@@ -15,7 +15,7 @@ use millstream_core::dead_letters::DeadLetterAction;
 use millstream_core::event::LetterWork;
 use millstream_core::inspect::{MAX_PAGE_BYTES, Range};
 use millstream_core::{
-    Backend, DeadLetter, Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicName,
+    Backend, Capability, DeadLetter, Error, ErrorKind, GroupName, MessageId, Partition, Result, TopicName,
     TopicPartition, TopicSpec,
 };
 
@@ -108,8 +108,10 @@ impl Admin {
     /// Returns the dead letters of `group` in `topic`; it is empty if there is no such group.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a topic that does not exist; transient ones.
+    /// [`ErrorKind::NotFound`] for a topic that does not exist; [`ErrorKind::Unsupported`] for a backend without dead
+    /// letters; transient ones.
     pub async fn dead_letters(&self, topic: &TopicName, group: &GroupName) -> Result<DeadLetterQueue> {
+        self.backend.require(Capability::DeadLetters)?;
         let topic = self.backend.catalog().topic(topic).await?;
         let progress = ProgressSink::new(&self.observer, group);
         Ok(DeadLetterQueue { backend: self.backend.clone(), topic, group: group.clone(), progress })

@@ -8,7 +8,7 @@ use millstream_core::catalog::{PartitionStats, Start};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::leases::{Acquired, Lease};
 use millstream_core::{
-    Backend, GroupName, MessageId, Partition, Resource, TopicName, TopicPartition, TopicSpec,
+    Backend, Capability, GroupName, MessageId, Partition, Resource, TopicName, TopicPartition, TopicSpec,
 };
 use uuid::Uuid;
 
@@ -57,9 +57,11 @@ impl Admin {
     /// # Errors
     /// [`ErrorKind::NotFound`] for a topic or group that does not exist. [`ErrorKind::Fenced`] if a partition has an
     /// owner: the message names it, and nothing was changed. Transient ones, and [`ErrorKind::Fenced`] with another
-    /// message, after which some partitions may have been moved: the call can be repeated.
+    /// message, after which some partitions may have been moved: the call can be repeated. [`ErrorKind::Unsupported`] for
+    /// a backend that cannot move groups.
     pub async fn reset_group(&self, topic: &TopicName, group: &GroupName, start: Start) -> Result<()> {
         let backend = &self.backend;
+        backend.require(Capability::Seek)?;
         let topic = &self.known(topic, group).await?;
         // Creates the group where it was lost, so that it can be moved on every partition.
         backend.catalog().create_group(topic, group, start).await?;

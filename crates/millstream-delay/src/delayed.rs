@@ -10,7 +10,7 @@ use millstream_core::error::Result;
 use millstream_core::event::{Event, Ignore, Observer};
 use millstream_core::panics::Careful;
 use millstream_core::schedule::{Promoted, Seen};
-use millstream_core::{Backend, TopicPartition, TopicSpec};
+use millstream_core::{Backend, Capability, TopicPartition, TopicSpec};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -54,9 +54,11 @@ impl DelayedPromoter {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`](millstream_core::ErrorKind::InvalidConfig), as for a
-    /// [`Promoter`](crate::Promoter::new).
+    /// [`Promoter`](crate::Promoter::new); [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) for a
+    /// backend that promotes under a lease only.
     pub fn new(backend: &Backend, topic: TopicSpec, config: PromoterConfig) -> Result<Self> {
         config.check()?;
+        backend.require(Capability::PromoteDelayed)?;
         let (backend, sleep) = (backend.clone(), Sleep::beside(backend));
         let (observer, firings, expected) = (Arc::new(Ignore), Firings::default(), Expected::default());
         let loops = Loops::default();

@@ -279,8 +279,8 @@ impl<T> DelayQueueBuilder<T> {
     /// number is used, and a warning is logged.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] that lists all problems; those of
-    /// [`Tasks::create_queue`](millstream_core::Tasks::create_queue).
+    /// [`ErrorKind::InvalidConfig`] that lists all problems; [`ErrorKind::Unsupported`] for a backend without delay
+    /// queues; those of [`Tasks::create_queue`](millstream_core::Tasks::create_queue).
     pub async fn open(self, backend: &Backend) -> Result<DelayQueue<T>> {
         let mut problems = Problems::new("delay queue");
         let name = problems.take(QueueName::new(&self.name));

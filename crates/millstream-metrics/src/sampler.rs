@@ -11,7 +11,7 @@ use millstream_core::catalog::Pin;
 use millstream_core::error::Problems;
 use millstream_core::event::{Event, Observer};
 use millstream_core::panics::{Panicked, UserCode};
-use millstream_core::{Backend, Error, ErrorKind, QueueName, Result, TopicName};
+use millstream_core::{Backend, Capability, Error, ErrorKind, QueueName, Result, TopicName};
 use tokio::time::{Instant, sleep_until};
 
 use crate::observer::MetricsObserver;
@@ -220,9 +220,16 @@ impl Sampler {
         self.observer.gauges.say(&self.observer.registry, AGE, values);
     }
 
+    /// Whether the backend can be asked for the figures of topics. If it cannot, there are no series of them.
+    fn knows_topics(&self) -> bool {
+        let needed = [Capability::Stats, Capability::Count, Capability::ListScheduled];
+        needed.into_iter().all(|needed| self.backend.supports(needed))
+    }
+
     async fn topics(&self) -> Result<Vec<TopicName>> {
         match &self.config.topics {
             Some(topics) => Ok(topics.clone()),
+            None if !self.knows_topics() => Ok(Vec::new()),
             None => self.backend.catalog().topics().await,
         }
     }
@@ -230,12 +237,16 @@ impl Sampler {
     async fn queues(&self) -> Result<Vec<QueueName>> {
         match &self.config.queues {
             Some(queues) => Ok(queues.clone()),
+            None if !self.backend.supports(Capability::Tasks) => Ok(Vec::new()),
             None => self.backend.tasks()?.queues().await,
         }
     }
 
     /// Returns whether the retention pins are to be read now: that may take some counting on the server.
     fn asks_for_pins(&self, topic: &TopicName) -> bool {
+        if !self.backend.supports(Capability::Pins) {
+            return false;
+        }
         let mut asked = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
         let due = asked.get(topic).is_none_or(|at| at.elapsed() >= PINS_EVERY);
         if due {

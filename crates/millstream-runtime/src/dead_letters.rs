@@ -11,7 +11,7 @@ use millstream_core::dead_letters::MAX_HOLD;
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Observer;
 use millstream_core::panics::Careful;
-use millstream_core::{Backend, Error, ErrorKind, GroupName, Topic};
+use millstream_core::{Backend, Capability, Error, ErrorKind, GroupName, Topic};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -162,6 +162,7 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
         let (Some(spec), Some(group)) = (spec, group) else {
             return Err(Error::new(ErrorKind::InvalidConfig, "invalid dead-letter consumer"));
         };
+        self.backend.require(Capability::DeadLetters)?;
         let topic = self.backend.catalog().topic(&spec.name).await?.name;
         let (stop, counts) = (CancellationToken::new(), Arc::<Counts>::default());
         let timeout = self.config.shutdown_timeout;

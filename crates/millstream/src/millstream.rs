@@ -9,7 +9,7 @@ use millstream_admin::{Admin, DeadLetterQueue, SeekPreview};
 use millstream_core::catalog::PartitionStats;
 use millstream_core::event::Ignore;
 use millstream_core::{
-    Backend, Error, ErrorKind, GroupName, Namespace, Observer, Result, Start, Topic, TopicSpec,
+    Backend, Capability, Error, ErrorKind, GroupName, Namespace, Observer, Result, Start, Topic, TopicSpec,
 };
 use millstream_delay::{Promoter, PromoterConfig, RecurringMessages};
 use millstream_memory::MemoryBackend;
@@ -71,7 +71,7 @@ impl Millstream {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] or [`ErrorKind::InvalidName`] for bad names; [`ErrorKind::NotFound`] for a topic
-    /// that does not exist; transient errors.
+    /// that does not exist; [`ErrorKind::Unsupported`] for a backend without dead letters; transient errors.
     pub async fn dead_letters<T>(&self, topic: &Topic<T>, group: &str) -> Result<DeadLetterQueue> {
         self.admin().dead_letters(&topic.spec()?.name, &GroupName::new(group)?).await
     }
@@ -109,9 +109,10 @@ impl Millstream {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`] for a bad topic; the errors of
-    /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
+    /// [`ErrorKind::InvalidConfig`] for a bad topic; [`ErrorKind::Unsupported`] for a backend without recurring
+    /// schedules; the errors of [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
     pub async fn recurring<T>(&self, topic: &Topic<T>) -> Result<RecurringMessages<T>> {
+        self.backend.require(Capability::Recurring)?;
         let stored = self.backend.catalog().create_topic(&topic.spec()?).await?;
         Ok(RecurringMessages::new(self.backend.clone(), stored, topic.codec()))
     }

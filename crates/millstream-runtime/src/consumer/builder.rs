@@ -6,8 +6,8 @@ use std::time::Duration;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::event::{Event, Observer};
 use millstream_core::{
-    Assignor, Backend, Codec, DeadLetterPolicy, GroupName, IntoOutcome, MemberId, MessageId, Partition,
-    RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
+    Assignor, Backend, Capability, Codec, DeadLetterPolicy, GroupName, IntoOutcome, MemberId, MessageId,
+    Partition, RetryPolicy, Start, Topic, TopicPartition, TopicSpec, Upkeep,
 };
 
 use crate::consumer::context::{Context, Subscription};
@@ -222,7 +222,8 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// [`concurrency`](Self::concurrency). Partitions run concurrently.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`], which lists every problem; those of
+    /// [`ErrorKind::InvalidConfig`], which lists every problem; [`ErrorKind::Unsupported`] if the backend has no shared
+    /// mode and [`sharing`](Self::sharing) asks for it; those of
     /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic) and
     /// [`Catalog::create_group`](millstream_core::Catalog::create_group).
     pub async fn start<F, Fut>(self, handler: F) -> Result<Consumer>
@@ -258,6 +259,9 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     }
 
     async fn subscribe(self, group: GroupName, routes: Vec<(TopicSpec, Handler)>) -> Result<Consumer> {
+        if self.config.sharing == Sharing::Shared {
+            self.backend.require(Capability::Shared)?;
+        }
         let context = Arc::new(Context::new(self.backend, group, self.config, self.observer)?);
         let mut subscriptions = Vec::with_capacity(routes.len());
         for (spec, handler) in routes {

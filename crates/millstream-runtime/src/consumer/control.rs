@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::{HealthCheck, Start, TopicName, TopicPartition};
+use millstream_core::{Capability, HealthCheck, Start, TopicName, TopicPartition};
 use tokio::time::Instant;
 
 use crate::consumer::context::Context;
@@ -60,7 +60,9 @@ impl Consumer {
     /// # Errors
     /// [`ErrorKind::NotFound`] if this instance does not own the partition; [`ErrorKind::Fenced`] if it released or lost
     /// the partition meanwhile: nothing was done. After a transient error the position is either the old or the new one.
+    /// [`ErrorKind::Unsupported`] if the backend does not support it.
     pub async fn seek(&self, topic_partition: &TopicPartition, start: Start) -> Result<()> {
+        self.context.backend.require(Capability::Seek)?;
         let Some(answer) = self.context.status.seek(topic_partition, start) else {
             let group = &self.context.group;
             let why = format!("{topic_partition} of group {group} is not owned by this instance");

@@ -23,7 +23,9 @@ use millstream_core::panics::{Careful, Panicked, UserCode, catch, encode};
 use millstream_core::schedule::{Place, Scheduling};
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
-use millstream_core::{Backend, Codec, Observer, Partition, Partitioner, Topic, TopicName, TopicSpec};
+use millstream_core::{
+    Backend, Capability, Codec, Observer, Partition, Partitioner, Topic, TopicName, TopicSpec,
+};
 use tokio_util::task::AbortOnDropHandle;
 
 pub use config::{OnFull, ProducerConfig};
@@ -303,7 +305,8 @@ impl<T> ProducerBuilder<T> {
     /// Creates the topic if it does not exist, and starts the producer.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidConfig`], which lists every problem; those of
+    /// [`ErrorKind::InvalidConfig`], which lists every problem; [`ErrorKind::Unsupported`] for a topic with a bound on a
+    /// backend that does not know the lengths of logs; those of
     /// [`Catalog::create_topic`](millstream_core::Catalog::create_topic).
     pub async fn build(self) -> Result<Producer<T>> {
         let mut problems = Problems::new("producer");
@@ -316,6 +319,9 @@ impl<T> ProducerBuilder<T> {
         let Some(count) = NonZeroU32::new(stored.partitions) else {
             return Err(Error::new(ErrorKind::Protocol, format!("topic {} has no partitions", stored.name)));
         };
+        if stored.max_length.is_some() {
+            self.backend.require(Capability::Lengths)?;
+        }
         let observer = Careful::over(self.observer);
         let partitions = Partitions::new(count);
         let bound = Bound::new(stored.max_length);

@@ -51,9 +51,14 @@ impl OrphanClaimer {
             return Ok(false);
         }
         let lease = self.guard.lease();
+        let Ok(shared) = self.context.backend.shared() else {
+            // Without shared mode there are no entries under other names.
+            self.due = now + lease.ttl * SELDOM;
+            return Ok(false);
+        };
         let (topic_partition, group) = lease.partition()?;
         let observer = &*self.context.observer;
-        match self.context.backend.shared()?.adopt(lease, lease.ttl, MOST, &self.context.heard()).await {
+        match shared.adopt(lease, lease.ttl, MOST, &self.context.heard()).await {
             Ok(messages) => {
                 self.monitor.succeeded(observer);
                 if messages > 0 {

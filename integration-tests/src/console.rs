@@ -1,0 +1,32 @@
+//! The operator of the memory backend, for cases of the conformance suite that delete data behind the backend's back.
+
+use async_trait::async_trait;
+use millstream_core::{GroupName, MessageId, Place, ScheduleId, TopicPartition};
+use millstream_testkit::{Operator, Violation};
+
+/// The memory backend's operator.
+pub struct MemoryConsole(pub millstream_memory::operator::Operator);
+
+#[async_trait]
+impl Operator for MemoryConsole {
+    async fn destroy_group(&self, tp: &TopicPartition, group: &GroupName) -> Result<(), Violation> {
+        self.0.destroy_group(tp, group).then_some(()).ok_or_else(|| Violation::new("no such group"))
+    }
+
+    async fn delete_entry(&self, tp: &TopicPartition, id: MessageId) -> Result<(), Violation> {
+        self.0.delete_entry(tp, id).then_some(()).ok_or_else(|| Violation::new("no such entry"))
+    }
+
+    async fn set_position(
+        &self,
+        tp: &TopicPartition,
+        group: &GroupName,
+        id: MessageId,
+    ) -> Result<(), Violation> {
+        self.0.set_position(tp, group, id).then_some(()).ok_or_else(|| Violation::new("no such group"))
+    }
+
+    async fn delete_scheduled(&self, place: &Place, id: &ScheduleId) -> Result<(), Violation> {
+        self.0.delete_scheduled(place, id).then_some(()).ok_or_else(|| Violation::new("no such message"))
+    }
+}
