@@ -53,7 +53,7 @@ fn start() -> std::io::Result<Running> {
     let handle = runtime.handle().clone();
     let (stop, stopped) = oneshot::channel::<()>();
     // Requests under way and connections end with the runtime. Nothing joins the thread: it never blocks.
-    thread::Builder::new().name("millstream-control_thread".into()).spawn(move || {
+    thread::Builder::new().name("millstream-leases".into()).spawn(move || {
         let _ = runtime.block_on(stopped);
     })?;
     Ok(Running { runtime: handle, _stop: stop })
@@ -69,7 +69,7 @@ mod tests {
         let name = || async { Ok(thread::current().name().map(str::to_owned)) };
         assert_eq!(
             control_thread.run(name()).await.expect("a name").as_deref(),
-            Some("millstream-control_thread")
+            Some("millstream-leases")
         );
         let id = || async { Ok(thread::current().id()) };
         assert_eq!(
