@@ -11,7 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 /// Runtime on a dedicated thread, one for the whole process. A handler that blocks every thread of the caller's
 /// runtime does not stop it.
 ///
-/// For a backend in this process ([`Backend::local`]) it is the caller's runtime instead: such a backend uses the
+/// For a backend in this process ([`Backend::is_in_process`]) it is the caller's runtime instead: such a backend uses the
 /// clock of that runtime, which tests pause.
 #[derive(Clone, Debug)]
 pub struct ControlThread(Option<Handle>);
