@@ -62,7 +62,8 @@ impl Admin {
         if self.backend.catalog().delete_group(topic, group).await? {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist")))
+        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist"))
+            .of_topic(topic))
     }
 
     /// Pauses a group as a whole, over all its instances. Returns whether it was not paused before. The pause is stored

@@ -118,7 +118,8 @@ impl Admin {
         if self.backend.catalog().groups(topic).await?.contains(group) {
             return Ok(spec);
         }
-        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} is not there")))
+        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} is not there"))
+            .of_topic(topic))
     }
 }
 

@@ -127,7 +127,8 @@ impl Admin {
         if listed || stats.partitions.iter().any(|partition| partition.position.is_some()) {
             return Ok(stats);
         }
-        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist")))
+        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist"))
+            .of_topic(topic))
     }
 
     /// Returns the number of delayed messages of a topic that wait.

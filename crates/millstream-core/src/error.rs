@@ -3,6 +3,11 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use crate::name::TopicName;
+use crate::topic::{Partition, TopicPartition};
 
 /// Result of every fallible function of Millstream.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -88,43 +93,129 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// Error of Millstream.
+/// Error of Millstream. One pointer wide, and cheap to clone: clones share everything, also the source.
 ///
-/// `Display` is one line; `Debug` is the full report with the source. Neither ever prints a payload.
-pub struct Error(Box<Inner>);
+/// `Display` is one line: the operations that failed, from the outermost to the innermost, and the message, as in `append to
+/// orders/3: connection refused`. `Debug` is the full report with the source. Neither ever prints a payload.
+#[derive(Clone, thiserror::Error)]
+#[error(transparent)]
+pub struct Error(Arc<Inner>);
 
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{}{message}", Operations(.operations))]
 struct Inner {
     kind: ErrorKind,
     message: String,
+    /// Innermost first.
+    operations: Vec<String>,
+    topic: Option<TopicName>,
+    partition: Option<Partition>,
     problems: Vec<String>,
-    source: Option<BoxError>,
+    source: Option<Source>,
+}
+
+/// A source that clones of an error share. It is no error itself, but dereferences to one, so that
+/// [`source`](StdError::source) returns the original error, which can be downcast.
+#[derive(Clone, Debug)]
+struct Source(Arc<dyn StdError + Send + Sync + 'static>);
+
+impl Deref for Source {
+    type Target = dyn StdError + Send + Sync + 'static;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+/// Formats operations as the beginning of a line.
+struct Operations<'a>(&'a [String]);
+
+impl fmt::Display for Operations<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().rev().try_for_each(|operation| write!(f, "{operation}: "))
+    }
 }
 
 impl Error {
     /// Creates an error of `kind`. The message is lower case and without a full stop.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, message: message.into(), problems: Vec::new(), source: None }))
+        let (message, operations, problems) = (message.into(), Vec::new(), Vec::new());
+        let (topic, partition, source) = (None, None, None);
+        Self(Arc::new(Inner { kind, message, operations, topic, partition, problems, source }))
     }
 
     /// Returns the same error with `source` as its cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<BoxError>) -> Self {
-        self.0.source = Some(source.into());
+        self.inner().source = Some(Source(Arc::from(source.into())));
         self
     }
 
-    /// Returns the same error with the operation that failed in front of its message: `append to orders/3: …`.
+    /// Returns the same error with the operation that failed: `append to orders/3`. One that is added later is the outer
+    /// one.
     #[must_use]
     pub fn during(mut self, operation: impl fmt::Display) -> Self {
-        self.0.message = format!("{operation}: {}", self.0.message);
+        self.inner().operations.push(operation.to_string());
         self
+    }
+
+    /// Returns the same error with the partition that it concerns, unless it has a topic already.
+    #[must_use]
+    pub fn at(mut self, topic_partition: &TopicPartition) -> Self {
+        if self.0.topic.is_none() {
+            self.inner().partition = Some(topic_partition.partition);
+        }
+        self.of_topic(&topic_partition.topic)
+    }
+
+    /// Returns the same error with the topic that it concerns, unless it has one already.
+    #[must_use]
+    pub fn of_topic(mut self, topic: &TopicName) -> Self {
+        if self.0.topic.is_none() {
+            self.inner().topic = Some(topic.clone());
+        }
+        self
+    }
+
+    /// Clones share one allocation, so an error that has clones is copied before it is changed.
+    fn inner(&mut self) -> &mut Inner {
+        Arc::make_mut(&mut self.0)
     }
 
     /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
+    }
+
+    /// Returns the message, without the operations.
+    #[must_use]
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// Returns the outermost operation that failed, if it is known: `append to orders/3`.
+    #[must_use]
+    pub fn operation(&self) -> Option<&str> {
+        self.operations().next()
+    }
+
+    /// Returns the operations that failed, from the outermost to the innermost.
+    pub fn operations(&self) -> impl Iterator<Item = &str> {
+        self.0.operations.iter().rev().map(String::as_str)
+    }
+
+    /// Returns the topic that it concerns, if it is known.
+    #[must_use]
+    pub fn topic(&self) -> Option<&TopicName> {
+        self.0.topic.as_ref()
+    }
+
+    /// Returns the number of the partition of [`topic`](Self::topic) that it concerns, if it is known.
+    #[must_use]
+    pub fn partition(&self) -> Option<Partition> {
+        self.0.partition
     }
 
     /// Returns everything that is wrong with a configuration; empty for every other kind.
@@ -141,38 +232,31 @@ impl Error {
     pub fn is_transient(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Backpressure | ErrorKind::Unavailable | ErrorKind::Unconfirmed)
     }
-
-    /// Returns a copy for another receiver of the same failure. The source is flattened into the message.
-    #[must_use]
-    pub fn duplicate(&self) -> Self {
-        let message = match &self.0.source {
-            Some(source) => format!("{}: {source}", self.0.message),
-            None => self.0.message.clone(),
-        };
-        Self(Box::new(Inner { kind: self.0.kind, message, problems: self.0.problems.clone(), source: None }))
-    }
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.message)
-    }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, message, operations: _, topic, partition, problems: _, source } = &*self.0;
         let mut out = f.debug_struct("Error");
-        out.field("kind", &self.0.kind).field("message", &self.0.message);
-        if let Some(source) = &self.0.source {
-            out.field("source", source);
+        out.field("kind", kind);
+        if let Some(operation) = self.operation() {
+            out.field("operation", &operation);
+        }
+        if self.0.operations.len() > 1 {
+            let inner: Vec<_> = self.operations().skip(1).collect();
+            out.field("within", &inner);
+        }
+        if let Some(topic) = topic {
+            out.field("topic", &topic.as_str());
+        }
+        if let Some(partition) = partition {
+            out.field("partition", &partition.0);
+        }
+        out.field("message", message);
+        if let Some(source) = source {
+            out.field("source", &source.0);
         }
         out.finish()
-    }
-}
-
-impl StdError for Error {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
 }
 
@@ -235,7 +319,7 @@ impl Problems {
         let noun = if count == 1 { "problem" } else { "problems" };
         let message = format!("invalid {}: {count} {noun}: {}", self.what, self.found.join("; "));
         let mut error = Error::new(ErrorKind::InvalidConfig, message);
-        error.0.problems = self.found;
+        error.inner().problems = self.found;
         Err(error)
     }
 }
@@ -256,12 +340,47 @@ mod tests {
     }
 
     #[test]
-    fn the_source_and_the_operation_are_kept() {
+    fn the_source_and_the_operations_are_kept_by_clones() {
         let error = Error::new(ErrorKind::Unavailable, "connection refused")
             .with_source(std::io::Error::other("os says no"))
-            .during("append");
-        assert_eq!(error.to_string(), "append: connection refused");
-        assert_eq!(StdError::source(&error).expect("a source").to_string(), "os says no");
-        assert_eq!(error.duplicate().to_string(), "append: connection refused: os says no");
+            .during("script append")
+            .during("append to orders/3");
+        for error in [error.clone(), error] {
+            assert_eq!(error.to_string(), "append to orders/3: script append: connection refused");
+            assert_eq!(error.message(), "connection refused");
+            assert_eq!(error.operation(), Some("append to orders/3"));
+            assert_eq!(error.operations().collect::<Vec<_>>(), ["append to orders/3", "script append"]);
+            let source = StdError::source(&error).expect("a source");
+            assert_eq!(source.to_string(), "os says no");
+            assert!(source.downcast_ref::<std::io::Error>().is_some(), "the original error: {source:?}");
+        }
+    }
+
+    #[test]
+    fn a_clone_is_changed_alone() {
+        let error = Error::new(ErrorKind::Fenced, "lost");
+        let other = error.clone().during("settle").at(&TopicPartition::new(name("orders"), 3));
+        assert_eq!((error.to_string(), error.operation(), error.topic()), ("lost".into(), None, None));
+        assert_eq!(other.to_string(), "settle: lost");
+    }
+
+    #[test]
+    fn the_first_place_stays() {
+        let inner = TopicPartition::new(name("orders"), 3);
+        let error = Error::new(ErrorKind::Fenced, "lost").at(&inner);
+        let error = error.at(&TopicPartition::new(name("bills"), 9)).of_topic(&name("bills"));
+        assert_eq!((error.topic(), error.partition()), (Some(&inner.topic), Some(Partition(3))));
+        let error = Error::new(ErrorKind::NotFound, "gone").of_topic(&inner.topic).at(&inner);
+        assert_eq!((error.topic(), error.partition()), (Some(&inner.topic), None), "of the whole topic");
+        assert_eq!(error.to_string(), "gone", "places are fields, not text");
+    }
+
+    #[test]
+    fn a_result_is_as_small_as_a_pointer() {
+        assert_eq!(size_of::<Result<()>>(), size_of::<usize>());
+    }
+
+    fn name(name: &str) -> TopicName {
+        name.parse().expect("a name")
     }
 }

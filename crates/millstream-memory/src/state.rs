@@ -130,7 +130,7 @@ impl State {
     }
 
     pub(crate) fn topic(&self, name: &TopicName) -> Result<&TopicSpec> {
-        let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} is not there"));
+        let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} is not there")).of_topic(name);
         self.topics.get(name).ok_or_else(unknown)
     }
 
@@ -139,7 +139,8 @@ impl State {
         if self.deleted_groups.get(&(topic.clone(), group.clone())).is_none_or(|until| *until <= now) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Deleted, format!("group {group} of topic {topic} was deleted")))
+        Err(Error::new(ErrorKind::Deleted, format!("group {group} of topic {topic} was deleted"))
+            .of_topic(topic))
     }
 
     pub(crate) fn partition(&mut self, topic_partition: &TopicPartition) -> &mut Partition {

@@ -112,7 +112,11 @@ fn by_code(code: &str, detail: &str) -> ErrorKind {
 
 /// Replaces an error of the kind [`ErrorKind::Fenced`] by the lease's own error; returns any other unchanged.
 pub(crate) fn fenced(error: Error, lease: &Lease) -> Error {
-    if error.kind() == ErrorKind::Fenced { lease.fenced() } else { error }
+    match lease.partition() {
+        _ if error.kind() == ErrorKind::Fenced => lease.fenced(),
+        Ok((topic_partition, _)) => error.at(topic_partition),
+        Err(_) => error,
+    }
 }
 
 #[cfg(test)]

@@ -115,7 +115,13 @@ impl Lease {
     /// Returns the error of every fenced call after this lease was lost.
     #[must_use]
     pub fn fenced(&self) -> Error {
-        Error::new(ErrorKind::Fenced, format!("lease on {} is lost (epoch {})", self.resource, self.epoch))
+        let error = Error::new(
+            ErrorKind::Fenced,
+            format!("lease on {} is lost (epoch {})", self.resource, self.epoch),
+        );
+        match &self.resource {
+            Resource::Partition { topic_partition, .. } => error.at(topic_partition),
+        }
     }
 }
 
@@ -194,4 +200,19 @@ pub trait Leases: Send + Sync {
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].
     async fn holder(&self, resource: &Resource) -> Result<Option<Holder>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_lost_lease_says_where() {
+        let topic_partition = TopicPartition::new("orders".parse().expect("a name"), 3);
+        let resource = Resource::partition(topic_partition.clone(), "billing".parse().expect("a name"));
+        let error = Lease::new(resource, 7, "nonce", Duration::from_secs(1)).fenced();
+        assert_eq!(error.to_string(), "lease on orders/3 of billing is lost (epoch 7)");
+        let place = (Some(&topic_partition.topic), Some(topic_partition.partition));
+        assert_eq!((error.topic(), error.partition()), place);
+    }
 }

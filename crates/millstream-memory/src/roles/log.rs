@@ -1,6 +1,5 @@
 //! The log role in memory.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,7 +78,7 @@ impl Log for MemoryBackend {
             let done = settle(partition, (topic_partition, name), None, now, *receipt, settlement);
             *(if done { &mut settled.applied } else { &mut settled.stale }) += 1;
         }
-        if refused { Err(missing(name, &lease.resource)) } else { Ok(settled) }
+        if refused { Err(missing_of(lease)) } else { Ok(settled) }
     }
 
     async fn seek(&self, lease: &Lease, start: Start) -> Result<()> {
@@ -88,7 +87,7 @@ impl Log for MemoryBackend {
         let (partition, name) = state.owned(lease)?;
         let delivered = partition.log.beginning(start)?;
         let Some(group) = partition.groups.get_mut(name).filter(|group| group.cursor.is_some()) else {
-            return Err(missing(name, &lease.resource));
+            return Err(missing_of(lease));
         };
         group.cursor = Some(Cursor::at(delivered));
         partition.wake.notify_waiters();
@@ -303,9 +302,9 @@ impl MemoryReader {
         let now = self.backend.now();
         let (partition, name) = state.owned(&self.lease)?;
         // Not `partition.group(name)`, which would borrow the log too.
-        let group = partition.groups.get_mut(name).ok_or_else(|| missing(name, &self.lease.resource))?;
+        let group = partition.groups.get_mut(name).ok_or_else(|| missing_of(&self.lease))?;
         let Group { cursor: Some(cursor), retry: retry_log, retry_cursor, restart, .. } = group else {
-            return Err(missing(name, &self.lease.resource));
+            return Err(missing_of(&self.lease));
         };
         if self.restart != *restart {
             self.restart = *restart;
@@ -353,8 +352,13 @@ impl MemoryReader {
     }
 }
 
-pub(crate) fn missing(group: &GroupName, place: impl fmt::Display) -> Error {
-    Error::new(ErrorKind::GroupMissing, format!("group {group} is not there on {place}"))
+pub(crate) fn missing(group: &GroupName, tp: &TopicPartition) -> Error {
+    Error::new(ErrorKind::GroupMissing, format!("group {group} is not there on {tp}")).at(tp)
+}
+
+/// Returns the error for a lease whose group does not exist.
+pub(crate) fn missing_of(lease: &Lease) -> Error {
+    lease.partition().map_or_else(|error| error, |(tp, group)| missing(group, tp))
 }
 
 /// Returns how many of `max` entries come from the log and how many from the retry log. A quarter, at least one, is for

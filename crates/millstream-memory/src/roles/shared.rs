@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::clock::Now;
-use crate::roles::log::{missing, settle, shares};
+use crate::roles::log::{missing, missing_of, settle, shares};
 use crate::state::{Group, Partition as Place};
 use crate::stream::{By, Reading};
 
@@ -118,10 +118,10 @@ impl Shared for MemoryBackend {
         let is_alive = |by: &By| by.as_ref().is_some_and(|name| alive.contains(name));
         let place = state.partition(&topic_partition);
         let Some(group) = place.groups.get_mut(&seat.group) else {
-            return Err(missing(&seat.group, topic_partition));
+            return Err(missing(&seat.group, &topic_partition));
         };
         let Group { cursor: Some(cursor), retry, retry_cursor, .. } = group else {
-            return Err(missing(&seat.group, topic_partition));
+            return Err(missing(&seat.group, &topic_partition));
         };
         let log = Reading { by: &by, source: Source::Log, now };
         let count = cursor.claim(&place.log, log, is_alive, (idle, judges_in, max), &mut claimed);
@@ -136,9 +136,9 @@ impl Shared for MemoryBackend {
         let now = self.now();
         let judges_in = heard.left(&state.server(), now.millis());
         let (place, name) = state.owned(lease)?;
-        let Some(group) = place.groups.get_mut(name) else { return Err(missing(name, &lease.resource)) };
+        let Some(group) = place.groups.get_mut(name) else { return Err(missing_of(lease)) };
         let Group { cursor: Some(cursor), retry, retry_cursor, .. } = group else {
-            return Err(missing(name, &lease.resource));
+            return Err(missing_of(lease));
         };
         let mut claimed = Claimed::default();
         let log = Reading { by: &None, source: Source::Log, now };

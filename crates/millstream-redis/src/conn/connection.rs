@@ -183,7 +183,7 @@ impl State {
         if let Some((when, error)) = &*failed
             && *when >= asked
         {
-            return Err(error.duplicate());
+            return Err(error.clone());
         }
         match self.dial.shared(self.role).await {
             Ok(live) => {
@@ -193,7 +193,7 @@ impl State {
                 Ok(live)
             }
             Err(error) => {
-                *failed = Some((Instant::now(), error.duplicate()));
+                *failed = Some((Instant::now(), error.clone()));
                 Err(error)
             }
         }

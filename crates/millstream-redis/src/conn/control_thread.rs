@@ -67,10 +67,7 @@ mod tests {
     async fn it_is_one_thread_and_not_the_callers_and_ends_with_its_owner() {
         let control_thread = ControlThread::default();
         let name = || async { Ok(thread::current().name().map(str::to_owned)) };
-        assert_eq!(
-            control_thread.run(name()).await.expect("a name").as_deref(),
-            Some("millstream-leases")
-        );
+        assert_eq!(control_thread.run(name()).await.expect("a name").as_deref(), Some("millstream-leases"));
         let id = || async { Ok(thread::current().id()) };
         assert_eq!(
             control_thread.run(id()).await.expect("an id"),

@@ -129,7 +129,7 @@ impl StreamAppender {
                 // Whatever went wrong, it may be stored.
                 Error::new(ErrorKind::Unconfirmed, error.to_string())
             } else {
-                error.duplicate()
+                error.clone()
             });
         }
     }
@@ -182,8 +182,7 @@ impl Appender for StreamAppender {
                 return Vec::new();
             }
             if let Some(error) = &oldest.failed {
-                let failed =
-                    oldest.batch.iter().map(|append| Err(during(error.duplicate(), append))).collect();
+                let failed = oldest.batch.iter().map(|append| Err(during(error.clone(), append))).collect();
                 self.begun.pop_front();
                 return failed;
             }
@@ -223,7 +222,7 @@ fn request(inner: &Inner, batch: &[Append]) -> Request {
 }
 
 fn during(error: Error, append: &Append) -> Error {
-    error.during(format_args!("append to {}", append.topic_partition))
+    error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
 }
 
 /// About what an entry takes in a request: its bytes, the words around them, and the key.

@@ -364,7 +364,11 @@ impl Guard {
     }
 
     fn on(&self, stream: usize, error: Error) -> Error {
-        error.during(format_args!("read {}", self.streams[stream]))
+        let error = error.during(format_args!("read {}", self.streams[stream]));
+        match self.lease.partition() {
+            Ok((topic_partition, _)) => error.at(topic_partition),
+            Err(_) => error,
+        }
     }
 
     fn stream(&self, stream: usize) -> &[u8] {

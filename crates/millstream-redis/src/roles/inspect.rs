@@ -140,7 +140,9 @@ impl Inspect for RedisBackend {
             for tp in chunk {
                 let answers: Vec<Value> = answers.by_ref().take(3).collect();
                 let one = ownership(tp, answers);
-                owners.push(one.map_err(|error| error.during(format_args!("owner of {tp} for {group}")))?);
+                owners.push(
+                    one.map_err(|error| error.during(format_args!("owner of {tp} for {group}")).at(tp))?,
+                );
             }
         }
         Ok(owners)

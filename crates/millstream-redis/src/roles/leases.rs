@@ -15,6 +15,14 @@ use crate::conn::reply;
 use crate::error::{fenced, unexpected};
 use crate::scripts::script;
 
+/// Adds the partition of the resource that an error concerns.
+fn of(resource: &Resource, error: Error) -> Error {
+    match resource {
+        Resource::Partition { topic_partition, .. } => error.at(topic_partition),
+        _ => error,
+    }
+}
+
 impl Inner {
     /// Returns the keys of a resource's lease and fence.
     fn lease_keys(&self, resource: &Resource) -> Result<[Key; 2]> {
@@ -46,7 +54,8 @@ impl Leases for RedisBackend {
         let call = self.inner.scripts.acquire.call([&lease, &fence]);
         let call = call.arg(owner).arg(nonce).arg(ttl_ms(ttl)).arg(heard.to_string());
         let answer = script::run_one(&self.inner.leases, call).await;
-        let answer = answer.map_err(|error| error.during(format_args!("acquire {resource}")))?;
+        let answer =
+            answer.map_err(|error| of(resource, error.during(format_args!("acquire {resource}"))))?;
         let mut answer = reply::array(answer)?.into_iter();
         let mut next = || answer.next().ok_or_else(|| unexpected("too few values"));
         if reply::int(next()?)? == 1 {
@@ -70,7 +79,7 @@ impl Leases for RedisBackend {
                 });
                 script::run(&self.inner.leases, calls.collect()).await
             }
-            Err(error) => Err(error.duplicate()),
+            Err(error) => Err(error.clone()),
         };
         match answers {
             Ok(answers) => leases
@@ -78,7 +87,10 @@ impl Leases for RedisBackend {
                 .zip(answers)
                 .map(|(lease, answer)| answer.map(drop).map_err(|error| fenced(error, lease)))
                 .collect(),
-            Err(error) => leases.iter().map(|_| Err(error.duplicate().during("renew leases"))).collect(),
+            Err(error) => leases
+                .iter()
+                .map(|lease| Err(of(&lease.resource, error.clone().during("renew leases"))))
+                .collect(),
         }
     }
 
@@ -107,7 +119,7 @@ impl Leases for RedisBackend {
         let [last, held, pttl] = reply::tuple(Value::Array(answers))?;
         let on = |key: &Key| {
             let key = key.clone();
-            move |error: Error| error.during(format_args!("holder of {key}"))
+            move |error: Error| of(resource, error.during(format_args!("holder of {key}")))
         };
         let [owner, token, stored, ttl] = reply::tuple(last).map_err(on(&fence))?;
         let held = reply::maybe_bytes(held).map_err(on(&lease))?;

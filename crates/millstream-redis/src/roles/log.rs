@@ -94,7 +94,7 @@ impl Log for RedisBackend {
         let answers = self.inner.messages.send(&pipe).await?.into_iter().zip(partitions);
         let lengths = answers.map(|(answer, tp)| {
             let length =
-                reply::count(answer).map_err(|error| error.during(format_args!("length of {tp}")))?;
+                reply::count(answer).map_err(|error| error.during(format_args!("length of {tp}")).at(tp))?;
             Ok(length as u64)
         });
         lengths.collect()
@@ -118,7 +118,7 @@ impl RedisBackend {
                 }
             }
             let during = |error: Error, append: &Append| {
-                error.during(format_args!("append to {}", append.topic_partition))
+                error.during(format_args!("append to {}", append.topic_partition)).at(&append.topic_partition)
             };
             match self.inner.messages.send(&pipe).await {
                 Ok(answers) => {
@@ -132,7 +132,7 @@ impl RedisBackend {
                     lengths.extend(answers);
                 }
                 Err(error) => {
-                    results.extend(chunk.iter().map(|append| Err(during(error.duplicate(), append))));
+                    results.extend(chunk.iter().map(|append| Err(during(error.clone(), append))));
                     // The appends behind the failed request are not sent: they would overtake the failed ones if the
                     // caller sends those again.
                     let rest = &batch[results.len()..];

@@ -60,7 +60,7 @@ impl Schedule for RedisBackend {
                 }
             };
             let answers = answers.unwrap_or_else(|error| {
-                let copies = now.iter().map(|_| Err(error.duplicate())).collect();
+                let copies = now.iter().map(|_| Err(error.clone())).collect();
                 failed = failed.take().or(Some(error));
                 copies
             });
@@ -73,7 +73,7 @@ impl Schedule for RedisBackend {
                     }
                     Err(error) => {
                         for (index, _) in &portion.messages {
-                            set(*index, Err(error.duplicate()));
+                            set(*index, Err(error.clone()));
                         }
                     }
                 }

@@ -167,7 +167,7 @@ impl Context {
     /// Ends the consumer: its topic or group was deleted on purpose, and nothing is created again.
     pub(in crate::consumer) fn deleted(&self, topic: &TopicName, error: &Error) {
         // Several loops get this error. If the consumer was being shut down, it did not end by itself.
-        if self.stop.is_cancelled() || self.cause.set(error.duplicate()).is_err() {
+        if self.stop.is_cancelled() || self.cause.set(error.clone()).is_err() {
             return;
         }
         let group = &self.group;
@@ -178,7 +178,7 @@ impl Context {
 
     /// Returns an error if the consumer ended by itself.
     pub(in crate::consumer) fn check(&self) -> Result<()> {
-        self.cause().map_or(Ok(()), |cause| Err(cause.duplicate()))
+        self.cause().map_or(Ok(()), |cause| Err(cause.clone()))
     }
 }
 

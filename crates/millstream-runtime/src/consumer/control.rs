@@ -66,11 +66,11 @@ impl Consumer {
         let Some(answer) = self.context.status.seek(topic_partition, start) else {
             let group = &self.context.group;
             let why = format!("{topic_partition} of group {group} is not owned by this instance");
-            return Err(Error::new(ErrorKind::NotFound, why));
+            return Err(Error::new(ErrorKind::NotFound, why).at(topic_partition));
         };
         answer.await.unwrap_or_else(|_| {
             let why = format!("{topic_partition} was given back or lost before it could be moved");
-            Err(Error::new(ErrorKind::Fenced, why))
+            Err(Error::new(ErrorKind::Fenced, why).at(topic_partition))
         })
     }
 

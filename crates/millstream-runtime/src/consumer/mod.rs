@@ -136,7 +136,7 @@ impl Consumer {
     /// [`ErrorKind::Deleted`]: millstream_core::ErrorKind::Deleted
     #[must_use]
     pub fn cause(&self) -> Option<Error> {
-        self.context.cause().map(Error::duplicate)
+        self.context.cause().cloned()
     }
 
     /// Waits until `shutdown` is ready or the consumer has ended by itself, then shuts it down.

@@ -64,9 +64,9 @@ impl Bounded {
             // Only the lengths were queried: nothing was sent.
             Err(error) if error.kind() == ErrorKind::Unconfirmed => {
                 let error = Error::new(ErrorKind::Unavailable, format!("not sent: {error}"));
-                return batch.iter().map(|_| Err(error.duplicate())).collect();
+                return batch.iter().map(|_| Err(error.clone())).collect();
             }
-            Err(error) => return batch.iter().map(|_| Err(error.duplicate())).collect(),
+            Err(error) => return batch.iter().map(|_| Err(error.clone())).collect(),
         };
         if full.is_empty() {
             return self.measured(batch).await;
@@ -78,7 +78,7 @@ impl Bounded {
         let result = |append: &Append| {
             if refused(append) {
                 let why = format!("{} is full: it has {bound} entries or more", append.topic_partition);
-                return Err(Error::new(ErrorKind::Backpressure, why));
+                return Err(Error::new(ErrorKind::Backpressure, why).at(&append.topic_partition));
             }
             results.next().unwrap_or_else(missing)
         };

@@ -57,7 +57,7 @@ impl<C: Outgoing> Pending<C> {
                 Err(_) => (count, interrupted()),
             },
         };
-        (0..count).map(|_| Err(error.duplicate())).collect()
+        (0..count).map(|_| Err(error.clone())).collect()
     }
 }
 

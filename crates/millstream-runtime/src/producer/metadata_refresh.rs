@@ -56,6 +56,7 @@ fn deleted(topic: &TopicName) -> Error {
         ErrorKind::Deleted,
         format!("topic {topic} was deleted: nothing is sent until it is created again"),
     )
+    .of_topic(topic)
 }
 
 /// Reads the number of partitions and the bound of one topic.

@@ -170,7 +170,7 @@ impl<C: Outgoing> Sender<C> {
             self.tell(results);
             return self.begin_all();
         }
-        self.away = results.iter().find_map(|result| result.as_ref().err()).map(Error::duplicate);
+        self.away = results.iter().find_map(|result| result.as_ref().err()).cloned();
         self.failures = self.failures.saturating_add(1);
         let pause = pauses.delay(self.failures, fastrand::u64(..));
         let mut answers = VecDeque::from([results]);

@@ -46,7 +46,7 @@ impl Log for Client {
     async fn append(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
         let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.append(&batch).await };
-        self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
+        self.call(Role::Log, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
     }
 
     // Every append must pass through here as a separate request.
@@ -75,7 +75,7 @@ impl Log for Client {
         let (inner, batch, count) = (self.0.backend.log().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.append_measured(&batch).await };
         let failed = |error: Error| {
-            let results = (0..count).map(|_| Err(error.duplicate())).collect();
+            let results = (0..count).map(|_| Err(error.clone())).collect();
             Measured { results, lengths: Vec::new() }
         };
         self.call(Role::Log, request, failed).await
@@ -96,7 +96,7 @@ impl Schedule for Client {
     async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>> {
         let (inner, batch, count) = (self.0.backend.schedule().clone(), batch.to_vec(), batch.len());
         let request = async move { inner.schedule(&batch).await };
-        self.call(Role::Schedule, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
+        self.call(Role::Schedule, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
     }
 
     async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
@@ -159,7 +159,7 @@ impl Leases for Client {
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
         let (inner, leases, count) = (self.0.backend.leases().clone(), leases.to_vec(), leases.len());
         let request = async move { inner.renew(&leases).await };
-        self.call(Role::Leases, request, |error| (0..count).map(|_| Err(error.duplicate())).collect()).await
+        self.call(Role::Leases, request, |error| (0..count).map(|_| Err(error.clone())).collect()).await
     }
 
     async fn release(&self, lease: &Lease) -> Result<()> {

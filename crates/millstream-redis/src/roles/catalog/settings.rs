@@ -28,8 +28,9 @@ impl RedisBackend {
             call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0)).arg(spec.generation);
         let answer = script::run_one(&self.inner.pool, call).await;
         let stored = answer.map_err(|error| match error.kind() {
-            ErrorKind::Deleted => Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)),
-            _ => error.during(format_args!("create topic {}", spec.name)),
+            ErrorKind::Deleted => Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name))
+                .of_topic(&spec.name),
+            _ => error.during(format_args!("create topic {}", spec.name)).of_topic(&spec.name),
         })?;
         read(&spec.name, stored)
     }
@@ -94,18 +95,19 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     let [partitions, format, retention, max_length, deleting, generation] = reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
     if nothing || deleting != Value::Nil {
-        return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")));
+        return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).of_topic(name));
     }
-    let damaged =
-        |what: &str| Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense"));
+    let damaged = |what: &str| {
+        Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense")).of_topic(name)
+    };
     let number = |value: Value, what: &str| number(value).ok_or_else(|| damaged(what));
     // Check the format first: a newer one may give every other field another meaning.
     let format = number(format, "format")?;
     check_format(name, format)?;
     let partitions = u32::try_from(number(partitions, "partitionCount")?).unwrap_or(u32::MAX);
     let retention = reply::text(retention).map_err(|_| damaged("retention"))?;
-    let retention =
-        Retention::parse(&retention).map_err(|error| error.during(format_args!("topic {name}")))?;
+    let retention = Retention::parse(&retention)
+        .map_err(|error| error.during(format_args!("topic {name}")).of_topic(name))?;
     let max_length = match max_length {
         Value::Nil => None,
         stored => Some(number(stored, "maxLength")?).filter(|entries| *entries > 0),

@@ -76,7 +76,7 @@ impl RedisBackend {
         });
         let answers = script::run(&self.inner.pool, calls.collect()).await?;
         let looks = answers.into_iter().zip(partitions).map(|(answer, tp)| {
-            answer.and_then(read).map_err(|error: Error| error.during(format_args!("look at {tp}")))
+            answer.and_then(read).map_err(|error: Error| error.during(format_args!("look at {tp}")).at(tp))
         });
         looks.collect()
     }

@@ -32,7 +32,9 @@ impl RedisBackend {
             let lags = self.lags(chunk, &mut looks, group.as_str(), trust).await?;
             for (((tp, look), lag), beside) in chunk.iter().zip(&looks).zip(lags).zip(beside) {
                 let one = partition_stats(tp, group, look, lag, beside);
-                stats.push(one.map_err(|error| error.during(format_args!("stats of {tp} for {group}")))?);
+                stats.push(
+                    one.map_err(|error| error.during(format_args!("stats of {tp} for {group}")).at(tp))?,
+                );
             }
         }
         Ok(stats)

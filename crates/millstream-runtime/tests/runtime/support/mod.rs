@@ -136,7 +136,7 @@ impl Scripted {
     async fn store(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
         self.appends.lock().expect("lock").push(batch.len());
         if let Some(error) = failure(&self.append_failures) {
-            return batch.iter().map(|_| Err(error.duplicate())).collect();
+            return batch.iter().map(|_| Err(error.clone())).collect();
         }
         self.inner.append(batch).await
     }
