@@ -30,7 +30,7 @@ impl Admin {
 }
 
 pub(crate) fn not_found(topic: &TopicName) -> Error {
-    Error::new(ErrorKind::NotFound, format!("topic {topic} does not exist")).of_topic(topic)
+    Error::new(ErrorKind::NotFound, format!("topic {topic} does not exist")).at(topic)
 }
 
 impl fmt::Debug for Admin {

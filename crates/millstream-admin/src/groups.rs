@@ -63,7 +63,7 @@ impl Admin {
             return Ok(());
         }
         Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist"))
-            .of_topic(topic))
+            .at(topic))
     }
 
     /// Pauses a group as a whole, over all its instances. Returns whether it was not paused before. The pause is stored

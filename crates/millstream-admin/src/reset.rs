@@ -118,8 +118,7 @@ impl Admin {
         if self.backend.catalog().groups(topic).await?.contains(group) {
             return Ok(spec);
         }
-        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} is not there"))
-            .of_topic(topic))
+        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} is not there")).at(topic))
     }
 }
 

@@ -128,7 +128,7 @@ impl Admin {
             return Ok(stats);
         }
         Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist"))
-            .of_topic(topic))
+            .at(topic))
     }
 
     /// Returns the number of delayed messages of a topic that wait.

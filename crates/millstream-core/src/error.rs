@@ -6,9 +6,6 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use crate::name::TopicName;
-use crate::topic::{Partition, TopicPartition};
-
 /// Result of every fallible function of Millstream.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -108,8 +105,7 @@ struct Inner {
     message: String,
     /// Innermost first.
     operations: Vec<String>,
-    topic: Option<TopicName>,
-    partition: Option<Partition>,
+    location: Option<Location>,
     problems: Vec<String>,
     source: Option<Source>,
 }
@@ -127,6 +123,15 @@ impl Deref for Source {
     }
 }
 
+/// Topic or partition that an error concerns. Made of the name of a topic, or of a
+/// [`TopicPartition`](crate::TopicPartition).
+#[derive(Clone, Debug)]
+pub struct Location {
+    // Plain values: names are checked with the error, so the error cannot depend on names.
+    pub(crate) topic: Arc<str>,
+    pub(crate) partition: Option<u32>,
+}
+
 /// Formats operations as the beginning of a line.
 struct Operations<'a>(&'a [String]);
 
@@ -141,8 +146,7 @@ impl Error {
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let (message, operations, problems) = (message.into(), Vec::new(), Vec::new());
-        let (topic, partition, source) = (None, None, None);
-        Self(Arc::new(Inner { kind, message, operations, topic, partition, problems, source }))
+        Self(Arc::new(Inner { kind, message, operations, location: None, problems, source: None }))
     }
 
     /// Returns the same error with `source` as its cause.
@@ -160,20 +164,12 @@ impl Error {
         self
     }
 
-    /// Returns the same error with the partition that it concerns, unless it has a topic already.
+    /// Returns the same error with the topic or partition that it concerns, unless it has one already:
+    /// `error.at(&topic_partition)`, `error.at(&topic_name)`.
     #[must_use]
-    pub fn at(mut self, topic_partition: &TopicPartition) -> Self {
-        if self.0.topic.is_none() {
-            self.inner().partition = Some(topic_partition.partition);
-        }
-        self.of_topic(&topic_partition.topic)
-    }
-
-    /// Returns the same error with the topic that it concerns, unless it has one already.
-    #[must_use]
-    pub fn of_topic(mut self, topic: &TopicName) -> Self {
-        if self.0.topic.is_none() {
-            self.inner().topic = Some(topic.clone());
+    pub fn at(mut self, location: impl Into<Location>) -> Self {
+        if self.0.location.is_none() {
+            self.inner().location = Some(location.into());
         }
         self
     }
@@ -206,16 +202,16 @@ impl Error {
         self.0.operations.iter().rev().map(String::as_str)
     }
 
-    /// Returns the topic that it concerns, if it is known.
+    /// Returns the name of the topic that it concerns, if it is known.
     #[must_use]
-    pub fn topic(&self) -> Option<&TopicName> {
-        self.0.topic.as_ref()
+    pub fn topic(&self) -> Option<&str> {
+        self.0.location.as_ref().map(|location| &*location.topic)
     }
 
     /// Returns the number of the partition of [`topic`](Self::topic) that it concerns, if it is known.
     #[must_use]
-    pub fn partition(&self) -> Option<Partition> {
-        self.0.partition
+    pub fn partition(&self) -> Option<u32> {
+        self.0.location.as_ref()?.partition
     }
 
     /// Returns everything that is wrong with a configuration; empty for every other kind.
@@ -236,7 +232,7 @@ impl Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, message, operations: _, topic, partition, problems: _, source } = &*self.0;
+        let Inner { kind, message, operations: _, location: _, problems: _, source } = &*self.0;
         let mut out = f.debug_struct("Error");
         out.field("kind", kind);
         if let Some(operation) = self.operation() {
@@ -246,11 +242,11 @@ impl fmt::Debug for Error {
             let inner: Vec<_> = self.operations().skip(1).collect();
             out.field("within", &inner);
         }
-        if let Some(topic) = topic {
-            out.field("topic", &topic.as_str());
+        if let Some(topic) = self.topic() {
+            out.field("topic", &topic);
         }
-        if let Some(partition) = partition {
-            out.field("partition", &partition.0);
+        if let Some(partition) = self.partition() {
+            out.field("partition", &partition);
         }
         out.field("message", message);
         if let Some(source) = source {
@@ -327,6 +323,8 @@ impl Problems {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::TopicName;
+    use crate::topic::TopicPartition;
 
     #[test]
     fn only_what_may_pass_by_itself_is_transient() {
@@ -368,10 +366,10 @@ mod tests {
     fn the_first_place_stays() {
         let inner = TopicPartition::new(name("orders"), 3);
         let error = Error::new(ErrorKind::Fenced, "lost").at(&inner);
-        let error = error.at(&TopicPartition::new(name("bills"), 9)).of_topic(&name("bills"));
-        assert_eq!((error.topic(), error.partition()), (Some(&inner.topic), Some(Partition(3))));
-        let error = Error::new(ErrorKind::NotFound, "gone").of_topic(&inner.topic).at(&inner);
-        assert_eq!((error.topic(), error.partition()), (Some(&inner.topic), None), "of the whole topic");
+        let error = error.at(&TopicPartition::new(name("bills"), 9)).at(&name("bills"));
+        assert_eq!((error.topic(), error.partition()), (Some("orders"), Some(3)));
+        let error = Error::new(ErrorKind::NotFound, "gone").at(&inner.topic).at(&inner);
+        assert_eq!((error.topic(), error.partition()), (Some("orders"), None), "of the whole topic");
         assert_eq!(error.to_string(), "gone", "places are fields, not text");
     }
 

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Location, Result};
 
 /// Longest name, in bytes (all allowed characters are one byte long).
 pub const MAX_NAME_LEN: usize = 128;
@@ -103,6 +103,12 @@ name!(
     Namespace,
     "namespace"
 );
+
+impl From<&TopicName> for Location {
+    fn from(topic: &TopicName) -> Self {
+        Self { topic: topic.0.clone(), partition: None }
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::error::Location;
 use crate::name::TopicName;
 
 /// Number of one partition of a topic, from 0.
@@ -21,6 +22,13 @@ pub struct TopicPartition {
     pub topic: TopicName,
     /// The number of the partition.
     pub partition: Partition,
+}
+
+impl From<&TopicPartition> for Location {
+    fn from(topic_partition: &TopicPartition) -> Self {
+        let TopicPartition { topic, partition } = topic_partition;
+        Self { partition: Some(partition.0), ..Self::from(topic) }
+    }
 }
 
 impl TopicPartition {

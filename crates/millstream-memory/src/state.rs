@@ -130,7 +130,7 @@ impl State {
     }
 
     pub(crate) fn topic(&self, name: &TopicName) -> Result<&TopicSpec> {
-        let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} is not there")).of_topic(name);
+        let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} is not there")).at(name);
         self.topics.get(name).ok_or_else(unknown)
     }
 
@@ -139,8 +139,7 @@ impl State {
         if self.deleted_groups.get(&(topic.clone(), group.clone())).is_none_or(|until| *until <= now) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Deleted, format!("group {group} of topic {topic} was deleted"))
-            .of_topic(topic))
+        Err(Error::new(ErrorKind::Deleted, format!("group {group} of topic {topic} was deleted")).at(topic))
     }
 
     pub(crate) fn partition(&mut self, topic_partition: &TopicPartition) -> &mut Partition {

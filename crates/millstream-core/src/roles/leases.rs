@@ -212,7 +212,6 @@ mod tests {
         let resource = Resource::partition(topic_partition.clone(), "billing".parse().expect("a name"));
         let error = Lease::new(resource, 7, "nonce", Duration::from_secs(1)).fenced();
         assert_eq!(error.to_string(), "lease on orders/3 of billing is lost (epoch 7)");
-        let place = (Some(&topic_partition.topic), Some(topic_partition.partition));
-        assert_eq!((error.topic(), error.partition()), place);
+        assert_eq!((error.topic(), error.partition()), (Some("orders"), Some(3)));
     }
 }

@@ -36,8 +36,9 @@ impl Catalog for MemoryBackend {
             Some(stored) => stored.generation > spec.generation,
         };
         if gone {
-            return Err(Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name))
-                .of_topic(&spec.name));
+            return Err(
+                Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)).at(&spec.name)
+            );
         }
         let create = || spec.clone().with_generation(0);
         Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
@@ -162,7 +163,7 @@ impl Catalog for MemoryBackend {
         state.topic(topic)?;
         if !state.topic_groups.get(topic).is_some_and(|groups| groups.contains(group)) {
             let why = format!("group {group} of topic {topic} is not there");
-            return Err(Error::new(ErrorKind::NotFound, why).of_topic(topic));
+            return Err(Error::new(ErrorKind::NotFound, why).at(topic));
         }
         let (now, key) = (self.now(), (topic.clone(), group.clone()));
         if paused == state.paused_groups.contains_key(&key) {

@@ -30,14 +30,14 @@ impl Members for MemoryBackend {
         let TopicSpec { partitions, generation, .. } = *state.topic(topic)?;
         if member.generation.is_some_and(|known| known < generation) {
             let why = format!("topic {topic} was deleted, and created again since");
-            return Err(Error::new(ErrorKind::Deleted, why).of_topic(topic));
+            return Err(Error::new(ErrorKind::Deleted, why).at(topic));
         }
         state.not_deleted(topic, group, now)?;
         let paused = state.paused_groups.contains_key(&(topic.clone(), group.clone()));
         let server = state.server();
         let membership = state.membership(topic, group);
         let refused = |kind, why| {
-            Error::new(kind, format!("member {} of {group} on {topic} is {why}", member.id)).of_topic(topic)
+            Error::new(kind, format!("member {} of {group} on {topic} is {why}", member.id)).at(topic)
         };
         match membership.members.get(&member.id) {
             _ if joining => {}

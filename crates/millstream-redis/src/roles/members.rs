@@ -57,22 +57,19 @@ impl Members for RedisBackend {
             }
             ErrorKind::NotMember => {
                 let what = format!("member {} is not in {group} on {topic}", member.id);
-                Error::new(ErrorKind::NotMember, what).of_topic(topic)
+                Error::new(ErrorKind::NotMember, what).at(topic)
             }
             ErrorKind::NotFound => {
-                Error::new(ErrorKind::NotFound, format!("topic {topic} does not exist")).of_topic(topic)
+                Error::new(ErrorKind::NotFound, format!("topic {topic} does not exist")).at(topic)
             }
             ErrorKind::Deleted if error.to_string().contains("created again") => {
                 let what = format!("topic {topic} was deleted, and created again since");
-                Error::new(ErrorKind::Deleted, what).of_topic(topic)
+                Error::new(ErrorKind::Deleted, what).at(topic)
             }
             ErrorKind::Deleted => gone(topic, group),
-            _ => {
-                error.during(format_args!("heartbeat of {} in {group} on {topic}", member.id)).of_topic(topic)
-            }
+            _ => error.during(format_args!("heartbeat of {} in {group} on {topic}", member.id)).at(topic),
         })?;
-        pulse(answer)
-            .map_err(|error| error.during(format_args!("heartbeat in {group} on {topic}")).of_topic(topic))
+        pulse(answer).map_err(|error| error.during(format_args!("heartbeat in {group} on {topic}")).at(topic))
     }
 
     async fn leave(&self, topic: &TopicName, group: &GroupName, member: &Member) -> Result<()> {
@@ -87,8 +84,7 @@ impl Members for RedisBackend {
         let script = &self.inner.scripts.roster;
         let call = script.call([&keys.members, &keys.member, &keys.assignment, &keys.changes, &keys.meta]);
         let answer = script::run_one(&self.inner.pool, call).await?;
-        roster(answer)
-            .map_err(|error| error.during(format_args!("members of {group} on {topic}")).of_topic(topic))
+        roster(answer).map_err(|error| error.during(format_args!("members of {group} on {topic}")).at(topic))
     }
 
     async fn publish(

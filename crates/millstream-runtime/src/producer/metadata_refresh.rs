@@ -56,7 +56,7 @@ fn deleted(topic: &TopicName) -> Error {
         ErrorKind::Deleted,
         format!("topic {topic} was deleted: nothing is sent until it is created again"),
     )
-    .of_topic(topic)
+    .at(topic)
 }
 
 /// Reads the number of partitions and the bound of one topic.

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use millstream_core::event::Ignore;
 use millstream_core::{
-    Backend, ErrorKind, GroupName, Lease, Partition, Resource, Retention, Start, Topic, TopicChange,
-    TopicName, TopicPartition,
+    Backend, ErrorKind, GroupName, Lease, Resource, Retention, Start, Topic, TopicChange, TopicPartition,
 };
 use millstream_core::{leases::Acquired, log::Settlement};
 use millstream_memory::MemoryBackend;
@@ -95,10 +94,7 @@ async fn who_waits_is_served_when_there_is_room() {
     let began = Instant::now();
     let error = producer.send(&10).partition(0).await.expect_err("full for too long");
     assert_eq!(error.kind(), ErrorKind::Backpressure);
-    assert_eq!(
-        (error.topic().map(TopicName::as_str), error.partition()),
-        (Some("numbers"), Some(Partition(0)))
-    );
+    assert_eq!((error.topic(), error.partition()), (Some("numbers"), Some(0)));
     assert!(began.elapsed() >= 4 * SECOND && began.elapsed() <= 5 * SECOND, "{:?}", began.elapsed());
 }
 

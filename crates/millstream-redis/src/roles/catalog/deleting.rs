@@ -265,9 +265,8 @@ impl RedisBackend {
             }
             let answers = self.inner.pool.send(&pipe).await?;
             for (at, answer) in answers.into_iter().enumerate() {
-                let on = |error: Error| {
-                    error.during(format_args!("delete group {group} of {topic}")).of_topic(topic)
-                };
+                let on =
+                    |error: Error| error.during(format_args!("delete group {group} of {topic}")).at(topic);
                 let no_log = at % 2 == 0 && is_no_key(&answer);
                 let gone = if no_log { 0 } else { reply::int(answer).map_err(on)? };
                 known |= at % 2 == 0 && gone == 1;
@@ -315,8 +314,7 @@ impl RedisBackend {
             return Ok(());
         }
         for answer in self.inner.pool.send(pipe).await? {
-            reply::ok(answer)
-                .map_err(|error| error.during(format_args!("delete topic {name}")).of_topic(name))?;
+            reply::ok(answer).map_err(|error| error.during(format_args!("delete topic {name}")).at(name))?;
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ pub(super) enum Stage {
 
 /// Returns the error for a group that was deleted.
 pub(crate) fn gone(topic: &TopicName, group: &GroupName) -> Error {
-    Error::new(ErrorKind::Deleted, format!("group {group} of topic {topic} was deleted")).of_topic(topic)
+    Error::new(ErrorKind::Deleted, format!("group {group} of topic {topic} was deleted")).at(topic)
 }
 
 impl RedisBackend {
@@ -51,10 +51,10 @@ impl RedisBackend {
                 let why = format!(
                     "group {group} of topic {topic} is being deleted: delete it again if that was stopped"
                 );
-                Error::new(ErrorKind::Deleted, why).of_topic(topic)
+                Error::new(ErrorKind::Deleted, why).at(topic)
             }
             ErrorKind::Deleted => gone(topic, group),
-            _ => error.during(format_args!("register group {group} of {topic}")).of_topic(topic),
+            _ => error.during(format_args!("register group {group} of {topic}")).at(topic),
         })?;
         let [_new, starts] = reply::tuple(answer)?;
         if starts == Value::Nil { Ok(None) } else { reply::text(starts).map(Some) }
@@ -159,7 +159,7 @@ impl RedisBackend {
         })?;
         if answer == Value::Nil {
             let why = format!("group {group} of topic {topic} does not exist");
-            return Err(Error::new(ErrorKind::NotFound, why).of_topic(topic));
+            return Err(Error::new(ErrorKind::NotFound, why).at(topic));
         }
         Ok(reply::int(answer)? == 1)
     }

@@ -28,9 +28,10 @@ impl RedisBackend {
             call.arg(spec.retention.to_string()).arg(spec.max_length.unwrap_or(0)).arg(spec.generation);
         let answer = script::run_one(&self.inner.pool, call).await;
         let stored = answer.map_err(|error| match error.kind() {
-            ErrorKind::Deleted => Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name))
-                .of_topic(&spec.name),
-            _ => error.during(format_args!("create topic {}", spec.name)).of_topic(&spec.name),
+            ErrorKind::Deleted => {
+                Error::new(ErrorKind::Deleted, format!("topic {} was deleted", spec.name)).at(&spec.name)
+            }
+            _ => error.during(format_args!("create topic {}", spec.name)).at(&spec.name),
         })?;
         read(&spec.name, stored)
     }
@@ -95,10 +96,10 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     let [partitions, format, retention, max_length, deleting, generation] = reply::tuple(meta)?;
     let nothing = [&partitions, &format, &retention].iter().all(|value| **value == Value::Nil);
     if nothing || deleting != Value::Nil {
-        return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).of_topic(name));
+        return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).at(name));
     }
     let damaged = |what: &str| {
-        Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense")).of_topic(name)
+        Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense")).at(name)
     };
     let number = |value: Value, what: &str| number(value).ok_or_else(|| damaged(what));
     // Check the format first: a newer one may give every other field another meaning.
@@ -106,8 +107,8 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
     check_format(name, format)?;
     let partitions = u32::try_from(number(partitions, "partitionCount")?).unwrap_or(u32::MAX);
     let retention = reply::text(retention).map_err(|_| damaged("retention"))?;
-    let retention = Retention::parse(&retention)
-        .map_err(|error| error.during(format_args!("topic {name}")).of_topic(name))?;
+    let retention =
+        Retention::parse(&retention).map_err(|error| error.during(format_args!("topic {name}")).at(name))?;
     let max_length = match max_length {
         Value::Nil => None,
         stored => Some(number(stored, "maxLength")?).filter(|entries| *entries > 0),
