@@ -4,10 +4,12 @@ mod answers;
 mod clock;
 mod monitor;
 mod panics;
+mod runners;
 mod thread;
 
 pub use answers::Answers;
 pub use clock::LeaseClock;
 pub use monitor::{LoopMonitor, LoopState, Loops, Scope};
 pub use panics::catch_panic;
+pub use runners::Runners;
 pub use thread::ControlThread;

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use millstream::Concurrency;
 
 use super::Common;
-use super::parse::{Rate, batch, rate, scale, seconds, seconds_or_none, stored, thousand};
+use super::parse::{Rate, batch, concurrency, rate, scale, seconds, seconds_or_none, stored, thousand};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Messages {
@@ -80,6 +81,7 @@ pub(crate) enum PendingIn {
   millstream-bench consume --partitions 8 --baseline       read, handle, acknowledge, trim
   millstream-bench consume --keep --baseline               without trimming
   millstream-bench consume --pending 1000000               while a million others stay pending
+  millstream-bench consume --concurrency unordered:64      up to 64 handlers at once
   millstream-bench consume --groups 4 --prefetch 1000")]
 pub(crate) struct Consume {
     #[command(flatten)]
@@ -94,6 +96,9 @@ pub(crate) struct Consume {
     /// Maximum number of messages that Millstream reads ahead per partition. Default: that of consumers.
     #[arg(long, value_name = "N", value_parser = batch())]
     pub(crate) prefetch: Option<u32>,
+    /// Messages of a partition that Millstream handles at once: `serial`, `unordered:N`, or `per-key:N`.
+    #[arg(long, value_name = "ORDER", default_value = "serial", value_parser = concurrency, conflicts_with = "pending")]
+    pub(crate) concurrency: Concurrency,
     /// Number of groups, which each read all messages at the same time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = thousand(), conflicts_with = "pending")]
     pub(crate) groups: u32,

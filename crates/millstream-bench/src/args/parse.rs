@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::builder::RangedI64ValueParser;
+use millstream::Concurrency;
 
 /// The rate of messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +41,21 @@ fn within(text: &str, least: f64) -> Result<Duration, String> {
         return Err(format!("{least} to 86400 are allowed"));
     }
     Ok(Duration::from_secs_f64(number))
+}
+
+/// Parses how many messages of a partition are handled at once: `serial`, `unordered:64`, `per-key:64`.
+pub(super) fn concurrency(text: &str) -> Result<Concurrency, String> {
+    let wrong = || format!("{text:?} is no concurrency: serial, unordered:64 and per-key:64 are");
+    if text == "serial" {
+        return Ok(Concurrency::Serial);
+    }
+    let (order, at_once) = text.split_once(':').ok_or_else(wrong)?;
+    let at_once = at_once.parse().ok().filter(|at_once| (1..=10_000).contains(at_once)).ok_or_else(wrong)?;
+    match order {
+        "unordered" => Ok(Concurrency::Unordered(at_once)),
+        "per-key" => Ok(Concurrency::PerKey(at_once)),
+        _ => Err(wrong()),
+    }
 }
 
 /// Parses the factor of a suite's messages and seconds.
@@ -84,6 +100,16 @@ mod tests {
         assert_eq!(seconds_or_none("0"), Ok(Duration::ZERO));
         assert!(seconds("0").is_err() && seconds("NaN").is_err() && seconds("1e9").is_err());
         assert!(seconds_or_none("-1").is_err() && seconds_or_none("NaN").is_err());
+    }
+
+    #[test]
+    fn a_concurrency_is_an_order_and_a_number() {
+        assert_eq!(concurrency("serial"), Ok(Concurrency::Serial));
+        assert_eq!(concurrency("unordered:64"), Ok(Concurrency::Unordered(64)));
+        assert_eq!(concurrency("per-key:1"), Ok(Concurrency::PerKey(1)));
+        for wrong in ["", "unordered", "per-key:0", "unordered:10001", "serial:2", "key:2"] {
+            assert!(concurrency(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(crate) async fn consume(stage: &Stage, of: &Consume) -> Result<Measured> {
     let meter = stage.meter().await?;
     let mut consumers = Vec::new();
     for group in groups(of.groups) {
-        let consumer = with_prefetch(mq.consumer(topic.clone(), group), of);
+        let consumer = with_prefetch(mq.consumer(topic.clone(), group), of).concurrency(of.concurrency);
         consumers.push(consumer.start(|_: Delivery<Bytes>| async {}).await?);
     }
     for consumer in &consumers {

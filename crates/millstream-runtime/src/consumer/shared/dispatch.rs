@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use millstream_core::panics::text_of;
+use millstream_loops::Runners;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
-use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use crate::consumer::group::membership::within;
@@ -36,7 +36,7 @@ pub(in crate::consumer) struct Dispatcher {
     queue: VecDeque<Item>,
     /// Poison candidates that are handled one at a time, beside messages that are no candidates.
     alone: VecDeque<Item>,
-    running: JoinSet<Ended>,
+    running: Runners<Ended>,
     /// Whether one of them runs.
     trying: bool,
     /// When the batch at the head of the queue starts even if it is not full.
@@ -59,7 +59,7 @@ impl Dispatcher {
             says,
             queue: VecDeque::new(),
             alone: VecDeque::new(),
-            running: JoinSet::new(),
+            running: Runners::new(),
             trying: false,
             full_at: None,
             left: Vec::new(),
@@ -89,7 +89,7 @@ impl Dispatcher {
         tokio::select! {
             biased;
             () = context.stop.cancelled() => return false,
-            Some(ended) = self.running.join_next() => self.ended(ended),
+            Some(ended) = self.running.next() => self.ended(ended),
             items = self.items.recv() => match items {
                 Some(items) => self.take_in(items),
                 None => return false,
@@ -189,10 +189,11 @@ impl Dispatcher {
         unit
     }
 
-    fn ended(&mut self, ended: Result<Ended, JoinError>) {
+    fn ended(&mut self, ended: Result<Ended, String>) {
         let Ended { alone, left } = match ended {
             Ok(ended) => ended,
-            Err(error) => return tracing::error!(%error, "handling a message was given up"),
+            // Not reached: panics are caught in the job, which knows its keys.
+            Err(panic) => return tracing::error!(panic, "handling a message ended abnormally"),
         };
         self.trying &= !alone;
         match left {
@@ -219,7 +220,7 @@ impl Dispatcher {
         self.left.extend(self.alone.drain(..));
         self.give_back().await;
         // When the time is over they end by themselves.
-        while let Some(ended) = self.running.join_next().await {
+        while let Some(ended) = self.running.next().await {
             self.ended(ended);
             self.give_back().await;
         }

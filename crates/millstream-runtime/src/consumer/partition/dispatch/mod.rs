@@ -14,10 +14,10 @@ use millstream_core::Settlement;
 use millstream_core::event::Event;
 use millstream_core::log::{Entry, Receipt};
 use millstream_core::panics::discard;
+use millstream_loops::Runners;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::task::coop::consume_budget;
-use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::PollSemaphore;
 
@@ -89,7 +89,7 @@ pub(in crate::consumer) struct Dispatch {
     /// Jobs that start next. A batch is filled until it is full or `full_at` has come.
     pub(in crate::consumer) picked: Unit,
     full_at: Instant,
-    running: JoinSet<(Unit, Duration)>,
+    running: Runners<(Unit, Duration)>,
     /// Our position in the queue for handlers, if their number is limited.
     pub(in crate::consumer) turns: Option<PollSemaphore>,
     pub(in crate::consumer) pause: Pause,
@@ -126,7 +126,7 @@ impl Dispatch {
             poison,
             picked: Vec::new(),
             full_at: Instant::now(),
-            running: JoinSet::new(),
+            running: Runners::new(),
             turns,
             inline: at_once == 1,
             warned: false,
@@ -174,7 +174,7 @@ impl Dispatch {
             () = links.guard.revoked().cancelled() => return false,
             () = links.guard.lost().cancelled() => return false,
             () = self.pause.until(!paused) => {}
-            Some(ended) = self.running.join_next() => self.ended(ended),
+            Some(ended) = self.running.next() => self.ended(ended),
             Some(receipt) = links.written.recv() => self.written(receipt),
             lane = self.poison.turn(&links.context.limiter), if !paused => self.queues.unblock(lane),
             turn = turn(&links.guard, &mut self.turns), if complete => {
@@ -205,7 +205,7 @@ impl Dispatch {
         while let Ok(read) = self.links.entries.try_recv() {
             self.take_in(read);
         }
-        while let Some(ended) = self.running.try_join_next() {
+        while let Some(ended) = self.running.try_next() {
             self.ended(ended);
         }
         while let Ok(receipt) = self.links.written.try_recv() {
@@ -327,19 +327,25 @@ impl Dispatch {
     /// Passes the picked jobs to the handler.
     pub(in crate::consumer) async fn start(&mut self, permit: Option<OwnedSemaphorePermit>) -> bool {
         self.trust_again();
-        let started = Instant::now();
         let keep = self.keeps();
         let mut unit = std::mem::take(&mut self.picked);
         let (context, owned) = (&self.links.context, &self.owned);
         if !self.inline {
             let (context, owned) = (context.clone(), owned.clone());
+            let guard = self.links.guard.clone();
             self.running.spawn(async move {
+                // Jobs wait for a thread, and the lease may be lost meanwhile.
+                if guard.lost().is_cancelled() {
+                    return (unit, Duration::ZERO);
+                }
+                let started = Instant::now();
                 handle(&context, &mut unit, |(_, job)| (owned.clone(), &mut **job), keep).await;
                 drop(permit);
                 (unit, started.elapsed())
             });
             return true;
         }
+        let started = Instant::now();
         tokio::select! {
             biased;
             () = context.kill.cancelled() => {
@@ -374,11 +380,12 @@ impl Dispatch {
         }
     }
 
-    fn ended(&mut self, ended: Result<(Unit, Duration), JoinError>) {
+    fn ended(&mut self, ended: Result<(Unit, Duration), String>) {
         match ended {
             Ok((mut unit, elapsed)) => self.finish(&mut unit, elapsed),
-            Err(error) => {
-                tracing::error!(%error, "handling a message ended abnormally");
+            Err(panic) => {
+                // Panics of handlers are caught where they are called, so this one is a defect of ours.
+                tracing::error!(panic, "handling a message ended abnormally");
                 self.links.guard.revoke();
             }
         }
@@ -456,7 +463,7 @@ impl Dispatch {
             tokio::select! {
                 biased;
                 () = self.links.context.kill.cancelled() => return,
-                Some(ended) = self.running.join_next() => self.ended(ended),
+                Some(ended) = self.running.next() => self.ended(ended),
             }
         }
     }
