@@ -226,9 +226,9 @@ impl Subscription {
     }
 
     /// Returns a new, empty in-flight set.
-    pub(in crate::consumer) fn in_flight(&self) -> Arc<InFlight> {
+    pub(in crate::consumer) fn in_flight(&self) -> InFlight {
         let config = &self.config;
-        Arc::new(InFlight::new(config.prefetch, config.concurrency.at_once(), config.max_blocked))
+        InFlight::new(config.prefetch, config.concurrency.at_once(), config.max_blocked)
     }
 
     /// Returns the monitor of a loop for the topic.

@@ -152,6 +152,7 @@ impl State {
 }
 
 /// Pause state of one partition.
+#[derive(Clone)]
 pub(in crate::consumer) struct Pause {
     state: watch::Receiver<State>,
     topic_partition: TopicPartition,

@@ -8,7 +8,7 @@ use millstream_core::error::Result;
 use millstream_core::{Partition, Start, TopicName, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::in_flight::InFlightGauge;
 
 /// Status of a running consumer, updated by its loops.
 #[derive(Default)]
@@ -35,7 +35,7 @@ pub(in crate::consumer) struct TopicStatus {
 /// A partition with a running worker.
 struct Worker {
     epoch: u64,
-    in_flight: Arc<InFlight>,
+    in_flight: Arc<InFlightGauge>,
     seeks: mpsc::UnboundedSender<Seek>,
 }
 
@@ -94,7 +94,7 @@ impl Status {
         self: &Arc<Self>,
         topic_partition: &TopicPartition,
         epoch: u64,
-        in_flight: Arc<InFlight>,
+        in_flight: Arc<InFlightGauge>,
     ) -> (WorkerStatus, mpsc::UnboundedReceiver<Seek>) {
         let (seeks, orders) = mpsc::unbounded_channel();
         lock(&self.workers).insert(topic_partition.clone(), Worker { epoch, in_flight, seeks });
@@ -123,7 +123,7 @@ impl Status {
     pub(in crate::consumer) fn candidates(&self, topic: &TopicName) -> usize {
         let workers = lock(&self.workers);
         let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
-        of_topic.map(|(_, worker)| worker.in_flight.inherited().1).sum()
+        of_topic.map(|(_, worker)| worker.in_flight.candidates()).sum()
     }
 
     /// Sends a seek to the worker of a partition. `None` if there is no worker. The answer never comes if the partition
@@ -154,17 +154,6 @@ pub(in crate::consumer) struct WorkerStatus {
     status: Arc<Status>,
     topic_partition: TopicPartition,
     epoch: u64,
-}
-
-impl WorkerStatus {
-    /// Replaces the in-flight set, when the worker starts over.
-    pub(in crate::consumer) fn begins_anew(&self, in_flight: &Arc<InFlight>) {
-        if let Some(worker) = lock(&self.status.workers).get_mut(&self.topic_partition)
-            && worker.epoch == self.epoch
-        {
-            worker.in_flight = in_flight.clone();
-        }
-    }
 }
 
 impl Drop for WorkerStatus {

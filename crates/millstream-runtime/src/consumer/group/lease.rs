@@ -185,18 +185,6 @@ impl LeaseGuard {
     }
 }
 
-/// Revokes the lease if the loop that holds this panics. Panics of user code are caught where it is called, so a panic
-/// that ends a loop is a defect of ours. The partition must not hang then, but be acquired again.
-pub(in crate::consumer) struct RevokedByPanic(pub(in crate::consumer) Arc<LeaseGuard>);
-
-impl Drop for RevokedByPanic {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.revoke();
-        }
-    }
-}
-
 fn nanos(base: Instant, at: Instant) -> u64 {
     u64::try_from(at.saturating_duration_since(base).as_nanos()).unwrap_or(u64::MAX)
 }

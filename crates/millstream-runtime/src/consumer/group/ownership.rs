@@ -19,7 +19,7 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::lease_table::LeaseTable;
 use crate::consumer::group::membership::{Target, within};
 use crate::consumer::group::pending_acquires::PendingAcquires;
-use crate::consumer::partition::worker::{self, Ended, Moved};
+use crate::consumer::partition::lifecycle::{self, Ended, Moved};
 use millstream_loops::LoopMonitor;
 
 /// Maximum number of concurrent lease requests.
@@ -209,7 +209,7 @@ impl Ownership {
         if !wanted || self.owned.contains_key(&partition) {
             let (context, held) = (self.context.clone(), self.held.clone());
             self.requests.push(Box::pin(async move {
-                worker::release(&context, guard.lease()).await;
+                lifecycle::release(&context, guard.lease()).await;
                 held.remove(partition, &guard);
                 None
             }));
@@ -219,7 +219,7 @@ impl Ownership {
         self.owned.insert(partition, guard.clone());
         // A worker exists again: it answers the seek that made us acquire the partition anew.
         let moved = self.moved.remove(&partition);
-        let task = self.workers.spawn(worker::run(self.context.clone(), guard, moved));
+        let task = self.workers.spawn(lifecycle::run(self.context.clone(), guard, moved));
         self.partitions.insert(task.id(), partition);
     }
 

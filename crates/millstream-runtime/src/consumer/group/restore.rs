@@ -1,22 +1,21 @@
 //! Restores a group that somebody destroyed, so that no unsettled entry is skipped.
 
+use millstream_core::MessageId;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
-use crate::consumer::partition::in_flight::InFlight;
 
-/// Creates the group again after somebody destroyed it or deleted the stream. Reading goes on at the frontier: everything
+/// Creates the group again after somebody destroyed it or deleted the stream. Reading goes on after the frontier: everything
 /// above it is handled (again) rather than lost. If topic or group were deleted on purpose, the consumer ends instead.
 pub(in crate::consumer) async fn restore_group(
     context: &Subscription,
     guard: &LeaseGuard,
-    in_flight: &InFlight,
+    after: MessageId,
     error: &Error,
 ) -> Result<()> {
     let (topic_partition, group) = guard.lease().partition()?;
-    let after = in_flight.frontier();
     let catalog = context.backend.catalog();
     let restored = async {
         // If the server lost all data, the registry is gone as well.

@@ -12,7 +12,6 @@ use millstream_core::error::ErrorKind;
 use millstream_core::upkeep::Trigger;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout};
-use tokio_util::sync::CancellationToken;
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
@@ -53,13 +52,8 @@ impl Triggers {
     }
 }
 
-/// Runs all upkeep of one partition until `done` or until the lease is lost.
-pub(in crate::consumer) async fn run(
-    context: &Subscription,
-    guard: &LeaseGuard,
-    triggers: &Triggers,
-    done: &CancellationToken,
-) {
+/// Runs all upkeep of one partition until the lease is lost.
+pub(in crate::consumer) async fn run(context: &Subscription, guard: &LeaseGuard, triggers: &Triggers) {
     let loops = context.upkeep.iter().zip(&triggers.0).map(|(upkeep, bell)| async move {
         let Ok((topic_partition, _)) = guard.lease().partition() else { return };
         let monitor = context.monitor_of(upkeep.name(), topic_partition);
@@ -89,7 +83,6 @@ pub(in crate::consumer) async fn run(
     });
     tokio::select! {
         biased;
-        () = done.cancelled() => {}
         () = guard.lost().cancelled() => {}
         _ = join_all(loops) => {}
     }

@@ -62,7 +62,7 @@ impl OrphanClaimer {
             Ok(messages) => {
                 self.monitor.succeeded(observer);
                 if messages > 0 {
-                    tracing::info!(%topic_partition, %group, messages, "taken over from other names");
+                    tracing::info!(%topic_partition, %group, messages, "claimed from other consumer names");
                 }
                 self.due = if messages < MOST { now + lease.ttl * self.ttls } else { now };
                 self.ttls = if messages > 0 { 1 } else { SELDOM };

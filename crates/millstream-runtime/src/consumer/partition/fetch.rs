@@ -1,13 +1,15 @@
-//! The fetch loop: reads one partition while there is room.
+//! Fetching: reads one partition while there is room.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::error::{ErrorKind, Result};
+use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::{Entry, Fetched};
 use millstream_core::{Reader, Settlement};
-use tokio::sync::mpsc::UnboundedSender;
+use millstream_loops::LoopMonitor;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
@@ -16,152 +18,243 @@ use crate::consumer::maintenance::Triggers;
 use crate::consumer::partition::claim_orphans::OrphanClaimer;
 use crate::consumer::partition::in_flight::InFlight;
 use crate::consumer::partition::poison::is_candidate;
-use crate::consumer::partition::settlement_buffer::Settlements;
-use millstream_loops::LoopMonitor;
+use crate::consumer::partition::settle::Settler;
+use crate::consumer::partition::slot::Slot;
 
-/// Entries on their way to the dispatcher.
+/// Entries that were read.
 pub(in crate::consumer) struct Read {
     pub(in crate::consumer) entries: Vec<Entry>,
     /// Number of consecutive owner ends, if the entries were pending when the lease was granted; else 0.
     pub(in crate::consumer) ends: usize,
 }
 
-/// Reads one partition. It is the partition's only reader.
+/// Reads one partition. It is the partition's only reader, and has at most one request under way.
 pub(in crate::consumer) struct Fetcher {
-    pub(in crate::consumer) context: Arc<Subscription>,
-    pub(in crate::consumer) guard: Arc<LeaseGuard>,
-    pub(in crate::consumer) in_flight: Arc<InFlight>,
-    /// To the dispatcher. Bounded by the room in flight.
-    pub(in crate::consumer) entries: UnboundedSender<Read>,
-    /// To the settler: pending entries without a body are acknowledged.
-    pub(in crate::consumer) settlements: UnboundedSender<Settlements>,
+    context: Arc<Subscription>,
+    guard: Arc<LeaseGuard>,
     /// Triggered when a message was scheduled that is due before all others that wait.
-    pub(in crate::consumer) triggers: Arc<Triggers>,
-    pub(in crate::consumer) reader: Option<Box<dyn Reader>>,
-    pub(in crate::consumer) orphans: OrphanClaimer,
+    triggers: Arc<Triggers>,
+    monitor: LoopMonitor,
+    /// What requests use. `None` while one is under way.
+    tools: Option<Tools>,
+    request: Slot<(Tools, Ended)>,
+    /// Makes the request under way end at once.
+    cancel: CancellationToken,
+    /// When the next request may be sent, after one that failed.
+    not_before: Option<Instant>,
+    /// Error for which the group is created again before anything else is read.
+    gone: Option<Error>,
     /// Whether everything that was pending when the lease was granted has been read. Whatever is pending later is our
     /// own.
-    pub(in crate::consumer) caught_up: bool,
+    caught_up: bool,
+}
+
+struct Tools {
+    /// `None` until it is opened.
+    reader: Option<Box<dyn Reader>>,
+    orphans: OrphanClaimer,
+}
+
+/// How a request ended.
+pub(in crate::consumer) enum Ended {
+    /// Orphans were looked for. True if a new read will find more pending entries.
+    Claimed(Result<bool>),
+    /// A page was requested for so much room.
+    Fetched(usize, Result<Fetched>),
+    /// The group was created again.
+    Restored(Result<()>),
+    /// It was cancelled.
+    Cancelled,
+}
+
+/// Result of a request, for the parts of the worker that it concerns.
+pub(in crate::consumer) enum Progress {
+    Read(Read),
+    Nothing,
+    /// The lease is lost.
+    Fenced,
 }
 
 impl Fetcher {
-    /// Reads until the consumer stops or the lease is lost. Errors are reported and do not end the loop.
-    pub(in crate::consumer) async fn run(mut self) {
-        let context = self.context.clone();
-        let guard = self.guard.clone();
-        let observer = &*context.observer;
-        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
-        let monitor = context.monitor_of("fetch", topic_partition);
-        let mut pause = context.pauses.of(topic_partition);
-        let work = async {
-            loop {
-                pause.until(false).await;
-                let read = tokio::select! {
+    pub(in crate::consumer) fn new(
+        context: Arc<Subscription>,
+        guard: Arc<LeaseGuard>,
+        triggers: Arc<Triggers>,
+        monitor: LoopMonitor,
+    ) -> Self {
+        let orphans = OrphanClaimer::new(context.clone(), guard.clone());
+        Self {
+            context,
+            guard,
+            triggers,
+            monitor,
+            tools: Some(Tools { reader: None, orphans }),
+            request: Slot::default(),
+            cancel: CancellationToken::new(),
+            not_before: None,
+            gone: None,
+            caught_up: false,
+        }
+    }
+
+    /// Sends the next request if there is room and it is time, or ends the one under way if it is to be another one.
+    pub(in crate::consumer) fn advance(&mut self, paused: bool, now: Instant, in_flight: &mut InFlight) {
+        // What is over must not wake the worker again, even if there is no room yet.
+        self.not_before = self.not_before.filter(|not_before| now < *not_before);
+        let Some(tools) = &mut self.tools else {
+            // The pending list is wanted, which a wait for new entries would not read. Or nothing is wanted.
+            if paused || in_flight.is_to_look_again() {
+                self.cancel.cancel();
+            }
+            return;
+        };
+        if paused || self.not_before.is_some() {
+            return;
+        }
+        let Some(room) = in_flight.room() else { return };
+        self.monitor.begin_round(self.context.config.max_wait);
+        if in_flight.take_look_again() {
+            start_over(tools, in_flight);
+        }
+        let Some(mut tools) = self.tools.take() else { return };
+        let (context, guard) = (self.context.clone(), self.guard.clone());
+        self.cancel = CancellationToken::new();
+        let cancel = self.cancel.clone();
+        if let Some(error) = self.gone.take() {
+            let after = in_flight.frontier();
+            self.request.start(Box::pin(async move {
+                let restored = restore_group(&context, &guard, after, &error).await;
+                (tools, Ended::Restored(restored))
+            }));
+            return;
+        }
+        if tools.orphans.due_in().is_zero() {
+            self.request.start(Box::pin(async move {
+                let claimed = tokio::select! {
                     biased;
-                    () = pause.until(true) => {
-                        // The request is dropped, and with it perhaps a reply with entries: the reader starts over with
-                        // the pending list.
-                        self.in_flight.begin_rewind();
-                        monitor.idle();
-                        continue;
-                    }
-                    read = self.run_once(&monitor) => read,
+                    () = cancel.cancelled() => Ended::Cancelled,
+                    claimed = tools.orphans.run_once() => Ended::Claimed(claimed),
                 };
-                match read {
-                    Ok(()) => monitor.succeeded(observer),
-                    Err(error) if error.kind() == ErrorKind::Fenced => return guard.lose(),
-                    Err(error) => {
-                        let pause = monitor.failed(&error, observer);
-                        tokio::time::sleep(pause).await;
-                    }
-                }
-            }
-        };
-        tokio::select! {
-            biased;
-            () = guard.revoked().cancelled() => {}
-            () = guard.lost().cancelled() => {}
-            () = work => {}
+                (tools, claimed)
+            }));
+            return;
         }
-    }
-
-    /// Waits for room, reads once, and forwards what was read.
-    async fn run_once(&mut self, monitor: &LoopMonitor) -> Result<()> {
-        let room = self.in_flight.room().await;
-        monitor.begin_round(self.context.config.max_wait);
-        self.in_flight.begin_read();
-        let in_flight = self.in_flight.clone();
-        let fetched = tokio::select! {
-            biased;
-            () = in_flight.let_go() => {
-                // A reader that starts over sees the entry at once; a wait for new ones would not.
-                self.start_over();
-                return Ok(());
-            }
-            fetched = self.fetch(room) => fetched,
-        };
-        let mut fetched = match fetched {
-            Ok(fetched) => fetched,
-            Err(error) => {
-                // A reply with entries may have been lost: the reader starts over with the pending list.
-                self.in_flight.begin_rewind();
-                if error.kind() == ErrorKind::GroupMissing {
-                    return restore_group(&self.context, &self.guard, &self.in_flight, &error).await;
-                }
-                return Err(error);
-            }
-        };
-        if fetched.pending && !self.in_flight.is_rewinding() {
-            // The reader has started over by itself. What was settled while it read was not recorded, so some of these
-            // entries may be done. Read again from the start and record settlements. The other reports of this reply come
-            // only once, so they are forwarded now.
-            self.start_over();
-            fetched.entries.clear();
-            fetched.ghosts.clear();
-            return self.hand_on(fetched);
+        if tools.reader.is_none() {
+            // A new reader begins with the pending list, which may show entries that are settled meanwhile.
+            in_flight.begin_rewind();
         }
-        self.in_flight.brought(room, fetched.entries.len());
-        if !fetched.pending {
-            self.in_flight.end_rewind();
-            // The first reply without pending entries: everything that was pending at the grant has been read.
-            if !std::mem::replace(&mut self.caught_up, true) {
-                self.taken_over();
-            }
-        }
-        self.hand_on(fetched)
-    }
-
-    async fn fetch(&mut self, room: usize) -> Result<Fetched> {
-        if self.orphans.run_once().await? {
-            self.start_over();
-        }
-        let reader = match &mut self.reader {
-            Some(reader) => reader,
-            none => {
-                // A new reader begins with the pending list, which may show entries that are settled meanwhile.
-                self.in_flight.begin_rewind();
-                none.insert(self.context.backend.log().reader(self.guard.lease()).await?)
-            }
-        };
+        in_flight.begin_read();
         // Wait no longer than until the next check for orphans, and not at all before everything pending is known.
         let wait = if self.caught_up { self.context.config.max_wait } else { Duration::ZERO };
-        reader.fetch(room, wait.min(self.orphans.due_in())).await
+        let wait = wait.min(tools.orphans.due_in());
+        self.request.start(Box::pin(async move {
+            let fetched = tokio::select! {
+                biased;
+                () = cancel.cancelled() => Ended::Cancelled,
+                fetched = fetch(&mut tools.reader, &context, &guard, room, wait) => Ended::Fetched(room, fetched),
+            };
+            (tools, fetched)
+        }));
     }
 
-    /// Makes the next read begin with the pending list, which may show entries that are settled meanwhile.
-    ///
-    /// The reader is kept: it knows the newest entries that were handed out, and so notices a fail-over that has lost them
-    /// and gives their ids to others.
-    fn start_over(&mut self) {
-        self.in_flight.begin_rewind();
-        if let Some(reader) = &mut self.reader {
-            reader.start_over();
+    /// Returns when the next request is to be sent although nothing else happens.
+    pub(in crate::consumer) fn wakes(&self) -> Option<Instant> {
+        self.not_before.filter(|_| self.request.is_empty())
+    }
+
+    /// Drops the request under way.
+    pub(in crate::consumer) fn stop(&mut self) {
+        self.request.clear();
+    }
+
+    /// Waits until the request has ended. Waits for ever if there is none. Cancel safe.
+    pub(in crate::consumer) async fn ended(&mut self) -> Ended {
+        let (tools, ended) = self.request.ended().await;
+        self.tools = Some(tools);
+        ended
+    }
+
+    /// Takes in the result of a request.
+    pub(in crate::consumer) fn take_in(
+        &mut self,
+        ended: Ended,
+        in_flight: &mut InFlight,
+        settler: &mut Settler,
+    ) -> Progress {
+        let mut restoring = false;
+        let taken = match ended {
+            Ended::Cancelled => {
+                // The request is dropped, and with it perhaps a reply with entries: the reader starts over with the pending
+                // list.
+                in_flight.begin_rewind();
+                self.monitor.idle();
+                return Progress::Nothing;
+            }
+            Ended::Restored(restored) => {
+                restored.map(|()| Progress::Nothing).inspect_err(|_| restoring = true)
+            }
+            Ended::Claimed(claimed) => claimed.map(|more| {
+                if more && let Some(tools) = &mut self.tools {
+                    start_over(tools, in_flight);
+                }
+                Progress::Nothing
+            }),
+            Ended::Fetched(room, fetched) => {
+                fetched.and_then(|fetched| self.fetched(fetched, room, in_flight, settler))
+            }
+        };
+        match taken {
+            Ok(progress) => {
+                self.monitor.succeeded(&*self.context.observer);
+                progress
+            }
+            Err(error) if error.kind() == ErrorKind::Fenced => Progress::Fenced,
+            Err(error) => {
+                // A reply with entries may have been lost: the reader starts over with the pending list.
+                in_flight.begin_rewind();
+                if error.kind() == ErrorKind::GroupMissing && !restoring {
+                    self.gone = Some(error);
+                } else {
+                    let pause = self.monitor.failed(&error, &*self.context.observer);
+                    self.not_before = Some(Instant::now() + pause);
+                }
+                Progress::Nothing
+            }
         }
+    }
+
+    fn fetched(
+        &mut self,
+        mut fetched: Fetched,
+        room: usize,
+        in_flight: &mut InFlight,
+        settler: &mut Settler,
+    ) -> Result<Progress> {
+        if fetched.pending && !in_flight.is_rewinding() {
+            // The reader has started over by itself. What was settled while it read was not recorded, so some of these
+            // entries may be done. Read again from the start and record settlements. The other reports of this reply come
+            // only once, so they are used now.
+            if let Some(tools) = &mut self.tools {
+                start_over(tools, in_flight);
+            }
+            fetched.entries.clear();
+            fetched.ghosts.clear();
+            return self.hand_on(fetched, in_flight, settler);
+        }
+        in_flight.brought(room, fetched.entries.len());
+        if !fetched.pending {
+            in_flight.end_rewind();
+            // The first reply without pending entries: everything that was pending at the grant has been read.
+            if !std::mem::replace(&mut self.caught_up, true) {
+                self.taken_over(in_flight);
+            }
+        }
+        self.hand_on(fetched, in_flight, settler)
     }
 
     /// Reports the takeover: everything that was pending when the lease was granted has been read.
-    fn taken_over(&self) {
-        let (lease, (messages, candidates)) = (self.guard.lease(), self.in_flight.inherited());
+    fn taken_over(&self, in_flight: &InFlight) {
+        let (lease, (messages, candidates)) = (self.guard.lease(), in_flight.inherited());
         let Ok((topic_partition, group)) = lease.partition() else { return };
         let ends = lease.ends.len();
         if ends > 0 {
@@ -171,42 +264,69 @@ impl Fetcher {
         }
     }
 
-    fn hand_on(&self, fetched: Fetched) -> Result<()> {
+    /// Reports what a reply says beside the entries, and admits the entries.
+    fn hand_on(&self, fetched: Fetched, in_flight: &mut InFlight, settler: &mut Settler) -> Result<Progress> {
         let (topic_partition, group) = self.guard.lease().partition()?;
         let observer = &self.context.observer;
         if fetched.woken {
             self.triggers.parked();
         }
         if let Some((from, to)) = fetched.rewound {
-            tracing::warn!(%topic_partition, %group, %from, %to, "the server lost what it had told");
+            tracing::warn!(%topic_partition, %group, %from, %to, "the server lost entries that had been read");
             observer.observe(&Event::TailLost { topic_partition, group, from, to });
         }
         if fetched.tail_lost {
             // Messages in flight may share their ids with entries that come next.
             tracing::warn!(%topic_partition, %group, "the log lost entries that were handed out: those in flight are dropped");
             self.guard.drop_all();
-            // Stops the loop: nothing more is read under this lease.
+            // Nothing more is read under this lease.
             return Err(self.guard.lease().fenced());
         }
         if !fetched.ghosts.is_empty() {
             let messages = fetched.ghosts.len();
-            tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by somebody");
+            tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
             observer.observe(&Event::Ghosts { topic_partition, group, messages });
-            let done = fetched.ghosts.into_iter().map(|receipt| (receipt, Settlement::Ack));
-            // A closed channel means that the worker ends; the next owner reads the same ghosts.
-            let _ = self.settlements.send(done.collect());
+            let now = Instant::now();
+            for receipt in fetched.ghosts {
+                settler.add(receipt, Settlement::Ack, now);
+            }
         }
         let pending = fetched.pending;
-        let entries = self.in_flight.admit(fetched.entries);
-        if !entries.is_empty() {
-            let messages = entries.len();
-            observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
-            let ends = if pending && !self.caught_up { self.guard.lease().ends.len() } else { 0 };
-            if ends > 0 {
-                self.in_flight.inherit(&entries, |entry| is_candidate(entry, ends));
-            }
-            let _ = self.entries.send(Read { entries, ends });
+        let entries = in_flight.admit(fetched.entries);
+        if entries.is_empty() {
+            return Ok(Progress::Nothing);
         }
-        Ok(())
+        let messages = entries.len();
+        observer.observe(&Event::Fetched { topic_partition, group, messages, pending });
+        let ends = if pending && !self.caught_up { self.guard.lease().ends.len() } else { 0 };
+        if ends > 0 {
+            in_flight.inherit(&entries, |entry| is_candidate(entry, ends));
+        }
+        Ok(Progress::Read(Read { entries, ends }))
     }
+}
+
+/// Makes the next read begin with the pending list, which may show entries that are settled meanwhile.
+///
+/// The reader is kept: it knows the newest entries that were handed out, and so notices a fail-over that has lost them
+/// and gives their ids to others.
+fn start_over(tools: &mut Tools, in_flight: &mut InFlight) {
+    in_flight.begin_rewind();
+    if let Some(reader) = &mut tools.reader {
+        reader.start_over();
+    }
+}
+
+async fn fetch(
+    reader: &mut Option<Box<dyn Reader>>,
+    context: &Subscription,
+    guard: &LeaseGuard,
+    room: usize,
+    wait: Duration,
+) -> Result<Fetched> {
+    let reader = match reader {
+        Some(reader) => reader,
+        none => none.insert(context.backend.log().reader(guard.lease()).await?),
+    };
+    reader.fetch(room, wait).await
 }

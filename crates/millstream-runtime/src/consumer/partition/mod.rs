@@ -6,10 +6,11 @@ pub(in crate::consumer) mod fetch;
 pub(in crate::consumer) mod handle;
 pub(in crate::consumer) mod id_set;
 pub(in crate::consumer) mod in_flight;
+pub(in crate::consumer) mod lifecycle;
 pub(in crate::consumer) mod poison;
 pub(in crate::consumer) mod server_clock;
 pub(in crate::consumer) mod settle;
-pub(in crate::consumer) mod settlement_buffer;
+pub(in crate::consumer) mod slot;
 pub(in crate::consumer) mod worker;
 
 pub(crate) use handle::PartitionHandle;

@@ -13,20 +13,14 @@
 //! when it returns ([`Leases::withdraw_end`](millstream_core::Leases::withdraw_end)).
 
 use std::collections::{HashMap, VecDeque};
-use std::time::Duration;
 
-use millstream_core::Settlement;
-use millstream_core::event::Event;
 use millstream_core::log::{Entry, Note, Receipt};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::PollSemaphore;
 
-use crate::consumer::handler::{Said, Verdict};
-use crate::consumer::partition::dispatch::Dispatch;
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::dispatch::key_queues::{KeyQueue, Ticket};
 use crate::consumer::partition::dispatch::limits::Limiter;
-use crate::consumer::partition::handle::PartitionHandle;
 
 /// Number of consecutive ends at which a message must have been pending to be a candidate.
 const ENDS: usize = 2;
@@ -96,12 +90,12 @@ impl Candidate {
     }
 
     /// Returns the newest epoch of a lease under which it began and that ended; 0 if there is none.
-    fn newest(&self) -> u64 {
+    pub(in crate::consumer) fn newest(&self) -> u64 {
         self.by.iter().filter_map(|noter| noter.parse().ok()).max().unwrap_or(0)
     }
 
     /// Resets the suspicion: another message is known to have ended the owners that noted this one.
-    fn exonerate(&mut self) {
+    pub(in crate::consumer) fn exonerate(&mut self) {
         if self.plan == Plan::Alone {
             (self.plan, self.noted) = (Plan::Note, 0);
             self.by.clear();
@@ -152,9 +146,21 @@ impl Poison {
         Self { me: epoch.to_string(), noting, noted, alone, trying: None, turns }
     }
 
-    /// Whether there is nothing to do.
-    pub(in crate::consumer) fn is_idle(&self) -> bool {
-        self.noting.is_empty() && self.noted.is_empty() && self.alone.is_empty()
+    /// Whether this message is the one that is being handled alone.
+    pub(in crate::consumer) fn tries(&self, receipt: Receipt) -> bool {
+        self.trying.as_ref().is_some_and(|(trying, _)| *trying == receipt)
+    }
+
+    /// Adds a candidate that waits until it can be handled alone. `newest` is the newest epoch under which it began.
+    pub(in crate::consumer) fn waits(&mut self, receipt: Receipt, lane: KeyQueue, newest: u64) {
+        self.alone.push_back(Waiting { receipt, lane, newest });
+    }
+
+    /// Keeps a candidate until its note is written, and returns the note.
+    pub(in crate::consumer) fn notes(&mut self, ticket: Ticket, job: Box<Job>) -> Option<Note> {
+        let note = job.candidate.as_deref().map(|candidate| candidate.begins(&self.me, &job))?;
+        self.noting.insert(job.receipt, (ticket, job));
+        Some(note)
     }
 
     /// Returns the next candidate whose note is written.
@@ -199,52 +205,9 @@ impl Poison {
 
     /// Records that this message is settled, or waits in place.
     pub(in crate::consumer) fn done(&mut self, receipt: Receipt) {
-        if self.trying.as_ref().is_some_and(|(trying, _)| *trying == receipt) {
+        if self.tries(receipt) {
             self.trying = None;
         }
-    }
-}
-
-impl Dispatch {
-    /// Returns a message that can start at once. A candidate is kept back until its note is written, or until it can run
-    /// alone; or it is given up.
-    pub(in crate::consumer) fn screen(&mut self, (ticket, mut job): Picked) -> Option<Picked> {
-        let (is_message, receipt, limiter) = (job.is_message(), job.receipt, &self.links.context.limiter);
-        let Some(candidate) = job.candidate.as_deref_mut().filter(|_| is_message) else {
-            return Some((ticket, job));
-        };
-        let newest = candidate.newest();
-        if limiter.is_explained(newest) {
-            candidate.exonerate();
-        }
-        match candidate.plan {
-            Plan::GiveUp(crashes) => {
-                job.said = Some(Said::Own(Verdict::Crashed(crashes)));
-                let PartitionHandle { topic_partition, group, .. } = &*self.owned;
-                let origin = job.origin;
-                tracing::warn!(%topic_partition, %group, %origin, crashes, "given up: processes ended over it");
-                let event = Event::Crashed { topic_partition, group, origin, crashes };
-                self.links.context.observer.observe(&event);
-                // The leases before ours ended over this message, so other candidates need not run alone because of them.
-                limiter.explain(self.owned.epoch);
-                self.finish(&mut vec![(ticket, job)], Duration::ZERO);
-                return None;
-            }
-            Plan::Alone if self.poison.trying.as_ref().is_none_or(|(trying, _)| *trying != receipt) => {
-                // `None`: another message of its queue runs. It is then put back and comes up again.
-                if let Some(lane) = self.queues.block(ticket, job) {
-                    self.poison.alone.push_back(Waiting { receipt, lane, newest });
-                }
-                return None;
-            }
-            Plan::Note | Plan::Alone => {}
-        }
-        let note = job.candidate.as_deref().map(|candidate| candidate.begins(&self.poison.me, &job))?;
-        // The handler starts only after the settler reports that the note is written, so the note is sent at once.
-        self.poison.noting.insert(receipt, (ticket, job));
-        self.settle(receipt, Settlement::Hold(note));
-        self.settlement_buffer.flush();
-        None
     }
 }
 

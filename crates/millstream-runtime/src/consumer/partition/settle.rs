@@ -1,13 +1,14 @@
-//! The settle loop: writes settlements to the log in batches.
+//! Settling: writes the outcomes of one partition to the log, in batches.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::Settlement;
-use millstream_core::error::{Error, ErrorKind, Result};
+use futures_util::future::BoxFuture;
+use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
-use millstream_core::log::{Receipt, Source};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use millstream_core::log::{Receipt, Settled, Source};
+use millstream_core::{MessageId, Settlement};
+use millstream_loops::LoopMonitor;
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
@@ -15,139 +16,242 @@ use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::Triggers;
 use crate::consumer::partition::in_flight::InFlight;
-use crate::consumer::partition::settlement_buffer::Settlements;
+use crate::consumer::partition::slot::Slot;
 
-/// Size from which a request is full: one script call handles this many, and one more batch of them, in less than a
-/// millisecond.
+/// Settlements that are sent together.
+pub(in crate::consumer) type Settlements = Vec<(Receipt, Settlement)>;
+
+/// Number of settlements that one request handles cheaply.
+const ENOUGH: usize = 256;
+/// Maximum number of settlements of a request: one script call handles this many in less than a millisecond.
 const MAX_BATCH: usize = 500;
+/// Maximum time that a settlement waits for others while handlers run.
+const LONGEST: Duration = Duration::from_millis(1);
 
-/// Settles the messages of one partition.
+/// The settlements of one partition. At most one request is under way.
 pub(in crate::consumer) struct Settler {
-    pub(in crate::consumer) context: Arc<Subscription>,
-    pub(in crate::consumer) guard: Arc<LeaseGuard>,
-    pub(in crate::consumer) in_flight: Arc<InFlight>,
-    pub(in crate::consumer) settlements: UnboundedReceiver<Settlements>,
-    pub(in crate::consumer) triggers: Arc<Triggers>,
-    /// To the dispatcher: receipts whose notes are written.
-    pub(in crate::consumer) written: UnboundedSender<Receipt>,
-    /// Settlements that are not written yet.
-    pub(in crate::consumer) waiting: Settlements,
+    context: Arc<Subscription>,
+    guard: Arc<LeaseGuard>,
+    triggers: Arc<Triggers>,
+    monitor: LoopMonitor,
+    /// Settlements that are not sent, or were not stored.
+    waiting: Settlements,
+    /// Time of the first of them; `None` if there is none.
+    since: Option<Instant>,
+    /// Whether they wait for no others.
+    is_due: bool,
+    /// When the next request may be sent, after one that failed.
+    not_before: Option<Instant>,
+    request: Slot<Request>,
+}
+
+/// A request that has ended.
+struct Request {
+    /// Settlements that the server has accepted, with its answer and the time that it took.
+    stored: Vec<(Settlements, Settled, Duration)>,
+    /// Settlements that were not stored.
+    left: Settlements,
+    /// Settlements that are in doubt, because the group was gone and has been created again.
+    doubtful: Vec<Receipt>,
+    result: Result<()>,
+}
+
+/// Result of a request, for the parts of the worker that it concerns.
+pub(in crate::consumer) enum Progress {
+    /// Receipts whose notes are written.
+    Written(Vec<Receipt>),
+    /// The lease is lost.
+    Fenced,
 }
 
 impl Settler {
-    /// Settles until everything is settled and nothing more can come, the lease is lost, or the shutdown timeout is over.
-    pub(in crate::consumer) async fn run(mut self) {
-        let guard = self.guard.clone();
-        let Ok((topic_partition, _)) = guard.lease().partition() else { return };
-        let monitor = self.context.monitor_of("settle", topic_partition);
-        while self.collect().await {
-            monitor.begin_round(Duration::ZERO);
-            let settled = tokio::select! {
-                biased;
-                settled = self.run_once() => settled,
-                () = guard.lost().cancelled() => return,
-            };
-            match settled {
-                Ok(()) => monitor.succeeded(&*self.context.observer),
-                Err(error) if error.kind() == ErrorKind::Fenced => return guard.lose(),
-                Err(error) => {
-                    let pause = monitor.failed(&error, &*self.context.observer);
-                    tokio::select! {
-                    biased;
-                            () = tokio::time::sleep(pause) => {}
-                            () = self.context.kill.cancelled() => return,
-                            () = guard.lost().cancelled() => return,
-                        }
-                }
-            }
+    pub(in crate::consumer) fn new(
+        context: Arc<Subscription>,
+        guard: Arc<LeaseGuard>,
+        triggers: Arc<Triggers>,
+        monitor: LoopMonitor,
+    ) -> Self {
+        let (waiting, request) = (Settlements::new(), Slot::default());
+        Self {
+            context,
+            guard,
+            triggers,
+            monitor,
+            waiting,
+            since: None,
+            is_due: false,
+            not_before: None,
+            request,
         }
     }
 
-    /// Waits for something to settle. False if nothing is left and nothing more can come.
-    async fn collect(&mut self) -> bool {
-        if self.waiting.is_empty() {
-            let first = tokio::select! {
-                biased;
-                first = self.settlements.recv() => first,
-                () = self.guard.lost().cancelled() => None,
-            };
-            match first {
-                Some(first) => self.waiting = first,
-                None => return false,
-            }
-        }
-        while self.waiting.len() < MAX_BATCH {
-            let Ok(next) = self.settlements.try_recv() else { break };
-            self.waiting.extend(next);
-        }
-        true
+    /// Adds a settlement.
+    pub(in crate::consumer) fn add(&mut self, receipt: Receipt, settlement: Settlement, now: Instant) {
+        self.since.get_or_insert(now);
+        self.waiting.push((receipt, settlement));
     }
 
-    /// Settles one batch. Settlements that failed stay in `waiting`.
-    async fn run_once(&mut self) -> Result<()> {
-        let failed = self.settle(0).await;
-        if let Err(error) = &failed
-            && !error.is_transient()
-            && error.kind() != ErrorKind::Fenced
-        {
-            // A dead letter that cannot be stored (its storage key holds somebody else's data, for example) must not
-            // prevent the other messages from being acknowledged.
-            // Acks are sorted last, so that they can be sent without the others.
-            self.waiting.sort_by_key(|(_, settlement)| *settlement == Settlement::Ack);
-            let others = self.waiting.iter().filter(|(_, settlement)| *settlement != Settlement::Ack).count();
-            if others < self.waiting.len() {
-                self.settle(others).await?;
-            }
-            if error.kind() == ErrorKind::GroupMissing {
-                self.restore(error).await?;
+    /// Whether everything is stored.
+    pub(in crate::consumer) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.request.is_empty()
+    }
+
+    /// Whether the last request failed, and the next one waits.
+    pub(in crate::consumer) fn has_failed(&self) -> bool {
+        self.not_before.is_some()
+    }
+
+    /// Makes what was added due.
+    pub(in crate::consumer) fn hurry(&mut self) {
+        self.is_due = !self.waiting.is_empty();
+    }
+
+    /// Sends what waits, if it is due. `frontier` is that of the partition.
+    pub(in crate::consumer) fn advance(&mut self, now: Instant, frontier: impl FnOnce() -> MessageId) {
+        if self.wakes().is_none_or(|at| now < at) {
+            return;
+        }
+        self.not_before = None;
+        let rest = self.waiting.split_off(self.waiting.len().min(MAX_BATCH));
+        let batch = std::mem::replace(&mut self.waiting, rest);
+        (self.since, self.is_due) = (if self.waiting.is_empty() { None } else { Some(now) }, false);
+        self.monitor.begin_round(Duration::ZERO);
+        self.request.start(send(self.context.clone(), self.guard.clone(), batch, frontier()));
+    }
+
+    /// Returns when the next request is to be sent although nothing else happens.
+    pub(in crate::consumer) fn wakes(&self) -> Option<Instant> {
+        if self.waiting.is_empty() || !self.request.is_empty() {
+            return None;
+        }
+        self.not_before.or_else(|| self.due())
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let is_due = self.is_due || self.waiting.len() >= ENOUGH;
+        self.since.map(|since| if is_due { since } else { since + LONGEST })
+    }
+
+    /// Waits until the request has ended.
+    pub(in crate::consumer) async fn ended(&mut self) -> Ended {
+        Ended(self.request.ended().await)
+    }
+
+    /// Takes in the result of a request.
+    pub(in crate::consumer) fn take_in(
+        &mut self,
+        Ended(request): Ended,
+        in_flight: &mut InFlight,
+    ) -> Progress {
+        let Request { stored, mut left, doubtful, result } = request;
+        let mut written = Vec::new();
+        for (batch, settled, elapsed) in stored {
+            self.stored(&batch, settled, elapsed, in_flight, &mut written);
+        }
+        if !doubtful.is_empty() {
+            in_flight.hand_back(doubtful.into_iter());
+        }
+        if !left.is_empty() {
+            left.append(&mut self.waiting);
+            self.waiting = left;
+            self.since.get_or_insert_with(Instant::now);
+        }
+        let observer = &*self.context.observer;
+        match result {
+            Ok(()) => self.monitor.succeeded(observer),
+            Err(error) if error.kind() == ErrorKind::Fenced => return Progress::Fenced,
+            Err(error) => {
+                let pause = self.monitor.failed(&error, observer);
+                // Even if nothing is left: the next settlements would meet the same error.
+                self.not_before = Some(Instant::now() + pause);
             }
         }
-        if self.waiting.is_empty() { Ok(()) } else { failed }
+        Progress::Written(written)
     }
 
-    /// Restores a group that is gone, and with it the pending entries. It is created again below all of them, so messages
-    /// that were to be retried or given up are read and handled again. Messages that wait in place stay there; their
-    /// notes are written once the reader has read them again.
-    async fn restore(&mut self, error: &Error) -> Result<()> {
-        restore_group(&self.context, &self.guard, &self.in_flight, error).await?;
-        let lost = self.waiting.extract_if(.., |waiting| is_kept(waiting)).map(|(receipt, _)| receipt);
-        self.in_flight.hand_back(lost);
-        Ok(())
-    }
-
-    /// Settles `waiting[from..]`.
-    async fn settle(&mut self, from: usize) -> Result<()> {
-        let lease = self.guard.lease();
-        let asked = Instant::now();
-        let settled = self.context.backend.log().settle(lease, &self.waiting[from..]).await?;
-        let elapsed = asked.elapsed();
-        let batch = self.waiting.split_off(from);
+    /// Records settlements that the server has accepted.
+    fn stored(
+        &self,
+        batch: &[(Receipt, Settlement)],
+        settled: Settled,
+        elapsed: Duration,
+        in_flight: &mut InFlight,
+        written: &mut Vec<Receipt>,
+    ) {
         let is_note = |settlement: &Settlement| matches!(settlement, Settlement::Hold(_));
         // A stale entry may have been settled long ago, or the group was just created again and has not delivered it yet.
         // An ack needs nothing more. A message that must be kept is not settled until that is known.
         let doubtful = |waiting: &(Receipt, Settlement)| settled.stale > 0 && is_kept(waiting);
         let done = batch.iter().filter(|waiting| !is_note(&waiting.1) && !doubtful(waiting));
-        self.in_flight.settled(done.map(|(receipt, _)| *receipt));
+        in_flight.settled(done.map(|(receipt, _)| *receipt));
         if settled.stale > 0 {
             let doubtful = batch.iter().filter(|waiting| doubtful(waiting));
-            self.in_flight.hand_back(doubtful.map(|(receipt, _)| *receipt));
+            in_flight.hand_back(doubtful.map(|(receipt, _)| *receipt));
         }
-        for (receipt, _) in batch.iter().filter(|(_, settlement)| is_note(settlement)) {
-            // A closed channel means that the dispatcher has ended.
-            let _ = self.written.send(*receipt);
-        }
+        written
+            .extend(batch.iter().filter(|(_, settlement)| is_note(settlement)).map(|(receipt, _)| *receipt));
         self.triggers.settled();
         if batch.iter().any(|(_, settlement)| matches!(settlement, Settlement::Retry { .. })) {
             self.triggers.parked();
         }
-        let (topic_partition, group) = lease.partition()?;
+        let Ok((topic_partition, group)) = self.guard.lease().partition() else { return };
         if settled.stale > 0 {
             tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: not pending any more");
             // It may also have come too early: for a group that was just created again and has delivered the entry anew
             // since.
-            self.in_flight.look_again();
+            in_flight.look_again();
         }
         self.context.observer.observe(&Event::Settled { topic_partition, group, settled, elapsed });
+    }
+}
+
+/// A request that has ended, not yet [taken in](Settler::take_in).
+pub(in crate::consumer) struct Ended(Request);
+
+/// Sends one batch.
+fn send(
+    context: Arc<Subscription>,
+    guard: Arc<LeaseGuard>,
+    batch: Settlements,
+    frontier: MessageId,
+) -> BoxFuture<'static, Request> {
+    Box::pin(async move {
+        let mut request = Request { stored: Vec::new(), left: batch, doubtful: Vec::new(), result: Ok(()) };
+        request.result = request.send(&context, &guard, frontier).await;
+        request
+    })
+}
+
+impl Request {
+    async fn send(&mut self, context: &Subscription, guard: &LeaseGuard, frontier: MessageId) -> Result<()> {
+        let Err(error) = self.settle(context, guard, 0).await else { return Ok(()) };
+        if error.is_transient() || error.kind() == ErrorKind::Fenced {
+            return Err(error);
+        }
+        // A dead letter that cannot be stored (its storage key holds somebody else's data, for example) must not
+        // prevent the other messages from being acknowledged. Acks are sorted last, so that they can be sent without the
+        // others.
+        self.left.sort_by_key(|(_, settlement)| *settlement == Settlement::Ack);
+        let others = self.left.iter().filter(|(_, settlement)| *settlement != Settlement::Ack).count();
+        if others < self.left.len() {
+            self.settle(context, guard, others).await?;
+        }
+        if error.kind() == ErrorKind::GroupMissing {
+            restore_group(context, guard, frontier, &error).await?;
+            // It was created again below all unsettled entries, so messages that were to be retried or given up are read and
+            // handled again. Messages that wait in place stay there; their notes are written once the reader has read them
+            // again.
+            let kept = self.left.extract_if(.., |waiting| is_kept(waiting));
+            self.doubtful.extend(kept.map(|(receipt, _)| receipt));
+        }
+        if self.left.is_empty() { Ok(()) } else { Err(error) }
+    }
+
+    /// Settles `left[from..]`.
+    async fn settle(&mut self, context: &Subscription, guard: &LeaseGuard, from: usize) -> Result<()> {
+        let asked = Instant::now();
+        let settled = context.backend.log().settle(guard.lease(), &self.left[from..]).await?;
+        self.stored.push((self.left.split_off(from), settled, asked.elapsed()));
         Ok(())
     }
 }

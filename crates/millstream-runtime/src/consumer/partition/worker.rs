@@ -1,304 +1,231 @@
-//! The worker: runs everything for one owned partition, from the grant of its lease to its end.
+//! The worker: reads, handles and settles the messages of one owned partition.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::error::{ErrorKind, Result};
-use millstream_core::event::Event;
-use millstream_core::{Lease, Start};
-use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use millstream_core::error::Result;
+use tokio::task::coop::consume_budget;
+use tokio::time::{Instant, sleep_until};
 
-use crate::consumer::context::{Context, Subscription};
+use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
-use crate::consumer::group::membership::within;
-use crate::consumer::group::restore::restore_group;
 use crate::consumer::maintenance::{self, Triggers};
-use crate::consumer::partition::claim_orphans::OrphanClaimer;
-use crate::consumer::partition::dispatch::Dispatcher;
-use crate::consumer::partition::fetch::Fetcher;
-use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::dispatch::{Dispatcher, Happened};
+use crate::consumer::partition::fetch::{self, Fetcher};
+use crate::consumer::partition::handle::PartitionHandle;
+use crate::consumer::partition::in_flight::{InFlight, InFlightGauge};
 use crate::consumer::partition::server_clock::ServerClock;
-use crate::consumer::partition::settle::Settler;
-use crate::consumer::partition::settlement_buffer::Settlements;
-use crate::consumer::status::{Seek, Seeks};
-use crate::consumer::{Sharing, shared};
-use crate::report::Counts;
+use crate::consumer::partition::settle::{self, Settler};
 
-/// Maximum time for releasing a lease; an unreleased lease ends by itself after its ttl.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Number of attempts to withdraw an end. If all fail, the next owners handle the pending messages more carefully than
-/// necessary.
-const WITHDRAWALS: usize = 5;
-
-/// What the ownership loop does after a worker has ended.
-pub(in crate::consumer) enum Ended {
-    /// Nothing further.
-    Over,
-    /// The lease was released, and the partition is to be acquired again at once, with a new token.
-    Anew(Option<Moved>),
-}
-
-/// A completed seek. It is answered only when a worker runs on the partition again, so that a following seek finds it.
-pub(in crate::consumer) struct Moved {
-    pub(in crate::consumer) answer: oneshot::Sender<Result<()>>,
-    /// Seeks that were requested meanwhile.
-    waiting: Vec<Seek>,
-}
-
-impl Moved {
-    /// Reports success, whichever instance owns the partition now. Drops the seeks that wait behind it without an answer.
-    pub(in crate::consumer) fn answer(self) {
-        // The caller may have stopped waiting.
-        let _ = self.answer.send(Ok(()));
-    }
-}
-
-/// Works on one partition until the consumer stops, the lease is lost, or it is released to be acquired again.
-pub(in crate::consumer) async fn run(
-    context: Arc<Subscription>,
-    guard: Arc<LeaseGuard>,
-    moved: Option<Moved>,
-) -> Ended {
-    let Ok((topic_partition, _)) = guard.lease().partition() else { return Ended::Over };
-    tell(&context, &guard, Change::Assigned);
-    if context.config.sharing == Sharing::Shared {
-        shared::tend(&context, &guard).await;
-        if guard.lost().is_cancelled() {
-            tell(&context, &guard, Change::LeaseLost);
-            return Ended::Over;
-        }
-        release(&context, guard.lease()).await;
-        tell(&context, &guard, Change::Revoked);
-        return Ended::Over;
-    }
-    let mut in_flight = context.in_flight();
-    let (entry, mut seeks) = context.status.works_on(topic_partition, guard.lease().epoch, in_flight.clone());
-    let mut next: Seeks = VecDeque::new();
-    if let Some(mut moved) = moved {
-        next.extend(std::mem::take(&mut moved.waiting));
-        moved.answer();
-    }
-    let mut triggers;
-    loop {
-        // A session can be ended for a seek while the lease goes on.
-        let session = Arc::new(guard.session());
-        triggers = Arc::new(Triggers::new(&context.upkeep));
-        let seek = if let Some(seek) = next.pop_front() {
-            Some(seek)
-        } else {
-            let work = work(&context, &session, &in_flight, &triggers);
-            tokio::pin!(work);
-            let seek = tokio::select! {
-                biased;
-                () = &mut work => break,
-                // Never `None`: the entry keeps the sender.
-                seek = seeks.recv() => seek,
-            };
-            session.revoke();
-            work.await;
-            seek
-        };
-        if guard.revoked().is_cancelled() || guard.lost().is_cancelled() {
-            break;
-        }
-        if let Some(Seek { start, answer }) = seek {
-            match sought(&context, &guard, &in_flight, start).await {
-                Ok(()) => {
-                    // The lease ends here, so requests that arrived meanwhile are passed on to the next worker of the
-                    // partition.
-                    seeks.close();
-                    next.extend(std::iter::from_fn(|| seeks.try_recv().ok()));
-                    drop(entry);
-                    tell(&context, &guard, Change::Revoked);
-                    return Ended::Anew(Some(Moved { answer, waiting: next.into() }));
-                }
-                // The caller may have stopped waiting.
-                Err(error) => drop(answer.send(Err(error))),
-            }
-        }
-        in_flight = context.in_flight();
-        entry.begins_anew(&in_flight);
-    }
-    drop(entry);
-    Counts::add(&context.counts.handed_back, in_flight.unsettled());
-    if !guard.is_dropped() {
-        if guard.lost().is_cancelled() {
-            return Ended::Over;
-        }
-        maintenance::finish(&context, &guard, &triggers).await;
-        if guard.lost().is_cancelled() {
-            tell(&context, &guard, Change::LeaseLost);
-            withdraw_end(&context, guard.lease()).await;
-            return Ended::Over;
-        }
-    }
-    let lease = guard.lease();
-    // The ends before ours stay recorded for the next owner unless every message that was pending then is settled.
-    let ends = if in_flight.is_cleared() { Vec::new() } else { lease.ends.clone() };
-    release(&context, &lease.clone().after_ends(ends)).await;
-    tell(&context, &guard, Change::Revoked);
-    if guard.is_dropped() { Ended::Anew(None) } else { Ended::Over }
-}
-
-/// Works on one partition until the session ends.
+/// Works on one partition during one session of its lease, in one task.
 ///
 /// ```text
-/// fetch ──entries──▶ dispatch ──settlements──▶ settle ──triggers──▶ upkeep
-///   ▲                                            │
-///   └───────────── room in flight ◀──────────────┘
+///              ┌──────────────────────────── PartitionWorker ────────────────────────────┐
+/// reader ────▶ │ Fetcher ──entries──▶ InFlight ──new ones──▶ Dispatcher ──outcomes──▶ Settler │ ────▶ log
+///              └──────────────────────────────────┬──────▲───────────────────────────────┘
+///                                             jobs│      │verdicts
+///                                                 ▼      │
+///                                        handlers, on tasks of their own
 /// ```
 ///
-/// Handlers run on a task of their own, so that a handler that blocks does not stop the other loops.
-async fn work(
-    context: &Arc<Subscription>,
-    guard: &Arc<LeaseGuard>,
-    in_flight: &Arc<InFlight>,
-    triggers: &Arc<Triggers>,
-) {
-    let clock = Arc::new(ServerClock::default());
-    let (entries, to_dispatch) = mpsc::unbounded_channel();
-    let (settlements, to_settle) = mpsc::unbounded_channel();
-    let (written, notes) = mpsc::unbounded_channel();
+/// All state is in its fields. Each round [takes in](Self::take_in) what has happened, [starts](Self::advance) what can
+/// start, and waits for what happens next. Requests are futures that own what they need, so nothing is shared with them;
+/// each part has at most one under way.
+pub(in crate::consumer) struct PartitionWorker {
+    context: Arc<Subscription>,
+    guard: Arc<LeaseGuard>,
+    in_flight: InFlight,
+    gauge: Arc<InFlightGauge>,
+    fetcher: Fetcher,
+    dispatcher: Dispatcher,
+    settler: Settler,
+    /// Upkeep of the partition, and the server's clock. They run beside the messages, and end with the session.
+    background: FuturesUnordered<BoxFuture<'static, ()>>,
+}
 
-    let dispatcher = Dispatcher {
-        context: context.clone(),
-        guard: guard.clone(),
-        in_flight: in_flight.clone(),
-        entries: to_dispatch,
-        settlements: settlements.clone(),
-        clock: clock.clone(),
-        written: notes,
-    };
-    let fetcher = Fetcher {
-        context: context.clone(),
-        guard: guard.clone(),
-        in_flight: in_flight.clone(),
-        entries,
-        settlements,
-        triggers: triggers.clone(),
-        reader: None,
-        orphans: OrphanClaimer::new(context.clone(), guard.clone()),
-        caught_up: false,
-    };
-    let settler = Settler {
-        context: context.clone(),
-        guard: guard.clone(),
-        in_flight: in_flight.clone(),
-        settlements: to_settle,
-        triggers: triggers.clone(),
-        written,
-        waiting: Settlements::new(),
-    };
+/// What a worker waits for.
+enum Event {
+    /// Nothing new may start: handlers are given up, the partition is to be released, or the lease is lost.
+    Stopped,
+    Fetched(fetch::Ended),
+    Settled(settle::Ended),
+    Dispatched(Happened),
+    /// Something is due.
+    Due,
+}
 
-    let handlers = AbortOnDropHandle::new(tokio::spawn(dispatcher.run()));
-    let settled = CancellationToken::new();
-    let settle = async {
-        settler.run().await;
-        settled.cancel();
-    };
-    let clock = clock.run(context, guard);
-    tokio::join!(clock, fetcher.run(), settle, maintenance::run(context, guard, triggers, &settled));
-    if guard.lost().is_cancelled() && !guard.is_dropped() {
-        tell(context, guard, Change::LeaseLost);
-        // Before waiting for slow handlers: the next owner must not count an end of an owner that is alive.
-        withdraw_end(context, guard.lease()).await;
+impl PartitionWorker {
+    pub(in crate::consumer) fn new(
+        context: &Arc<Subscription>,
+        guard: &Arc<LeaseGuard>,
+        gauge: &Arc<InFlightGauge>,
+        triggers: &Arc<Triggers>,
+    ) -> Result<Self> {
+        let owned = PartitionHandle::new(&context.context, guard)?;
+        let monitor = |operation| context.monitor_of(operation, &owned.topic_partition);
+        let (fetching, settling) = (monitor("fetch"), monitor("settle"));
+        let clock = Arc::new(ServerClock::default());
+        let background = FuturesUnordered::new();
+        let (of, with, reads) = (context.clone(), guard.clone(), clock.clone());
+        background.push(Box::pin(async move { reads.run(&of, &with).await }) as BoxFuture<'static, ()>);
+        let (of, with, triggered) = (context.clone(), guard.clone(), triggers.clone());
+        background.push(Box::pin(async move { maintenance::run(&of, &with, &triggered).await }));
+        Ok(Self {
+            in_flight: context.in_flight(),
+            gauge: gauge.clone(),
+            fetcher: Fetcher::new(context.clone(), guard.clone(), triggers.clone(), fetching),
+            dispatcher: Dispatcher::new(context.clone(), guard.clone(), owned, clock),
+            settler: Settler::new(context.clone(), guard.clone(), triggers.clone(), settling),
+            background,
+            context: context.clone(),
+            guard: guard.clone(),
+        })
     }
-    // On a shutdown the handlers have ended already. After a loss a handler may finish (its outcome comes too late), but
-    // it must not prevent this instance from working on the partition again.
-    match tokio::time::timeout(context.shutdown_timeout(), handlers).await {
-        Ok(Ok(())) => {}
-        // Panics of handlers are caught, so this one is a defect of the dispatch loop.
-        Ok(Err(error)) => tracing::error!(%error, "the dispatch loop ended abnormally"),
-        Err(_) if guard.lost().is_cancelled() => {
-            tracing::warn!("a handler did not end after its lease was lost and is given up");
+
+    /// Works until the session ends. Then nothing more is read or started, handlers that run may end, and what they have
+    /// decided is stored. Returns early when the lease is lost, with handlers that may still run: see
+    /// [`wait_for_handlers`](Self::wait_for_handlers).
+    ///
+    /// Messages that were read and not started stay pending, and the next owner gets them first.
+    pub(in crate::consumer) async fn run(&mut self) {
+        while !self.is_stopped() {
+            self.advance();
+            // Lets other tasks of this thread run.
+            consume_budget().await;
+            let event = self.next_event().await;
+            self.take_in(event).await;
         }
-        // Already logged where the handlers were given up.
-        Err(_) => tracing::debug!("a handler is given up"),
+        self.fetcher.stop();
+        self.finish().await;
+        self.background.clear();
+        self.gauge.set(&self.in_flight);
     }
-}
 
-/// Moves the group's position, which releases the lease. Nobody works on the partition meanwhile.
-async fn sought(
-    context: &Subscription,
-    guard: &LeaseGuard,
-    in_flight: &InFlight,
-    start: Start,
-) -> Result<()> {
-    let (lease, log) = (guard.lease(), context.backend.log());
-    let sought = match log.seek(lease, start).await {
-        Err(error) if error.kind() == ErrorKind::GroupMissing => {
-            restore_group(context, guard, in_flight, &error).await?;
-            log.seek(lease, start).await
-        }
-        sought => sought,
-    };
-    match &sought {
-        Ok(()) => tracing::info!(resource = %lease.resource, ?start, "sought"),
-        Err(error) if error.kind() == ErrorKind::Fenced => guard.lose(),
-        Err(_) => {}
-    }
-    sought
-}
-
-/// Releases a lease.
-pub(in crate::consumer) async fn release(context: &Context, lease: &Lease) {
-    let (leases, released) = (context.backend.leases().clone(), lease.clone());
-    let release = context.control.call(async move { leases.release(&released).await });
-    match tokio::time::timeout(RELEASE_TIMEOUT, release).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "the lease could not be given back, it will run out"),
-        Err(_) => tracing::warn!("giving the lease back took too long, it will run out"),
-    }
-}
-
-/// Withdraws the recorded end of this owner: it lost its lease to a network cut or a pause, and is alive.
-async fn withdraw_end(context: &Context, lease: &Lease) {
-    for _ in 0..WITHDRAWALS {
-        let (leases, lost) = (context.backend.leases().clone(), lease.clone());
-        let request = context.control.call(async move { leases.withdraw_end(&lost).await });
-        match within(context.patience(), request).await {
-            Ok(()) => return,
-            Err(error) if error.is_transient() => {
-                tracing::debug!(%error, "the end of this owner is not withdrawn yet");
-                tokio::time::sleep(context.patience()).await;
+    /// Waits for handlers that run after the lease was lost. Their outcomes come too late.
+    pub(in crate::consumer) async fn wait_for_handlers(&mut self, patience: Duration) {
+        let kill = self.context.kill.clone();
+        let ended = async {
+            while let Some(happened) = self.dispatcher.next_end().await {
+                self.dispatcher.take_in(happened, &mut self.settler).await;
             }
-            Err(error) => {
-                tracing::warn!(%error, "the end of this owner stays counted, although it lives");
+        };
+        tokio::select! {
+            biased;
+            () = kill.cancelled() => tracing::debug!("a handler is aborted"),
+            () = ended => {}
+            () = tokio::time::sleep(patience) => {
+                tracing::warn!("a handler did not end after its lease was lost, and is aborted");
+            }
+        }
+    }
+
+    /// Returns what is known of messages in flight.
+    pub(in crate::consumer) fn in_flight(self) -> InFlight {
+        self.in_flight
+    }
+
+    fn is_stopped(&self) -> bool {
+        let (context, guard) = (&self.context, &self.guard);
+        context.kill.is_cancelled() || guard.revoked().is_cancelled() || guard.lost().is_cancelled()
+    }
+
+    /// Starts what can start without waiting for anything.
+    fn advance(&mut self) {
+        self.dispatcher.advance(&mut self.settler, &mut self.in_flight);
+        if self.dispatcher.is_idle() {
+            // No handler will add anything soon.
+            self.settler.hurry();
+        }
+        let (now, in_flight) = (Instant::now(), &mut self.in_flight);
+        self.settler.advance(now, || in_flight.frontier());
+        self.fetcher.advance(self.dispatcher.is_paused(), now, in_flight);
+        self.gauge.set(in_flight);
+    }
+
+    async fn next_event(&mut self) -> Event {
+        let Self { context, guard, fetcher, dispatcher, settler, background, .. } = self;
+        let wake = [fetcher.wakes(), dispatcher.wakes(), settler.wakes()].into_iter().flatten().min();
+        // Biased: signals that end the session come first, so that nothing starts after them.
+        tokio::select! {
+            biased;
+            () = context.kill.cancelled() => Event::Stopped,
+            () = guard.revoked().cancelled() => Event::Stopped,
+            () = guard.lost().cancelled() => Event::Stopped,
+            happened = dispatcher.changed() => Event::Dispatched(happened),
+            settled = settler.ended() => Event::Settled(settled),
+            fetched = fetcher.ended() => Event::Fetched(fetched),
+            () = due(wake) => Event::Due,
+            () = run(background) => Event::Due,
+        }
+    }
+
+    async fn take_in(&mut self, event: Event) {
+        match event {
+            Event::Stopped | Event::Due => {}
+            Event::Dispatched(happened) => self.dispatcher.take_in(happened, &mut self.settler).await,
+            Event::Settled(settled) => self.settled(settled),
+            Event::Fetched(fetched) => {
+                match self.fetcher.take_in(fetched, &mut self.in_flight, &mut self.settler) {
+                    fetch::Progress::Read(read) => self.dispatcher.read(read, &mut self.settler),
+                    fetch::Progress::Nothing => {}
+                    fetch::Progress::Fenced => self.guard.lose(),
+                }
+            }
+        }
+    }
+
+    fn settled(&mut self, settled: settle::Ended) {
+        match self.settler.take_in(settled, &mut self.in_flight) {
+            settle::Progress::Written(receipts) => {
+                receipts.into_iter().for_each(|receipt| self.dispatcher.written(receipt));
+            }
+            settle::Progress::Fenced => self.guard.lose(),
+        }
+    }
+
+    /// Waits for handlers that run, unless they are given up, and stores their outcomes. Returns when all is stored, when
+    /// the lease is lost, or when handlers were given up and storing fails.
+    async fn finish(&mut self) {
+        let (context, guard) = (self.context.clone(), self.guard.clone());
+        while !guard.lost().is_cancelled() {
+            let killed = context.kill.is_cancelled();
+            self.dispatcher.collect(&mut self.settler);
+            let handlers_ended = killed || self.dispatcher.is_idle();
+            self.settler.hurry();
+            let in_flight = &mut self.in_flight;
+            self.settler.advance(Instant::now(), || in_flight.frontier());
+            if handlers_ended && (self.settler.is_empty() || killed && self.settler.has_failed()) {
                 return;
             }
+            self.gauge.set(in_flight);
+            let Self { dispatcher, settler, background, .. } = self;
+            let wake = settler.wakes();
+            let event = tokio::select! {
+                biased;
+                () = guard.lost().cancelled() => return,
+                () = context.kill.cancelled(), if !killed => Event::Due,
+                settled = settler.ended() => Event::Settled(settled),
+                Some(happened) = dispatcher.next_end(), if !handlers_ended => Event::Dispatched(happened),
+                () = due(wake) => Event::Due,
+                () = run(background) => Event::Due,
+            };
+            self.take_in(event).await;
         }
     }
-    tracing::warn!(resource = %lease.resource, "the end of this owner stays counted, although it lives");
 }
 
-#[derive(Clone, Copy)]
-enum Change {
-    Assigned,
-    Revoked,
-    LeaseLost,
+/// Runs what runs beside the messages. Never ends.
+async fn run(background: &mut FuturesUnordered<BoxFuture<'static, ()>>) {
+    while background.next().await.is_some() {}
+    std::future::pending::<()>().await;
 }
 
-fn tell(context: &Context, guard: &LeaseGuard, change: Change) {
-    let lease = guard.lease();
-    let epoch = lease.epoch;
-    let Ok((topic_partition, group)) = lease.partition() else { return };
-    let event = match change {
-        Change::Assigned => {
-            tracing::info!(%topic_partition, %group, epoch, "partition assigned");
-            Event::Assigned { topic_partition, group, epoch }
-        }
-        Change::Revoked => {
-            tracing::info!(%topic_partition, %group, epoch, "partition given back");
-            Event::Revoked { topic_partition, group, epoch }
-        }
-        Change::LeaseLost => {
-            tracing::warn!(%topic_partition, %group, epoch, "lease lost");
-            Event::LeaseLost { topic_partition, group, epoch }
-        }
-    };
-    context.observer.observe(&event);
+async fn due(wake: Option<Instant>) {
+    match wake {
+        Some(wake) => sleep_until(wake).await,
+        None => std::future::pending().await,
+    }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, ErrorKind};
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
@@ -19,8 +18,7 @@ const RING: Duration = Duration::from_millis(250);
 pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<LeaseGuard>) {
     let Ok((topic_partition, _)) = guard.lease().partition() else { return };
     // Lists the partition as ours in the status. Nothing of it is in flight here.
-    let (_entry, mut seeks) =
-        context.status.works_on(topic_partition, guard.lease().epoch, context.in_flight());
+    let (_entry, mut seeks) = context.status.works_on(topic_partition, guard.lease().epoch, Arc::default());
     let refuse = async {
         while let Some(Seek { answer, .. }) = seeks.recv().await {
             let why = "a consumer that shares its partitions cannot move alone: stop the group and seek it";
@@ -29,7 +27,6 @@ pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<Le
         }
     };
     let triggers = Triggers::new(&context.upkeep);
-    let done = CancellationToken::new();
     let ring = async {
         loop {
             sleep(RING).await;
@@ -40,7 +37,7 @@ pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<Le
     tokio::select! {
         biased;
         () = guard.revoked().cancelled() => {}
-        () = maintenance::run(context, guard, &triggers, &done) => {}
+        () = maintenance::run(context, guard, &triggers) => {}
         () = ring => {}
         () = refuse => {}
     }

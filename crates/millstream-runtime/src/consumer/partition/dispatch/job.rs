@@ -31,6 +31,8 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) candidate: Option<Box<Candidate>>,
     /// The verdict, once there is one.
     pub(in crate::consumer) said: Option<Said>,
+    /// How long the handler took.
+    pub(in crate::consumer) elapsed: Duration,
     read: Instant,
     deliveries: u32,
     envelope: Result<Envelope, Malformed>,
@@ -53,6 +55,7 @@ impl Job {
             left: Duration::ZERO,
             candidate: candidate.map(Box::new),
             said: None,
+            elapsed: Duration::ZERO,
             read,
             deliveries: entry.deliveries,
             envelope: decoded.envelope,

@@ -92,11 +92,6 @@ impl<T> KeyQueues<T> {
         self.blocked
     }
 
-    /// Whether anything may start now.
-    pub(in crate::consumer) fn is_ready(&self) -> bool {
-        self.running < self.at_once && !self.ready.is_empty()
-    }
-
     /// Whether the key of an item matters.
     pub(in crate::consumer) fn is_by_key(&self) -> bool {
         self.by == By::Key

@@ -1,106 +1,98 @@
-//! The dispatch loop: passes the messages of one partition to handlers, with the configured concurrency and order.
+//! Dispatcher: passes the messages of one partition to handlers, with the configured concurrency and order.
 
 pub(in crate::consumer) mod decide;
-pub(in crate::consumer) mod inline;
 pub(in crate::consumer) mod job;
 pub(in crate::consumer) mod key_queues;
 pub(in crate::consumer) mod limits;
 pub(in crate::consumer) mod retry_timers;
+pub(in crate::consumer) mod row;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::Settlement;
-use millstream_core::event::Event;
+use millstream_core::event::{Event, Handled};
 use millstream_core::log::{Entry, Receipt};
 use millstream_core::panics::discard;
 use millstream_loops::Runners;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
-use tokio::task::coop::consume_budget;
-use tokio::time::{Instant, sleep_until};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::time::Instant;
 use tokio_util::sync::PollSemaphore;
 
 use crate::consumer::context::Subscription;
-use crate::consumer::group::lease::{LeaseGuard, RevokedByPanic};
-use crate::consumer::handler::{Handler, Verdict, noticing};
+use crate::consumer::group::lease::LeaseGuard;
+use crate::consumer::handler::{Handler, Said, Verdict};
 use crate::consumer::partition::dispatch::decide::decide;
 use crate::consumer::partition::dispatch::job::{Job, handle};
-use crate::consumer::partition::dispatch::key_queues::{By, KeyQueues, Ticket};
+use crate::consumer::partition::dispatch::key_queues::{By, KeyQueue, KeyQueues, Ticket};
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
+use crate::consumer::partition::dispatch::row::Row;
 use crate::consumer::partition::fetch::Read;
 use crate::consumer::partition::handle::PartitionHandle;
 use crate::consumer::partition::in_flight::InFlight;
-use crate::consumer::partition::poison::{Candidate, Poison};
+use crate::consumer::partition::poison::{Candidate, Plan, Poison};
 use crate::consumer::partition::server_clock::ServerClock;
-use crate::consumer::partition::settlement_buffer::{SettlementBuffer, Settlements};
+use crate::consumer::partition::settle::Settler;
 use crate::consumer::pauses::Pause;
 use crate::consumer::{Concurrency, RetryOrder};
+use crate::report::Counts;
 
-/// Inputs and outputs of the dispatch loop of one partition.
-pub(in crate::consumer) struct Dispatcher {
-    pub(in crate::consumer) context: Arc<Subscription>,
-    pub(in crate::consumer) guard: Arc<LeaseGuard>,
-    pub(in crate::consumer) in_flight: Arc<InFlight>,
-    pub(in crate::consumer) entries: UnboundedReceiver<Read>,
-    pub(in crate::consumer) settlements: UnboundedSender<Settlements>,
-    pub(in crate::consumer) clock: Arc<ServerClock>,
-    /// From the settler: receipts whose notes are written.
-    pub(in crate::consumer) written: UnboundedReceiver<Receipt>,
-}
+/// Maximum number of messages that a task handles one after the other before their results are used: enough that the
+/// switches between tasks cost little for each message.
+const ROW: usize = 256;
 
-impl Dispatcher {
-    /// Works until the consumer stops or the lease is lost; then waits for the handlers that run. Messages that were read
-    /// and not started stay pending, and the next owner gets them first.
-    pub(in crate::consumer) async fn run(self) {
-        let _revoked = RevokedByPanic(self.guard.clone());
-        match PartitionHandle::new(&self.context.context, &self.guard) {
-            Ok(owned) => {
-                let mut dispatch = Dispatch::new(self, owned);
-                while dispatch.run_once().await {}
-                dispatch.end().await;
-            }
-            Err(error) => {
-                tracing::error!(%error, "a partition cannot be worked on");
-                self.guard.revoke();
-            }
-        }
-    }
-}
-
-/// Jobs that a handler gets together: one, or a batch.
+/// Jobs that are passed to a task together: one, a batch, or a row.
 type Unit = Vec<(Ticket, Box<Job>)>;
 
-/// State of the loop.
-pub(in crate::consumer) struct Dispatch {
-    pub(in crate::consumer) links: Dispatcher,
-    pub(in crate::consumer) owned: Arc<PartitionHandle>,
+/// Something that happened, for [`Dispatcher::take_in`].
+pub(in crate::consumer) enum Happened {
+    /// A task returned its jobs, or panicked with this text.
+    Ended(Result<Unit, String>),
+    /// A candidate may be handled alone.
+    Turn(KeyQueue),
+    /// A handler may start, with this permit. `None`: the lease is lost.
+    Permit(Option<Option<OwnedSemaphorePermit>>),
+    /// The partition is paused now, or no longer.
+    Pause,
+}
+
+/// The messages of one partition that are read and not settled, and the tasks that handle them.
+pub(in crate::consumer) struct Dispatcher {
+    context: Arc<Subscription>,
+    guard: Arc<LeaseGuard>,
+    clock: Arc<ServerClock>,
+    owned: Arc<PartitionHandle>,
     /// Value of the guard's [`trust`](LeaseGuard::trust) when `owned` was created.
     trust: u64,
-    pub(in crate::consumer) queues: KeyQueues<Box<Job>>,
-    pub(in crate::consumer) waits: RetryTimers,
-    pub(in crate::consumer) poison: Poison,
-    /// Settlements on their way to the settler.
-    pub(in crate::consumer) settlement_buffer: SettlementBuffer,
-    /// The job that is handled inline now, and when it started.
-    pub(in crate::consumer) in_hand: Option<(Ticket, Box<Job>, Instant)>,
-    /// Whether a handler of this inline run was not ready at its first poll: the run ends after it.
-    pub(in crate::consumer) waited: bool,
+    queues: KeyQueues<Box<Job>>,
+    waits: RetryTimers,
+    poison: Poison,
     /// Jobs that start next. A batch is filled until it is full or `full_at` has come.
-    pub(in crate::consumer) picked: Unit,
+    picked: Unit,
     full_at: Instant,
-    running: Runners<(Unit, Duration)>,
+    /// Maximum number of messages that start together, and how long a batch waits for more.
+    size: usize,
+    wait: Duration,
+    running: Runners<Unit>,
+    /// From rows that wait: jobs that are done already.
+    early: (UnboundedSender<Unit>, UnboundedReceiver<Unit>),
     /// Our position in the queue for handlers, if their number is limited.
-    pub(in crate::consumer) turns: Option<PollSemaphore>,
-    pub(in crate::consumer) pause: Pause,
-    /// Whether handlers run here, one after the other, instead of as tasks, which can use several threads.
-    pub(in crate::consumer) inline: bool,
+    turns: Option<PollSemaphore>,
+    pause: Pause,
+    /// Whether messages are handled one after the other.
+    serial: bool,
     warned: bool,
 }
 
-impl Dispatch {
-    fn new(links: Dispatcher, owned: PartitionHandle) -> Self {
-        let config = &links.context.config;
+impl Dispatcher {
+    pub(in crate::consumer) fn new(
+        context: Arc<Subscription>,
+        guard: Arc<LeaseGuard>,
+        owned: PartitionHandle,
+        clock: Arc<ServerClock>,
+    ) -> Self {
+        let config = &context.config;
         let (by, at_once) = match (config.concurrency, config.retry_order) {
             // Keys have queues so that one can wait, but messages run one at a time, in the order of the partition.
             (Concurrency::Serial, RetryOrder::BlockKey) => (By::Key, 1),
@@ -108,127 +100,50 @@ impl Dispatch {
             (Concurrency::PerKey(at_once), _) => (By::Key, at_once),
             (Concurrency::Unordered(at_once), _) => (By::Entry, at_once),
         };
-        let turns = links.context.limiter.handlers().map(|handlers| PollSemaphore::new(handlers.clone()));
-        let pause = links.context.pauses.of(&owned.topic_partition);
-        let candidates = PollSemaphore::new(links.context.limiter.candidates().clone());
-        let poison = Poison::new(owned.epoch, candidates);
+        let (size, wait) = match &context.handler {
+            // In one queue, a row has the order of the log.
+            Handler::Each(_) if by == By::Partition => (ROW, Duration::ZERO),
+            Handler::Each(_) => (1, Duration::ZERO),
+            Handler::Batch(batch, _) => (batch.size, batch.wait),
+        };
+        let candidates = PollSemaphore::new(context.limiter.candidates().clone());
         Self {
             // 0 is the oldest value: one that is read after the token was created could belong to a newer token.
             trust: 0,
-            settlement_buffer: SettlementBuffer::new(links.context.clone(), links.settlements.clone()),
-            in_hand: None,
-            waited: false,
-            links,
-            pause,
-            owned: Arc::new(owned),
             queues: KeyQueues::new(by, at_once),
             waits: RetryTimers::default(),
-            poison,
+            poison: Poison::new(owned.epoch, candidates),
             picked: Vec::new(),
             full_at: Instant::now(),
+            size,
+            wait,
             running: Runners::new(),
-            turns,
-            inline: at_once == 1,
+            early: mpsc::unbounded_channel(),
+            turns: context.limiter.handlers().map(|handlers| PollSemaphore::new(handlers.clone())),
+            pause: context.pauses.of(&owned.topic_partition),
+            serial: at_once == 1,
             warned: false,
+            owned: Arc::new(owned),
+            context,
+            guard,
+            clock,
         }
     }
 
-    /// Takes in all that is available and starts one unit, or waits until something changes. False when the consumer
-    /// stops or the lease is lost.
-    async fn run_once(&mut self) -> bool {
-        self.look_around();
-        if self.is_plain() && !self.is_stopped() {
-            return self.handle_in_a_row().await;
-        }
-        self.pick();
-        let paused = self.pause.is_on();
-        if paused && let Some(turns) = &mut self.turns {
-            // While we are paused, other partitions get our position in the queue.
-            *turns = turns.clone();
-        }
-        let complete = !paused && self.is_complete();
-        let live = self.links.guard.is_live(Instant::now());
-        if complete && self.turns.is_none() && live && !self.is_stopped() {
-            // The usual case: nothing to wait for. The budget still lets other tasks of this thread run.
-            noticing(consume_budget(), || self.settlement_buffer.flush()).await;
-            if !self.links.guard.is_live(Instant::now()) {
-                return true;
-            }
-            return self.start(None).await;
-        }
-        self.settlement_buffer.flush();
-        let links = &mut self.links;
-        let filled = (!self.picked.is_empty() && !complete && !paused).then_some(self.full_at);
-        // Wake for a retry that becomes due, or when a batch has waited long enough.
-        let wake = self.waits.next().into_iter().chain(filled).min();
-        let woken = async {
-            match wake {
-                Some(wake) => sleep_until(wake).await,
-                None => std::future::pending().await,
-            }
-        };
-        // Biased: signals that end the loop come first, so that nothing starts after them.
-        tokio::select! {
-            biased;
-            () = links.context.kill.cancelled() => return false,
-            () = links.guard.revoked().cancelled() => return false,
-            () = links.guard.lost().cancelled() => return false,
-            () = self.pause.until(!paused) => {}
-            Some(ended) = self.running.next() => self.ended(ended),
-            Some(receipt) = links.written.recv() => self.written(receipt),
-            lane = self.poison.turn(&links.context.limiter), if !paused => self.queues.unblock(lane),
-            turn = turn(&links.guard, &mut self.turns), if complete => {
-                let Some(permit) = turn else { return false };
-                if permit.is_some() {
-                    // Lets others that have just released a permit queue up again before we start.
-                    tokio::task::yield_now().await;
-                }
-                if self.pause.is_on() || !self.links.guard.is_live(Instant::now()) {
-                    return true;
-                }
-                return self.start(permit).await;
-            }
-            Some(read) = links.entries.recv() => self.take_in(read),
-            () = woken => {}
-        }
-        true
+    /// Whether the partition is paused.
+    pub(in crate::consumer) fn is_paused(&mut self) -> bool {
+        self.pause.is_on()
     }
 
-    /// Whether nothing may start any more.
-    fn is_stopped(&self) -> bool {
-        let (context, guard) = (&self.links.context, &self.links.guard);
-        context.kill.is_cancelled() || guard.revoked().is_cancelled() || guard.lost().is_cancelled()
+    /// Whether no handler runs.
+    pub(in crate::consumer) fn is_idle(&self) -> bool {
+        self.running.is_empty()
     }
 
-    /// Processes everything that has happened, without waiting.
-    fn look_around(&mut self) {
-        while let Ok(read) = self.links.entries.try_recv() {
-            self.take_in(read);
-        }
-        while let Some(ended) = self.running.try_next() {
-            self.ended(ended);
-        }
-        while let Ok(receipt) = self.links.written.try_recv() {
-            self.written(receipt);
-        }
-        if self.waits.next().is_some() {
-            let now = Instant::now();
-            while let Some(lane) = self.waits.ended(now) {
-                self.queues.unblock(lane);
-            }
-        }
-    }
-
-    /// Handles a written note: of a message that waits in place, or of a poison candidate that begins.
-    fn written(&mut self, receipt: Receipt) {
-        if !self.poison.written(receipt) {
-            self.waits.written(receipt, Instant::now());
-        }
-    }
-
-    fn take_in(&mut self, read: Read) {
+    /// Takes in messages that were read.
+    pub(in crate::consumer) fn read(&mut self, read: Read, settler: &mut Settler) {
         let now = Instant::now();
-        let (config, ends) = (&self.links.context.config, &self.links.guard.lease().ends);
+        let (config, ends) = (&self.context.config, &self.guard.lease().ends);
         let job = |entry: Entry| {
             let candidate = Candidate::of_owner(&entry, read.ends, ends, config.crash_limit);
             Box::new(Job::new(entry, &config.limits, candidate, now))
@@ -238,7 +153,7 @@ impl Dispatch {
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
                     // Noted by an owner with another retry order. Here it is parked, like all failed messages.
-                    self.settle(job.receipt, job.parks());
+                    settler.add(job.receipt, job.parks(), now);
                     continue;
                 }
                 // The wait began when an earlier owner wrote the note, so only the rest of it is left.
@@ -249,10 +164,106 @@ impl Dispatch {
         }
     }
 
+    /// Takes in a written note: of a message that waits in place, or of a poison candidate that begins.
+    pub(in crate::consumer) fn written(&mut self, receipt: Receipt) {
+        if !self.poison.written(receipt) {
+            self.waits.written(receipt, Instant::now());
+        }
+    }
+
+    /// Starts what can start without waiting for anything.
+    pub(in crate::consumer) fn advance(&mut self, settler: &mut Settler, in_flight: &mut InFlight) {
+        self.collect(settler);
+        if self.waits.next().is_some() {
+            let now = Instant::now();
+            while let Some(lane) = self.waits.ended(now) {
+                self.queues.unblock(lane);
+            }
+        }
+        loop {
+            self.pick(settler);
+            self.count_blocked(in_flight);
+            if self.pause.is_on() {
+                if let Some(turns) = &mut self.turns {
+                    // While we are paused, other partitions get our position in the queue.
+                    *turns = turns.clone();
+                }
+                return;
+            }
+            let now = Instant::now();
+            if self.turns.is_some() || !self.is_complete(now) || !self.guard.is_live(now) {
+                return;
+            }
+            self.start(None);
+        }
+    }
+
+    /// Takes in the jobs that tasks have returned.
+    pub(in crate::consumer) fn collect(&mut self, settler: &mut Settler) {
+        while let Ok(unit) = self.early.1.try_recv() {
+            self.finish(unit, settler);
+        }
+        while let Some(ended) = self.running.try_next() {
+            self.ended(ended, settler);
+        }
+    }
+
+    /// Returns when something is to be done although nothing else happens.
+    pub(in crate::consumer) fn wakes(&mut self) -> Option<Instant> {
+        let waits_for_more =
+            !self.picked.is_empty() && !self.pause.is_on() && !self.is_complete(Instant::now());
+        let filled = waits_for_more.then_some(self.full_at);
+        self.waits.next().into_iter().chain(filled).min()
+    }
+
+    /// Waits until something happens. Cancel safe.
+    pub(in crate::consumer) async fn changed(&mut self) -> Happened {
+        let paused = self.pause.is_on();
+        let complete = !paused && self.is_complete(Instant::now());
+        let Self { pause, early, running, poison, turns, guard, context, .. } = self;
+        tokio::select! {
+            biased;
+            () = pause.until(!paused) => Happened::Pause,
+            Some(unit) = early.1.recv() => Happened::Ended(Ok(unit)),
+            Some(ended) = running.next() => Happened::Ended(ended),
+            lane = poison.turn(&context.limiter), if !paused => Happened::Turn(lane),
+            permit = turn(guard, turns), if complete => Happened::Permit(permit),
+        }
+    }
+
+    /// Takes in something that happened.
+    pub(in crate::consumer) async fn take_in(&mut self, happened: Happened, settler: &mut Settler) {
+        match happened {
+            Happened::Ended(ended) => self.ended(ended, settler),
+            Happened::Turn(lane) => self.queues.unblock(lane),
+            Happened::Permit(Some(Some(permit))) => {
+                // Lets others that have just released a permit queue up again before we start.
+                tokio::task::yield_now().await;
+                if !self.pause.is_on()
+                    && self.guard.is_live(Instant::now())
+                    && !self.guard.revoked().is_cancelled()
+                {
+                    self.start(Some(permit));
+                }
+            }
+            // The lease can be relied on again, or is lost, which the worker notices by itself.
+            Happened::Permit(_) | Happened::Pause => {}
+        }
+    }
+
+    /// Waits until a task returns its jobs. `None` if none runs. Cancel safe.
+    pub(in crate::consumer) async fn next_end(&mut self) -> Option<Happened> {
+        tokio::select! {
+            biased;
+            Some(unit) = self.early.1.recv() => Some(Happened::Ended(Ok(unit))),
+            ended = self.running.next() => ended.map(Happened::Ended),
+        }
+    }
+
     /// Whether this message waits in place for its next attempt, with others behind it. A message without a key blocks no
     /// other, unless the whole partition waits.
     fn waits_in_place(&self, job: &Job) -> bool {
-        match self.links.context.config.retry_order {
+        match self.context.config.retry_order {
             RetryOrder::Skip => false,
             RetryOrder::BlockKey => job.key().is_some(),
             RetryOrder::BlockPartition => true,
@@ -260,14 +271,10 @@ impl Dispatch {
     }
 
     /// Picks the jobs that start next, and blocks the queues that have to wait.
-    fn pick(&mut self) {
-        let (size, wait) = match &self.links.context.handler {
-            Handler::Each(_) => (1, Duration::ZERO),
-            Handler::Batch(batch, _) => (batch.size, batch.wait),
-        };
-        while self.picked.len() < size {
+    fn pick(&mut self, settler: &mut Settler) {
+        while self.picked.len() < self.size {
             let first = self.picked.is_empty();
-            // A candidate runs alone, never in a batch.
+            // A candidate runs alone, never with others in a batch or a row.
             if self.picked.first().is_some_and(|(_, job)| job.candidate.is_some()) {
                 break;
             }
@@ -284,9 +291,9 @@ impl Dispatch {
                     self.queues.put_back(ticket, job);
                     break;
                 }
-                let Some(picked) = self.screen((ticket, job)) else { continue };
-                if first && size > 1 {
-                    self.full_at = Instant::now() + wait;
+                let Some(picked) = self.screen((ticket, job), settler) else { continue };
+                if first && !self.wait.is_zero() {
+                    self.full_at = Instant::now() + self.wait;
                 }
                 self.picked.push(picked);
                 continue;
@@ -297,15 +304,58 @@ impl Dispatch {
                 None => break,
             }
         }
-        self.count_blocked();
+    }
+
+    /// Returns a message that can start at once. A candidate is kept back until its note is written, or until it can run
+    /// alone; or it is given up.
+    fn screen(
+        &mut self,
+        (ticket, mut job): (Ticket, Box<Job>),
+        settler: &mut Settler,
+    ) -> Option<(Ticket, Box<Job>)> {
+        let (is_message, receipt, limiter) = (job.is_message(), job.receipt, &self.context.limiter);
+        let Some(candidate) = job.candidate.as_deref_mut().filter(|_| is_message) else {
+            return Some((ticket, job));
+        };
+        let newest = candidate.newest();
+        if limiter.is_explained(newest) {
+            candidate.exonerate();
+        }
+        match candidate.plan {
+            Plan::GiveUp(crashes) => {
+                job.said = Some(Said::Own(Verdict::Crashed(crashes)));
+                let PartitionHandle { topic_partition, group, .. } = &*self.owned;
+                let origin = job.origin;
+                tracing::warn!(%topic_partition, %group, %origin, crashes, "given up: processes ended over it");
+                let event = Event::Crashed { topic_partition, group, origin, crashes };
+                self.context.observer.observe(&event);
+                // The leases before ours ended over this message, so other candidates need not run alone because of them.
+                limiter.explain(self.owned.epoch);
+                self.finish(vec![(ticket, job)], settler);
+                return None;
+            }
+            Plan::Alone if !self.poison.tries(receipt) => {
+                // `None`: another message of its queue runs. It is then put back and comes up again.
+                if let Some(lane) = self.queues.block(ticket, job) {
+                    self.poison.waits(receipt, lane, newest);
+                }
+                return None;
+            }
+            Plan::Note | Plan::Alone => {}
+        }
+        let note = self.poison.notes(ticket, job)?;
+        // The handler starts only when the note is written, so the note is sent at once.
+        settler.add(receipt, Settlement::Hold(note), Instant::now());
+        settler.hurry();
+        None
     }
 
     /// Reports the number of blocked messages. Only with `BlockKey`: if the whole partition waits, reading on is no use.
-    pub(in crate::consumer) fn count_blocked(&mut self) {
-        if self.links.context.config.retry_order != RetryOrder::BlockKey {
+    fn count_blocked(&mut self, in_flight: &mut InFlight) {
+        if self.context.config.retry_order != RetryOrder::BlockKey {
             return;
         }
-        if self.links.in_flight.blocked(self.queues.blocked()) && !self.warned {
+        if in_flight.blocked(self.queues.blocked()) && !self.warned {
             self.warned = true;
             let PartitionHandle { topic_partition, group, .. } = &*self.owned;
             let messages = self.queues.blocked();
@@ -313,122 +363,112 @@ impl Dispatch {
         }
     }
 
-    /// Whether the picked jobs start now.
-    fn is_complete(&self) -> bool {
+    /// Whether the picked jobs may start.
+    fn is_complete(&self, now: Instant) -> bool {
         let Some((_, job)) = self.picked.first() else { return false };
-        match &self.links.context.handler {
-            Handler::Each(_) => true,
-            Handler::Batch(batch, _) => {
-                job.candidate.is_some() || self.picked.len() >= batch.size || Instant::now() >= self.full_at
-            }
-        }
+        self.wait.is_zero()
+            || job.candidate.is_some()
+            || self.picked.len() >= self.size
+            || now >= self.full_at
     }
 
-    /// Passes the picked jobs to the handler.
-    pub(in crate::consumer) async fn start(&mut self, permit: Option<OwnedSemaphorePermit>) -> bool {
+    /// Passes the picked jobs to a task.
+    fn start(&mut self, permit: Option<OwnedSemaphorePermit>) {
         self.trust_again();
-        let keep = self.keeps();
         let mut unit = std::mem::take(&mut self.picked);
-        let (context, owned) = (&self.links.context, &self.owned);
-        if !self.inline {
-            let (context, owned) = (context.clone(), owned.clone());
-            let guard = self.links.guard.clone();
+        let (context, owned, guard) = (self.context.clone(), self.owned.clone(), self.guard.clone());
+        if self.serial && matches!(context.handler, Handler::Each(_)) {
+            let row = Row::new(context, owned, guard, self.pause.clone(), unit, self.early.0.clone());
             self.running.spawn(async move {
-                // Jobs wait for a thread, and the lease may be lost meanwhile.
-                if guard.lost().is_cancelled() {
-                    return (unit, Duration::ZERO);
-                }
+                let unit = row.run().await;
+                drop(permit);
+                unit
+            });
+            return;
+        }
+        let keep = self.context.config.retry_order != RetryOrder::Skip;
+        self.running.spawn(async move {
+            // It has waited for a thread, and the lease may be lost meanwhile.
+            if !guard.lost().is_cancelled() {
                 let started = Instant::now();
                 handle(&context, &mut unit, |(_, job)| (owned.clone(), &mut **job), keep).await;
-                drop(permit);
-                (unit, started.elapsed())
-            });
-            return true;
-        }
-        let started = Instant::now();
-        tokio::select! {
-            biased;
-            () = context.kill.cancelled() => {
-                self.picked = unit;
-                return false;
+                let elapsed = started.elapsed();
+                unit.iter_mut().for_each(|(_, job)| job.elapsed = elapsed);
             }
-            () = noticing(
-                handle(context, &mut unit, |(_, job)| (owned.clone(), &mut **job), keep),
-                || self.settlement_buffer.flush(),
-            ) => {}
-        }
-        self.finish(&mut unit, started.elapsed());
-        // Reuses the allocation for the next unit.
-        self.picked = unit;
-        true
-    }
-
-    /// Whether a message is needed again after its handler was called.
-    pub(in crate::consumer) fn keeps(&self) -> bool {
-        self.links.context.config.retry_order != RetryOrder::Skip
+            drop(permit);
+            unit
+        });
     }
 
     /// Creates a new partition handle if the lease could not be relied on for a while: new messages can rely on it again.
-    pub(in crate::consumer) fn trust_again(&mut self) {
-        // Compared first, because it is one atomic load, and this runs for every message.
-        let trust = self.links.guard.trust();
+    fn trust_again(&mut self) {
+        // Compared first, because it is one atomic load, and this runs for every unit.
+        let trust = self.guard.trust();
         if trust != std::mem::replace(&mut self.trust, trust)
             && self.owned.cancelled.is_cancelled()
-            && let Ok(owned) = PartitionHandle::new(&self.links.context.context, &self.links.guard)
+            && let Ok(owned) = PartitionHandle::new(&self.context.context, &self.guard)
         {
             self.owned = Arc::new(owned);
         }
     }
 
-    fn ended(&mut self, ended: Result<(Unit, Duration), String>) {
+    fn ended(&mut self, ended: Result<Unit, String>, settler: &mut Settler) {
         match ended {
-            Ok((mut unit, elapsed)) => self.finish(&mut unit, elapsed),
+            Ok(unit) => self.finish(unit, settler),
             Err(panic) => {
                 // Panics of handlers are caught where they are called, so this one is a defect of ours.
                 tracing::error!(panic, "handling a message ended abnormally");
-                self.links.guard.revoke();
+                self.guard.revoke();
             }
         }
     }
 
-    pub(in crate::consumer) fn finish(&mut self, unit: &mut Unit, elapsed: Duration) {
-        let now = Instant::now();
-        for (ticket, mut job) in unit.drain(..) {
-            // Without a verdict it was not handled, because the consumer is about to end: it stays pending, and its queue
-            // stays closed.
-            if let Some(said) = job.said.take() {
-                self.finish_one(ticket, job, said.verdict(), elapsed, now);
-                discard(said, &*self.links.context.observer);
+    /// Decides the settlements of jobs that a task has returned.
+    fn finish(&mut self, unit: Unit, settler: &mut Settler) {
+        let (now, mut acked) = (Instant::now(), 0);
+        for (ticket, mut job) in unit {
+            match job.said.take() {
+                Some(said) => {
+                    acked += usize::from(self.finish_one(ticket, job, said.verdict(), now, settler));
+                    discard(said, &*self.context.observer);
+                }
+                // It was not handled: its row ended before its turn, or the consumer is about to end.
+                None => self.queues.put_back(ticket, job),
             }
         }
-        if self.settlement_buffer.is_due(now) {
-            self.settlement_buffer.flush();
+        if acked > 0 {
+            // All partitions share this counter, so it is updated once per unit.
+            Counts::add(&self.context.counts.acked, acked);
         }
     }
 
-    pub(in crate::consumer) fn finish_one(
+    /// Decides the settlement of one job. True if it was acknowledged.
+    fn finish_one(
         &mut self,
         ticket: Ticket,
         mut job: Box<Job>,
         verdict: &Verdict,
-        elapsed: Duration,
         now: Instant,
-    ) {
-        let context = &self.links.context;
+        settler: &mut Settler,
+    ) -> bool {
+        let context = &self.context;
         let policies = context.policies();
         let attempt = || {
             let in_place = self.waits_in_place(&job).then_some(&*context.incarnation);
-            job.attempt(Some(&self.links.clock), in_place)
+            job.attempt(Some(&self.clock), in_place)
         };
         let (settlement, handled) = decide(verdict, attempt, &policies);
-        self.settlement_buffer.count(handled);
+        let acked = handled == Handled::Acked;
+        if !acked {
+            context.counts.handled(handled);
+        }
         let PartitionHandle { topic_partition, group, .. } = &*self.owned;
         let event = Event::Handled {
             topic_partition,
             group,
             attempt: job.attempt,
             handled,
-            elapsed,
+            elapsed: job.elapsed,
             origin: job.origin,
             source: job.receipt.source,
             cause: verdict.cause(),
@@ -438,34 +478,14 @@ impl Dispatch {
         self.poison.done(receipt);
         match &settlement {
             Settlement::Hold(note) => {
-                let after = job.holds(note, &self.links.clock);
+                let after = job.holds(note, &self.clock);
                 self.waits.after_note(receipt, after);
                 self.queues.put_back(ticket, job);
             }
             _ => self.queues.done(ticket),
         }
-        // The age counts from the handler's start: the outcome of a slow handler must not wait for the next one, which
-        // may be slow, too.
-        self.settlement_buffer.add(receipt, settlement, now.checked_sub(elapsed).unwrap_or(now));
-    }
-
-    pub(in crate::consumer) fn settle(&mut self, receipt: Receipt, settlement: Settlement) {
-        self.settlement_buffer.add(receipt, settlement, Instant::now());
-    }
-
-    /// Waits for the handlers that run, up to the time when they are given up.
-    async fn end(mut self) {
-        loop {
-            self.settlement_buffer.flush();
-            if self.running.is_empty() {
-                return;
-            }
-            tokio::select! {
-                biased;
-                () = self.links.context.kill.cancelled() => return,
-                Some(ended) = self.running.next() => self.ended(ended),
-            }
-        }
+        settler.add(receipt, settlement, now);
+        acked
     }
 }
 

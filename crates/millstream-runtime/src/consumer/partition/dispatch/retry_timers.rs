@@ -29,11 +29,6 @@ struct RetryTimer {
 }
 
 impl RetryTimers {
-    /// Whether nothing waits.
-    pub(in crate::consumer) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
     /// Adds a wait of `after`, counted from the moment that the note is written.
     pub(in crate::consumer) fn after_note(&mut self, receipt: Receipt, after: Duration) {
         self.waiting.insert(receipt, RetryTimer { after, due: None, lane: None });
