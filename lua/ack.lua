@@ -1,8 +1,8 @@
--- ack: takes handled entries off the pending list, and out of the retry log if they were read there.
+-- ack: removes handled entries from the pending list, and from the retry log if they were read there.
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] stream STREAM the log or retry log that the entries were read from
 -- KEYS[3] held HASH notes of pending entries by source and id
--- ARGV[1] mode 'lease', or 'consumer': then only what stands under its name is touched
+-- ARGV[1] mode 'lease', or 'consumer': then only entries pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
 -- ARGV[4] source 'log', or 'retry': then they are deleted too, since only this group reads them
@@ -11,7 +11,7 @@
 local fence, stream, held = KEYS[1], KEYS[2], KEYS[3]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 
--- Whatever is not the one word is judged by the fence, which no empty token passes.
+-- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end

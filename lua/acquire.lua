@@ -1,11 +1,11 @@
--- acquire: grants a lease unless somebody else holds it; asked again with the same nonce it gives the same grant.
--- KEYS[1] lease STRING the token while the lease lives
+-- acquire: grants a lease unless another owner holds it; a request with the same nonce returns the same grant.
+-- KEYS[1] lease STRING the token while the lease is valid
 -- KEYS[2] fence HASH owner, token, epoch and ttl of the last grant; ends: epochs of owners that never released it
--- ARGV[1] owner who asks, for people to read
+-- ARGV[1] owner name of the caller, for people to read
 -- ARGV[2] nonce unique to this request
--- ARGV[3] ttl_ms how long the lease lives
--- ARGV[4] heard since when the asker was answered without a gap: 'ttl since until server' in milliseconds, or '*'
--- returns {1, epoch, ends} if granted, {0, owner, epoch, pttl} if somebody holds it
+-- ARGV[3] ttl_ms validity of the lease
+-- ARGV[4] heard continuity of the caller: 'ttl since until server' in milliseconds, or '*'
+-- returns {1, epoch, ends} if granted, {0, owner, epoch, pttl} if it is held
 local lease, fence = KEYS[1], KEYS[2]
 local owner, nonce, ttl_ms, heard = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MAX_ENDS = 32
@@ -19,8 +19,8 @@ local same = string.match(last_token, '^%d+:(.*)$') == nonce
 local held = redis.call('GET', lease)
 local pttl = redis.call('PTTL', lease)
 
--- A lease that lives longer than it was ever given comes from a clock that went back, one without an end from
--- somebody else's hand. Neither may lock everybody out, so both count as free.
+-- A remaining time above every granted ttl means that the clock went back; a lease without expiry was written by
+-- another program. Neither may block the resource for ever, so both count as free.
 local lives = held and pttl > 0 and pttl <= 2 * last_ttl
 if lives then
   if held == last_token and same then
@@ -30,9 +30,9 @@ if lives then
   return { 0, last[1] or '', last_epoch, pttl }
 end
 
--- In how many milliseconds it may count against others that they were not heard: 0 if this server has answered the
--- asker for one ttl without a gap of half of it. Only then everybody who lived through an outage has had the time to
--- come back. Another process, or the same one as a new primary, is another server.
+-- Milliseconds until the caller may treat the silence of others as their end: 0 if this server has answered the
+-- caller for one ttl without a gap of half a ttl. Only then has every client that survived an outage had time to
+-- reconnect. A restarted process, or a replica that became primary, is another server.
 local function judges_in()
   local ttl, since, till, server = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
   if not ttl then
@@ -48,7 +48,7 @@ local function judges_in()
   return math.max(since + ttl - now_ms, 0)
 end
 
--- A token that is still there was never released: its owner has ended, or comes back.
+-- A token that is still stored was never released: its owner has ended, or may reconnect.
 if last_token ~= '' and not same then
   local left_ms = judges_in()
   if left_ms > 0 then
@@ -60,10 +60,10 @@ if last_token ~= '' and not same then
     ends = string.match(ends, ' (.*)$')
   end
 end
--- The clock makes the epoch grow even if a fail-over lost the newest grants; the stored one if the clock went back.
+-- The clock makes the epoch grow even if a fail-over lost the newest grants; the stored epoch, if the clock went back.
 local epoch = string.format('%.0f', math.max((tonumber(last_epoch) or 0) + 1, now_ms))
 local token = epoch .. ':' .. nonce
--- A write that is never refused comes first: then the others pass too when the server is out of memory.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('DEL', lease)
 redis.call('HSET', fence, 'owner', owner, 'token', token, 'epoch', epoch, 'ttl', ttl_ms, 'ends', ends)
 redis.call('SET', lease, token, 'PX', ttl_ms)

@@ -1,14 +1,14 @@
--- audit: looks at one page of what a group has on a partition for what contradicts itself.
+-- audit: checks one page of a group's data on a partition for contradictions.
 -- KEYS[1] stream STREAM the log or retry log
 -- KEYS[2] retry_due ZSET origins by due time in milliseconds
 -- KEYS[3] retry_items HASH bodies by origin
 -- KEYS[4] held HASH notes of pending entries by source and id
 -- ARGV[1] check 'parked', 'parked_bodies', 'pending', 'retry_log' or 'notes'
 -- ARGV[2] source 'log' or 'retry': which one the stream is
--- ARGV[3] group whose they are
--- ARGV[4] after where the page before ended, or '' to start
--- ARGV[5] limit the most items to be looked at, at most 100
--- returns {where to go on or '', how many were looked at, findings as {fault, id, detail}}
+-- ARGV[3] group whose data is checked
+-- ARGV[4] after where the previous page ended, or '' to start
+-- ARGV[5] limit maximum number of items to check, up to 100
+-- returns {where to continue or '', how many were checked, findings as {fault, id, detail}}
 local stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local check, source, group, after, limit = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local MAX_BYTES, PORTION = 1048576, 5
@@ -21,7 +21,7 @@ local looked, bytes, findings = 0, 0, {}
 local function found(fault, id, detail)
   findings[#findings + 1] = { fault, id, detail }
 end
--- A group that is not there has nothing pending; what is no id neither.
+-- A missing group has nothing pending, nor has text that is no id.
 local function pending(id)
   local rows = redis.pcall('XPENDING', stream, group, id, id, 1)
   return not rows.err and rows[1]
@@ -46,14 +46,14 @@ if check == 'parked' then
       found('retry_lost', origin, 'due ' .. due)
     else
       local row = pending(origin)
-      -- With too many bodies in a page the rest is told unseen: a repair looks once more.
+      -- After too many bytes of bodies the rest is reported unchecked: a repair checks again.
       if row and (bytes >= MAX_BYTES or entry(origin)) then
         found('pending_and_parked', source .. ':' .. origin, 'pending under ' .. row[2] .. ', parked until ' .. due)
       end
     end
   end
 elseif check == 'parked_bodies' or check == 'notes' then
-  -- Without the bodies where the server can do that.
+  -- Without the bodies, if the server supports NOVALUES.
   local key, cursor, step = check == 'notes' and 4 or 3, after == '' and '0' or after, 1
   local page = key == 4 and redis.pcall('HSCAN', held, cursor, 'COUNT', limit, 'NOVALUES')
     or redis.pcall('HSCAN', retry_items, cursor, 'COUNT', limit, 'NOVALUES')
@@ -81,7 +81,7 @@ elseif check == 'parked_bodies' or check == 'notes' then
 elseif check == 'pending' and not all.err then
   local rows = redis.call('XPENDING', stream, group, after == '' and '-' or after, '+', limit)
   for _, row in ipairs(rows) do
-    -- The page begins with the last one of the page before.
+    -- The page begins with the last entry of the previous page.
     if row[1] ~= after and bytes < MAX_BYTES then
       local fields = entry(row[1])
       looked, next_at = looked + 1, row[1]

@@ -1,13 +1,13 @@
--- audit_place: looks at one page of what waits at a place for what contradicts itself.
+-- audit_place: checks one page of the waiting items of a place for contradictions.
 -- KEYS[1] delay ZSET ids by due time in milliseconds
--- KEYS[2] delay_items HASH bodies by id; at a shard also of tasks that are worked on
--- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds; at a partition not used
+-- KEYS[2] delay_items HASH bodies by id; at a shard also of claimed tasks
+-- KEYS[3] claims ZSET claimed tasks by the expiry time of their claim in milliseconds; at a partition not used
 -- KEYS[4] task_states HASH state by id, of tasks that were ever claimed; at a partition not used
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] check 'waiting', 'claims', 'bodies' or 'states'
--- ARGV[3] after where the page before ended, or '' to start
--- ARGV[4] limit about how many items to look at, at most 100
--- returns {where to go on or '', how many were looked at, findings as {fault, id, detail}}
+-- ARGV[3] after where the previous page ended, or '' to start
+-- ARGV[4] limit approximate number of items to check, up to 100
+-- returns {where to continue or '', how many were checked, findings as {fault, id, detail}}
 local delay, delay_items, claims, task_states = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local place, check, after, limit = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local shard, cursor, step = place == 'shard', after == '' and '0' or after, 2
@@ -20,7 +20,7 @@ elseif check == 'claims' then
 elseif check == 'states' then
   page = redis.call('HSCAN', task_states, cursor, 'COUNT', limit)
 else
-  -- Without the bodies where the server can do that.
+  -- Without the bodies, if the server supports NOVALUES.
   page, step = redis.pcall('HSCAN', delay_items, cursor, 'COUNT', limit, 'NOVALUES'), 1
   if page.err then
     page, step = redis.call('HSCAN', delay_items, cursor, 'COUNT', 10), 2

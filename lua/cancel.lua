@@ -1,14 +1,14 @@
--- cancel: takes messages out that still wait.
+-- cancel: removes messages that still wait.
 -- KEYS[1] delay ZSET ids by due time in milliseconds
--- KEYS[2] delay_items HASH bodies by id; at a shard also of tasks that are worked on
--- KEYS[3] states HASH what is known of a shard's tasks, by id; at a partition delay_items again, and not used
+-- KEYS[2] delay_items HASH bodies by id; at a shard also of claimed tasks
+-- KEYS[3] states HASH state of a shard's tasks, by id; at a partition delay_items again, and not used
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] ids... of the messages, at most 200
 -- returns for each 1 if it waited, else 0
 local delay, delay_items, states = KEYS[1], KEYS[2], KEYS[3]
 local place = ARGV[1]
 
--- Read first: a key of a foreign type is met before anything was changed.
+-- Read first: a key of the wrong type is detected before anything is changed.
 redis.call('HLEN', delay_items)
 local known = place == 'shard' and redis.call('HLEN', states) > 0
 local results = {}

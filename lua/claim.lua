@@ -1,27 +1,27 @@
--- claim: takes over what consumers that are not alive have left, and removes those that have nothing.
+-- claim: takes over entries of consumers that are not alive, and removes such consumers without entries.
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] log STREAM the partition's log
 -- KEYS[3] retry_log STREAM the group's redeliveries
 -- KEYS[4] held HASH notes of pending entries by source and id
--- ARGV[1] mode 'lease', or 'consumer': then the fence is not asked
+-- ARGV[1] mode 'lease', or 'consumer': then the fence is not checked
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that reads
--- ARGV[4] idle_ms for how long nobody must have touched an entry, nor heard of a consumer that is removed
--- ARGV[5] limit the most entries, at most 100
--- ARGV[6] heard since when the claimer was answered without a gap: 'ttl since until server' in milliseconds, or '*'
--- ARGV[7] names... of consumers: first whom the entries are for, then those that are alive
--- returns {next_ms, removed, now_ms, entries, ghosts}: milliseconds until more may be there, or -1; entries as
+-- ARGV[4] idle_ms the idle time that an entry, or a consumer that is removed, must have at least
+-- ARGV[5] limit maximum number of entries, up to 100
+-- ARGV[6] heard continuity of the caller: 'ttl since until server' in milliseconds, or '*'
+-- ARGV[7] names... of consumers: first the one that gets the entries, then those that are alive
+-- returns {next_ms, removed, now_ms, entries, ghosts}: milliseconds until more may be free, or -1; entries as
 -- {source, id, deliveries, idle_ms, note or ''}, without their bodies; ghosts as {source, id, idle_ms}; the source is
 -- 'log' or 'retry'; or the errors FENCED or NOGROUP
 local fence, log, retry_log, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, who, group, idle_ms, limit, heard = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local GIVEN_BACK_MS = 2 ^ 35
 
--- Whatever is not the one word is judged by the fence, which no empty token passes.
+-- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end
--- Read first: a key of a foreign type, or a group that is not there, is found before anything was changed.
+-- Read first: a key of the wrong type, or a missing group, is detected before anything is changed.
 redis.call('HLEN', held)
 redis.call('XPENDING', log, group)
 redis.call('XPENDING', retry_log, group)
@@ -32,8 +32,8 @@ for at = 7, #ARGV do
   alive[ARGV[at]] = true
 end
 
--- In how many milliseconds the claimer may count against others that they touched nothing: 0 if this server has
--- answered it for one ttl without a gap of half of it, as for a lease. Asked once, and only if there is a reason.
+-- Milliseconds until the caller may treat the silence of others as their end: 0 if this server has answered it for one
+-- ttl without a gap of half a ttl, as for a lease. Computed once, and only if needed, since INFO is expensive.
 local known_in_ms
 local function judges_in()
   local ttl, since, till, server = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
@@ -51,11 +51,11 @@ local function judges_in()
 end
 
 local idle, left, next_ms, removed, entries, ghosts = tonumber(idle_ms), tonumber(limit), -1, 0, {}, {}
--- In these two `log` is either of them.
+-- In this function and the next, `log` is the log or the retry log.
 local function take(source, log, rows)
-  -- With JUSTID no body is copied: each would pass through Lua twice, and a hundred of 1 MiB would block the server for
-  -- half a second. But then XCLAIM does not count the delivery. RETRYCOUNT sets the count, one for all ids of a call:
-  -- so there is a call for each count there is, which is one nearly always.
+  -- With JUSTID no body is copied: each would pass through Lua twice, and 100 bodies of 1 MiB would block the server
+  -- for half a second. But then XCLAIM does not count the delivery. RETRYCOUNT sets one count for all ids of a call,
+  -- so there is one call per distinct count; nearly always there is only one.
   local counts, by_count, whole = {}, {}, {}
   for _, row in ipairs(rows) do
     local deliveries = row[4] + 1
@@ -77,7 +77,7 @@ local function take(source, log, rows)
     if whole[id] then
       entries[#entries + 1] = { source, id, row[4] + 1, row[3], redis.call('HGET', held, note) or '' }
     else
-      -- Deleted: XCLAIM has taken it off the pending list.
+      -- Deleted from the stream: XCLAIM has removed it from the pending list.
       redis.call('HDEL', held, note)
       ghosts[#ghosts + 1] = { source, id, row[3] }
     end
@@ -92,7 +92,7 @@ local function look(source, log, info)
   end
   if not alive[of.name] then
     known_in_ms = known_in_ms or judges_in()
-    -- Who does not judge takes what was given back, and that alone: nobody can have touched it for so long.
+    -- Without continuity only released entries are taken: only a release sets an idle time this large.
     local least_ms = known_in_ms == 0 and idle_ms or string.format('%.0f', math.max(idle, GIVEN_BACK_MS))
     local rows = {}
     if left > 0 and of.pending > 0 then
@@ -107,7 +107,7 @@ local function look(source, log, info)
         next_ms = next_ms < 0 and wait_ms or math.min(next_ms, wait_ms)
       end
     elseif of.idle >= idle and known_in_ms == 0 then
-      -- In one step with the look: nothing can be handed to it in between.
+      -- Check and removal are one step: the consumer cannot receive an entry in between.
       redis.call('XGROUP', 'DELCONSUMER', log, group, of.name)
       removed = removed + 1
     end

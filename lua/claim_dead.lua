@@ -1,23 +1,23 @@
--- claim_dead: claims dead letters, so that nobody else takes them for a while.
+-- claim_dead: claims dead letters for one client for a limited time.
 -- KEYS[1] dlq STREAM the group's dead letters
--- KEYS[2] dead_claims HASH 'until hold by' by id, in milliseconds; by is '-' for what was left for later
--- ARGV[1] by who claims, without spaces
+-- KEYS[2] dead_claims HASH 'until hold by' by id, in milliseconds; by is '-' if it was left for later
+-- ARGV[1] by name of the claiming client, without spaces
 -- ARGV[2] hold_ms for how long
--- ARGV[3] left '1' to claim what was left for later, too
+-- ARGV[3] left '1' to claim also letters that were left for later
 -- ARGV[4] ids... of the dead letters, at most 100
--- returns {done, ids}: those that were claimed; it stops when bodies come to 1 MiB, those behind the first `done` come
--- again
+-- returns {done, ids}: those that were claimed; it stops when bodies reach 1 MiB; the caller repeats those after the
+-- first `done`
 local dlq, dead_claims = KEYS[1], KEYS[2]
 local by, hold_ms, left = ARGV[1], ARGV[2], ARGV[3]
 local CLAIM, GRACE_MS, MAX_BYTES = '^(%d+) (%d+) (%S+)$', 1000, 1048576
--- So many claims are looked at in each call, any of them, to forget what nobody needs.
+-- Number of randomly chosen claims that each call checks, and removes if they are no longer needed.
 local SWEEP = 100
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local known = redis.call('HLEN', dead_claims) > 0
--- A claim goes with its letter; but somebody may have deleted that (`XTRIM`), and the hash has no end as long as
--- claims go on. What ran out, or is of a letter below the first one, is forgotten, so that there are never many.
+-- A claim is removed with its letter. But other programs may delete letters (`XTRIM`), and the hash does not expire
+-- while new claims arrive. So expired claims, and those of letters below the first one, are removed here.
 local first = known and redis.call('XRANGE', dlq, '-', '+', 'COUNT', 1)[1]
 local function below(a, b)
   return #a < #b or #a == #b and a < b
@@ -43,7 +43,7 @@ for i = 4, #ARGV do
   local id = ARGV[i]
   done = done + 1
   local ends, hold, whose = string.match(known and redis.call('HGET', dead_claims, id) or '', CLAIM)
-  -- After the clock went back a claim would hold for longer than it ever asked.
+  -- After the clock went back a claim would hold for longer than was requested.
   local holds = ends and tonumber(ends) > now and tonumber(ends) <= now + tonumber(hold) + GRACE_MS
   if not holds or whose == by or whose == '-' and left == '1' then
     local entry = redis.call('XRANGE', dlq, id, id)[1]
@@ -56,7 +56,7 @@ for i = 4, #ARGV do
     end
   end
 end
--- The hash ends with the last claim in it: what is forgotten there needs nobody to look for it.
+-- The hash expires with its last claim, so abandoned claims need no further cleanup.
 if #ids > 0 and redis.call('PTTL', dead_claims) < tonumber(hold_ms) then
   redis.call('PEXPIRE', dead_claims, hold_ms)
 end

@@ -1,21 +1,21 @@
--- claim_tasks: hands what is due to a worker, and says which worker looks out for what comes next.
--- KEYS[1] delay ZSET tasks that wait, by due time in milliseconds
--- KEYS[2] delay_items HASH bodies by id, of tasks that wait or are claimed
--- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
+-- claim_tasks: hands due tasks to a worker, and selects the worker that watches the next due time.
+-- KEYS[1] delay ZSET waiting tasks by due time in milliseconds
+-- KEYS[2] delay_items HASH bodies by id, of waiting and claimed tasks
+-- KEYS[3] claims ZSET claimed tasks by the expiry time of their claim in milliseconds
 -- KEYS[4] task_states HASH 'due attempt crashes begun hold token error\nhistory' by id, of tasks ever claimed
--- KEYS[5] watcher HASH worker, at, until, steady; deputy, visit, backs; asked, caller: who comes for the head
--- KEYS[6] wake LIST of at most one element: calls one of those who wait
+-- KEYS[5] watcher HASH worker, at, until, steady; deputy, visit, backs; asked, caller: who watches the next due time
+-- KEYS[6] wake LIST of at most one element: wakes one waiting worker
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
--- KEYS[8] recur ZSET what recurs, by when it is due next
+-- KEYS[8] recur ZSET ids of recurring rules by next due time
 -- ARGV[1] worker unique to one start of it, without spaces
--- ARGV[2] limit the most tasks, at most 100; 0 to look out no longer
+-- ARGV[2] limit maximum number of tasks, up to 100; 0 to stop watching
 -- ARGV[3] hold_us for how long the claims hold
--- ARGV[4] crash_limit how many claims of a task may run out before it is dead; 0 for any number
--- ARGV[5] patience_us the longest next
+-- ARGV[4] crash_limit how many claims of a task may expire before it is dead; 0 for any number
+-- ARGV[5] patience_us upper limit of next_us
 -- ARGV[6] queue for dead tasks
 -- ARGV[7] shard for dead tasks
--- ARGV[8] heard since when the worker was answered without a gap: 'ttl since until server' in milliseconds, or '*'
--- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil, tokens that ran out or '', server or ''}
+-- ARGV[8] heard continuity of the worker: 'ttl since until server' in milliseconds, or '*'
+-- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil, expired tokens or '', server or ''}
 local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local worker, limit, hold_us, crash_limit, patience_us, queue, shard, heard = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local STATE, GRACE_US, MAX_VALUES, MAX_BYTES = '^(%d+) (%d+) (%d+) ([01]) (%d+) (%S+) (.*)$', 250000, 6000, 1048576
@@ -26,7 +26,7 @@ local now_ms = string.format('%.0f', now)
 limit, crash_limit, patience_us = tonumber(limit), tonumber(crash_limit), tonumber(patience_us)
 local deadline = string.format('%.0f', math.ceil((now_us + hold_us) / 1000))
 local hold_by = string.format(' 0 %.0f %s:%.0f:', hold_ms, worker, now_us)
--- Writes that are never refused come first: then all pass out of memory. With the reads they meet foreign types.
+-- Writes that are never refused come first: a full server then accepts all. With the reads they detect wrong types.
 redis.call('ZREM', delay, '')
 redis.call('HDEL', delay_items, '')
 redis.call('HDEL', task_states, '')
@@ -35,20 +35,20 @@ local called, recurs = redis.call('LLEN', wake) > 0, redis.call('ZRANGE', recur,
 local look = redis.call('HMGET', watcher,
   'worker', 'at', 'until', 'deputy', 'visit', 'steady', 'backs', 'asked', 'caller')
 local overdue = redis.call('ZRANGEBYSCORE', claims, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, 100)
--- Where the clock was set back deadlines are too far away. They run out a hold from now: who is alive extends them.
+-- After the clock was set back, deadlines are too far away. They now expire after one hold: live workers extend them.
 local far = string.format('(%.0f', now + hold_ms + 1000)
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', claims, far, '+inf', 'LIMIT', 0, 100)) do
   local _, _, _, _, hold = string.match(redis.call('HGET', task_states, id) or '', STATE)
   redis.call('ZADD', claims, 'XX', 'LT', string.format('%.0f', now + (hold or 0) + 1000), id)
 end
--- A claim may have run out because its worker died, or because nobody could reach the server. So only a worker that
--- this very process has answered for one ttl, without a gap of half of it, takes it over: by then everybody who lived
--- through an outage has come back. Another process, or the same one as a new primary, is another server.
+-- A claim may have expired because its worker died, or because no client could reach the server. So only a worker that
+-- this server has answered for one ttl without a gap of half a ttl takes it over: by then every client that survived
+-- an outage has reconnected. A restarted process, or a replica that became primary, is another server.
 local ttl, since, till, known = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
 local ttl_ms, assured, gap_ms, server = tonumber(ttl or hold_ms), heard == '*', now - (till or 0), ''
 local unbroken = ttl and gap_ms >= 0 and gap_ms < ttl_ms / 2
--- INFO takes as long as much else here: only if it decides something, and six times per ttl. In between the record of
--- the worker stands as it is: an identity that is gone never comes back, so what was told once can still be compared.
+-- INFO is as expensive as most of this script: it is read only if it decides something, and six times per ttl. In
+-- between the worker keeps its record: an old identity never returns, so comparing it later detects the change too.
 if not assured and (not unbroken or gap_ms >= ttl_ms / 6 or overdue[1] and since + ttl_ms <= now) then
   local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
   local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
@@ -56,8 +56,8 @@ if not assured and (not unbroken or gap_ms >= ttl_ms / 6 or overdue[1] and since
   server = run and replica and run .. '.' .. replica or '-'
   unbroken = unbroken and server == known
 end
--- When a claim may be taken over. Who holds it for longer than the ttl may take longer to come back; and a record whose
--- ttl is longer than the claim does not show gaps that are long for the claim.
+-- Time at which a claim may be taken over. A claim that is longer than the ttl may take longer to be extended; and a
+-- record whose ttl is longer than the claim does not show gaps that are long for the claim.
 local function free_at(ran_out, hold)
   local longest = math.max(ttl_ms, hold)
   return assured and 0 or math.max((unbroken and since or now) + longest, ran_out - hold + longest)
@@ -86,7 +86,7 @@ local function give_up(id, attempt, crashes, rest)
   redis.call('HDEL', task_states, id)
   crashed, bytes = crashed + 1, bytes + #(item or '')
 end
--- If nothing can be free yet, states need not be read.
+-- If no claim can be free yet, states need not be read.
 local first_free, mine = free_at(0, 0), worker .. ':'
 local ran_out = overdue[1]
 if ran_out and first_free > now then
@@ -97,8 +97,8 @@ for i = 1, #overdue, 2 do
   local state = redis.call('HGET', task_states, id) or ''
   local due, attempt, crashes, begun, hold, before, rest = string.match(state, STATE)
   local free = free_at(tonumber(overdue[i + 1]), tonumber(hold or 0))
-  -- It counts as a crash the first time, unless this worker had it, which lives, and then if a handler had begun: else
-  -- an answer was lost, no more. Nothing is given up over a claim under which nobody is known to have begun.
+  -- An expiry counts as a crash if a handler had begun. The first one counts always, unless this worker, which lives,
+  -- held the claim: then only a reply was lost. No task becomes dead by a claim under which no handler began.
   local ours_before = string.sub(before or '', 1, #mine) == mine
   local times = math.max(tonumber(crashes or 0) + tonumber(begun or 0), ours_before and 0 or 1)
   if free > now then
@@ -131,15 +131,15 @@ if #ids > 0 then
   redis.call('ZADD', claims, unpack(adds))
   redis.call('ZREM', delay, unpack(ids))
 end
--- Who comes for the head: one watcher, and a deputy if that one does not come. All others sleep on.
+-- The watcher claims at the next due time (the head), and the deputy if the watcher does not. All others keep waiting.
 local later, first = string.format('(%.0f', now), redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
 local claimed = redis.call('ZRANGEBYSCORE', claims, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
 for _, ms in ipairs({ first[2] or '+inf', claimed[2] or '+inf', #ids > 0 and deadline or '+inf' }) do
   head = ms ~= '+inf' and math.min(head, tonumber(ms) * 1000) or head
 end
 head = recurs and math.min(head, math.max(tonumber(recurs) * 1000, now_us + GRACE_US)) or head
--- While claims are open, watcher and deputy come three times per hold: then they may take over what runs out. A worker
--- that claims sees to it that another one is among them, with one call per third of a hold; its own it passes on.
+-- While claims are open, watcher and deputy call three times per hold, so that they may take over expired claims. If no
+-- other worker does so, the claiming worker wakes one, once per third of a hold; it passes its own wake-up on.
 local third_us, asked = hold_us / 3, tonumber(look[8]) or 0
 local open = #ids > 0 or claimed[1] or ran_out
 local near_us = (open or now_us < asked + third_us) and third_us or math.huge
@@ -157,7 +157,7 @@ if look[4] == worker and (full or watches) then
   redis.call('HDEL', watcher, 'deputy', 'visit', 'backs')
 end
 if full then
-  -- No room: somebody else has to look out, unless one comes in time anyway.
+  -- No room: another worker has to watch, unless one calls in time anyway.
   if look[1] == worker then
     redis.call('HDEL', watcher, 'worker', 'at', 'until', 'steady')
   end
@@ -168,7 +168,7 @@ elseif watches then
   local comes = now_us + next_us
   redis.call('HSET', watcher, 'worker', worker, 'at', string.format('%.0f', comes),
     'until', string.format('%.0f', comes + GRACE_US), 'steady', steady)
-  -- A call that nobody has heard so far asks for what was done here.
+  -- A wake-up that no worker has received yet announced a change that this call has handled.
   redis.call('DEL', wake)
   called = false
 elseif not backed or till_us < visit then

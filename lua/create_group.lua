@@ -5,7 +5,7 @@
 -- ARGV[2] group its name
 -- ARGV[3] start the position at which a new one starts, kept as 'starts' until it is on all partitions; or ''
 -- returns {1 if it was not registered, else 0, the position if it is not on all partitions yet, or nil}; or the error
---   DELETED while it is being deleted, and where it is to be restored and was
+--   DELETED while it is being deleted, or if it was deleted and the mode is 'restore'
 local groups, state = KEYS[1], KEYS[2]
 local mode, group, start = ARGV[1], ARGV[2], ARGV[3]
 
@@ -15,12 +15,12 @@ if known[1] then
 elseif known[2] and mode == 'restore' then
   return redis.error_reply('DELETED the group was deleted')
 end
--- One that is there needs no write: then those who only start are not refused, whatever the server takes.
+-- A group that exists needs no write: so consumers can start even if the server refuses writes.
 if not known[2] and redis.call('SISMEMBER', groups, group) == 1 then
   return { 0, known[3] }
 end
--- A write that is never refused comes first: then the others pass too when the server is out of memory. What is
--- remembered of a deletion has a time to live, and nothing else stands beside it.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too. The
+-- record of a deletion has an expiry time, and no other field is beside it.
 redis.call('HDEL', state, known[2] and 'deleted' or '')
 local new = redis.call('SADD', groups, group)
 if new == 0 or start == '' then

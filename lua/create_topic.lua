@@ -2,13 +2,13 @@
 -- KEYS[1] meta HASH the topic's settings
 -- KEYS[2] deleted STRING when the topic was deleted, in milliseconds, while that is remembered
 -- ARGV[1] mode 'create', or 'restore': then not one that was deleted, nor in the place of one
--- ARGV[2] partitions how many
+-- ARGV[2] partitions number of partitions
 -- ARGV[3] format of keys and fields
 -- ARGV[4] retention when entries leave the log
 -- ARGV[5] max_length of a partition's log, or 0 for no bound
--- ARGV[6] reborn which topic is to be restored: its 'reborn', or 0
+-- ARGV[6] reborn generation of the topic to restore: its 'reborn', or 0
 -- returns {partitionCount, format, retention, maxLength or nil, nil, reborn or nil}; or the error NOTOPIC while it is
---   being deleted, DELETED where it is to be restored and is being deleted or was, or is another one by now
+--   being deleted; in the mode 'restore' DELETED if it was or is being deleted, or another topic has its name by now
 local meta, deleted = KEYS[1], KEYS[2]
 local mode, partitions, format, retention, max_length, reborn = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 
@@ -24,7 +24,7 @@ end
 if known[2] then
   return redis.error_reply('NOTOPIC the topic is being deleted')
 end
--- A topic that is there needs no write: those who consume it start on a server that is full, too.
+-- A topic that exists needs no write: its consumers can start while the server is out of memory.
 if not known[1] then
   redis.call('HSETNX', meta, 'partitionCount', partitions)
   redis.call('HSETNX', meta, 'format', format)
@@ -33,13 +33,13 @@ if not known[1] then
     redis.call('HSETNX', meta, 'maxLength', max_length)
   end
   if when then
-    -- Who still works on the one before is to see that this is another one, whatever the clock says.
+    -- Clients of the previous topic must detect that this is another one, even if the clock went back.
     local time = redis.call('TIME')
     local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
     redis.call('HSET', meta, 'reborn', string.format('%.0f', math.max(now_ms, (tonumber(when) or 0) + 1)))
   end
 end
--- Last: whoever is refused has changed nothing.
+-- Last: a refused call must not have changed anything.
 if when then
   redis.call('DEL', deleted)
 end

@@ -1,37 +1,37 @@
--- dead_letter: keeps pending entries as dead letters, and takes them off the pending list.
+-- dead_letter: stores pending entries as dead letters, and removes them from the pending list.
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] stream STREAM the log or retry log that the entries were read from
 -- KEYS[3] dlq STREAM the group's dead letters
 -- KEYS[4] held HASH notes of pending entries by source and id
--- ARGV[1] mode 'lease', or 'consumer': then only what stands under its name is touched
+-- ARGV[1] mode 'lease', or 'consumer': then only entries pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
 -- ARGV[4] source 'log', or 'retry': then they are deleted there too
 -- ARGV[5] topic that they came from
 -- ARGV[6] partition that they came from
--- ARGV[7] messages... id, reason, attempts, origin, error, history and line of each, at most 100: line is what the
--- history is to end with, behind the time, or empty
--- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies come to
--- 1 MiB, those behind the first `done` come again
+-- ARGV[7] messages... id, reason, attempts, origin, error, history and line of each, at most 100: line is the
+-- last line of the history, without the time, or empty
+-- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies reach
+-- 1 MiB; the caller repeats those after the first `done`
 local fence, stream, dlq, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local mode, who, group, source, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local MAX_BODY_VALUES, MAX_BYTES = 6000, 1048576
 
--- Whatever is not the one word is judged by the fence, which no empty token passes.
+-- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end
 local time = redis.call('TIME')
 local now_text = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
--- A write that is never refused comes first: then the others pass too when the server is out of memory.
--- It also finds a key of a foreign type before anything was changed.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too.
+-- It also detects a key of the wrong type before anything is changed.
 redis.call('XDEL', dlq, '0-0')
 local noted = redis.call('HLEN', held) > 0
 
 local applied, stale, done, bytes, whose = 0, 0, 0, 0, { mode == 'consumer' and who or nil }
 for at = 7, #ARGV, 7 do
   if bytes >= MAX_BYTES then
-    -- The server has others to serve.
+    -- Bounds the time for which the script blocks the server.
     break
   end
   local id, reason, attempts, origin, error_text, history, line = unpack(ARGV, at, at + 6)
@@ -60,7 +60,7 @@ for at = 7, #ARGV, 7 do
   else
     stale = stale + 1
   end
-  -- Put before remove: a failure in between leaves a second copy, never a hole.
+  -- Put before remove: a failure in between leaves a second copy, never a loss.
   if #pending > 0 or #whose == 0 then
     redis.call('XACK', stream, group, id)
     if entry and source == 'retry' then

@@ -1,4 +1,4 @@
--- expand: lets a topic have more partitions, never fewer.
+-- expand: increases the number of partitions of a topic; it never decreases.
 -- KEYS[1] meta HASH the topic's settings
 -- ARGV[1] partitions that it should have
 -- returns 1, or the error NOTOPIC

@@ -1,10 +1,10 @@
--- extend: says that a consumer among many still has entries, or that it will not begin with them.
+-- extend: extends entries of a consumer in shared mode, or marks entries that it will not begin.
 -- KEYS[1] stream STREAM the log or retry log that the entries were read from
 -- ARGV[1] group that reads
--- ARGV[2] consumer that has them
--- ARGV[3] idle_ms for how long nobody shall count as having touched them: 0, or very long for what is given back
+-- ARGV[2] consumer that holds them
+-- ARGV[3] idle_ms the idle time that the entries get: 0, or very long for entries that are released
 -- ARGV[4] ids... of the entries, at most 500
--- returns the ids of those that do not stand under its name, or are deleted
+-- returns the ids of those that are not pending under its name, or are deleted
 local stream = KEYS[1]
 local group, consumer, idle_ms = ARGV[1], ARGV[2], ARGV[3]
 
@@ -25,7 +25,7 @@ local count, kept = #ours, {}
 for _, option in ipairs({ 'IDLE', idle_ms, 'JUSTID' }) do
   ours[#ours + 1] = option
 end
--- JUSTID: how often they were handed out stays. What is deleted leaves the pending list.
+-- JUSTID keeps the delivery counts. Deleted entries leave the pending list.
 for _, id in ipairs(redis.call('XCLAIM', stream, group, consumer, 0, unpack(ours))) do
   kept[id] = true
 end

@@ -1,5 +1,5 @@
--- extend_tasks: lets claims hold for longer, and writes down that handlers begin.
--- KEYS[1] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
+-- extend_tasks: extends claims, and records that handlers begin.
+-- KEYS[1] claims ZSET claimed tasks by the expiry time of their claim in milliseconds
 -- KEYS[2] task_states HASH 'due attempt crashes begun hold token error\nhistory' by id, of tasks ever claimed
 -- ARGV[1] hold_us for how long the claims hold from now
 -- ARGV[2] begun '1' if handlers begin with them, else '0'
@@ -12,7 +12,7 @@ local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local deadline = string.format('%.0f', math.ceil((now_us + hold_us) / 1000))
 local hold = string.format('%.0f', math.ceil(hold_us / 1000))
--- A write that is never refused comes first: then the other passes too when the server is out of memory.
+-- A write that is never refused comes first: a server that is out of memory then accepts the other too.
 redis.call('ZREM', claims, '')
 local ids, ours, adds, sets = {}, {}, {}, {}
 for at = 3, #ARGV, 2 do
@@ -36,7 +36,7 @@ end
 if #sets > 0 then
   redis.call('HSET', task_states, unpack(sets))
 end
--- Which server answers, and when: as claim_tasks, so that a worker without room knows that it was not away.
+-- Time and identity of the server, as claim_tasks returns them: so a worker without room keeps its continuity.
 local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
 local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
 local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')

@@ -1,4 +1,4 @@
--- find: reads one message that waits.
+-- find: reads one waiting message.
 -- KEYS[1] delay ZSET ids by due time in milliseconds
 -- KEYS[2] delay_items HASH bodies by id
 -- ARGV[1] id of the message

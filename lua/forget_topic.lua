@@ -1,11 +1,11 @@
--- forget_topic: marks a topic as being deleted: from then on it is not there for anybody else. Takes the mark off last.
+-- forget_topic: marks a topic as being deleted: it no longer exists for other clients. Removes the mark last.
 -- KEYS[1] meta HASH the topic's settings
 -- KEYS[2] deleted STRING when the topic was deleted, in milliseconds, while that is remembered
 -- KEYS[3] partitions SET the keys of the topic's logs
 -- KEYS[4] groups SET the names of the topic's groups
 -- ARGV[1] stage 'begin' or 'end'
--- ARGV[2] deletion a name for it that nobody else has; at the end the one that the beginning has answered
--- ARGV[3] remember_ms for how long it is remembered
+-- ARGV[2] deletion a unique name for it; at the end the name that the beginning has returned
+-- ARGV[3] remember_ms for how long the deletion is remembered
 -- returns at the beginning {deletion, partitions or nil}: which one is under way, if one was already, and how many
 --   partitions the topic has or had, if there is one; at the end {deletion, nil} of what was under way, or {nil, nil}
 local meta, deleted, partitions, groups = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -13,7 +13,7 @@ local stage, deletion, remember_ms = ARGV[1], ARGV[2], ARGV[3]
 
 local known = redis.call('HMGET', meta, 'partitionCount', 'deleting', 'deletion', 'reborn')
 if stage == 'end' then
-  -- Somebody else may have ended this deletion, and the topic been created since: that one is not to be touched.
+  -- Another client may have ended this deletion, and the topic been created since: the new one must not change.
   if known[3] == deletion then
     redis.call('UNLINK', partitions, groups, meta)
   end
@@ -21,18 +21,18 @@ if stage == 'end' then
 end
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
--- A write that is never refused comes first: then the others pass too when the server is out of memory.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('HDEL', meta, '')
 local count = known[1] or known[2]
 if count == '0' then
   -- Marked by a deletion that found no settings.
   count = false
 elseif count then
-  -- A topic that is created in its place is to be younger, whatever the clock says.
+  -- A topic that is created later must have a larger generation, even if the clock went back.
   local when = math.max(now_ms, tonumber(known[4] or '0') or 0)
   redis.call('SET', deleted, string.format('%.0f', when), 'PX', remember_ms)
 end
--- Also one without settings is marked: somebody may create it before what is left of it is away.
+-- A topic without settings is marked too: another client could create it before its remaining keys are deleted.
 redis.call('HSET', meta, 'deleting', count or '0', 'deletion', known[3] or deletion)
 redis.call('HDEL', meta, 'partitionCount')
 return { known[3] or deletion, count }

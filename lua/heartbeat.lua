@@ -1,5 +1,5 @@
--- heartbeat: says that a member lives, drops members that do not, and tells it what it should own.
--- KEYS[1] members ZSET ids by when their heartbeat runs out, in milliseconds
+-- heartbeat: records the heartbeat of a member, drops dead members, and returns the member's assignment.
+-- KEYS[1] members ZSET ids by the expiry time of their heartbeat, in milliseconds
 -- KEYS[2] member HASH 'incarnation ttl_ms max pins' by id; ':version', ':partitions' of the membership
 -- KEYS[3] assignment HASH partitions by id; ':version' that they were computed for
 -- KEYS[4] changes STREAM the newest change alone
@@ -7,11 +7,11 @@
 -- KEYS[6] state HASH 'paused', 'deleting', 'deleted' of the group, each with a time in milliseconds
 -- ARGV[1] id of the member
 -- ARGV[2] incarnation unique to one start of it, without spaces
--- ARGV[3] ttl_ms how long it counts as alive
+-- ARGV[3] ttl_ms for how long the heartbeat counts it as alive
 -- ARGV[4] wishes 'max pins': a number or '-', ranges like '0-3,7' or '-'
--- ARGV[5] joining '1' to join, and to take the id over from whoever has it
--- ARGV[6] reborn which topic of that name it works on: its 'reborn' or 0; '' for whichever is there
--- ARGV[7] heard since when the sender was answered without a gap: 'ttl since until server' in milliseconds, or '*'
+-- ARGV[5] joining '1' to join, and to take the id over from its previous holder
+-- ARGV[6] reborn generation of the topic that it works on: its 'reborn' or 0; '' for the present one
+-- ARGV[7] heard continuity of the caller: 'ttl since until server' in milliseconds, or '*'
 -- returns {version, revision, members, partitions, next_ms, ranges or nil, 1 if the group is paused or 0, server,
 --   now_ms}, or the error FENCED, NOMEMBER if it is not in the group and does not join, NOTOPIC, or DELETED if the
 --   group was deleted, or the topic, also if it was created again
@@ -39,7 +39,7 @@ local score = redis.call('ZSCORE', members, id)
 if joining ~= '1' and known[1] and string.match(said, '^%S*') ~= incarnation then
   return redis.error_reply('FENCED another instance has the member id')
 elseif joining ~= '1' and not (known[1] and score) then
-  -- Dropped, lost, or this comes late, after it has left: only its sender knows, and joins again or does not.
+  -- It was dropped or lost, or this heartbeat is older than its leave: only the sender knows whether to join again.
   return redis.error_reply('NOMEMBER it is not in the group')
 end
 local planned = redis.call('HMGET', assignment, ':version', id)
@@ -48,14 +48,13 @@ local text = incarnation .. ' ' .. ttl_ms .. ' ' .. wishes
 local changed = not score or not known[2] or known[3] ~= partitions
 changed = changed or string.match(said, ' .*') ~= string.match(text, ' .*')
 
--- Another process is another server, and so is the same one as a new primary. The two cost 8 µs of a call's 30.
+-- A restarted process, or a replica that became primary, is another server. The two take 8 µs of a call's 30 µs.
 local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')
 local run = type(process) == 'string' and string.match(process, 'run_id:(%x+)')
 local replica = type(history) == 'string' and string.match(history, 'master_replid:(%x+)')
 local server = run and replica and run .. '.' .. replica or '-'
--- In how many milliseconds the sender may count against others that they were not heard: 0 if this server has answered
--- it for one ttl without a gap of half of it. Only then everybody who lived through an outage has had the time to come
--- back.
+-- Milliseconds until the caller may treat the silence of others as their end: 0 if this server has answered it for one
+-- ttl without a gap of half a ttl. Only then has every member that survived an outage had time to reconnect.
 local function judges_in()
   local ttl, since, till, of = string.match(heard, '^(%d+) (%d+) (%d+) (.+)$')
   if not ttl then
@@ -75,13 +74,13 @@ for _, other in ipairs(rows) do
 end
 changed = changed or #dead > 0
 
--- A write that is never refused comes first: then the others pass too when the server is out of memory. All keys
--- have been read: one of a foreign type was met before anything was changed.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too. All keys
+-- have been read: one of the wrong type was detected before anything was changed.
 redis.call('ZREM', members, '')
 local revision = last and last[1] or '0-0'
 if changed then
-  -- As with epochs: the clock keeps a version from coming back after its key, or the newest of it, was lost. It
-  -- comes before what it is for: stopped half-way, there is a plan more and never one too few.
+  -- As with epochs: the clock keeps a version from repeating after its key, or the newest value, was lost. It is
+  -- written before the change: stopped half-way, an assignment is computed once too often, never once too few.
   version = string.format('%.0f', math.max((tonumber(version) or 0) + 1, now_ms))
   redis.call('HSET', member, ':version', version, ':partitions', partitions)
   revision = redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'version', version)
@@ -94,14 +93,14 @@ if #dead > 0 then
   redis.call('ZREM', members, unpack(dead))
   redis.call('HDEL', member, unpack(dead))
 end
--- A heartbeat that lasts longer than was ever asked comes from a clock that went back: the dead would stay for long.
+-- An expiry later than any requested ttl means that the clock went back: dead members would stay for too long.
 local far = string.format('(%.0f', now_ms + 2 * tonumber(ttl_ms))
 for _, other in ipairs(redis.call('ZRANGEBYSCORE', members, far, '+inf', 'LIMIT', 0, 100)) do
   local its_ttl_ms = string.match(redis.call('HGET', member, other) or '', '^%S+ (%d+)') or 0
   local latest = string.format('%.0f', now_ms + its_ttl_ms)
   redis.call('ZADD', members, 'LT', latest, other)
 end
--- The sender comes again when it may drop the next one: of those who are overdue still, or of those who will be.
+-- next_ms is when the caller may drop the next member: one that is still overdue, or the next one that expires.
 local remain = overdue and (left_ms > 0 or #rows == most)
 local after_now = '(' .. now
 local first = redis.call('ZRANGEBYSCORE', members, after_now, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)

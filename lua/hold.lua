@@ -1,20 +1,20 @@
--- hold: notes something of pending entries, for whoever reads them next; they stay pending.
+-- hold: writes notes of pending entries for their next reader; the entries stay pending.
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] stream STREAM the log or retry log that the entries were read from
 -- KEYS[3] held HASH notes of pending entries by source and id
--- ARGV[1] mode 'lease', or 'consumer': then only what stands under its name is touched
+-- ARGV[1] mode 'lease', or 'consumer': then only entries pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
 -- ARGV[4] source 'log' or 'retry'
 -- ARGV[5] notes... id, due, words and line of each, at most 100: due is '+' and microseconds from now, or a time in
--- milliseconds; words are 'attempt suspicions by bytes error' and the history behind that; line is what this is to end
--- with, behind the time, or empty
+-- milliseconds; words are 'attempt suspicions by bytes error', then the history; line is the last line of the
+-- history, without the time, or empty
 -- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log
 local fence, stream, held = KEYS[1], KEYS[2], KEYS[3]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local FAR_MS = 36500 * 24 * 3600 * 1000
 
--- Whatever is not the one word is judged by the fence, which no empty token passes.
+-- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end
@@ -22,11 +22,11 @@ local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now_ms = math.floor(now_us / 1000)
 local now_text = string.format('%.0f', now_ms)
--- A write that is never refused comes first: then the others pass too when the server is out of memory.
--- It also finds a key of a foreign type before anything was changed.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too.
+-- It also detects a key of the wrong type before anything is changed.
 redis.call('HDEL', held, '')
 
--- Rounded up: nothing is early.
+-- Rounded up: nothing is due too early.
 local function at_ms(due)
   if string.sub(due, 1, 1) == '+' then
     return string.format('%.0f', math.ceil((now_us + tonumber(due)) / 1000))
@@ -56,5 +56,5 @@ for at = 5, #ARGV, 4 do
     stale = stale + 1
   end
 end
--- Of texts alone it always comes to all of them.
+-- Notes are small, so the call always completes all of them.
 return { applied, stale, applied + stale }

@@ -1,5 +1,5 @@
--- leave: takes a member out of its group, unless another instance has its id by now.
--- KEYS[1] members ZSET ids by when their heartbeat runs out, in milliseconds
+-- leave: removes a member from its group, unless another instance has its id by now.
+-- KEYS[1] members ZSET ids by the expiry time of their heartbeat, in milliseconds
 -- KEYS[2] member HASH 'incarnation ttl_ms max pins' by id; ':version', ':partitions' of the membership
 -- KEYS[3] changes STREAM the newest change alone
 -- ARGV[1] id of the member
@@ -15,8 +15,8 @@ end
 redis.call('XLEN', changes)
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
--- A write that is never refused comes first: then the others pass too when the server is out of memory. All keys
--- have been met by then, and so one of a foreign type. The version comes before what it is for, as in heartbeat.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too. All keys
+-- have been read: one of the wrong type was detected. The version is written before the change, as in heartbeat.
 redis.call('ZREM', members, '')
 local version = string.format('%.0f', math.max((tonumber(known[2] or '0') or 0) + 1, now_ms))
 redis.call('HSET', member, ':version', version)

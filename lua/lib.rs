@@ -1,15 +1,15 @@
 #![doc = include_str!("README.md")]
 
-/// A script and its contract, which is also the header of its file.
+/// Lua script with its contract. The header of its file states the same contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Script {
-    /// The name of its file without `.lua`.
+    /// Name of its file without `.lua`.
     pub name: &'static str,
-    /// What the server runs.
+    /// Source text that the server runs.
     pub source: &'static str,
-    /// The names of its `KEYS`, in order. All of them hash to one slot.
+    /// Names of its `KEYS`, in order. All of them hash to one slot.
     pub keys: &'static [&'static str],
-    /// The names of its `ARGV`, in order. A last one that ends in `...` stands for one or more values.
+    /// Names of its `ARGV`, in order. A last name that ends in `...` stands for one or more values.
     pub args: &'static [&'static str],
 }
 
@@ -22,51 +22,52 @@ macro_rules! script {
 }
 
 script!(
-    /// Grants a lease unless somebody else holds it.
+    /// Grants a lease unless another owner holds it; a request with the same nonce returns the same grant.
     ACQUIRE, "acquire", ["lease", "fence"], ["owner", "nonce", "ttl_ms", "heard"]
 );
 script!(
-    /// Lets a lease live for another ttl.
+    /// Extends a lease by another ttl; a lease that merely expired is revived as long as no other owner
+    /// acquired it.
     RENEW, "renew", ["lease", "fence"], ["token", "ttl_ms"]
 );
 script!(
-    /// Gives a lease back.
+    /// Releases a lease; from then on its token is invalid.
     RELEASE, "release", ["lease", "fence"], ["token", "ends"]
 );
 script!(
-    /// Takes back that an owner counts as ended.
+    /// Withdraws the end that is counted for an owner: it lost its lease, but is alive.
     WITHDRAW_END, "withdraw_end", ["fence"], ["epoch"]
 );
 script!(
-    /// Lets a new reader of a lease begin, and makes what earlier readers left on the way fail.
+    /// Begins a new reader of a lease, and aborts requests of its earlier readers that are still under way.
     OPEN_READER, "open_reader", ["fence"], ["token", "reader"]
 );
 script!(
-    /// Reads a stream, for when the server refuses the transaction that usually does it.
+    /// Reads a stream as the holder of its lease, if the server refuses the usual transaction.
     READ, "read", ["fence", "stream"], ["token", "group", "consumer", "count", "after"]
 );
 script!(
-    /// Takes handled entries off the pending list.
+    /// Removes handled entries from the pending list, and from the retry log if they were read there.
     ACK, "ack", ["fence", "stream", "held"], ["mode", "who", "group", "source", "ids..."]
 );
 script!(
-    /// Parks pending entries until they are due again.
+    /// Parks pending entries until they are due again, and removes them from the pending list.
     RETRY, "retry",
     ["fence", "stream", "retry_due", "retry_items", "held"],
     ["mode", "who", "group", "source", "messages..."]
 );
 script!(
-    /// Keeps pending entries as dead letters.
+    /// Stores pending entries as dead letters, and removes them from the pending list.
     DEAD_LETTER, "dead_letter",
     ["fence", "stream", "dlq", "held"],
     ["mode", "who", "group", "source", "topic", "partition", "messages..."]
 );
 script!(
-    /// Notes something of pending entries, for whoever reads them next.
+    /// Writes notes of pending entries for their next reader; the entries stay pending.
     HOLD, "hold", ["fence", "stream", "held"], ["mode", "who", "group", "source", "notes..."]
 );
 script!(
-    /// Moves a group's position in the log, and gives the lease back.
+    /// Moves a group's position in the log, and releases the lease; pending entries of the log are forgotten.
     SEEK, "seek", ["lease", "fence", "log", "held"], ["token", "group", "position"]
 );
 script!(
@@ -76,140 +77,143 @@ script!(
     ["token", "limit", "topic", "partition", "group"]
 );
 script!(
-    /// Claims dead letters, so that nobody else takes them for a while.
+    /// Claims dead letters for one client for a limited time.
     CLAIM_DEAD, "claim_dead", ["dlq", "dead_claims"], ["by", "hold_ms", "left", "ids..."]
 );
 script!(
-    /// Replays, purges or leaves dead letters.
+    /// Replays, purges or leaves dead letters, unless another client has or had claimed them; each at most
+    /// once.
     SETTLE_DEAD, "settle_dead", ["dlq", "retry_log", "dead_claims"], ["by", "letters..."]
 );
 script!(
-    /// Puts dead letters back that were taken elsewhere.
+    /// Imports dead letters that were exported before, each under a new id and at most once.
     PUT_DEAD, "put_dead", ["dlq", "dead_imports"], ["again", "memory_ms", "letters..."]
 );
 script!(
-    /// Drops entries of the log, as a rule says.
+    /// Drops the oldest entries of the log by a rule; entries that were dropped unread or pending are counted
+    /// per group.
     TRIM, "trim", ["fence", "log"], ["token", "limit", "rule", "figure"]
 );
 
 script!(
-    /// Lets messages wait until they are due.
+    /// Schedules messages until they are due.
     SCHEDULE, "schedule",
     ["delay", "delay_items", "states", "claims", "recur", "wake"],
     ["place", "terms", "messages..."]
 );
 script!(
-    /// Takes messages out that still wait.
+    /// Removes messages that still wait.
     CANCEL, "cancel", ["delay", "delay_items", "states"], ["place", "ids..."]
 );
 script!(
-    /// Gives messages that still wait another due time.
+    /// Changes the due time of messages that still wait.
     RESCHEDULE, "reschedule", ["delay", "recur", "wake"], ["place", "due", "ids..."]
 );
 script!(
-    /// Reads one message that waits.
+    /// Reads one waiting message.
     FIND, "find", ["delay", "delay_items"], ["id"]
 );
 script!(
-    /// Reads a page of messages that wait.
+    /// Reads a page of waiting messages, by due time, and within one due time by the bytes of their ids.
     SCHEDULED, "scheduled", ["delay", "delay_items"], ["due", "id", "limit"]
 );
 script!(
-    /// Counts messages that wait.
+    /// Counts waiting messages.
     WAITING, "waiting", ["delay"], []
 );
 script!(
-    /// Moves messages that are due to the log of their partition.
+    /// Moves messages that are due to the log of their partition, for all groups.
     PROMOTE_DELAYED, "promote_delayed",
     ["fence", "delay", "delay_items", "log", "recur", "retry_due"],
     ["token", "limit"]
 );
 
 script!(
-    /// Keeps something that recurs.
+    /// Stores a recurring rule.
     RECUR_PUT, "recur_put",
     ["recur", "recur_items", "delay", "wake"],
     ["place", "id", "next", "conflict", "item"]
 );
 script!(
-    /// Forgets something that recurs.
+    /// Removes a recurring rule; messages that it has scheduled stay.
     RECUR_REMOVE, "recur_remove", ["recur", "recur_items"], ["id"]
 );
 script!(
-    /// Pauses something that recurs, or lets it go on.
+    /// Pauses or resumes a recurring rule.
     RECUR_PAUSE, "recur_pause", ["recur", "recur_items", "delay", "wake"], ["place", "id", "next"]
 );
 script!(
-    /// Reads what recurs and is due.
+    /// Reads the recurring rules that are due.
     RECUR_DUE, "recur_due", ["recur", "recur_items"], ["limit"]
 );
 script!(
-    /// Schedules what recurs and is due, and sets its next time.
+    /// Fires a recurring rule that is due: schedules its messages and sets its next time, if no other client
+    /// did so before.
     RECUR_FIRE, "recur_fire",
     ["recur", "recur_items", "delay", "delay_items", "claims", "wake"],
     ["place", "id", "expected", "next", "fires"]
 );
 
 script!(
-    /// Hands due tasks to a worker, and says which worker looks out for what comes next.
+    /// Hands due tasks to a worker, and selects the worker that watches the next due time.
     CLAIM_TASKS, "claim_tasks",
     ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur"],
     ["worker", "limit", "hold_us", "crash_limit", "patience_us", "queue", "shard", "heard"]
 );
 script!(
-    /// Takes tasks out of a worker's hands.
+    /// Settles tasks of a worker: completed, to be tried again, or dead.
     SETTLE_TASKS, "settle_tasks",
     ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur"],
     ["queue", "shard", "count", "tasks..."]
 );
 script!(
-    /// Lets claims hold for longer.
+    /// Extends claims, and records that handlers begin.
     EXTEND_TASKS, "extend_tasks", ["claims", "task_states"], ["hold_us", "begun", "tasks..."]
 );
 script!(
-    /// Schedules dead tasks anew.
+    /// Schedules dead tasks again, due at once, as a first attempt; each at most once.
     REPLAY_TASKS, "replay_tasks", ["dead_tasks", "delay", "delay_items", "claims", "wake"], ["ids..."]
 );
 
 script!(
-    /// Says that a consumer among many still has entries, or will not begin with them.
+    /// Extends entries of a consumer in shared mode, or marks entries that it will not begin.
     EXTEND, "extend", ["stream"], ["group", "consumer", "idle_ms", "ids..."]
 );
 script!(
-    /// Takes over what consumers that are not alive have left.
+    /// Takes over entries of consumers that are not alive, and removes such consumers without entries.
     CLAIM, "claim",
     ["fence", "log", "retry_log", "held"],
     ["mode", "who", "group", "idle_ms", "limit", "heard", "names..."]
 );
 
 script!(
-    /// Says that a member lives, and tells it what it should own.
+    /// Records the heartbeat of a member, drops dead members, and returns the member's assignment.
     HEARTBEAT, "heartbeat",
     ["members", "member", "assignment", "changes", "meta", "state"],
     ["id", "incarnation", "ttl_ms", "wishes", "joining", "reborn", "heard"]
 );
 script!(
-    /// Takes a member out of its group.
+    /// Removes a member from its group, unless another instance has its id by now.
     LEAVE, "leave", ["members", "member", "changes"], ["id", "incarnation"]
 );
 script!(
-    /// Tells a whole group.
+    /// Returns the state of a whole group.
     ROSTER, "roster", ["members", "member", "assignment", "changes", "meta"], []
 );
 script!(
-    /// Sets what members should own, once per version.
+    /// Publishes an assignment, if its version still needs one; the first one for a version wins.
     PUBLISH, "publish", ["member", "assignment", "changes"], ["version", "fields..."]
 );
 script!(
-    /// Lets a topic have more partitions.
+    /// Increases the number of partitions of a topic; it never decreases.
     EXPAND, "expand", ["meta"], ["partitions"]
 );
 script!(
-    /// Counts entries of a range.
+    /// Counts entries of a range without sending them.
     COUNT, "count", ["log"], ["from", "to", "limit"]
 );
 script!(
-    /// Tells how a log and all its groups stand.
+    /// Returns the state of a log and all its groups, at one moment unless entries are large.
     LOOK, "look", ["log"], ["who", "after"]
 );
 script!(
@@ -223,7 +227,8 @@ script!(
     ALTER_TOPIC, "alter_topic", ["meta"], ["retention", "max_length"]
 );
 script!(
-    /// Marks a topic as being deleted.
+    /// Marks a topic as being deleted: from then on it does not exist for other clients. Removes the mark
+    /// last.
     FORGET_TOPIC, "forget_topic",
     ["meta", "deleted", "partitions", "groups"],
     ["stage", "deletion", "remember_ms"]
@@ -233,42 +238,43 @@ script!(
     CREATE_GROUP, "create_group", ["groups", "state"], ["mode", "group", "start"]
 );
 script!(
-    /// Marks a group as being deleted, or remembers that it was.
+    /// Marks a group as being deleted, or remembers its deletion for a limited time; removes its members
+    /// last.
     FORGET_GROUP, "forget_group",
     ["groups", "state", "changes", "members", "member", "assignment", "meta"],
     ["stage", "deletion", "group", "remember_ms"]
 );
 script!(
-    /// Pauses a group as a whole, or lets it go on.
+    /// Pauses or resumes a group as a whole.
     PAUSE_GROUP, "pause_group", ["groups", "state", "changes"], ["group", "paused"]
 );
 
 script!(
-    /// Looks for what contradicts itself in what a group has on a partition.
+    /// Checks one page of a group's data on a partition for contradictions.
     AUDIT, "audit",
     ["stream", "retry_due", "retry_items", "held"],
     ["check", "source", "group", "after", "limit"]
 );
 script!(
-    /// Puts right what `audit` has found.
+    /// Repairs one fault that `audit` has found in a group on a partition, if it still exists.
     REPAIR, "repair",
     ["stream", "retry_due", "retry_items", "held", "dlq", "lease", "fence"],
     ["fault", "source", "group", "id", "owner", "topic", "partition"]
 );
 script!(
-    /// Looks for what contradicts itself in what waits at a place.
+    /// Checks one page of the waiting items of a place for contradictions.
     AUDIT_PLACE, "audit_place",
     ["delay", "delay_items", "claims", "task_states"],
     ["place", "check", "after", "limit"]
 );
 script!(
-    /// Puts right what `audit_place` has found.
+    /// Repairs one fault that `audit_place` has found, if it still exists.
     REPAIR_PLACE, "repair_place",
     ["delay", "delay_items", "claims", "task_states"],
     ["place", "fault", "id"]
 );
 
-/// Every script there is.
+/// All scripts.
 pub const ALL: &[&Script] = &[
     &ACQUIRE,
     &RENEW,
@@ -335,7 +341,7 @@ mod tests {
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(file)
     }
 
-    /// The words behind `-- KEYS[n]` or `-- ARGV[n]` of a header, in order, with n checked.
+    /// Returns the words after `-- KEYS[n]` or `-- ARGV[n]` of a header, in order. Checks n.
     fn declared<'a>(script: &'a Script, array: &str) -> Vec<Vec<&'a str>> {
         let lines = script.source.lines().take_while(|line| line.starts_with("--"));
         let mine = lines.filter_map(|line| line.strip_prefix(&format!("-- {array}[")));
@@ -352,7 +358,7 @@ mod tests {
         script.source.lines().filter(|line| !line.trim_start().starts_with("--"))
     }
 
-    /// The text between the parentheses of every `redis.call(…)` and `redis.pcall(…)`.
+    /// Returns the text between the parentheses of every `redis.call(…)` and `redis.pcall(…)`.
     fn calls(script: &Script) -> Vec<String> {
         let code: String = code(script).collect::<Vec<_>>().join(" ");
         let mut found = Vec::new();
@@ -413,7 +419,7 @@ mod tests {
         for script in ALL {
             for call in calls(script) {
                 let keyed = script.keys.iter().any(|key| call.split(", ").any(|arg| arg.trim() == *key));
-                // These two ask the server about itself.
+                // These two read properties of the server and no key.
                 let keyed = keyed || call == "'TIME'" || call.starts_with("'INFO', ");
                 assert!(keyed, "{}: no declared key in redis.call({call})", script.name);
                 assert!(!call.contains(".."), "{}: redis.call({call}) joins text", script.name);

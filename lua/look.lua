@@ -1,10 +1,10 @@
--- look: how a log and all its groups stand, at one moment unless entries are large.
+-- look: returns the state of a log and all its groups, at one moment unless entries are large.
 -- KEYS[1] log STREAM a partition's log
--- ARGV[1] who '1' to be told which server this is, or ''
--- ARGV[2] after the name of a group: to go on with those behind it, and leave all else out; or '' to start
+-- ARGV[1] who '1' to request the identity of the server, or ''
+-- ARGV[2] after name of a group: to return only the groups after it; or '' to start
 -- returns {now_ms, length or nil, first id or nil, last id or nil, removed or nil, largest id that was deleted or nil,
 --   server or nil, groups, 1 if there are more groups or 0, bytes}, each group as {name, position, pending, oldest
---   pending id or nil, first unread id or nil, lag or nil}; it stops when bodies come to 1 MiB, and bytes is how many
+--   pending id or nil, first unread id or nil, lag or nil}; it stops when bodies reach 1 MiB; bytes is how many
 --   were copied
 local log = KEYS[1]
 local who, after = ARGV[1], ARGV[2]
@@ -22,12 +22,12 @@ local function map(flat)
   end
   return fields
 end
--- Text, since a number becomes an integer and a missing one nil.
+-- As text, since Redis converts a number to an integer.
 local function text(number)
   return number and string.format('%.0f', number)
 end
 
--- Ids come with their bodies only: an entry of 1 MiB takes as long as thousands of small ones.
+-- Redis returns ids only together with bodies: an entry of 1 MiB takes as long as thousands of small ones.
 local function size(entry)
   local bytes = 0
   for _, value in ipairs(entry and entry[2] or {}) do
@@ -35,7 +35,7 @@ local function size(entry)
   end
   return bytes
 end
--- Lua's own comparison goes by the server's locale, the list of groups by bytes.
+-- Lua compares text by the server's locale, the list of groups by bytes.
 local function up_to(one, other)
   for i = 1, math.min(#one, #other) do
     local a, b = string.byte(one, i), string.byte(other, i)
@@ -61,7 +61,7 @@ for _, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
     if unread_above[position] == nil then
       unread_above[position] = false
       if not last or last[1] ~= position then
-        -- Above the largest id there can be, there is nothing to ask for.
+        -- Above the largest possible id XRANGE returns an error.
         local above = '(' .. position
         local entries = redis.pcall('XRANGE', log, above, '+', 'COUNT', 1)
         unread_above[position], bytes = entries[1] and entries[1][1] or false, bytes + size(entries[1])
@@ -71,7 +71,7 @@ for _, flat in ipairs(redis.call('XINFO', 'GROUPS', log)) do
       text(group.lag) or false }
   end
 end
--- It changes with every restart and fail-over: what was known of the log before may not hold after one.
+-- The identity changes with every restart and fail-over: earlier results may then be wrong.
 local server = false
 if who == '1' then
   local process, history = redis.pcall('INFO', 'server'), redis.pcall('INFO', 'replication')

@@ -1,4 +1,4 @@
--- pause_group: pauses a group as a whole, or lets it go on.
+-- pause_group: pauses or resumes a group as a whole.
 -- KEYS[1] groups SET the names of the topic's groups
 -- KEYS[2] state HASH 'paused', 'deleting', 'deleted' of the group, each with a time in milliseconds
 -- KEYS[3] changes STREAM the newest change of its members alone
@@ -22,13 +22,13 @@ end
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 redis.call('XLEN', changes)
--- A write that is never refused comes first: then the others pass too when the server is out of memory.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('HDEL', state, 'paused')
 if paused == '1' then
   redis.call('HSET', state, 'paused', now_ms)
 end
 if redis.call('EXISTS', changes) == 1 then
-  -- Members that wait for changes are woken, and hear of it.
+  -- Wakes the members that wait for changes: they read the new state.
   redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'paused', paused)
 end
 return 1

@@ -5,7 +5,7 @@
 -- KEYS[4] retry_log STREAM the group's redeliveries
 -- KEYS[5] dlq STREAM the group's dead letters
 -- ARGV[1] token of the lease
--- ARGV[2] limit the most to be moved, at most 200
+-- ARGV[2] limit maximum number to move, up to 200
 -- ARGV[3] topic for dead letters
 -- ARGV[4] partition for dead letters
 -- ARGV[5] group for dead letters
@@ -20,8 +20,8 @@ end
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now_ms = math.floor(now_us / 1000)
--- Writes that are never refused come first: then the others pass too when the server is out of memory.
--- They also find a key of a foreign type before anything was changed.
+-- Writes that are never refused come first: a server that is out of memory then accepts the others too.
+-- They also detect a key of the wrong type before anything is changed.
 redis.call('HDEL', retry_items, '')
 redis.call('XDEL', dlq, '0-0')
 
@@ -41,7 +41,7 @@ local moved, orphans, bytes, gone, failed = 0, 0, 0, {}, nil
 local due = redis.call('ZRANGEBYSCORE', retry_due, '-inf', string.format('%.0f', now_ms), 'LIMIT', 0, limit)
 for _, origin in ipairs(due) do
   if bytes >= MAX_BYTES then
-    -- The server has others to serve: the rest is due at once.
+    -- Bounds the time for which the script blocks the server: the rest is due at once.
     break
   end
   local item = redis.call('HGET', retry_items, origin)
@@ -58,7 +58,7 @@ for _, origin in ipairs(due) do
       history, unpack(fields, lead + 1))
     moved = moved + 1
   else
-    -- Only the id is left, or bytes that are not ours: told as a dead letter, since silence would be a loss.
+    -- The body is missing or not ours: stored as a dead letter, since dropping it silently would be a loss.
     put = redis.pcall('XADD', dlq, '*', 'reason', 'orphan', 'attempts', '0', 'error', '', 'origin', origin,
       'topic', topic, 'partition', partition, 'group', group, 'history', '', unpack(item and { 'packed', item } or {}))
     orphans = orphans + 1
@@ -69,8 +69,8 @@ for _, origin in ipairs(due) do
   end
   gone[#gone + 1] = origin
 end
--- Put before remove, and also what was moved before one that failed: at most this script's end leaves something to be
--- moved once more, never a hole.
+-- Put before remove. What was moved before a failure is removed too: only if the script itself is stopped are messages
+-- moved once more, never lost.
 if #gone > 0 then
   redis.call('ZREM', retry_due, unpack(gone))
   redis.call('HDEL', retry_items, unpack(gone))

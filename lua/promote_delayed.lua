@@ -1,14 +1,14 @@
 -- promote_delayed: moves messages that are due to the log of their partition, for all groups.
--- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant; without a lease delay again, and not asked
+-- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant; without a lease delay again, and not checked
 -- KEYS[2] delay ZSET ids by due time in milliseconds
 -- KEYS[3] delay_items HASH bodies by id
 -- KEYS[4] log STREAM the partition's log
--- KEYS[5] recur ZSET what recurs, by when it is due next
--- KEYS[6] retry_due ZSET the group's retries by due time in milliseconds; without a lease delay again, and not asked
+-- KEYS[5] recur ZSET ids of recurring rules by next due time
+-- KEYS[6] retry_due ZSET the group's retries by due time in milliseconds; without a lease delay again, and not checked
 -- ARGV[1] token of the lease, or '' without one
--- ARGV[2] limit the most to be moved, at most 200
--- returns {moved, next_us, recurring, orphans, retry_us}: microseconds until the next is due, or -1; 1 if something
--- that recurs is due, else 0; the ids of those without a body, or with bytes that are none; microseconds until the
+-- ARGV[2] limit maximum number to move, up to 200
+-- returns {moved, next_us, recurring, orphans, retry_us}: microseconds until the next is due, or -1; 1 if a
+-- recurring rule is due, else 0; the ids of those without a readable body; microseconds until the
 -- group's next retry is due, or -1; or the error FENCED
 local fence, delay, delay_items, log, recur, retry_due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local token, limit = ARGV[1], ARGV[2]
@@ -22,7 +22,7 @@ local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now_ms = math.floor(now_us / 1000)
 local now = string.format('%.0f', now_ms)
 local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
--- A foreign type there must not keep messages from other groups: who asks about retries is told of it.
+-- A wrong type there must not stop the messages of other groups: the owner receives the error from `promote`.
 local retries = token ~= '' and redis.pcall('ZRANGE', retry_due, 0, 0, 'WITHSCORES') or {}
 local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
 
@@ -40,17 +40,17 @@ end
 
 local moved, orphans, bytes = 0, {}, 0
 local due = {}
--- Mostly nothing is due, and that is all there is to do.
+-- The common case: nothing is due, and nothing is left to do.
 if head[2] and tonumber(head[2]) <= now_ms then
   redis.call('XLEN', log)
-  -- A write that is never refused comes first: then the others pass too when the server is out of memory.
-  -- All keys have been read by then: one of a foreign type was met before anything was changed.
+  -- A write that is never refused comes first: a server that is out of memory then accepts the others too.
+  -- All keys have been read by then: one of the wrong type was detected before anything is changed.
   redis.call('HDEL', delay_items, '')
   due = redis.call('ZRANGEBYSCORE', delay, '-inf', now, 'LIMIT', 0, limit)
 end
 for from = 1, #due, PORTION do
   if bytes >= MAX_BYTES then
-    -- The server has others to serve: the rest is due at once.
+    -- Bounds the time for which the script blocks the server: the rest is due at once.
     break
   end
   local ids = {}
@@ -59,7 +59,7 @@ for from = 1, #due, PORTION do
       break
     end
     local id = due[at]
-    -- One at a time: with HMGET all of a portion would be copied before its size is known.
+    -- One at a time: HMGET would copy all bodies of a portion before their size is known.
     local item = redis.call('HGET', delay_items, id)
     ids[#ids + 1] = id
     local readable, fields = pcall(cmsgpack.unpack, item)
@@ -69,13 +69,13 @@ for from = 1, #due, PORTION do
     else
       orphans[#orphans + 1] = id
       if item then
-        -- No message, but somebody's bytes: each group gets them as what it cannot read, and so as a dead letter.
+        -- Bytes that are no message: no group can decode them, so each keeps them as a dead letter.
         redis.call('XADD', log, '*', 'packed', item)
         bytes = bytes + #item
       end
     end
   end
-  -- Put before remove: a failure in between leaves messages to be moved once more, never a hole.
+  -- Put before remove: a failure in between leaves messages to be moved once more, never a loss.
   redis.call('ZREM', delay, unpack(ids))
   redis.call('HDEL', delay_items, unpack(ids))
 end

@@ -1,4 +1,4 @@
--- publish: sets what members should own, if that is still asked for; the first one for a version wins.
+-- publish: publishes an assignment, if its version still needs one; the first one for a version wins.
 -- KEYS[1] member HASH 'incarnation ttl_ms max pins' by id; ':version', ':partitions' of the membership
 -- KEYS[2] assignment HASH partitions by id; ':version' that they were computed for
 -- KEYS[3] changes STREAM the newest change alone
@@ -13,11 +13,11 @@ if redis.call('HGET', member, ':version') ~= version or redis.call('HGET', assig
   return 0
 end
 redis.call('XLEN', changes)
--- A write that is never refused comes first: then the others pass too when the server is out of memory. All keys
--- have been read: one of a foreign type was met before anything was changed.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too. All keys
+-- have been read: one of the wrong type was detected before anything was changed.
 redis.call('DEL', assignment)
 for at = 2, #ARGV, MAX_VALUES do
-  -- The version is the last of all: stopped half-way, nothing is published.
+  -- The version is written last: stopped half-way, nothing is published.
   redis.call('HSET', assignment, unpack(ARGV, at, math.min(at + MAX_VALUES - 1, #ARGV)))
 end
 redis.call('XADD', changes, 'MAXLEN', '=', 1, '*', 'assigned', version)

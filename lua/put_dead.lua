@@ -1,11 +1,11 @@
--- put_dead: puts dead letters back that were taken elsewhere before, each under a new id and at most once.
+-- put_dead: imports dead letters that were exported before, each under a new id and at most once.
 -- KEYS[1] dlq STREAM the group's dead letters
--- KEYS[2] dead_imports HASH new ids by those the letters had
--- ARGV[1] again '1' to put those back, too, that were put back before
--- ARGV[2] memory_ms for how long it is remembered what was put back
--- ARGV[3] letters... the id it had, how many values follow, names and values of the entry; at most 100
--- returns {done, ids}: the new ones, or '' for what was passed over; it stops when what is there comes to 1 MiB, those
--- behind the first `done` come again
+-- KEYS[2] dead_imports HASH new ids by former ids
+-- ARGV[1] again '1' to import letters again that were imported before
+-- ARGV[2] memory_ms for how long imports are remembered
+-- ARGV[3] letters... the former id, how many values follow, names and values of the entry; at most 100
+-- returns {done, ids}: the new ones, or '' for skipped letters; it stops when letters present under former ids reach
+-- 1 MiB; the caller repeats those after the first `done`
 local dlq, dead_imports = KEYS[1], KEYS[2]
 local again, memory_ms = ARGV[1], ARGV[2]
 local MAX_BYTES = 1048576
@@ -24,7 +24,7 @@ for _ = 1, #ARGV do
     bytes = bytes + #value
   end
   if not there and (again == '1' or redis.call('HEXISTS', dead_imports, id) == 0) then
-    -- Put before it is noted: a failure in between leaves a second copy, never a hole.
+    -- Put before it is noted: a failure in between leaves a second copy, never a loss.
     ids[done] = redis.call('XADD', dlq, '*', unpack(ARGV, first, first + count - 1))
     redis.call('HSET', dead_imports, id, ids[done])
   end

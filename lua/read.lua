@@ -1,16 +1,17 @@
--- read: reads a stream as the holder of its lease, for when the server refuses the transaction that usually does it.
+-- read: reads a stream as the holder of its lease, if the server refuses the usual transaction.
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] stream STREAM the log or retry log
 -- ARGV[1] token of the lease
 -- ARGV[2] group that reads
 -- ARGV[3] consumer always 'owner'
--- ARGV[4] count the most entries
--- ARGV[5] after '>' for new entries, or an id for what was handed out above it
--- returns {what XREADGROUP answers, what XPENDING says of the same range}, or the error FENCED
+-- ARGV[4] count maximum number of entries
+-- ARGV[5] after '>' for new entries, or an id for entries above it that were handed out
+-- returns {the reply of XREADGROUP, the reply of XPENDING for the same range}, or the error FENCED
 local fence, stream = KEYS[1], KEYS[2]
 local token, group, consumer, count, after = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 
--- A server that is out of memory refuses every command inside MULTI, but no script whose commands free or move.
+-- A server that is out of memory refuses every command inside MULTI, but no script whose commands free memory or move
+-- entries.
 if redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')
 end

@@ -1,9 +1,9 @@
--- recur_due: reads what recurs and is due.
--- KEYS[1] recur ZSET what recurs, by when it is due next
--- KEYS[2] recur_items HASH rule, pause, next time and body of what recurs, by id
--- ARGV[1] limit the most to be read, at most 100
--- returns {now_ms, entries, orphans}: entries as {id, due, item}, fewer if they are large; the ids of those that had
--- lost their item or have one that cannot be read: they are not due any more
+-- recur_due: reads the recurring rules that are due.
+-- KEYS[1] recur ZSET ids of recurring rules by next due time
+-- KEYS[2] recur_items HASH rule, pause, next time and body of recurring rules, by id
+-- ARGV[1] limit maximum number to read, up to 100
+-- returns {now_ms, entries, orphans}: entries as {id, due, item}, fewer if they are large; orphans are ids without a
+-- readable item: they are not due any more
 local recur, recur_items = KEYS[1], KEYS[2]
 local limit = ARGV[1]
 local MAX_VALUES, MAX_BYTES = 6003, 1048576
@@ -40,7 +40,7 @@ for at = 1, #due, 2 do
   end
 end
 if #orphans > 0 then
-  -- Nobody could ever fire them, and they would be due for ever.
+  -- No client could ever fire them, and they would stay due for ever.
   redis.call('ZREM', recur, unpack(orphans))
 end
 return { now_ms, entries, orphans }

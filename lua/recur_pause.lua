@@ -1,12 +1,12 @@
--- recur_pause: pauses something that recurs, or lets it go on.
--- KEYS[1] recur ZSET what recurs, by when it is due next
--- KEYS[2] recur_items HASH rule, pause, next time and body of what recurs, by id
+-- recur_pause: pauses or resumes a recurring rule.
+-- KEYS[1] recur ZSET ids of recurring rules by next due time
+-- KEYS[2] recur_items HASH rule, pause, next time and body of recurring rules, by id
 -- KEYS[3] delay ZSET ids by due time in milliseconds
 -- KEYS[4] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
 -- ARGV[1] place 'partition' or 'shard'
--- ARGV[2] id of what recurs
+-- ARGV[2] id of the recurring rule
 -- ARGV[3] next time in milliseconds since 1970; '' to pause
--- returns 1 if it is there, else 0
+-- returns 1 if it exists, else 0
 local recur, recur_items, delay, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local place, id, next = ARGV[1], ARGV[2], ARGV[3]
 
@@ -22,8 +22,8 @@ local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
 local first = next ~= '' and tonumber(next) or math.huge
 local wakes = first < math.min(tonumber(head[2] or math.huge), tonumber(recurs[2] or math.huge))
 local called = wakes and redis.call(place == 'shard' and 'LLEN' or 'XLEN', wake)
--- A write that is never refused comes first: then the others pass too when the server is out of memory. All keys
--- have been read: one of a foreign type was met before anything was changed.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too. All keys
+-- have been read: one of the wrong type was detected before anything was changed.
 redis.call('ZREM', recur, id)
 redis.call('HSET', recur_items, id, cmsgpack.pack(parts))
 if next ~= '' then

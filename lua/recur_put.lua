@@ -1,13 +1,13 @@
--- recur_put: keeps something that recurs.
--- KEYS[1] recur ZSET what recurs, by when it is due next
--- KEYS[2] recur_items HASH rule, pause, next time and body of what recurs, by id
+-- recur_put: stores a recurring rule.
+-- KEYS[1] recur ZSET ids of recurring rules by next due time
+-- KEYS[2] recur_items HASH rule, pause, next time and body of recurring rules, by id
 -- KEYS[3] delay ZSET ids by due time in milliseconds
 -- KEYS[4] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
 -- ARGV[1] place 'partition' or 'shard'
--- ARGV[2] id of what recurs
+-- ARGV[2] id of the recurring rule
 -- ARGV[3] next time in milliseconds since 1970; '' if never due
 -- ARGV[4] conflict 'keep', 'replace' or 'reject'
--- ARGV[5] item rule, '1' if paused or '0', next time or '', then the body; in place of another the pause is that one's
+-- ARGV[5] item rule, '1' if paused or '0', next time or '', then the body; a replaced rule keeps its pause
 -- returns 1 (new), 2 (in place of another), 0 (that one was kept) or -1 (it was to be rejected)
 local recur, recur_items, delay, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local place, id, next, conflict, item = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -23,8 +23,8 @@ if (pause == '0' or pause == '1') and pause ~= parts[2] then
   item = cmsgpack.pack(parts)
 end
 next = parts[2] == '0' and next or ''
--- Every key has been read before the first is written: one of a foreign type is met before anything was changed. No
--- write comes first that is never refused: a server that is out of memory shall refuse this.
+-- Every key has been read before the first is written: one of the wrong type is detected before anything is changed. No
+-- write that is never refused comes first: a server that is out of memory must refuse this.
 local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
 local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
 local first = next ~= '' and tonumber(next) or math.huge

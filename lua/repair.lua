@@ -1,16 +1,16 @@
--- repair: puts one thing right that audit has found in a group on a partition, if it is still so.
+-- repair: repairs one fault that audit has found in a group on a partition, if it still exists.
 -- KEYS[1] stream STREAM the log or retry log
 -- KEYS[2] retry_due ZSET origins by due time in milliseconds
 -- KEYS[3] retry_items HASH bodies by origin
 -- KEYS[4] held HASH notes of pending entries by source and id
 -- KEYS[5] dlq STREAM the group's dead letters
--- KEYS[6] lease STRING the token while the lease lives
+-- KEYS[6] lease STRING the token while the lease is valid
 -- KEYS[7] fence HASH owner, token, epoch and ttl of the last grant
--- ARGV[1] fault what audit called it
+-- ARGV[1] fault as audit reported it
 -- ARGV[2] source 'log' or 'retry': which one the stream is
--- ARGV[3] group whose it is
+-- ARGV[3] group whose data is repaired
 -- ARGV[4] id of the entry, origin or consumer
--- ARGV[5] owner the name that owners read under
+-- ARGV[5] owner consumer name of owners
 -- ARGV[6] topic for dead letters
 -- ARGV[7] partition for dead letters
 -- returns 1 if it did something, else 0
@@ -24,13 +24,13 @@ if all.err and not string.find(all.err, 'NOGROUP', 1, true) then
 end
 local time, note = redis.call('TIME'), source .. ':' .. id
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
--- Writes that are never refused come first: then all pass out of memory. With the reads they meet foreign types.
+-- Writes that are never refused come first: a full server then accepts all. With the reads they detect wrong types.
 redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
 redis.call('XDEL', dlq, '0-0')
 local rows, entries = redis.pcall('XPENDING', stream, group, id, id, 1), redis.pcall('XRANGE', stream, id, id)
 local pending, entry = not rows.err and rows[1], not entries.err and entries[1] and entries[1][2]
--- Ids are compared as text: Lua's numbers would lose their last digits.
+-- Ids are compared as text: Lua numbers would lose their last digits.
 local function below(a, b)
   return #a < #b or #a == #b and a < b
 end
@@ -54,7 +54,7 @@ local function delivered()
     end
   end
 end
--- The body that begins there; one field if it is too large to be copied value by value.
+-- The body that begins at `from`; one field if it has too many values to be copied one by one.
 local function body_of(fields, from)
   local body = {}
   for at = from, #fields do
@@ -67,7 +67,7 @@ local due, kept = redis.call('ZSCORE', retry_due, id), redis.call('HEXISTS', ret
 if fault == 'retry_lost' and due and not kept then
   local body = entry and body_of(entry, 1)
   if body and pending then
-    -- It will be settled where it is.
+    -- It will be settled where it is pending.
     redis.call('ZREM', retry_due, id)
   elseif body then
     -- As `retry` writes it: attempt, error, history, body.
@@ -110,7 +110,7 @@ elseif fault == 'consumer_stray' and id ~= owner and not all.err and redis.call(
     ids[at] = row[1]
   end
   if #ids > 0 then
-    -- Nobody is handed anything by that: the counts of deliveries stay.
+    -- Nothing is delivered by this: JUSTID keeps the delivery counts.
     ids[#ids + 1] = 'JUSTID'
     redis.call('XCLAIM', stream, group, owner, IDLE_MS, unpack(ids))
   end

@@ -1,10 +1,10 @@
--- repair_place: puts one thing right that audit_place has found, if it is still so.
+-- repair_place: repairs one fault that audit_place has found, if it still exists.
 -- KEYS[1] delay ZSET ids by due time in milliseconds
--- KEYS[2] delay_items HASH bodies by id; at a shard also of tasks that are worked on
--- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds; at a partition not used
+-- KEYS[2] delay_items HASH bodies by id; at a shard also of claimed tasks
+-- KEYS[3] claims ZSET claimed tasks by the expiry time of their claim in milliseconds; at a partition not used
 -- KEYS[4] task_states HASH state by id, of tasks that were ever claimed; at a partition not used
 -- ARGV[1] place 'partition' or 'shard'
--- ARGV[2] fault what audit_place called it
+-- ARGV[2] fault as audit_place reported it
 -- ARGV[3] id of the message or task
 -- returns 1 if it did something, else 0
 local delay, delay_items, claims, task_states = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -13,7 +13,7 @@ local shard = place == 'shard'
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 
--- A write that is never refused comes first: then the others pass when the server is out of memory.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('ZREM', delay, '')
 local waits, body = redis.call('ZSCORE', delay, id), redis.call('HEXISTS', delay_items, id) == 1
 local claimed = shard and redis.call('ZSCORE', claims, id)

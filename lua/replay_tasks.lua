@@ -1,11 +1,11 @@
--- replay_tasks: schedules dead tasks anew, due at once, as a first attempt; each at most once.
+-- replay_tasks: schedules dead tasks again, due at once, as a first attempt; each at most once.
 -- KEYS[1] dead_tasks STREAM the shard's dead tasks
--- KEYS[2] delay ZSET tasks that wait, by due time in milliseconds
--- KEYS[3] delay_items HASH bodies by id, of tasks that wait or are claimed
--- KEYS[4] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
--- KEYS[5] wake LIST of at most one element: calls one of those who wait
+-- KEYS[2] delay ZSET waiting tasks by due time in milliseconds
+-- KEYS[3] delay_items HASH bodies by id, of waiting and claimed tasks
+-- KEYS[4] claims ZSET claimed tasks by the expiry time of their claim in milliseconds
+-- KEYS[5] wake LIST of at most one element: wakes one waiting worker
 -- ARGV[1] ids... of the dead tasks, at most 100
--- returns {moved, done}: it stops when bodies come to 1 MiB; those behind the first `done` come again
+-- returns {moved, done}: it stops when bodies reach 1 MiB; the caller repeats those after the first `done`
 local dead_tasks, delay, delay_items, claims, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local LEAD, MAX_BYTES = { 'reason', 'attempts', 'error', 'history', 'task', 'queue', 'shard' }, 1048576
 
@@ -27,17 +27,17 @@ for i, id in ipairs(ARGV) do
     body[#body + 1], bytes = fields[i], bytes + #fields[i]
   end
   task = ours and fields[10] or id
-  -- A body alone says nothing: it may be left of a task whose due time is gone.
+  -- A body alone proves nothing: it may be the rest of a task whose due time is lost.
   local used = entry and (redis.call('ZSCORE', delay, task) or redis.call('ZSCORE', claims, task))
   if entry and not used then
-    -- An item that was kept as it was goes back as it was. A body that was lost is not made up.
+    -- An unreadable item is restored unchanged. A lost body is not invented.
     local item = #body == 2 and body[1] == 'packed' and body[2] or cmsgpack.pack(body)
     if #body > 0 then
       redis.call('HSET', delay_items, task, item)
     else
       redis.call('HDEL', delay_items, task)
     end
-    -- Put before remove: a failure in between leaves a second copy, never a hole.
+    -- Put before remove: a failure in between leaves a second copy, never a loss.
     redis.call('ZADD', delay, due, task)
     redis.call('XDEL', dead_tasks, id)
     moved = moved + 1

@@ -1,6 +1,6 @@
--- reschedule: gives messages that still wait another due time.
+-- reschedule: changes the due time of messages that still wait.
 -- KEYS[1] delay ZSET ids by due time in milliseconds
--- KEYS[2] recur ZSET what recurs, by when it is due next
+-- KEYS[2] recur ZSET ids of recurring rules by next due time
 -- KEYS[3] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] due in milliseconds since 1970, or '+' and microseconds from now
@@ -31,8 +31,8 @@ if #dues == 0 then
 end
 local wakes = due_ms < math.min(tonumber(head[2]), tonumber(recurs[2] or math.huge))
 local called = wakes and redis.call(place == 'shard' and 'LLEN' or 'XLEN', wake)
--- A write that is never refused comes first: then the others pass too when the server is out of memory. All keys
--- have been read: one of a foreign type was met before anything was changed.
+-- A write that is never refused comes first: a server that is out of memory then accepts the others too. All keys
+-- have been read: one of the wrong type was detected before anything was changed.
 redis.call('ZREM', delay, '')
 redis.call('ZADD', delay, 'XX', unpack(dues))
 if wakes and place ~= 'shard' then

@@ -1,22 +1,22 @@
--- retry: parks pending entries until they are due again, and takes them off the pending list.
+-- retry: parks pending entries until they are due again, and removes them from the pending list.
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] stream STREAM the log or retry log that the entries were read from
 -- KEYS[3] retry_due ZSET origins by due time in milliseconds
 -- KEYS[4] retry_items HASH bodies by origin
 -- KEYS[5] held HASH notes of pending entries by source and id
--- ARGV[1] mode 'lease', or 'consumer': then only what stands under its name is touched
+-- ARGV[1] mode 'lease', or 'consumer': then only entries pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
 -- ARGV[4] source 'log', or 'retry': then they are deleted there too
 -- ARGV[5] messages... id, due, attempt, origin, error, history and line of each, at most 100: due is '+' and
--- microseconds from now, or a time in milliseconds; line is what the history is to end with, behind the time, or empty
--- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies come to
--- 1 MiB, those behind the first `done` come again
+-- microseconds from now, or a time in milliseconds; line is the last line of the history, without the time, or empty
+-- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies reach
+-- 1 MiB; the caller repeats those after the first `done`
 local fence, stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MAX_BODY_VALUES, MAX_BYTES, FAR_MS = 6000, 1048576, 36500 * 24 * 3600 * 1000
 
--- Whatever is not the one word is judged by the fence, which no empty token passes.
+-- Any other mode than 'consumer' is checked against the fence. An empty token never passes.
 if mode ~= 'consumer' and (who == '' or redis.call('HGET', fence, 'token') ~= who) then
   return redis.error_reply('FENCED lease is lost')
 end
@@ -24,13 +24,13 @@ local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now_ms = math.floor(now_us / 1000)
 local now_text = string.format('%.0f', now_ms)
--- Writes that are never refused come first: then the others pass too when the server is out of memory.
--- They also find a key of a foreign type before anything was changed.
+-- Writes that are never refused come first: a server that is out of memory then accepts the others too.
+-- They also detect a key of the wrong type before anything is changed.
 redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
 local noted = redis.call('HLEN', held) > 0
 
--- Rounded up: nothing is early.
+-- Rounded up: nothing is due too early.
 local function at_ms(due)
   if string.sub(due, 1, 1) == '+' then
     return string.format('%.0f', math.ceil((now_us + tonumber(due)) / 1000))
@@ -38,10 +38,10 @@ local function at_ms(due)
   return string.format('%.0f', math.min(tonumber(due), now_ms + FAR_MS))
 end
 
--- What is to be done is gathered: one command for all costs less than one for each.
+-- Changes are collected: one command for all costs less than one for each.
 local items, dues, gone, deleted, notes, bytes = {}, {}, {}, {}, {}, 0
 local function flush()
-  -- Put before remove: a failure in between leaves the same message under the same key, never a hole.
+  -- Put before remove: a failure in between leaves the same message under the same key, never a loss.
   if #items > 0 then
     redis.call('HSET', retry_items, unpack(items))
     redis.call('ZADD', retry_due, unpack(dues))
@@ -61,7 +61,7 @@ local applied, stale, done, whose = 0, 0, 0, { mode == 'consumer' and who or nil
 local seen = {}
 for at = 5, #ARGV, 7 do
   if bytes >= MAX_BYTES then
-    -- The server has others to serve.
+    -- Bounds the time for which the script blocks the server.
     break
   end
   local id, due, attempt, origin, error_text, history, line = unpack(ARGV, at, at + 6)
@@ -84,7 +84,7 @@ for at = 5, #ARGV, 7 do
     if line ~= '' then
       history = history .. now_text .. ' ' .. line
     end
-    -- The error is mostly what the history ends with: then two texts lead, and it is not kept twice.
+    -- The error is usually the end of the history. It is then stored once: two texts lead instead of three.
     local told = line ~= '' and string.match(line, '^%d+ (.*)$') == error_text
     local item = told and { attempt, history, unpack(body) } or { attempt, error_text, history, unpack(body) }
     item = cmsgpack.pack(item)

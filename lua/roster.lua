@@ -1,14 +1,14 @@
--- roster: tells a whole group.
--- KEYS[1] members ZSET ids by when their heartbeat runs out, in milliseconds
+-- roster: returns the state of a whole group.
+-- KEYS[1] members ZSET ids by the expiry time of their heartbeat, in milliseconds
 -- KEYS[2] member HASH 'incarnation ttl_ms max pins' by id; ':version', ':partitions' of the membership
 -- KEYS[3] assignment HASH partitions by id; ':version' that they were computed for
 -- KEYS[4] changes STREAM the newest change alone
 -- KEYS[5] meta HASH the topic's settings
--- returns {ids of all and when they run out or ran out, member, assignment, revision, partitions or nil, now_ms}; the
---   hashes as they are
+-- returns {ids of all with their expiry times, member, assignment, revision, partitions or nil, now_ms}; the hashes as
+--   they are stored
 local members, member, assignment, changes, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 
--- A script, since a transaction is refused by a server that is out of memory.
+-- A script, since a server that is out of memory refuses a transaction.
 local time = redis.call('TIME')
 local now_ms = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 local last = redis.call('XREVRANGE', changes, '+', '-', 'COUNT', 1)[1]

@@ -1,12 +1,12 @@
--- schedule: lets messages wait until they are due.
+-- schedule: schedules messages until they are due.
 -- KEYS[1] delay ZSET ids by due time in milliseconds
--- KEYS[2] delay_items HASH bodies by id; at a shard also of tasks that are worked on
--- KEYS[3] states HASH what is known of a shard's tasks, by id; at a partition delay_items again, and not used
--- KEYS[4] claims ZSET a shard's tasks that are worked on; at a partition delay again, and not used
--- KEYS[5] recur ZSET what recurs, by when it is due next
+-- KEYS[2] delay_items HASH bodies by id; at a shard also of claimed tasks
+-- KEYS[3] states HASH state of a shard's tasks, by id; at a partition delay_items again, and not used
+-- KEYS[4] claims ZSET claimed tasks of a shard; at a partition delay again, and not used
+-- KEYS[5] recur ZSET ids of recurring rules by next due time
 -- KEYS[6] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
 -- ARGV[1] place 'partition' or 'shard'
--- ARGV[2] terms 'count due conflict' of so many messages after each other, with a space between such terms
+-- ARGV[2] terms 'count due conflict' for each run of `count` messages, separated by spaces
 -- ARGV[3] messages... id and item of each, at most 100
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
 -- A conflict is 'keep', 'replace' or 'reject'.
@@ -42,14 +42,14 @@ end
 local waits, works, taken = {}, {}, false
 for i, score in ipairs(redis.call('ZMSCORE', delay, unpack(ids))) do
   local id = ids[i]
-  -- Also what comes twice in one call: the second one finds the first.
+  -- An id that is twice in one call conflicts with itself: the second finds the first.
   taken = taken or score or waits[id] ~= nil
   waits[id] = score
 end
 if place == 'shard' and redis.call('EXISTS', claims) == 1 then
-  -- A body alone says nothing: it may be left of a task whose due time is gone, and must not be in the way for ever.
+  -- A body alone proves nothing: it may be the rest of a task whose due time is lost, and must not block the id.
   for i, score in ipairs(redis.call('ZMSCORE', claims, unpack(ids))) do
-    -- What waits and is claimed waits: a claim was stopped half-way.
+    -- A task that waits and is claimed counts as waiting: a claim was stopped half-way.
     works[ids[i]] = not waits[ids[i]] and score
     taken = taken or score
   end
@@ -75,14 +75,14 @@ if #ids == 0 then
   return results
 end
 
--- Every key has been read before the first is written: one of a foreign type is met before anything was changed. No
--- write comes first that is never refused: a server that is out of memory shall refuse this.
+-- Every key has been read before the first is written: one of the wrong type is detected before anything is changed. No
+-- write that is never refused comes first: a server that is out of memory must refuse this.
 local head = redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES')
 local recurs = redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES')
 local wakes = first < math.min(tonumber(head[2] or math.huge), tonumber(recurs[2] or math.huge))
 local called = wakes and redis.call(place == 'shard' and 'LLEN' or 'XLEN', wake)
 local forget = place == 'shard' and redis.call('HLEN', states) > 0
--- The item before its due time: stopped in between, it is scheduled again.
+-- The item before its due time: stopped in between, the caller schedules it again.
 if items then
   redis.call('HSET', delay_items, unpack(items))
 else

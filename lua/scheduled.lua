@@ -1,15 +1,15 @@
--- scheduled: reads a page of messages that wait, by due time, those of one due time by the bytes of their ids.
+-- scheduled: reads a page of waiting messages, by due time, and within one due time by the bytes of their ids.
 -- KEYS[1] delay ZSET ids by due time in milliseconds
 -- KEYS[2] delay_items HASH bodies by id
--- ARGV[1] due of the last message of the page before, or '' to start
+-- ARGV[1] due of the last message of the previous page, or '' to start
 -- ARGV[2] id of that message
--- ARGV[3] limit the most to be read, at most 200
+-- ARGV[3] limit maximum number to read, up to 200
 -- returns {1 if more may wait, else 0; id, due and item or nil of each}: less than limit if they are large
 local delay, delay_items = KEYS[1], KEYS[2]
 local due, id, limit = ARGV[1], ARGV[2], ARGV[3]
 local MAX_BYTES = 1048576
 
--- Lua's own comparison goes by the server's locale, the set by bytes.
+-- Lua compares text by the server's locale, the sorted set by bytes.
 local function up_to(one, other)
   for i = 1, math.min(#one, #other) do
     local a, b = string.byte(one, i), string.byte(other, i)
@@ -25,7 +25,7 @@ if due ~= '' then
   local below = '(' .. due
   low, high = redis.call('ZCOUNT', delay, '-inf', below), redis.call('ZCOUNT', delay, '-inf', due)
 end
--- Searched for among those of that due time: a late page costs no more, and the message may be gone by now.
+-- Binary search among the ids of that due time: a late page costs no more, and the message may be gone by now.
 for _ = 1, 64 do
   if low >= high then
     break

@@ -1,11 +1,11 @@
--- seek: moves a group's position in the log, and gives the lease back; what is pending in the log is forgotten.
--- KEYS[1] lease STRING the token while the lease lives
+-- seek: moves a group's position in the log, and releases the lease; pending entries of the log are forgotten.
+-- KEYS[1] lease STRING the token while the lease is valid
 -- KEYS[2] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[3] log STREAM the partition's log
 -- KEYS[4] held HASH notes of pending entries by source and id
 -- ARGV[1] token of the lease
 -- ARGV[2] group that reads
--- ARGV[3] position above which reading goes on: an id, '0' or '$'; one beyond the end of the log is its end
+-- ARGV[3] position above which reading continues: an id, '0' or '$'; one beyond the end of the log is its end
 -- returns 1, or the errors FENCED or NOGROUP
 local lease, fence, log, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, group, position = ARGV[1], ARGV[2], ARGV[3]
@@ -14,7 +14,7 @@ local MAX_VALUES = 2000
 if redis.call('HGET', fence, 'token') ~= token then
   return redis.error_reply('FENCED lease is lost')
 end
--- Ids are compared as text: Lua's numbers would lose their last digits.
+-- Ids are compared as text: Lua numbers would lose their last digits.
 local function below(a, b)
   return #a < #b or #a == #b and a < b
 end
@@ -30,19 +30,19 @@ local function flat(list)
   end
   return of
 end
--- Read first: a key of a foreign type, or a group that is not there, is found before anything was changed.
+-- Read first: a key of the wrong type, or a missing group, is detected before anything is changed.
 local notes, gone = redis.call('HKEYS', held), {}
 redis.call('XPENDING', log, group)
--- The token goes first: whatever becomes of the rest, what was handed out before is settled by nobody. The same ids
--- are handed out anew from here on, and a settlement that is under way would take them off the list. DEL is never
--- refused: then the others pass too when the server is out of memory.
+-- The token is removed first: even if the rest fails, nothing that was handed out before can be settled. The same ids
+-- are handed out again from here on, and a settlement that is under way would remove them from the pending list. DEL is
+-- never refused: a server that is out of memory then accepts the others too.
 redis.call('DEL', lease)
 redis.call('HSET', fence, 'token', '')
 redis.call('XGROUP', 'DESTROY', log, group)
 redis.call('XGROUP', 'CREATE', log, group, '$')
 for _, list in ipairs(position ~= '$' and redis.call('XINFO', 'GROUPS', log) or {}) do
   local info = flat(list)
-  -- Never beyond the end: what comes would be skipped.
+  -- Never beyond the end: later entries would be skipped.
   if info.name == group and (position == '0' or before(position, info['last-delivered-id'])) then
     redis.call('XGROUP', 'DESTROY', log, group)
     redis.call('XGROUP', 'CREATE', log, group, position)

@@ -1,13 +1,13 @@
--- settle_dead: replays, purges or leaves dead letters, unless somebody else has or had them; each at most once.
+-- settle_dead: replays, purges or leaves dead letters unless another client has or had claimed them; each at most once.
 -- KEYS[1] dlq STREAM the group's dead letters
 -- KEYS[2] retry_log STREAM the group's redeliveries
--- KEYS[3] dead_claims HASH 'until hold by' by id, in milliseconds; by is '-' for what was left for later
--- ARGV[1] by who has claimed them: what somebody else has claimed or left for later is passed over; or '' for who
---   claims nothing: what anybody has claimed is passed over, and what was left is not
+-- KEYS[3] dead_claims HASH 'until hold by' by id, in milliseconds; by is '-' if it was left for later
+-- ARGV[1] by client that has claimed them: skips letters that another client has claimed or left for later; or '' for a
+--   client without claims: skips claimed letters, but not those that were left for later
 -- ARGV[2] letters... id, word, and how many values follow, at most 100: 'replay', with the names and values of another
--- body or none; 'purge'; 'leave', with for how many milliseconds it is left for later
--- returns {done, ids}: those to which it was done; it stops when bodies come to 1 MiB, those behind the first `done`
--- come again
+-- body or none; 'purge'; 'leave', with the milliseconds for which it is left
+-- returns {done, ids}: those to which it was done; it stops when bodies reach 1 MiB; the caller repeats those after the
+-- first `done`
 local dlq, retry_log, dead_claims = KEYS[1], KEYS[2], KEYS[3]
 local by = ARGV[1]
 local LEAD = { 'reason', 'attempts', 'error', 'origin', 'topic', 'partition', 'group', 'history' }
@@ -38,7 +38,7 @@ local function replay(id, first, count)
   elseif #body > MAX_BODY_VALUES then
     body = { 'packed', cmsgpack.pack(body) }
   end
-  -- Put before remove: a failure in between leaves a second copy, never a hole.
+  -- Put before remove: a failure in between leaves a second copy, never a loss.
   redis.call('XADD', retry_log, '*', 'attempt', '1', 'origin', origin, 'error', '', 'history', '', unpack(body))
   return redis.call('XDEL', dlq, id)
 end
@@ -51,9 +51,9 @@ for _ = 1, #ARGV do
   local first, applied = at + 3, 0
   at, done = first + count, done + 1
   local ends, hold, whose = string.match(known and redis.call('HGET', dead_claims, id) or '', CLAIM)
-  -- After the clock went back a claim would hold for longer than it ever asked.
+  -- After the clock went back a claim would hold for longer than was requested.
   local holds = ends and tonumber(ends) > now and tonumber(ends) <= now + tonumber(hold) + GRACE_MS
-  -- Whoever comes in the name of a claim and finds the letter left has lost it to somebody who has decided otherwise.
+  -- A client that shows a claim and finds the letter left has lost it to another client, which decided otherwise.
   if not holds or whose == by or whose == '-' and by == '' then
     if word == 'replay' then
       applied = replay(id, first, count)

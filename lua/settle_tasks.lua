@@ -1,19 +1,19 @@
--- settle_tasks: takes tasks out of a worker's hands: done, to be tried again, or dead.
--- KEYS[1] delay ZSET tasks that wait, by due time in milliseconds
--- KEYS[2] delay_items HASH bodies by id, of tasks that wait or are claimed
--- KEYS[3] claims ZSET tasks that are worked on, by when their claim runs out in milliseconds
+-- settle_tasks: settles tasks of a worker: completed, to be tried again, or dead.
+-- KEYS[1] delay ZSET waiting tasks by due time in milliseconds
+-- KEYS[2] delay_items HASH bodies by id, of waiting and claimed tasks
+-- KEYS[3] claims ZSET claimed tasks by the expiry time of their claim in milliseconds
 -- KEYS[4] task_states HASH 'due attempt crashes begun hold token error\nhistory' by id, of tasks ever claimed
--- KEYS[5] watcher HASH worker, at, until; deputy, visit: who comes for the head, and who if that one does not
--- KEYS[6] wake LIST of at most one element: calls one of those who wait
+-- KEYS[5] watcher HASH worker, at, until; deputy, visit: who watches the next due time, and who takes its place
+-- KEYS[6] wake LIST of at most one element: wakes one waiting worker
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
--- KEYS[8] recur ZSET what recurs, by when it is due next
+-- KEYS[8] recur ZSET ids of recurring rules by next due time
 -- ARGV[1] queue for dead tasks
 -- ARGV[2] shard for dead tasks
 -- ARGV[3] count of the tasks, at most 100
--- ARGV[4] tasks... of each: id, token, word and what belongs to the word
+-- ARGV[4] tasks... of each: id, token, word and the values of the word
 -- Words are 'complete'; 'retry' with due, attempt, error, history, failure; 'dead' with reason, attempts and the same.
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
--- returns {applied, stale, done}: it stops when dead bodies come to 1 MiB; those behind the first `done` come again
+-- returns {applied, stale, done}: it stops when dead bodies reach 1 MiB; the caller repeats those after `done`
 local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local queue, shard, count = ARGV[1], ARGV[2], ARGV[3]
 local GRACE_US, FAR_MS, MAX_VALUES, MAX_BYTES = 250000, 36500 * 24 * 3600 * 1000, 6000, 1048576
@@ -22,8 +22,8 @@ local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now_ms = math.floor(now_us / 1000)
 local stamp = string.format('%.0f ', now_ms)
--- Writes that are never refused come first: then the others pass too when the server is out of memory.
--- With the reads they find a key of a foreign type before anything was changed.
+-- Writes that are never refused come first: a server that is out of memory then accepts the others too.
+-- With the reads they detect a key of the wrong type before anything is changed.
 redis.call('ZREM', delay, '')
 redis.call('HDEL', delay_items, '')
 redis.call('XDEL', dead_tasks, '0-0')
@@ -71,7 +71,7 @@ for i, id in ipairs(ids) do
       local crashed = '0'
       if error_text == '' and attempt == number then
         rest = string.sub(known[i], told)
-        -- Handed back before a handler began, it has lost nothing of what was against it.
+        -- A task that is returned before a handler began keeps its crashes.
         crashed = begun == '0' and crashes or '0'
       end
       local state = due_text .. ' ' .. attempt .. ' ' .. crashed .. ' 0 0 - ' .. rest
@@ -89,13 +89,13 @@ for i, id in ipairs(ids) do
     end
   end
 end
--- Put before remove: a failure in between leaves a second copy, never a hole.
+-- Put before remove: a failure in between leaves a second copy, never a loss.
 if #gone > 0 then
   redis.call('ZREM', claims, unpack(gone))
   redis.call('HDEL', delay_items, unpack(gone))
   redis.call('HDEL', task_states, unpack(gone))
 end
--- What became the head is told, unless somebody comes in time anyway.
+-- Wakes a worker for a new head, unless the watcher or deputy calls in time anyway.
 local comes = math.huge
 if (tonumber(look[2]) or 0) > now_us then
   comes = tonumber(look[1])

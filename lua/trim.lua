@@ -1,19 +1,19 @@
--- trim: drops the oldest entries of the log, as a rule says; what was dropped unread or pending is counted per group.
+-- trim: drops the oldest entries of the log by a rule; counts per group the entries dropped unread or pending.
 -- KEYS[1] fence HASH owner, token, epoch and ttl of the last grant
 -- KEYS[2] log STREAM the partition's log
 -- ARGV[1] token of the lease
--- ARGV[2] limit how many to drop at most
+-- ARGV[2] limit maximum number of entries to drop
 -- ARGV[3] rule 'consumed', 'consumed-after', 'age' or 'length'
 -- ARGV[4] figure of the rule: milliseconds, entries, or 0
 -- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, or the error FENCED
 local fence, log = KEYS[1], KEYS[2]
 local token, limit, rule, figure = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
--- What was not settled is counted entry by entry: less of it in one call. To free an entry costs about as much as 1 KiB
--- of it does; so many KiB in one call, of which a half may be guessed from one entry. The rest waits for the next one.
+-- LOSSY: most unsettled entries per call, since they are counted one by one. PAGE: entries per XRANGE. BUDGET: cost of
+-- a call: 1 per entry and 1 per KiB, which take about the same time. Half of it may be estimated from one entry.
 local LOSSY, PAGE, BUDGET = 1000, 200, 20000
--- So many steps where something pending is lost, and so many pending entries of all groups that are looked at for it.
+-- STEPS: most steps per call where pending entries are lost. ROWS: most pending entries of all groups read for these.
 local STEPS, ROWS = 100, 5000
--- So many ghosts are passed over, times groups (or half as many in all), or until so many bytes were read on the way.
+-- LOOKS: bounds the ghosts that are skipped, times groups plus 100. BYTES: bounds the bytes that are read meanwhile.
 local LOOKS, BYTES = 10000, 1048576
 limit, figure = tonumber(limit), tonumber(figure)
 
@@ -24,12 +24,12 @@ if redis.call('EXISTS', log) == 0 then
   return { 0, 0 }
 end
 
--- Ids are text of one length, which compares as they do: Lua's numbers would lose their last digits.
+-- Ids padded to one length, so that text comparison is correct: Lua numbers would lose their last digits.
 local function wide(id)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
 end
--- The id after `id`; for the last one of a millisecond, `id` itself: then one entry more is kept.
+-- The id after `id`; for the last id of a millisecond, `id` itself: then one more entry is kept.
 local function after(id)
   local head, digit, nines = string.match(id, '^(.*)([0-8])(9*)$')
   return string.find(id, '-18446744073709551615', 1, true) and id or head .. digit + 1 .. string.rep('0', #nines)
@@ -39,7 +39,7 @@ local function first()
   return entry and wide(entry[1])
 end
 
--- Drops what is below `id`, at most `most`: whole nodes first, which is cheap, then what is left of one node.
+-- Drops at most `most` entries below `id`: whole nodes first, which is cheap, then the rest of one node.
 local spent = 0
 local function drop(id, most)
   local dropped, whole, under = 0, true, '(' .. id
@@ -63,9 +63,9 @@ local function drop(id, most)
   return dropped
 end
 
--- A group needs what it was not handed, and what is pending: also behind the former, where its position was set back.
--- A pending entry whose body is gone is a ghost, and needs nothing. A body is looked for (which copies it) only where
--- it decides: at the lowest need of all. What is not looked through here is kept, and looked at by the next call.
+-- A group needs its unread entries and its pending entries; the latter may be above its position, if that was set back.
+-- A pending entry without a body is a ghost and needs nothing. A body is read (which copies it) only where it decides:
+-- at the lowest need of all groups. Entries that this call does not reach are kept until the next call.
 local groups, start = {}, first() or '+'
 local function look(group, from)
   local row = group.pending and redis.call('XPENDING', log, group.name, from, '+', 1)[1]
@@ -118,8 +118,8 @@ local dropped = drop(safe, room)
 local reply = { 0, 0 }
 local oldest = safe < cut and dropped < room and first()
 if oldest and oldest < cut then
-  -- Step by step, up to each position and over each pending entry: whether one was there, or is a ghost, is what its
-  -- own step says. So no body is read for that.
+  -- Step by step, up to each position and over each pending entry: the result of the step of a pending entry shows
+  -- whether it existed or is a ghost. So no body is read for that.
   room = math.min(room, dropped + LOSSY)
   local stops, bound, count = {}, cut, math.max(math.floor(ROWS / (#groups + 1)), 5)
   for _, group in ipairs(groups) do
@@ -129,7 +129,7 @@ if oldest and oldest < cut then
       group.ids[i] = wide(row[1])
       stops[#stops + 1] = group.ids[i]
     end
-    -- Behind the last one that was told there may be more.
+    -- After the last row there may be more pending entries.
     local last = group.ids[count]
     bound = last and after(last) < bound and after(last) or bound
   end

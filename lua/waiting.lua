@@ -1,4 +1,4 @@
--- waiting: counts messages that wait.
+-- waiting: counts waiting messages.
 -- KEYS[1] delay ZSET ids by due time in milliseconds
 -- returns {all of them, those that are due}
 local delay = KEYS[1]
