@@ -1,7 +1,7 @@
 //! All metrics: one constant each, and [`ALL`] of them.
 //!
-//! A counter of messages counts once for each occurrence, per message and group: a message that is retried twice and
-//! then done counts as delivered three times, failed and retried twice, and acked once.
+//! A counter of messages counts each occurrence, per message and group: a message that is retried twice and then
+//! completed counts as delivered three times, failed and retried twice, and acked once.
 
 use crate::metric::Kind::{Counter, Gauge, Histogram};
 use crate::metric::Metric;
@@ -31,105 +31,105 @@ macro_rules! table {
 table! {
     // Producing.
     PRODUCED = Counter Events "millstream_produced_total" &["topic"], "Messages appended by this process.";
-    SCHEDULED = Counter Events "millstream_scheduled_total" &["topic"], "Messages that this process sent for later.";
+    SCHEDULED = Counter Events "millstream_scheduled_total" &["topic"], "Delayed messages that this process scheduled.";
     PRODUCE_FAILED = Counter Events "millstream_produce_failures_total" &["topic", "kind"],
-        "Messages that could not be appended or scheduled, or of which that is not known, by the kind of error.";
+        "Messages whose append or schedule failed or was not confirmed, by the kind of error.";
 
     // Consuming.
     DELIVERED = Counter Events "millstream_delivered_total" GROUP, "Messages read, for the first time or again.";
     RECLAIMED = Counter Events "millstream_reclaimed_total" GROUP,
         "Messages read that had been handed out before and were not settled: after a takeover, a restart or a lost reply.";
-    ACKED = Counter Events "millstream_acked_total" GROUP, "Messages that a handler has done.";
+    ACKED = Counter Events "millstream_acked_total" GROUP, "Messages that a handler completed.";
     FAILED = Counter Events "millstream_failed_total" &["topic", "partition", "group", "kind"],
-        "Attempts that failed, by how: error, panic, timeout, rejected, undecodable, malformed, crashed.";
-    RETRIED = Counter Events "millstream_retried_total" GROUP, "Failed attempts after which the message comes back.";
+        "Attempts that failed, by kind: error, panic, timeout, rejected, undecodable, malformed, crashed.";
+    RETRIED = Counter Events "millstream_retried_total" GROUP, "Failed attempts after which the message is retried.";
     DEAD_TOTAL = Counter Events "millstream_dead_total" &["topic", "partition", "group", "reason"],
-        "Messages given up and kept as dead letters, by reason.";
+        "Messages given up and stored as dead letters, by reason.";
     DISCARDED = Counter Events "millstream_discarded_total" GROUP,
         "Messages given up and dropped by the dead-letter policy.";
     SNOOZED = Counter Events "millstream_snoozed_total" GROUP,
-        "Messages that a handler put off, without using an attempt.";
+        "Messages that a handler delayed without using an attempt.";
     LATE_ACKS = Counter Events "millstream_late_acks_total" GROUP,
-        "Settlements of messages that were not pending any more: settled before, by another owner, or deleted.";
+        "Settlements of messages that were no longer pending: settled before, by another owner, or deleted.";
     GHOSTS = Counter Events "millstream_ghosts_total" GROUP,
-        "Pending messages whose bodies somebody deleted: they can never be handled.";
+        "Pending messages whose bodies were deleted: they can never be handled.";
     LOST = Counter Events "millstream_lost_total" GROUP,
-        "Messages that retention dropped before the group had settled them: it never gets them. Told by the consumer that trims, for every group.";
+        "Messages that retention dropped before the group had settled them: it never gets them. Counted by the consumer that trims, for every group.";
     LETTERS = Counter Events "millstream_dead_letters_handled_total"
         &["topic", "partition", "group", "operation", "result"],
-        "Dead letters that this process was to replay, purge, export or import, by what came of it: `done`, `passed_over` (gone, claimed or put back before), `refused`.";
+        "Dead letters that this process tried to replay, purge, export or import, by result: `done`, `passed_over` (deleted, claimed or imported before), `refused`.";
     CRASHED = Counter Events "millstream_crashed_total" GROUP,
-        "Messages given up because processes died over them.";
+        "Messages given up because processes ended while handling them.";
 
     // Ownership.
-    ASSIGNED = Counter Events "millstream_partitions_assigned_total" GROUP, "Times that this process got a partition.";
+    ASSIGNED = Counter Events "millstream_partitions_assigned_total" GROUP, "Partitions assigned to this process.";
     REVOKED = Counter Events "millstream_partitions_revoked_total" GROUP,
-        "Times that this process gave a partition back in an orderly way.";
+        "Partitions whose lease this process released.";
     LEASES_LOST = Counter Events "millstream_leases_lost_total" GROUP,
-        "Leases that ran out or were taken: what was in flight is handled again.";
+        "Leases that expired or were taken over: messages in flight are handled again.";
     REBALANCES = Counter Events "millstream_rebalances_total" &["topic", "group"],
-        "Changes of what a consumer of this process should own.";
+        "Changes of the assignment of a consumer of this process.";
     MEMBERS_FENCED = Counter Events "millstream_members_fenced_total" &["topic", "group"],
         "Consumers that ended because another process has their member id.";
     GROUPS_RESTORED = Counter Events "millstream_groups_restored_total" GROUP,
-        "Times that a group was gone from a partition and was created again.";
+        "Times that a group was missing on a partition and was created again.";
     TAILS_LOST = Counter Events "millstream_tails_lost_total" GROUP,
-        "Times that the server had lost the end of what it had told, in a fail-over or restart.";
+        "Times that a fail-over or restart lost the newest entries of a log that had been read.";
 
     // Upkeep.
     PROMOTED = Counter Events "millstream_promoted_total" PARTITION,
-        "Retries and delayed messages that became due and readable.";
+        "Retries and delayed messages that became due and were moved into their log.";
     ORPHANS = Counter Events "millstream_orphans_total" PARTITION,
-        "Retries and delayed messages that had lost their body when they became due.";
+        "Retries and delayed messages without a body when they became due.";
     TRIMMED = Counter Events "millstream_trimmed_total" PARTITION, "Messages dropped from the log, lost ones included.";
     FIRED = Counter Events "millstream_fired_total" &["topic", "queue"],
-        "Messages and tasks scheduled by what recurs; either label is empty.";
+        "Messages and tasks scheduled by recurring rules; either label is empty.";
     MISSED = Counter Events "millstream_missed_total" &["topic", "queue"],
-        "Times of what recurs that were passed over because nobody was there; either label is empty.";
+        "Times of recurring rules that were skipped because no process ran; either label is empty.";
 
     // Delay queues.
     TASKS_CLAIMED = Counter Events "millstream_tasks_claimed_total" SHARD, "Tasks claimed, for the first time or again.";
     TASKS_RECLAIMED = Counter Events "millstream_tasks_reclaimed_total" SHARD,
-        "Tasks claimed that workers had claimed before who died or stood still.";
+        "Tasks claimed after the claim of another worker had expired.";
     TASKS_CRASHED = Counter Events "millstream_tasks_crashed_total" SHARD,
-        "Tasks given up because their claims ran out too often.";
+        "Tasks given up because their claims expired too often.";
     TASKS_WORKED = Counter Events "millstream_tasks_worked_total" &["queue", "shard", "result"],
-        "Tasks worked on, by how it ended: acked, retried, dead, discarded, snoozed.";
+        "Tasks handled, by result: acked, retried, dead, discarded, snoozed.";
     TASKS_LATE_ACKS = Counter Events "millstream_tasks_late_acks_total" SHARD,
-        "Settlements of tasks whose claim had run out and been given to another worker.";
+        "Settlements of tasks whose claim had expired and that another worker had claimed.";
     TASK_CLAIMS_LOST = Counter Events "millstream_task_claims_lost_total" SHARD,
-        "Claims that ran out while tasks were worked on.";
+        "Claims that expired while tasks were handled.";
 
     // Loops.
     ERRORS = Counter Events "millstream_errors_total" &["operation", "kind"],
-        "Errors that loops met and tried again after, by what was tried and the kind of error.";
+        "Errors of loops, which then retry, by operation and kind of error.";
     RECOVERIES = Counter Events "millstream_recoveries_total" &["operation"], "Loops that work again after errors.";
     PANICS = Counter Events "millstream_panics_total" &["code"],
-        "Panics of user code that were caught, by which code. An observer counts those of others beside it, not its own.";
+        "Panics of user code that were caught, by kind of code. An observer counts the panics of other observers, not its own.";
     SAMPLES = Counter Events "millstream_samples_total" &["result"],
-        "Rounds in which the server was asked for its gauges: ok or failed.";
+        "Rounds of the sampler, which reads the gauges of the server, by result: ok or failed.";
     UNLABELLED = Counter Events "millstream_series_over_limit_total" &["metric"],
         "Label sets over the limit: their counts and times are in the series whose labels are all `other`.";
 
     // Times and sizes.
     HANDLER_SECONDS = Histogram Events "millstream_handler_seconds" &["topic", "group", "result"],
-        "How long handlers took, by how it ended.";
+        "Duration of handlers, by result.";
     QUEUE_WAIT_SECONDS = Histogram Events "millstream_queue_wait_seconds" &["topic", "group"],
-        "From when a message was readable (by its id) until its first attempt began.";
+        "Time from when a message was readable (by its id) until its first attempt began.";
     END_TO_END_SECONDS = Histogram Events "millstream_end_to_end_seconds" &["topic", "group"],
-        "From when a message was readable (by its id) until its last attempt ended: done, dead or discarded.";
+        "Time from when a message was readable (by its id) until its last attempt ended: done, dead or discarded.";
     SETTLE_SECONDS = Histogram Events "millstream_settle_seconds" &["topic", "group"],
-        "How long the server took to answer that a batch is settled.";
+        "Time until the server confirmed the settlement of a batch.";
     DELAY_ERROR_SECONDS = Histogram Events "millstream_delay_error_seconds" &["topic", "queue"],
-        "How long after its due time what waited became readable, or was claimed; either label is empty. Of what becomes readable together, the first.";
+        "Time from the due time of a message or task until it became readable or was claimed; either label is empty. For messages that become readable together, that of the first.";
     FETCH_BATCH = Histogram Events "millstream_fetch_batch_messages" &["topic", "group"],
-        "How many messages one read gave.";
+        "Messages returned by one read.";
     SETTLE_BATCH = Histogram Events "millstream_settle_batch_messages" &["topic", "group"],
-        "How many messages were settled by one request.";
+        "Messages settled by one request.";
     TASK_SECONDS = Histogram Events "millstream_task_handler_seconds" &["queue", "result"],
-        "How long handlers of tasks took, by how it ended.";
+        "Duration of handlers of tasks, by result.";
 
-    // The consumers of this process. Those with the same labels are added up; the worst of them says whether it is well.
+    // The consumers of this process. Those with the same labels are added up; ready and live take the worst value.
     IN_FLIGHT = Gauge Health "millstream_in_flight" CONSUMER,
         "Messages that a consumer has read and not settled.";
     POISON_CANDIDATES = Gauge Health "millstream_poison_candidates" CONSUMER,
@@ -137,33 +137,33 @@ table! {
     HANDLERS_RUNNING = Gauge Health "millstream_handlers_running" &["group", "consumer"],
         "Calls of handlers that have not ended.";
     PARTITIONS_OWNED = Gauge Health "millstream_partitions_owned" CONSUMER,
-        "Partitions that a consumer works on.";
+        "Partitions that a consumer owns.";
     PARTITIONS_ASSIGNED = Gauge Health "millstream_partitions_assigned" CONSUMER,
-        "Partitions that a consumer should work on; not a number while nobody has said.";
+        "Partitions assigned to a consumer; not a number before the first assignment.";
     CONSUMER_READY = Gauge Health "millstream_consumer_ready" CONSUMER,
-        "1 if a consumer takes part in its group, else 0.";
+        "1 if a consumer is an active member of its group, else 0.";
     CONSUMER_LIVE = Gauge Health "millstream_consumer_live" CONSUMER,
         "0 if a consumer has ended by itself or one of its loops hangs, else 1.";
     LOOP_LAST_PROGRESS = Gauge Health "millstream_loop_last_progress_seconds"
         &["operation", "topic", "partition", "group", "consumer"],
-        "How long ago a loop came round last, well or not. A loop that has nothing to do does not come round. Loops of producers, promoters and consumers of dead letters have an empty consumer.";
+        "Time since the last iteration of a loop, successful or not. An idle loop does not iterate. Loops of producers, promoters and consumers of dead letters have an empty consumer.";
     LOOPS_FAILING = Gauge Health "millstream_loops_failing" &["operation", "topic", "group", "consumer"],
-        "Loops that meet errors and try again.";
+        "Loops that fail and retry.";
     LOOPS_STALLED = Gauge Health "millstream_loops_stalled" &["operation", "topic", "group", "consumer"],
-        "Loops that are more than a minute later than they should be.";
+        "Loops that are more than a minute overdue.";
 
     // The workers of delay queues of this process.
-    TASKS_RUNNING = Gauge Health "millstream_tasks_running" WORKER, "Tasks in the hands of a worker.";
-    WORKER_READY = Gauge Health "millstream_worker_ready" WORKER, "1 if a worker of a delay queue works, else 0.";
+    TASKS_RUNNING = Gauge Health "millstream_tasks_running" WORKER, "Tasks that a worker has claimed.";
+    WORKER_READY = Gauge Health "millstream_worker_ready" WORKER, "1 if a worker of a delay queue is ready, else 0.";
     WORKER_LIVE = Gauge Health "millstream_worker_live" WORKER,
         "0 if a worker has ended by itself or one of its loops hangs, else 1.";
     WORKER_LOOP_LAST_PROGRESS = Gauge Health "millstream_worker_loop_last_progress_seconds"
         &["operation", "queue", "shard", "worker"],
-        "How long ago a loop of a worker came round last, well or not. A loop that has nothing to do does not come round.";
+        "Time since the last iteration of a loop of a worker, successful or not. An idle loop does not iterate.";
     WORKER_LOOPS_FAILING = Gauge Health "millstream_worker_loops_failing" &["operation", "queue", "worker"],
-        "Loops of a worker that meet errors and try again.";
+        "Loops of a worker that fail and retry.";
     WORKER_LOOPS_STALLED = Gauge Health "millstream_worker_loops_stalled" &["operation", "queue", "worker"],
-        "Loops of a worker that are more than a minute later than they should be.";
+        "Loops of a worker that are more than a minute overdue.";
 
     // The server.
     LENGTH = Gauge Server "millstream_length" PARTITION, "Messages in the log.";
@@ -171,29 +171,29 @@ table! {
     DELAYED_OVERDUE = Gauge Server "millstream_delayed_overdue" PARTITION,
         "Delayed messages that are due and were not moved to the log yet.";
     LAG = Gauge Server "millstream_lag" GROUP,
-        "Messages that were never handed out to the group, exactly; not a number where the server cannot say.";
-    LAG_UNKNOWN = Gauge Server "millstream_lag_unknown" GROUP, "1 if the server cannot say the lag, else 0.";
+        "Messages that were never handed out to the group, exactly; not a number if it is unknown.";
+    LAG_UNKNOWN = Gauge Server "millstream_lag_unknown" GROUP, "1 if the lag is unknown, else 0.";
     READY = Gauge Server "millstream_ready" GROUP,
-        "Messages that could be handed out now: the lag and the retries in the retry log; not a number where the lag is unknown.";
+        "Messages that could be handed out now: the lag and the retries in the retry log; not a number if the lag is unknown.";
     PENDING = Gauge Server "millstream_pending" GROUP, "Messages that were handed out and are not settled.";
     RETRYING = Gauge Server "millstream_retrying" GROUP,
         "Messages that wait for a retry, due ones that were not handed out included.";
     DEAD = Gauge Server "millstream_dead" GROUP, "Dead letters.";
     OLDEST_AGE_SECONDS = Gauge Server "millstream_oldest_age_seconds" GROUP,
         "Age of the oldest message in the log that the group has not settled and that waits for no retry; 0 if there is none.";
-    MEMBERS = Gauge Server "millstream_members" TOPIC_GROUP, "Consumers that live in the group.";
+    MEMBERS = Gauge Server "millstream_members" TOPIC_GROUP, "Live members of the group.";
     BACKLOG = Gauge Server "millstream_backlog" TOPIC_GROUP,
-        "All that is to be done, now or later: lag, pending, retrying, and delayed messages that are due. Always a number: of a lag that is unknown, what was found for certain; where the group is missing, the whole log.";
+        "All work of the group, now or later: lag, pending, retrying, and delayed messages that are due. Always a number: an unknown lag counts as far as it is certain; if the group is missing, the whole log counts.";
     PINNED_ENTRIES = Gauge Server "millstream_pinned_entries" TOPIC_GROUP,
-        "Messages that stay in the log for this group alone, which has settled the least: at least so many. Asked for once a minute.";
+        "Messages that stay in the log only for this group, which has settled the least: at least this many. Sampled once a minute.";
     PINNED_BYTES = Gauge Server "millstream_pinned_bytes" TOPIC_GROUP,
-        "About how many bytes of the server's memory these take.";
+        "Approximate memory of the server that these take, in bytes.";
     TASKS_WAITING = Gauge Server "millstream_tasks_waiting" SHARD, "Tasks that wait, due ones included.";
     TASKS_OVERDUE = Gauge Server "millstream_tasks_overdue" SHARD, "Tasks that are due and were not claimed yet.";
-    TASKS_HELD = Gauge Server "millstream_tasks_claimed" SHARD, "Tasks in the hands of workers.";
+    TASKS_HELD = Gauge Server "millstream_tasks_claimed" SHARD, "Claimed tasks.";
     TASKS_EXPIRED = Gauge Server "millstream_tasks_expired" SHARD,
-        "Tasks in the hands of workers whose claim has run out.";
+        "Claimed tasks whose claim has expired.";
     TASKS_DEAD = Gauge Server "millstream_tasks_dead" SHARD, "Dead tasks.";
     SAMPLE_AGE_SECONDS = Gauge Server "millstream_sample_age_seconds" &[],
-        "How long ago the server was asked for its gauges with success.";
+        "Time since the gauges of the server were last read successfully.";
 }

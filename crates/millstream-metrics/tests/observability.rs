@@ -151,12 +151,12 @@ fn every_alert_is_explained() {
 fn rendered() -> String {
     let mut text = String::new();
     for (title, from) in [
-        ("Of events of this process", MetricSource::Events),
-        ("Of the consumers and workers of this process", MetricSource::Health),
-        ("Of the server, the same in every process that asks", MetricSource::Server),
+        ("From events of this process", MetricSource::Events),
+        ("Health of the consumers and workers of this process", MetricSource::Health),
+        ("Sampled from the server, the same in every process that samples", MetricSource::Server),
     ] {
         let _ =
-            write!(text, "\n### {title}\n\n| metric | kind | labels | what it says |\n|---|---|---|---|\n");
+            write!(text, "\n### {title}\n\n| metric | kind | labels | description |\n|---|---|---|---|\n");
         for metric in table::ALL.iter().filter(|metric| metric.from == from) {
             let Metric { name, kind, labels, help, .. } = metric;
             let _ = writeln!(text, "| `{name}` | {} | {} | {help} |", kind.as_str(), labels.join(", "));

@@ -40,7 +40,7 @@ const PARTITIONS: [Column; 11] = [
 ];
 
 const MEMBERS: [Column; 3] =
-    [Column::text("MEMBER", 36, 0), Column::number("HEARD OF", 12, 1), Column::rest("PARTITIONS", 12, 2)];
+    [Column::text("MEMBER", 36, 0), Column::number("HEARTBEAT", 12, 1), Column::rest("PARTITIONS", 12, 2)];
 
 impl Shown<'_> {
     pub(super) fn topic(
