@@ -85,7 +85,7 @@ impl Admin {
         for lease in leases.iter().filter(|_| sought.is_err()) {
             match backend.leases().release(lease).await {
                 Err(error) if error.kind() != ErrorKind::Fenced => {
-                    tracing::warn!(resource = %lease.resource, %error, "the lease could not be given back, it will run out");
+                    tracing::warn!(resource = %lease.resource, %error, "the lease could not be released; it expires by itself");
                 }
                 // Fenced: this partition was moved.
                 _ => {}
@@ -118,7 +118,8 @@ impl Admin {
         if self.backend.catalog().groups(topic).await?.contains(group) {
             return Ok(spec);
         }
-        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} is not there")).at(topic))
+        Err(Error::new(ErrorKind::NotFound, format!("group {group} of topic {topic} does not exist"))
+            .at(topic))
     }
 }
 

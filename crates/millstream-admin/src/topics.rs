@@ -124,7 +124,7 @@ impl Admin {
 fn unknown(error: Error) -> Error {
     match error.kind() {
         ErrorKind::WrongType | ErrorKind::Protocol => {
-            error.during("it cannot be found out who uses it, so it has to be forced")
+            error.during("its users cannot be determined, so it has to be forced")
         }
         _ => error,
     }

@@ -73,10 +73,7 @@ impl Retention {
             ("age", Some(Some(ms))) => Self::Age(Duration::from_millis(ms)),
             ("length", Some(Some(entries))) => Self::Length(entries),
             ("consumed" | "keep" | "consumed-after" | "age" | "length", _) => {
-                return Err(Error::new(
-                    ErrorKind::Protocol,
-                    format!("the retention {text:?} makes no sense"),
-                ));
+                return Err(Error::new(ErrorKind::Protocol, format!("the retention {text:?} is invalid")));
             }
             _ => return Err(Error::new(ErrorKind::Unsupported, format!("unknown retention {text:?}"))),
         })

@@ -57,7 +57,7 @@ async fn fire_all(
         }
     }
     match failed {
-        Some(error) => Err(Error::during(error, format_args!("fire what recurs at {place}"))),
+        Some(error) => Err(Error::during(error, format_args!("fire recurring rules at {place}"))),
         None => Ok(fired),
     }
 }
@@ -78,7 +78,7 @@ async fn fire(
         // Most likely a newer version has stored it: it stays due, for instances that can read it.
         Err(error) => {
             if unreadable.insert(id.clone()) {
-                tracing::warn!(%place, %id, %error, "a rule cannot be read by this version and is left to others");
+                tracing::warn!(%place, %id, %error, "a rule cannot be read by this version and is left to other processes");
             }
             return Ok(None);
         }
@@ -88,7 +88,7 @@ async fn fire(
         return Ok(None);
     }
     if plan.missed > 0 {
-        tracing::warn!(%place, %id, missed = plan.missed, "times were missed, and are passed over");
+        tracing::warn!(%place, %id, missed = plan.missed, "missed times are skipped");
     }
     let (messages, missed) = (plan.fires.len(), plan.missed);
     if messages + missed > 0 {

@@ -36,10 +36,11 @@ impl<T> WaitingTask<T> {
     /// [`ErrorKind::Decode`] if the body is not a message; [`ErrorKind::NotFound`] if the body was deleted.
     pub fn envelope(&self) -> Result<Envelope> {
         if self.fields.is_empty() {
-            return Err(Error::new(ErrorKind::NotFound, format!("task {} has no body any more", self.id)));
+            return Err(Error::new(ErrorKind::NotFound, format!("task {} no longer has a body", self.id)));
         }
         let envelope = wire::decode_body(&self.fields, &self.queue.limits);
-        envelope.map_err(|why| Error::new(ErrorKind::Decode, format!("task {} is none: {why}", self.id)))
+        envelope
+            .map_err(|why| Error::new(ErrorKind::Decode, format!("task {} cannot be read: {why}", self.id)))
     }
 
     /// Decodes the payload.

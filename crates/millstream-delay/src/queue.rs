@@ -293,7 +293,7 @@ impl<T> DelayQueueBuilder<T> {
         let spec = backend.tasks()?.create_queue(&asked).await?;
         if spec != asked {
             let (queue, shards) = (&spec.name, spec.shards);
-            tracing::warn!(%queue, asked = asked.shards, shards, "the queue was created with other shards");
+            tracing::warn!(%queue, asked = asked.shards, shards, "the queue exists with another number of shards");
         }
         let (codec, limits, observer) = (self.codec, self.limits, Careful::over(self.observer));
         let inner = Inner { backend: backend.clone(), spec, codec, limits, observer };

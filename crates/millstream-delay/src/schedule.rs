@@ -215,7 +215,7 @@ impl<T: 'static> Inner<T> {
 }
 
 fn unanswered() -> Result<Placed> {
-    Err(Error::new(ErrorKind::Protocol, "the backend gave no result for a task"))
+    Err(Error::new(ErrorKind::Protocol, "the backend returned no result for a task"))
 }
 
 /// Encodes a number of 128 bits in 22 characters: ids are stored twice on the server, and there may be millions.

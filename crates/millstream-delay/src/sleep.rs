@@ -74,7 +74,7 @@ fn timer() -> Option<&'static Timer> {
             Box::leak(Box::new(Timer { sleepers: Mutex::default(), earlier: Condvar::new() }));
         let started = thread::Builder::new().name("millstream-timer".into()).spawn(|| timer.run());
         if let Err(error) = &started {
-            tracing::warn!(%error, "no thread for precise timers: what is due is a millisecond late");
+            tracing::warn!(%error, "no thread for precise timers: they are up to a millisecond late");
         }
         started.is_ok().then_some(timer)
     })

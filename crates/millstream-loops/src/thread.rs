@@ -28,7 +28,7 @@ impl ControlThread {
         let started = || match start() {
             Ok(handle) => Some(handle),
             Err(error) => {
-                tracing::error!(%error, "no control thread: handlers that block may cost leases and claims");
+                tracing::error!(%error, "no control thread: handlers that block may lose leases and claims");
                 None
             }
         };

@@ -130,7 +130,7 @@ impl State {
     }
 
     pub(crate) fn topic(&self, name: &TopicName) -> Result<&TopicSpec> {
-        let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} is not there")).at(name);
+        let unknown = || Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).at(name);
         self.topics.get(name).ok_or_else(unknown)
     }
 

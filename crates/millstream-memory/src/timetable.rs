@@ -75,7 +75,7 @@ fn conflict(on_conflict: OnConflict, id: &ScheduleId) -> Result<Placed> {
     match on_conflict {
         OnConflict::Keep => Ok(Placed::Kept),
         OnConflict::Replace => Ok(Placed::Replaced),
-        OnConflict::Reject => Err(Error::new(ErrorKind::Exists, format!("{id} is there already"))),
+        OnConflict::Reject => Err(Error::new(ErrorKind::Exists, format!("{id} already exists"))),
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) fn trim(partition: &mut Partition, retention: Retention, now_ms: u64)
         Retention::Length(entries) => partition.log.newest(entries),
         Retention::Keep => None,
         other => {
-            return Err(Error::new(ErrorKind::Unsupported, format!("nothing is known here of {other:?}")));
+            return Err(Error::new(ErrorKind::Unsupported, format!("unsupported retention {other:?}")));
         }
     };
     let mut trimmed = Trimmed::default();

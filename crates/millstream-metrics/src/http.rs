@@ -137,7 +137,7 @@ impl Server {
         let listener = TcpListener::bind(wanted).await.map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
         if !address.ip().is_loopback() {
-            tracing::warn!(%address, "metrics and health are served to everybody who gets here: there is no authentication");
+            tracing::warn!(%address, "metrics and health are served without authentication to every client that can connect");
         }
         let stop = CancellationToken::new();
         let stopped = stop.clone();

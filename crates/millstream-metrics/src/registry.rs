@@ -134,7 +134,7 @@ impl Registry {
         drop(all);
         if !told {
             let (metric, limit) = (metric.name, self.limit);
-            tracing::warn!(metric, limit, "too many label sets: what is beyond is not told apart");
+            tracing::warn!(metric, limit, "too many label sets: further ones share one series");
         }
         if first {
             let key = self.made_of(&table::UNLABELLED, [metric.name]);

@@ -113,7 +113,7 @@ impl Sampler {
     pub async fn run_once(&self) -> Result<()> {
         let mut first = None;
         let mut fails = |error: Error| {
-            tracing::debug!(%error, "the server could not be asked for its gauges");
+            tracing::debug!(%error, "the gauges of the server could not be read");
             self.observer.observe(&Event::Failing {
                 operation: "sample",
                 topic_partition: None,
@@ -123,7 +123,7 @@ impl Sampler {
         };
         let mut known = Vec::new();
         if let Err(error) = sample::clock(&self.backend, &self.observer.clock).await {
-            fails(error.during("ask for the time"));
+            fails(error.during("read the time"));
         }
         match self.topics().await {
             Ok(topics) => {
@@ -190,14 +190,14 @@ impl Sampler {
             });
             match round {
                 Ok(()) if failing => {
-                    tracing::info!("the server can be asked for its gauges again");
+                    tracing::info!("the gauges of the server can be read again");
                     self.observer.observe(&Event::Recovered { operation: "sample", topic_partition: None });
                     failing = false;
                 }
                 Ok(()) => {}
                 Err(error) => {
                     if !failing {
-                        tracing::warn!(%error, "the server cannot be asked for its gauges, will try again");
+                        tracing::warn!(%error, "the gauges of the server cannot be read, will try again");
                     }
                     failing = true;
                 }

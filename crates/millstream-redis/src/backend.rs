@@ -141,7 +141,7 @@ fn check_version(info: &str) -> Result<()> {
     };
     // Valkey reports the Redis version that it is compatible with as redis_version.
     let Some(version) = value("redis_version").or_else(|| value("valkey_version")) else {
-        return Err(Error::new(ErrorKind::Unsupported, "the server does not say its version"));
+        return Err(Error::new(ErrorKind::Unsupported, "the server does not report its version"));
     };
     let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     let version_parts = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));

@@ -19,10 +19,10 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
     let what = match kind {
         ErrorKind::Fenced => "the lease is lost",
         ErrorKind::NotMember => "it is not in the group",
-        ErrorKind::GroupMissing => "the consumer group is not there",
-        ErrorKind::NotFound => "it is not there",
+        ErrorKind::GroupMissing => "the consumer group does not exist",
+        ErrorKind::NotFound => "it does not exist",
         ErrorKind::Deleted => "it was deleted",
-        ErrorKind::WrongType => "a key holds a foreign type",
+        ErrorKind::WrongType => "a key has the wrong type",
         ErrorKind::Backpressure => "the server is out of memory",
         ErrorKind::Unavailable if phase == Phase::Connecting => "the server cannot be reached",
         ErrorKind::Unavailable => "the server cannot serve now",
@@ -31,9 +31,9 @@ pub(crate) fn translate(error: &RedisError, phase: Phase) -> Error {
         ErrorKind::Denied if error.code() == Some("NOAUTH") => {
             return Error::new(kind, "the server asks for a password, and none was given");
         }
-        ErrorKind::Denied if error.code() == Some("NOPERM") => "the server does not let this user do that",
+        ErrorKind::Denied if error.code() == Some("NOPERM") => "this user lacks a permission",
         ErrorKind::Denied => "the server refuses these credentials",
-        ErrorKind::Unsupported => "the server lacks something that is needed",
+        ErrorKind::Unsupported => "the server lacks a required feature",
         ErrorKind::InvalidConfig => "the connection settings cannot be used",
         _ => "unexpected answer of the server",
     };

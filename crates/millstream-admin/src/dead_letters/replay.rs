@@ -92,7 +92,7 @@ impl Replay {
         let bad = |message: String| Err(Error::new(ErrorKind::InvalidConfig, message));
         match self.rate {
             Some(rate) if !rate.is_finite() || rate.recip() > LONGEST.as_secs_f64() || rate <= 0.0 => {
-                bad(format!("a rate of {rate} a second: at least one a day"))
+                bad(format!("a rate of {rate} per second: the minimum is one per day"))
             }
             _ if self.hold < Duration::from_secs(1) => {
                 bad(format!("a hold of {:?}: at least 1 s", self.hold))

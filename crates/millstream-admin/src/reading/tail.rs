@@ -146,7 +146,7 @@ mod tests {
             limit: usize,
         ) -> Result<Page<Stored>> {
             if tp.partition.0 == self.partition.load(Ordering::Relaxed) {
-                return Err(Error::new(ErrorKind::Unavailable, "the server is away"));
+                return Err(Error::new(ErrorKind::Unavailable, "the server is unavailable"));
             }
             self.inner.entries(tp, stream, range, limit).await
         }

@@ -154,7 +154,7 @@ async fn letters_are_replayed_to_their_group() {
 
     assert_eq!(cli.json(["dlq", "replay", "orders", "billing", &all[1]])["replayed"], 1);
     let again = cli.run(["dlq", "replay", "orders", "billing", &all[1]]);
-    assert!(again.code == 1 && again.stderr.contains("not there: "), "{again:?}");
+    assert!(again.code == 1 && again.stderr.contains("not found: "), "{again:?}");
     assert_eq!(cli.json("dlq replay orders billing --reason rejected --limit 2 --yes")["replayed"], 2);
     assert_eq!(cli.json("dlq replay orders billing --all --yes")["replayed"], 3);
     let mut seen: Vec<_> =
@@ -246,7 +246,7 @@ async fn letters_go_out_and_come_back_once() {
     let file = path.to_str().expect("text");
     assert_eq!(cli.json(["dlq", "export", "orders", "billing", "--output", file])["exported"], 5);
     let refused = cli.fails(1, ["dlq", "export", "orders", "billing", "--output", file]);
-    assert!(refused.contains("is there already: --force writes over it"), "{refused}");
+    assert!(refused.contains("already exists: --force overwrites it"), "{refused}");
     assert_eq!(std::fs::read_to_string(&path).expect("read").lines().count(), 5, "and stays as it was");
     let fewer = ["dlq", "export", "orders", "billing", "--limit", "1", "--output", file, "--force"];
     assert_eq!(cli.json(fewer)["exported"], 1);
@@ -293,7 +293,7 @@ async fn letters_are_purged_after_a_question() {
     assert_eq!(cli.json("dlq purge orders billing --reason rejected --yes")["purged"], 2);
     assert_eq!(ids(&cli.json("dlq list orders billing")), [all[3].clone(), all[5].clone()]);
     let gone = cli.run(["dlq", "purge", "orders", "billing", &all[0], "--yes"]);
-    assert!(gone.code == 1 && gone.stderr.contains("not there: "), "{gone:?}");
+    assert!(gone.code == 1 && gone.stderr.contains("not found: "), "{gone:?}");
 }
 
 #[tokio::test]
@@ -310,7 +310,7 @@ async fn an_id_that_two_partitions_have_needs_the_partition() {
         cli.fails(2, ["dlq", "replay", "orders", "billing", &id]),
         cli.fails(1, ["dlq", "show", "orders", "billing", &id]),
     ] {
-        assert!(refused.contains("--partition says which"), "{refused}");
+        assert!(refused.contains("--partition selects one"), "{refused}");
     }
     assert_eq!(cli.json(["dlq", "show", "orders", "billing", &id, "--partition", "1"])["error"], "no gate 2");
     let purge = ["dlq", "purge", "orders", "billing", &id, "--partition", "1", "--yes"];

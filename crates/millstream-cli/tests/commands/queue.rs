@@ -37,7 +37,7 @@ async fn a_queue_is_created_once() {
     assert_eq!(cli.json("queue list"), json!([]));
     assert_eq!(cli.json("queue create mails --shards 4"), created(true, false));
     assert_eq!(cli.json("queue create mails --shards 4"), created(false, false));
-    assert!(cli.fails(1, "queue create mails --shards 5").contains("is there with 4 shards"));
+    assert!(cli.fails(1, "queue create mails --shards 5").contains("exists with 4 shards"));
     assert!(cli.fails(2, "queue create more --shards 0").contains("--shards"));
     cli.ok("queue add mails --payload x --id a");
     cli.ok("schedule add mails sweep --queue --every 10m --payload x");

@@ -51,7 +51,9 @@ async fn what_recurs_in_a_topic_is_added_listed_and_told_in_advance() {
     assert!(cli.ok("schedule next reports").lines().skip(1).all(|line| line.contains("T09:00:00+0")));
     let next = cli.json("schedule next reports daily --count 5");
     assert_eq!(next, json!([{"id": "daily", "paused": false, "times_ms": dry["times_ms"]}]));
-    assert!(cli.fails(1, "schedule next reports weekly").contains("\"weekly\" does not recur in reports"));
+    assert!(
+        cli.fails(1, "schedule next reports weekly").contains("reports has no recurring rule \"weekly\"")
+    );
     let wrong = cli.fails(1, ["schedule", "add", "reports", "x", "--cron", "0 25 * * *", "--payload", "x"]);
     assert!(wrong.contains("cron pattern"), "{wrong}");
     assert!(cli.fails(2, "schedule add reports x --payload x").contains("--cron"));
@@ -94,7 +96,7 @@ async fn it_is_paused_resumed_sent_and_removed() {
     let gone = cli.run("schedule pause reports pulse");
     assert_eq!(
         (gone.code, gone.stderr.as_str()),
-        (1, "pulse: it does not recur\nerror: 1 of 1 were not there\n")
+        (1, "pulse: no such recurring rule\nerror: 1 of 1 were not found\n")
     );
 }
 

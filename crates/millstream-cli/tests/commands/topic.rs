@@ -45,7 +45,7 @@ async fn a_topic_is_created_once_and_as_it_was_asked() {
     assert_eq!((stored.partitions, stored.max_length), (3, Some(1_000)));
 
     let twice = cli.fails(1, "topic create orders");
-    assert!(twice.starts_with("error: topic orders is there already"), "{twice}");
+    assert!(twice.starts_with("error: topic orders already exists"), "{twice}");
     let kept = cli.json("topic create orders --partitions 5 --if-missing");
     assert_eq!((&kept["changed"], &kept["partitions"]), (&json!(false), &json!(3)));
 }

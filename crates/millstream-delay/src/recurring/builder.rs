@@ -121,7 +121,8 @@ impl<'a, T> Recur<'a, T> {
     async fn put(self) -> Result<Placed> {
         let Self { home, envelope, .. } = self;
         let id = ScheduleId::new(&self.id)?;
-        let missing = |what| Error::new(ErrorKind::InvalidConfig, format!("{id} recurs without {what}"));
+        let missing =
+            |what| Error::new(ErrorKind::InvalidConfig, format!("recurring rule {id} lacks {what}"));
         let payload = self.payload.ok_or_else(|| missing("a payload"))?;
         let key = envelope.key.clone();
         let rule = match &self.when[..] {

@@ -96,7 +96,7 @@ impl Worker {
     /// shutdown timeout. Remaining tasks stay due.
     pub async fn drain_within(self, timeout: Duration) -> WorkerReport {
         if tokio::time::timeout(timeout, self.drained()).await.is_err() {
-            tracing::warn!("a drain ended before all was done that was due");
+            tracing::warn!("a drain ended before all due tasks were done");
         }
         self.shutdown().await
     }
@@ -175,7 +175,7 @@ async fn run(context: Arc<Context>) {
         let tasks = context.held.len();
         tracing::warn!(
             tasks,
-            "the worker ended without settling all: they come back when their claims run out"
+            "the worker ended with unsettled tasks: they are handled again when their claims expire"
         );
     }
 }

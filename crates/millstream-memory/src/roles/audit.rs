@@ -176,7 +176,7 @@ fn word(check: Check, id: MessageId) -> String {
 
 /// Parses due time and origin from the cursor of a page.
 fn position(mark: &str) -> Result<(u64, MessageId)> {
-    let bad = || Error::new(ErrorKind::InvalidConfig, format!("{mark:?} is no place to go on at"));
+    let bad = || Error::new(ErrorKind::InvalidConfig, format!("{mark:?} is no valid mark"));
     let (due, origin) = mark.split_once(' ').ok_or_else(bad)?;
     Ok((due.parse().map_err(|_| bad())?, origin.parse()?))
 }

@@ -162,7 +162,7 @@ impl Catalog for MemoryBackend {
         let mut state = self.lock();
         state.topic(topic)?;
         if !state.topic_groups.get(topic).is_some_and(|groups| groups.contains(group)) {
-            let why = format!("group {group} of topic {topic} is not there");
+            let why = format!("group {group} of topic {topic} does not exist");
             return Err(Error::new(ErrorKind::NotFound, why).at(topic));
         }
         let (now, key) = (self.now(), (topic.clone(), group.clone()));

@@ -353,7 +353,7 @@ impl MemoryReader {
 }
 
 pub(crate) fn missing(group: &GroupName, tp: &TopicPartition) -> Error {
-    Error::new(ErrorKind::GroupMissing, format!("group {group} is not there on {tp}")).at(tp)
+    Error::new(ErrorKind::GroupMissing, format!("group {group} does not exist on {tp}")).at(tp)
 }
 
 /// Returns the error for a lease whose group does not exist.

@@ -30,7 +30,7 @@ impl Tasks for MemoryBackend {
     }
 
     async fn queue(&self, name: &QueueName) -> Result<QueueSpec> {
-        let unknown = || Error::new(ErrorKind::NotFound, format!("queue {name} is not there"));
+        let unknown = || Error::new(ErrorKind::NotFound, format!("queue {name} does not exist"));
         self.lock().queues.get(name).cloned().ok_or_else(unknown)
     }
 

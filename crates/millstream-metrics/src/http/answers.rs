@@ -39,7 +39,7 @@ pub(super) async fn lag(
             Ok(Some(lag)) => Ok(lag),
             Ok(None) => Err(failed(&Error::new(
                 ErrorKind::NotFound,
-                format!("topic {topic} has no group {group}, or is not there"),
+                format!("topic {topic} has no group {group}, or does not exist"),
             ))),
             Err(error) => Err(failed(&error)),
         }

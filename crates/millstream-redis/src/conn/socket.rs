@@ -264,7 +264,7 @@ fn stalled(limit: Duration) -> Error {
     let what = "the request may have been done";
     Error::new(
         ErrorKind::Unconfirmed,
-        format!("an answer ended half-way, nothing came for {limit:?}, {what}"),
+        format!("a reply ended half-way, nothing arrived for {limit:?}, {what}"),
     )
 }
 

@@ -56,7 +56,7 @@ fn rule(retention: Retention) -> Result<Option<(&'static str, String)>> {
         Retention::Length(_) => "length",
         Retention::Keep => return Ok(None),
         other => {
-            return Err(Error::new(ErrorKind::Unsupported, format!("nothing is known here of {other:?}")));
+            return Err(Error::new(ErrorKind::Unsupported, format!("unsupported retention {other:?}")));
         }
     };
     Ok(Some((word, figure)))
@@ -73,7 +73,7 @@ fn add(trimmed: &mut Trimmed, answer: Value) -> Result<()> {
         let mut number = || reply::count(answer.next().unwrap_or_default()).map(|number| number as u64);
         let (unread, pending) = (number()?, number()?);
         let Ok(group) = GroupName::new(&name) else {
-            tracing::warn!(group = name, unread, pending, "a group that is none of ours has lost entries");
+            tracing::warn!(group = name, unread, pending, "a group of another program has lost entries");
             continue;
         };
         match trimmed.lost.iter_mut().find(|lost| lost.group == group) {

@@ -19,8 +19,7 @@ fn spec(name: &QueueName, meta: Value) -> Result<QueueSpec> {
         return Err(Error::new(ErrorKind::NotFound, format!("queue {name} does not exist")));
     }
     let number = |value: Value, what: &str| -> Result<u32> {
-        let damaged =
-            || Error::new(ErrorKind::Protocol, format!("queue {name}: stored {what} makes no sense"));
+        let damaged = || Error::new(ErrorKind::Protocol, format!("queue {name}: stored {what} is invalid"));
         reply::text(value).ok().and_then(|text| text.parse().ok()).ok_or_else(damaged)
     };
     // Check the format first: a newer one may give every other field another meaning.

@@ -62,7 +62,7 @@ pub(crate) fn placed(value: Value, what: impl std::fmt::Display) -> Result<Place
         1 => Ok(Placed::New),
         2 => Ok(Placed::Replaced),
         0 => Ok(Placed::Kept),
-        -1 => Err(Error::new(ErrorKind::Exists, format!("{what} is there already"))),
+        -1 => Err(Error::new(ErrorKind::Exists, format!("{what} already exists"))),
         other => Err(unexpected(format_args!("{other} instead of what became of {what}"))),
     }
 }

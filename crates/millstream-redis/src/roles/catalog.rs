@@ -59,7 +59,7 @@ impl Inner {
         for member in reply::array(self.one(key, &pipe).await?)? {
             match parse(&reply::text(member)?) {
                 Ok(name) => names.push(name),
-                Err(error) => tracing::warn!(%key, "passed over in the catalog: {error}"),
+                Err(error) => tracing::warn!(%key, "skipped in the catalog: {error}"),
             }
         }
         names.sort();

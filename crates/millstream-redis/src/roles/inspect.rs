@@ -113,7 +113,7 @@ impl Inspect for RedisBackend {
             let [origin, score, item] = reply::tuple(entry)?;
             let origin = reply::bytes(origin)?;
             let Ok(origin) = MessageId::from_bytes(&origin) else {
-                tracing::warn!(key = %due, "what waits under no id is passed over: {origin:?}");
+                tracing::warn!(key = %due, "a retry with an invalid id is skipped: {origin:?}");
                 continue;
             };
             page.items.push(parked(origin, reply::score_ms(score)?, reply::maybe_bytes(item)?.as_ref()));

@@ -219,7 +219,7 @@ fn roster(answer: Value) -> Result<GroupMembers> {
     for (id, expires) in reply::pairs(all)? {
         let id = reply::text(id)?;
         let id =
-            MemberId::new(&id).map_err(|error| unexpected(format_args!("a member that is none: {error}")))?;
+            MemberId::new(&id).map_err(|error| unexpected(format_args!("an invalid member: {error}")))?;
         // A member without its stored fields is incomplete: skip it. Its next heartbeat stores them and makes a new
         // version.
         if let Some(text) = said.remove(&id) {

@@ -65,7 +65,7 @@ impl Recurring for RedisBackend {
         };
         let found = recurrence(id.clone(), &item);
         if found.is_none() {
-            tracing::warn!(%place, %id, "what recurs cannot be read and is passed over");
+            tracing::warn!(%place, %id, "a recurring rule cannot be read and is skipped");
         }
         Ok(found)
     }
@@ -85,7 +85,7 @@ impl Recurring for RedisBackend {
             match known(&id) {
                 Some(id) if after.as_ref().is_none_or(|after| id > *after) => ids.push(id),
                 Some(_) => {}
-                None => tracing::warn!(%place, ?id, "what recurs under no id of ours is passed over"),
+                None => tracing::warn!(%place, ?id, "a recurring rule with an invalid id is skipped"),
             }
         }
         ids.sort_unstable();
@@ -104,7 +104,7 @@ impl Recurring for RedisBackend {
                 let Some(item) = reply::maybe_bytes(item)? else { continue };
                 match recurrence(id.clone(), &item) {
                     Some(recurrence) => found.push(recurrence),
-                    None => tracing::warn!(%place, %id, "what recurs cannot be read and is passed over"),
+                    None => tracing::warn!(%place, %id, "a recurring rule cannot be read and is skipped"),
                 }
             }
         }
@@ -118,7 +118,7 @@ impl Recurring for RedisBackend {
         let [now, entries, orphans] = reply::tuple(script::run_one(&self.inner.bulk, call).await?)?;
         let orphans: Vec<_> = reply::array(orphans)?.into_iter().map(reply::text).collect::<Result<_>>()?;
         if !orphans.is_empty() {
-            tracing::warn!(%place, ids = ?orphans, "what recurs has lost its message and is not due any more");
+            tracing::warn!(%place, ids = ?orphans, "recurring rules without a message are no longer due");
         }
         let now = u64::try_from(reply::int(now)?).unwrap_or(0);
         let (mut due, mut foreign) = (DueRecurrences { now, recurrences: Vec::new() }, Vec::new());
@@ -136,7 +136,7 @@ impl Recurring for RedisBackend {
         if !foreign.is_empty() {
             // A recurrence with such an id can never be fired, and would stay due for ever: take it off the sorted
             // set.
-            tracing::warn!(%place, ids = ?foreign, "what recurs under no id of ours is not due any more");
+            tracing::warn!(%place, ids = ?foreign, "recurring rules with invalid ids are no longer due");
             let mut pipe = Pipeline::with_capacity(1);
             pipe.cmd("ZREM").arg(recur.as_str());
             for id in &foreign {

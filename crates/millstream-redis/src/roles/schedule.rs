@@ -136,7 +136,7 @@ impl Schedule for RedisBackend {
                         let fields = fields(place, &id, reply::maybe_bytes(item)?.as_ref());
                         page.push(Scheduled { id, due: reply::score_ms(score)?, fields });
                     }
-                    None => tracing::warn!(%place, ?id, "what waits under no id of ours is passed over"),
+                    None => tracing::warn!(%place, ?id, "a waiting message with an invalid id is skipped"),
                 }
             }
             if reply::int(more)? == 0 {
@@ -150,7 +150,7 @@ impl Schedule for RedisBackend {
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("TIME");
         let answer = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
-        reply::ok(answer).and_then(reply::time_ms).map_err(|error| error.during("ask for the time"))
+        reply::ok(answer).and_then(reply::time_ms).map_err(|error| error.during("read the time"))
     }
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
@@ -273,7 +273,7 @@ impl RedisBackend {
 fn fields(place: &Place, id: &ScheduleId, item: Option<&Bytes>) -> Fields {
     let read = item.map(item::unpack::<0>);
     if let Some(None) = read {
-        tracing::warn!(%place, %id, "what waits has a body that cannot be read");
+        tracing::warn!(%place, %id, "a waiting message has a body that cannot be read");
     }
     read.flatten().map(|([], fields)| fields).unwrap_or_default()
 }
@@ -288,7 +288,7 @@ fn promoted(tp: &TopicPartition, answer: Value) -> Result<(Promoted, Option<Dura
     let [moved, next, recurring, orphans, retry] = reply::tuple(answer)?;
     let orphans: Vec<String> = reply::array(orphans)?.into_iter().map(reply::text).collect::<Result<_>>()?;
     if !orphans.is_empty() {
-        tracing::warn!(partition = %tp, ids = ?orphans, "scheduled messages had no body, or bytes that are none");
+        tracing::warn!(partition = %tp, ids = ?orphans, "scheduled messages had no readable body");
     }
     let promoted = Promoted {
         moved: reply::count(moved)?,

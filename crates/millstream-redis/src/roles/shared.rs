@@ -243,7 +243,7 @@ fn taken_over(answer: Value) -> Result<TakenOver> {
             note: note::read(&stored, now_ms),
         };
         if !stored.is_empty() && entry.note.is_none() {
-            tracing::warn!(id = %entry.receipt.id, "a note that cannot be read is passed over");
+            tracing::warn!(id = %entry.receipt.id, "a note that cannot be read is skipped");
         }
         taken.entries.push((entry, reply::int(idle_ms)?));
     }

@@ -188,12 +188,12 @@ impl Tasks for RedisBackend {
         let call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(ask.heard.to_string());
         let (claimed, foreign) = claimed(script::run_one(&self.inner.messages, call).await?)?;
         if !foreign.is_empty() {
-            tracing::warn!(%shard, ids = ?foreign, "tasks with ids that are none are passed over");
+            tracing::warn!(%shard, ids = ?foreign, "tasks with invalid ids are skipped");
             // No handler can run these tasks. Marked as begun, their claims count as crashes when they expire, until
             // the crash limit gives the tasks up.
             let foreign = foreign.iter().map(|(id, token)| (&id[..], token.as_str())).collect::<Vec<_>>();
             if let Err(error) = self.inner.extend_claims(shard, &foreign, ask.hold, true).await {
-                tracing::warn!(%shard, %error, "so they come again, and are not given up");
+                tracing::warn!(%shard, %error, "tasks with invalid ids are not counted as crashed, and are claimed again");
             }
         }
         Ok(claimed)

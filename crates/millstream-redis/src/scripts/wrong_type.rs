@@ -23,9 +23,8 @@ pub(crate) async fn in_script(line: &impl Line, source: &str, keys: &[Key]) -> O
         foreign.then(|| format!("{key} is a {found}, not a {}", types.join(" or ")))
     });
     let wrong: Vec<String> = wrong.collect();
-    (!wrong.is_empty()).then(|| {
-        Error::new(ErrorKind::WrongType, format!("a key holds a foreign type: {}", wrong.join(", ")))
-    })
+    (!wrong.is_empty())
+        .then(|| Error::new(ErrorKind::WrongType, format!("a key has the wrong type: {}", wrong.join(", "))))
 }
 
 /// Returns a word of a contract as the server spells the type; `None` if the word is no type.

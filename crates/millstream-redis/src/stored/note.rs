@@ -93,7 +93,7 @@ pub(crate) fn told(answers: Vec<Value>, held: &Key, ids: &[MessageId]) -> Result
             let read = stored.as_ref().and_then(|stored| read(stored, now_ms));
             if stored.is_some() && read.is_none() {
                 let id = ids.get(notes.len()).copied().unwrap_or_default();
-                tracing::warn!(key = %held, %id, "a note that cannot be read is passed over");
+                tracing::warn!(key = %held, %id, "a note that cannot be read is skipped");
             }
             notes.push(read);
         }

@@ -336,7 +336,7 @@ async fn join(context: &Context, topic: &TopicSpec) -> Result<()> {
         let topic_partition = TopicPartition { topic: topic.name.clone(), partition };
         // Nobody knows which entries it had settled there, so it starts with the oldest one, whatever `start` is set to.
         let after = MessageId::ZERO;
-        tracing::warn!(%topic_partition, %group, "the group was gone and has been created again");
+        tracing::warn!(%topic_partition, %group, "the group was missing and has been created again");
         context.observer.observe(&Event::GroupRestored { topic_partition: &topic_partition, group, after });
     }
     Ok(())

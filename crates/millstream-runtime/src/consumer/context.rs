@@ -145,9 +145,9 @@ impl Context {
     pub(in crate::consumer) fn give_up(&self, patience: Duration) {
         if self.shutdown_timeout().is_zero() {
             // The caller asked for it: the timeout was zero.
-            tracing::debug!("handlers that run are given up");
+            tracing::debug!("running handlers are aborted");
         } else {
-            tracing::warn!(?patience, "handlers did not end in time and are given up");
+            tracing::warn!(?patience, "handlers did not end in time and are aborted");
         }
         self.kill.cancel();
     }
@@ -171,7 +171,7 @@ impl Context {
             return;
         }
         let group = &self.group;
-        tracing::error!(%topic, %group, %error, "what is consumed here was deleted: this consumer stops");
+        tracing::error!(%topic, %group, %error, "the topic or the group was deleted: this consumer stops");
         self.observer.observe(&Event::Deleted { topic, group, error });
         self.stop.cancel();
     }

@@ -69,7 +69,7 @@ impl Consumer {
             return Err(Error::new(ErrorKind::NotFound, why).at(topic_partition));
         };
         answer.await.unwrap_or_else(|_| {
-            let why = format!("{topic_partition} was given back or lost before it could be moved");
+            let why = format!("{topic_partition} was released or lost before it could be moved");
             Err(Error::new(ErrorKind::Fenced, why).at(topic_partition))
         })
     }
@@ -116,7 +116,7 @@ impl Context {
             tracing::info!(%topic, %group, "the group is paused");
             self.observer.observe(&Event::GroupPaused { topic, group });
         } else {
-            tracing::info!(%topic, %group, "the group goes on");
+            tracing::info!(%topic, %group, "the group is resumed");
             self.observer.observe(&Event::GroupResumed { topic, group });
         }
     }

@@ -74,7 +74,7 @@ impl Bounded {
         let refused = |append: &Append| full.contains(&append.topic_partition);
         let rest: Vec<Append> = batch.iter().filter(|append| !refused(append)).cloned().collect();
         let mut results = if rest.is_empty() { Vec::new() } else { self.measured(&rest).await }.into_iter();
-        let missing = || Err(Error::new(ErrorKind::Protocol, "the backend gave too few results"));
+        let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
         let result = |append: &Append| {
             if refused(append) {
                 let why = format!("{} is full: it has {bound} entries or more", append.topic_partition);

@@ -89,7 +89,7 @@ impl<C: Outgoing> UnderWay<C> {
     }
 
     pub(super) fn answer(self, results: Vec<Result<C::Done>>) {
-        let missing = || Err(Error::new(ErrorKind::Protocol, "the backend gave too few results"));
+        let missing = || Err(Error::new(ErrorKind::Protocol, "the backend returned too few results"));
         let mut results = results.into_iter();
         // A caller may have stopped waiting, so a reply that cannot be delivered is not an error.
         for reply in self.replies {

@@ -130,7 +130,7 @@ impl MetadataRefresh {
                 Err(deleted(&self.topic.name))
             }
             Ok(restored) => {
-                tracing::warn!(topic = %restored.name, "the topic was gone and has been created again");
+                tracing::warn!(topic = %restored.name, "the topic was missing and has been created again");
                 Ok(restored)
             }
             other => other,

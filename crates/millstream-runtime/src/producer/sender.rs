@@ -216,7 +216,8 @@ impl<C: Outgoing> Sender<C> {
     /// available at the last attempt.
     fn not_tried(&self, batch: &UnderWay<C>) -> Option<Vec<Result<C::Done>>> {
         let away = self.away.as_ref()?;
-        let error = || Error::new(away.kind(), format!("not sent within its time, the last attempt: {away}"));
+        let error =
+            || Error::new(away.kind(), format!("not sent within its timeout, the last attempt: {away}"));
         Some(batch.messages.iter().map(|_| Err(error())).collect())
     }
 

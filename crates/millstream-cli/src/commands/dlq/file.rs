@@ -70,7 +70,7 @@ struct Exported {
 
 #[derive(Debug, Serialize)]
 struct Put {
-    /// The number of letters that were put back; in a dry run, the number of lines.
+    /// The number of letters that were imported; in a dry run, the number of lines.
     put: u64,
     passed_over: u64,
     dry_run: bool,
@@ -90,7 +90,7 @@ impl Export {
                     false => options.create_new(true).open(path),
                 };
                 if file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
-                    bail!("{} is there already: --force writes over it", path.display());
+                    bail!("{} already exists: --force overwrites it", path.display());
                 }
                 Some((
                     path,
@@ -144,7 +144,7 @@ impl Import {
         let (mut number, mut put) = (0, Put { put: 0, passed_over: 0, dry_run: self.dry.dry_run });
         let mut failed = Ok(());
         loop {
-            // Letters put back before an invalid line stay; importing the same file again completes the rest.
+            // Letters imported before an invalid line stay; importing the same file again completes the rest.
             let (letters, problem) = page(&mut *reader, &mut number, &name);
             let end = letters.is_empty();
             if self.dry.dry_run {
@@ -178,8 +178,8 @@ impl Import {
         cx.output.show(&put, |put| {
             let letters = human::of(put.put, "letter", "letters");
             match put.dry_run {
-                true => format!("{letters} would be put back, but for those that are there"),
-                false => format!("{letters} put back, {} passed over", human::count(put.passed_over)),
+                true => format!("{letters} would be imported, except those that exist"),
+                false => format!("{letters} imported, {} skipped", human::count(put.passed_over)),
             }
         })?;
         failed.map(|()| Exit::Done)

@@ -189,7 +189,7 @@ impl Show {
         match &found[..] {
             [] => bail!("there is no dead letter {} of group {}", self.id, self.of.group),
             [letter] => cx.output.show(&Shown(letter), |Shown(letter)| story(letter))?,
-            [..] => bail!("letters of several partitions have the id {}: --partition says which", self.id),
+            [..] => bail!("letters of several partitions have the id {}: --partition selects one", self.id),
         }
         Ok(Exit::Done)
     }

@@ -59,7 +59,7 @@ impl Purge {
         missing.check()?;
         if purged < survey.matched {
             let left = human::of(survey.matched - purged, "letter", "letters");
-            bail!("{left} were passed over: gone by now, or claimed by others");
+            bail!("{left} were skipped: deleted meanwhile, or claimed by others");
         }
         Ok(Exit::Done)
     }

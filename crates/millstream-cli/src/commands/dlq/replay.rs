@@ -87,7 +87,7 @@ impl Outcome<'_> {
     fn text(&self) -> String {
         let mut text = format!("{} replayed", human::of(self.replayed, "dead letter", "dead letters"));
         if self.passed_over > 0 {
-            text += &format!(", {} passed over: gone, or claimed by others", human::count(self.passed_over));
+            text += &format!(", {} skipped: deleted, or claimed by others", human::count(self.passed_over));
         }
         for Refused { partition, id, why } in &self.refusals {
             text += &format!("\n{id} of partition {partition} stays: {why}");
@@ -153,10 +153,10 @@ impl Replay {
         }
         missing.check()?;
         if outcome.refused > 0 {
-            bail!("{} cannot be sent so, and stay", human::of(outcome.refused, "letter", "letters"));
+            bail!("{} cannot be sent unchanged, and stay", human::of(outcome.refused, "letter", "letters"));
         }
         if self.chosen.is_named() && outcome.passed_over > 0 {
-            bail!("{} passed over: gone, or claimed by others", human::count(outcome.passed_over));
+            bail!("{} skipped: deleted, or claimed by others", human::count(outcome.passed_over));
         }
         Ok(Exit::Done)
     }

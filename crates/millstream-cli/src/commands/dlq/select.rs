@@ -138,7 +138,7 @@ impl Chosen {
                 0 | 1 => {}
                 _ => {
                     let message =
-                        format!("letters of several partitions have the id {id}: --partition says which");
+                        format!("letters of several partitions have the id {id}: --partition selects one");
                     return Err(Usage(message).into());
                 }
             }
@@ -158,7 +158,7 @@ impl Missing {
             return Ok(());
         }
         let ids: Vec<_> = self.0.iter().map(ToString::to_string).collect();
-        bail!("not there: {}", ids.join(", "));
+        bail!("not found: {}", ids.join(", "));
     }
 }
 

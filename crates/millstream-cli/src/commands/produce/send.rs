@@ -153,7 +153,7 @@ async fn send(
     });
     let (now, later) = tokio::join!(producer.send_all(now), producer.send_all_delayed(later));
     let (mut now, mut later) = (now.into_iter(), later.into_iter());
-    let unanswered = || Err(Error::new(ErrorKind::Protocol, "the producer gave no result"));
+    let unanswered = || Err(Error::new(ErrorKind::Protocol, "the producer returned no result"));
     let outcome = |it: &Outgoing| match it.due {
         None => now.next().map_or_else(unanswered, |sent| sent.map(|_| None)),
         Some(_) => later.next().map_or_else(unanswered, |sent| sent.map(|sent| Some(sent.placed))),

@@ -176,7 +176,7 @@ impl Chosen {
         }
         if !self.all && done < count {
             let left = human::of(count - done, "task", "tasks");
-            bail!("{left} could not be {verb}: gone by now, or one with the same id waits or is worked on");
+            bail!("{left} could not be {verb}: deleted meanwhile, or the id is in use");
         }
         if !outcome.missing.is_empty() {
             bail!("{} of {} are not dead", outcome.missing.len(), self.tasks.len());

@@ -251,12 +251,12 @@ async fn create(cx: &Context, wanted: QueueSpec, dry: DryRun) -> Result<Exit> {
     let QueueSpec { name, shards } = &stored;
     if *shards != wanted.shards {
         let has = human::of((*shards).into(), "shard", "shards");
-        bail!("delay queue {name} is there with {has}, and that stays so");
+        bail!("delay queue {name} exists with {has}, which cannot be changed");
     }
     let view = Created { queue: name.to_string(), shards: *shards, created, dry_run: dry.dry_run };
     cx.output.show(&view, |it| {
         let what = match (it.created, it.dry_run) {
-            (false, _) => "is there already",
+            (false, _) => "already exists",
             (true, true) => "would be created",
             (true, false) => "is created",
         };
@@ -324,7 +324,7 @@ impl Added {
         cx.output.show(self, |it| {
             let id = it.id.as_ref().map_or_else(|| "a task".to_owned(), |id| sanitize::line(id.as_bytes()));
             match (it.outcome, it.dry_run) {
-                ("kept", _) => format!("{id}: not scheduled, since one waits or is worked on under this id"),
+                ("kept", _) => format!("{id}: not scheduled: a waiting or claimed task has this id"),
                 (_, true) => format!("{id}: would be scheduled"),
                 (_, false) => format!("{id}: scheduled"),
             }

@@ -215,7 +215,7 @@ impl Named {
     ) -> Result<Exit> {
         let home = self.of.open(cx).await?;
         let entries = if self.dry.dry_run { home.list().await? } else { Vec::new() };
-        let words = Words { done, missing: "it does not recur" };
+        let words = Words { done, missing: "no such recurring rule" };
         let is_there = async |id: &str| Ok(entries.iter().any(|entry| entry.id.as_str() == id));
         ids::each(cx, self.dry, words, &self.ids, is_there, async |id| act(home.recur(id)).await).await
     }
@@ -325,7 +325,7 @@ async fn list(cx: &Context, of: &Of) -> Result<Exit> {
 async fn next(cx: &Context, of: &Of, ids: &[String], count: usize) -> Result<Exit> {
     let entries = of.entries(cx).await?;
     if let Some(id) = ids.iter().find(|id| !entries.iter().any(|entry| entry.id.as_str() == **id)) {
-        bail!("{id:?} does not recur in {}", of.name);
+        bail!("{} has no recurring rule {id:?}", of.name);
     }
     let wanted = |entry: &&RecurringEntry| ids.is_empty() || ids.iter().any(|id| entry.id.as_str() == id);
     let (mut all, mut shown) = (Vec::new(), Vec::new());

@@ -59,7 +59,7 @@ pub(crate) async fn each(
     }
     failed?;
     if !outcome.missing.is_empty() {
-        bail!("{} of {} were not there", outcome.missing.len(), ids.len());
+        bail!("{} of {} were not found", outcome.missing.len(), ids.len());
     }
     Ok(Exit::Done)
 }

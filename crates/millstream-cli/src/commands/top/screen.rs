@@ -181,7 +181,7 @@ where
                 self.model.take(*round);
                 self.state.stand_on_group(self.frozen.as_ref().unwrap_or(&self.model));
             }
-            Ok(Came::Round(None)) => return Err(anyhow!("whatever asks the server has ended")),
+            Ok(Came::Round(None)) => return Err(anyhow!("the sampler has ended")),
             // A timeout without events.
             Err(_) => {}
         }

@@ -62,11 +62,11 @@ impl Create {
         spec.check()?;
         match admin.topic(&self.topic).await {
             Ok(stored) if self.if_missing => {
-                cx.output.note(&format!("topic {} is there already: nothing was done", self.topic));
+                cx.output.note(&format!("topic {} already exists: nothing was done", self.topic));
                 return Changed { topic: TopicView::of(&stored), changed: false, dry_run }.show(cx);
             }
             Ok(_) => {
-                bail!("topic {} is there already; `topic alter` and `topic expand` change it", self.topic)
+                bail!("topic {} already exists; `topic alter` and `topic expand` change it", self.topic)
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error.into()),

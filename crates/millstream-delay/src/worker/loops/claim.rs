@@ -95,7 +95,7 @@ impl Claimer {
         }
         let relieved = tokio::time::timeout(LAST_WORD, catch_panic(self.look_away())).await;
         if !matches!(relieved, Ok(Ok(()))) {
-            tracing::debug!(shard = %self.shard, "others were not told that this worker ends");
+            tracing::debug!(shard = %self.shard, "other workers were not notified that this worker ends");
         }
     }
 
@@ -128,7 +128,7 @@ impl Claimer {
         // A suspension of the machine may not show on any local clock. It then shortens the deadlines of all held claims.
         let margin = context.config.hold / 20;
         if let Some(away) = self.time.heard(before, clock.elapsed(), now, margin) {
-            tracing::warn!(shard = %self.shard, ?away, "the server's clock went ahead of ours: deadlines are counted anew");
+            tracing::warn!(shard = %self.shard, ?away, "the server's clock jumped ahead of ours: deadlines are computed again");
             clock.add_missed(away);
         }
         let taken = tasks.len() + crashed;
@@ -147,7 +147,7 @@ impl Claimer {
             let ClaimedTask { id, token, before, .. } = &task;
             let nth = self.shard.shard;
             if before.as_ref().is_some_and(|before| context.held.adopt(nth, id, before, token, asked)) {
-                tracing::debug!(shard = %self.shard, %id, "its handler runs already: claimed anew for it");
+                tracing::debug!(shard = %self.shard, %id, "its handler is still running and gets the new claim");
                 continue;
             }
             let Some(permit) = permits.split(1) else {
@@ -222,7 +222,7 @@ impl Claimer {
                     }
                 };
                 room.map_err(|closed| {
-                    Error::new(ErrorKind::Closed, "the worker has no more room").with_source(closed)
+                    Error::new(ErrorKind::Closed, "the worker accepts no more tasks").with_source(closed)
                 })?
             }
         };

@@ -118,7 +118,7 @@ async fn expire_once(context: &Context) -> Result<()> {
 /// Reports lost claims to the log and the observer.
 pub(in crate::worker) fn tell(context: &Context, shard: &Shard, tasks: usize) {
     if tasks > 0 {
-        tracing::warn!(%shard, tasks, "claims ran out while tasks were worked on: others may have them");
+        tracing::warn!(%shard, tasks, "claims expired while tasks were handled: other workers may have them");
         context.observer.observe(&Event::ClaimsLost { shard, tasks });
     }
 }

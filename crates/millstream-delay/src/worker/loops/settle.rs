@@ -144,7 +144,7 @@ impl Settler {
         }
         let shard = &self.shard;
         if stale > 0 {
-            tracing::warn!(%shard, stale, "settled too late: others have the tasks");
+            tracing::warn!(%shard, stale, "settled too late: other workers have the tasks");
             self.context.counts.stale(stale);
         }
         self.context.observer.observe(&Event::TasksSettled { shard, settled });

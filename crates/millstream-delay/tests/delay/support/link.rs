@@ -68,7 +68,7 @@ impl Link {
             std::future::pending::<()>().await;
         }
         if self.away.load(Ordering::Relaxed) {
-            return Err(Error::new(ErrorKind::Unavailable, "the server is away"));
+            return Err(Error::new(ErrorKind::Unavailable, "the server is unavailable"));
         }
         Ok(())
     }

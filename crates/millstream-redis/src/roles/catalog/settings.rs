@@ -99,7 +99,7 @@ fn read(name: &TopicName, meta: Value) -> Result<TopicSpec> {
         return Err(Error::new(ErrorKind::NotFound, format!("topic {name} does not exist")).at(name));
     }
     let damaged = |what: &str| {
-        Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} makes no sense")).at(name)
+        Error::new(ErrorKind::Protocol, format!("topic {name}: stored {what} is invalid")).at(name)
     };
     let number = |value: Value, what: &str| number(value).ok_or_else(|| damaged(what));
     // Check the format first: a newer one may give every other field another meaning.

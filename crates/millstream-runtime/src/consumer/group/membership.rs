@@ -157,7 +157,7 @@ impl Membership {
             // purpose.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 within(limit, catalog.restore_topic(&self.context.topic)).await?;
-                tracing::warn!(topic = %self.context.topic.name, "the topic was gone and has been created again");
+                tracing::warn!(topic = %self.context.topic.name, "the topic was missing and has been created again");
             }
             Ok(pulse) if pulse.partitions < self.partitions => {
                 within(limit, catalog.expand(&self.context.topic.name, self.partitions)).await?;
@@ -171,7 +171,7 @@ impl Membership {
         match self.ask(self.pulse.is_none()).await {
             Err(error) if error.kind() == ErrorKind::NotMember => {
                 let (topic, group, member) = (&self.context.topic.name, &self.context.group, &self.member.id);
-                tracing::warn!(%topic, %group, %member, "not in the group any more: joins it again");
+                tracing::warn!(%topic, %group, %member, "no longer in the group: joining again");
                 // If this fails, the next heartbeat does not join at once: another process may use our member id by then.
                 self.ask(true).await
             }
@@ -193,7 +193,7 @@ impl Membership {
         // noticed.
         let margin = self.context.config.lease_ttl / 20;
         if let Some(away) = self.time.heard(asked, clock.elapsed(), pulse.now, margin) {
-            tracing::warn!(%topic, %group, ?away, "the server's clock went ahead of ours: deadlines are counted anew");
+            tracing::warn!(%topic, %group, ?away, "the server's clock jumped ahead of ours: deadlines are computed again");
             clock.add_missed(away);
         }
         Ok(pulse)
@@ -281,7 +281,7 @@ impl Membership {
         let (assignment, refused) =
             assignment::decide(&*self.context.config.assignor, &roster, &*self.context.observer);
         let published = within(limit, members.publish(topic, group, roster.version, &assignment)).await?;
-        tracing::debug!(%topic, %group, version = roster.version.0, published, "decided who owns what");
+        tracing::debug!(%topic, %group, version = roster.version.0, published, "computed the assignment");
         refused.map_or(Ok(()), Err)
     }
 
@@ -353,8 +353,8 @@ impl Membership {
         let (topic, group) = (self.context.topic.name.clone(), self.context.group.clone());
         match timeout(patience, self.handed_over()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%topic, %group, %error, "leaving failed; we are missed soon"),
-            Err(_) => tracing::warn!(%topic, %group, "left before anybody was assigned what we have"),
+            Ok(Err(error)) => tracing::warn!(%topic, %group, %error, "leaving failed; it expires by itself"),
+            Err(_) => tracing::warn!(%topic, %group, "left before our partitions were reassigned"),
         }
     }
 

@@ -99,7 +99,7 @@ impl Ownership {
         if timeout(patience, self.drain()).await.is_err() {
             self.context.give_up(patience);
             if timeout(KILL_TIMEOUT, self.drain()).await.is_err() {
-                tracing::error!("a handler blocks its thread and cannot be given up: left behind");
+                tracing::error!("a handler blocks its thread and cannot be aborted: it keeps running");
             }
         }
     }

@@ -25,7 +25,7 @@ pub(in crate::consumer) async fn restore_group(
     if let Err(error) = restored.await {
         return Err(unless_deleted(context, error));
     }
-    tracing::warn!(%topic_partition, %group, %after, %error, "the group was gone and has been created again");
+    tracing::warn!(%topic_partition, %group, %after, %error, "the group was missing and has been created again");
     context.observer.observe(&Event::GroupRestored { topic_partition, group, after });
     Ok(())
 }

@@ -239,7 +239,7 @@ impl Dispatcher {
         for (partition, receipts) in of {
             let request = async { context.backend.shared()?.give_back(seat, partition, &receipts).await };
             if let Err(error) = within(context.patience(), request).await {
-                tracing::warn!(%error, "what was not begun is not given back: it is claimed later");
+                tracing::warn!(%error, "entries that were not begun could not be released: they are claimed later");
             }
         }
     }

@@ -80,7 +80,7 @@ impl Extender {
         let messages = in_flight.lost(keys.iter().filter(|key| lost.contains(&key.receipt)).copied());
         if messages > 0 {
             let topic_partition = seat.partition(partition);
-            tracing::warn!(%topic_partition, group = %seat.group, messages, "claimed by others: handlers are notified");
+            tracing::warn!(%topic_partition, group = %seat.group, messages, "claimed by other members: handlers are notified");
         }
         in_flight.extended(keys.into_iter(), asked);
         Ok(())

@@ -114,7 +114,7 @@ impl Fetcher {
             let messages = in_flight.end_rewind();
             if messages > 0 {
                 let group = &self.sharer.seat.group;
-                tracing::warn!(%group, messages, "not pending under our name any more: handlers are notified");
+                tracing::warn!(%group, messages, "no longer pending for this member: handlers are notified");
             }
         }
         for (partition, fetched) in read {
@@ -170,7 +170,7 @@ impl Fetcher {
                 continue;
             }
             let topic_partition = &topic_partition;
-            tracing::warn!(%topic_partition, %group, %error, "the group was gone and has been created again");
+            tracing::warn!(%topic_partition, %group, %error, "the group was missing and has been created again");
             context.observer.observe(&Event::GroupRestored { topic_partition, group, after });
         }
         Ok(())
@@ -226,7 +226,7 @@ pub(in crate::consumer) fn take_in(
     let Fetched { entries, ghosts, pending, .. } = fetched;
     if !ghosts.is_empty() {
         let messages = ghosts.len();
-        tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by somebody");
+        tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
         context.observer.observe(&Event::Ghosts { topic_partition, group, messages });
         for receipt in ghosts.into_iter().filter(|_| matches!(origin, Origin::Read)) {
             let _ = says.send(Say::new(Key::ghost(partition, receipt), Settlement::Ack));

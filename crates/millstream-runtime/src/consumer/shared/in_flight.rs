@@ -443,7 +443,7 @@ impl EntryLease {
         self.in_flight.lost([self.key]);
         Err(Error::new(
             ErrorKind::Fenced,
-            format!("entry {} of partition {partition} is not ours", receipt.id),
+            format!("entry {} of partition {partition} is not held by this consumer", receipt.id),
         ))
     }
 }

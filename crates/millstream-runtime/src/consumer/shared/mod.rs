@@ -101,7 +101,7 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
 async fn killed(context: &Subscription) {
     context.kill.cancelled().await;
     sleep(KILL_TIMEOUT).await;
-    tracing::error!("a handler blocks its thread and cannot be given up: left behind");
+    tracing::error!("a handler blocks its thread and cannot be aborted: it keeps running");
 }
 
 async fn ended(task: AbortOnDropHandle<()>) {

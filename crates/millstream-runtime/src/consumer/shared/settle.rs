@@ -121,7 +121,7 @@ impl Settler {
             Standing::Ours => self.waiting.entry(say.key.partition).or_default().push(say),
             Standing::Unconfirmed => self.unconfirmed.push(say),
             // Whoever waits for it to be written gets an error.
-            Standing::Gone => tracing::debug!(key = ?say.key, "an outcome comes too late: not ours any more"),
+            Standing::Gone => tracing::debug!(key = ?say.key, "too late: the entry is no longer ours"),
         }
     }
 
@@ -181,7 +181,7 @@ async fn send(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>, from:
     }
     let (topic_partition, group) = (&seat.partition(partition), &seat.group);
     if settled.stale > 0 {
-        tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: not ours any more");
+        tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: the entries are no longer ours");
     }
     context.observer.observe(&Event::Settled { topic_partition, group, settled, elapsed });
     Ok(())

@@ -52,7 +52,7 @@ impl Shown<'_> {
     ) {
         let Some(topic) = self.model.topic(name) else {
             let (title, row) = (self.title(format!("Topic {name}"), ""), |_| Vec::new());
-            let empty = "It is not there any more";
+            let empty = "It no longer exists";
             Grid { title, columns: &GROUPS, row: &row, rows: 0, cursor: None, empty }
                 .draw(frame, area, self.theme);
             return;
