@@ -78,7 +78,7 @@ impl Fixture {
         }
     }
 
-    fn seat(&self, name: &str) -> SharedMember {
+    fn member(&self, name: &str) -> SharedMember {
         let consumer = name.parse().expect("a name");
         SharedMember { topic: self.spec.name.clone(), group: self.group.clone(), consumer }
     }
@@ -198,12 +198,12 @@ async fn beside_pages(entries: usize) {
     let (took, beside_reads) = (started.elapsed(), pings.p99());
 
     // All of it is the owner's, who is not alive: somebody claims it over the same link.
-    let (seat, mut claimed) = (scene.seat("next"), 0);
+    let (member, mut claimed) = (scene.member("next"), 0);
     let pings = Pings::begin(&scene.server);
     while claimed < entries {
         let more = scene
             .far
-            .claim(&seat, P, &[], Duration::ZERO, 100, &millstream_core::Continuity::assured())
+            .claim(&member, P, &[], Duration::ZERO, 100, &millstream_core::Continuity::assured())
             .await
             .expect("claimed");
         claimed += more.abandoned.entries.len();
@@ -242,7 +242,7 @@ async fn arrive(rate: u64, limit: Duration, entries: usize) {
     let first = scene.read(entries).await;
     assert_eq!(scene.read(entries).await, first, "what is pending");
 
-    let (one, mut claimed, mut patience) = (scene.seat("one"), Vec::new(), Patience::default());
+    let (one, mut claimed, mut patience) = (scene.member("one"), Vec::new(), Patience::default());
     while claimed.len() < entries {
         let more = patience
             .of(scene

@@ -79,7 +79,7 @@ pub trait Shared: Send + Sync {
     /// Transient ones. The groups are first checked by [`SharedReader::fetch`].
     async fn shared_reader(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>>;
 
@@ -90,7 +90,7 @@ pub trait Shared: Send + Sync {
     /// Transient ones, after which the batch can be sent again as it is.
     async fn settle_shared(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled>;
@@ -105,7 +105,7 @@ pub trait Shared: Send + Sync {
     /// Transient ones.
     async fn extend(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         entries: &[Receipt],
     ) -> Result<Vec<Receipt>>;
@@ -116,7 +116,8 @@ pub trait Shared: Send + Sync {
     ///
     /// # Errors
     /// Transient ones. Without this call the entries are claimed only after their idle time.
-    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()>;
+    async fn give_back(&self, member: &SharedMember, partition: Partition, entries: &[Receipt])
+    -> Result<()>;
 
     /// Takes over up to `max` entries of one partition, fewer where they are large, from consumers that are not among
     /// `alive`, whatever mode they read in. An entry qualifies if its idle time is at least `idle`, or if it was [given
@@ -138,7 +139,7 @@ pub trait Shared: Send + Sync {
     /// [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn claim(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,

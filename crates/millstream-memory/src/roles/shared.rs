@@ -23,21 +23,21 @@ use crate::stream::{By, Reading};
 impl Shared for MemoryBackend {
     async fn shared_reader(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
         let mut state = self.lock();
         let place = |partition: &Partition| {
-            let topic_partition = seat.partition(*partition);
+            let topic_partition = member.partition(*partition);
             let wake = state.partition(&topic_partition).wake.clone();
             ReadPlace { topic_partition, wake, restart: 0 }
         };
         let places = partitions.iter().map(place).collect();
-        let (backend, by) = (self.clone(), Some(seat.consumer.clone()));
+        let (backend, by) = (self.clone(), Some(member.consumer.clone()));
         let phase = Phase::default();
         Ok(Box::new(MemorySharedReader {
             backend,
-            seat: seat.clone(),
+            member: member.clone(),
             by,
             places,
             phase,
@@ -48,19 +48,19 @@ impl Shared for MemoryBackend {
 
     async fn settle_shared(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
-        let topic_partition = seat.partition(partition);
+        let topic_partition = member.partition(partition);
         let place = state.partition(&topic_partition);
         let mut settled = Settled::default();
         for (receipt, settlement) in batch {
-            let of = (&topic_partition, &seat.group);
-            let done = settle(place, of, Some(&seat.consumer), now, *receipt, settlement);
+            let of = (&topic_partition, &member.group);
+            let done = settle(place, of, Some(&member.consumer), now, *receipt, settlement);
             *(if done { &mut settled.applied } else { &mut settled.stale }) += 1;
         }
         Ok(settled)
@@ -68,15 +68,15 @@ impl Shared for MemoryBackend {
 
     async fn extend(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         entries: &[Receipt],
     ) -> Result<Vec<Receipt>> {
         breathe().await;
-        let (mut state, by) = (self.lock(), Some(seat.consumer.clone()));
+        let (mut state, by) = (self.lock(), Some(member.consumer.clone()));
         let now = self.now();
-        let place = state.partition(&seat.partition(partition));
-        let Some(group) = place.groups.get_mut(&seat.group) else { return Ok(entries.to_vec()) };
+        let place = state.partition(&member.partition(partition));
+        let Some(group) = place.groups.get_mut(&member.group) else { return Ok(entries.to_vec()) };
         let Group { cursor, retry, retry_cursor, .. } = group;
         let lost = |receipt: &&Receipt| match (receipt.source, cursor.as_mut()) {
             (Source::Log, Some(cursor)) => !cursor.extend(&place.log, &by, receipt.id, now),
@@ -86,10 +86,15 @@ impl Shared for MemoryBackend {
         Ok(entries.iter().filter(lost).copied().collect())
     }
 
-    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
+    async fn give_back(
+        &self,
+        member: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<()> {
         breathe().await;
-        let (mut state, by) = (self.lock(), Some(seat.consumer.clone()));
-        let Some(group) = state.group(&seat.partition(partition), &seat.group) else { return Ok(()) };
+        let (mut state, by) = (self.lock(), Some(member.consumer.clone()));
+        let Some(group) = state.group(&member.partition(partition), &member.group) else { return Ok(()) };
         for receipt in entries {
             match (receipt.source, &mut group.cursor) {
                 (Source::Log, Some(cursor)) => cursor.give_back(&by, receipt.id),
@@ -102,7 +107,7 @@ impl Shared for MemoryBackend {
 
     async fn claim(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
@@ -110,18 +115,18 @@ impl Shared for MemoryBackend {
         heard: &Continuity,
     ) -> Result<Claimed> {
         breathe().await;
-        let (mut state, by) = (self.lock(), Some(seat.consumer.clone()));
+        let (mut state, by) = (self.lock(), Some(member.consumer.clone()));
         let now = self.now();
         let judges_in = heard.left(&state.server(), now.millis());
-        let topic_partition = seat.partition(partition);
+        let topic_partition = member.partition(partition);
         let mut claimed = Claimed::default();
         let is_alive = |by: &By| by.as_ref().is_some_and(|name| alive.contains(name));
         let place = state.partition(&topic_partition);
-        let Some(group) = place.groups.get_mut(&seat.group) else {
-            return Err(missing(&seat.group, &topic_partition));
+        let Some(group) = place.groups.get_mut(&member.group) else {
+            return Err(missing(&member.group, &topic_partition));
         };
         let Group { cursor: Some(cursor), retry, retry_cursor, .. } = group else {
-            return Err(missing(&seat.group, &topic_partition));
+            return Err(missing(&member.group, &topic_partition));
         };
         let log = Reading { by: &by, source: Source::Log, now };
         let count = cursor.claim(&place.log, log, is_alive, (idle, judges_in, max), &mut claimed);
@@ -151,7 +156,7 @@ impl Shared for MemoryBackend {
 
 struct MemorySharedReader {
     backend: MemoryBackend,
-    seat: SharedMember,
+    member: SharedMember,
     by: By,
     places: Vec<ReadPlace>,
     phase: Phase,
@@ -226,9 +231,9 @@ impl MemorySharedReader {
         let mut state = backend.lock();
         let now = backend.now();
         for place in &mut self.places {
-            let group = state.group(&place.topic_partition, &self.seat.group);
+            let group = state.group(&place.topic_partition, &self.member.group);
             let Some(group) = group.filter(|group| group.cursor.is_some()) else {
-                return Err(missing(&self.seat.group, &place.topic_partition));
+                return Err(missing(&self.member.group, &place.topic_partition));
             };
             if place.restart != group.restart {
                 place.restart = group.restart;
@@ -275,7 +280,7 @@ impl MemorySharedReader {
         max: usize,
     ) -> Fetched {
         let mut fetched = Fetched { pending: true, ..Fetched::default() };
-        let Some(group) = place.groups.get_mut(&self.seat.group) else { return fetched };
+        let Some(group) = place.groups.get_mut(&self.member.group) else { return fetched };
         let log = Reading { by: &self.by, source: Source::Log, now };
         if let Some(cursor) = &mut group.cursor {
             *log_after = cursor.read_pending(&place.log, log, *log_after, max, &mut fetched);
@@ -289,7 +294,7 @@ impl MemorySharedReader {
 
     fn new_entries(&mut self, place: &mut Place, now: Now, max: usize) -> Fetched {
         let mut fetched = Fetched::default();
-        let Some(group) = place.groups.get_mut(&self.seat.group) else { return fetched };
+        let Some(group) = place.groups.get_mut(&self.member.group) else { return fetched };
         let Group { cursor: Some(cursor), retry, retry_cursor, .. } = group else { return fetched };
         let log = Reading { by: &self.by, source: Source::Log, now };
         let available = (place.log.count_above(cursor.delivered), retry.count_above(retry_cursor.delivered));

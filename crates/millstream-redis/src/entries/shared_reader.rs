@@ -36,7 +36,7 @@ const WEIGHED: usize = 32;
 
 pub(crate) struct StreamsReader {
     inner: Arc<Inner>,
-    seat: SharedMember,
+    member: SharedMember,
     streams: Vec<Stream>,
     /// `None` while a request is under way, so that a dropped future drops the connection too.
     socket: Option<Socket>,
@@ -83,20 +83,20 @@ impl Read {
 }
 
 impl StreamsReader {
-    pub(crate) fn new(inner: Arc<Inner>, seat: SharedMember, partitions: &[Partition]) -> Self {
+    pub(crate) fn new(inner: Arc<Inner>, member: SharedMember, partitions: &[Partition]) -> Self {
         let mut streams = Vec::with_capacity(2 * partitions.len());
         for partition in partitions {
-            let tp = seat.partition(*partition);
+            let tp = member.partition(*partition);
             for source in [Source::Log, Source::Retry] {
-                let key = inner.stream(&tp, &seat.group, source);
-                let held = inner.keys.held(&tp, &seat.group);
+                let key = inner.stream(&tp, &member.group, source);
+                let held = inner.keys.held(&tp, &member.group);
                 streams.push(Stream { partition: *partition, source, key, held });
             }
         }
         let plan = Plan::new(streams.len());
         Self {
             inner,
-            seat,
+            member,
             streams,
             socket: None,
             request: Request::default(),
@@ -152,9 +152,9 @@ impl StreamsReader {
         self.weigh().await?;
         let mut pipe = Pipeline::with_capacity(self.streams.len());
         for stream in &self.streams {
-            let group = self.seat.group.as_str();
+            let group = self.member.group.as_str();
             pipe.cmd("XPENDING").arg(stream.key.as_str()).arg(group).arg("-").arg("+").arg(1);
-            pipe.arg(self.seat.consumer.as_str());
+            pipe.arg(self.member.consumer.as_str());
         }
         let answers = self.send(&pipe).await?;
         let mut pending = VecDeque::new();
@@ -196,7 +196,7 @@ impl StreamsReader {
             self.stage = Stage::New;
             return Ok(None);
         };
-        let (group, name) = (self.seat.group.as_str(), self.seat.consumer.as_str());
+        let (group, name) = (self.member.group.as_str(), self.member.consumer.as_str());
         let Stream { partition, source, key, held } = &self.streams[at];
         let (partition, source, held) = (*partition, *source, held.clone());
         let mut pipe = Pipeline::with_capacity(3);
@@ -251,8 +251,8 @@ impl StreamsReader {
         for ask in &asks {
             pipe.cmd("XREADGROUP")
                 .arg("GROUP")
-                .arg(self.seat.group.as_str())
-                .arg(self.seat.consumer.as_str());
+                .arg(self.member.group.as_str())
+                .arg(self.member.consumer.as_str());
             pipe.arg("COUNT").arg(ask.count);
             if let Some(block) = block {
                 pipe.arg("BLOCK").arg(u64::try_from(block.as_millis()).unwrap_or(u64::MAX).max(1));

@@ -38,46 +38,51 @@ const GIVEN_BACK_MS: u64 = 1 << 36;
 impl Shared for RedisBackend {
     async fn shared_reader(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
-        Ok(Box::new(StreamsReader::new(self.inner.clone(), seat.clone(), partitions)))
+        Ok(Box::new(StreamsReader::new(self.inner.clone(), member.clone(), partitions)))
     }
 
     async fn settle_shared(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
-        let tp = seat.partition(partition);
-        self.settle_by(Right::Consumer(&seat.consumer), &tp, &seat.group, batch).await
+        let tp = member.partition(partition);
+        self.settle_by(Right::Consumer(&member.consumer), &tp, &member.group, batch).await
     }
 
     async fn extend(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         entries: &[Receipt],
     ) -> Result<Vec<Receipt>> {
-        self.touch(seat, partition, entries, 0).await
+        self.touch(member, partition, entries, 0).await
     }
 
-    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
-        self.touch(seat, partition, entries, GIVEN_BACK_MS).await.map(drop)
+    async fn give_back(
+        &self,
+        member: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<()> {
+        self.touch(member, partition, entries, GIVEN_BACK_MS).await.map(drop)
     }
 
     async fn claim(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
         max: usize,
         heard: &Continuity,
     ) -> Result<Claimed> {
-        let (tp, right) = (seat.partition(partition), Right::Consumer(&seat.consumer));
-        let names: Vec<&str> = std::iter::once(&seat.consumer).chain(alive).map(MemberId::as_str).collect();
+        let (tp, right) = (member.partition(partition), Right::Consumer(&member.consumer));
+        let names: Vec<&str> = std::iter::once(&member.consumer).chain(alive).map(MemberId::as_str).collect();
         let (mut claimed, mut pages, mut taken) = (Claimed::default(), PageSizer::default(), 0);
         loop {
             // The bodies of claimed entries must arrive before the claim runs out. So claim one page; the rest stays
@@ -86,12 +91,12 @@ impl Shared for RedisBackend {
             let limit = (max - taken).min(CLAIM_CHUNK);
             let limit = limit.min(pages.count(limit));
             let TakenOver { next, removed, ghosts, entries } =
-                self.take_over(right, &tp, &seat.group, &names, (idle, limit, heard)).await?;
+                self.take_over(right, &tp, &member.group, &names, (idle, limit, heard)).await?;
             (claimed.next, claimed.removed) = (next, claimed.removed + removed);
             let found = entries.len() + ghosts.len();
             taken += found;
             ghosts.iter().for_each(|(ghost, idle)| part(&mut claimed, *idle).ghosts.push(*ghost));
-            let read = self.bodies(right, &tp, &seat.group, entries, &mut claimed).await?;
+            let read = self.bodies(right, &tp, &member.group, entries, &mut claimed).await?;
             pages.came(found, read, Duration::ZERO);
             if found < limit || taken >= max || read >= PAGE_BYTES / 2 {
                 return Ok(claimed);
@@ -121,19 +126,19 @@ impl RedisBackend {
     /// Sets the idle time of a consumer's entries. Returns the entries that the consumer does not have.
     async fn touch(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         entries: &[Receipt],
         idle_ms: u64,
     ) -> Result<Vec<Receipt>> {
-        let tp = seat.partition(partition);
+        let tp = member.partition(partition);
         let (mut calls, mut sources) = (Vec::new(), Vec::new());
         for source in [Source::Log, Source::Retry] {
             let receipts: Vec<_> = entries.iter().filter(|receipt| receipt.source == source).collect();
-            let stream = self.inner.stream(&tp, &seat.group, source);
+            let stream = self.inner.stream(&tp, &member.group, source);
             for receipts in receipts.chunks(EXTEND_CHUNK) {
                 let call = self.inner.scripts.extend.call([&stream]);
-                let mut call = call.args([seat.group.as_str(), seat.consumer.as_str()]).arg(idle_ms);
+                let mut call = call.args([member.group.as_str(), member.consumer.as_str()]).arg(idle_ms);
                 receipts.iter().for_each(|receipt| call.push(receipt.id.to_string()));
                 calls.push(call);
                 sources.push(source);

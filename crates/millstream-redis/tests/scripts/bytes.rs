@@ -23,7 +23,7 @@ fn large(n: usize) -> Fields {
     vec![("payload".into(), vec![b'x'; MIB].into()), ("n".into(), n.to_string().into())]
 }
 
-fn seat(bench: &Bench, name: &str) -> SharedMember {
+fn member(bench: &Bench, name: &str) -> SharedMember {
     let consumer = name.parse().expect("a name");
     SharedMember { topic: bench.spec.name.clone(), group: bench.group.clone(), consumer }
 }
@@ -48,7 +48,7 @@ impl Bench {
 
     /// Claims everything that a consumer has left which is dead; gives back how long scripts took, in microseconds.
     async fn claim_all(&mut self, count: usize, fields: impl Fn(usize) -> Fields) -> u64 {
-        let mut dead = self.backend.shared_reader(&seat(self, "dead"), &[P]).await.expect("a reader");
+        let mut dead = self.backend.shared_reader(&member(self, "dead"), &[P]).await.expect("a reader");
         self.fill(count, &fields).await;
         let mut read = 0;
         while read < count {
@@ -56,7 +56,7 @@ impl Bench {
             read += pages.iter().map(|(_, fetched)| fetched.entries.len()).sum::<usize>();
         }
         self.cmd("CONFIG RESETSTAT").await;
-        let (next, mut claimed) = (seat(self, "next"), Vec::new());
+        let (next, mut claimed) = (member(self, "next"), Vec::new());
         while claimed.len() < count {
             let more = self
                 .backend
@@ -97,7 +97,7 @@ async fn a_claim_counts_one_delivery_more_for_each_whatever_the_count_was() {
     bench.cmd(&format!("XDEL {log} {}", ids[2])).await;
     let claimed = bench
         .backend
-        .claim(&seat(&bench, "next"), P, &[], NOW, 10, &millstream_core::Continuity::assured())
+        .claim(&member(&bench, "next"), P, &[], NOW, 10, &millstream_core::Continuity::assured())
         .await
         .expect("claimed");
     let told: Vec<_> =
@@ -105,7 +105,7 @@ async fn a_claim_counts_one_delivery_more_for_each_whatever_the_count_was() {
     assert_eq!(told, [(ids[0], 2), (ids[1], 6), (ids[3], 6)], "in the order of ids");
     assert_eq!(claimed.abandoned.ghosts.iter().map(|ghost| ghost.id).collect::<Vec<_>>(), [ids[2]]);
     // The server has the same counts, and the ghost is off its list.
-    let mut reader = bench.backend.shared_reader(&seat(&bench, "next"), &[P]).await.expect("a reader");
+    let mut reader = bench.backend.shared_reader(&member(&bench, "next"), &[P]).await.expect("a reader");
     let read = reader.fetch(10, NOW).await.expect("fetched");
     let counts: Vec<_> = read[0].1.entries.iter().map(|entry| entry.deliveries).collect();
     assert_eq!((counts, read[0].1.ghosts.len()), (vec![3, 7, 7], 0));
@@ -153,7 +153,7 @@ async fn pages_of_a_reader_follow_the_weight_of_entries() {
         }
         assert!(came.iter().enumerate().all(|(n, entry)| entry.fields == large(n)), "pending: {pending}");
     }
-    let mut reader = bench.backend.shared_reader(&seat(&bench, "one"), &[P]).await.expect("a reader");
+    let mut reader = bench.backend.shared_reader(&member(&bench, "one"), &[P]).await.expect("a reader");
     bench.fill(40, large).await;
     for pending in [false, true] {
         let mut came = 0;
@@ -163,7 +163,7 @@ async fn pages_of_a_reader_follow_the_weight_of_entries() {
             assert!((1..=11).contains(&entries), "{entries} of 1 MiB in a page, pending: {pending}");
             came += entries;
         }
-        reader = bench.backend.shared_reader(&seat(&bench, "one"), &[P]).await.expect("a reader");
+        reader = bench.backend.shared_reader(&member(&bench, "one"), &[P]).await.expect("a reader");
     }
 }
 

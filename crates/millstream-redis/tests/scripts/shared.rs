@@ -19,13 +19,13 @@ use crate::server::{Bench, Server, dead, fetch, retry};
 const NOW: Duration = Duration::ZERO;
 const P: Partition = Partition(0);
 
-fn seat(bench: &Bench, name: &str) -> SharedMember {
+fn member(bench: &Bench, name: &str) -> SharedMember {
     let consumer = name.parse().expect("a name");
     SharedMember { topic: bench.spec.name.clone(), group: bench.group.clone(), consumer }
 }
 
 async fn open(bench: &Bench, name: &str) -> Box<dyn SharedReader> {
-    bench.backend.shared_reader(&seat(bench, name), &[P]).await.expect("a reader")
+    bench.backend.shared_reader(&member(bench, name), &[P]).await.expect("a reader")
 }
 
 /// Reads until `count` entries came, or nothing more comes.
@@ -63,7 +63,7 @@ pub(crate) async fn life(bench: &Bench) {
     let mut reader = open(bench, "one").await;
     bench.append_many(5).await;
     let read = take(&mut reader, 5).await;
-    let (one, two) = (seat(bench, "one"), seat(bench, "two"));
+    let (one, two) = (member(bench, "one"), member(bench, "two"));
     let of = receipts(&read);
     let batch = [
         (of[0], Settlement::Ack),
@@ -225,9 +225,9 @@ async fn many_partitions_are_read_as_one() {
     use millstream_core::catalog::{Catalog, Start};
     use millstream_core::log::{Append, Log};
     bench.backend.create_group(&spec, &bench.group, Start::Earliest).await.expect("created");
-    let seat = SharedMember { topic: spec.name.clone(), ..seat(&bench, "a") };
+    let member = SharedMember { topic: spec.name.clone(), ..member(&bench, "a") };
     let partitions: Vec<_> = (0..40).map(Partition).collect();
-    let mut reader = bench.backend.shared_reader(&seat, &partitions).await.expect("a reader");
+    let mut reader = bench.backend.shared_reader(&member, &partitions).await.expect("a reader");
     assert!(reader.fetch(10, Duration::from_millis(20)).await.expect("fetched").is_empty());
     let mut batch = Vec::new();
     for tp in spec.iter() {
@@ -289,7 +289,7 @@ async fn what_somebody_read_by_hand_is_taken_over_and_the_name_forgotten() {
     bench.cmd(&format!("XGROUP CREATECONSUMER {log} {group} eve")).await;
     let claimed = bench
         .backend
-        .claim(&seat(&bench, "a"), P, &[], NOW, 3, &millstream_core::Continuity::assured())
+        .claim(&member(&bench, "a"), P, &[], NOW, 3, &millstream_core::Continuity::assured())
         .await
         .expect("claimed");
     assert_eq!(claimed.abandoned.entries.len(), 3);
@@ -298,7 +298,7 @@ async fn what_somebody_read_by_hand_is_taken_over_and_the_name_forgotten() {
     assert!(left.contains(&"a".to_owned()) && !left.contains(&"eve".to_owned()), "{left:?}");
     let claimed = bench
         .backend
-        .claim(&seat(&bench, "a"), P, &[], NOW, 3, &millstream_core::Continuity::assured())
+        .claim(&member(&bench, "a"), P, &[], NOW, 3, &millstream_core::Continuity::assured())
         .await
         .expect("claimed");
     assert_eq!(claimed.abandoned.entries.len(), 1);
@@ -313,7 +313,7 @@ async fn out_of_memory_consumers_get_on() {
     bench.cmd("CONFIG SET maxmemory 1").await;
     let read = take(&mut reader, 5).await;
     assert_eq!(read.entries.len(), 5);
-    let (a, b, of) = (seat(&bench, "a"), seat(&bench, "b"), receipts(&read));
+    let (a, b, of) = (member(&bench, "a"), member(&bench, "b"), receipts(&read));
     assert!(bench.backend.extend(&a, P, &of).await.expect("extended").is_empty());
     let batch = [(of[0], Settlement::Ack), (of[1], retry(NOW, 2, appended[1])), (of[2], dead(appended[2]))];
     assert_eq!(bench.backend.settle_shared(&a, P, &batch).await.expect("settled").applied, 3);
@@ -336,7 +336,7 @@ async fn a_foreign_type_is_named() {
     bench.append_many(2).await;
     let mut reader = open(&bench, "a").await;
     let of = receipts(&take(&mut reader, 2).await);
-    let (a, b) = (seat(&bench, "a"), seat(&bench, "b"));
+    let (a, b) = (member(&bench, "a"), member(&bench, "b"));
     bench.cmd(&format!("SET {held} x")).await;
     let error = bench
         .backend

@@ -16,28 +16,28 @@ use super::{Broken, Mutant};
 impl Shared for Broken {
     async fn shared_reader(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
         let mut partitions = partitions.to_vec();
         if self.is(Mutant::SharedReadsOnePartition) {
             partitions.truncate(1);
         }
-        let inner = self.inner.shared()?.shared_reader(seat, &partitions).await?;
-        let (broken, seat) = (self.clone(), seat.clone());
-        Ok(Box::new(BrokenReader { broken, seat, partitions, inner, fresh: true }))
+        let inner = self.inner.shared()?.shared_reader(member, &partitions).await?;
+        let (broken, member) = (self.clone(), member.clone());
+        Ok(Box::new(BrokenReader { broken, member, partitions, inner, fresh: true }))
     }
 
     async fn settle_shared(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
         if self.is(Mutant::SharedSettleUnchecked) {
             // Takes the entries away first, whoever holds them.
-            self.steal(seat, partition).await?;
-            return self.inner.shared()?.settle_shared(seat, partition, batch).await;
+            self.steal(member, partition).await?;
+            return self.inner.shared()?.settle_shared(member, partition, batch).await;
         }
         let mut told = batch.to_vec();
         match self.sabotage {
@@ -49,7 +49,7 @@ impl Shared for Broken {
             }
             _ => {}
         }
-        let mut settled = self.inner.shared()?.settle_shared(seat, partition, &told).await?;
+        let mut settled = self.inner.shared()?.settle_shared(member, partition, &told).await?;
         match self.sabotage {
             Mutant::SettledAlways => settled = Settled { applied: batch.len(), stale: 0 },
             _ => settled.applied += batch.len() - told.len(),
@@ -59,52 +59,57 @@ impl Shared for Broken {
 
     async fn extend(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         entries: &[Receipt],
     ) -> Result<Vec<Receipt>> {
         match self.sabotage {
             Mutant::ExtendForgotten => Ok(Vec::new()),
             Mutant::ExtendSteals => {
-                self.steal(seat, partition).await?;
-                self.inner.shared()?.extend(seat, partition, entries).await
+                self.steal(member, partition).await?;
+                self.inner.shared()?.extend(member, partition, entries).await
             }
             Mutant::ExtendAllOrNothing => {
-                let lost = self.inner.shared()?.extend(seat, partition, entries).await?;
+                let lost = self.inner.shared()?.extend(member, partition, entries).await?;
                 Ok(if lost.is_empty() { lost } else { entries.to_vec() })
             }
             Mutant::ExtendSilent => {
-                self.inner.shared()?.extend(seat, partition, entries).await?;
+                self.inner.shared()?.extend(member, partition, entries).await?;
                 Ok(Vec::new())
             }
             Mutant::ExtendCountsDeliveries => {
-                let lost = self.inner.shared()?.extend(seat, partition, entries).await?;
+                let lost = self.inner.shared()?.extend(member, partition, entries).await?;
                 self.inner
                     .shared()?
-                    .shared_reader(seat, &[partition])
+                    .shared_reader(member, &[partition])
                     .await?
                     .fetch(1_000, Duration::ZERO)
                     .await?;
                 Ok(lost)
             }
-            _ => self.inner.shared()?.extend(seat, partition, entries).await,
+            _ => self.inner.shared()?.extend(member, partition, entries).await,
         }
     }
 
-    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
+    async fn give_back(
+        &self,
+        member: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<()> {
         match self.sabotage {
             Mutant::GiveBackForgotten => Ok(()),
             Mutant::GiveBackUnchecked => {
-                self.steal(seat, partition).await?;
-                self.inner.shared()?.give_back(seat, partition, entries).await
+                self.steal(member, partition).await?;
+                self.inner.shared()?.give_back(member, partition, entries).await
             }
-            _ => self.inner.shared()?.give_back(seat, partition, entries).await,
+            _ => self.inner.shared()?.give_back(member, partition, entries).await,
         }
     }
 
     async fn claim(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
@@ -120,7 +125,7 @@ impl Shared for Broken {
             _ => {}
         }
         let heard = &self.heard(heard, idle);
-        let mut claimed = match self.inner.shared()?.claim(seat, partition, alive, idle, max, heard).await {
+        let mut claimed = match self.inner.shared()?.claim(member, partition, alive, idle, max, heard).await {
             Err(error) if self.is(Mutant::LostGroupHidden) && error.kind() == ErrorKind::GroupMissing => {
                 return Ok(Claimed::default());
             }
@@ -131,10 +136,10 @@ impl Shared for Broken {
             Mutant::RemovedWithEntries => {
                 // Entries that others still hold are lost with them.
                 let gone =
-                    self.inner.shared()?.claim(seat, partition, alive, Duration::ZERO, 100, heard).await?;
+                    self.inner.shared()?.claim(member, partition, alive, Duration::ZERO, 100, heard).await?;
                 let receipts = gone.abandoned.entries.iter().chain(&gone.given_back.entries);
                 let acks: Vec<_> = receipts.map(|entry| (entry.receipt, Settlement::Ack)).collect();
-                self.inner.shared()?.settle_shared(seat, partition, &acks).await?;
+                self.inner.shared()?.settle_shared(member, partition, &acks).await?;
             }
             Mutant::ClaimDelivered => {
                 let both = claimed.abandoned.entries.iter_mut().chain(&mut claimed.given_back.entries);
@@ -180,10 +185,10 @@ impl Broken {
     }
 
     /// Takes all entries from the other members, dead or alive.
-    async fn steal(&self, seat: &SharedMember, partition: Partition) -> Result<()> {
+    async fn steal(&self, member: &SharedMember, partition: Partition) -> Result<()> {
         self.inner
             .shared()?
-            .claim(seat, partition, &[], Duration::ZERO, 1_000, &Continuity::assured())
+            .claim(member, partition, &[], Duration::ZERO, 1_000, &Continuity::assured())
             .await
             .map(drop)
     }
@@ -191,7 +196,7 @@ impl Broken {
 
 struct BrokenReader {
     broken: Broken,
-    seat: SharedMember,
+    member: SharedMember,
     partitions: Vec<Partition>,
     inner: Box<dyn SharedReader>,
     fresh: bool,
@@ -211,7 +216,7 @@ impl SharedReader for BrokenReader {
             }
             Mutant::SharedSeesOthers if fresh => {
                 for partition in &self.partitions {
-                    self.broken.steal(&self.seat, *partition).await?;
+                    self.broken.steal(&self.member, *partition).await?;
                 }
             }
             Mutant::SharedWaitIgnored => return self.inner.fetch(max, Duration::ZERO).await,

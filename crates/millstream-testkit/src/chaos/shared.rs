@@ -20,14 +20,14 @@ use super::roles::call;
 impl Shared for Client {
     async fn shared_reader(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
-        let opened = call!(self, Log, shared?.shared_reader(seat, partitions;))?;
-        let (client, seat, partitions) = (self.clone(), seat.clone(), partitions.to_vec());
+        let opened = call!(self, Log, shared?.shared_reader(member, partitions;))?;
+        let (client, member, partitions) = (self.clone(), member.clone(), partitions.to_vec());
         Ok(Box::new(ChaosReader {
             client,
-            seat,
+            member,
             partitions,
             inner: Some(opened),
             pages: PageSizer::default(),
@@ -36,45 +36,50 @@ impl Shared for Client {
 
     async fn settle_shared(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
         // Written out, since the macro passes the copied arguments before the plain ones.
-        let (inner, seat, batch) = (self.0.backend.shared()?.clone(), seat.clone(), batch.to_vec());
-        let request = async move { inner.settle_shared(&seat, partition, &batch).await };
+        let (inner, member, batch) = (self.0.backend.shared()?.clone(), member.clone(), batch.to_vec());
+        let request = async move { inner.settle_shared(&member, partition, &batch).await };
         self.call(Role::Log, request, Err).await
     }
 
     async fn extend(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         entries: &[Receipt],
     ) -> Result<Vec<Receipt>> {
-        let (inner, seat, entries) = (self.0.backend.shared()?.clone(), seat.clone(), entries.to_vec());
-        let request = async move { inner.extend(&seat, partition, &entries).await };
+        let (inner, member, entries) = (self.0.backend.shared()?.clone(), member.clone(), entries.to_vec());
+        let request = async move { inner.extend(&member, partition, &entries).await };
         self.call(Role::Log, request, Err).await
     }
 
-    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
-        let (inner, seat, entries) = (self.0.backend.shared()?.clone(), seat.clone(), entries.to_vec());
-        let request = async move { inner.give_back(&seat, partition, &entries).await };
+    async fn give_back(
+        &self,
+        member: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<()> {
+        let (inner, member, entries) = (self.0.backend.shared()?.clone(), member.clone(), entries.to_vec());
+        let request = async move { inner.give_back(&member, partition, &entries).await };
         self.call(Role::Log, request, Err).await
     }
 
     async fn claim(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
         max: usize,
         heard: &Continuity,
     ) -> Result<Claimed> {
-        let (inner, seat, alive) = (self.0.backend.shared()?.clone(), seat.clone(), alive.to_vec());
+        let (inner, member, alive) = (self.0.backend.shared()?.clone(), member.clone(), alive.to_vec());
         let heard = heard.clone();
-        let request = async move { inner.claim(&seat, partition, &alive, idle, max, &heard).await };
+        let request = async move { inner.claim(&member, partition, &alive, idle, max, &heard).await };
         let bytes = |claimed: &Result<Claimed>| {
             claimed.as_ref().map_or(0, |claimed| size(&claimed.abandoned) + size(&claimed.given_back))
         };
@@ -91,7 +96,7 @@ impl Shared for Client {
 /// after a dropped fetch.
 struct ChaosReader {
     client: Client,
-    seat: SharedMember,
+    member: SharedMember,
     partitions: Vec<Partition>,
     inner: Option<Box<dyn SharedReader>>,
     pages: PageSizer,
@@ -110,7 +115,7 @@ impl SharedReader for ChaosReader {
         arrive(&self.client, &plan).await?;
         let mut inner = match inner {
             Some(inner) => inner,
-            None => self.client.0.backend.shared()?.shared_reader(&self.seat, &self.partitions).await?,
+            None => self.client.0.backend.shared()?.shared_reader(&self.member, &self.partitions).await?,
         };
         let read = tokio::select! {
             biased;

@@ -13,8 +13,8 @@ use super::story::Share;
 use super::{Event, Handing};
 use crate::caller;
 
-fn share(seat: &SharedMember, partition: Partition) -> Share {
-    (seat.partition(partition), seat.group.clone())
+fn share(member: &SharedMember, partition: Partition) -> Share {
+    (member.partition(partition), member.group.clone())
 }
 
 impl Notes {
@@ -35,48 +35,53 @@ impl Notes {
 impl Shared for Recorder {
     async fn shared_reader(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
-        let inner = self.0.inner.shared()?.shared_reader(seat, partitions).await?;
-        Ok(Box::new(RecordedReader { notes: self.0.clone(), seat: seat.clone(), inner }))
+        let inner = self.0.inner.shared()?.shared_reader(member, partitions).await?;
+        Ok(Box::new(RecordedReader { notes: self.0.clone(), member: member.clone(), inner }))
     }
 
     async fn settle_shared(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
-        let settled = self.0.inner.shared()?.settle_shared(seat, partition, batch).await?;
-        self.0.settled(&share(seat, partition), batch, settled);
+        let settled = self.0.inner.shared()?.settle_shared(member, partition, batch).await?;
+        self.0.settled(&share(member, partition), batch, settled);
         Ok(settled)
     }
 
     async fn extend(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         entries: &[Receipt],
     ) -> Result<Vec<Receipt>> {
-        self.0.inner.shared()?.extend(seat, partition, entries).await
+        self.0.inner.shared()?.extend(member, partition, entries).await
     }
 
-    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
-        self.0.inner.shared()?.give_back(seat, partition, entries).await
+    async fn give_back(
+        &self,
+        member: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<()> {
+        self.0.inner.shared()?.give_back(member, partition, entries).await
     }
 
     async fn claim(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
         max: usize,
         heard: &millstream_core::Continuity,
     ) -> Result<Claimed> {
-        let claimed = self.0.inner.shared()?.claim(seat, partition, alive, idle, max, heard).await?;
-        let share = share(seat, partition);
+        let claimed = self.0.inner.shared()?.claim(member, partition, alive, idle, max, heard).await?;
+        let share = share(member, partition);
         self.0.handed(&share, &claimed.abandoned, Handing::Claimed);
         self.0.handed(&share, &claimed.given_back, Handing::GivenBack);
         Ok(claimed)
@@ -95,7 +100,7 @@ impl Shared for Recorder {
 
 struct RecordedReader {
     notes: Arc<Notes>,
-    seat: SharedMember,
+    member: SharedMember,
     inner: Box<dyn SharedReader>,
 }
 
@@ -105,7 +110,7 @@ impl SharedReader for RecordedReader {
     async fn fetch(&mut self, max: usize, wait: Duration) -> Result<Vec<(Partition, Fetched)>> {
         let read = self.inner.fetch(max, wait).await?;
         for (partition, fetched) in &read {
-            self.notes.handed(&share(&self.seat, *partition), fetched, Handing::Read);
+            self.notes.handed(&share(&self.member, *partition), fetched, Handing::Read);
         }
         Ok(read)
     }

@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// One of many consumers, with a reader.
 struct Sharer {
-    seat: SharedMember,
+    member: SharedMember,
     reader: Box<dyn SharedReader>,
     partitions: Vec<Partition>,
     harness: Harness,
@@ -48,14 +48,14 @@ async fn sharers<const N: usize>(
 impl Sharer {
     async fn join(h: &Harness, topic: &TopicSpec, name: &str) -> Result<Self, Violation> {
         let consumer = MemberId::new(name)?;
-        let seat = SharedMember { topic: topic.name.clone(), group: GroupName::new("group")?, consumer };
+        let member = SharedMember { topic: topic.name.clone(), group: GroupName::new("group")?, consumer };
         let partitions: Vec<_> = (0..topic.partitions).map(Partition).collect();
-        let reader = h.backend.shared()?.shared_reader(&seat, &partitions).await?;
-        Ok(Self { seat, reader, partitions, harness: h.clone() })
+        let reader = h.backend.shared()?.shared_reader(&member, &partitions).await?;
+        Ok(Self { member, reader, partitions, harness: h.clone() })
     }
 
     async fn reopen(&mut self) -> Verdict {
-        self.reader = self.harness.backend.shared()?.shared_reader(&self.seat, &self.partitions).await?;
+        self.reader = self.harness.backend.shared()?.shared_reader(&self.member, &self.partitions).await?;
         Ok(())
     }
 
@@ -94,7 +94,7 @@ impl Sharer {
 
     async fn settle(&mut self, receipts: &[Receipt], settlement: &Settlement) -> Result<Settled, Violation> {
         let batch: Vec<_> = receipts.iter().map(|receipt| (*receipt, settlement.clone())).collect();
-        Ok(self.harness.backend.shared()?.settle_shared(&self.seat, Partition(0), &batch).await?)
+        Ok(self.harness.backend.shared()?.settle_shared(&self.member, Partition(0), &batch).await?)
     }
 
     async fn acks(&mut self, receipts: &[Receipt]) -> Verdict {
@@ -105,7 +105,7 @@ impl Sharer {
     }
 
     async fn extend(&mut self, receipts: &[Receipt]) -> Result<BTreeSet<Receipt>, Violation> {
-        let lost = self.harness.backend.shared()?.extend(&self.seat, Partition(0), receipts).await?;
+        let lost = self.harness.backend.shared()?.extend(&self.member, Partition(0), receipts).await?;
         Ok(lost.into_iter().collect())
     }
 
@@ -122,7 +122,7 @@ impl Sharer {
     ) -> Result<Claimed, Violation> {
         let alive: Vec<_> = alive.iter().map(MemberId::new).collect::<Result<_, _>>()?;
         let shared = self.harness.backend.shared()?;
-        Ok(shared.claim(&self.seat, Partition(0), &alive, idle, max, heard).await?)
+        Ok(shared.claim(&self.member, Partition(0), &alive, idle, max, heard).await?)
     }
 
     /// Claims until `count` abandoned entries have arrived.

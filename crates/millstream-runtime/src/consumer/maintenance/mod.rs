@@ -25,42 +25,42 @@ pub(in crate::consumer) struct Triggers(Vec<TriggerSignal>);
 
 struct TriggerSignal {
     trigger: Trigger,
-    rung: Notify,
+    notify: Notify,
     /// Set if the signal came after the last run started.
     due: AtomicBool,
 }
 
 impl Triggers {
     pub(in crate::consumer) fn new(upkeep: &[Arc<dyn Upkeep>]) -> Self {
-        let bell = |trigger| TriggerSignal { trigger, rung: Notify::new(), due: AtomicBool::new(false) };
-        Self(upkeep.iter().map(|upkeep| bell(upkeep.trigger())).collect())
+        let signal = |trigger| TriggerSignal { trigger, notify: Notify::new(), due: AtomicBool::new(false) };
+        Self(upkeep.iter().map(|upkeep| signal(upkeep.trigger())).collect())
     }
 
     pub(in crate::consumer) fn parked(&self) {
-        self.ring(|trigger| matches!(trigger, Trigger::Parked));
+        self.notify(|trigger| matches!(trigger, Trigger::Parked));
     }
 
     pub(in crate::consumer) fn settled(&self) {
-        self.ring(|trigger| matches!(trigger, Trigger::Settled { .. }));
+        self.notify(|trigger| matches!(trigger, Trigger::Settled { .. }));
     }
 
-    fn ring(&self, whose: impl Fn(&Trigger) -> bool) {
-        for bell in self.0.iter().filter(|bell| whose(&bell.trigger)) {
-            bell.due.store(true, Ordering::Release);
-            bell.rung.notify_one();
+    fn notify(&self, matches: impl Fn(&Trigger) -> bool) {
+        for signal in self.0.iter().filter(|signal| matches(&signal.trigger)) {
+            signal.due.store(true, Ordering::Release);
+            signal.notify.notify_one();
         }
     }
 }
 
 /// Runs all upkeep of one partition until the lease is lost.
 pub(in crate::consumer) async fn run(context: &Subscription, guard: &LeaseGuard, triggers: &Triggers) {
-    let loops = context.upkeep.iter().zip(&triggers.0).map(|(upkeep, bell)| async move {
+    let loops = context.upkeep.iter().zip(&triggers.0).map(|(upkeep, signal)| async move {
         let Ok((topic_partition, _)) = guard.lease().partition() else { return };
         let monitor = context.monitor_of(upkeep.name(), topic_partition);
         let mut keeper = UpkeepLoop { context, guard, upkeep: &**upkeep, monitor };
         loop {
             let started = Instant::now();
-            bell.due.store(false, Ordering::Release);
+            signal.due.store(false, Ordering::Release);
             let Some(after) = keeper.run_once().await else { return };
             let at_latest = async {
                 let Some(after) = after else { return std::future::pending().await };
@@ -73,8 +73,8 @@ pub(in crate::consumer) async fn run(context: &Subscription, guard: &LeaseGuard,
             tokio::select! {
                 biased;
                 () = at_latest => {}
-                () = bell.rung.notified() => {
-                    if let Trigger::Settled { at_most_every } = bell.trigger {
+                () = signal.notify.notified() => {
+                    if let Trigger::Settled { at_most_every } = signal.trigger {
                         sleep_until(started + at_most_every).await;
                     }
                 }
@@ -95,9 +95,9 @@ pub(in crate::consumer) async fn finish(
     guard: &Arc<LeaseGuard>,
     triggers: &Triggers,
 ) {
-    let settled = |bell: &TriggerSignal| matches!(bell.trigger, Trigger::Settled { .. });
-    let due = |bell: &TriggerSignal| settled(bell) && bell.due.swap(false, Ordering::AcqRel);
-    let due = context.upkeep.iter().zip(&triggers.0).filter(|(_, bell)| due(bell));
+    let settled = |signal: &TriggerSignal| matches!(signal.trigger, Trigger::Settled { .. });
+    let due = |signal: &TriggerSignal| settled(signal) && signal.due.swap(false, Ordering::AcqRel);
+    let due = context.upkeep.iter().zip(&triggers.0).filter(|(_, signal)| due(signal));
     let due: Vec<_> = due.map(|(upkeep, _)| upkeep.clone()).collect();
     if due.is_empty() {
         return;

@@ -27,7 +27,7 @@ pub(in crate::consumer) struct Trimmer {
     topic: TopicName,
     known: Mutex<Known>,
     /// Locked while the retention is being read.
-    asking: tokio::sync::Mutex<()>,
+    reading: tokio::sync::Mutex<()>,
 }
 
 /// The retention at the last successful read.
@@ -40,7 +40,7 @@ struct Known {
 impl Trimmer {
     pub(in crate::consumer) fn new(backend: Backend, topic: &TopicSpec) -> Self {
         let known = Mutex::new(Known { retention: topic.retention, at: Instant::now() });
-        Self { backend, topic: topic.name.clone(), known, asking: tokio::sync::Mutex::default() }
+        Self { backend, topic: topic.name.clone(), known, reading: tokio::sync::Mutex::default() }
     }
 
     async fn retention(&self) -> Result<Retention> {
@@ -49,7 +49,7 @@ impl Trimmer {
             return Ok(known.retention);
         }
         // One of many partitions reads it for all of them; if that fails, the next one tries.
-        let Ok(_asking) = self.asking.try_lock() else { return Ok(known.retention) };
+        let Ok(_reading) = self.reading.try_lock() else { return Ok(known.retention) };
         let at = Instant::now();
         let retention = self.backend.catalog().topic(&self.topic).await?.retention;
         *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Known { retention, at };

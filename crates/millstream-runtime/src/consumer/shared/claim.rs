@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use crate::consumer::group::membership::within;
 use crate::consumer::shared::Sharer;
 use crate::consumer::shared::fetch::{Origin, take_in};
-use crate::consumer::shared::settle::Say;
+use crate::consumer::shared::settle::EntrySettlement;
 use crate::consumer::shared::work::Item;
 
 /// Minimum pause between two checks.
@@ -30,7 +30,7 @@ pub(in crate::consumer) struct Claimer {
     /// To the fetcher: the number of partitions.
     grown: watch::Sender<u32>,
     items: UnboundedSender<Vec<Item>>,
-    says: UnboundedSender<Say>,
+    settlements: UnboundedSender<EntrySettlement>,
     /// Time of the last check of all partitions.
     looked: Instant,
 }
@@ -48,9 +48,9 @@ impl Claimer {
         sharer: Arc<Sharer>,
         grown: watch::Sender<u32>,
         items: UnboundedSender<Vec<Item>>,
-        says: UnboundedSender<Say>,
+        settlements: UnboundedSender<EntrySettlement>,
     ) -> Self {
-        Self { sharer, grown, items, says, looked: Instant::now() }
+        Self { sharer, grown, items, settlements, looked: Instant::now() }
     }
 
     /// Claims until the consumer stops.
@@ -88,9 +88,9 @@ impl Claimer {
     /// Checks all partitions that are ours to look after, once.
     async fn run_once(&mut self) -> Result<Looked> {
         let sharer = self.sharer.clone();
-        let Sharer { context, seat, in_flight, .. } = &*sharer;
+        let Sharer { context, member, in_flight, .. } = &*sharer;
         let period = context.period();
-        let roster = context.backend.members().roster(&seat.topic, &seat.group);
+        let roster = context.backend.members().roster(&member.topic, &member.group);
         let roster = within(context.patience(), roster).await?;
         self.grown.send_if_modified(|known| {
             let grown = roster.partitions > *known;
@@ -108,21 +108,21 @@ impl Claimer {
         let mut looked = Looked { pause: period, full: false };
         for partition in (0..roster.partitions).map(Partition) {
             let ours = all || is_ours(&roster, &context.member, partition);
-            if !ours || paused.is_on(&seat.partition(partition)) {
+            if !ours || paused.is_on(&member.partition(partition)) {
                 continue;
             }
             let room = in_flight.claim_room();
             let (asked, idle) = (context.lease_clock.now(), context.config.lease_ttl);
             let heard = context.heard();
             in_flight.begin_claim();
-            let claim = context.backend.shared()?.claim(seat, partition, &alive, idle, room, &heard);
+            let claim = context.backend.shared()?.claim(member, partition, &alive, idle, room, &heard);
             let claimed = within(idle, claim).await;
             if claimed.is_err() {
                 // The claim may have been executed: then entries are pending under our name that we do not know.
                 in_flight.start_over();
             }
             let Claimed { abandoned, given_back, next, .. } = claimed?;
-            let to = (&self.items, &self.says);
+            let to = (&self.items, &self.settlements);
             take_in(&sharer, to, partition, abandoned, asked, Origin::Abandoned(&roster.members));
             take_in(&sharer, to, partition, given_back, asked, Origin::GivenBack);
             in_flight.end_claim();

@@ -16,7 +16,7 @@ use crate::consumer::handler::Handler;
 use crate::consumer::pauses::Changes;
 use crate::consumer::shared::Sharer;
 use crate::consumer::shared::in_flight::Key;
-use crate::consumer::shared::settle::Say;
+use crate::consumer::shared::settle::EntrySettlement;
 use crate::consumer::shared::work::{Item, Work};
 use crate::report::Counts;
 
@@ -32,7 +32,7 @@ struct Ended {
 pub(in crate::consumer) struct Dispatcher {
     sharer: Arc<Sharer>,
     items: UnboundedReceiver<Vec<Item>>,
-    says: UnboundedSender<Say>,
+    settlements: UnboundedSender<EntrySettlement>,
     queue: VecDeque<Item>,
     /// Poison candidates that are handled one at a time, beside messages that are no candidates.
     alone: VecDeque<Item>,
@@ -50,13 +50,13 @@ impl Dispatcher {
     pub(in crate::consumer) fn new(
         sharer: Arc<Sharer>,
         items: UnboundedReceiver<Vec<Item>>,
-        says: UnboundedSender<Say>,
+        settlements: UnboundedSender<EntrySettlement>,
     ) -> Self {
         Self {
             paused: sharer.context.pauses.changes(),
             sharer,
             items,
-            says,
+            settlements,
             queue: VecDeque::new(),
             alone: VecDeque::new(),
             running: Runners::new(),
@@ -106,8 +106,8 @@ impl Dispatcher {
             if !job.left.is_zero() {
                 // Noted by an owner with a retry order, under which it waits in place: here it is parked.
                 let key = item.key;
-                self.sharer.in_flight.say(key);
-                self.say(Say::new(key, item.job.parks()));
+                self.sharer.in_flight.decided(key);
+                self.settle(EntrySettlement::new(key, item.job.parks()));
             } else if item.is_alone() {
                 self.alone.push_back(item);
             } else {
@@ -116,9 +116,9 @@ impl Dispatcher {
         }
     }
 
-    fn say(&self, say: Say) {
+    fn settle(&self, entry: EntrySettlement) {
         // The settler ends after this loop, or is given up.
-        let _ = self.says.send(say);
+        let _ = self.settlements.send(entry);
     }
 
     fn start(&mut self) {
@@ -132,7 +132,7 @@ impl Dispatcher {
                 return;
             }
             self.trying |= alone;
-            let work = Work { sharer: self.sharer.clone(), says: self.says.clone() };
+            let work = Work { sharer: self.sharer.clone(), settlements: self.settlements.clone() };
             let keys = unit.iter().map(|item| item.key).collect();
             self.running.spawn(async move {
                 let caught = AssertUnwindSafe(work.run(unit)).catch_unwind().await;
@@ -227,7 +227,7 @@ impl Dispatcher {
     }
 
     async fn give_back(&mut self) {
-        let Sharer { context, seat, in_flight, .. } = &*self.sharer;
+        let Sharer { context, member, in_flight, .. } = &*self.sharer;
         let mut of = BTreeMap::<_, Vec<_>>::new();
         let left = std::mem::take(&mut self.left);
         Counts::add(&context.counts.handed_back, left.len());
@@ -237,7 +237,7 @@ impl Dispatcher {
             of.entry(item.key.partition).or_default().push(item.job.receipt);
         }
         for (partition, receipts) in of {
-            let request = async { context.backend.shared()?.give_back(seat, partition, &receipts).await };
+            let request = async { context.backend.shared()?.give_back(member, partition, &receipts).await };
             if let Err(error) = within(context.patience(), request).await {
                 tracing::warn!(%error, "entries that were not begun could not be released: they are claimed later");
             }
@@ -246,5 +246,5 @@ impl Dispatcher {
 }
 
 fn is_paused(sharer: &Sharer, paused: &mut Changes, item: &Item) -> bool {
-    paused.is_on(&sharer.seat.partition(item.key.partition))
+    paused.is_on(&sharer.member.partition(item.key.partition))
 }

@@ -71,16 +71,16 @@ impl Extender {
     }
 
     async fn extend(&self, partition: Partition, keys: Vec<Key>) -> Result<()> {
-        let Sharer { context, seat, in_flight, .. } = &*self.sharer;
+        let Sharer { context, member, in_flight, .. } = &*self.sharer;
         // Taken before the request: the ttl cannot have started earlier.
         let asked = context.lease_clock.now();
         let receipts: Vec<Receipt> = keys.iter().map(|key| key.receipt).collect();
-        let request = context.backend.shared()?.extend(seat, partition, &receipts);
+        let request = context.backend.shared()?.extend(member, partition, &receipts);
         let lost = within(context.beat_patience(), request).await?;
         let messages = in_flight.lost(keys.iter().filter(|key| lost.contains(&key.receipt)).copied());
         if messages > 0 {
-            let topic_partition = seat.partition(partition);
-            tracing::warn!(%topic_partition, group = %seat.group, messages, "claimed by other members: handlers are notified");
+            let topic_partition = member.partition(partition);
+            tracing::warn!(%topic_partition, group = %member.group, messages, "claimed by other members: handlers are notified");
         }
         in_flight.extended(keys.into_iter(), asked);
         Ok(())
@@ -95,7 +95,7 @@ async fn watch_deadlines(sharer: &Sharer) {
     loop {
         let (messages, next) = sharer.in_flight.expire();
         if messages > 0 {
-            tracing::warn!(group = %sharer.seat.group, messages, "not extended in time: handlers are notified");
+            tracing::warn!(group = %sharer.member.group, messages, "not extended in time: handlers are notified");
         }
         match next {
             Some(next) => {

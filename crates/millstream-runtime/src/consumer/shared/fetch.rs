@@ -19,7 +19,7 @@ use crate::consumer::partition::poison::{Candidate, is_candidate};
 use crate::consumer::pauses::Changes;
 use crate::consumer::shared::Sharer;
 use crate::consumer::shared::in_flight::Key;
-use crate::consumer::shared::settle::Say;
+use crate::consumer::shared::settle::EntrySettlement;
 use crate::consumer::shared::work::Item;
 use millstream_loops::LoopMonitor;
 
@@ -32,7 +32,7 @@ pub(in crate::consumer) struct Fetcher {
     /// Number of partitions of the topic.
     partitions: watch::Receiver<u32>,
     items: UnboundedSender<Vec<Item>>,
-    says: UnboundedSender<Say>,
+    settlements: UnboundedSender<EntrySettlement>,
     reader: Option<Box<dyn SharedReader>>,
     /// The partitions that the reader reads.
     read: Vec<Partition>,
@@ -44,10 +44,10 @@ impl Fetcher {
         sharer: Arc<Sharer>,
         partitions: watch::Receiver<u32>,
         items: UnboundedSender<Vec<Item>>,
-        says: UnboundedSender<Say>,
+        settlements: UnboundedSender<EntrySettlement>,
     ) -> Self {
         let paused = sharer.context.pauses.changes();
-        Self { sharer, partitions, items, says, reader: None, read: Vec::new(), paused }
+        Self { sharer, partitions, items, settlements, reader: None, read: Vec::new(), paused }
     }
 
     /// Reads until the consumer stops. Errors are reported and do not end the loop.
@@ -113,12 +113,12 @@ impl Fetcher {
         if !pending {
             let messages = in_flight.end_rewind();
             if messages > 0 {
-                let group = &self.sharer.seat.group;
+                let group = &self.sharer.member.group;
                 tracing::warn!(%group, messages, "no longer pending for this member: handlers are notified");
             }
         }
         for (partition, fetched) in read {
-            take_in(&self.sharer, (&self.items, &self.says), partition, fetched, asked, Origin::Read);
+            take_in(&self.sharer, (&self.items, &self.settlements), partition, fetched, asked, Origin::Read);
         }
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Fetcher {
             none => {
                 self.sharer.in_flight.begin_rewind(&open);
                 self.read.clone_from(&open);
-                none.insert(context.backend.shared()?.shared_reader(&self.sharer.seat, &open).await?)
+                none.insert(context.backend.shared()?.shared_reader(&self.sharer.member, &open).await?)
             }
         };
         // At most one period: entries must still be ours for a while on arrival, and the time counts from the request.
@@ -149,21 +149,21 @@ impl Fetcher {
     /// Returns the partitions that are not paused.
     fn open(&mut self) -> Vec<Partition> {
         let all = (0..*self.partitions.borrow_and_update()).map(Partition);
-        let (seat, paused) = (&self.sharer.seat, &mut self.paused);
-        all.filter(|partition| !paused.is_on(&seat.partition(*partition))).collect()
+        let (member, paused) = (&self.sharer.member, &mut self.paused);
+        all.filter(|partition| !paused.is_on(&member.partition(*partition))).collect()
     }
 
     /// Creates the group again after somebody destroyed it or deleted a stream. The settled entries of all consumers are
     /// not known, so it starts with the oldest entry, and everything is handled (again) rather than lost.
     async fn restore_groups(&mut self, error: &Error) -> Result<()> {
-        let Sharer { context, seat, .. } = &*self.sharer;
-        let (catalog, group, after) = (context.backend.catalog(), &seat.group, MessageId::ZERO);
+        let Sharer { context, member, .. } = &*self.sharer;
+        let (catalog, group, after) = (context.backend.catalog(), &member.group, MessageId::ZERO);
         let on = |error| unless_deleted(context, error);
         // If the server lost all data, the registry is gone as well.
         catalog.restore_topic(&context.topic).await.map_err(on)?;
         let count = *self.partitions.borrow();
         let restores: Vec<_> =
-            (0..count).map(|n| restore(context, seat.partition(Partition(n)), after)).collect();
+            (0..count).map(|n| restore(context, member.partition(Partition(n)), after)).collect();
         let mut restored = stream::iter(restores).buffered(AT_ONCE);
         while let Some((topic_partition, missing)) = restored.try_next().await.map_err(on)? {
             if !missing {
@@ -215,21 +215,21 @@ pub(in crate::consumer) enum Origin<'a> {
 /// Takes in the entries of one partition that a request of the time `asked` read or claimed, and emits events.
 pub(in crate::consumer) fn take_in(
     sharer: &Arc<Sharer>,
-    (items, says): (&UnboundedSender<Vec<Item>>, &UnboundedSender<Say>),
+    (items, settlements): (&UnboundedSender<Vec<Item>>, &UnboundedSender<EntrySettlement>),
     partition: Partition,
     fetched: Fetched,
     asked: Instant,
     origin: Origin<'_>,
 ) {
-    let Sharer { context, seat, in_flight, .. } = &**sharer;
-    let (topic_partition, group) = (&seat.partition(partition), &seat.group);
+    let Sharer { context, member, in_flight, .. } = &**sharer;
+    let (topic_partition, group) = (&member.partition(partition), &member.group);
     let Fetched { entries, ghosts, pending, .. } = fetched;
     if !ghosts.is_empty() {
         let messages = ghosts.len();
         tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
         context.observer.observe(&Event::Ghosts { topic_partition, group, messages });
         for receipt in ghosts.into_iter().filter(|_| matches!(origin, Origin::Read)) {
-            let _ = says.send(Say::new(Key::ghost(partition, receipt), Settlement::Ack));
+            let _ = settlements.send(EntrySettlement::new(Key::ghost(partition, receipt), Settlement::Ack));
         }
     }
     let entries = in_flight.admit(partition, entries, asked, !matches!(origin, Origin::Read));

@@ -115,7 +115,7 @@ struct Held {
     cancelled: CancellationToken,
     claimed: bool,
     /// Set once an outcome was decided: the settlement then shows whether the entry was still ours.
-    said: bool,
+    decided: bool,
 }
 
 impl SharedInFlight {
@@ -176,7 +176,7 @@ impl SharedInFlight {
         state.held.retain(|_, held| {
             if !held.confirmed {
                 held.cancelled.cancel();
-                lost += usize::from(!held.said);
+                lost += usize::from(!held.decided);
                 claimed += usize::from(held.claimed);
             }
             held.confirmed
@@ -269,7 +269,7 @@ impl SharedInFlight {
             }
             state.serial += 1;
             let (serial, cancelled) = (state.serial, CancellationToken::new());
-            let held = Held { serial, digest, confirmed: true, until, cancelled, claimed, said: false };
+            let held = Held { serial, digest, confirmed: true, until, cancelled, claimed, decided: false };
             state.held.insert(id, held);
             state.claimed += usize::from(claimed);
             admitted.push((Key { partition, receipt, serial }, entry));
@@ -310,7 +310,7 @@ impl SharedInFlight {
     /// Removes entries that somebody else has, or that were settled, and cancels their tokens. Returns how many of them
     /// were held without an outcome.
     pub(in crate::consumer) fn lost(&self, keys: impl IntoIterator<Item = Key>) -> usize {
-        let unknown = |key: &Key| self.state().find(*key).is_some_and(|held| !held.said);
+        let unknown = |key: &Key| self.state().find(*key).is_some_and(|held| !held.decided);
         let lost: Vec<Key> = keys.into_iter().filter(unknown).collect();
         let count = lost.len();
         self.remove(lost.into_iter(), false);
@@ -330,8 +330,8 @@ impl SharedInFlight {
     }
 
     /// Records that an outcome was decided. False if the entry is not ours any more: the outcome is then not needed.
-    pub(in crate::consumer) fn say(&self, key: Key) -> bool {
-        self.state().find(key).map(|held| held.said = true).is_some()
+    pub(in crate::consumer) fn decided(&self, key: Key) -> bool {
+        self.state().find(key).map(|held| held.decided = true).is_some()
     }
 
     /// Waits until the entry is certainly ours, usually at once, and returns its token. `None` if somebody else has it,
@@ -368,16 +368,16 @@ impl SharedInFlight {
     /// Cancels the tokens of entries that may belong to somebody else by now. Returns how many were cancelled now, and
     /// the next deadline.
     pub(in crate::consumer) fn expire(&self) -> (usize, Option<Instant>) {
-        let (now, mut told, mut next) = (self.clock.now(), 0, None);
+        let (now, mut cancelled, mut next) = (self.clock.now(), 0, None);
         for held in self.state().held.values().filter(|held| !held.cancelled.is_cancelled()) {
             if held.until > now {
                 next = Some(next.map_or(held.until, |next: Instant| next.min(held.until)));
             } else {
                 held.cancelled.cancel();
-                told += 1;
+                cancelled += 1;
             }
         }
-        (told, next)
+        (cancelled, next)
     }
 
     /// Returns all entries that are to be extended, by partition.
@@ -425,7 +425,7 @@ impl SharedInFlight {
 /// Lease on one entry, held by its handler.
 pub(in crate::consumer) struct EntryLease {
     pub(in crate::consumer) in_flight: Arc<SharedInFlight>,
-    pub(in crate::consumer) seat: Arc<SharedMember>,
+    pub(in crate::consumer) member: Arc<SharedMember>,
     pub(in crate::consumer) key: Key,
 }
 
@@ -435,7 +435,7 @@ impl EntryLease {
         let Key { partition, receipt, .. } = self.key;
         // Taken before the request: the ttl cannot have started earlier.
         let asked = self.in_flight.clock.now();
-        let lost = shared.extend(&self.seat, partition, &[receipt]).await?;
+        let lost = shared.extend(&self.member, partition, &[receipt]).await?;
         if lost.is_empty() {
             self.in_flight.extended(std::iter::once(self.key), asked);
             return Ok(());
@@ -519,9 +519,9 @@ mod tests {
     async fn what_was_said_of_is_not_lost_but_settled() {
         let in_flight = SharedInFlight::new(8, 1, TTL, LeaseClock::new(None));
         admit(&in_flight, [1, 2], false);
-        assert!(in_flight.say(key(&in_flight, 1)));
+        assert!(in_flight.decided(key(&in_flight, 1)));
         assert_eq!(in_flight.lost([key(&in_flight, 1), key(&in_flight, 2), key(&in_flight, 3)]), 1);
-        assert!(!in_flight.say(key(&in_flight, 2)), "nobody wants to hear");
+        assert!(!in_flight.decided(key(&in_flight, 2)), "the outcome is not needed");
         in_flight.settled([key(&in_flight, 1)].into_iter());
         assert_eq!(in_flight.len(), 0);
     }
@@ -554,7 +554,7 @@ mod tests {
         admit(&in_flight, [1, 2, 3], false);
         let (kept, lost, done) = (key(&in_flight, 1), key(&in_flight, 2), key(&in_flight, 3));
         let token = in_flight.live(lost).await.expect("ours");
-        assert!(in_flight.say(done));
+        assert!(in_flight.decided(done));
         in_flight.begin_rewind(&[Partition(0)]);
         let standings = || [kept, lost, done].map(|key| in_flight.standing(key));
         assert_eq!(standings(), [Standing::Unconfirmed; 3]);
@@ -575,12 +575,12 @@ mod tests {
         in_flight.begin_rewind(&[Partition(0)]);
         let other = || vec![Entry { fields: vec![("payload".into(), "another".into())], ..entry(1) }];
         assert_eq!(in_flight.admit(Partition(0), other(), Instant::now(), false).len(), 1);
-        assert!(token.is_cancelled() && !in_flight.say(before) && in_flight.live(before).await.is_none());
+        assert!(token.is_cancelled() && !in_flight.decided(before) && in_flight.live(before).await.is_none());
         let after = key(&in_flight, 1);
         in_flight.settled([before].into_iter());
-        assert!(in_flight.say(after), "what came of the first says nothing of the second");
+        assert!(in_flight.decided(after), "the outcome of the first does not count for the second");
         in_flight.settled([after].into_iter());
-        assert_eq!(admit(&in_flight, [1], false), 1, "nor does what came of the second say of a third");
+        assert_eq!(admit(&in_flight, [1], false), 1, "nor that of the second for a third");
     }
 
     #[tokio::test(start_paused = true)]

@@ -48,7 +48,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// State shared by the loops of this mode.
 struct Sharer {
     context: Arc<Subscription>,
-    seat: Arc<SharedMember>,
+    member: Arc<SharedMember>,
     in_flight: Arc<SharedInFlight>,
     /// Number of handlers that run at once.
     at_once: usize,
@@ -56,11 +56,12 @@ struct Sharer {
 
 /// Works until the consumer stops; then waits for the handlers that have started.
 pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
-    let member = Member::new(context.member.clone(), context.incarnation.clone(), context.config.lease_ttl);
-    let seat = Arc::new(SharedMember {
+    let group_member =
+        Member::new(context.member.clone(), context.incarnation.clone(), context.config.lease_ttl);
+    let member = Arc::new(SharedMember {
         topic: context.topic.name.clone(),
         group: context.group.clone(),
-        consumer: consumer_of(&member),
+        consumer: consumer_of(&group_member),
     });
     let at_once = match context.config.concurrency {
         Concurrency::Unordered(at_once) => at_once,
@@ -70,15 +71,15 @@ pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     let in_flight = Arc::new(SharedInFlight::new(context.config.prefetch, at_once, ttl, clock));
     let in_hand = in_flight.clone();
     context.status.shares(&context.topic.name, Box::new(move || in_hand.len()));
-    let sharer = Arc::new(Sharer { context: context.clone(), seat, in_flight: in_flight.clone(), at_once });
+    let sharer = Arc::new(Sharer { context: context.clone(), member, in_flight: in_flight.clone(), at_once });
 
     let (items, to_dispatch) = mpsc::unbounded_channel();
-    let (says, to_settle) = mpsc::unbounded_channel();
+    let (settlements, to_settle) = mpsc::unbounded_channel();
     let (grown, partitions) = watch::channel(context.topic.partitions);
     let _extends = context.control.spawn(Extender::new(sharer.clone()).run());
-    let fetcher = Fetcher::new(sharer.clone(), partitions, items.clone(), says.clone());
-    let claimer = Claimer::new(sharer.clone(), grown, items, says.clone());
-    let dispatcher = Dispatcher::new(sharer.clone(), to_dispatch, says);
+    let fetcher = Fetcher::new(sharer.clone(), partitions, items.clone(), settlements.clone());
+    let claimer = Claimer::new(sharer.clone(), grown, items, settlements.clone());
+    let dispatcher = Dispatcher::new(sharer.clone(), to_dispatch, settlements);
     // On tasks of their own, so that a handler that blocks does not stop the other loops.
     let settler = AbortOnDropHandle::new(tokio::spawn(Settler::new(sharer, to_settle).run()));
     let handlers = AbortOnDropHandle::new(tokio::spawn(dispatcher.run()));

@@ -19,23 +19,23 @@ use crate::consumer::shared::in_flight::{Key, Standing};
 const MAX_BATCH: usize = 500;
 
 /// Settlement of one entry.
-pub(in crate::consumer) struct Say {
+pub(in crate::consumer) struct EntrySettlement {
     key: Key,
     settlement: Settlement,
     /// Notified when the settlement is written.
     written: Option<oneshot::Sender<()>>,
 }
 
-impl Say {
+impl EntrySettlement {
     pub(in crate::consumer) fn new(key: Key, settlement: Settlement) -> Self {
         Self { key, settlement, written: None }
     }
 
     /// Creates a settlement with a receiver that is notified when it is written. If it is not, the receiver gets an
     /// error.
-    pub(in crate::consumer) fn telling(key: Key, settlement: Settlement) -> (Self, oneshot::Receiver<()>) {
-        let (written, told) = oneshot::channel();
-        (Self { key, settlement, written: Some(written) }, told)
+    pub(in crate::consumer) fn confirmed(key: Key, settlement: Settlement) -> (Self, oneshot::Receiver<()>) {
+        let (written, confirmation) = oneshot::channel();
+        (Self { key, settlement, written: Some(written) }, confirmation)
     }
 
     fn is_note(&self) -> bool {
@@ -43,23 +43,26 @@ impl Say {
     }
 }
 
-type Waiting = BTreeMap<Partition, Vec<Say>>;
+type Waiting = BTreeMap<Partition, Vec<EntrySettlement>>;
 
 /// Writes the settlements of one consumer.
 pub(in crate::consumer) struct Settler {
     sharer: Arc<Sharer>,
-    says: UnboundedReceiver<Say>,
+    settlements: UnboundedReceiver<EntrySettlement>,
     /// Settlements that are not written yet.
     waiting: Waiting,
     /// Settlements of entries that the reader has not found under our name since it started over.
-    unconfirmed: Vec<Say>,
+    unconfirmed: Vec<EntrySettlement>,
     /// Whether nothing more can come.
     closed: bool,
 }
 
 impl Settler {
-    pub(in crate::consumer) fn new(sharer: Arc<Sharer>, says: UnboundedReceiver<Say>) -> Self {
-        Self { sharer, says, waiting: Waiting::new(), unconfirmed: Vec::new(), closed: false }
+    pub(in crate::consumer) fn new(
+        sharer: Arc<Sharer>,
+        settlements: UnboundedReceiver<EntrySettlement>,
+    ) -> Self {
+        Self { sharer, settlements, waiting: Waiting::new(), unconfirmed: Vec::new(), closed: false }
     }
 
     /// Settles until everything is settled and nothing more can come, or the shutdown timeout is over.
@@ -91,13 +94,13 @@ impl Settler {
             changed.as_mut().enable();
             // A settlement that failed may concern an entry that is not ours any more.
             let known = std::mem::take(&mut self.waiting).into_values().flatten();
-            for say in known.chain(std::mem::take(&mut self.unconfirmed)).collect::<Vec<_>>() {
-                self.add(say);
+            for entry in known.chain(std::mem::take(&mut self.unconfirmed)).collect::<Vec<_>>() {
+                self.add(entry);
             }
             let room = MAX_BATCH.saturating_sub(self.waiting.values().map(Vec::len).sum());
             for _ in 0..room {
-                let Ok(say) = self.says.try_recv() else { break };
-                self.add(say);
+                let Ok(entry) = self.settlements.try_recv() else { break };
+                self.add(entry);
             }
             if !self.waiting.is_empty() {
                 return true;
@@ -107,8 +110,8 @@ impl Settler {
             }
             tokio::select! {
                 biased;
-                say = self.says.recv(), if !self.closed => match say {
-                    Some(say) => self.add(say),
+                entry = self.settlements.recv(), if !self.closed => match entry {
+                    Some(entry) => self.add(entry),
                     None => self.closed = true,
                 },
                 () = changed => {}
@@ -116,19 +119,19 @@ impl Settler {
         }
     }
 
-    fn add(&mut self, say: Say) {
-        match self.sharer.in_flight.standing(say.key) {
-            Standing::Ours => self.waiting.entry(say.key.partition).or_default().push(say),
-            Standing::Unconfirmed => self.unconfirmed.push(say),
+    fn add(&mut self, entry: EntrySettlement) {
+        match self.sharer.in_flight.standing(entry.key) {
+            Standing::Ours => self.waiting.entry(entry.key.partition).or_default().push(entry),
+            Standing::Unconfirmed => self.unconfirmed.push(entry),
             // Whoever waits for it to be written gets an error.
-            Standing::Gone => tracing::debug!(key = ?say.key, "too late: the entry is no longer ours"),
+            Standing::Gone => tracing::debug!(key = ?entry.key, "too late: the entry is no longer ours"),
         }
     }
 
     /// Settles all waiting batches. Settlements that failed stay in `waiting`.
     async fn run_once(&mut self) -> Result<()> {
         let batches = std::mem::take(&mut self.waiting);
-        let settle = |(partition, mut batch): (Partition, Vec<Say>)| {
+        let settle = |(partition, mut batch): (Partition, Vec<EntrySettlement>)| {
             let sharer = self.sharer.clone();
             async move {
                 let failed = settle(&sharer, partition, &mut batch).await.err();
@@ -141,7 +144,7 @@ impl Settler {
                 self.waiting.insert(partition, batch);
             }
             if let Some(error) = error {
-                failed = Err(error.during(self.sharer.seat.partition(partition)));
+                failed = Err(error.during(self.sharer.member.partition(partition)));
             }
         }
         failed
@@ -149,7 +152,7 @@ impl Settler {
 }
 
 /// Settles one batch. Settlements that failed stay in it.
-async fn settle(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>) -> Result<()> {
+async fn settle(sharer: &Sharer, partition: Partition, batch: &mut Vec<EntrySettlement>) -> Result<()> {
     let failed = send(sharer, partition, batch, 0).await;
     if let Err(error) = &failed
         && !error.is_transient()
@@ -157,8 +160,8 @@ async fn settle(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>) -> 
         // A dead letter that cannot be stored (its storage key holds somebody else's data, for example) must not prevent
         // the other messages from being acknowledged.
         // Acks are sorted last, so that they can be sent without the others.
-        batch.sort_by_key(|say| say.settlement == Settlement::Ack);
-        let others = batch.iter().filter(|say| say.settlement != Settlement::Ack).count();
+        batch.sort_by_key(|entry| entry.settlement == Settlement::Ack);
+        let others = batch.iter().filter(|entry| entry.settlement != Settlement::Ack).count();
         if others < batch.len() {
             send(sharer, partition, batch, others).await?;
         }
@@ -167,19 +170,25 @@ async fn settle(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>) -> 
 }
 
 /// Settles `batch[from..]`.
-async fn send(sharer: &Sharer, partition: Partition, batch: &mut Vec<Say>, from: usize) -> Result<()> {
-    let Sharer { context, seat, in_flight, .. } = sharer;
-    let told: Vec<_> = batch[from..].iter().map(|say| (say.key.receipt, say.settlement.clone())).collect();
+async fn send(
+    sharer: &Sharer,
+    partition: Partition,
+    batch: &mut Vec<EntrySettlement>,
+    from: usize,
+) -> Result<()> {
+    let Sharer { context, member, in_flight, .. } = sharer;
+    let settlements: Vec<_> =
+        batch[from..].iter().map(|entry| (entry.key.receipt, entry.settlement.clone())).collect();
     let asked = Instant::now();
-    let settled: Settled = context.backend.shared()?.settle_shared(seat, partition, &told).await?;
+    let settled: Settled = context.backend.shared()?.settle_shared(member, partition, &settlements).await?;
     let elapsed = asked.elapsed();
-    let done: Vec<Say> = batch.drain(from..).collect();
-    in_flight.settled(done.iter().filter(|say| !say.is_note()).map(|say| say.key));
-    for written in done.into_iter().filter_map(|say| say.written) {
+    let done: Vec<EntrySettlement> = batch.drain(from..).collect();
+    in_flight.settled(done.iter().filter(|entry| !entry.is_note()).map(|entry| entry.key));
+    for written in done.into_iter().filter_map(|entry| entry.written) {
         // The caller may have stopped waiting.
         let _ = written.send(());
     }
-    let (topic_partition, group) = (&seat.partition(partition), &seat.group);
+    let (topic_partition, group) = (&member.partition(partition), &member.group);
     if settled.stale > 0 {
         tracing::warn!(%topic_partition, %group, stale = settled.stale, "settled too late: the entries are no longer ours");
     }

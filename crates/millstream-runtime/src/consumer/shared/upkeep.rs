@@ -12,7 +12,7 @@ use crate::consumer::maintenance::{self, Triggers};
 use crate::consumer::status::Seek;
 
 /// How often upkeep is triggered: other members park and settle messages, and cannot send triggers to this process.
-const RING: Duration = Duration::from_millis(250);
+const TRIGGER_EVERY: Duration = Duration::from_millis(250);
 
 /// Runs the upkeep of one partition until it is released or its lease is lost.
 pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<LeaseGuard>) {
@@ -27,9 +27,9 @@ pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<Le
         }
     };
     let triggers = Triggers::new(&context.upkeep);
-    let ring = async {
+    let trigger_all = async {
         loop {
-            sleep(RING).await;
+            sleep(TRIGGER_EVERY).await;
             triggers.parked();
             triggers.settled();
         }
@@ -38,7 +38,7 @@ pub(in crate::consumer) async fn run(context: &Arc<Subscription>, guard: &Arc<Le
         biased;
         () = guard.revoked().cancelled() => {}
         () = maintenance::run(context, guard, &triggers) => {}
-        () = ring => {}
+        () = trigger_all => {}
         () = refuse => {}
     }
     // Other members may have settled something since the last trigger.

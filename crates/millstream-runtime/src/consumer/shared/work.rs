@@ -17,7 +17,7 @@ use crate::consumer::partition::handle::PartitionHandle;
 use crate::consumer::partition::poison::{Candidate, Plan};
 use crate::consumer::shared::Sharer;
 use crate::consumer::shared::in_flight::{EntryLease, Key};
-use crate::consumer::shared::settle::Say;
+use crate::consumer::shared::settle::EntrySettlement;
 
 /// A message on its way.
 pub(in crate::consumer) struct Item {
@@ -44,7 +44,7 @@ impl Item {
 /// Processes messages that start together.
 pub(in crate::consumer) struct Work {
     pub(in crate::consumer) sharer: Arc<Sharer>,
-    pub(in crate::consumer) says: UnboundedSender<Say>,
+    pub(in crate::consumer) settlements: UnboundedSender<EntrySettlement>,
 }
 
 type Unit = Vec<(Arc<PartitionHandle>, Item)>;
@@ -75,10 +75,10 @@ impl Work {
             let Some(cancelled) = live else { continue };
             let grasp = EntryLease {
                 in_flight: self.sharer.in_flight.clone(),
-                seat: self.sharer.seat.clone(),
+                member: self.sharer.member.clone(),
                 key: item.key,
             };
-            let place = (self.sharer.seat.partition(item.key.partition), self.sharer.seat.group.clone());
+            let place = (self.sharer.member.partition(item.key.partition), self.sharer.member.group.clone());
             unit.push((Arc::new(PartitionHandle::shared(&context.context, place, cancelled, grasp)), item));
         }
         if candidate {
@@ -139,8 +139,8 @@ impl Work {
             return;
         };
         let (key, cancelled) = (item.key, owned.cancelled.clone());
-        let (say, written) = Say::telling(key, Settlement::Hold(note));
-        let _ = self.says.send(say);
+        let (entry, written) = EntrySettlement::confirmed(key, Settlement::Hold(note));
+        let _ = self.settlements.send(entry);
         let written = tokio::select! {
             biased;
             () = context.stop.cancelled() => false,
@@ -160,7 +160,7 @@ impl Work {
         let policies = context.policies();
         let job = &item.job;
         let (settlement, handled) = decide(verdict, || job.attempt(None, None), &policies);
-        if !in_flight.say(item.key) {
+        if !in_flight.decided(item.key) {
             // Somebody else has the entry: the outcome comes too late.
             return;
         }
@@ -177,6 +177,6 @@ impl Work {
             cause: verdict.cause(),
         };
         context.observer.observe(&event);
-        let _ = self.says.send(Say::new(item.key, settlement));
+        let _ = self.settlements.send(EntrySettlement::new(item.key, settlement));
     }
 }

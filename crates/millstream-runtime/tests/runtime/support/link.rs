@@ -320,41 +320,46 @@ impl Schedule for Linked<dyn Schedule> {
 impl Shared for Linked<dyn Shared> {
     async fn shared_reader(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partitions: &[Partition],
     ) -> Result<Box<dyn SharedReader>> {
-        let reader = self.link.pass("open reader", self.role.shared_reader(seat, partitions)).await?;
+        let reader = self.link.pass("open reader", self.role.shared_reader(member, partitions)).await?;
         Ok(Box::new(LinkedSharedReader { link: self.link.clone(), reader }))
     }
 
     async fn settle_shared(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         batch: &[(Receipt, Settlement)],
     ) -> Result<Settled> {
-        self.link.pass("settle", self.role.settle_shared(seat, partition, batch)).await
+        self.link.pass("settle", self.role.settle_shared(member, partition, batch)).await
     }
 
     async fn extend(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         entries: &[Receipt],
     ) -> Result<Vec<Receipt>> {
         if one_less(&self.link.lose_renewals) {
             return Err(Error::new(ErrorKind::Unavailable, "lost"));
         }
-        self.link.pass("extend", self.role.extend(seat, partition, entries)).await
+        self.link.pass("extend", self.role.extend(member, partition, entries)).await
     }
 
-    async fn give_back(&self, seat: &SharedMember, partition: Partition, entries: &[Receipt]) -> Result<()> {
-        self.link.pass("give back", self.role.give_back(seat, partition, entries)).await
+    async fn give_back(
+        &self,
+        member: &SharedMember,
+        partition: Partition,
+        entries: &[Receipt],
+    ) -> Result<()> {
+        self.link.pass("give back", self.role.give_back(member, partition, entries)).await
     }
 
     async fn claim(
         &self,
-        seat: &SharedMember,
+        member: &SharedMember,
         partition: Partition,
         alive: &[MemberId],
         idle: Duration,
@@ -362,7 +367,7 @@ impl Shared for Linked<dyn Shared> {
         heard: &Continuity,
     ) -> Result<Claimed> {
         let claimed =
-            self.link.pass("claim", self.role.claim(seat, partition, alive, idle, max, heard)).await?;
+            self.link.pass("claim", self.role.claim(member, partition, alive, idle, max, heard)).await?;
         if !claimed.abandoned.entries.is_empty() && one_less(&self.link.lose_claims) {
             return Err(Error::new(ErrorKind::Unconfirmed, "the reply is lost"));
         }

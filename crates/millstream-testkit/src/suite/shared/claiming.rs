@@ -205,7 +205,7 @@ async fn adopting_is_fenced(h: Harness) -> Verdict {
 async fn one_given_back(h: &Harness, a: &mut Sharer, topic: &TopicSpec) -> Result<Vec<Entry>, Violation> {
     h.append_n(&only(topic), 2).await?;
     let entries = a.take(2).await?;
-    h.backend.shared()?.give_back(&a.seat, Partition(0), &receipts(&entries[..1])).await?;
+    h.backend.shared()?.give_back(&a.member, Partition(0), &receipts(&entries[..1])).await?;
     Ok(entries)
 }
 
@@ -259,7 +259,7 @@ async fn a_claim_tells_ghosts(h: Harness) -> Verdict {
     equal!(claimed.abandoned.ghosts, [entries[0].receipt], "ghosts");
     equal!(receipts(&claimed.abandoned.entries), [entries[1].receipt], "what is whole");
     b.acks(&receipts(&claimed.abandoned.entries)).await?;
-    let pending = h.backend.catalog().stats(&topic, &a.seat.group).await?[0].pending;
+    let pending = h.backend.catalog().stats(&topic, &a.member.group).await?[0].pending;
     equal!(pending, 0, "pending entries, ghosts among them");
     b.reopen().await?;
     b.nothing("nothing is left").await

@@ -38,7 +38,7 @@ async fn only_what_one_has_can_be_settled(h: Harness) -> Verdict {
     // In one batch with an entry of its own.
     let mixed = b.settle(&[of_a[0].receipt, of_b[0].receipt], &Settlement::Ack).await?;
     equal!(mixed, Settled { applied: 1, stale: 1 }, "a batch with an entry of another");
-    let stats = h.backend.catalog().stats(&topic, &a.seat.group).await?;
+    let stats = h.backend.catalog().stats(&topic, &a.member.group).await?;
     equal!(
         (stats[0].pending, stats[0].retrying, stats[0].dead),
         (4, 0, 0),
@@ -48,7 +48,7 @@ async fn only_what_one_has_can_be_settled(h: Harness) -> Verdict {
         let settled = a.settle(&[entry.receipt], says).await?;
         equal!(settled, Settled { applied: 1, stale: 0 }, "one's own {says:?}");
     }
-    let stats = h.backend.catalog().stats(&topic, &a.seat.group).await?;
+    let stats = h.backend.catalog().stats(&topic, &a.member.group).await?;
     equal!((stats[0].pending, stats[0].retrying, stats[0].dead), (1, 1, 1), "what a did");
     a.reopen().await?;
     let held = a.take(1).await?;
@@ -81,7 +81,7 @@ async fn a_shared_dead_letter_is_kept(h: Harness) -> Verdict {
     let appended = h.append_n(&only(&topic), 1).await?;
     let entries = a.take(1).await?;
     a.settle(&receipts(&entries), &dead(Reason::Rejected, 3, appended[0])).await?;
-    let letters = h.backend.dead_letters()?.list(&only(&topic), &a.seat.group, Range::ALL, 9).await?.items;
+    let letters = h.backend.dead_letters()?.list(&only(&topic), &a.member.group, Range::ALL, 9).await?.items;
     let [letter] = &letters[..] else { return Err(crate::case::Violation::new(format!("{letters:?}"))) };
     equal!((letter.origin, letter.attempts), (appended[0], 3), "origin and attempts of the dead letter");
     equal!(letter.body, entries[0].fields, "its body");
@@ -96,7 +96,7 @@ async fn a_shared_retry_keeps_attempt_and_failures(h: Harness) -> Verdict {
     let (error, history) = ("attempt 2 failed".to_owned(), History::parse("5 1 first"));
     let says = Settlement::Retry { due: Due::NOW, attempt: 3, origin, error, history };
     equal!(a.settle(&receipts(&entries), &says).await?.applied, 1, "a retry");
-    h.own(&tp, &a.seat.group, LONG).await?.promote(1).await?;
+    h.own(&tp, &a.member.group, LONG).await?.promote(1).await?;
     let back = a.take(1).await?.remove(0);
     let back = wire::decode(back.receipt, &back.fields, &Limits::default());
     let failures: Vec<_> = back.history.failures().iter().map(|failed| failed.attempt).collect();
@@ -152,8 +152,8 @@ async fn what_is_given_back_is_claimed_at_once_and_never_by_others(h: Harness) -
     let (topic, [mut a, mut b, mut c]) = sharers(&h, 1, ["a", "b", "c"]).await?;
     h.append_n(&only(&topic), 3).await?;
     let entries = a.take(3).await?;
-    h.backend.shared()?.give_back(&a.seat, Partition(0), &receipts(&entries[..2])).await?;
-    h.backend.shared()?.give_back(&b.seat, Partition(0), &receipts(&entries[2..])).await?;
+    h.backend.shared()?.give_back(&a.member, Partition(0), &receipts(&entries[..2])).await?;
+    h.backend.shared()?.give_back(&b.member, Partition(0), &receipts(&entries[2..])).await?;
     let claimed = b.claim(&["a"], LONG, 10).await?;
     ensure!(claimed.given_back.entries.is_empty(), "the living are robbed: {claimed:?}");
     let claimed = b.claim(&[], LONG, 10).await?;

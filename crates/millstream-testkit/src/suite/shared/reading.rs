@@ -34,7 +34,7 @@ async fn each_entry_goes_to_one_consumer(h: Harness) -> Verdict {
     // Unsettled entries stay with their consumers, even if another one joins later.
     let mut d = Sharer::join(&h, &topic, "d").await?;
     for sharer in [&mut a, &mut b, &mut c, &mut d] {
-        sharer.nothing("everything is in somebody's hands").await?;
+        sharer.nothing("everything is held by somebody").await?;
     }
     Ok(())
 }
@@ -57,7 +57,7 @@ async fn every_partition_and_both_sources_are_read(h: Harness) -> Verdict {
     // A failed entry comes back to any consumer.
     let (partition, _, entry) = &entries[0];
     let batch = [(entry.receipt, retry(entry, Duration::ZERO))];
-    let settled = h.backend.shared()?.settle_shared(&a.seat, *partition, &batch).await?;
+    let settled = h.backend.shared()?.settle_shared(&a.member, *partition, &batch).await?;
     equal!(settled.applied, 1, "retries");
     let mut owner = h.owner(&TopicPartition { topic: topic.name, partition: *partition }, "group").await?;
     owner.promote(1).await?;
@@ -126,7 +126,7 @@ async fn a_lost_group_is_told_to_a_shared_reader(h: Harness) -> Verdict {
     let lost = TopicPartition::new(topic.name.clone(), 1);
     h.append_n(&lost, 1).await?;
     a.take_all(1).await?;
-    h.operator()?.destroy_group(&lost, &a.seat.group).await?;
+    h.operator()?.destroy_group(&lost, &a.member.group).await?;
     refused(
         a.reader.fetch(10, QUIET).await,
         ErrorKind::GroupMissing,
@@ -135,11 +135,11 @@ async fn a_lost_group_is_told_to_a_shared_reader(h: Harness) -> Verdict {
     let claim = h
         .backend
         .shared()?
-        .claim(&a.seat, Partition(1), &[], LONG, 10, &millstream_core::Continuity::assured())
+        .claim(&a.member, Partition(1), &[], LONG, 10, &millstream_core::Continuity::assured())
         .await;
     refused(claim, ErrorKind::GroupMissing, "a claim in a group that was destroyed")?;
     for tp in topic.iter() {
-        h.backend.catalog().restore_group(&tp, &a.seat.group, MessageId::ZERO).await?;
+        h.backend.catalog().restore_group(&tp, &a.member.group, MessageId::ZERO).await?;
     }
     equal!(a.take_all(1).await?[0].0, Partition(1), "where the entry was read once more");
     Ok(())
