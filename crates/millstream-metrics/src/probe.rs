@@ -103,7 +103,7 @@ fn consumer(health: &Health, ok: bool) -> Check {
     let failing = health.failing().map(|(each, failure)| fails(&place(each), failure));
     let mut problems: Vec<_> = stalled.chain(failing).collect();
     if !health.connected {
-        problems.push("its heartbeats have been failing for longer than a lease lives".into());
+        problems.push("its heartbeats have been failing for longer than the ttl of a lease".into());
     }
     let name = format!("consumer {} of group {}", health.member, health.group);
     Check { name, ok, state: health.state.as_str().into(), problems }

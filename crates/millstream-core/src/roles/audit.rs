@@ -273,21 +273,21 @@ impl Fault {
         match self {
             Self::TopicUnlisted => "the topic is added to the list",
             Self::TopicWithoutSettings => {
-                "settings are made from the list of partitions; a topic that has none is taken off the list"
+                "settings are made from the list of partitions; a topic without partitions is removed from the list"
             }
             Self::PartitionUnlisted => "the partition is added to the list",
             Self::PartitionsUnfinished => "expand the topic again to that number",
             Self::DeletionUnfinished => "its deletion was stopped half-way: delete it again",
-            Self::WrongType => "somebody else uses this key: rename theirs, or choose a namespace",
+            Self::WrongType => "another program uses this key: rename that key, or choose a namespace",
             Self::SettingsDamaged => {
-                "put the field right, or delete the topic by force; a pause that is none ends when the group is resumed"
+                "correct the field, or delete the topic by force; an invalid pause ends when the group is resumed"
             }
             Self::FenceDamaged => {
-                "nobody can own the partition: while nobody runs, set epoch to the time in milliseconds, and ttl to 0"
+                "no consumer can own the partition: stop all of them, set epoch to the time in milliseconds, and ttl to 0"
             }
             Self::GroupUnlisted => {
-                "it keeps what it has not read from being trimmed: delete the group if nobody reads there, or \
-                 destroy it with XGROUP if its name is none of ours"
+                "its unread entries are not trimmed: delete the group if no consumer reads there, or \
+                 destroy it with XGROUP if its name is not valid here"
             }
             Self::GroupMissing => "the group is created there, with the oldest entry",
             Self::PositionAhead => "the group is set back to the oldest entry: some may be handled again",
@@ -297,7 +297,7 @@ impl Fault {
             }
             Self::RetryStranded => "it is due at once; deleted if the same message is pending in the log",
             Self::PendingAndParked => "the parked copy is dropped: the pending one will be settled",
-            Self::Ghost => "it is taken off the pending list: nothing is there to be handled",
+            Self::Ghost => "it is removed from the pending list: there is no message to handle",
             Self::RetryLeaked => {
                 "it is appended to the retry log again: it may be handled twice, and is not lost"
             }

@@ -131,7 +131,7 @@ impl Scanner {
         match self.scan_first(bytes)? {
             0 if bytes.len() > self.at => {
                 let more = bytes.len() - self.at;
-                Err(unexpected(format_args!("{more} bytes that nobody asked for")))
+                Err(unexpected(format_args!("{more} bytes without a request")))
             }
             missing => Ok(missing),
         }
