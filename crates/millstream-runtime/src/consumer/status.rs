@@ -17,7 +17,7 @@ pub(in crate::consumer) struct Status {
     running: AtomicUsize,
     topics: Mutex<BTreeMap<TopicName, TopicStatus>>,
     /// Counts the messages in flight of topics in shared mode.
-    hands: Mutex<BTreeMap<TopicName, Count>>,
+    shared: Mutex<BTreeMap<TopicName, Count>>,
     workers: Mutex<BTreeMap<TopicPartition, Worker>>,
 }
 
@@ -107,8 +107,8 @@ impl Status {
     }
 
     /// Adds a topic in shared mode, with the function that counts its messages in flight.
-    pub(in crate::consumer) fn shares(&self, topic: &TopicName, in_hand: Count) {
-        lock(&self.hands).insert(topic.clone(), in_hand);
+    pub(in crate::consumer) fn shares(&self, topic: &TopicName, in_flight: Count) {
+        lock(&self.shared).insert(topic.clone(), in_flight);
     }
 
     /// Returns how many messages of a topic are read and not settled.
@@ -116,7 +116,7 @@ impl Status {
         let workers = lock(&self.workers);
         let of_topic = workers.iter().filter(|(tp, _)| tp.topic == *topic);
         let owned: usize = of_topic.map(|(_, worker)| worker.in_flight.unsettled()).sum();
-        owned + lock(&self.hands).get(topic).map_or(0, |in_hand| in_hand())
+        owned + lock(&self.shared).get(topic).map_or(0, |in_flight| in_flight())
     }
 
     /// Returns how many poison candidates of a topic are read and not settled.

@@ -127,7 +127,7 @@ impl Work {
             Some(Plan::GiveUp(crashes)) => {
                 let PartitionHandle { topic_partition, group, .. } = &**owned;
                 let origin = item.job.origin;
-                tracing::warn!(%topic_partition, %group, %origin, crashes, "given up: processes ended over it");
+                tracing::warn!(%topic_partition, %group, %origin, crashes, "dead-lettered: processes ended while handling it");
                 context.observer.observe(&Event::Crashed { topic_partition, group, origin, crashes });
                 self.finish(owned, item, &Verdict::Crashed(crashes), Duration::ZERO);
                 unit.clear();

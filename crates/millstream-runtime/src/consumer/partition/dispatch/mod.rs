@@ -326,7 +326,7 @@ impl Dispatcher {
                 job.said = Some(Said::Own(Verdict::Crashed(crashes)));
                 let PartitionHandle { topic_partition, group, .. } = &*self.owned;
                 let origin = job.origin;
-                tracing::warn!(%topic_partition, %group, %origin, crashes, "given up: processes ended over it");
+                tracing::warn!(%topic_partition, %group, %origin, crashes, "dead-lettered: processes ended while handling it");
                 let event = Event::Crashed { topic_partition, group, origin, crashes };
                 self.context.observer.observe(&event);
                 // The leases before ours ended over this message, so other candidates need not run alone because of them.
