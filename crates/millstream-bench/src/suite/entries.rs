@@ -142,6 +142,18 @@ pub(super) const ENTRIES: &[Entry] = &[
         throughput("consume-1", "consume, trimmed, 1 partition", "consume --messages 300000", TRIMMED),
         &[Series::Partitions, Series::Groups],
     ),
+    throughput(
+        "consume-unordered",
+        "consume, 64 handlers at once in no order, 1 partition",
+        "consume --concurrency unordered:64 --messages 300000",
+        NO_TARGETS,
+    ),
+    throughput(
+        "consume-per-key",
+        "consume, 64 handlers at once in the order of 1,000 keys, 1 partition",
+        "consume --concurrency per-key:64 --keys 1000 --messages 300000",
+        NO_TARGETS,
+    ),
     in_series(
         throughput(
             "consume-8",
