@@ -105,8 +105,10 @@ mod tests {
     use super::*;
 
     fn lease(owner: Option<&str>) -> Ownership {
-        let holder = owner.map(|owner| Holder { owner: owner.into(), epoch: 1, expires_in: Duration::MAX });
-        Ownership { partition: Partition(0), holder, ttl: None, ends: 0 }
+        let holder = owner.map(|owner| Holder::new(owner, 1, Duration::MAX));
+        let mut ownership = Ownership::free(Partition(0));
+        ownership.holder = holder;
+        ownership
     }
 
     #[test]

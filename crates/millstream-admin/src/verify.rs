@@ -271,7 +271,7 @@ pub fn advice(fault: Fault) -> String {
     let by = match fault.remedy() {
         Remedy::Repair => "repair",
         Remedy::Heals => "repair, or by itself when a consumer or worker comes to it",
-        Remedy::Person => "by hand",
+        _ => "by hand",
     };
     format!("{fault}: {} ({by})", fault.advice())
 }

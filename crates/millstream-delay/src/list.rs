@@ -26,7 +26,7 @@ pub struct WaitingTask<T: 'static> {
 
 impl<T> WaitingTask<T> {
     pub(crate) fn new(found: Scheduled, queue: &Arc<Inner<T>>) -> Self {
-        let Scheduled { id, due, fields } = found;
+        let Scheduled { id, due, fields, .. } = found;
         Self { id, due: time_of(due), millis: due, fields, queue: queue.clone() }
     }
 

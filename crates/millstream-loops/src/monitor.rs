@@ -161,7 +161,7 @@ impl LoopState {
     #[must_use]
     pub fn failure(&self, now: Instant) -> Option<Failure> {
         let (since, error) = self.failing.clone()?;
-        Some(Failure { lasts: now.saturating_duration_since(since), error })
+        Some(Failure::new(now.saturating_duration_since(since), error))
     }
 
     /// Returns the loop's entry in a health report; `None` for a loop of a delay queue, whose reports have entries of

@@ -73,7 +73,8 @@ impl Shard {
     /// Hands out due tasks for a claim on the server `server`; `tokens` counts all tasks ever handed out.
     pub(crate) fn claim(&mut self, ask: &ClaimRequest, now: Now, server: &str, tokens: &mut u64) -> Claimed {
         let limit = ask.limit.min(MAX_CLAIM);
-        let mut claimed = Claimed { now: now.millis(), server: server.to_owned(), ..Claimed::default() };
+        let mut claimed = Claimed::default();
+        (claimed.now, claimed.server) = (now.millis(), server.to_owned());
         // All of them first: a claim with a hold of zero runs out in this millisecond.
         let (mut ran_out, mut due, mut bytes, mut next) = (Vec::new(), Vec::new(), 0, None);
         for (deadline, id) in self.overdue(now) {

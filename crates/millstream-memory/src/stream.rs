@@ -230,7 +230,7 @@ impl Cursor {
                 Pending { deliveries: 1, by: by.clone(), touched: now, given_back: false, held: None };
             self.pending.insert(*id, pending);
             let receipt = Receipt { source, id: *id };
-            out.entries.push(Entry { receipt, deliveries: 1, fields: fields.clone(), note: None });
+            out.entries.push(Entry::new(receipt, 1, fields.clone()));
         }
     }
 
@@ -388,12 +388,7 @@ impl Pending {
         match stream.get(id) {
             Some(fields) => {
                 let note = self.held.as_ref().map(|held| held.read(reading.now));
-                out.entries.push(Entry {
-                    receipt,
-                    deliveries: self.deliveries,
-                    fields: fields.clone(),
-                    note,
-                });
+                out.entries.push(Entry::new(receipt, self.deliveries, fields.clone()).with_note(note));
             }
             None => out.ghosts.push(receipt),
         }

@@ -150,7 +150,7 @@ impl Timetable {
 
     pub(crate) fn get(&self, id: &ScheduleId) -> Option<Scheduled> {
         let item = self.items.get(id)?;
-        Some(Scheduled { id: id.clone(), due: item.due, fields: item.fields.clone().unwrap_or_default() })
+        Some(Scheduled::new(id.clone(), item.due, item.fields.clone().unwrap_or_default()))
     }
 
     pub(crate) fn page(&self, after: Option<(u64, ScheduleId)>, limit: usize) -> Vec<Scheduled> {

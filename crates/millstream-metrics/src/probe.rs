@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn a_server_that_is_away_ends_readiness_alone() {
         let mut health = of(ConsumerState::Running);
-        health.loops[0].failing = Some(Failure { lasts: Duration::from_secs(2), error: "refused".into() });
+        health.loops[0].failing = Some(Failure::new(Duration::from_secs(2), "refused"));
         assert!(ready(&Backend::Reached, &[health.clone()], &[], &[], 1).ok, "it may pass by itself");
         health.connected = false;
         let away = Backend::Failed("refused".into());
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_loop_of_nobody_counts_when_it_hangs() {
         let mut refresh = LoopHealth::new("refresh", "orders".parse().expect("name"), None);
-        refresh.failing = Some(Failure { lasts: Duration::from_secs(3), error: "refused".into() });
+        refresh.failing = Some(Failure::new(Duration::from_secs(3), "refused"));
         let probes = |each: &LoopHealth| {
             let loops = [each.clone()];
             (live(&[], &[], &loops), ready(&Backend::Reached, &[], &[], &loops, 0))

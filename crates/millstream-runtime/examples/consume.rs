@@ -53,7 +53,7 @@ impl Log for Idle {
     }
 
     async fn append_measured(&self, _: &[Append]) -> Measured {
-        Measured { results: Vec::new(), lengths: Vec::new() }
+        Measured::new(Vec::new(), Vec::new())
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
@@ -71,7 +71,9 @@ impl Reader for Endless {
 
     async fn fetch(&mut self, max: usize, _: Duration) -> Result<Fetched> {
         tokio::task::yield_now().await;
-        Ok(Fetched { entries: entries(&mut self.last, max), ..Fetched::default() })
+        let mut fetched = Fetched::default();
+        fetched.entries = entries(&mut self.last, max);
+        Ok(fetched)
     }
 }
 
@@ -82,7 +84,7 @@ fn entries(last: &mut u64, count: usize) -> Vec<Entry> {
         *last += 1;
         let receipt = Receipt { source: Source::Log, id: MessageId::new(*last, 0) };
         let payload = reply.slice(at * PAYLOAD..(at + 1) * PAYLOAD);
-        Entry { receipt, deliveries: 1, fields: vec![(Bytes::from_static(b"payload"), payload)], note: None }
+        Entry::new(receipt, 1, vec![(Bytes::from_static(b"payload"), payload)])
     };
     (0..count).map(entry).collect()
 }

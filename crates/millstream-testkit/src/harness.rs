@@ -360,7 +360,7 @@ impl Harness {
     pub(crate) async fn trim_by(&self, lease: &Lease, retention: Retention) -> Result<Trimmed, Violation> {
         let mut all = Trimmed::default();
         loop {
-            let Trimmed { dropped, lost, more } = self.backend.log().trim(lease, retention).await?;
+            let Trimmed { dropped, lost, more, .. } = self.backend.log().trim(lease, retention).await?;
             all.dropped += dropped;
             all.lost.extend(lost);
             if !more {

@@ -80,7 +80,7 @@ impl Fixture {
 
     fn member(&self, name: &str) -> SharedMember {
         let consumer = name.parse().expect("a name");
-        SharedMember { topic: self.spec.name.clone(), group: self.group.clone(), consumer }
+        SharedMember::new(self.spec.name.clone(), self.group.clone(), consumer)
     }
 
     /// Reads everything once as the owner, over the slow link, and settles nothing.

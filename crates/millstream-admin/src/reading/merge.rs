@@ -117,7 +117,7 @@ mod tests {
                 rest.retain(|ms| behind.is_none_or(|it| if newest_first { *ms < it } else { *ms > it }));
                 let more = rest.len() > portion;
                 rest.truncate(portion);
-                Box::pin(async move { Ok(Page { items: rest, more }) })
+                Box::pin(async move { Ok(Page::new(rest, more)) })
             });
             let id = |ms: &u64| MessageId::new(*ms, 0);
             let (page, next) = merge(lanes.len(), newest_first, limit, id, fetch).await.expect("merged");

@@ -128,7 +128,7 @@ impl Admin {
                 let mut after = MessageId::ZERO;
                 loop {
                     let inspect = self.backend.inspect()?;
-                    let Page { items, more } =
+                    let Page { items, more, .. } =
                         inspect.pending(topic_partition, group, source, after, MAX_PAGE).await?;
                     after = items.last().map_or(MessageId::MAX, |last| last.id);
                     for pending in items.into_iter().filter(|it| it.idle >= query.idle) {

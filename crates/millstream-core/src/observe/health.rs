@@ -124,11 +124,20 @@ impl TopicHealth {
 
 /// Failure of a loop that keeps retrying.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Failure {
     /// Time since the loop began to fail.
     pub lasts: Duration,
     /// The last error.
     pub error: String,
+}
+
+impl Failure {
+    /// Creates the record of a failure.
+    #[must_use]
+    pub fn new(lasts: Duration, error: impl Into<String>) -> Self {
+        Self { lasts, error: error.into() }
+    }
 }
 
 /// Health of one loop.

@@ -181,6 +181,7 @@ pub enum Fault {
 
 /// Way in which a fault is repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Remedy {
     /// By [`Audit::repair`]; until then messages wait, or would be lost or skipped.
     Repair,
@@ -319,6 +320,7 @@ impl fmt::Display for Fault {
 
 /// Inconsistency that was found.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub struct Finding {
     /// The kind.
     pub fault: Fault,
@@ -346,6 +348,7 @@ impl fmt::Display for Finding {
 
 /// Result of one check of a page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Audited {
     /// Inconsistencies in this page.
     pub findings: Vec<Finding>,
@@ -353,6 +356,14 @@ pub struct Audited {
     pub looked_at: u64,
     /// Position at which the next page starts; `None` at the end.
     pub next: Option<String>,
+}
+
+impl Audited {
+    /// Creates the result of a check of this many items: no finding, and no further page.
+    #[must_use]
+    pub fn new(looked_at: u64) -> Self {
+        Self { findings: Vec::new(), looked_at, next: None }
+    }
 }
 
 /// Finds and repairs inconsistencies.

@@ -55,12 +55,21 @@ impl GroupState {
 
 /// Result of [`Catalog::create_group`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GroupCreated {
     /// Whether the topic did not have the group before; true also for callers that arrive while it is being created.
     pub new: bool,
     /// Partitions on which it was created by this call. If the group is not new, it had been lost there (or the topic has
     /// grown), and starts there with the oldest entry.
     pub partitions: Vec<Partition>,
+}
+
+impl GroupCreated {
+    /// Creates a result as a backend returns it.
+    #[must_use]
+    pub fn new(new: bool, partitions: Vec<Partition>) -> Self {
+        Self { new, partitions }
+    }
 }
 
 /// State of one partition for one group.

@@ -24,6 +24,7 @@ pub const MAX_PAGE_BYTES: usize = 4 << 20;
 
 /// Part of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Page<T> {
     /// The items.
     pub items: Vec<T>,
@@ -32,6 +33,12 @@ pub struct Page<T> {
 }
 
 impl<T> Page<T> {
+    /// Creates a page as a backend returns it.
+    #[must_use]
+    pub const fn new(items: Vec<T>, more: bool) -> Self {
+        Self { items, more }
+    }
+
     /// Creates an empty page, with nothing behind it.
     #[must_use]
     pub const fn empty() -> Self {
@@ -79,11 +86,20 @@ impl Range {
 
 /// Entry as it is stored in a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stored {
     /// Its id.
     pub id: MessageId,
     /// Its fields, byte for byte. [`wire::decode`](crate::wire::decode) reads them.
     pub fields: Fields,
+}
+
+impl Stored {
+    /// Creates an entry as a backend returns it.
+    #[must_use]
+    pub fn new(id: MessageId, fields: Fields) -> Self {
+        Self { id, fields }
+    }
 }
 
 /// Entry that was handed out and not settled.
@@ -121,6 +137,7 @@ pub struct Parked {
 
 /// Ownership of a partition for a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Ownership {
     /// The partition.
     pub partition: Partition,
@@ -130,6 +147,14 @@ pub struct Ownership {
     pub ttl: Option<Duration>,
     /// Number of owners before the last one that ended in a row without releasing it: they died, or were cut off.
     pub ends: usize,
+}
+
+impl Ownership {
+    /// Creates the record of a partition that never had an owner.
+    #[must_use]
+    pub fn free(partition: Partition) -> Self {
+        Self { partition, holder: None, ttl: None, ends: 0 }
+    }
 }
 
 /// Name under which a group reads entries.

@@ -136,6 +136,7 @@ pub enum Acquired {
 
 /// Current owner of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Holder {
     /// Name that the owner gave when it acquired the lease.
     pub owner: String,
@@ -143,6 +144,14 @@ pub struct Holder {
     pub epoch: u64,
     /// Time from now until the lease expires unless it is renewed.
     pub expires_in: Duration,
+}
+
+impl Holder {
+    /// Creates the record of an owner.
+    #[must_use]
+    pub fn new(owner: impl Into<String>, epoch: u64, expires_in: Duration) -> Self {
+        Self { owner: owner.into(), epoch, expires_in }
+    }
 }
 
 /// Grants, renews and ends leases.

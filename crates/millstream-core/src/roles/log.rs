@@ -34,6 +34,7 @@ pub struct Append {
 
 /// Entry as a group's owner reads it. [`wire::decode`](crate::wire::decode) turns it into a message.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Entry {
     /// The reference with which it is settled.
     pub receipt: Receipt,
@@ -43,6 +44,20 @@ pub struct Entry {
     pub fields: Fields,
     /// Note that was stored for it when it was handed out before.
     pub note: Option<Note>,
+}
+
+impl Entry {
+    /// Creates an entry without a note, as a backend returns it.
+    #[must_use]
+    pub fn new(receipt: Receipt, deliveries: u32, fields: Fields) -> Self {
+        Self { receipt, deliveries, fields, note: None }
+    }
+
+    /// Returns the same entry with its note, if there is one.
+    #[must_use]
+    pub fn with_note(self, note: Option<Note>) -> Self {
+        Self { note, ..self }
+    }
 }
 
 /// Note on a pending entry, which an owner stores for itself and for the owners after it.
@@ -82,6 +97,7 @@ impl Note {
 
 /// Result of one [`Reader::fetch`].
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct Fetched {
     /// The entries, those of each source in the order of their ids.
     pub entries: Vec<Entry>,
@@ -105,6 +121,14 @@ pub struct Fetched {
     /// ids that were returned before. The caller must drop the messages in flight and release the lease: a settlement of
     /// one of them could take another message off the pending list. Nothing else was read.
     pub tail_lost: bool,
+}
+
+impl Fetched {
+    /// Creates the empty result of a fetch that read the pending list.
+    #[must_use]
+    pub fn of_pending() -> Self {
+        Self { pending: true, ..Self::default() }
+    }
 }
 
 /// Settlement of an entry that was handed out.
@@ -156,6 +180,7 @@ pub struct Settled {
 
 /// Result of [`Log::trim`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Trimmed {
     /// Number of entries that were dropped.
     pub dropped: usize,
@@ -164,6 +189,14 @@ pub struct Trimmed {
     pub lost: Vec<Lost>,
     /// Whether it stopped before everything was dropped that could be: call again.
     pub more: bool,
+}
+
+impl Trimmed {
+    /// Creates the result of a trim that dropped this many entries, lost none, and has nothing left to drop.
+    #[must_use]
+    pub fn new(dropped: usize) -> Self {
+        Self { dropped, lost: Vec::new(), more: false }
+    }
 }
 
 /// Entries that one group lost.
@@ -181,11 +214,20 @@ pub struct Lost {
 
 /// Result of [`Log::append_measured`].
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Measured {
     /// One result per entry, as [`Log::append`] returns it.
     pub results: Vec<Result<MessageId>>,
     /// Number of entries in each log.
     pub lengths: Vec<(TopicPartition, u64)>,
+}
+
+impl Measured {
+    /// Creates a result as a backend returns it.
+    #[must_use]
+    pub fn new(results: Vec<Result<MessageId>>, lengths: Vec<(TopicPartition, u64)>) -> Self {
+        Self { results, lengths }
+    }
 }
 
 /// Reads and writes the logs of partitions.

@@ -35,11 +35,20 @@ pub struct Recurrence {
 
 /// Recurring schedules that are due.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DueRecurrences {
     /// Time of the server: milliseconds since 1970.
     pub now: u64,
     /// Schedules that are due and not paused, in the order of their due times.
     pub recurrences: Vec<Recurrence>,
+}
+
+impl DueRecurrences {
+    /// Creates a result as a backend returns it.
+    #[must_use]
+    pub fn new(now: u64, recurrences: Vec<Recurrence>) -> Self {
+        Self { now, recurrences }
+    }
 }
 
 /// Keeps recurring schedules.

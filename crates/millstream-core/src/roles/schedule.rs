@@ -32,6 +32,7 @@ pub const MAX_ID_LEN: usize = 256;
 
 /// One of the parts that a delay queue is spread over. Everything that must change together is in one shard.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub struct Shard {
     /// The queue.
     pub queue: QueueName,
@@ -218,6 +219,7 @@ pub struct Scheduling {
 
 /// Result of a scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Placed {
     /// The message waits.
     New,
@@ -229,6 +231,7 @@ pub enum Placed {
 
 /// Scheduled message that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Scheduled {
     /// Its id.
     pub id: ScheduleId,
@@ -236,6 +239,14 @@ pub struct Scheduled {
     pub due: u64,
     /// The message. Empty if its body has been deleted.
     pub fields: Fields,
+}
+
+impl Scheduled {
+    /// Creates a message as a backend returns it.
+    #[must_use]
+    pub fn new(id: ScheduleId, due: u64, fields: Fields) -> Self {
+        Self { id, due, fields }
+    }
 }
 
 /// Number of messages that wait at a place.

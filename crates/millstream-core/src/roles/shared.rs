@@ -20,6 +20,7 @@ use crate::topic::{Partition, TopicPartition};
 
 /// Consumer in a group that shares partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SharedMember {
     /// The topic.
     pub topic: TopicName,
@@ -30,6 +31,12 @@ pub struct SharedMember {
 }
 
 impl SharedMember {
+    /// Creates the consumer of a group.
+    #[must_use]
+    pub fn new(topic: TopicName, group: GroupName, consumer: MemberId) -> Self {
+        Self { topic, group, consumer }
+    }
+
     /// Returns the partition with this number.
     #[must_use]
     pub fn partition(&self, partition: Partition) -> TopicPartition {

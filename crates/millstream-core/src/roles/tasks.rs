@@ -97,6 +97,7 @@ pub struct ClaimedTask {
 
 /// Result of one claim.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Claimed {
     /// Tasks that the worker has now: those whose claims expired first, then the others by due time.
     pub tasks: Vec<ClaimedTask>,
@@ -119,6 +120,7 @@ pub struct Claimed {
 
 /// Result of one extension.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Extended {
     /// For each claim, whether the worker still has it.
     pub ours: Vec<bool>,

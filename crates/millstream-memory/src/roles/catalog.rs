@@ -121,7 +121,7 @@ impl Catalog for MemoryBackend {
         Stream::default().before(start)?;
         state.deleted_groups.remove(&(topic.name.clone(), group.clone()));
         let new = state.topic_groups.entry(topic.name.clone()).or_default().insert(group.clone());
-        let mut created = GroupCreated { new, partitions: Vec::new() };
+        let mut created = GroupCreated::new(new, Vec::new());
         // The topic may have grown since the request: on new partitions the group starts at the beginning.
         let grown = state.topics.get(&topic.name).filter(|stored| stored.partitions > topic.partitions);
         for tp in grown.cloned().as_ref().unwrap_or(topic).iter() {

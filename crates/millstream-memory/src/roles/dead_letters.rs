@@ -29,12 +29,12 @@ impl DeadLetters for MemoryBackend {
         let Some(of_group) = of_group else { return Ok(Page::empty()) };
         let between = of_group.dead.between(range.after, range.before);
         let size = |(_, fields): &&(MessageId, Fields)| bytes(fields);
-        let Page { items, more } =
+        let Page { items, more, .. } =
             if range.newest_first { page(between.rev(), limit, size) } else { page(between, limit, size) };
         let read = |(id, fields): &(MessageId, Fields)| {
             DeadLetter::from_entry(*id, topic_partition.clone(), group.clone(), fields)
         };
-        Ok(Page { items: items.into_iter().map(read).collect(), more })
+        Ok(Page::new(items.into_iter().map(read).collect(), more))
     }
 
     async fn claim(

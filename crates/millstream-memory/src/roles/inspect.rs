@@ -30,7 +30,7 @@ impl Inspect for MemoryBackend {
         };
         let Some(entries) = entries.filter(|_| !range.is_empty()) else { return Ok(Page::empty()) };
         let between = entries.between(range.after, range.before);
-        let stored = |(id, fields): &(MessageId, _)| Stored { id: *id, fields: Clone::clone(fields) };
+        let stored = |(id, fields): &(MessageId, _)| Stored::new(*id, Clone::clone(fields));
         let size = |stored: &Stored| bytes(&stored.fields);
         Ok(if range.newest_first {
             page(between.rev().map(stored), limit, size)
@@ -75,12 +75,11 @@ impl Inspect for MemoryBackend {
         let owner = |tp: TopicPartition| {
             let partition = tp.partition;
             let fence = state.fences.get(&Resource::partition(tp, group.clone()));
-            Ownership {
-                partition,
-                holder: fence.and_then(|fence| fence.holder(now)),
-                ttl: fence.map(|fence| fence.ttl),
-                ends: fence.map_or(0, |fence| fence.ends.len()),
-            }
+            let mut ownership = Ownership::free(partition);
+            ownership.holder = fence.and_then(|fence| fence.holder(now));
+            ownership.ttl = fence.map(|fence| fence.ttl);
+            ownership.ends = fence.map_or(0, |fence| fence.ends.len());
+            ownership
         };
         Ok(topic.iter().map(owner).collect())
     }

@@ -42,7 +42,7 @@ impl Leases for MemoryBackend {
                     if !heard.judges(&server, now.millis()) {
                         let (owner, epoch) = (fence.owner.clone(), fence.epoch);
                         let expires_in = heard.left(&server, now.millis());
-                        return Ok(Acquired::Held(Holder { owner, epoch, expires_in }));
+                        return Ok(Acquired::Held(Holder::new(owner, epoch, expires_in)));
                     }
                     ends.push(fence.epoch);
                     ends.drain(..ends.len().saturating_sub(MAX_ENDS));
@@ -111,7 +111,7 @@ impl Fence {
     pub(crate) fn holder(&self, now: Now) -> Option<Holder> {
         let alive = self.token.is_some() && self.expires > now;
         let expires_in = self.expires.since(now);
-        alive.then(|| Holder { owner: self.owner.clone(), epoch: self.epoch, expires_in })
+        alive.then(|| Holder::new(self.owner.clone(), self.epoch, expires_in))
     }
 }
 

@@ -114,7 +114,7 @@ impl Log for MemoryBackend {
                 lengths.push((topic_partition.clone(), length(&state, topic_partition)));
             }
         }
-        Measured { results, lengths }
+        Measured::new(results, lengths)
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
@@ -328,7 +328,8 @@ impl MemoryReader {
         let retries = Reading { source: Source::Retry, ..new };
         // Recorded now, because the result of this look is returned without another wait.
         let woken = std::mem::replace(&mut self.heads, partition.heads) != partition.heads;
-        let mut fetched = Fetched { woken, ..Fetched::default() };
+        let mut fetched = Fetched::default();
+        fetched.woken = woken;
         if let Phase::Pending { log, retry } = phase {
             fetched.pending = true;
             let available =

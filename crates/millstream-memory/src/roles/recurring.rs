@@ -56,7 +56,7 @@ impl Recurring for MemoryBackend {
         let now = self.now().millis();
         let timetable = state.peek_timetable(place);
         let recurrences = timetable.map(|timetable| timetable.due(now, MAX_DUE)).unwrap_or_default();
-        Ok(DueRecurrences { now, recurrences })
+        Ok(DueRecurrences::new(now, recurrences))
     }
 
     async fn fire(

@@ -279,7 +279,7 @@ impl MemorySharedReader {
         (log_after, retry_after): (&mut MessageId, &mut MessageId),
         max: usize,
     ) -> Fetched {
-        let mut fetched = Fetched { pending: true, ..Fetched::default() };
+        let mut fetched = Fetched::of_pending();
         let Some(group) = place.groups.get_mut(&self.member.group) else { return fetched };
         let log = Reading { by: &self.by, source: Source::Log, now };
         if let Some(cursor) = &mut group.cursor {

@@ -67,8 +67,10 @@ impl Tasks for MemoryBackend {
         let now = self.now();
         let server = state.server();
         let shard = state.shard(shard);
-        let ours = claims.iter().map(|(id, token)| shard.extend(id, token, hold, begun, now)).collect();
-        Ok(Extended { ours, server, now: now.millis() })
+        let mut extended = Extended::default();
+        extended.ours = claims.iter().map(|(id, token)| shard.extend(id, token, hold, begun, now)).collect();
+        (extended.server, extended.now) = (server, now.millis());
+        Ok(extended)
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {

@@ -196,7 +196,7 @@ impl StreamReader {
             notes = self.guard.notes(SOURCES[stream], &ids).await?;
         }
         let mut notes = notes.into_iter();
-        let mut fetched = Fetched { pending: true, ..Fetched::default() };
+        let mut fetched = Fetched::of_pending();
         let mut counts = page.deliveries.into_iter().peekable();
         for (id, fields) in page.entries {
             let note = notes.next().flatten();
@@ -205,7 +205,7 @@ impl StreamReader {
             let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
             let receipt = Receipt { source: SOURCES[stream], id };
             match fields {
-                Some(fields) => fetched.entries.push(Entry { receipt, deliveries, fields, note }),
+                Some(fields) => fetched.entries.push(Entry::new(receipt, deliveries, fields).with_note(note)),
                 None => fetched.ghosts.push(receipt),
             }
         }
@@ -237,7 +237,7 @@ impl StreamReader {
                 let receipt = Receipt { source: SOURCES[stream], id };
                 match fields {
                     Some(fields) => {
-                        fetched.entries.push(Entry { receipt, deliveries: 1, fields, note: None });
+                        fetched.entries.push(Entry::new(receipt, 1, fields));
                     }
                     None => fetched.ghosts.push(receipt),
                 }

@@ -361,14 +361,14 @@ fn page(
     notes: Vec<Option<Note>>,
 ) -> Fetched {
     let (mut counts, mut notes) = (counts.into_iter().peekable(), notes.into_iter());
-    let mut fetched = Fetched { pending: true, ..Fetched::default() };
+    let mut fetched = Fetched::of_pending();
     for (id, fields) in entries {
         let note = notes.next().flatten();
         while counts.next_if(|(other, _)| *other < id).is_some() {}
         let deliveries = counts.next_if(|(other, _)| *other == id).map_or(1, |(_, times)| times);
         let receipt = Receipt { source, id };
         match fields {
-            Some(fields) => fetched.entries.push(Entry { receipt, deliveries, fields, note }),
+            Some(fields) => fetched.entries.push(Entry::new(receipt, deliveries, fields).with_note(note)),
             None => fetched.ghosts.push(receipt),
         }
     }

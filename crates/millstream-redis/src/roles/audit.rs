@@ -104,7 +104,9 @@ fn audited(scope: &Scope, answer: Value) -> Result<Audited> {
     });
     let findings = findings.collect::<Result<_>>()?;
     let next = Some(reply::text(next)?).filter(|next| !next.is_empty());
-    Ok(Audited { findings, looked_at: reply::count(looked_at)? as u64, next })
+    let mut audited = Audited::new(reply::count(looked_at)? as u64);
+    (audited.findings, audited.next) = (findings, next);
+    Ok(audited)
 }
 
 impl RedisBackend {
@@ -250,10 +252,10 @@ impl RedisBackend {
         let [before, held, left, after] = reply::tuple(Value::Array(self.ask(&pipe).await?))?;
         let [token, epoch, ttl] = reply::tuple(after)?;
         if reply::ok(before)? != token {
-            return Ok(Audited { looked_at: 1, ..Audited::default() });
+            return Ok(Audited::new(1));
         }
         let (held, token) = (reply::maybe_bytes(held)?, reply::maybe_bytes(token)?);
-        let mut page = Audited { looked_at: 1, ..Audited::default() };
+        let mut page = Audited::new(1);
         for (what, value) in [("epoch", epoch), ("ttl", ttl)] {
             if let Some(value) = reply::maybe_bytes(value)?
                 && !is_number(&value)

@@ -287,7 +287,7 @@ impl Catalog for RedisBackend {
         if starts.is_some() {
             self.is_everywhere(&topic.name, group).await?;
         }
-        Ok(GroupCreated { new: starts.is_some(), partitions })
+        Ok(GroupCreated::new(starts.is_some(), partitions))
     }
 
     async fn groups(&self, topic: &TopicName) -> Result<Vec<GroupName>> {

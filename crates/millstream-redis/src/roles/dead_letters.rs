@@ -36,11 +36,11 @@ impl DeadLetters for RedisBackend {
         limit: usize,
     ) -> Result<Page<DeadLetter>> {
         let key = self.inner.keys.dead_letters(topic_partition, group);
-        let Page { items, more } = self.page(&key, range, limit).await?;
+        let Page { items, more, .. } = self.page(&key, range, limit).await?;
         let letters = items.into_iter().map(|stored| {
             DeadLetter::from_entry(stored.id, topic_partition.clone(), group.clone(), &stored.fields)
         });
-        Ok(Page { items: letters.collect(), more })
+        Ok(Page::new(letters.collect(), more))
     }
 
     async fn claim(

@@ -86,7 +86,7 @@ impl Inspect for RedisBackend {
         let more = rows.len() == limit;
         let mut notes = notes.into_iter();
         let noted = |row| Pending { note: notes.next().flatten(), ..row };
-        Ok(Page { items: rows.into_iter().map(noted).collect(), more })
+        Ok(Page::new(rows.into_iter().map(noted).collect(), more))
     }
 
     async fn parked(
@@ -108,7 +108,7 @@ impl Inspect for RedisBackend {
             None => call.args(["", ""]),
         };
         let [more, entries] = reply::tuple(script::run_one(&self.inner.bulk, call.arg(limit)).await?)?;
-        let mut page = Page { items: Vec::new(), more: reply::int(more)? == 1 };
+        let mut page = Page::new(Vec::new(), reply::int(more)? == 1);
         for entry in reply::array(entries)? {
             let [origin, score, item] = reply::tuple(entry)?;
             let origin = reply::bytes(origin)?;
@@ -214,7 +214,7 @@ impl RedisBackend {
             let read = entries.len();
             for (id, fields) in entries {
                 range = range.behind(id);
-                let stored = Stored { id, fields: fields.unwrap_or_default() };
+                let stored = Stored::new(id, fields.unwrap_or_default());
                 bytes += size(&stored.fields);
                 page.items.push(stored);
             }
@@ -284,20 +284,16 @@ fn ownership(tp: &TopicPartition, answers: Vec<Value>) -> Result<Ownership> {
     // free.
     let lives = held.is_some() && held == token && left > 0 && left <= ttl.unwrap_or(0).saturating_mul(2);
     let holder = match (reply::maybe_bytes(owner)?, epoch) {
-        (Some(owner), Some(epoch)) if lives => Some(Holder {
-            owner: String::from_utf8_lossy(&owner).into_owned(),
-            epoch,
-            expires_in: Duration::from_millis(left),
-        }),
+        (Some(owner), Some(epoch)) if lives => {
+            Some(Holder::new(String::from_utf8_lossy(&owner), epoch, Duration::from_millis(left)))
+        }
         _ => None,
     };
-    Ok(Ownership {
-        partition: tp.partition,
-        holder,
-        ttl: ttl.map(Duration::from_millis),
-        ends: reply::maybe_bytes(ends)?
-            .map_or(0, |ends| crate::roles::leases::ends(&String::from_utf8_lossy(&ends)).len()),
-    })
+    let ends = reply::maybe_bytes(ends)?
+        .map_or(0, |ends| crate::roles::leases::ends(&String::from_utf8_lossy(&ends)).len());
+    let mut ownership = Ownership::free(tp.partition);
+    (ownership.holder, ownership.ttl, ownership.ends) = (holder, ttl.map(Duration::from_millis), ends);
+    Ok(ownership)
 }
 
 fn reading(source: Source, info: Value) -> Result<Reading> {

@@ -65,7 +65,7 @@ impl Leases for RedisBackend {
         }
         let (owner, epoch) = (reply::text(next()?)?, epoch(next()?)?);
         let expires_in = Duration::from_millis(u64::try_from(reply::int(next()?)?).unwrap_or(0));
-        Ok(Acquired::Held(Holder { owner, epoch, expires_in }))
+        Ok(Acquired::Held(Holder::new(owner, epoch, expires_in)))
     }
 
     async fn renew(&self, leases: &[Lease]) -> Vec<Result<()>> {
@@ -132,7 +132,7 @@ impl Leases for RedisBackend {
             return Ok(None);
         }
         let (owner, epoch) = (reply::text(owner)?, epoch(stored)?);
-        Ok(Some(Holder { owner, epoch, expires_in: Duration::from_millis(pttl) }))
+        Ok(Some(Holder::new(owner, epoch, Duration::from_millis(pttl))))
     }
 }
 

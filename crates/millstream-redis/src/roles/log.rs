@@ -80,7 +80,7 @@ impl Log for RedisBackend {
         let lengths = partitions.into_iter().zip(answers);
         let lengths =
             lengths.filter_map(|(tp, answer)| Some((tp.clone(), reply::count(answer).ok()? as u64)));
-        Measured { results, lengths: lengths.collect() }
+        Measured::new(results, lengths.collect())
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {

@@ -121,7 +121,7 @@ impl Recurring for RedisBackend {
             tracing::warn!(%place, ids = ?orphans, "recurring rules without a message are no longer due");
         }
         let now = u64::try_from(reply::int(now)?).unwrap_or(0);
-        let (mut due, mut foreign) = (DueRecurrences { now, recurrences: Vec::new() }, Vec::new());
+        let (mut due, mut foreign) = (DueRecurrences::new(now, Vec::new()), Vec::new());
         for entry in reply::array(entries)? {
             let [id, score, item] = reply::tuple(entry)?;
             let (id, score, item) = (reply::bytes(id)?, reply::score_ms(score)?, reply::bytes(item)?);

@@ -104,11 +104,8 @@ impl Schedule for RedisBackend {
         }
         let [due, item] = reply::tuple(found)?;
         let due = reply::score_ms(due)?;
-        Ok(Some(Scheduled {
-            id: id.clone(),
-            due,
-            fields: fields(place, id, reply::maybe_bytes(item)?.as_ref()),
-        }))
+        let fields = fields(place, id, reply::maybe_bytes(item)?.as_ref());
+        Ok(Some(Scheduled::new(id.clone(), due, fields)))
     }
 
     async fn scheduled(
@@ -134,7 +131,7 @@ impl Schedule for RedisBackend {
                 match known(&id) {
                     Some(id) => {
                         let fields = fields(place, &id, reply::maybe_bytes(item)?.as_ref());
-                        page.push(Scheduled { id, due: reply::score_ms(score)?, fields });
+                        page.push(Scheduled::new(id, reply::score_ms(score)?, fields));
                     }
                     None => tracing::warn!(%place, ?id, "a waiting message with an invalid id is skipped"),
                 }

@@ -241,12 +241,10 @@ fn taken_over(answer: Value) -> Result<TakenOver> {
     for row in reply::array(entries)? {
         let [source, id, deliveries, idle_ms, stored] = reply::tuple(row)?;
         let (source, stored) = (note::source(&reply::bytes(source)?)?, reply::bytes(stored)?);
-        let entry = Entry {
-            receipt: Receipt { source, id: reply::id(id)? },
-            deliveries: u32::try_from(reply::int(deliveries)?).unwrap_or(u32::MAX),
-            fields: Fields::new(),
-            note: note::read(&stored, now_ms),
-        };
+        let receipt = Receipt { source, id: reply::id(id)? };
+        let deliveries = u32::try_from(reply::int(deliveries)?).unwrap_or(u32::MAX);
+        let note = note::read(&stored, now_ms);
+        let entry = Entry::new(receipt, deliveries, Fields::new()).with_note(note);
         if !stored.is_empty() && entry.note.is_none() {
             tracing::warn!(id = %entry.receipt.id, "a note that cannot be read is skipped");
         }

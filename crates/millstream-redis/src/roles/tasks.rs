@@ -87,14 +87,13 @@ fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
             None => foreign.push((id, token)),
         }
     }
-    let claimed = Claimed {
-        server: reply::text(server)?,
-        tasks,
-        crashed: reply::count(crashed)?,
-        next: Duration::from_micros(number(next)?),
-        recurring: reply::int(recurring)? == 1,
-        now: number(now)?,
-    };
+    let mut claimed = Claimed::default();
+    claimed.server = reply::text(server)?;
+    claimed.tasks = tasks;
+    claimed.crashed = reply::count(crashed)?;
+    claimed.next = Duration::from_micros(number(next)?);
+    claimed.recurring = reply::int(recurring)? == 1;
+    claimed.now = number(now)?;
     Ok((claimed, foreign))
 }
 
@@ -143,7 +142,7 @@ impl Inner {
             }
             calls.push(call);
         }
-        let mut extended = Extended { ours: Vec::with_capacity(claims.len()), ..Extended::default() };
+        let mut extended = Extended::default();
         if calls.is_empty() {
             return Ok(extended);
         }

@@ -25,7 +25,7 @@ fn large(n: usize) -> Fields {
 
 fn member(bench: &Bench, name: &str) -> SharedMember {
     let consumer = name.parse().expect("a name");
-    SharedMember { topic: bench.spec.name.clone(), group: bench.group.clone(), consumer }
+    SharedMember::new(bench.spec.name.clone(), bench.group.clone(), consumer)
 }
 
 /// How often a command was called, and for how many microseconds the server worked on it.

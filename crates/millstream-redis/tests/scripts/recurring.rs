@@ -96,7 +96,7 @@ async fn it_is_kept_replaced_or_told_paused_and_removed() {
 async fn firing_schedules_and_sets_the_next_time_in_one_step() {
     let mut bench = Bench::new().await;
     for place in [bench.partition(), Bench::shard()] {
-        let waits = |name: &str, due| Scheduled { id: id(name), due, fields: message("r") };
+        let waits = |name: &str, due| Scheduled::new(id(name), due, message("r"));
         bench.recur(&place, &recurrence("r", Some(30)), OnConflict::Keep).await;
         assert!(!bench.backend.fire(&place, &id("r"), &[30], 29, Some(40)).await.expect("answered"));
         assert!(bench.backend.fire(&place, &id("r"), &[10, 20, 30], 30, Some(40)).await.expect("fired"));

@@ -108,7 +108,7 @@ async fn what_is_there_is_kept_replaced_or_told() {
         let other = Scheduling { fields: message("other"), ..one(&place, "a", Due::At(7), Replace) };
         assert_eq!(*bench.backend.schedule(&[other]).await[0].as_ref().expect("replaced"), Placed::Replaced);
         let found = bench.backend.get(&place, &id("a")).await.expect("read");
-        assert_eq!(found, Some(Scheduled { id: id("a"), due: 7, fields: message("other") }));
+        assert_eq!(found, Some(Scheduled::new(id("a"), 7, message("other"))));
 
         // In one batch, the same id stands several times; each goes by those before it.
         let batch = [

@@ -21,7 +21,7 @@ const P: Partition = Partition(0);
 
 fn member(bench: &Bench, name: &str) -> SharedMember {
     let consumer = name.parse().expect("a name");
-    SharedMember { topic: bench.spec.name.clone(), group: bench.group.clone(), consumer }
+    SharedMember::new(bench.spec.name.clone(), bench.group.clone(), consumer)
 }
 
 async fn open(bench: &Bench, name: &str) -> Box<dyn SharedReader> {
@@ -225,7 +225,7 @@ async fn many_partitions_are_read_as_one() {
     use millstream_core::catalog::{Catalog, Start};
     use millstream_core::log::{Append, Log};
     bench.backend.create_group(&spec, &bench.group, Start::Earliest).await.expect("created");
-    let member = SharedMember { topic: spec.name.clone(), ..member(&bench, "a") };
+    let member = SharedMember::new(spec.name.clone(), bench.group.clone(), member(&bench, "a").consumer);
     let partitions: Vec<_> = (0..40).map(Partition).collect();
     let mut reader = bench.backend.shared_reader(&member, &partitions).await.expect("a reader");
     assert!(reader.fetch(10, Duration::from_millis(20)).await.expect("fetched").is_empty());

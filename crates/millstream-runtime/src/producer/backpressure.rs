@@ -86,7 +86,7 @@ impl Bounded {
     }
 
     async fn measured(&self, batch: &[Append]) -> Vec<Result<MessageId>> {
-        let Measured { results, lengths } = self.log.append_measured(batch).await;
+        let Measured { results, lengths, .. } = self.log.append_measured(batch).await;
         self.lengths().extend(lengths);
         results
     }

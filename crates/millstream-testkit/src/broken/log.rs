@@ -157,7 +157,7 @@ impl Log for Broken {
         let before = memo.trimmed.insert(tp.clone(), last).unwrap_or(MessageId::ZERO);
         let entries = memo.appended.get(tp).into_iter().flatten();
         let dropped = entries.filter(|(id, _)| *id > before && *id <= last).count();
-        Ok(Trimmed { dropped, ..Trimmed::default() })
+        Ok(Trimmed::new(dropped))
     }
 
     async fn append_measured(&self, batch: &[Append]) -> Measured {
@@ -168,7 +168,7 @@ impl Log for Broken {
         let results = self.append(batch).await;
         let after = self.lengths(&partitions).await.unwrap_or_default();
         let lengths = if self.is(Mutant::MeasuredBefore) { before } else { after };
-        Measured { results, lengths: partitions.into_iter().zip(lengths).collect() }
+        Measured::new(results, partitions.into_iter().zip(lengths).collect())
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {

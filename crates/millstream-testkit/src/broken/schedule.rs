@@ -99,7 +99,7 @@ impl Schedule for Broken {
         let found = self.inner.schedule().get(&self.place(place), id).await?;
         Ok(match self.sabotage {
             Mutant::WaitingHidden => None,
-            Mutant::WaitingShownEmpty => found.map(|it| Scheduled { fields: Fields::new(), ..it }),
+            Mutant::WaitingShownEmpty => found.map(|it| Scheduled::new(it.id, it.due, Fields::new())),
             _ => found,
         })
     }

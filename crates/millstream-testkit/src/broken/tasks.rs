@@ -71,7 +71,9 @@ impl Tasks for Broken {
             Mutant::OutagesNeverEnd => told.heard = Continuity::new(ask.hold),
             Mutant::PatienceIgnored => told.patience = DAY,
             Mutant::BusyTellsNobody if ask.limit == 0 => {
-                return Ok(Claimed { next: ask.patience, ..Claimed::default() });
+                let mut nothing = Claimed::default();
+                nothing.next = ask.patience;
+                return Ok(nothing);
             }
             _ => {}
         }
@@ -167,7 +169,9 @@ impl Tasks for Broken {
         let mut claims = claims.to_vec();
         match self.sabotage {
             Mutant::ExtendForgotten => {
-                return Ok(Extended { ours: vec![true; claims.len()], ..Extended::default() });
+                let mut extended = Extended::default();
+                extended.ours = vec![true; claims.len()];
+                return Ok(extended);
             }
             Mutant::TokenIgnored => {
                 for (id, token) in &mut claims {

@@ -76,7 +76,7 @@ impl Log for Client {
         let request = async move { inner.append_measured(&batch).await };
         let failed = |error: Error| {
             let results = (0..count).map(|_| Err(error.clone())).collect();
-            Measured { results, lengths: Vec::new() }
+            Measured::new(results, Vec::new())
         };
         self.call(Role::Log, request, failed).await
     }

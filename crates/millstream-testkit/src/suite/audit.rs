@@ -159,7 +159,8 @@ async fn what_is_repaired_is_not_repaired_again(h: Harness) -> Verdict {
     let entries = owner.take(2).await?;
     let never = Finding::new(Fault::Ghost, &scopes(&tp)?[2], format!("log:{}", entries[0].receipt.id), "");
     ensure!(!h.backend.audit()?.repair(&never).await?, "an entry that is there was taken for a ghost");
-    let unknown = Finding { id: format!("log:{}", MessageId::new(1, 1)), ..never.clone() };
+    let unknown =
+        Finding::new(never.fault, &never.scope, format!("log:{}", MessageId::new(1, 1)), &*never.detail);
     ensure!(!h.backend.audit()?.repair(&unknown).await?, "what was never there was repaired");
     h.operator()?.delete_entry(&tp, entries[0].receipt.id).await?;
     ensure!(h.backend.audit()?.repair(&never).await?, "the ghost was not taken off");

@@ -41,8 +41,7 @@ async fn entries_are_shown_byte_for_byte(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let ids = h.append(&tp, [foreign(), message(1)]).await?;
     let (shown, more) = entries(&h, &tp, &Stream::Log, Range::ALL, 10).await?;
-    let expected =
-        [Stored { id: ids[0], fields: foreign() }, Stored { id: ids[1], fields: message(1) }].to_vec();
+    let expected = [Stored::new(ids[0], foreign()), Stored::new(ids[1], message(1))].to_vec();
     equal!(shown, expected, "entries of the log");
     ensure!(!more, "there is more behind the last entry");
     let nowhere = TopicPartition::new(h.unique("nowhere").parse()?, 0);

@@ -48,7 +48,7 @@ async fn sharers<const N: usize>(
 impl Sharer {
     async fn join(h: &Harness, topic: &TopicSpec, name: &str) -> Result<Self, Violation> {
         let consumer = MemberId::new(name)?;
-        let member = SharedMember { topic: topic.name.clone(), group: GroupName::new("group")?, consumer };
+        let member = SharedMember::new(topic.name.clone(), GroupName::new("group")?, consumer);
         let partitions: Vec<_> = (0..topic.partitions).map(Partition).collect();
         let reader = h.backend.shared()?.shared_reader(&member, &partitions).await?;
         Ok(Self { member, reader, partitions, harness: h.clone() })

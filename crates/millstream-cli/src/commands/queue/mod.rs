@@ -315,7 +315,7 @@ impl Added {
         let outcome = match placed {
             Placed::New => "new",
             Placed::Replaced => "replaced",
-            Placed::Kept => "kept",
+            _ => "kept",
         };
         Self { id, outcome, dry_run }
     }

@@ -257,7 +257,7 @@ impl Add {
             Some(match recur.await? {
                 Placed::New => "new",
                 Placed::Replaced => "replaced",
-                Placed::Kept => "unchanged",
+                _ => "unchanged",
             })
         };
         // Read back from the server: an unchanged rule is counted from its original start.

@@ -58,7 +58,7 @@ impl RedisBackend {
                 (keys.held(tp, group), "hash"),
             ],
         };
-        let mut page = Audited { looked_at: expected.len() as u64, ..Audited::default() };
+        let mut page = Audited::new(expected.len() as u64);
         for expected in expected.chunks(CHUNK) {
             let mut pipe = Pipeline::with_capacity(expected.len());
             for (key, _) in expected {
@@ -119,7 +119,7 @@ impl RedisBackend {
                 }
             }
         }
-        let mut page = Audited { looked_at: names.len() as u64, ..Audited::default() };
+        let mut page = Audited::new(names.len() as u64);
         // Read the list after the logs: a group is listed before it is created on the logs.
         let listed = self.listed(&keys.topic_groups(&tp.topic), &names).await?;
         for (name, _) in names.iter().zip(listed).filter(|(_, listed)| !listed) {
@@ -148,7 +148,7 @@ impl RedisBackend {
     pub(super) async fn catalog_of(&self, scope: &Scope, topic: &TopicName) -> Result<Audited> {
         let keys = &self.inner.keys;
         let partitions = keys.topic_partitions(topic);
-        let mut page = Audited { looked_at: 1, ..Audited::default() };
+        let mut page = Audited::new(1);
         let mut pipe = Pipeline::with_capacity(2);
         pipe.cmd("SISMEMBER").arg(keys.topics().as_str()).arg(topic.as_str());
         pipe.cmd("SCARD").arg(partitions.as_str());

@@ -90,7 +90,7 @@ impl Upkeep for Trimmer {
         if retention == Retention::Keep {
             return Ok(Some(AT_LEAST_EVERY));
         }
-        let Trimmed { dropped, lost, more } = self.backend.log().trim(lease, retention).await?;
+        let Trimmed { dropped, lost, more, .. } = self.backend.log().trim(lease, retention).await?;
         let (topic_partition, _) = lease.partition()?;
         if dropped > 0 {
             events.observe(&Event::Trimmed { topic_partition, messages: dropped });

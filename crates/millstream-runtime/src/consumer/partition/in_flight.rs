@@ -252,7 +252,7 @@ mod tests {
 
     fn entry(ms: u64) -> Entry {
         let receipt = Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
-        Entry { receipt, deliveries: 1, fields: Vec::new(), note: None }
+        Entry::new(receipt, 1, Vec::new())
     }
 
     fn ids(entries: &[Entry]) -> Vec<u64> {

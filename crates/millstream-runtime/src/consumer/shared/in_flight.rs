@@ -459,7 +459,7 @@ mod tests {
 
     fn entry(ms: u64) -> Entry {
         let receipt = Receipt { source: Source::Log, id: MessageId::new(ms, 0) };
-        Entry { receipt, deliveries: 1, fields: Vec::new(), note: None }
+        Entry::new(receipt, 1, Vec::new())
     }
 
     /// The key under which an entry is held; one that was never held if it is not.
@@ -573,7 +573,7 @@ mod tests {
         let before = key(&in_flight, 1);
         let token = in_flight.live(before).await.expect("ours");
         in_flight.begin_rewind(&[Partition(0)]);
-        let other = || vec![Entry { fields: vec![("payload".into(), "another".into())], ..entry(1) }];
+        let other = || vec![Entry::new(entry(1).receipt, 1, vec![("payload".into(), "another".into())])];
         assert_eq!(in_flight.admit(Partition(0), other(), Instant::now(), false).len(), 1);
         assert!(token.is_cancelled() && !in_flight.decided(before) && in_flight.live(before).await.is_none());
         let after = key(&in_flight, 1);

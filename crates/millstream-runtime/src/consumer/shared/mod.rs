@@ -58,11 +58,8 @@ struct Sharer {
 pub(in crate::consumer) async fn run(context: Arc<Subscription>) {
     let group_member =
         Member::new(context.member.clone(), context.incarnation.clone(), context.config.lease_ttl);
-    let member = Arc::new(SharedMember {
-        topic: context.topic.name.clone(),
-        group: context.group.clone(),
-        consumer: consumer_of(&group_member),
-    });
+    let (topic, group) = (context.topic.name.clone(), context.group.clone());
+    let member = Arc::new(SharedMember::new(topic, group, consumer_of(&group_member)));
     let at_once = match context.config.concurrency {
         Concurrency::Unordered(at_once) => at_once,
         _ => 1,

@@ -121,7 +121,7 @@ impl Log for Shared {
         let mut partitions: Vec<_> = batch.iter().map(|append| append.topic_partition.clone()).collect();
         partitions.dedup();
         let lengths = self.inner.lengths(&partitions).await.expect("lengths");
-        Measured { results, lengths: partitions.into_iter().zip(lengths).collect() }
+        Measured::new(results, partitions.into_iter().zip(lengths).collect())
     }
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
@@ -185,7 +185,9 @@ impl Reader for ScriptedReader {
             // The answer to the last settlement arrives as well.
             tokio::time::sleep(MS(1)).await;
             let entries = std::mem::take(&mut self.read);
-            return Ok(Fetched { entries, pending: true, ..Fetched::default() });
+            let mut fetched = Fetched::of_pending();
+            fetched.entries = entries;
+            return Ok(fetched);
         }
         let fetched = self.inner.fetch(max, wait).await;
         if let Some(error) = failure(&self.scripted.fetch_failures) {

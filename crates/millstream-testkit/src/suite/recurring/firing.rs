@@ -28,7 +28,7 @@ async fn what_fires_is_scheduled_at_its_times(h: Harness) -> Verdict {
         let fired = h.backend.recurring()?.fire(&place, &id("a")?, &times, 1, Some(now + 3 * HOUR)).await?;
         ensure!(fired, "what is due does not fire");
         let scheduled = h.backend.schedule().scheduled(&place, None, 10).await?;
-        let expected = times.map(|due| Ok(Scheduled { id: id(format!("a@{due}"))?, due, fields: body("a") }));
+        let expected = times.map(|due| Ok(Scheduled::new(id(format!("a@{due}"))?, due, body("a"))));
         let expected = expected.into_iter().collect::<Result<Vec<_>, Violation>>()?;
         equal!(scheduled, expected, "what was scheduled");
         equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due");

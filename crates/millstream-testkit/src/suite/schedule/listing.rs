@@ -22,7 +22,7 @@ async fn a_message_that_waits_is_shown_as_it_is(h: Harness) -> Verdict {
         let message = Scheduling { fields: foreign(), ..scheduling(&place, name, Due::At(due))? };
         equal!(h.backend.schedule().get(&place, &id(name)?).await?, None, "a message before it is scheduled");
         schedule(&h, &[message]).await?;
-        let expected = Scheduled { id: id(name)?, due, fields: foreign() };
+        let expected = Scheduled::new(id(name)?, due, foreign());
         equal!(shown(&h, &place, name).await?, expected, "a message that waits");
         let listed = h.backend.schedule().scheduled(&place, None, 10).await?;
         equal!(listed, [expected], "a list of one that waits");
