@@ -164,7 +164,7 @@ async fn preview(
         (start, _) => {
             let before = match start {
                 Start::After(id) => id,
-                Start::At(ms) => MessageId::new(ms, 0).previous(),
+                Start::At(time) => MessageId::new(time.as_millis(), 0).previous(),
                 other => {
                     let why = format!("what {other:?} would mean is not known here");
                     return Err(Error::new(ErrorKind::Unsupported, why));

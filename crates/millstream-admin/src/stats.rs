@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream_core::catalog::PartitionStats;
 use millstream_core::schedule::Waiting;
-use millstream_core::{Error, ErrorKind, GroupName, Result, TopicName, TopicSpec};
+use millstream_core::{Error, ErrorKind, GroupName, Result, Timestamp, TopicName, TopicSpec};
 
 use crate::Admin;
 
@@ -53,8 +53,8 @@ pub struct GroupStats {
     pub partitions: Vec<PartitionStats>,
     /// Sums over all partitions.
     pub totals: Totals,
-    /// Time since which the whole group is paused, in milliseconds since 1970 by the server's clock; `None` if it is not.
-    pub paused: Option<u64>,
+    /// Time since which the whole group is paused, by the server's clock; `None` if it is not.
+    pub paused: Option<Timestamp>,
     /// Number of live members.
     pub members: usize,
     /// Number of partitions that have an owner.

@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
 use millstream::Millstream;
+use millstream::Timestamp;
 use millstream::admin::Admin;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -40,13 +41,13 @@ impl Context {
         self.mq.admin()
     }
 
-    /// Returns the time of the server's clock in milliseconds since 1970, accurate to half a round trip.
+    /// Returns the time of the server's clock, accurate to half a round trip.
     ///
     /// # Errors
     /// Transient errors.
-    pub(crate) async fn now_ms(&self) -> Result<u64> {
+    pub(crate) async fn now(&self) -> Result<Timestamp> {
         let ahead = self.admin().server().await?.ahead_ms.unwrap_or(0);
-        Ok(local_ms()?.saturating_add_signed(ahead))
+        Ok(Timestamp::from_millis(local_ms()?.saturating_add_signed(ahead)))
     }
 
     /// Prompts for confirmation, unless `--yes` was given: `Delete topic orders?`. The pending change has been

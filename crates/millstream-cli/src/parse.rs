@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDate, NaiveTime};
-use millstream::{MessageId, Retention, Start};
+use millstream::{MessageId, Retention, Start, Timestamp};
 
 use crate::human;
 
@@ -39,8 +39,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 /// A point in time, as typed by people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
-    /// Milliseconds since 1970.
-    At(u64),
+    /// This time.
+    At(Timestamp),
     /// This long before now.
     Ago(Duration),
     /// This long after now.
@@ -48,12 +48,12 @@ pub(crate) enum When {
 }
 
 impl When {
-    /// Returns it in milliseconds since 1970, given the current time `now`.
-    pub(crate) fn at(self, now: u64) -> u64 {
+    /// Returns the time, given the current time `now`.
+    pub(crate) fn at(self, now: Timestamp) -> Timestamp {
         match self {
             Self::At(at) => at,
-            Self::Ago(time) => now.saturating_sub(human::ms(time)),
-            Self::In(time) => now.saturating_add(human::ms(time)),
+            Self::Ago(time) => now.saturating_sub(time),
+            Self::In(time) => now.saturating_add(time),
         }
     }
 }
@@ -80,13 +80,19 @@ pub(crate) fn when(text: &str) -> Result<When, String> {
         )
     };
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return text.parse().ok().filter(|ms| *ms >= LEAST_MS).map(When::At).ok_or_else(wrong);
+        return text
+            .parse()
+            .ok()
+            .filter(|ms| *ms >= LEAST_MS)
+            .map(Timestamp::from_millis)
+            .map(When::At)
+            .ok_or_else(wrong);
     }
     let at = match NaiveDate::parse_from_str(text, "%Y-%m-%d") {
         Ok(day) => day.and_time(NaiveTime::MIN).and_utc().timestamp_millis(),
         Err(_) => DateTime::parse_from_rfc3339(text).map_err(|_| wrong())?.timestamp_millis(),
     };
-    u64::try_from(at).map(When::At).map_err(|_| wrong())
+    u64::try_from(at).map(Timestamp::from_millis).map(When::At).map_err(|_| wrong())
 }
 
 /// The position at which a group starts or continues.
@@ -107,7 +113,7 @@ impl fmt::Display for Position {
             Self::Earliest => f.write_str("earliest"),
             Self::Latest => f.write_str("latest"),
             Self::Id(id) => id.fmt(f),
-            Self::When(When::At(ms)) => f.write_str(&human::time(*ms)),
+            Self::When(When::At(time)) => f.write_str(&human::time(*time)),
             Self::When(When::Ago(time)) => write!(f, "{} ago", human::duration(*time)),
             Self::When(When::In(Duration::ZERO)) => f.write_str("now"),
             Self::When(When::In(time)) => write!(f, "in {}", human::duration(*time)),
@@ -117,7 +123,7 @@ impl fmt::Display for Position {
 
 impl Position {
     /// Converts it to the library's type, given the current time `now`.
-    pub(crate) fn start(self, now: u64) -> Start {
+    pub(crate) fn start(self, now: Timestamp) -> Start {
         match self {
             Self::Earliest => Start::Earliest,
             Self::Latest => Start::Latest,
@@ -199,15 +205,16 @@ mod tests {
 
     #[test]
     fn a_point_in_time_is_absolute_or_from_now() {
-        assert_eq!(when("2023-11-14T22:13:20Z"), Ok(When::At(1_700_000_000_000)));
-        assert_eq!(when("2023-11-14T23:13:20.5+01:00"), Ok(When::At(1_700_000_000_500)));
-        assert_eq!(when("2h ago").map(|when| when.at(7_200_001)), Ok(1));
-        assert_eq!(when("2h ago").map(|when| when.at(5)), Ok(0));
-        assert_eq!(when("in 5m").map(|when| when.at(1)), Ok(300_001));
-        assert_eq!(when("2023-11-14"), Ok(When::At(1_699_920_000_000)), "its beginning");
-        assert_eq!(when("1700000000123"), Ok(When::At(1_700_000_000_123)), "as messages show it");
-        assert_eq!(when("1h30m ago").map(|when| when.at(5_400_007)), Ok(7));
-        assert_eq!(when("now").map(|when| when.at(7)), Ok(7));
+        let at = Timestamp::from_millis;
+        assert_eq!(when("2023-11-14T22:13:20Z"), Ok(When::At(at(1_700_000_000_000))));
+        assert_eq!(when("2023-11-14T23:13:20.5+01:00"), Ok(When::At(at(1_700_000_000_500))));
+        assert_eq!(when("2h ago").map(|when| when.at(at(7_200_001))), Ok(at(1)));
+        assert_eq!(when("2h ago").map(|when| when.at(at(5))), Ok(at(0)));
+        assert_eq!(when("in 5m").map(|when| when.at(at(1))), Ok(at(300_001)));
+        assert_eq!(when("2023-11-14"), Ok(When::At(at(1_699_920_000_000))), "its beginning");
+        assert_eq!(when("1700000000123"), Ok(When::At(at(1_700_000_000_123))), "as messages show it");
+        assert_eq!(when("1h30m ago").map(|when| when.at(at(5_400_007))), Ok(at(7)));
+        assert_eq!(when("now").map(|when| when.at(at(7))), Ok(at(7)));
         for wrong in [
             "",
             "yesterday",
@@ -225,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_position_is_an_end_an_entry_or_a_time() {
-        let at = |text| position(text).map(|position| position.start(10_000));
+        let at = |text| position(text).map(|position| position.start(Timestamp::from_millis(10_000)));
         assert_eq!(at("earliest"), Ok(Start::Earliest));
         assert_eq!(at("latest"), Ok(Start::Latest));
         assert_eq!(
@@ -234,8 +241,8 @@ mod tests {
             "as other tools say"
         );
         assert_eq!(at("7-3"), Ok(Start::After(MessageId::new(7, 2))), "with this entry");
-        assert_eq!(at("1s ago"), Ok(Start::At(9_000)));
-        assert_eq!(at("1970-01-01T00:00:05Z"), Ok(Start::At(5_000)));
+        assert_eq!(at("1s ago"), Ok(Start::At(Timestamp::from_millis(9_000))));
+        assert_eq!(at("1970-01-01T00:00:05Z"), Ok(Start::At(Timestamp::from_millis(5_000))));
         for wrong in ["", "first", "7", "7-", "1s"] {
             assert!(position(wrong).is_err(), "{wrong}");
         }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::timestamp::Timestamp;
 
 /// Id of an entry: `1700000000000-0`. Ids of one partition grow strictly.
 ///
@@ -27,6 +28,12 @@ impl MessageId {
     #[must_use]
     pub const fn new(ms: u64, seq: u64) -> Self {
         Self { ms, seq }
+    }
+
+    /// Returns the time of the append by the server's clock, which is the first part of the id.
+    #[must_use]
+    pub const fn timestamp(self) -> Timestamp {
+        Timestamp::from_millis(self.ms)
     }
 
     /// Returns the smallest id above this one ([`MessageId::MAX`] stays).

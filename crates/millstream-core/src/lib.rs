@@ -6,6 +6,7 @@ pub mod id;
 pub mod keys;
 pub mod name;
 mod partition;
+pub mod timestamp;
 pub mod topic;
 
 mod message;
@@ -57,6 +58,7 @@ pub use recurring::Recurring;
 pub use schedule::{Due, OnConflict, Place, Schedule, ScheduleId, Shard};
 pub use shared::{Shared, SharedMember, SharedReader};
 pub use tasks::{QueueSpec, Tasks};
+pub use timestamp::Timestamp;
 pub use topic::{Partition, Retention, Topic, TopicChange, TopicPartition, TopicSpec};
 pub use trace::TraceContext;
 pub use upkeep::Upkeep;

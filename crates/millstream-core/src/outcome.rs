@@ -1,9 +1,10 @@
 //! Outcomes: the results that a handler can return for a message.
 
 use std::fmt;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::error::BoxError;
+use crate::timestamp::Timestamp;
 
 /// Result of a handler for the message that it was given.
 ///
@@ -18,7 +19,7 @@ pub enum Outcome {
     RetryAfter(Duration, BoxError),
     /// Failed: retried at this time, by the server's clock; at once if it is past. It counts as an attempt, and the
     /// policy's last attempt is the last.
-    RetryAt(SystemTime, BoxError),
+    RetryAt(Timestamp, BoxError),
     /// Not now: redelivered after this time as the same attempt. This is no failure: no attempt is used, no error is
     /// recorded and the policy is not called, so a message can be postponed for ever.
     Snooze(Duration),
@@ -37,9 +38,10 @@ impl Outcome {
         Self::RetryAfter(delay, error.into())
     }
 
-    /// Returns [`Outcome::RetryAt`]: failed with `error`, retried at `time` by the server's clock.
-    pub fn retry_at(time: SystemTime, error: impl Into<BoxError>) -> Self {
-        Self::RetryAt(time, error.into())
+    /// Returns [`Outcome::RetryAt`]: failed with `error`, retried at `time` by the server's clock: a [`Timestamp`], or a
+    /// [`SystemTime`](std::time::SystemTime), which is rounded up to a whole millisecond.
+    pub fn retry_at(time: impl Into<Timestamp>, error: impl Into<BoxError>) -> Self {
+        Self::RetryAt(time.into(), error.into())
     }
 
     /// Returns [`Outcome::RetryAfter`] with no delay: failed with `error`, retried at once, behind messages that wait

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::recurring::{Recurrence, Recurring};
-use millstream_core::{Backend, Error, Place, ScheduleId, TopicPartition};
+use millstream_core::{Backend, Error, Place, ScheduleId, Timestamp, TopicPartition};
 use tokio::time::Instant;
 
 use crate::rule::Rule;
@@ -67,7 +67,7 @@ async fn fire(
     recurring: &dyn Recurring,
     place: &Place,
     recurrence: &Recurrence,
-    now: u64,
+    now: Timestamp,
     unreadable: &mut BTreeSet<ScheduleId>,
     observer: &dyn Observer,
 ) -> Result<Option<usize>> {

@@ -1,7 +1,6 @@
 //! State of an open queue, which its handles and workers share, and the encoding of payloads.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use millstream_core::error::Result;
@@ -53,9 +52,4 @@ pub(crate) fn encode<T>(
     let envelope = Envelope { payload, ..envelope };
     envelope.check(limits)?;
     Ok(wire::encode(&envelope))
-}
-
-/// Converts milliseconds since 1970 to a time.
-pub(crate) fn time_of(millis: u64) -> SystemTime {
-    UNIX_EPOCH.checked_add(Duration::from_millis(millis)).unwrap_or(UNIX_EPOCH)
 }

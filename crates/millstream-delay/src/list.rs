@@ -2,14 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use futures_util::future::try_join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::schedule::{MAX_PAGE, ScheduleId, Scheduled};
-use millstream_core::{Envelope, Place, wire};
+use millstream_core::{Envelope, Place, Timestamp, wire};
 
-use crate::inner::{Inner, time_of};
+use crate::inner::Inner;
 
 /// Task that waits.
 #[non_exhaustive]
@@ -17,9 +16,7 @@ pub struct WaitingTask<T: 'static> {
     /// Id of the task.
     pub id: ScheduleId,
     /// Due time, by the server's clock.
-    pub due: SystemTime,
-    /// Due time in milliseconds since 1970, as stored by the server.
-    millis: u64,
+    pub due: Timestamp,
     fields: wire::Fields,
     queue: Arc<Inner<T>>,
 }
@@ -27,7 +24,7 @@ pub struct WaitingTask<T: 'static> {
 impl<T> WaitingTask<T> {
     pub(crate) fn new(found: Scheduled, queue: &Arc<Inner<T>>) -> Self {
         let Scheduled { id, due, fields, .. } = found;
-        Self { id, due: time_of(due), millis: due, fields, queue: queue.clone() }
+        Self { id, due, fields, queue: queue.clone() }
     }
 
     /// Decodes key, headers and payload, the payload as bytes.
@@ -66,7 +63,7 @@ pub(crate) async fn page<T>(
     limit: usize,
 ) -> Result<Vec<WaitingTask<T>>> {
     let limit = limit.min(MAX_PAGE);
-    let after = after.map(|after| (after.millis, after.id.clone()));
+    let after = after.map(|after| (after.due, after.id.clone()));
     let places: Vec<Place> = queue.spec.iter().map(Place::from).collect();
     let read = places.iter().map(|place| queue.backend.schedule().scheduled(place, after.clone(), limit));
     let mut found: Vec<_> = try_join_all(read).await?.into_iter().flatten().collect();

@@ -116,8 +116,8 @@ impl<T: 'static> DelayQueue<T> {
         Ok(false)
     }
 
-    /// Changes the due time of a waiting task: to a [`Duration`](std::time::Duration) from now, or to a
-    /// [`SystemTime`](std::time::SystemTime). Returns false in the same cases as [`cancel`](Self::cancel).
+    /// Changes the due time of a waiting task: to a [`Duration`](std::time::Duration) from now, to a
+    /// [`Timestamp`](millstream_core::Timestamp) or to a [`SystemTime`](std::time::SystemTime). Returns false in the same cases as [`cancel`](Self::cancel).
     ///
     /// # Errors
     /// Same as [`cancel`](Self::cancel).

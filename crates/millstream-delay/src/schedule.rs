@@ -2,12 +2,12 @@
 
 use std::fmt;
 use std::future::IntoFuture;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
-use millstream_core::{Envelope, Error, ErrorKind, Result};
+use millstream_core::{Envelope, Error, ErrorKind, Result, Timestamp};
 use uuid::Uuid;
 
 use crate::inner::Inner;
@@ -40,10 +40,11 @@ impl<'a, T> TaskRecord<'a, T> {
         Self { due: Due::In(delay), ..self }
     }
 
-    /// Sets the due time, by the server's clock. A time in the past is due immediately.
+    /// Sets the due time, by the server's clock: a [`Timestamp`], or a [`SystemTime`](std::time::SystemTime), which is
+    /// rounded up to a whole millisecond. A time in the past is due immediately.
     #[must_use]
-    pub fn at(self, time: SystemTime) -> Self {
-        Self { due: Due::from(time), ..self }
+    pub fn at(self, time: impl Into<Timestamp>) -> Self {
+        Self { due: Due::At(time.into()), ..self }
     }
 
     /// Sets an explicit id: 1 to 256 bytes without control characters. While a task with this id waits or is worked on,
@@ -115,7 +116,7 @@ impl<'a, T> ScheduleTask<'a, T> {
     }
 
     /// See [`TaskRecord::at`].
-    pub fn at(self, time: SystemTime) -> Self {
+    pub fn at(self, time: impl Into<Timestamp>) -> Self {
         self.with(|record| record.at(time))
     }
 

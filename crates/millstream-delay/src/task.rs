@@ -1,13 +1,11 @@
 //! A task, as passed to a handler.
 
 use std::fmt;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bytes::Bytes;
-use millstream_core::{Headers, History, ScheduleId, Shard};
+use millstream_core::{Headers, History, ScheduleId, Shard, Timestamp};
 use tokio_util::sync::CancellationToken;
-
-use crate::inner::time_of;
 
 /// A task, as passed to a handler: the payload and its metadata.
 ///
@@ -24,7 +22,7 @@ pub struct Task<T> {
 pub(crate) struct About {
     pub(crate) id: ScheduleId,
     pub(crate) shard: Shard,
-    pub(crate) due: u64,
+    pub(crate) due: Timestamp,
     pub(crate) late: Duration,
     pub(crate) attempt: u32,
     pub(crate) crashes: u32,
@@ -52,8 +50,8 @@ impl<T> Task<T> {
     }
 
     /// Returns the due time, by the server's clock; for a retry, the due time of the retry.
-    pub fn due(&self) -> SystemTime {
-        time_of(self.about.due)
+    pub fn due(&self) -> Timestamp {
+        self.about.due
     }
 
     /// Returns the time between the due time and the claim, by the server's clock.

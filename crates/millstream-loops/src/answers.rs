@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::Continuity;
+use millstream_core::Timestamp;
 use tokio::time::Instant;
 
 /// Record of how long one server has answered this client without a gap. Requests that judge others carry its
@@ -36,9 +37,9 @@ impl Answers {
         self.record().continuity.clone()
     }
 
-    /// Records an answer: the request was sent at `asked`, and `server` answered at `now`, in milliseconds by its clock.
+    /// Records an answer: the request was sent at `asked`, and `server` answered at `now` by its clock.
     /// Does nothing if the answer does not identify the server: in that case the record is recent enough to stay as it is.
-    pub fn record_answer(&self, asked: Instant, server: &str, now: u64) {
+    pub fn record_answer(&self, asked: Instant, server: &str, now: Timestamp) {
         if server.is_empty() {
             return;
         }
@@ -58,18 +59,22 @@ mod tests {
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_millis(ms)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_overlaps_the_last_one_changes_nothing() {
         let (answers, start) = (Answers::new(MS(100)), Instant::now());
         for now in [500, 540, 580, 620] {
-            answers.record_answer(start + MS(now - 500), "a", now);
+            answers.record_answer(start + MS(now - 500), "a", at(now));
             tokio::time::advance(MS(40)).await;
         }
         // Sent before the last answer arrived, so it may have been answered before that.
-        answers.record_answer(start, "a", 610);
-        answers.record_answer(Instant::now(), "", 0);
-        assert!(answers.continuity().judges("a", 640));
-        answers.record_answer(Instant::now(), "a", 610);
-        assert!(!answers.continuity().judges("a", 640), "a clock that was set back");
+        answers.record_answer(start, "a", at(610));
+        answers.record_answer(Instant::now(), "", at(0));
+        assert!(answers.continuity().judges("a", at(640)));
+        answers.record_answer(Instant::now(), "a", at(610));
+        assert!(!answers.continuity().judges("a", at(640)), "a clock that was set back");
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millstream_core::Due;
+use millstream_core::{Due, Timestamp};
 use tokio::time::Instant;
 
 /// Clock that starts at the system's time, and goes back only if an operator sets it back.
@@ -47,23 +47,23 @@ impl Now {
     pub(crate) const NEVER: Self = Self(u64::MAX);
 
     /// Returns the start of a millisecond, but not before now.
-    pub(crate) fn at(self, millis: u64) -> Self {
-        Self(millis.saturating_mul(1_000).max(self.0))
+    pub(crate) fn at(self, time: Timestamp) -> Self {
+        Self(time.as_millis().saturating_mul(1_000).max(self.0))
     }
 
     /// Returns the current millisecond: ids contain it, and everything that is due up to it is due.
-    pub(crate) fn millis(self) -> u64 {
-        self.0 / 1_000
+    pub(crate) fn timestamp(self) -> Timestamp {
+        Timestamp::from_millis(self.0 / 1_000)
     }
 
     /// Returns the millisecond at which something is due.
-    pub(crate) fn due(self, due: Due) -> u64 {
-        due.millis(self.0)
+    pub(crate) fn due(self, due: Due) -> Timestamp {
+        due.timestamp(self.0)
     }
 
     /// Returns the time until millisecond `due` begins; zero if it has begun.
-    pub(crate) fn until(self, due: u64) -> Duration {
-        Duration::from_millis(due).saturating_sub(Duration::from_micros(self.0))
+    pub(crate) fn until(self, due: Timestamp) -> Duration {
+        Duration::from_millis(due.as_millis()).saturating_sub(Duration::from_micros(self.0))
     }
 
     pub(crate) fn plus(self, duration: Duration) -> Self {
@@ -87,7 +87,7 @@ mod tests {
     fn due_is_never_early_and_less_than_a_millisecond_late() {
         for now in [5_000, 5_001, 5_500, 5_999] {
             for after in [0, 1, 999, 1_000, 1_001, 7_500] {
-                let due = Now(now).due(Due::In(Duration::from_micros(after))) * 1_000;
+                let due = Now(now).due(Due::In(Duration::from_micros(after))).as_millis() * 1_000;
                 assert!(due >= now + after, "{now} + {after}: {due}");
                 assert!(due < now + after + 1_000, "{now} + {after}: {due}");
             }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn forever_does_not_overflow() {
         let now = Clock::new().now();
-        assert!(now.until(u64::MAX) > Duration::from_secs(u64::from(u32::MAX)));
+        assert!(now.until(Timestamp::from_millis(u64::MAX)) > Duration::from_secs(u64::from(u32::MAX)));
         assert!(now.plus(Duration::MAX) > now);
     }
 }

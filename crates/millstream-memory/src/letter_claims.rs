@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use millstream_core::MessageId;
+use millstream_core::{MessageId, Timestamp};
 
 /// Claims of a group's dead letters, and the letters that were put back.
 #[derive(Clone, Debug, Default)]
@@ -10,26 +10,25 @@ pub(crate) struct LetterClaims {
     pub(crate) claims: BTreeMap<MessageId, Claimed>,
     /// New ids of letters that were put back, by their old ids; all expire at the same time.
     pub(crate) imports: BTreeMap<MessageId, MessageId>,
-    pub(crate) imports_until: u64,
+    pub(crate) imports_until: Timestamp,
 }
 
 /// Claim of one letter.
 #[derive(Clone, Debug)]
 pub(crate) struct Claimed {
-    /// Milliseconds since 1970.
-    pub(crate) until: u64,
+    pub(crate) until: Timestamp,
     /// Name of the claim; `None` for a letter that was left for later.
     pub(crate) by: Option<String>,
 }
 
 impl LetterClaims {
     /// Returns the name of an unexpired claim; `Some(None)` for a letter that was left for later.
-    pub(crate) fn holder(&self, id: MessageId, now: u64) -> Option<Option<&str>> {
+    pub(crate) fn holder(&self, id: MessageId, now: Timestamp) -> Option<Option<&str>> {
         self.claims.get(&id).filter(|it| it.until > now).map(|it| it.by.as_deref())
     }
 
     /// Removes what has expired.
-    pub(crate) fn forget(&mut self, now: u64) {
+    pub(crate) fn forget(&mut self, now: Timestamp) {
         self.claims.retain(|_, claimed| claimed.until > now);
         if self.imports_until <= now {
             self.imports.clear();

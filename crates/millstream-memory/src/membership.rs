@@ -45,7 +45,7 @@ impl Membership {
         changed |= std::mem::replace(&mut self.partitions, partitions) != partitions;
         let id = member.id.clone();
         self.remember(member, now);
-        let left = heard.left(server, now.millis());
+        let left = heard.left(server, now.timestamp());
         if left.is_zero() {
             changed |= self.drop_dead(now);
         }
@@ -54,7 +54,7 @@ impl Membership {
         }
         let members = u32::try_from(self.members.len()).unwrap_or(u32::MAX);
         let mut pulse = HeartbeatReply::new(self.version, self.revision, members, partitions);
-        (pulse.server, pulse.now) = (server.to_owned(), now.millis());
+        (pulse.server, pulse.now) = (server.to_owned(), now.timestamp());
         if self.assigned == Some(self.version) {
             pulse.assigned = Some(self.assignment.get(&id).cloned().unwrap_or_default());
         }
@@ -101,10 +101,10 @@ impl Membership {
     pub(crate) fn changed(&mut self, membership: bool, now: Now) {
         if membership {
             // By the clock, like epochs, so that no version is used again after the newest state was lost.
-            self.version.0 = now.millis().max(self.version.0 + 1);
+            self.version.0 = now.timestamp().as_millis().max(self.version.0 + 1);
         }
         let Revision(last) = self.revision;
-        self.revision = Revision(last.next().max(MessageId::new(now.millis(), 0)));
+        self.revision = Revision(last.next().max(MessageId::new(now.timestamp().as_millis(), 0)));
         self.wake.notify_waiters();
     }
 }

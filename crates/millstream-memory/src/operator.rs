@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::{
-    GroupName, MemberId, MessageId, Place, Resource, ScheduleId, TopicName, TopicPartition,
+    GroupName, MemberId, MessageId, Place, Resource, ScheduleId, Timestamp, TopicName, TopicPartition,
 };
 
 use crate::MemoryBackend;
@@ -80,10 +80,10 @@ impl Operator {
         self.0.lock().change(place, |timetable| timetable.lose(id))
     }
 
-    /// Returns the time of the backend's clock, in milliseconds since 1970.
+    /// Returns the time of the backend's clock.
     #[must_use]
-    pub fn clock(&self) -> u64 {
-        self.0.now().millis()
+    pub fn clock(&self) -> Timestamp {
+        self.0.now().timestamp()
     }
 
     /// Expires a lease now (`DEL` of the lease key). Returns false if it was never granted.
@@ -138,7 +138,7 @@ impl Operator {
         group: &GroupName,
         fields: Vec<(Bytes, Bytes)>,
     ) -> MessageId {
-        let now = self.0.now().millis();
+        let now = self.0.now().timestamp();
         self.0.lock().partition(topic_partition).group(group).dead.append(now, fields)
     }
 }

@@ -10,7 +10,7 @@ use millstream_core::history::{self, History};
 use millstream_core::schedule::{Due, ScheduleId};
 use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, MAX_CLAIM, TaskCounts, Verdict};
 use millstream_core::wire::{self, Fields};
-use millstream_core::{MessageId, Reason};
+use millstream_core::{MessageId, Reason, Timestamp};
 use tokio::sync::Notify;
 
 use crate::clock::Now;
@@ -25,8 +25,8 @@ const MAX_BYTES: usize = 1 << 20;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shard {
     pub(crate) timetable: Timetable,
-    /// Deadlines of claims, in milliseconds since 1970.
-    deadlines: BTreeSet<(u64, ScheduleId)>,
+    /// Deadlines of claims.
+    deadlines: BTreeSet<(Timestamp, ScheduleId)>,
     pub(crate) dead: BTreeMap<MessageId, Dead>,
     last_dead: MessageId,
     /// Worker that comes for the head, and the one that comes if the first does not.
@@ -74,16 +74,16 @@ impl Shard {
     pub(crate) fn claim(&mut self, ask: &ClaimRequest, now: Now, server: &str, tokens: &mut u64) -> Claimed {
         let limit = ask.limit.min(MAX_CLAIM);
         let mut claimed = Claimed::default();
-        (claimed.now, claimed.server) = (now.millis(), server.to_owned());
+        (claimed.now, claimed.server) = (now.timestamp(), server.to_owned());
         // All of them first: a claim with a hold of zero runs out in this millisecond.
         let (mut ran_out, mut due, mut bytes, mut next) = (Vec::new(), Vec::new(), 0, None);
         for (deadline, id) in self.overdue(now) {
             let Some(claim) = self.timetable.claimed.get(&id) else { continue };
-            let free_at = ask.heard.free_at(server, now.millis(), deadline, claim.hold);
-            if free_at > now.millis() {
+            let free_at = ask.heard.free_at(server, now.timestamp(), deadline, claim.hold);
+            if free_at > now.timestamp() {
                 next = next.into_iter().chain([free_at]).min();
             } else if ran_out.len() == limit || bytes >= MAX_BYTES {
-                next = Some(now.millis());
+                next = Some(now.timestamp());
                 break;
             } else if let Some(claim) = self.timetable.claimed.remove(&id) {
                 bytes += claim.item.size();
@@ -92,7 +92,7 @@ impl Shard {
             }
         }
         while ran_out.len() + due.len() < limit && bytes < MAX_BYTES {
-            let Some((id, item)) = self.timetable.take_due(now.millis()) else { break };
+            let Some((id, item)) = self.timetable.take_due(now.timestamp()) else { break };
             bytes += item.size();
             due.push((id, item));
         }
@@ -121,15 +121,15 @@ impl Shard {
         if !claimed.tasks.is_empty() {
             next = next.into_iter().chain([now.due(Due::In(ask.hold))]).min();
         }
-        claimed.recurring = self.timetable.recurs_now(now.millis());
+        claimed.recurring = self.timetable.recurs_now(now.timestamp());
         let head = self.head(next, now);
         claimed.next = self.come(ask, !claimed.tasks.is_empty(), full, head, now);
         claimed
     }
 
     /// Returns the claims that have run out, with their deadlines.
-    fn overdue(&self, now: Now) -> Vec<(u64, ScheduleId)> {
-        self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now.millis()).cloned().collect()
+    fn overdue(&self, now: Now) -> Vec<(Timestamp, ScheduleId)> {
+        self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now.timestamp()).cloned().collect()
     }
 
     fn hand_out(
@@ -147,18 +147,18 @@ impl Shard {
         self.deadlines.insert((deadline, id.clone()));
         self.timetable.claimed.insert(
             id.clone(),
-            Claim { item, token: token.clone(), deadline, hold: millis(ask.hold), begun: false },
+            Claim { item, token: token.clone(), deadline, hold: ceil_millis(ask.hold), begun: false },
         );
         ClaimedTask { id, token, before: None, due, attempt, crashes, error, history, fields }
     }
 
     /// Returns when a worker must come next; `next` stands for claims that have run out already. An overdue recurring
     /// task, which is reported to the caller, must not make all workers come again and again.
-    fn head(&self, next: Option<u64>, now: Now) -> Now {
-        let deadline = self.deadlines.iter().map(|(deadline, _)| *deadline).find(|it| *it > now.millis());
+    fn head(&self, next: Option<Timestamp>, now: Now) -> Now {
+        let deadline = self.deadlines.iter().map(|(deadline, _)| *deadline).find(|it| *it > now.timestamp());
         let first = self.timetable.first_due().into_iter().chain(deadline).chain(next).min();
         let recurs = self.timetable.first_recurrence();
-        let recurs = recurs.map(|due| if due <= now.millis() { now.plus(GRACE) } else { now.at(due) });
+        let recurs = recurs.map(|due| if due <= now.timestamp() { now.plus(GRACE) } else { now.at(due) });
         first.map(|due| now.at(due)).into_iter().chain(recurs).min().unwrap_or(Now::NEVER)
     }
 
@@ -251,7 +251,7 @@ impl Shard {
         let settled = batch.iter().filter(|(id, token, verdict)| self.settle_one(id, token, verdict, now));
         let settled = settled.count();
         let head = self.timetable.head().filter(|_| self.timetable.is_ahead_of(before));
-        if head.is_some_and(|head| head <= now.millis() || !self.comes_by(now.at(head), now)) {
+        if head.is_some_and(|head| head <= now.timestamp() || !self.comes_by(now.at(head), now)) {
             self.calls.notify_one();
         }
         settled
@@ -269,7 +269,8 @@ impl Shard {
                     Past { crashes, ..item.past }
                 } else {
                     let line = history::line(item.past.attempt, error);
-                    let lines = format!("{}\n{} {line}", history.before_one_more(), now.millis());
+                    let lines =
+                        format!("{}\n{} {line}", history.before_one_more(), now.timestamp().as_millis());
                     let history = History::parse(&lines);
                     Past { attempt: *attempt, crashes: 0, error: one_line(error), history }
                 };
@@ -286,8 +287,8 @@ impl Shard {
     }
 
     fn bury(&mut self, now: Now, mut dead: Dead) {
-        dead.history.add(now.millis(), dead.attempts, &dead.error);
-        let ms = now.millis();
+        dead.history.add(now.timestamp(), dead.attempts, &dead.error);
+        let ms = now.timestamp().as_millis();
         self.last_dead = if ms > self.last_dead.ms { MessageId::new(ms, 0) } else { self.last_dead.next() };
         self.dead.insert(self.last_dead, dead);
     }
@@ -306,16 +307,16 @@ impl Shard {
             return false;
         };
         self.deadlines.remove(&(claim.deadline, id.clone()));
-        (claim.deadline, claim.hold) = (now.due(Due::In(hold)), millis(hold));
+        (claim.deadline, claim.hold) = (now.due(Due::In(hold)), ceil_millis(hold));
         claim.begun |= begun;
         self.deadlines.insert((claim.deadline, id.clone()));
         true
     }
 
     pub(crate) fn counts(&self, now: Now) -> TaskCounts {
-        let expired = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now.millis()).count();
+        let expired = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= now.timestamp()).count();
         TaskCounts {
-            waiting: self.timetable.waiting(now.millis()),
+            waiting: self.timetable.waiting(now.timestamp()),
             claimed: self.timetable.claimed.len() as u64,
             expired: expired as u64,
             dead: self.dead.len() as u64,
@@ -347,9 +348,9 @@ impl Shard {
     }
 }
 
-/// Returns the hold time in milliseconds, rounded up as deadlines are.
-fn millis(hold: Duration) -> u64 {
-    u64::try_from(hold.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+/// Rounds a hold time up to whole milliseconds, as deadlines are.
+fn ceil_millis(hold: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(hold.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
 }
 
 fn one_line(error: &str) -> String {

@@ -11,7 +11,8 @@ use millstream_core::schedule::{Place, Shard as ShardName};
 use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::Fields;
 use millstream_core::{
-    Error, ErrorKind, GroupName, History, MessageId, Resource, Result, TopicName, TopicPartition, TopicSpec,
+    Error, ErrorKind, GroupName, History, MessageId, Resource, Result, Timestamp, TopicName, TopicPartition,
+    TopicSpec,
 };
 use tokio::sync::Notify;
 
@@ -30,8 +31,8 @@ pub(crate) struct State {
     pub(crate) deleted_topics: BTreeMap<TopicName, DeletedTopic>,
     /// Deleted groups, until the deletion is forgotten.
     pub(crate) deleted_groups: BTreeMap<(TopicName, GroupName), Now>,
-    /// Groups that are paused as a whole, and the start of the pause in milliseconds since 1970.
-    pub(crate) paused_groups: BTreeMap<(TopicName, GroupName), u64>,
+    /// Groups that are paused as a whole, and the start of the pause.
+    pub(crate) paused_groups: BTreeMap<(TopicName, GroupName), Timestamp>,
     pub(crate) fences: HashMap<Resource, Fence>,
     partitions: HashMap<TopicPartition, Partition>,
     memberships: BTreeMap<TopicName, BTreeMap<GroupName, Membership>>,
@@ -86,9 +87,9 @@ pub(crate) struct Group {
 /// Parked retries: one item per origin, so that a message is parked only once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parked {
-    /// Due times in milliseconds since 1970, with their origins.
-    due: BTreeSet<(u64, MessageId)>,
-    items: HashMap<MessageId, (u64, Option<Item>)>,
+    /// Due times, with their origins.
+    due: BTreeSet<(Timestamp, MessageId)>,
+    items: HashMap<MessageId, (Timestamp, Option<Item>)>,
 }
 
 #[derive(Clone, Debug)]
@@ -310,7 +311,7 @@ impl Parked {
         self.due.len()
     }
 
-    pub(crate) fn park(&mut self, origin: MessageId, due: u64, item: Item) {
+    pub(crate) fn park(&mut self, origin: MessageId, due: Timestamp, item: Item) {
         if let Some((before, _)) = self.items.insert(origin, (due, Some(item))) {
             self.due.remove(&(before, origin));
         }
@@ -318,13 +319,13 @@ impl Parked {
     }
 
     /// Returns the first due time.
-    pub(crate) fn head(&self) -> Option<u64> {
+    pub(crate) fn head(&self) -> Option<Timestamp> {
         self.due.first().map(|(due, _)| *due)
     }
 
     /// Removes and returns the head if it is due; without an item if an operator deleted that.
-    pub(crate) fn take_due(&mut self, now_ms: u64) -> Option<(MessageId, Option<Item>)> {
-        self.head().filter(|due| *due <= now_ms)?;
+    pub(crate) fn take_due(&mut self, now: Timestamp) -> Option<(MessageId, Option<Item>)> {
+        self.head().filter(|due| *due <= now)?;
         let (_, origin) = self.due.pop_first()?;
         let (_, item) = self.items.remove(&origin)?;
         Some((origin, item))
@@ -333,9 +334,9 @@ impl Parked {
     /// Returns up to `limit` parked messages behind a due time and origin.
     pub(crate) fn page(
         &self,
-        after: Option<(u64, MessageId)>,
+        after: Option<(Timestamp, MessageId)>,
         limit: usize,
-    ) -> impl Iterator<Item = (u64, MessageId, Option<&Item>)> {
+    ) -> impl Iterator<Item = (Timestamp, MessageId, Option<&Item>)> {
         let above = after.map_or(Bound::Unbounded, Bound::Excluded);
         let page = self.due.range((above, Bound::Unbounded)).take(limit);
         page.map(|(due, origin)| (*due, *origin, self.items.get(origin).and_then(|(_, item)| item.as_ref())))

@@ -9,7 +9,7 @@ use millstream_core::inspect;
 use millstream_core::log::{Entry, Fetched, Note, Receipt, Source};
 use millstream_core::shared::Claimed;
 use millstream_core::wire::{self, Fields};
-use millstream_core::{Due, Error, ErrorKind, MemberId, MessageId, Result};
+use millstream_core::{Due, Error, ErrorKind, MemberId, MessageId, Result, Timestamp};
 
 use crate::clock::Now;
 
@@ -27,10 +27,10 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// Appends an entry under the next id: the clock's time, or the id after the last one if that is higher.
-    pub(crate) fn append(&mut self, now_ms: u64, fields: Fields) -> MessageId {
+    pub(crate) fn append(&mut self, now: Timestamp, fields: Fields) -> MessageId {
         let id = match self.again.pop_front() {
             Some(lost) => lost,
-            None if now_ms > self.last.ms => MessageId::new(now_ms, 0),
+            None if now > self.last.timestamp() => MessageId::new(now.as_millis(), 0),
             None => self.last.next(),
         };
         self.last = id;
@@ -74,7 +74,7 @@ impl Stream {
             Start::Earliest => Ok(MessageId::ZERO),
             Start::Latest => Ok(self.last),
             Start::After(id) => Ok(id),
-            Start::At(ms) => Ok(MessageId::new(ms, 0).previous()),
+            Start::At(time) => Ok(MessageId::new(time.as_millis(), 0).previous()),
             other => {
                 let message = format!("reading cannot start at {other:?} here");
                 Err(Error::new(ErrorKind::Unsupported, message))
@@ -193,14 +193,14 @@ pub(crate) struct Pending {
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
     note: Note,
-    /// Due time, in milliseconds since 1970.
-    due: u64,
+    /// Due time.
+    due: Timestamp,
 }
 
 impl Held {
     pub(crate) fn new(note: &Note, now: Now) -> Self {
         let mut note = Note { error: wire::cut(&note.error).to_owned(), ..note.clone() };
-        note.history.add(now.millis(), note.attempt.saturating_sub(1), &note.error);
+        note.history.add(now.timestamp(), note.attempt.saturating_sub(1), &note.error);
         Self { due: now.due(note.due), note }
     }
 
@@ -402,7 +402,9 @@ mod tests {
     #[test]
     fn ids_grow_also_when_the_clock_stands_or_goes_back() {
         let mut stream = Stream::default();
-        let ids: Vec<_> = [5, 5, 4, 6].map(|ms| stream.append(ms, Fields::new()).to_string()).into();
+        let ids: Vec<_> = [5, 5, 4, 6]
+            .map(|ms| stream.append(Timestamp::from_millis(ms), Fields::new()).to_string())
+            .into();
         assert_eq!(ids, ["5-0", "5-1", "5-2", "6-0"]);
         assert_eq!(stream.count_above(MessageId::new(5, 1)), 2);
         assert!(stream.remove(MessageId::new(5, 1)).is_some());
@@ -414,7 +416,7 @@ mod tests {
     #[test]
     fn the_watermark_is_the_oldest_that_is_pending_or_was_not_handed_out() {
         let mut stream = Stream::default();
-        let ids = [1, 2, 3].map(|ms| stream.append(ms, Fields::new()));
+        let ids = [1, 2, 3].map(|ms| stream.append(Timestamp::from_millis(ms), Fields::new()));
         let mut cursor = Cursor::default();
         let now = crate::clock::Clock::new().now();
         let reading = Reading { by: &None, source: Source::Log, now };

@@ -2,29 +2,31 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
+use std::time::Duration;
 
 use millstream_core::history::History;
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{OnConflict, Placed, ScheduleId, Scheduled, Waiting};
 use millstream_core::wire::Fields;
-use millstream_core::{Error, ErrorKind, Result};
+use millstream_core::{Error, ErrorKind, Result, Timestamp};
 
-/// Schedule of a place. Due times are milliseconds since 1970. An id is in `due` and `items`, or in `claimed`, or in none.
+/// Schedule of a place. Due times are those of the server's clock. An id is in `due` and `items`, or in `claimed`, or
+/// in none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timetable {
-    due: BTreeSet<(u64, ScheduleId)>,
+    due: BTreeSet<(Timestamp, ScheduleId)>,
     items: BTreeMap<ScheduleId, Item>,
     /// Tasks of a shard that are being worked on: their ids are in use.
     pub(crate) claimed: BTreeMap<ScheduleId, Claim>,
     /// Recurring entries that are not paused and not over, by their next time.
-    recurring: BTreeSet<(u64, ScheduleId)>,
+    recurring: BTreeSet<(Timestamp, ScheduleId)>,
     recurrences: BTreeMap<ScheduleId, Recurrence>,
 }
 
 /// Message that waits.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
-    pub(crate) due: u64,
+    pub(crate) due: Timestamp,
     /// Fields; `None` if an operator deleted them.
     pub(crate) fields: Option<Fields>,
     /// Attempt history of a task that was claimed before.
@@ -36,10 +38,10 @@ pub(crate) struct Item {
 pub(crate) struct Claim {
     pub(crate) item: Item,
     pub(crate) token: String,
-    /// Time at which it runs out, in milliseconds since 1970.
-    pub(crate) deadline: u64,
-    /// Hold time of the last claim or extension, in milliseconds.
-    pub(crate) hold: u64,
+    /// Time at which it runs out.
+    pub(crate) deadline: Timestamp,
+    /// Hold time of the last claim or extension, in whole milliseconds.
+    pub(crate) hold: Duration,
     /// Whether a handler has begun, as far as the worker reported it.
     pub(crate) begun: bool,
 }
@@ -60,7 +62,7 @@ impl Default for Past {
 }
 
 impl Item {
-    pub(crate) fn new(due: u64, fields: Option<Fields>) -> Self {
+    pub(crate) fn new(due: Timestamp, fields: Option<Fields>) -> Self {
         Self { due, fields, past: Past::default() }
     }
 
@@ -81,22 +83,22 @@ fn conflict(on_conflict: OnConflict, id: &ScheduleId) -> Result<Placed> {
 
 impl Timetable {
     /// Returns the next due time of all waiting and recurring entries.
-    pub(crate) fn head(&self) -> Option<u64> {
+    pub(crate) fn head(&self) -> Option<Timestamp> {
         self.first_due().into_iter().chain(self.first_recurrence()).min()
     }
 
     /// Returns the next due time of the waiting messages.
-    pub(crate) fn first_due(&self) -> Option<u64> {
+    pub(crate) fn first_due(&self) -> Option<Timestamp> {
         self.due.first().map(|(due, _)| *due)
     }
 
     /// Returns the next due time of the recurring entries.
-    pub(crate) fn first_recurrence(&self) -> Option<u64> {
+    pub(crate) fn first_recurrence(&self) -> Option<Timestamp> {
         self.recurring.first().map(|(next, _)| *next)
     }
 
     /// Returns whether the head is earlier than `before`.
-    pub(crate) fn is_ahead_of(&self, before: Option<u64>) -> bool {
+    pub(crate) fn is_ahead_of(&self, before: Option<Timestamp>) -> bool {
         self.head().is_some_and(|head| before.is_none_or(|before| head < before))
     }
 
@@ -132,15 +134,15 @@ impl Timetable {
     }
 
     /// Removes the first message if it is due.
-    pub(crate) fn take_due(&mut self, now_ms: u64) -> Option<(ScheduleId, Item)> {
-        self.due.first().filter(|(due, _)| *due <= now_ms)?;
+    pub(crate) fn take_due(&mut self, now: Timestamp) -> Option<(ScheduleId, Item)> {
+        self.due.first().filter(|(due, _)| *due <= now)?;
         let (_, id) = self.due.pop_first()?;
         let item = self.items.remove(&id)?;
         Some((id, item))
     }
 
     /// Changes the due time of a waiting message. Returns false if it does not wait.
-    pub(crate) fn reschedule(&mut self, id: &ScheduleId, due: u64) -> bool {
+    pub(crate) fn reschedule(&mut self, id: &ScheduleId, due: Timestamp) -> bool {
         let Some(item) = self.items.get_mut(id) else { return false };
         self.due.remove(&(item.due, id.clone()));
         self.due.insert((due, id.clone()));
@@ -153,7 +155,7 @@ impl Timetable {
         Some(Scheduled::new(id.clone(), item.due, item.fields.clone().unwrap_or_default()))
     }
 
-    pub(crate) fn page(&self, after: Option<(u64, ScheduleId)>, limit: usize) -> Vec<Scheduled> {
+    pub(crate) fn page(&self, after: Option<(Timestamp, ScheduleId)>, limit: usize) -> Vec<Scheduled> {
         let above = after.map_or(Bound::Unbounded, Bound::Excluded);
         let page = self.due.range((above, Bound::Unbounded)).take(limit);
         page.filter_map(|(_, id)| self.get(id)).collect()
@@ -191,8 +193,8 @@ impl Timetable {
         [(waiting, items.map(|item| item.size() as u64).sum()), (self.recurrences.len() as u64, recurring)]
     }
 
-    pub(crate) fn waiting(&self, now_ms: u64) -> Waiting {
-        let overdue = self.due.iter().take_while(|(due, _)| *due <= now_ms).count();
+    pub(crate) fn waiting(&self, now: Timestamp) -> Waiting {
+        let overdue = self.due.iter().take_while(|(due, _)| *due <= now).count();
         Waiting { total: self.due.len() as u64, overdue: overdue as u64 }
     }
 
@@ -222,7 +224,7 @@ impl Timetable {
     }
 
     /// Pauses a recurring entry, or continues it at `next`. Returns false if it does not exist.
-    pub(crate) fn pause(&mut self, id: &ScheduleId, next: Option<u64>) -> bool {
+    pub(crate) fn pause(&mut self, id: &ScheduleId, next: Option<Timestamp>) -> bool {
         self.unfollow(id);
         let Some(recurrence) = self.recurrences.get_mut(id) else { return false };
         recurrence.paused = next.is_none();
@@ -242,13 +244,13 @@ impl Timetable {
         self.recurrences.range((above, Bound::Unbounded)).take(limit).map(|(_, it)| it.clone()).collect()
     }
 
-    pub(crate) fn due(&self, now_ms: u64, limit: usize) -> Vec<Recurrence> {
-        let due = self.recurring.iter().take_while(|(next, _)| *next <= now_ms).take(limit);
+    pub(crate) fn due(&self, now: Timestamp, limit: usize) -> Vec<Recurrence> {
+        let due = self.recurring.iter().take_while(|(next, _)| *next <= now).take(limit);
         due.filter_map(|(_, id)| self.recurrences.get(id)).cloned().collect()
     }
 
-    pub(crate) fn recurs_now(&self, now_ms: u64) -> bool {
-        self.first_recurrence().is_some_and(|next| next <= now_ms)
+    pub(crate) fn recurs_now(&self, now: Timestamp) -> bool {
+        self.first_recurrence().is_some_and(|next| next <= now)
     }
 
     /// Schedules a recurring entry at `fires` and sets its next time. Returns false, and changes nothing, if its next
@@ -256,9 +258,9 @@ impl Timetable {
     pub(crate) fn fire(
         &mut self,
         id: &ScheduleId,
-        fires: &[(ScheduleId, u64)],
-        expected: u64,
-        next: Option<u64>,
+        fires: &[(ScheduleId, Timestamp)],
+        expected: Timestamp,
+        next: Option<Timestamp>,
     ) -> bool {
         let still = |it: &&mut Recurrence| !it.paused && it.next == Some(expected);
         let Some(recurrence) = self.recurrences.get_mut(id).filter(still) else { return false };

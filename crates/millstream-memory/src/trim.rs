@@ -3,17 +3,14 @@
 use std::time::Duration;
 
 use millstream_core::log::{Lost, Trimmed};
-use millstream_core::{Error, ErrorKind, MessageId, Result, Retention};
+use millstream_core::{Error, ErrorKind, MessageId, Result, Retention, Timestamp};
 
 use crate::state::Partition;
 
-pub(crate) fn trim(partition: &mut Partition, retention: Retention, now_ms: u64) -> Result<Trimmed> {
+pub(crate) fn trim(partition: &mut Partition, retention: Retention, now: Timestamp) -> Result<Trimmed> {
     let cursors = partition.groups.values().filter_map(|group| group.cursor.as_ref());
     let settled = cursors.map(|cursor| cursor.watermark(&partition.log)).min();
-    let old = |age: Duration| {
-        let age = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
-        MessageId::new(now_ms.saturating_sub(age), 0)
-    };
+    let old = |age: Duration| MessageId::new(now.saturating_sub(age).as_millis(), 0);
     let cut = match retention {
         Retention::Consumed => settled,
         Retention::ConsumedAfter(age) => settled.map(|settled| settled.min(old(age))),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling, Shard};
 use millstream_core::tasks::{ClaimRequest, Verdict};
-use millstream_core::{Backend, Envelope, ErrorKind, History, MessageId, Place, Reason, wire};
+use millstream_core::{Backend, Envelope, ErrorKind, History, MessageId, Place, Reason, Timestamp, wire};
 use millstream_memory::MemoryBackend;
 use proptest::prelude::*;
 
@@ -294,7 +294,7 @@ impl Bench {
             }
             let (Is::Waiting { due } | Is::Claimed { due, .. }) = task.is;
             let given = tasks.next().expect("one more is due");
-            let expected = (n, due, task.attempt, task.crashes);
+            let expected = (n, Timestamp::from_millis(due), task.attempt, task.crashes);
             assert_eq!((number(&given.id), given.due, given.attempt, given.crashes), expected);
             assert!(due * 1_000 <= model.now, "{given:?} is early");
             assert!(model.claims.iter().all(|(_, token)| *token != given.token), "a token twice");
@@ -369,7 +369,7 @@ impl Bench {
         let listed = self.backend.schedule().scheduled(&self.place(), None, 1_000).await.unwrap();
         let listed: Vec<_> = listed.iter().map(|one| (one.due, number(&one.id))).collect();
         let waiting = |(n, task): (&usize, &Task)| match task.is {
-            Is::Waiting { due } => Some((due, *n)),
+            Is::Waiting { due } => Some((Timestamp::from_millis(due), *n)),
             Is::Claimed { .. } => None,
         };
         let mut waits: Vec<_> = model.tasks.iter().filter_map(waiting).collect();

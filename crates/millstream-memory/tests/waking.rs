@@ -63,7 +63,7 @@ impl Bench {
     }
 
     async fn recur(&self, place: impl Into<Place>, name: &str, after: Duration) {
-        let next = self.operator.clock() + u64::try_from(after.as_millis()).unwrap();
+        let next = self.operator.clock().saturating_add(after);
         let recurrence = Recurrence {
             id: ScheduleId::new(name).unwrap(),
             rule: "every hour".into(),
@@ -303,7 +303,8 @@ async fn commands(workers: usize, tasks: usize) -> usize {
                 let claimed = bench.tasks().claim(&bench.shard, &ask).await.unwrap();
                 commands.fetch_add(1, Ordering::Relaxed);
                 for task in &claimed.tasks {
-                    assert!(claimed.now - task.due <= 1, "{} is late: {}", task.id, claimed.now);
+                    let late = claimed.now.saturating_duration_since(task.due);
+                    assert!(late <= Duration::from_millis(1), "{} is {late:?} late", task.id);
                     sleep(Duration::from_millis(20)).await;
                     let batch = [(task.id.clone(), task.token.clone(), Verdict::Complete)];
                     bench.tasks().settle_tasks(&bench.shard, &batch).await.unwrap();

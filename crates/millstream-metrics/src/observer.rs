@@ -149,7 +149,7 @@ impl MetricsObserver {
             let first = message.first;
             let last = matches!(handled, Handled::Acked | Handled::Dead | Handled::Discarded);
             if first || last {
-                let age = self.clock.since(message.origin.ms).as_secs_f64();
+                let age = self.clock.since(message.origin.timestamp()).as_secs_f64();
                 if first {
                     // The event is emitted at the end of the attempt, so the handler's time is subtracted.
                     in_group.queue_wait.record((age - message.elapsed.as_secs_f64()).max(0.0));

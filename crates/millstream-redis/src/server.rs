@@ -68,9 +68,9 @@ async fn clock(inner: &Inner, server: &mut Server) -> Result<()> {
         let answer = inner.pool.send(&pipe).await?.pop().unwrap_or_default();
         let trip = began.elapsed();
         let ours = ours.duration_since(UNIX_EPOCH).unwrap_or_default() + trip / 2;
-        match reply::time_ms(answer) {
+        match reply::time(answer) {
             Ok(theirs) => {
-                let theirs = i64::try_from(theirs).unwrap_or(i64::MAX);
+                let theirs = i64::try_from(theirs.as_millis()).unwrap_or(i64::MAX);
                 trips.push((trip, theirs - i64::try_from(ours.as_millis()).unwrap_or(i64::MAX)));
             }
             Err(error) => {

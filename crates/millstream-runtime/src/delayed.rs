@@ -5,7 +5,7 @@ use std::fmt;
 use futures_util::future::try_join_all;
 use millstream_core::error::Result;
 use millstream_core::schedule::{Due, MAX_PAGE, Place, ScheduleId, Scheduled, Waiting};
-use millstream_core::{Backend, Envelope, Limits, TopicPartition, TopicSpec, wire};
+use millstream_core::{Backend, Envelope, Limits, Timestamp, TopicPartition, TopicSpec, wire};
 
 /// The delayed messages of a topic that are not due yet, over all its partitions.
 ///
@@ -24,8 +24,8 @@ pub struct DelayedMessage {
     pub topic_partition: TopicPartition,
     /// The id under which it is scheduled.
     pub id: ScheduleId,
-    /// Due time: milliseconds since 1970 by the server's clock.
-    pub due: u64,
+    /// Due time by the server's clock.
+    pub due: Timestamp,
     /// Key, headers and payload; or why the entry is malformed.
     pub envelope: Result<Envelope, wire::Malformed>,
 }
@@ -54,8 +54,8 @@ impl DelayedMessages {
         Ok(try_join_all(asked).await?.concat().contains(&true))
     }
 
-    /// Sets another due time for the message with this `id`: a [`Duration`](std::time::Duration) from now, or a
-    /// [`SystemTime`](std::time::SystemTime). True if the message still waited.
+    /// Sets another due time for the message with this `id`: a [`Duration`](std::time::Duration) from now, a [`Timestamp`]
+    /// or a [`SystemTime`](std::time::SystemTime). True if the message still waited.
     ///
     /// # Errors
     /// Those of [`cancel`](Self::cancel).
@@ -141,7 +141,7 @@ impl DelayedMessage {
         Self { topic_partition, id: scheduled.id, due: scheduled.due, envelope }
     }
 
-    fn order(&self) -> (u64, &ScheduleId, &TopicPartition) {
+    fn order(&self) -> (Timestamp, &ScheduleId, &TopicPartition) {
         (self.due, &self.id, &self.topic_partition)
     }
 }

@@ -19,7 +19,7 @@ use millstream_core::tasks::QueueSpec;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
     Backend, Capability, DeadLetter, Envelope, GroupName, Lease, MessageId, QueueName, Resource, Retention,
-    TopicName, TopicPartition, TopicSpec,
+    Timestamp, TopicName, TopicPartition, TopicSpec,
 };
 use tokio::time::Instant;
 
@@ -163,15 +163,15 @@ impl Harness {
         Ok(places)
     }
 
-    /// Returns the server's time, in milliseconds since 1970.
-    pub(crate) async fn now(&self) -> Result<u64, Violation> {
+    /// Returns the server's time.
+    pub(crate) async fn now(&self) -> Result<Timestamp, Violation> {
         Ok(self.backend.schedule().now().await?)
     }
 
-    /// Waits until the server's clock has reached `ms`.
-    pub(crate) async fn reaches(&self, ms: u64) -> Verdict {
+    /// Waits until the server's clock has reached `time`.
+    pub(crate) async fn reaches(&self, time: Timestamp) -> Verdict {
         let mut patience = self.patience("the server's clock to go on");
-        while self.now().await? < ms {
+        while self.now().await? < time {
             patience.pause().await?;
         }
         Ok(())
@@ -249,22 +249,22 @@ impl Harness {
         self.append(tp, (0..count).map(message)).await
     }
 
-    /// Returns the server's time, in milliseconds since 1970, read from an entry appended to the log.
+    /// Returns the server's time, read from an entry appended to the log.
     ///
     /// # Errors
     /// As [`append`](Self::append).
-    pub async fn clock(&self, topic_partition: &TopicPartition) -> Result<u64, Violation> {
+    pub async fn clock(&self, topic_partition: &TopicPartition) -> Result<Timestamp, Violation> {
         let ids = self.append(topic_partition, [message(usize::MAX)]).await?;
-        Ok(ids[0].ms)
+        Ok(ids[0].timestamp())
     }
 
-    /// Waits until the server's clock is past `ms`, as seen in the ids of entries that it appends.
+    /// Waits until the server's clock is past `time`, as seen in the ids of entries that it appends.
     ///
     /// # Errors
     /// If the clock does not get there within the deadline.
-    pub async fn clock_passes(&self, tp: &TopicPartition, ms: u64) -> Verdict {
+    pub async fn clock_passes(&self, tp: &TopicPartition, time: Timestamp) -> Verdict {
         let mut patience = self.patience("the server's clock to go on");
-        while self.clock(tp).await? <= ms {
+        while self.clock(tp).await? <= time {
             patience.pause().await?;
         }
         Ok(())

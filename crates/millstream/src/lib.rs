@@ -13,7 +13,7 @@ pub use millstream_core::policy::{
 pub use millstream_core::{
     Codec, DeadLetter, DeadLetterPolicy, Envelope, Error, ErrorKind, Event, GroupName, Headers, IntoOutcome,
     Limits, MessageId, Namespace, Observer, Outcome, Partition, Partitioner, Reason, Result, Retention,
-    RetryPolicy, Start, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
+    RetryPolicy, Start, Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, Concurrency, Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent,

@@ -146,13 +146,13 @@ impl Millstream {
     /// moves a single partition of a running consumer.
     ///
     /// ```
-    /// # use millstream::{Millstream, Start, Topic};
+    /// # use millstream::{Millstream, Start, Timestamp, Topic};
     /// # const ORDERS: Topic<u64> = Topic::new("orders").partitions(2);
-    /// # async fn example(mq: Millstream, yesterday_ms: u64) -> millstream::Result<()> {
-    /// for partition in mq.seek_preview(&ORDERS, "billing", Start::At(yesterday_ms)).await? {
+    /// # async fn example(mq: Millstream, yesterday: Timestamp) -> millstream::Result<()> {
+    /// for partition in mq.seek_preview(&ORDERS, "billing", Start::At(yesterday)).await? {
     ///     println!("{}: {} again, {} never", partition.partition, partition.reread, partition.skipped);
     /// }
-    /// mq.seek(&ORDERS, "billing", Start::At(yesterday_ms)).await?;
+    /// mq.seek(&ORDERS, "billing", Start::At(yesterday)).await?;
     /// # Ok(()) }
     /// ```
     ///

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use millstream::{Limits, Millstream, Record};
 use millstream_core::keys::Keys;
-use millstream_core::{QueueName, Shard, TopicPartition};
+use millstream_core::{QueueName, Shard, Timestamp, TopicPartition};
 use millstream_delay::{DelayQueue, TaskRecord};
 
 use super::worker::{Setup, label};
-use super::{time_of, wall_ms_in, wall_us};
+use super::{wall_ms_in, wall_us};
 use crate::eventually;
 use crate::fixture::Fixture;
 use crate::history::{Handling, History, Line, Sink, What, now_us};
@@ -115,7 +115,7 @@ pub async fn of_queue(bin: &str, plan: &Plan) -> String {
     let queue = DelayQueue::<Job>::new("kills").shards(SHARDS).open(mq.backend()).await.expect("opened");
     let base_ms = plan.base_ms();
     let jobs: Vec<Job> = (0..plan.tasks).map(|number| plan.job(number, base_ms)).collect();
-    let records = jobs.iter().map(|job| TaskRecord::new(job).at(time_of(job.due_ms)));
+    let records = jobs.iter().map(|job| TaskRecord::new(job).at(Timestamp::from_millis(job.due_ms)));
     queue.schedule_all(records).await.into_iter().for_each(|one| drop(one.expect("scheduled")));
 
     let mut processes = BTreeMap::new();
@@ -250,8 +250,9 @@ pub async fn of_topic(bin: &'static str, plan: &Plan) -> String {
     let mut scene = Fixture::new(bin, setup).await;
     let base_ms = plan.base_ms();
     let jobs: Vec<Job> = (0..plan.tasks).map(|number| plan.job(number, base_ms)).collect();
-    let records =
-        jobs.iter().map(|job| Record::new(job).key(format!("k{}", job.number)).at(time_of(job.due_ms)));
+    let records = jobs
+        .iter()
+        .map(|job| Record::new(job).key(format!("k{}", job.number)).at(Timestamp::from_millis(job.due_ms)));
     let sent = scene.producer.send_all_delayed(records).await;
     sent.into_iter().for_each(|sent| drop(sent.expect("sent")));
     while scene.processes.len() < plan.instances {

@@ -11,10 +11,10 @@ use bytes::Bytes;
 use millstream::{Delivery, Millstream, Record, Topic};
 use millstream_core::schedule::MAX_PROMOTE;
 use millstream_core::tasks::{ClaimRequest, MAX_CLAIM, Verdict};
-use millstream_core::{ScheduleId, Shard, TopicPartition};
+use millstream_core::{ScheduleId, Shard, Timestamp, TopicPartition};
 use millstream_delay::{DelayQueue, Task, TaskRecord};
 
-use super::{Engine, info, server_cpu, time_of, wall_ms_in, wall_us};
+use super::{Engine, info, server_cpu, wall_ms_in, wall_us};
 use crate::server::Server;
 
 const BYTES: Topic<Bytes> = Topic::raw("burden").partitions(1);
@@ -77,7 +77,7 @@ async fn fill(mq: &Millstream, engine: Engine, messages: u64, due: u64) {
     let mut left = messages;
     while left > 0 {
         let portion = left.min(PORTION);
-        let time = |nth: u64| time_of(due + (messages - left + nth) / EACH_MS);
+        let time = |nth: u64| Timestamp::from_millis(due + (messages - left + nth) / EACH_MS);
         match engine {
             Engine::Topic => {
                 let records = (0..portion).map(|nth| Record::new(&payload).at(time(nth)));

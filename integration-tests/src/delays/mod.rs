@@ -37,12 +37,6 @@ pub fn wall_ms_in(delay: Duration) -> u64 {
     u64::try_from(wall_us() / 1_000).unwrap_or(0) + u64::try_from(delay.as_millis()).unwrap_or(0)
 }
 
-/// Converts milliseconds since 1970 to a time.
-#[must_use]
-pub fn time_of(millis: u64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(millis)
-}
-
 /// Returns a number from `INFO`.
 ///
 /// # Panics

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use millstream::{Consumer, Delivery, Millstream, Record, Topic};
 use millstream_core::Backend;
+use millstream_core::Timestamp;
 use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 
 use super::recorder::witnessed;
-use super::{Engine, quantile, spread, time_of, wall_ms_in, wall_us};
+use super::{Engine, quantile, spread, wall_ms_in, wall_us};
 use crate::server::Server;
 
 const DUE: Topic<u64> = Topic::new("due").partitions(1);
@@ -136,12 +137,12 @@ impl Fixture {
         match self.engine {
             Engine::Topic => {
                 let producer = self.mq.producer(DUE).await.expect("a producer");
-                let records = dues.iter().map(|due| Record::new(due).at(time_of(*due)));
+                let records = dues.iter().map(|due| Record::new(due).at(Timestamp::from_millis(*due)));
                 let sent = producer.send_all_delayed(records).await;
                 sent.into_iter().for_each(|sent| drop(sent.expect("sent")));
             }
             Engine::Queue => {
-                let records = dues.iter().map(|due| TaskRecord::new(due).at(time_of(*due)));
+                let records = dues.iter().map(|due| TaskRecord::new(due).at(Timestamp::from_millis(*due)));
                 let scheduled = self.queue.schedule_all(records).await;
                 scheduled.into_iter().for_each(|one| drop(one.expect("scheduled")));
             }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use millstream::{MessageId, Result};
 use millstream_core::log::Settled;
 use millstream_core::tasks::{ClaimRequest, Claimed, DeadTask, QueueSpec, TaskCounts, Tasks, Verdict};
-use millstream_core::{Backend, QueueName, ScheduleId, Shard};
+use millstream_core::{Backend, QueueName, ScheduleId, Shard, Timestamp};
 
 /// The time between due and claim of each task, in milliseconds.
 pub(super) type Claims = Arc<Mutex<Vec<i64>>>;
@@ -42,7 +42,8 @@ impl Tasks for Recorder {
 
     async fn claim(&self, shard: &Shard, ask: &ClaimRequest) -> Result<Claimed> {
         let claimed = self.tasks.claim(shard, ask).await?;
-        let late = |due: u64| claimed.now.cast_signed() - due.cast_signed();
+        let now = claimed.now.as_millis().cast_signed();
+        let late = |due: Timestamp| now - due.as_millis().cast_signed();
         let late = claimed.tasks.iter().map(|task| late(task.due));
         self.claims.lock().expect("lock").extend(late);
         Ok(claimed)

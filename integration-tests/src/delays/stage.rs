@@ -9,11 +9,11 @@ use millstream::{
     Consumer, Delivery, Event, Exponential, Millstream, Outcome, Producer, Record, Result, Topic,
 };
 use millstream_core::keys::Keys;
-use millstream_core::{Place, QueueName, Shard, TopicPartition};
+use millstream_core::{Place, QueueName, Shard, Timestamp, TopicPartition};
 use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 use serde::{Deserialize, Serialize};
 
-use super::{Engine, time_of, wall_ms_in, wall_us};
+use super::{Engine, wall_ms_in, wall_us};
 use crate::eventually;
 use crate::server::Server;
 
@@ -154,15 +154,18 @@ impl Stage {
             Engine::Topic => {
                 let records = items.iter().map(|item| {
                     let partition = u32::from(item.number % 2 == 1);
-                    Record::new(item).partition(partition).at(time_of(item.due_ms)).id(id(item.number))
+                    Record::new(item)
+                        .partition(partition)
+                        .at(Timestamp::from_millis(item.due_ms))
+                        .id(id(item.number))
                 });
                 let sent = self.producer.send_all_delayed(records).await;
                 sent.into_iter().map(|sent| sent.map(drop)).collect()
             }
             Engine::Queue => {
-                let records = items
-                    .iter()
-                    .map(|item| TaskRecord::new(item).at(time_of(item.due_ms)).id(id(item.number)));
+                let records = items.iter().map(|item| {
+                    TaskRecord::new(item).at(Timestamp::from_millis(item.due_ms)).id(id(item.number))
+                });
                 let scheduled = self.queue.schedule_all(records).await;
                 scheduled.into_iter().map(|one| one.map(drop)).collect()
             }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream::{Delivery, Millstream, Record, Topic};
+use millstream::{Delivery, Millstream, Record, Timestamp, Topic};
 use millstream_delay::{DelayQueue, Task, TaskRecord, Worker};
 
 use super::monitor::{Ear, Heard};
-use super::{Engine, time_of, wall_ms_in, wall_us};
+use super::{Engine, wall_ms_in, wall_us};
 use crate::server::Server;
 
 const FAR: Duration = Duration::from_secs(24 * 3_600);
@@ -120,7 +120,7 @@ pub async fn herd(workers: usize, tasks: u64, per_second: u64) -> Herd {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let base = wall_ms_in(Duration::from_millis(1_000 + tasks / 4));
     let dues: Vec<u64> = (0..tasks).map(|nth| base + nth * 1_000 / per_second).collect();
-    let records = dues.iter().map(|due| TaskRecord::new(due).at(time_of(*due)));
+    let records = dues.iter().map(|due| TaskRecord::new(due).at(Timestamp::from_millis(*due)));
     queue.schedule_all(records).await.into_iter().for_each(|one| drop(one.expect("scheduled")));
     tokio::time::sleep(Duration::from_millis(200)).await;
     let ear = Ear::open(server.port());

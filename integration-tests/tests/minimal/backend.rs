@@ -11,8 +11,8 @@ use millstream_core::log::{Append, Log, Reader, Receipt, Settled, Settlement, Tr
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::schedule::{Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling};
 use millstream_core::{
-    Backend, Continuity, GroupName, Lease, MessageId, Resource, Result, Retention, TopicName, TopicPartition,
-    TopicSpec,
+    Backend, Continuity, GroupName, Lease, MessageId, Resource, Result, Retention, Timestamp, TopicName,
+    TopicPartition, TopicSpec,
 };
 use millstream_memory::MemoryBackend;
 
@@ -102,7 +102,7 @@ impl Schedule for Minimal {
         self.0.promote(lease, limit).await
     }
 
-    async fn now(&self) -> Result<u64> {
+    async fn now(&self) -> Result<Timestamp> {
         Schedule::now(&self.0).await
     }
 }
@@ -220,14 +220,14 @@ impl Schedule for Counting {
         self.0.promote(lease, limit).await
     }
 
-    async fn now(&self) -> Result<u64> {
+    async fn now(&self) -> Result<Timestamp> {
         self.0.now().await
     }
 
     async fn scheduled(
         &self,
         place: &Place,
-        after: Option<(u64, ScheduleId)>,
+        after: Option<(Timestamp, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         self.0.0.scheduled(place, after, limit).await

@@ -9,7 +9,7 @@ use integration_tests::eventually;
 use integration_tests::server::{Server, shared_url};
 use millstream::{
     Consumer, ConsumerEvent, ConsumerState, Delivery, ErrorKind, Fixed, Millstream, Outcome, Retention,
-    Start, Topic, TopicPartition,
+    Start, Timestamp, Topic, TopicPartition,
 };
 use tokio::sync::Semaphore;
 
@@ -109,7 +109,7 @@ async fn a_group_is_moved_as_its_preview_says_and_not_under_its_owner() {
     assert_eq!(look(Start::Earliest).await, (50, 0));
     assert_eq!(look(Start::Latest).await, (0, 20));
     assert_eq!(look(Start::After(position)).await, (0, 0));
-    assert_eq!(look(Start::At(0)).await, (50, 0));
+    assert_eq!(look(Start::At(Timestamp::from_millis(0))).await, (50, 0));
     mq.seek(&NUMBERS, "g", Start::Earliest).await.expect("sought");
     let (consumer, seen) = start(&mq).await;
     until(&seen, 70).await;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use integration_tests::delays::clock::Clock;
 use integration_tests::delays::stage::{LONGEST_SLEEP, Stage};
 use integration_tests::delays::worker::Setup as WorkerSetup;
-use integration_tests::delays::{Engine, spread, time_of, wall_ms_in, wall_us};
+use integration_tests::delays::{Engine, spread, wall_ms_in, wall_us};
 use integration_tests::eventually;
 use integration_tests::history::{History, Sink, What, figure, now_us};
 use integration_tests::member::{Job, Setup};
@@ -15,6 +15,7 @@ use integration_tests::process::Process;
 use integration_tests::server::Server;
 use millstream::{Delivery, Millstream, Record, Topic};
 use millstream_core::Place;
+use millstream_core::Timestamp;
 use millstream_core::tasks::ClaimRequest;
 use millstream_delay::{DelayQueue, Task, TaskRecord};
 
@@ -190,16 +191,16 @@ async fn wrong_clients(engine: Engine) {
     match engine {
         Engine::Queue => {
             let queue = DelayQueue::<Job>::new("jobs").open(mq.backend()).await.expect("opened");
-            let records = jobs.iter().map(|job| TaskRecord::new(job).at(time_of(job.due_ms)));
+            let records = jobs.iter().map(|job| TaskRecord::new(job).at(Timestamp::from_millis(job.due_ms)));
             queue.schedule_all(records).await.into_iter().for_each(|one| drop(one.expect("scheduled")));
         }
         Engine::Topic => {
             let topic = Topic::<Job>::new("jobs").partitions(4);
             let mq = Millstream::at(server.url()).namespace("members").await.expect("connected");
             let producer = mq.producer(topic).await.expect("a producer");
-            let records = jobs
-                .iter()
-                .map(|job| Record::new(job).key(format!("k{}", job.number)).at(time_of(job.due_ms)));
+            let records = jobs.iter().map(|job| {
+                Record::new(job).key(format!("k{}", job.number)).at(Timestamp::from_millis(job.due_ms))
+            });
             let sent = producer.send_all_delayed(records).await;
             sent.into_iter().for_each(|sent| drop(sent.expect("sent")));
         }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use integration_tests::delays::stage::Stage;
-use integration_tests::delays::{Engine, time_of, wall_ms_in};
+use integration_tests::delays::{Engine, wall_ms_in};
 use integration_tests::eventually;
 use integration_tests::fixture::Fixture;
 use integration_tests::history::{What, figure, now_us};
@@ -12,7 +12,7 @@ use integration_tests::member::{Job, Setup};
 use integration_tests::server::Server;
 use millstream::{ErrorKind, Record};
 use millstream_core::tasks::ClaimRequest;
-use millstream_core::{Place, Shard};
+use millstream_core::{Place, Shard, Timestamp};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;
 
@@ -106,8 +106,9 @@ async fn the_partitions_of_a_dead_owner_are_taken_over_without_memory() {
     let base = wall_ms_in(MS(1_500));
     let jobs: Vec<Job> =
         (0..JOBS).map(|number| Job { due_ms: base + 10 * number, ..Job::new(number) }).collect();
-    let records =
-        jobs.iter().map(|job| Record::new(job).key(format!("k{}", job.number)).at(time_of(job.due_ms)));
+    let records = jobs
+        .iter()
+        .map(|job| Record::new(job).key(format!("k{}", job.number)).at(Timestamp::from_millis(job.due_ms)));
     let sent = scene.producer.send_all_delayed(records).await;
     sent.into_iter().for_each(|sent| drop(sent.expect("sent")));
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);

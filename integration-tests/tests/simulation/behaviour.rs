@@ -1,9 +1,9 @@
 //! What handlers do with a message: a pure function of seed, message and attempt, but for how often it is put off.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use fastrand::Rng;
-use millstream_core::{MessageId, Outcome};
+use millstream_core::{MessageId, Outcome, Timestamp};
 use millstream_testkit::history::End;
 
 use crate::scenario::Scenario;
@@ -16,7 +16,7 @@ pub(crate) enum Say {
     Panic,
     Reject,
     After(Duration),
-    At(SystemTime),
+    At(Timestamp),
     Snooze(Duration),
     /// The process dies with it.
     Die,
@@ -39,7 +39,7 @@ impl Behaviour {
             0..4 => Say::Error,
             4..6 => Say::Panic,
             6 => Say::Reject,
-            7 => Say::At(UNIX_EPOCH + Duration::from_millis(origin.ms) + 4 * after),
+            7 => Say::At(origin.timestamp().saturating_add(4 * after)),
             _ => Say::After(after),
         };
         let say = match () {

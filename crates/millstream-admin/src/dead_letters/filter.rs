@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use millstream_core::inspect::Range;
-use millstream_core::{DeadLetter, Limits, MessageId, Partition, Reason};
+use millstream_core::{DeadLetter, Limits, MessageId, Partition, Reason, Timestamp};
 
 use crate::Filter;
 
@@ -24,10 +24,10 @@ pub struct DeadLetterFilter {
     pub min_attempts: Option<u32>,
     /// Maximum number of attempts.
     pub max_attempts: Option<u32>,
-    /// Earliest time of death: milliseconds since 1970 by the server's clock.
-    pub died_from: Option<u64>,
-    /// Time of death is before this: milliseconds since 1970 by the server's clock.
-    pub died_before: Option<u64>,
+    /// Earliest time of death, by the server's clock.
+    pub died_from: Option<Timestamp>,
+    /// Time of death is before this, by the server's clock.
+    pub died_before: Option<Timestamp>,
     /// Greatest id by partition; other partitions do not match. Limits an operation to the letters that a
     /// [`Survey`](crate::Survey) has examined.
     pub up_to: Option<BTreeMap<Partition, MessageId>>,
@@ -59,8 +59,8 @@ impl DeadLetterFilter {
             && self.reason.as_ref().is_none_or(|reason| *reason == letter.reason)
             && self.error.as_ref().is_none_or(|text| letter.error.contains(text))
             && attempts.contains(&letter.attempts)
-            && self.died_from.is_none_or(|ms| letter.id.ms >= ms)
-            && self.died_before.is_none_or(|ms| letter.id.ms < ms)
+            && self.died_from.is_none_or(|time| letter.id.timestamp() >= time)
+            && self.died_before.is_none_or(|time| letter.id.timestamp() < time)
             && self.fits_message(letter, limits)
     }
 
@@ -75,11 +75,11 @@ impl DeadLetterFilter {
     /// Returns a range of ids that contains all matching letters, to avoid reading the others.
     pub(super) fn range(&self, newest_first: bool) -> Range {
         let mut range = Range { newest_first, ..Range::ALL };
-        if let Some(ms) = self.died_from {
-            range.after = range.after.max(MessageId::new(ms, 0).previous());
+        if let Some(time) = self.died_from {
+            range.after = range.after.max(MessageId::new(time.as_millis(), 0).previous());
         }
-        if let Some(ms) = self.died_before {
-            range.before = range.before.min(MessageId::new(ms, 0));
+        if let Some(time) = self.died_before {
+            range.before = range.before.min(MessageId::new(time.as_millis(), 0));
         }
         let ids = self.ids.iter().flatten().chain(&self.message.id);
         if let Some(first) = ids.clone().min() {
@@ -120,6 +120,7 @@ mod tests {
         let base = DeadLetterFilter::default;
         let message = |message| DeadLetterFilter { message, ..DeadLetterFilter::default() };
         let header = |value: &'static str| Some(("trace".to_owned(), Some(Bytes::from(value))));
+        let at = |ms| Some(Timestamp::from_millis(ms));
         let ids = |seq| Some(vec![MessageId::new(1, 1), MessageId::new(500, seq)]);
         vec![
             (
@@ -144,8 +145,8 @@ mod tests {
                 DeadLetterFilter { min_attempts: Some(5), ..base() },
             ),
             (
-                DeadLetterFilter { died_from: Some(500), died_before: Some(501), ..base() },
-                DeadLetterFilter { died_before: Some(500), ..base() },
+                DeadLetterFilter { died_from: at(500), died_before: at(501), ..base() },
+                DeadLetterFilter { died_before: at(500), ..base() },
             ),
             (
                 message(Filter { key: Some("k".into()), header: header("t"), ..Filter::default() }),

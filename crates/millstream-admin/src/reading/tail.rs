@@ -122,7 +122,7 @@ mod tests {
         Inspect, Ownership, Page, Parked, Pending, Reading, Server, Stored, Usage,
     };
     use millstream_core::log::Append;
-    use millstream_core::{Backend, Envelope, Error, ErrorKind, GroupName, TopicSpec, wire};
+    use millstream_core::{Backend, Envelope, Error, ErrorKind, GroupName, Timestamp, TopicSpec, wire};
     use millstream_memory::MemoryBackend;
 
     use super::*;
@@ -166,7 +166,7 @@ mod tests {
             &self,
             tp: &TopicPartition,
             group: &GroupName,
-            after: Option<(u64, MessageId)>,
+            after: Option<(Timestamp, MessageId)>,
             limit: usize,
         ) -> Result<Page<Parked>> {
             self.inner.parked(tp, group, after, limit).await

@@ -135,8 +135,8 @@ async fn a_filter_is_looked_through_in_bounded_steps() {
     assert_eq!((page.looked_at, page.next), (60, None));
 
     let died = DeadLetterFilter {
-        died_from: Some(all[20].id.ms),
-        died_before: Some(all[25].id.ms),
+        died_from: Some(all[20].id.timestamp()),
+        died_before: Some(all[25].id.timestamp()),
         ..DeadLetterFilter::default()
     };
     let page = grave.letters.page(&query(died, 10_000)).await.expect("a page");

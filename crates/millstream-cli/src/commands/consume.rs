@@ -7,7 +7,8 @@ use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use millstream::{
-    Concurrency, ConsumerBuilder, ErrorKind, Exponential, GroupName, Pulled, Puller, Report, Topic, TopicName,
+    Concurrency, ConsumerBuilder, ErrorKind, Exponential, GroupName, Pulled, Puller, Report, Timestamp,
+    Topic, TopicName,
 };
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -151,7 +152,7 @@ impl Consume {
         let consumer = cx
             .mq
             .consumer(topic, self.group.as_str())
-            .start_from(self.from.start(cx.now_ms().await?))
+            .start_from(self.from.start(cx.now().await?))
             .label(here())
             .prefetch(limit.clamp(1, PREFETCH))
             .retry(
@@ -359,7 +360,7 @@ fn summary(report: Report) -> String {
 /// The last known pause of the group.
 #[derive(Default)]
 struct Pause {
-    since: Option<u64>,
+    since: Option<Timestamp>,
     checked: Option<Instant>,
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use millstream::layers::core::schedule::Waiting;
-use millstream::{Error, ErrorKind, GroupName, TopicName};
+use millstream::{Error, ErrorKind, GroupName, Timestamp, TopicName};
 use serde::Serialize;
 
 use crate::commands::shared::failures::Failed;
@@ -102,7 +102,7 @@ impl Lag {
             let clear = if redraws { "\x1b[H\x1b[2J" } else { "" };
             format!(
                 "{clear}{}, every {}\n{}\n\n",
-                human::time(view.at_ms),
+                human::time(Timestamp::from_millis(view.at_ms)),
                 human::duration(every),
                 view.text()
             )

@@ -7,7 +7,7 @@ use anyhow::Result;
 use bytes::Bytes;
 use clap::Args;
 use millstream::admin::{Browse, Filter, Message, Range, Tail as Follower};
-use millstream::{Limits, MessageId, Partition, TopicName, TopicPartition, TopicSpec};
+use millstream::{Limits, MessageId, Partition, Timestamp, TopicName, TopicPartition, TopicSpec};
 
 use crate::commands::message::View;
 use crate::commands::message::format::{FormatArgs, Printer};
@@ -121,7 +121,7 @@ impl Tail {
         let partitions = self.partitions(&spec)?;
         let browse = Browse { partitions: partitions.clone(), limit: PAGE, ..Browse::default() };
         // Created before anything is read, so that no message falls between the existing and the new ones.
-        let now = cx.now_ms().await?;
+        let now = cx.now().await?;
         let after = self.from.map(|from| above(from, now));
         let mut follower = cx.admin().tail(&self.topic, after.flatten()).await?;
         if let Some(partitions) = partitions {
@@ -240,12 +240,12 @@ impl Shower {
 }
 
 /// Returns the id after which it starts, given the current time `now`; `None` for the end.
-fn above(position: Position, now: u64) -> Option<MessageId> {
+fn above(position: Position, now: Timestamp) -> Option<MessageId> {
     match position {
         Position::Earliest => Some(MessageId::ZERO),
         Position::Latest => None,
         Position::Id(id) => Some(id.previous()),
-        Position::When(when) => Some(MessageId::new(when.at(now), 0).previous()),
+        Position::When(when) => Some(MessageId::new(when.at(now).as_millis(), 0).previous()),
     }
 }
 
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn it_begins_with_what_is_named() {
-        let at = |text| above(parse::position(text).expect(text), 7_000);
+        let at = |text| above(parse::position(text).expect(text), Timestamp::from_millis(7_000));
         assert_eq!(
             at("1s ago"),
             Some(MessageId::new(5_999, u64::MAX)),

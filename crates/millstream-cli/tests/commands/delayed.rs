@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use millstream::DelayedMessages;
+use millstream::Timestamp;
 use millstream::Topic;
 use serde_json::json;
 
@@ -73,7 +74,10 @@ async fn messages_are_rescheduled_and_due_now() {
     let waiting = reminders(&cli).await;
     cli.ok("delayed reschedule reminders a --at 2126-01-31T12:00:00Z");
     assert_eq!(ids(&waiting).await, ["b", "c", "a"]);
-    assert_eq!(waiting.get("a").await.expect("asked").expect("it waits").due, 4_925_534_400_000);
+    assert_eq!(
+        waiting.get("a").await.expect("asked").expect("it waits").due,
+        Timestamp::from_millis(4_925_534_400_000)
+    );
     cli.ok("delayed reschedule reminders a --delay 10m");
     assert_eq!(ids(&waiting).await, ["a", "b", "c"]);
     assert!(cli.fails(2, "delayed reschedule reminders a").contains("--delay or --at"));

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use millstream::{Envelope, Topic};
+use millstream::{Envelope, Timestamp, Topic};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -170,7 +170,7 @@ async fn messages_can_be_sent_for_later() {
     assert_eq!(ids, ["a", "b"]);
     assert_eq!(
         (all[1].due, all[0].envelope.clone().expect("a message").payload),
-        (4_925_534_400_000, "1".into())
+        (Timestamp::from_millis(4_925_534_400_000), "1".into())
     );
 
     fed(&cli, &["produce", "reminders", "--delay", "3h", "--id", "a", "--replace"], "new");

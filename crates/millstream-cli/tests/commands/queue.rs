@@ -124,7 +124,7 @@ async fn dead_tasks_are_listed_replayed_and_purged() {
     assert!(ran.stderr.starts_with("x: it is not dead\n"), "{ran:?}");
     let waits = mails.get("a").await.expect("asked").expect("it waits again");
     assert_eq!(waits.payload().expect("a payload"), "mail a");
-    assert!(waits.due <= std::time::SystemTime::now() + Duration::from_secs(60), "now");
+    assert!(waits.due <= (std::time::SystemTime::now() + Duration::from_secs(60)).into(), "now");
 
     for refused in
         ["queue dead replay mails --all", "queue dead purge mails b", "queue dead purge mails --all"]

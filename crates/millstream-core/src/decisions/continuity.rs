@@ -8,27 +8,31 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::timestamp::Timestamp;
+
 /// Time for which one server has answered a client without a gap.
 ///
-/// Times are the server's, in milliseconds since 1970; the client's clock has no part in it. A restart and a fail-over
-/// change the server's identity. A gap is half a ttl without an answer: clients send three requests per ttl. A live
-/// client may be silent for a ttl less the third of it that has passed since its last heartbeat. A gap is shorter than
-/// that by the time that such a client needs for its next heartbeat to arrive.
+/// Times are the server's; the client's clock has no part in it. A restart and a fail-over change the server's
+/// identity. A gap is half a ttl without an answer: clients send three requests per ttl. A live client may be silent
+/// for a ttl less the third of it that has passed since its last heartbeat. A gap is shorter than that by the time that
+/// such a client needs for its next heartbeat to arrive.
 ///
 /// ```
 /// use std::time::Duration;
-/// use millstream_core::continuity::Continuity;
+/// use millstream_core::{Continuity, Timestamp};
 ///
 /// let ttl = Duration::from_secs(9);
 /// let mut heard = Continuity::new(ttl);
-/// heard.advance("server-1", 10_000);
-/// assert!(!heard.judges("server-1", 10_000), "who joins judges nobody at first");
-/// for now in [13_000, 16_000, 19_000] {
-///     heard.advance("server-1", now);
+/// let start = Timestamp::from_millis(1_700_000_000_000);
+/// let at = |seconds| start.saturating_add(Duration::from_secs(seconds));
+/// heard.advance("server-1", at(0));
+/// assert!(!heard.judges("server-1", at(0)), "who joins judges nobody at first");
+/// for seconds in [3, 6, 9] {
+///     heard.advance("server-1", at(seconds));
 /// }
-/// assert!(heard.judges("server-1", 19_000));
-/// assert!(!heard.judges("server-2", 19_000), "a restart begins a new ttl");
-/// assert!(!heard.judges("server-1", 24_000), "and so does a gap, before the answer behind it is known");
+/// assert!(heard.judges("server-1", at(9)));
+/// assert!(!heard.judges("server-2", at(9)), "a restart begins a new ttl");
+/// assert!(!heard.judges("server-1", at(14)), "and so does a gap, before the answer behind it is known");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuity {
@@ -41,8 +45,8 @@ pub struct Continuity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Answered {
     server: String,
-    since: u64,
-    until: u64,
+    since: Timestamp,
+    until: Timestamp,
 }
 
 /// Identity of a server that does not give one: then only gaps count.
@@ -68,7 +72,7 @@ impl Continuity {
     }
 
     /// Records an answer of `server`, at `now` by the server's clock.
-    pub fn advance(&mut self, server: &str, now: u64) {
+    pub fn advance(&mut self, server: &str, now: Timestamp) {
         match &mut self.answered {
             Some(answered) if answered.reaches(server, now, self.ttl_ms) => answered.until = now,
             answered => *answered = Some(Answered { server: server.to_owned(), since: now, until: now }),
@@ -77,35 +81,35 @@ impl Continuity {
 
     /// Whether a request that this server executes at `now` may treat expired clients as dead.
     #[must_use]
-    pub fn judges(&self, server: &str, now: u64) -> bool {
+    pub fn judges(&self, server: &str, now: Timestamp) -> bool {
         self.assured || self.judges_in(server, now) == Some(0)
     }
 
     /// Returns the number of milliseconds until it [judges](Self::judges), if no gap occurs; `None` if it would have to
     /// start over.
-    fn judges_in(&self, server: &str, now: u64) -> Option<u64> {
+    fn judges_in(&self, server: &str, now: Timestamp) -> Option<u64> {
         let answered =
             self.answered.as_ref().filter(|answered| answered.reaches(server, now, self.ttl_ms))?;
-        Some(answered.since.saturating_add(self.ttl_ms).saturating_sub(now))
+        let judges = answered.since.as_millis().saturating_add(self.ttl_ms);
+        Some(judges.saturating_sub(now.as_millis()))
     }
 
     /// Returns the time until it [judges](Self::judges): a whole ttl if it has to start over.
     #[must_use]
-    pub fn left(&self, server: &str, now: u64) -> Duration {
+    pub fn left(&self, server: &str, now: Timestamp) -> Duration {
         let left = if self.assured { Some(0) } else { self.judges_in(server, now) };
         Duration::from_millis(left.unwrap_or(self.ttl_ms))
     }
 
-    /// Returns the time at which a claim may be taken over that expires at `deadline` and was last renewed for `hold`:
-    /// milliseconds, by the server's clock for both times. The longer one of ttl and `hold` counts: a worker that holds
-    /// for longer than the ttl may take longer to come back, and with a ttl longer than the claim, gaps that are long for
-    /// the claim go unnoticed.
+    /// Returns the time at which a claim may be taken over that expires at `deadline` and was last renewed for `hold`.
+    /// The longer one of ttl and `hold` counts: a worker that holds for longer than the ttl may take longer to come back,
+    /// and with a ttl longer than the claim, gaps that are long for the claim go unnoticed.
     #[must_use]
-    pub fn free_at(&self, server: &str, now: u64, deadline: u64, hold: u64) -> u64 {
+    pub fn free_at(&self, server: &str, now: Timestamp, deadline: Timestamp, hold: Duration) -> Timestamp {
         if self.assured {
             return deadline;
         }
-        let longest = self.ttl_ms.max(hold);
+        let longest = Duration::from_millis(self.ttl_ms).max(hold);
         let answered = self.answered.as_ref().filter(|it| it.reaches(server, now, self.ttl_ms));
         let judges = answered.map_or(now, |answered| answered.since).saturating_add(longest);
         judges.max(deadline.saturating_sub(hold).saturating_add(longest))
@@ -114,16 +118,20 @@ impl Continuity {
     /// Whether it [judged](Self::judges) at the last answer.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        let whole = |answered: &Answered| answered.until - answered.since >= self.ttl_ms;
+        let whole = |answered: &Answered| {
+            answered.until.saturating_duration_since(answered.since) >= Duration::from_millis(self.ttl_ms)
+        };
         self.assured || self.answered.as_ref().is_some_and(whole)
     }
 }
 
 impl Answered {
     /// Whether an answer of `server` at `now` follows without a gap.
-    fn reaches(&self, server: &str, now: u64, ttl_ms: u64) -> bool {
+    fn reaches(&self, server: &str, now: Timestamp, ttl_ms: u64) -> bool {
         // A clock that was set back counts as a gap: the time that has passed is then unknown.
-        server == self.server && now.checked_sub(self.until).is_some_and(|gap| gap < ttl_ms.div_ceil(2))
+        server == self.server
+            && now >= self.until
+            && now.as_millis() - self.until.as_millis() < ttl_ms.div_ceil(2)
     }
 }
 
@@ -133,7 +141,9 @@ impl fmt::Display for Continuity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.answered {
             _ if self.assured => f.write_str(ASSURED),
-            Some(Answered { server, since, until }) => write!(f, "{} {since} {until} {server}", self.ttl_ms),
+            Some(Answered { server, since, until }) => {
+                write!(f, "{} {} {} {server}", self.ttl_ms, since.as_millis(), until.as_millis())
+            }
             None => write!(f, "{} 0 0 {UNNAMED}", self.ttl_ms),
         }
     }
@@ -144,9 +154,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn ms(ms: u64) -> Timestamp {
+        Timestamp::from_millis(ms)
+    }
+
     fn heard(times: &[(&str, u64)]) -> Continuity {
         let mut heard = Continuity::new(Duration::from_millis(100));
-        times.iter().for_each(|(server, now)| heard.advance(server, *now));
+        times.iter().for_each(|(server, now)| heard.advance(server, ms(*now)));
         heard
     }
 
@@ -165,18 +179,18 @@ mod tests {
             (&[("a", 500), ("a", 549), ("a", 598), ("a", 597)], 610, false),
         ];
         for (times, now, judges) in cases {
-            assert_eq!(heard(times).judges("a", now), judges, "{times:?} at {now}");
+            assert_eq!(heard(times).judges("a", ms(now)), judges, "{times:?} at {now}");
         }
-        assert!(Continuity::assured().judges("a", 0));
+        assert!(Continuity::assured().judges("a", ms(0)));
     }
 
     #[test]
     fn how_long_is_left_is_told() {
-        let ms = Duration::from_millis;
-        assert_eq!(heard(&[("a", 500)]).left("a", 540), ms(60));
-        assert_eq!(heard(&[("a", 500)]).left("a", 550), ms(100), "it begins anew");
-        assert_eq!(heard(&[]).left("a", 550), ms(100));
-        assert_eq!(heard(&[("a", 500), ("a", 540), ("a", 580)]).left("a", 600), ms(0));
+        let left = Duration::from_millis;
+        assert_eq!(heard(&[("a", 500)]).left("a", ms(540)), left(60));
+        assert_eq!(heard(&[("a", 500)]).left("a", ms(550)), left(100), "it begins anew");
+        assert_eq!(heard(&[]).left("a", ms(550)), left(100));
+        assert_eq!(heard(&[("a", 500), ("a", 540), ("a", 580)]).left("a", ms(600)), left(0));
     }
 
     #[test]
@@ -184,10 +198,18 @@ mod tests {
         let whole = heard(&[("a", 500), ("a", 540), ("a", 580), ("a", 620)]);
         // Deadline, hold, and the time at which it is free.
         for (deadline, hold, free) in [(630, 100, 630), (590, 100, 600), (630, 30, 700), (630, 200, 700)] {
-            assert_eq!(whole.free_at("a", 640, deadline, hold), free, "{deadline} {hold}");
-            assert_eq!(whole.free_at("b", 640, deadline, hold), 640 + hold.max(100), "another server");
+            assert_eq!(
+                whole.free_at("a", ms(640), ms(deadline), Duration::from_millis(hold)),
+                ms(free),
+                "{deadline} {hold}"
+            );
+            assert_eq!(
+                whole.free_at("b", ms(640), ms(deadline), Duration::from_millis(hold)),
+                ms(640 + hold.max(100)),
+                "another server"
+            );
         }
-        assert_eq!(Continuity::assured().free_at("a", 640, 630, 100), 630);
+        assert_eq!(Continuity::assured().free_at("a", ms(640), ms(630), Duration::from_millis(100)), ms(630));
     }
 
     #[test]
@@ -205,16 +227,16 @@ mod tests {
             after in 0u64..100,
         ) {
             let mut heard = Continuity::new(Duration::from_millis(100));
-            let mut now = 1_000;
-            heard.advance("a", now);
+            let mut now: u64 = 1_000;
+            heard.advance("a", ms(now));
             for beat in beats {
                 now += beat;
-                heard.advance("a", now);
+                heard.advance("a", ms(now));
             }
             now += away;
-            prop_assert!(!heard.judges("a", now));
-            heard.advance("a", now);
-            prop_assert!(!heard.judges("a", now + after.min(49)));
+            prop_assert!(!heard.judges("a", ms(now)));
+            heard.advance("a", ms(now));
+            prop_assert!(!heard.judges("a", ms(now + after.min(49))));
         }
     }
 }

@@ -9,6 +9,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::timestamp::Timestamp;
+
 /// Clock that also counts while the machine is suspended.
 pub trait BootClock: fmt::Debug + Send + Sync {
     /// Returns the time since a fixed point in the past, suspended time included. Never decreases.
@@ -31,8 +33,8 @@ pub fn suspension(local: Duration, server: Duration, margin: Duration) -> Option
 struct Reading {
     asked: Duration,
     answered: Duration,
-    /// The server's time, read between these two: milliseconds since 1970.
-    server_ms: u64,
+    /// The server's time, read between these two.
+    server: Timestamp,
 }
 
 /// Compares the server's clock with the local one, from answer to answer.
@@ -53,19 +55,19 @@ impl ServerTime {
         &mut self,
         asked: Duration,
         answered: Duration,
-        server_ms: u64,
+        server: Timestamp,
         margin: Duration,
     ) -> Option<Duration> {
-        let last = self.last.replace(Reading { asked, answered, server_ms })?;
-        let server = Duration::from_millis(server_ms.saturating_sub(last.server_ms));
-        suspension(answered.saturating_sub(last.asked), server, margin)?;
+        let last = self.last.replace(Reading { asked, answered, server })?;
+        let passed = server.saturating_duration_since(last.server);
+        suspension(answered.saturating_sub(last.asked), passed, margin)?;
         // It is certain that the machine was suspended, but not for how long: the time that the answers took may be part
         // of the difference. Assuming too long a time is safe: the caller merely sends another request.
         // `asked - last.answered` is the shortest local time between the server's two readings, so `away` is the longest
         // suspension that is possible.
-        let away = server.saturating_sub(asked.saturating_sub(last.answered));
+        let away = passed.saturating_sub(asked.saturating_sub(last.answered));
         // The caller passes later times by the corrected clock.
-        self.last = Some(Reading { asked: asked + away, answered: answered + away, server_ms });
+        self.last = Some(Reading { asked: asked + away, answered: answered + away, server });
         Some(away)
     }
 
@@ -81,6 +83,10 @@ mod tests {
 
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_millis(ms)
+    }
+
     #[test]
     fn only_what_is_beyond_the_margin_is_a_suspension() {
         assert_eq!(suspension(MS(1_000), MS(1_000), MS(100)), None);
@@ -93,19 +99,19 @@ mod tests {
     fn slow_answers_are_no_suspension_and_a_pause_is_counted_at_its_longest() {
         let mut time = ServerTime::default();
         let margin = MS(50);
-        assert_eq!(time.heard(MS(0), MS(400), 10_000, margin), None, "the first");
+        assert_eq!(time.heard(MS(0), MS(400), at(10_000), margin), None, "the first");
         // The server read its clock early in the first request and late in the second.
-        assert_eq!(time.heard(MS(1_000), MS(3_000), 12_900, margin), None);
+        assert_eq!(time.heard(MS(1_000), MS(3_000), at(12_900), margin), None);
         // 10 s on the server, 1 to 3.1 s here.
-        assert_eq!(time.heard(MS(4_000), MS(4_100), 22_900, margin), Some(MS(9_000)));
-        assert_eq!(time.heard(MS(14_000), MS(14_100), 23_900, margin), None, "told once");
-        assert_eq!(time.heard(MS(15_000), MS(15_100), 26_000, margin), Some(MS(1_200)), "and again");
+        assert_eq!(time.heard(MS(4_000), MS(4_100), at(22_900), margin), Some(MS(9_000)));
+        assert_eq!(time.heard(MS(14_000), MS(14_100), at(23_900), margin), None, "told once");
+        assert_eq!(time.heard(MS(15_000), MS(15_100), at(26_000), margin), Some(MS(1_200)), "and again");
         assert_eq!(
-            time.heard(MS(17_000), MS(17_100), 3_900, margin),
+            time.heard(MS(17_000), MS(17_100), at(3_900), margin),
             None,
             "the server's clock was set back"
         );
         time.forget();
-        assert_eq!(time.heard(MS(18_000), MS(18_100), 90_000, margin), None, "another server");
+        assert_eq!(time.heard(MS(18_000), MS(18_100), at(90_000), margin), None, "another server");
     }
 }

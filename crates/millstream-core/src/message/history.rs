@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::timestamp::Timestamp;
+
 /// The most failures that are kept: the first one, and the newest of the others.
 pub const MAX_FAILURES: usize = 10;
 
@@ -11,8 +13,8 @@ pub const MAX_TEXT_LEN: usize = 120;
 /// Attempt that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// Time at which the server recorded the failure: milliseconds since 1970 by its clock.
-    pub at: u64,
+    /// Time at which the server recorded the failure, by its clock.
+    pub at: Timestamp,
     /// Number of the attempt.
     pub attempt: u32,
     /// Error of the attempt, in one line, cut to [`MAX_TEXT_LEN`] bytes.
@@ -33,7 +35,7 @@ impl History {
         let mut history = Self::default();
         for line in text.lines() {
             let mut words = line.splitn(3, ' ');
-            let at = words.next().and_then(|word| word.parse().ok());
+            let at = words.next().and_then(|word| word.parse().ok()).map(Timestamp::from_millis);
             let attempt = words.next().and_then(|word| word.parse().ok());
             if let (Some(at), Some(attempt)) = (at, attempt) {
                 history.push(Failed { at, attempt, error: one_line(words.next().unwrap_or_default()) });
@@ -48,9 +50,9 @@ impl History {
         &self.0
     }
 
-    /// Returns the time at which the first attempt failed, in milliseconds since 1970 by the server's clock.
+    /// Returns the time at which the first attempt failed, by the server's clock.
     #[must_use]
-    pub fn since(&self) -> Option<u64> {
+    pub fn since(&self) -> Option<Timestamp> {
         self.0.first().map(|failed| failed.at)
     }
 
@@ -73,7 +75,7 @@ impl History {
     }
 
     /// Adds the failure of an attempt, unless it is [included](Self::tells_of).
-    pub fn add(&mut self, at: u64, attempt: u32, error: &str) {
+    pub fn add(&mut self, at: Timestamp, attempt: u32, error: &str) {
         if !self.tells_of(attempt) {
             self.push(Failed { at, attempt, error: one_line(error) });
         }
@@ -130,7 +132,7 @@ impl fmt::Display for History {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (nth, Failed { at, attempt, error }) in self.0.iter().enumerate() {
             let between = if nth == 0 { "" } else { "\n" };
-            write!(f, "{between}{at} {attempt} {error}")?;
+            write!(f, "{between}{} {attempt} {error}", at.as_millis())?;
         }
         Ok(())
     }
@@ -142,7 +144,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn failed(attempt: u32) -> Failed {
-        Failed { at: 1_000 + u64::from(attempt), attempt, error: format!("no {attempt}") }
+        Failed {
+            at: Timestamp::from_millis(1_000 + u64::from(attempt)),
+            attempt,
+            error: format!("no {attempt}"),
+        }
     }
 
     #[test]
@@ -151,7 +157,7 @@ mod tests {
         (1..=30).for_each(|attempt| history.push(failed(attempt)));
         let attempts: Vec<_> = history.failures().iter().map(|failed| failed.attempt).collect();
         assert_eq!(attempts, [1, 22, 23, 24, 25, 26, 27, 28, 29, 30]);
-        assert_eq!(history.since(), Some(1_001));
+        assert_eq!(history.since(), Some(Timestamp::from_millis(1_001)));
     }
 
     #[test]
@@ -161,7 +167,7 @@ mod tests {
         let text = format!("{}\n77 {}", history.before_one_more(), line(11, "two\nlines"));
         let back = History::parse(&text);
         assert_eq!(back.failures().len(), MAX_FAILURES);
-        let last = Failed { at: 77, attempt: 11, error: "two lines".into() };
+        let last = Failed { at: Timestamp::from_millis(77), attempt: 11, error: "two lines".into() };
         assert_eq!(back.failures().last(), Some(&last));
         assert_eq!(History::parse(&format!("77 {}", line(1, ""))).failures().len(), 1);
     }
@@ -172,7 +178,7 @@ mod tests {
         for (at, attempt, len) in [(5, 0, 0), (5, 1, 1), (6, 1, 1), (7, 3, 2), (8, 2, 2)] {
             let (kept, line) = history.adding(attempt, "no");
             let text = if line.is_empty() { kept } else { format!("{kept}{at} {line}") };
-            history.add(at, attempt, "no");
+            history.add(Timestamp::from_millis(at), attempt, "no");
             assert_eq!((History::parse(&text), history.failures().len()), (history.clone(), len));
         }
         assert_eq!(history.to_string(), "5 1 no\n7 3 no");

@@ -8,6 +8,7 @@ use crate::capability::unsupported;
 use crate::error::Result;
 use crate::id::MessageId;
 use crate::name::{GroupName, TopicName};
+use crate::timestamp::Timestamp;
 use crate::topic::{Partition, TopicChange, TopicPartition, TopicSpec};
 
 /// Version of keys and fields that this library writes; stored in every topic's meta hash.
@@ -25,9 +26,9 @@ pub enum Start {
     Latest,
     /// The first entry above this id. An id beyond the end of the log counts as its end: no later entry is skipped.
     After(MessageId),
-    /// The first entry that was appended at this time or later: milliseconds since 1970 by the server's clock. A time
-    /// after the last entry counts as the end of the log, as above.
-    At(u64),
+    /// The first entry that was appended at this time or later, by the server's clock. A time after the last entry
+    /// counts as the end of the log, as above.
+    At(Timestamp),
 }
 
 /// Time for which the deletion of a topic or group is remembered: 1 hour. A consumer that was away for longer and still
@@ -38,9 +39,8 @@ pub const REMEMBERED: Duration = Duration::from_secs(3_600);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupState {
-    /// Time since which it is [paused](Catalog::set_paused), in milliseconds since 1970 by the server's clock; `None` if
-    /// it is not.
-    pub paused: Option<u64>,
+    /// Time since which it is [paused](Catalog::set_paused), by the server's clock; `None` if it is not.
+    pub paused: Option<Timestamp>,
     /// Whether it is being deleted: if no deletion is running, one has stopped half-way.
     pub deleting: bool,
 }

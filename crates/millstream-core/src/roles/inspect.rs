@@ -13,6 +13,7 @@ use crate::id::MessageId;
 use crate::leases::Holder;
 use crate::log::{Note, Source};
 use crate::name::GroupName;
+use crate::timestamp::Timestamp;
 use crate::topic::{Partition, TopicPartition, TopicSpec};
 use crate::wire::Fields;
 
@@ -123,8 +124,8 @@ pub struct Pending {
 pub struct Parked {
     /// The id of the message in its partition's log.
     pub origin: MessageId,
-    /// Due time: milliseconds since 1970 by the server's clock.
-    pub due: u64,
+    /// Due time by the server's clock.
+    pub due: Timestamp,
     /// Number of the next attempt; 0 if the body is gone.
     pub attempt: u32,
     /// Error of the last attempt.
@@ -321,7 +322,7 @@ pub trait Inspect: Send + Sync {
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        after: Option<(u64, MessageId)>,
+        after: Option<(Timestamp, MessageId)>,
         limit: usize,
     ) -> Result<Page<Parked>>;
 

@@ -16,6 +16,7 @@ use crate::continuity::UNNAMED;
 use crate::error::Result;
 use crate::id::MessageId;
 use crate::name::{GroupName, MemberId, TopicName};
+use crate::timestamp::Timestamp;
 use crate::topic::Partition;
 
 pub use crate::assignment::{Assignment, Member};
@@ -52,8 +53,8 @@ pub struct HeartbeatReply {
     /// Identity of the server that answered, for [`Continuity::advance`](crate::Continuity::advance): another one after a
     /// restart or fail-over. `-` if the server does not give one.
     pub server: String,
-    /// Time of the answer by the server's clock: milliseconds since 1970.
-    pub now: u64,
+    /// Time of the answer by the server's clock.
+    pub now: Timestamp,
 }
 
 impl HeartbeatReply {
@@ -61,7 +62,7 @@ impl HeartbeatReply {
     #[must_use]
     pub fn new(version: Version, revision: Revision, members: u32, partitions: u32) -> Self {
         let (next_expiry, server) = (Duration::MAX, UNNAMED.to_owned());
-        let (assigned, paused, now) = (None, false, 0);
+        let (assigned, paused, now) = (None, false, Timestamp::default());
         Self { version, revision, members, partitions, assigned, paused, next_expiry, server, now }
     }
 }

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 
 use crate::error::Result;
 use crate::schedule::{OnConflict, Place, Placed, ScheduleId};
+use crate::timestamp::Timestamp;
 use crate::wire::Fields;
 
 /// The most schedules that [`Recurring::due`] returns.
@@ -27,8 +28,8 @@ pub struct Recurrence {
     pub rule: String,
     /// Message that is scheduled for each occurrence.
     pub fields: Fields,
-    /// Next due time: milliseconds since 1970 by the server's clock; `None` if it will not fire again.
-    pub next: Option<u64>,
+    /// Next due time by the server's clock; `None` if it will not fire again.
+    pub next: Option<Timestamp>,
     /// Whether it is paused: a paused schedule is not due.
     pub paused: bool,
 }
@@ -37,8 +38,8 @@ pub struct Recurrence {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DueRecurrences {
-    /// Time of the server: milliseconds since 1970.
-    pub now: u64,
+    /// Time of the server.
+    pub now: Timestamp,
     /// Schedules that are due and not paused, in the order of their due times.
     pub recurrences: Vec<Recurrence>,
 }
@@ -46,7 +47,7 @@ pub struct DueRecurrences {
 impl DueRecurrences {
     /// Creates a result as a backend returns it.
     #[must_use]
-    pub fn new(now: u64, recurrences: Vec<Recurrence>) -> Self {
+    pub fn new(now: Timestamp, recurrences: Vec<Recurrence>) -> Self {
         Self { now, recurrences }
     }
 }
@@ -73,7 +74,7 @@ pub trait Recurring: Send + Sync {
     ///
     /// # Errors
     /// As [`remove`](Self::remove).
-    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool>;
+    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<Timestamp>) -> Result<bool>;
 
     /// Returns a recurring schedule, whether it is paused, has ended or is active; `None` if it does not exist.
     ///
@@ -98,9 +99,9 @@ pub trait Recurring: Send + Sync {
     /// As [`remove`](Self::remove).
     async fn due(&self, place: &Place) -> Result<DueRecurrences>;
 
-    /// Schedules the message of a recurrence at each of `fires` (milliseconds since 1970, at most [`MAX_FIRES`]) and sets
-    /// its next due time, in one step. If it is paused, or not due at `expected` any more, nothing is done and `false` is
-    /// returned. The id of each message is `<id>@<time>`; a message that waits already under it is kept. With `next` as
+    /// Schedules the message of a recurrence at each of `fires` (at most [`MAX_FIRES`]) and sets its next due time, in
+    /// one step. If it is paused, or not due at `expected` any more, nothing is done and `false` is returned. The id of
+    /// each message is `<id>@<milliseconds since 1970>`; a message that waits already under it is kept. With `next` as
     /// `None` it does not fire again, but is kept.
     ///
     /// # Errors
@@ -109,8 +110,8 @@ pub trait Recurring: Send + Sync {
         &self,
         place: &Place,
         id: &ScheduleId,
-        fires: &[u64],
-        expected: u64,
-        next: Option<u64>,
+        fires: &[Timestamp],
+        expected: Timestamp,
+        next: Option<Timestamp>,
     ) -> Result<bool>;
 }

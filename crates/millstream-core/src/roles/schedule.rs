@@ -10,7 +10,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 
@@ -18,6 +18,7 @@ use crate::capability::unsupported;
 use crate::error::{Error, ErrorKind, Result};
 use crate::leases::Lease;
 use crate::name::QueueName;
+use crate::timestamp::Timestamp;
 use crate::topic::TopicPartition;
 use crate::wire::Fields;
 
@@ -140,8 +141,8 @@ impl std::str::FromStr for ScheduleId {
 pub enum Due {
     /// This long after the server receives the request. More than [`Due::FAR`] counts as [`Due::FAR`].
     In(Duration),
-    /// At a time: milliseconds since 1970, by the server's clock. A past time is due at once.
-    At(u64),
+    /// At a time by the server's clock. A past time is due at once.
+    At(Timestamp),
 }
 
 /// Due at once.
@@ -158,18 +159,17 @@ impl Due {
     /// Due at once.
     pub const NOW: Self = Self::In(Duration::ZERO);
 
-    /// Returns the time in milliseconds since 1970, given the current time in microseconds since 1970; a delay is rounded
-    /// up.
+    /// Returns the due time, given the current time of the server in microseconds since 1970, which is finer than a
+    /// [`Timestamp`]. A delay is rounded up, and a time that is further away than [`Due::FAR`] is brought forward to it.
     #[must_use]
-    pub fn millis(self, now_micros: u64) -> u64 {
-        let far = Self::FAR.as_millis() as u64;
+    pub fn timestamp(self, now_micros: u64) -> Timestamp {
         match self {
             Self::In(delay) => {
                 let micros =
                     u64::try_from(delay.min(Self::FAR).as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX);
-                now_micros.saturating_add(micros).div_ceil(1_000)
+                Timestamp::from_millis(now_micros.saturating_add(micros).div_ceil(1_000))
             }
-            Self::At(at) => at.min((now_micros / 1_000).saturating_add(far)),
+            Self::At(at) => at.min(Timestamp::from_millis(now_micros / 1_000).saturating_add(Self::FAR)),
         }
     }
 }
@@ -177,8 +177,13 @@ impl Due {
 /// Rounds up to a whole millisecond. The time is compared with the server's clock.
 impl From<SystemTime> for Due {
     fn from(time: SystemTime) -> Self {
-        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self::At(u64::try_from(since.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
+        Self::At(time.into())
+    }
+}
+
+impl From<Timestamp> for Due {
+    fn from(time: Timestamp) -> Self {
+        Self::At(time)
     }
 }
 
@@ -235,8 +240,8 @@ pub enum Placed {
 pub struct Scheduled {
     /// Its id.
     pub id: ScheduleId,
-    /// Due time: milliseconds since 1970 by the server's clock.
-    pub due: u64,
+    /// Due time.
+    pub due: Timestamp,
     /// The message. Empty if its body has been deleted.
     pub fields: Fields,
 }
@@ -244,7 +249,7 @@ pub struct Scheduled {
 impl Scheduled {
     /// Creates a message as a backend returns it.
     #[must_use]
-    pub fn new(id: ScheduleId, due: u64, fields: Fields) -> Self {
+    pub fn new(id: ScheduleId, due: Timestamp, fields: Fields) -> Self {
         Self { id, due, fields }
     }
 }
@@ -341,7 +346,7 @@ pub trait Schedule: Send + Sync {
     async fn scheduled(
         &self,
         place: &Place,
-        after: Option<(u64, ScheduleId)>,
+        after: Option<(Timestamp, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         let _ = (place, after, limit);
@@ -397,35 +402,41 @@ pub trait Schedule: Send + Sync {
         Err(unsupported("Schedule::wait"))
     }
 
-    /// Returns the server's time, by which messages are due: milliseconds since 1970. Nothing is changed, whatever is due.
+    /// Returns the server's time, by which messages are due. Nothing is changed, whatever is due.
     ///
     /// # Errors
     /// Transient ones.
-    async fn now(&self) -> Result<u64>;
+    async fn now(&self) -> Result<Timestamp>;
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::UNIX_EPOCH;
+
     use super::*;
+
+    fn at_ms(ms: u64) -> Due {
+        Due::At(Timestamp::from_millis(ms))
+    }
 
     #[test]
     fn a_delay_is_rounded_up_and_never_early() {
         let at = 1_700_000_000_000_000;
-        assert_eq!(Due::NOW.millis(at), at / 1_000);
-        assert_eq!(Due::NOW.millis(at + 1), at / 1_000 + 1);
-        assert_eq!(Due::In(Duration::from_nanos(1)).millis(at), at / 1_000 + 1);
-        assert_eq!(Due::In(Duration::from_millis(5)).millis(at + 999), at / 1_000 + 6);
-        assert_eq!(Due::At(7).millis(at), 7, "past: due at once");
+        assert_eq!(Due::NOW.timestamp(at).as_millis(), at / 1_000);
+        assert_eq!(Due::NOW.timestamp(at + 1).as_millis(), at / 1_000 + 1);
+        assert_eq!(Due::In(Duration::from_nanos(1)).timestamp(at).as_millis(), at / 1_000 + 1);
+        assert_eq!(Due::In(Duration::from_millis(5)).timestamp(at + 999).as_millis(), at / 1_000 + 6);
+        assert_eq!(at_ms(7).timestamp(at).as_millis(), 7, "past: due at once");
         let far = at / 1_000 + Due::FAR.as_millis() as u64;
-        assert_eq!(Due::In(Duration::MAX).millis(at), far);
-        assert_eq!(Due::At(u64::MAX).millis(at), far);
+        assert_eq!(Due::In(Duration::MAX).timestamp(at).as_millis(), far);
+        assert_eq!(at_ms(u64::MAX).timestamp(at).as_millis(), far);
     }
 
     #[test]
     fn a_time_is_rounded_up() {
-        assert_eq!(Due::from(UNIX_EPOCH + Duration::from_micros(1_001)), Due::At(2));
-        assert_eq!(Due::from(UNIX_EPOCH + Duration::from_millis(5)), Due::At(5));
-        assert_eq!(Due::from(UNIX_EPOCH - Duration::from_secs(1)), Due::At(0));
+        assert_eq!(Due::from(UNIX_EPOCH + Duration::from_micros(1_001)), at_ms(2));
+        assert_eq!(Due::from(UNIX_EPOCH + Duration::from_millis(5)), at_ms(5));
+        assert_eq!(Due::from(UNIX_EPOCH - Duration::from_secs(1)), at_ms(0));
     }
 
     #[test]

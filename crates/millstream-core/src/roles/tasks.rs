@@ -18,6 +18,7 @@ use crate::id::MessageId;
 use crate::log::Settled;
 use crate::name::QueueName;
 use crate::schedule::{Due, ScheduleId, Shard, Waiting};
+use crate::timestamp::Timestamp;
 use crate::wire::{self, Fields, Malformed};
 
 /// The most tasks that one [`Tasks::claim`] returns: a server serves no other request meanwhile.
@@ -78,8 +79,8 @@ pub struct ClaimedTask {
     /// Token of the previous claim, if this one follows a claim that expired. A worker that still works on the task under
     /// that token continues under the new one. For every other worker it is a new task, even if they know its id.
     pub before: Option<String>,
-    /// Due time: milliseconds since 1970 by the server's clock.
-    pub due: u64,
+    /// Due time by the server's clock.
+    pub due: Timestamp,
     /// Number of this attempt, from 1. It grows when a handler failed.
     pub attempt: u32,
     /// Number of claims of it that expired unsettled since the last attempt that was settled: their workers died or
@@ -111,8 +112,8 @@ pub struct Claimed {
     pub next: Duration,
     /// Whether a recurring schedule is due: see [`Recurring`](crate::Recurring).
     pub recurring: bool,
-    /// Time of the server: milliseconds since 1970.
-    pub now: u64,
+    /// Time of the server.
+    pub now: Timestamp,
     /// Identity of the server that answered, for [`Continuity::advance`]; `-` if the server may not give it. Empty if the
     /// continuity in the request is recent enough to stay as it is.
     pub server: String,
@@ -127,8 +128,8 @@ pub struct Extended {
     /// Identity of the server that answered, for [`Continuity::advance`]; `-` if the server may not give it. Empty if no
     /// request was made.
     pub server: String,
-    /// Time of the server: milliseconds since 1970.
-    pub now: u64,
+    /// Time of the server.
+    pub now: Timestamp,
 }
 
 /// Settlement of a task.

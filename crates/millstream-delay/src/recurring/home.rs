@@ -6,7 +6,7 @@ use millstream_core::partitioner::by_hash;
 use millstream_core::recurring::{MAX_DUE, Recurrence, Recurring};
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
 use millstream_core::wire::Fields;
-use millstream_core::{Backend, Codec, Limits, Place, QueueSpec, TopicPartition, TopicSpec};
+use millstream_core::{Backend, Codec, Limits, Place, QueueSpec, Timestamp, TopicPartition, TopicSpec};
 
 use super::{RecurringEntry, keep};
 use crate::rule::Rule;
@@ -65,8 +65,8 @@ impl<T> Home<'_, T> {
         Ok(&**self.backend.recurring()?)
     }
 
-    /// Returns the server's time at the place of an entry, in milliseconds since 1970.
-    pub(super) async fn now(&self, id: &ScheduleId, key: Option<&[u8]>) -> Result<u64> {
+    /// Returns the server's time at the place of an entry.
+    pub(super) async fn now(&self, id: &ScheduleId, key: Option<&[u8]>) -> Result<Timestamp> {
         let (home, _) = self.spread.places(self.backend, id, key).await?;
         Ok(self.recurring()?.due(&home).await?.now)
     }
@@ -130,7 +130,7 @@ impl<T> Home<'_, T> {
         // After an interrupted move the entry exists at two places: one run is enough.
         let Some((place, there)) = found.into_iter().next() else { return Ok(false) };
         let now = self.recurring()?.due(&place).await?.now;
-        let id = ScheduleId::new(format!("{id}@{now}"))?;
+        let id = ScheduleId::new(format!("{id}@{}", now.as_millis()))?;
         let (due, on_conflict) = (Due::NOW, OnConflict::Keep);
         let scheduling = Scheduling { place, id, due, fields: there.fields, on_conflict };
         let results = self.backend.schedule().schedule(&[scheduling]).await;

@@ -4,15 +4,12 @@ mod builder;
 mod home;
 mod messages;
 
-use std::time::SystemTime;
-
-use millstream_core::Place;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::recurring::{Recurrence, Recurring};
 use millstream_core::schedule::{OnConflict, Placed, ScheduleId};
 use millstream_core::wire::Fields;
+use millstream_core::{Place, Timestamp};
 
-use crate::inner::time_of;
 use crate::rule::Rule;
 
 pub use builder::Recur;
@@ -85,14 +82,14 @@ pub struct RecurringEntry {
     /// Text of the [`Rule`], possibly written by a later version.
     pub rule: String,
     /// Next due time; `None` if there is no further one, or if the entry is paused.
-    pub next: Option<SystemTime>,
+    pub next: Option<Timestamp>,
     /// Whether it is paused.
     pub paused: bool,
 }
 
 impl RecurringEntry {
     fn new(place: Place, found: Recurrence) -> Self {
-        let next = found.next.filter(|_| !found.paused).map(time_of);
+        let next = found.next.filter(|_| !found.paused);
         Self { place, id: found.id, rule: found.rule, next, paused: found.paused }
     }
 }

@@ -5,6 +5,7 @@ mod text;
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::recurring::MAX_FIRES;
 
@@ -63,12 +64,12 @@ enum When {
 /// Occurrences to fire now, and the next due time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Occurrences to fire now, oldest first, in milliseconds since 1970; at most [`MAX_FIRES`].
-    pub fires: Vec<u64>,
+    /// Occurrences to fire now, oldest first; at most [`MAX_FIRES`].
+    pub fires: Vec<Timestamp>,
     /// Number of missed occurrences that are skipped; above 100 it may be too low.
     pub missed: usize,
-    /// Next due time, in milliseconds since 1970; `None` if there is no further one.
-    pub next: Option<u64>,
+    /// Next due time; `None` if there is no further one.
+    pub next: Option<Timestamp>,
 }
 
 impl Rule {
@@ -86,13 +87,13 @@ impl Rule {
         Self::checked(When::Cron(Cron::new(pattern, zone)?))
     }
 
-    /// Returns a rule for every `period` (whole milliseconds, at least [`SHORTEST`]), counted from `anchor` in
-    /// milliseconds since 1970.
+    /// Returns a rule for every `period` (whole milliseconds, at least [`SHORTEST`]), counted from `anchor`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidConfig`] for a period that is too short or too long.
-    pub fn every(period: Duration, anchor: u64) -> Result<Self> {
+    pub fn every(period: Duration, anchor: Timestamp) -> Result<Self> {
         let period = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
+        let anchor = anchor.as_millis();
         Self::checked(When::Every { period, anchor })
     }
 
@@ -151,9 +152,14 @@ impl Rule {
         same && self.missed == other.missed && self.grace == other.grace
     }
 
-    /// Returns the first occurrence after `time` (milliseconds since 1970); `None` if there is no further one.
+    /// Returns the first occurrence after `time`; `None` if there is no further one.
     #[must_use]
-    pub fn next_after(&self, time: u64) -> Option<u64> {
+    pub fn next_after(&self, time: Timestamp) -> Option<Timestamp> {
+        self.millis_after(time.as_millis()).map(Timestamp::from_millis)
+    }
+
+    /// As [`next_after`](Self::next_after), in milliseconds since 1970.
+    fn millis_after(&self, time: u64) -> Option<u64> {
         let next = match &self.when {
             When::Cron(cron) => cron.next_after(time)?,
             When::Every { anchor, .. } if time < *anchor => *anchor,
@@ -167,20 +173,26 @@ impl Rule {
     }
 
     /// Returns the occurrences in `from..to`, in order.
-    pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
+    pub fn between(&self, from: Timestamp, to: Timestamp) -> impl Iterator<Item = Timestamp> + '_ {
+        self.millis_between(from.as_millis(), to.as_millis()).map(Timestamp::from_millis)
+    }
+
+    /// As [`between`](Self::between), in milliseconds since 1970.
+    fn millis_between(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
         let first = match from.checked_sub(1) {
-            Some(before) => self.next_after(before),
-            None => self.next_after(0),
+            Some(before) => self.millis_after(before),
+            None => self.millis_after(0),
         };
-        std::iter::successors(first, |time| self.next_after(*time)).take_while(move |time| *time < to)
+        std::iter::successors(first, |time| self.millis_after(*time)).take_while(move |time| *time < to)
     }
 
     /// Computes what to do at `now` with an occurrence that was due at `expected`.
     #[must_use]
-    pub fn plan(&self, expected: u64, now: u64) -> Plan {
+    pub fn plan(&self, expected: Timestamp, now: Timestamp) -> Plan {
         if now < expected {
             return Plan { next: Some(expected), ..Plan::default() };
         }
+        let (expected, now) = (expected.as_millis(), now.as_millis());
         // Occurrences before `fresh` are missed; later ones fire under every policy.
         let fresh = now.saturating_sub(self.grace).max(expected);
         let wanted = match self.missed {
@@ -191,14 +203,20 @@ impl Rule {
         let missed = self.newest(expected, fresh, wanted);
         let made_up = missed.len().min(wanted);
         let fires = missed[missed.len() - made_up..].iter().copied();
-        let mut fires: Vec<_> = fires.chain(self.between(fresh, now + 1)).take(MAX_FIRES + 1).collect();
+        let mut fires: Vec<_> =
+            fires.chain(self.millis_between(fresh, now + 1)).take(MAX_FIRES + 1).collect();
         // The first occurrence beyond the limit of one call becomes the next due time: it is due again immediately, and
         // does not count as missed then either.
-        let next = if fires.len() > MAX_FIRES { fires.pop() } else { self.next_after(now) };
-        Plan { fires, missed: missed.len() - made_up, next }
+        let next = if fires.len() > MAX_FIRES { fires.pop() } else { self.millis_after(now) };
+        Plan {
+            fires: fires.into_iter().map(Timestamp::from_millis).collect(),
+            missed: missed.len() - made_up,
+            next: next.map(Timestamp::from_millis),
+        }
     }
 
-    /// Returns the newest occurrences in `from..to`: at least `wanted` of them, if there are so many.
+    /// Returns the newest occurrences in `from..to`, in milliseconds since 1970: at least `wanted` of them, if there are
+    /// so many.
     ///
     /// It searches growing windows before `to`, and halves a window that has far too many. So after a missed year it
     /// does not iterate over every second.
@@ -213,7 +231,7 @@ impl Rule {
                 None => to.saturating_sub(window).max(from),
                 Some(early) => u64::midpoint(early, late),
             };
-            let found: Vec<_> = self.between(start, to).take(many + 1).collect();
+            let found: Vec<_> = self.millis_between(start, to).take(many + 1).collect();
             let (is_all, is_enough) = (found.len() <= many, found.len() >= wanted);
             // Done if the window holds all there are or enough of them, or if it cannot be halved any more.
             if is_all && (start == from || is_enough) || !is_all && late - start <= 1 {

@@ -8,7 +8,7 @@ use millstream_core::panics::{Policies, UserCode};
 use millstream_core::policy::{Decision, Failure, FailureKind, Verdict as Judgement};
 use millstream_core::schedule::Due;
 use millstream_core::tasks::Verdict;
-use millstream_core::{BoxError, History, Outcome, Reason, wire};
+use millstream_core::{BoxError, History, Outcome, Reason, Timestamp, wire};
 
 /// Result of working on a task, before policies are applied.
 #[derive(Debug)]
@@ -34,8 +34,8 @@ pub(super) struct Attempt<'a> {
     pub(super) number: u32,
     /// Errors of the earlier attempts.
     pub(super) history: &'a History,
-    /// Server time, in milliseconds.
-    pub(super) now: u64,
+    /// Server time.
+    pub(super) now: Timestamp,
     /// Source of jitter.
     pub(super) entropy: u64,
 }
@@ -65,7 +65,7 @@ pub(super) fn decide(
             failed(error, FailureKind::Error, Some(Due::In(*after)), attempt, policies)
         }
         Said::Outcome(Outcome::RetryAt(time, error)) => {
-            failed(error, FailureKind::Error, Some(Due::from(*time)), attempt, policies)
+            failed(error, FailureKind::Error, Some(Due::At(*time)), attempt, policies)
         }
         Said::Outcome(Outcome::Snooze(after)) => (put_off(Due::In(*after), attempt), Handled::Snoozed),
         Said::Outcome(Outcome::DeadLetter(error)) => {
@@ -111,14 +111,14 @@ fn failed(
     attempt: &Attempt<'_>,
     policies: &Policies<'_>,
 ) -> (Verdict, Handled) {
-    let elapsed = attempt.history.since().map_or(0, |since| attempt.now.saturating_sub(since));
+    let elapsed =
+        attempt.history.since().map_or(Duration::ZERO, |since| attempt.now.saturating_duration_since(since));
     let wished = wish.map(|wish| match wish {
         Due::In(after) => after,
-        Due::At(at) => Duration::from_millis(at.saturating_sub(attempt.now)),
+        Due::At(at) => at.saturating_duration_since(attempt.now),
     });
-    let failure = Failure::new(attempt.number, kind, &**error, attempt.entropy)
-        .since(Duration::from_millis(elapsed))
-        .wishing(wished);
+    let failure =
+        Failure::new(attempt.number, kind, &**error, attempt.entropy).since(elapsed).wishing(wished);
     let mut text = policies.text_of(error);
     match policies.decide(&failure, &mut text) {
         Decision::RetryAfter(after) => {

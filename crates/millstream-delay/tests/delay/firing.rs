@@ -7,7 +7,7 @@ use crate::support::link::Link;
 use crate::support::places::Places;
 use crate::support::{MS, SECS, eventually, memory, open};
 use millstream_core::schedule::{Due, OnConflict, Scheduling};
-use millstream_core::{Envelope, Place, TopicSpec, wire};
+use millstream_core::{Envelope, Place, Timestamp, TopicSpec, wire};
 use millstream_delay::{DelayQueue, DelayedPromoter, PromoterConfig, Rule, Task, TaskRecord, recur};
 
 async fn recurring(queue: &DelayQueue<u64>) {
@@ -63,7 +63,7 @@ async fn messages_are_moved_while_nothing_can_be_fired() {
     backend.catalog().create_topic(&spec).await.expect("created");
     let place = Place::from(spec.iter().next().expect("one"));
     let (fields, id) = (wire::encode(&Envelope::new("x")), "r".parse().expect("an id"));
-    let rule = Rule::every(MS(100), 0).expect("a rule");
+    let rule = Rule::every(MS(100), Timestamp::from_millis(0)).expect("a rule");
     recur(&**backend.recurring().expect("recurring schedules"), &place, &id, &rule, fields.clone())
         .await
         .expect("put");

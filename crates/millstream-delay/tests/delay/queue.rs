@@ -1,17 +1,15 @@
 //! Scheduling, looking, cancelling; without workers.
 
-use std::collections::BTreeSet;
-use std::time::SystemTime;
-
 use crate::support::{EPOCH, MS, SECS, Seen, memory, open, queue};
 use bytes::Bytes;
 use millstream_core::policy::Fixed;
 use millstream_core::schedule::{Due, Placed};
-use millstream_core::{ErrorKind, Limits};
+use millstream_core::{ErrorKind, Limits, Timestamp};
 use millstream_delay::{DelayQueue, Task, TaskRecord};
+use std::collections::BTreeSet;
 
-fn at(ms: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + MS(ms)
+fn at(ms: u64) -> Timestamp {
+    Timestamp::from_millis(ms)
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,7 +8,7 @@ use crate::support::link::Link;
 use crate::support::{MS, SECS, Seen, events, eventually, memory, open, queue};
 use millstream_core::health::{ConsumerState, WorkerCheck};
 use millstream_core::policy::{Discard, Fixed, Never};
-use millstream_core::{Event, Observer, Outcome};
+use millstream_core::{Event, Observer, Outcome, Timestamp};
 use millstream_delay::{DelayQueue, Task, TaskRecord};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
@@ -207,7 +207,7 @@ async fn an_end_waits_for_handlers_and_hands_back_those_that_take_too_long() {
     assert_eq!((report.done, report.handed_back, report.retried), (1, 1, 0));
     assert_eq!(start.elapsed().as_secs(), 8, "the rest would be for telling a slow server");
     let waits = queue.get("1000000").await.expect("read").expect("due again");
-    assert!(waits.due <= std::time::SystemTime::UNIX_EPOCH + MS(crate::support::EPOCH) + SECS(11));
+    assert!(waits.due <= Timestamp::from_millis(crate::support::EPOCH).saturating_add(SECS(11)));
     let seen = Seen::default();
     let tell = seen.clone();
     let worker = queue.worker().start(move |task: Task<u64>| {

@@ -9,7 +9,7 @@ use millstream_core::log::Source;
 use millstream_core::schedule::{Place, ScheduleId};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
-    DeadLetter, Error, ErrorKind, GroupName, History, MessageId, Reason, Result, TopicPartition,
+    DeadLetter, Error, ErrorKind, GroupName, History, MessageId, Reason, Result, Timestamp, TopicPartition,
 };
 
 use crate::MemoryBackend;
@@ -45,6 +45,7 @@ impl Audit for MemoryBackend {
                 let after = after.map(position).transpose()?;
                 let Some(group) = state.group(tp, group) else { return Ok(walk.audited) };
                 for (due, origin, item) in group.parked.page(after, MAX_PAGE) {
+                    let due = due.as_millis();
                     walk.look(item.is_none(), Fault::RetryLost, &origin, &format_args!("due {due}"));
                     walk.audited.next = Some(format!("{due} {origin}"));
                 }
@@ -68,7 +69,7 @@ impl Audit for MemoryBackend {
     }
 
     async fn repair(&self, finding: &Finding) -> Result<bool> {
-        let now = self.now().millis();
+        let now = self.now().timestamp();
         let mut state = self.lock();
         match (&finding.scope, finding.fault) {
             (Scope::Partition(tp), Fault::BodyLost) => lost(&mut state, &tp.clone().into(), &finding.id),
@@ -175,10 +176,11 @@ fn word(check: Check, id: MessageId) -> String {
 }
 
 /// Parses due time and origin from the cursor of a page.
-fn position(mark: &str) -> Result<(u64, MessageId)> {
+fn position(mark: &str) -> Result<(Timestamp, MessageId)> {
     let bad = || Error::new(ErrorKind::InvalidConfig, format!("{mark:?} is no valid mark"));
     let (due, origin) = mark.split_once(' ').ok_or_else(bad)?;
-    Ok((due.parse().map_err(|_| bad())?, origin.parse()?))
+    let due = due.parse().map_err(|_| bad())?;
+    Ok((Timestamp::from_millis(due), origin.parse()?))
 }
 
 fn lost(state: &mut State, place: &Place, id: &str) -> Result<bool> {

@@ -1,7 +1,5 @@
 //! The catalog role in memory.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, REMEMBERED, Start};
 use millstream_core::{
@@ -21,7 +19,7 @@ impl Catalog for MemoryBackend {
         let mut state = self.lock();
         let now = self.now();
         let deleted = state.deleted_topics.remove(&spec.name).filter(|deleted| deleted.until > now);
-        let generation = deleted.map_or(0, |deleted| now.millis().max(deleted.at + 1));
+        let generation = deleted.map_or(0, |deleted| now.timestamp().as_millis().max(deleted.at + 1));
         let create = || spec.clone().with_generation(generation);
         Ok(state.topics.entry(spec.name.clone()).or_insert_with(create).clone())
     }
@@ -95,7 +93,8 @@ impl Catalog for MemoryBackend {
         let Some(generation) = state.topics.get(name).map(|topic| topic.generation) else { return Ok(false) };
         state.forget_topic(name);
         let now = self.now();
-        let deleted = DeletedTopic { at: now.millis().max(generation), until: now.plus(REMEMBERED) };
+        let deleted =
+            DeletedTopic { at: now.timestamp().as_millis().max(generation), until: now.plus(REMEMBERED) };
         state.deleted_topics.insert(name.clone(), deleted);
         Ok(true)
     }
@@ -170,7 +169,7 @@ impl Catalog for MemoryBackend {
             return Ok(false);
         }
         if paused {
-            state.paused_groups.insert(key, now.millis());
+            state.paused_groups.insert(key, now.timestamp());
         } else {
             state.paused_groups.remove(&key);
         }
@@ -221,7 +220,7 @@ fn stats(number: Partition, partition: &state::Partition, group: &GroupName, now
         stats.lag = Some(stats.lag_at_least);
         let unread = partition.log.above(cursor.delivered).next().map(|(id, _)| *id);
         let oldest = cursor.pending.keys().next().copied().into_iter().chain(unread).min();
-        stats.oldest = oldest.map(|id| Duration::from_millis(now.millis().saturating_sub(id.ms)));
+        stats.oldest = oldest.map(|id| now.timestamp().saturating_duration_since(id.timestamp()));
         stats.pending = count(cursor.pending.len());
     }
     stats.pending += count(group.retry_cursor.pending.len());

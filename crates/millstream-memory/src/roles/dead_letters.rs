@@ -1,5 +1,7 @@
 //! The dead-letters role in memory.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use millstream_core::dead_letters::{
     Claim, DeadLetterAction, DeadLetters, IMPORT_MEMORY, MAX_HOLD, check_body,
@@ -51,13 +53,16 @@ impl DeadLetters for MemoryBackend {
             return Ok(Vec::new());
         };
         let free =
-            |id: &MessageId, letter_claims: &LetterClaims| match letter_claims.holder(*id, now.millis()) {
+            |id: &MessageId, letter_claims: &LetterClaims| match letter_claims.holder(*id, now.timestamp()) {
                 None => true,
                 Some(Some(holder)) => holder == by,
                 Some(None) => claim.left_too,
             };
-        let until = now.plus(claim.hold.min(MAX_HOLD)).millis().max(now.millis() + 1);
-        letter_claims.forget(now.millis());
+        let until = now
+            .plus(claim.hold.min(MAX_HOLD))
+            .timestamp()
+            .max(now.timestamp().saturating_add(Duration::from_millis(1)));
+        letter_claims.forget(now.timestamp());
         letter_claims.claims.retain(|id, _| dead.get(*id).is_some());
         let mut claimed = Vec::new();
         for id in ids {
@@ -97,8 +102,8 @@ impl DeadLetters for MemoryBackend {
         let mut state = self.lock();
         let now = self.now();
         let Group { dead, letter_claims, .. } = state.partition(topic_partition).group(group);
-        letter_claims.forget(now.millis());
-        letter_claims.imports_until = now.plus(IMPORT_MEMORY).millis();
+        letter_claims.forget(now.timestamp());
+        letter_claims.imports_until = now.plus(IMPORT_MEMORY).timestamp();
         let put = letters.iter().map(|letter| {
             let known = !again && letter_claims.imports.contains_key(&letter.id);
             if known || dead.get(letter.id).is_some() {
@@ -109,7 +114,7 @@ impl DeadLetters for MemoryBackend {
                 group: group.clone(),
                 ..letter.clone()
             };
-            let id = dead.append(now.millis(), wire::dead_letter(&here, &here.body));
+            let id = dead.append(now.timestamp(), wire::dead_letter(&here, &here.body));
             letter_claims.imports.insert(letter.id, id);
             Some(id)
         });
@@ -131,7 +136,7 @@ impl DeadLetters for MemoryBackend {
 /// Applies an action to one letter. Returns false if it no longer exists, or is claimed by another caller.
 fn settle(of_group: &mut Group, id: MessageId, deed: &DeadLetterAction, by: Option<&str>, now: Now) -> bool {
     let Group { dead, retry, letter_claims, .. } = of_group;
-    let may = match letter_claims.holder(id, now.millis()) {
+    let may = match letter_claims.holder(id, now.timestamp()) {
         None => true,
         Some(Some(holder)) => by == Some(holder),
         // A caller with a claim has lost it here: another one has claimed the letter since, and left it for later.
@@ -151,14 +156,17 @@ fn settle(of_group: &mut Group, id: MessageId, deed: &DeadLetterAction, by: Opti
             {
                 body = other;
             }
-            retry.append(now.millis(), wire::redelivery(1, origin, "", &History::default(), body));
+            retry.append(now.timestamp(), wire::redelivery(1, origin, "", &History::default(), body));
             true
         }
         DeadLetterAction::Purge => dead.remove(id).is_some(),
         DeadLetterAction::Leave(left) => {
             let mine = before.is_some_and(|before| before.by.is_some() && before.by.as_deref() == by);
             if mine && !left.is_zero() {
-                let until = now.plus((*left).min(MAX_HOLD)).millis().max(now.millis() + 1);
+                let until = now
+                    .plus((*left).min(MAX_HOLD))
+                    .timestamp()
+                    .max(now.timestamp().saturating_add(Duration::from_millis(1)));
                 letter_claims.claims.insert(id, Claimed { until, by: None });
             }
             mine

@@ -6,7 +6,7 @@ use millstream_core::inspect::{
     Stream, Structure, Usage,
 };
 use millstream_core::{
-    GroupName, History, MessageId, Resource, Result, TopicPartition, TopicSpec, log::Source,
+    GroupName, History, MessageId, Resource, Result, Timestamp, TopicPartition, TopicSpec, log::Source,
 };
 
 use crate::MemoryBackend;
@@ -60,7 +60,7 @@ impl Inspect for MemoryBackend {
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        after: Option<(u64, MessageId)>,
+        after: Option<(Timestamp, MessageId)>,
         limit: usize,
     ) -> Result<Page<Parked>> {
         let mut state = self.lock();
@@ -142,7 +142,7 @@ fn cursor(group: &Group, source: Source) -> Option<&Cursor> {
     }
 }
 
-fn parked((due, origin, item): (u64, MessageId, Option<&Item>)) -> Parked {
+fn parked((due, origin, item): (Timestamp, MessageId, Option<&Item>)) -> Parked {
     match item.cloned() {
         Some(Item { attempt, error, history, body }) => Parked { origin, due, attempt, error, history, body },
         None => {

@@ -39,9 +39,9 @@ impl Leases for MemoryBackend {
                 }
                 let mut ends = fence.ends.clone();
                 if fence.token.is_some() && fence.nonce != nonce {
-                    if !heard.judges(&server, now.millis()) {
+                    if !heard.judges(&server, now.timestamp()) {
                         let (owner, epoch) = (fence.owner.clone(), fence.epoch);
-                        let expires_in = heard.left(&server, now.millis());
+                        let expires_in = heard.left(&server, now.timestamp());
                         return Ok(Acquired::Held(Holder::new(owner, epoch, expires_in)));
                     }
                     ends.push(fence.epoch);
@@ -52,7 +52,7 @@ impl Leases for MemoryBackend {
             None => (0, Vec::new()),
         };
         // By the clock, so that it also grows when the store starts empty.
-        let epoch = now.millis().max(stored + 1);
+        let epoch = now.timestamp().as_millis().max(stored + 1);
         let lease = Lease::new(resource.clone(), epoch, nonce, ttl).after_ends(ends.clone());
         let fence = Fence {
             owner: owner.to_owned(),

@@ -10,7 +10,8 @@ use millstream_core::log::{
 };
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
-    DeadLetter, Error, ErrorKind, GroupName, Lease, MemberId, MessageId, Result, Retention, TopicPartition,
+    DeadLetter, Error, ErrorKind, GroupName, Lease, MemberId, MessageId, Result, Retention, Timestamp,
+    TopicPartition,
 };
 use tokio::sync::Notify;
 
@@ -27,7 +28,7 @@ impl Log for MemoryBackend {
         breathe().await;
         let mut results = Vec::with_capacity(batch.len());
         let mut state = self.lock();
-        let now = self.now().millis();
+        let now = self.now().timestamp();
         // Entries of the same partition are grouped, so that it is looked up and its readers are woken once.
         for run in batch.chunk_by(|a, b| a.topic_partition == b.topic_partition) {
             let partition = state.partition(&run[0].topic_partition);
@@ -100,7 +101,7 @@ impl Log for MemoryBackend {
 
     async fn trim(&self, lease: &Lease, retention: Retention) -> Result<Trimmed> {
         let mut state = self.lock();
-        let now = self.now().millis();
+        let now = self.now().timestamp();
         let (partition, _) = state.owned(lease)?;
         trim(partition, retention, now)
     }
@@ -127,7 +128,7 @@ fn length(state: &State, topic_partition: &TopicPartition) -> u64 {
     state.peek(topic_partition).map_or(0, |partition| partition.log.len() as u64)
 }
 
-fn append(partition: &mut Partition, now: u64, fields: &Fields) -> Result<MessageId> {
+fn append(partition: &mut Partition, now: Timestamp, fields: &Fields) -> Result<MessageId> {
     // Redis cannot store such an entry either, and the embedded default must not allow more than Redis.
     if fields.is_empty() {
         return Err(Error::new(ErrorKind::Encode, "an entry needs at least one field"));
@@ -177,14 +178,14 @@ pub(crate) fn settle(
         (_, None) => false,
         (Settlement::Retry { due, attempt, origin, error, history }, Some(body)) => {
             let (error, mut history) = (wire::cut(error).to_owned(), history.clone());
-            history.add(now.millis(), attempt.saturating_sub(1), &error);
+            history.add(now.timestamp(), attempt.saturating_sub(1), &error);
             let item = Item { attempt: *attempt, error, history, body };
             group.parked.park(*origin, now.due(*due), item);
             true
         }
         (Settlement::DeadLetter { reason, attempts, origin, error, history }, Some(body)) => {
             let mut history = history.clone();
-            history.add(now.millis(), *attempts, error);
+            history.add(now.timestamp(), *attempts, error);
             let letter = DeadLetter {
                 id: MessageId::ZERO,
                 reason: reason.clone(),
@@ -196,7 +197,7 @@ pub(crate) fn settle(
                 history,
                 body: Fields::new(),
             };
-            group.dead.append(now.millis(), wire::dead_letter(&letter, &body));
+            group.dead.append(now.timestamp(), wire::dead_letter(&letter, &body));
             true
         }
     }

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use millstream_core::recurring::{DueRecurrences, MAX_DUE, MAX_FIRES, Recurrence, Recurring};
 use millstream_core::schedule::{Due, MAX_ID_LEN, OnConflict, Place, Placed, ScheduleId};
-use millstream_core::{Error, ErrorKind, Result};
+use millstream_core::{Error, ErrorKind, Result, Timestamp};
 
 use crate::MemoryBackend;
 use crate::backend::breathe;
@@ -27,7 +27,7 @@ impl Recurring for MemoryBackend {
         Ok(self.lock().change(place, |timetable| timetable.remove(id)))
     }
 
-    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
+    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<Timestamp>) -> Result<bool> {
         let mut state = self.lock();
         let now = self.now();
         let next = next.map(|next| now.due(Due::At(next)));
@@ -53,7 +53,7 @@ impl Recurring for MemoryBackend {
     async fn due(&self, place: &Place) -> Result<DueRecurrences> {
         breathe().await;
         let state = self.lock();
-        let now = self.now().millis();
+        let now = self.now().timestamp();
         let timetable = state.peek_timetable(place);
         let recurrences = timetable.map(|timetable| timetable.due(now, MAX_DUE)).unwrap_or_default();
         Ok(DueRecurrences::new(now, recurrences))
@@ -63,9 +63,9 @@ impl Recurring for MemoryBackend {
         &self,
         place: &Place,
         id: &ScheduleId,
-        fires: &[u64],
-        expected: u64,
-        next: Option<u64>,
+        fires: &[Timestamp],
+        expected: Timestamp,
+        next: Option<Timestamp>,
     ) -> Result<bool> {
         breathe().await;
         if fires.len() > MAX_FIRES {
@@ -76,7 +76,7 @@ impl Recurring for MemoryBackend {
         let now = self.now();
         let mut times = Vec::with_capacity(fires.len());
         for at in fires {
-            times.push((ScheduleId::new(format!("{id}@{at}"))?, now.due(Due::At(*at))));
+            times.push((ScheduleId::new(format!("{id}@{}", at.as_millis()))?, now.due(Due::At(*at))));
         }
         let next = next.map(|next| now.due(Due::At(next)));
         Ok(state.change(place, |timetable| timetable.fire(id, &times, expected, next)))

@@ -8,7 +8,7 @@ use millstream_core::schedule::{
     Waiting,
 };
 use millstream_core::wire;
-use millstream_core::{Error, ErrorKind, Lease, Result, TopicPartition};
+use millstream_core::{Error, ErrorKind, Lease, Result, Timestamp, TopicPartition};
 
 use crate::MemoryBackend;
 use crate::backend::breathe;
@@ -55,7 +55,7 @@ impl Schedule for MemoryBackend {
     async fn scheduled(
         &self,
         place: &Place,
-        after: Option<(u64, ScheduleId)>,
+        after: Option<(Timestamp, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         let state = self.lock();
@@ -63,13 +63,13 @@ impl Schedule for MemoryBackend {
         Ok(timetable.map(|timetable| timetable.page(after, limit.min(MAX_PAGE))).unwrap_or_default())
     }
 
-    async fn now(&self) -> Result<u64> {
-        Ok(self.now().millis())
+    async fn now(&self) -> Result<Timestamp> {
+        Ok(self.now().timestamp())
     }
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
         let state = self.lock();
-        let now = self.now().millis();
+        let now = self.now().timestamp();
         Ok(state.peek_timetable(place).map(|timetable| timetable.waiting(now)).unwrap_or_default())
     }
 
@@ -82,14 +82,14 @@ impl Schedule for MemoryBackend {
         let mut promoted = promote_delayed(partition, now, limit);
         let group = partition.group(name);
         for _ in 0..limit.min(MAX_PROMOTE) {
-            let Some((origin, item)) = group.parked.take_due(now.millis()) else { break };
+            let Some((origin, item)) = group.parked.take_due(now.timestamp()) else { break };
             if let Some(item) = item {
                 let fields = wire::redelivery(item.attempt, origin, &item.error, &item.history, &item.body);
-                group.retry.append(now.millis(), fields);
+                group.retry.append(now.timestamp(), fields);
                 promoted.moved += 1;
             } else {
                 let letter = orphan(topic_partition, name, origin);
-                group.dead.append(now.millis(), wire::dead_letter(&letter, &[]));
+                group.dead.append(now.timestamp(), wire::dead_letter(&letter, &[]));
                 promoted.orphans += 1;
             }
         }
@@ -147,16 +147,16 @@ fn place(timetable: &mut Timetable, scheduling: &Scheduling, now: Now) -> Result
 fn promote_delayed(partition: &mut Partition, now: Now, limit: usize) -> Promoted {
     let mut promoted = Promoted::default();
     for _ in 0..limit.min(MAX_PROMOTE) {
-        let Some((_, item)) = partition.timetable.take_due(now.millis()) else { break };
+        let Some((_, item)) = partition.timetable.take_due(now.timestamp()) else { break };
         match item.fields {
             Some(fields) => {
-                partition.log.append(now.millis(), fields);
+                partition.log.append(now.timestamp(), fields);
                 promoted.moved += 1;
             }
             None => promoted.orphans += 1,
         }
     }
     promoted.next = partition.timetable.head().map(|due| now.until(due));
-    promoted.recurring = partition.timetable.recurs_now(now.millis());
+    promoted.recurring = partition.timetable.recurs_now(now.timestamp());
     promoted
 }

@@ -117,7 +117,7 @@ impl Shared for MemoryBackend {
         breathe().await;
         let (mut state, by) = (self.lock(), Some(member.consumer.clone()));
         let now = self.now();
-        let judges_in = heard.left(&state.server(), now.millis());
+        let judges_in = heard.left(&state.server(), now.timestamp());
         let topic_partition = member.partition(partition);
         let mut claimed = Claimed::default();
         let is_alive = |by: &By| by.as_ref().is_some_and(|name| alive.contains(name));
@@ -139,7 +139,7 @@ impl Shared for MemoryBackend {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
-        let judges_in = heard.left(&state.server(), now.millis());
+        let judges_in = heard.left(&state.server(), now.timestamp());
         let (place, name) = state.owned(lease)?;
         let Some(group) = place.groups.get_mut(name) else { return Err(missing_of(lease)) };
         let Group { cursor: Some(cursor), retry, retry_cursor, .. } = group else {

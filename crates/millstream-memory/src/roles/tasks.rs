@@ -69,7 +69,7 @@ impl Tasks for MemoryBackend {
         let shard = state.shard(shard);
         let mut extended = Extended::default();
         extended.ours = claims.iter().map(|(id, token)| shard.extend(id, token, hold, begun, now)).collect();
-        (extended.server, extended.now) = (server, now.millis());
+        (extended.server, extended.now) = (server, now.timestamp());
         Ok(extended)
     }
 

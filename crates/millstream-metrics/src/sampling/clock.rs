@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use millstream_core::Timestamp;
+
 /// Difference between the server's clock and ours. Until the first reading it is zero.
 #[derive(Debug, Default)]
 pub(crate) struct Clock {
@@ -10,23 +12,23 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Records a reading: the server returned `server_ms` to a request sent at `asked_ms` and answered at
-    /// `answered_ms`.
-    pub(crate) fn told(&self, server_ms: u64, asked_ms: u64, answered_ms: u64) {
+    /// Records a reading: the server returned `server` to a request sent at `asked_ms` and answered at `answered_ms`, both
+    /// by the local clock.
+    pub(crate) fn told(&self, server: Timestamp, asked_ms: u64, answered_ms: u64) {
         // The server read its clock between both times: halfway is the best estimate.
         let between = asked_ms.saturating_add(answered_ms.saturating_sub(asked_ms) / 2);
-        let ahead = i128::from(server_ms) - i128::from(between);
+        let ahead = i128::from(server.as_millis()) - i128::from(between);
         self.ahead.store(i64::try_from(ahead).unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Returns the server's time, in milliseconds since 1970.
-    pub(crate) fn now(&self) -> u64 {
-        our_ms().saturating_add_signed(self.ahead.load(Ordering::Relaxed))
+    /// Returns the server's time.
+    pub(crate) fn now(&self) -> Timestamp {
+        Timestamp::from_millis(our_ms().saturating_add_signed(self.ahead.load(Ordering::Relaxed)))
     }
 
-    /// Returns the time since `server_ms`, which is a time of the server.
-    pub(crate) fn since(&self, server_ms: u64) -> Duration {
-        Duration::from_millis(self.now().saturating_sub(server_ms))
+    /// Returns the time that passed since `earlier`.
+    pub(crate) fn since(&self, earlier: Timestamp) -> Duration {
+        self.now().saturating_duration_since(earlier)
     }
 }
 
@@ -43,13 +45,13 @@ mod tests {
     #[test]
     fn another_clock_is_allowed_for() {
         let clock = Clock::default();
-        let now = our_ms();
-        clock.told(now + 3_600_000, now - 10, now + 10);
-        let age = clock.since(now + 3_600_000 - 5_000).as_millis();
+        let (now, at) = (our_ms(), Timestamp::from_millis);
+        clock.told(at(now + 3_600_000), now - 10, now + 10);
+        let age = clock.since(at(now + 3_600_000 - 5_000)).as_millis();
         assert!((5_000..6_000).contains(&age), "{age}");
-        clock.told(now - 3_600_000, now, now);
-        let age = clock.since(now - 3_600_000 - 5_000).as_millis();
+        clock.told(at(now - 3_600_000), now, now);
+        let age = clock.since(at(now - 3_600_000 - 5_000)).as_millis();
         assert!((5_000..6_000).contains(&age), "{age}");
-        assert_eq!(clock.since(now), Duration::ZERO, "not born yet");
+        assert_eq!(clock.since(at(now)), Duration::ZERO, "not born yet");
     }
 }

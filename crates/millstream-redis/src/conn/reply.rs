@@ -3,6 +3,7 @@
 //! The client's own typed replies are maps of text and would lose all three.
 
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::wire::Fields;
@@ -80,25 +81,28 @@ pub(crate) fn id(value: Value) -> Result<MessageId> {
     MessageId::from_bytes(&bytes(value)?)
 }
 
-/// Parses a reply of TIME, in whole milliseconds since 1970.
-pub(crate) fn time_ms(value: Value) -> Result<u64> {
+/// Parses a reply of TIME, rounded down to whole milliseconds.
+pub(crate) fn time(value: Value) -> Result<Timestamp> {
     let [seconds, micros] = tuple(value)?;
     match (u64::try_from(int(seconds)?), u64::try_from(int(micros)?)) {
-        (Ok(seconds), Ok(micros)) => Ok(seconds.saturating_mul(1_000).saturating_add(micros / 1_000)),
+        (Ok(seconds), Ok(micros)) => {
+            Ok(Timestamp::from_millis(seconds.saturating_mul(1_000).saturating_add(micros / 1_000)))
+        }
         _ => Err(unexpected("a time before 1970")),
     }
 }
 
 /// Parses a score as a time in whole milliseconds, rounded up. A score is a float, and may be infinite.
-pub(crate) fn score_ms(value: Value) -> Result<u64> {
+pub(crate) fn score_time(value: Value) -> Result<Timestamp> {
     let text = text(value)?;
     let score: f64 = text.parse().map_err(|_| unexpected(format_args!("{text:?} instead of a score")))?;
     // The cast saturates: a time before 1970, and a NaN, becomes 0.
-    Ok(score.ceil() as u64)
+    Ok(Timestamp::from_millis(score.ceil() as u64))
 }
 
-/// Formats a time that [`score_ms`] returned as a score again.
-pub(crate) fn score_of(ms: u64) -> Bytes {
+/// Formats a time that [`score_time`] returned as a score again.
+pub(crate) fn score_of(time: Timestamp) -> Bytes {
+    let ms = time.as_millis();
     if ms == u64::MAX { Bytes::from_static(b"+inf") } else { ms.to_string().into() }
 }
 

@@ -192,6 +192,8 @@ mod tests {
     use bytes::Bytes;
     use millstream_core::topic::TopicPartition;
 
+    use millstream_core::Timestamp;
+
     use super::*;
 
     fn scheduling(partition: u32, id: usize, bytes: usize) -> Scheduling {
@@ -230,7 +232,7 @@ mod tests {
             with(hour, OnConflict::Keep),
             with(hour, OnConflict::Keep),
             with(hour, OnConflict::Replace),
-            with(Due::At(5), OnConflict::Replace),
+            with(Due::At(Timestamp::from_millis(5)), OnConflict::Replace),
             with(hour, OnConflict::Keep),
         ];
         let told = "2 +3600000000 keep 1 +3600000000 replace 1 5 replace 1 +3600000000 keep";

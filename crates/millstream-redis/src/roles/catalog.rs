@@ -86,10 +86,13 @@ impl Mode {
 /// Returns the last-delivered id of a group that starts there.
 pub(crate) fn position(start: Start) -> Result<String> {
     match start {
-        Start::Earliest | Start::At(0) => Ok("0".to_owned()),
+        Start::Earliest => Ok("0".to_owned()),
         Start::Latest => Ok("$".to_owned()),
         Start::After(id) => Ok(id.to_string()),
-        Start::At(ms) => Ok(MessageId::new(ms - 1, u64::MAX).to_string()),
+        Start::At(time) => match time.as_millis().checked_sub(1) {
+            Some(before) => Ok(MessageId::new(before, u64::MAX).to_string()),
+            None => Ok("0".to_owned()),
+        },
         other => Err(Error::new(ErrorKind::Unsupported, format!("a group cannot start at {other:?} here"))),
     }
 }
@@ -236,7 +239,7 @@ impl Catalog for RedisBackend {
             Start::Earliest => Some(MessageId::ZERO),
             Start::Latest => None,
             Start::After(id) => above(id),
-            Start::At(ms) => Some(MessageId::new(ms, 0)),
+            Start::At(time) => Some(MessageId::new(time.as_millis(), 0)),
             other => {
                 let message = format!("entries cannot be counted from {other:?} here");
                 return Err(Error::new(ErrorKind::Unsupported, message));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::error::{Error, Result};
 use millstream_core::history::History;
 use millstream_core::id::MessageId;
@@ -93,7 +94,7 @@ impl Inspect for RedisBackend {
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        after: Option<(u64, MessageId)>,
+        after: Option<(Timestamp, MessageId)>,
         limit: usize,
     ) -> Result<Page<Parked>> {
         let keys = &self.inner.keys;
@@ -104,7 +105,7 @@ impl Inspect for RedisBackend {
         }
         let call = self.inner.scripts.scheduled.call([&due, &items]);
         let call = match after {
-            Some((ms, origin)) => call.arg(&reply::score_of(ms)[..]).arg(origin.to_string()),
+            Some((due, origin)) => call.arg(&reply::score_of(due)[..]).arg(origin.to_string()),
             None => call.args(["", ""]),
         };
         let [more, entries] = reply::tuple(script::run_one(&self.inner.bulk, call.arg(limit)).await?)?;
@@ -116,7 +117,7 @@ impl Inspect for RedisBackend {
                 tracing::warn!(key = %due, "a retry with an invalid id is skipped: {origin:?}");
                 continue;
             };
-            page.items.push(parked(origin, reply::score_ms(score)?, reply::maybe_bytes(item)?.as_ref()));
+            page.items.push(parked(origin, reply::score_time(score)?, reply::maybe_bytes(item)?.as_ref()));
         }
         if page.more && page.items.is_empty() {
             return Err(unexpected(format_args!("{due} is full of what is no id")));
@@ -256,7 +257,7 @@ fn millis(ms: i64) -> Duration {
 
 /// Parses a parked retry as far as its item is valid: attempt, error, history and body. The error is left out where
 /// the history ends with it.
-fn parked(origin: MessageId, due: u64, item: Option<&Bytes>) -> Parked {
+fn parked(origin: MessageId, due: Timestamp, item: Option<&Bytes>) -> Parked {
     let text = |bytes: &Bytes| String::from_utf8_lossy(bytes).into_owned();
     let attempt = |bytes: &Bytes| text(bytes).parse().unwrap_or(1);
     if let Some(([number, history], body)) = item.and_then(item::unpack::<2>) {
@@ -328,7 +329,8 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_item_are_a_retry_without_a_body() {
-        let parked = parked(MessageId::new(1, 0), 5, Some(&Bytes::from_static(b"garbage")));
+        let parked =
+            parked(MessageId::new(1, 0), Timestamp::from_millis(5), Some(&Bytes::from_static(b"garbage")));
         assert_eq!((parked.attempt, parked.body.len()), (0, 0));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::Timestamp;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::members::{
@@ -184,7 +185,7 @@ fn pulse(answer: Value) -> Result<HeartbeatReply> {
     );
     pulse.next_expiry = Duration::from_millis(number(next_ms, "milliseconds")?);
     pulse.paused = reply::int(paused)? == 1;
-    (pulse.server, pulse.now) = (reply::text(server)?, number(now, "milliseconds")?);
+    (pulse.server, pulse.now) = (reply::text(server)?, Timestamp::from_millis(number(now, "milliseconds")?));
     if assigned != Value::Nil {
         pulse.assigned = Some(ranges::read(&reply::text(assigned)?)?);
     }
@@ -206,8 +207,8 @@ fn by_member(hash: Value) -> Result<(BTreeMap<MemberId, String>, Option<Version>
 }
 
 fn roster(answer: Value) -> Result<GroupMembers> {
-    let [all, said, assignment, revision, partitions, now_ms] = reply::tuple(answer)?;
-    let now_ms: u64 = number(now_ms, "milliseconds")?;
+    let [all, said, assignment, revision, partitions, now] = reply::tuple(answer)?;
+    let now = Timestamp::from_millis(number(now, "milliseconds")?);
     let (mut said, version) = by_member(said)?;
     let (assignment, assigned) = by_member(assignment)?;
     let mut roster = GroupMembers::default();
@@ -225,7 +226,7 @@ fn roster(answer: Value) -> Result<GroupMembers> {
         if let Some(text) = said.remove(&id) {
             let member = member(&id, &text)?;
             let heard_at = number::<u64>(expires, "milliseconds")?.saturating_sub(ttl_ms(member.ttl));
-            roster.heard.insert(id, Duration::from_millis(now_ms.saturating_sub(heard_at)));
+            roster.heard.insert(id, now.saturating_duration_since(Timestamp::from_millis(heard_at)));
             roster.members.push(member);
         }
     }

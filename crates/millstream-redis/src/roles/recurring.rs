@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::recurring::{DueRecurrences, MAX_DUE, MAX_FIRES, Recurrence, Recurring};
@@ -48,7 +49,7 @@ impl Recurring for RedisBackend {
         Ok(reply::int(script::run_one(&self.inner.pool, call).await?)? == 1)
     }
 
-    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
+    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<Timestamp>) -> Result<bool> {
         let call = self.inner.scripts.recur_pause.call(self.recur_keys(place).each_ref());
         let call = call.args([word(place), id.as_str(), &time(next)]);
         Ok(reply::int(script::run_one(&self.inner.pool, call).await?)? == 1)
@@ -120,11 +121,11 @@ impl Recurring for RedisBackend {
         if !orphans.is_empty() {
             tracing::warn!(%place, ids = ?orphans, "recurring rules without a message are no longer due");
         }
-        let now = u64::try_from(reply::int(now)?).unwrap_or(0);
+        let now = Timestamp::from_millis(u64::try_from(reply::int(now)?).unwrap_or(0));
         let (mut due, mut foreign) = (DueRecurrences::new(now, Vec::new()), Vec::new());
         for entry in reply::array(entries)? {
             let [id, score, item] = reply::tuple(entry)?;
-            let (id, score, item) = (reply::bytes(id)?, reply::score_ms(score)?, reply::bytes(item)?);
+            let (id, score, item) = (reply::bytes(id)?, reply::score_time(score)?, reply::bytes(item)?);
             match known(&id).and_then(|id| recurrence(id, &item)) {
                 // The score in the sorted set decides when it is due, not the time in the item.
                 Some(one) => {
@@ -156,9 +157,9 @@ impl Recurring for RedisBackend {
         &self,
         place: &Place,
         id: &ScheduleId,
-        fires: &[u64],
-        expected: u64,
-        next: Option<u64>,
+        fires: &[Timestamp],
+        expected: Timestamp,
+        next: Option<Timestamp>,
     ) -> Result<bool> {
         if fires.len() > MAX_FIRES {
             let why = format!("{} messages of {id} at once, at most {MAX_FIRES} are allowed", fires.len());
@@ -197,8 +198,8 @@ impl RedisBackend {
 }
 
 /// Formats a time for the scripts.
-fn time(at: Option<u64>) -> String {
-    at.map(|at| at.min(MAX_MS).to_string()).unwrap_or_default()
+fn time(at: Option<Timestamp>) -> String {
+    at.map(|at| at.as_millis().min(MAX_MS).to_string()).unwrap_or_default()
 }
 
 fn check(id: &ScheduleId, rule: &str) -> Result<()> {
@@ -217,7 +218,7 @@ fn check(id: &ScheduleId, rule: &str) -> Result<()> {
 fn recurrence(id: ScheduleId, item: &Bytes) -> Option<Recurrence> {
     let ([rule, paused, next], fields) = item::unpack::<3>(item)?;
     let rule = String::from_utf8_lossy(&rule).into_owned();
-    let next = std::str::from_utf8(&next).ok().and_then(|next| next.parse().ok());
+    let next = std::str::from_utf8(&next).ok().and_then(|next| next.parse().ok()).map(Timestamp::from_millis);
     Some(Recurrence { id, rule, fields, next, paused: paused == PAUSED })
 }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::TopicPartition;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
@@ -103,7 +104,7 @@ impl Schedule for RedisBackend {
             return Ok(None);
         }
         let [due, item] = reply::tuple(found)?;
-        let due = reply::score_ms(due)?;
+        let due = reply::score_time(due)?;
         let fields = fields(place, id, reply::maybe_bytes(item)?.as_ref());
         Ok(Some(Scheduled::new(id.clone(), due, fields)))
     }
@@ -111,7 +112,7 @@ impl Schedule for RedisBackend {
     async fn scheduled(
         &self,
         place: &Place,
-        after: Option<(u64, ScheduleId)>,
+        after: Option<(Timestamp, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         let limit = limit.min(MAX_PAGE);
@@ -131,7 +132,7 @@ impl Schedule for RedisBackend {
                 match known(&id) {
                     Some(id) => {
                         let fields = fields(place, &id, reply::maybe_bytes(item)?.as_ref());
-                        page.push(Scheduled::new(id, reply::score_ms(score)?, fields));
+                        page.push(Scheduled::new(id, reply::score_time(score)?, fields));
                     }
                     None => tracing::warn!(%place, ?id, "a waiting message with an invalid id is skipped"),
                 }
@@ -143,11 +144,11 @@ impl Schedule for RedisBackend {
         Ok(page)
     }
 
-    async fn now(&self) -> Result<u64> {
+    async fn now(&self) -> Result<Timestamp> {
         let mut pipe = Pipeline::with_capacity(1);
         pipe.cmd("TIME");
         let answer = self.inner.pool.send(&pipe).await?.pop().unwrap_or_default();
-        reply::ok(answer).and_then(reply::time_ms).map_err(|error| error.during("read the time"))
+        reply::ok(answer).and_then(reply::time).map_err(|error| error.during("read the time"))
     }
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {

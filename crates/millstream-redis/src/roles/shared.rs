@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::Timestamp;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, Result};
 use millstream_core::leases::Lease;
@@ -230,8 +231,8 @@ impl RedisBackend {
 
 /// Parses the answer of the script `claim`.
 fn taken_over(answer: Value) -> Result<TakenOver> {
-    let [next_ms, removed, now_ms, entries, ghosts] = reply::tuple(answer)?;
-    let now_ms = u64::try_from(reply::int(now_ms)?).unwrap_or_default();
+    let [next_ms, removed, now, entries, ghosts] = reply::tuple(answer)?;
+    let now = Timestamp::from_millis(u64::try_from(reply::int(now)?).unwrap_or_default());
     let mut taken = TakenOver {
         next: u64::try_from(reply::int(next_ms)?).ok().map(Duration::from_millis),
         removed: reply::count(removed)?,
@@ -243,7 +244,7 @@ fn taken_over(answer: Value) -> Result<TakenOver> {
         let (source, stored) = (note::source(&reply::bytes(source)?)?, reply::bytes(stored)?);
         let receipt = Receipt { source, id: reply::id(id)? };
         let deliveries = u32::try_from(reply::int(deliveries)?).unwrap_or(u32::MAX);
-        let note = note::read(&stored, now_ms);
+        let note = note::read(&stored, now);
         let entry = Entry::new(receipt, deliveries, Fields::new()).with_note(note);
         if !stored.is_empty() && entry.note.is_none() {
             tracing::warn!(id = %entry.receipt.id, "a note that cannot be read is skipped");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -93,7 +94,7 @@ fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
     claimed.crashed = reply::count(crashed)?;
     claimed.next = Duration::from_micros(number(next)?);
     claimed.recurring = reply::int(recurring)? == 1;
-    claimed.now = number(now)?;
+    claimed.now = Timestamp::from_millis(number(now)?);
     Ok((claimed, foreign))
 }
 
@@ -150,7 +151,7 @@ impl Inner {
         // cost claims.
         for answer in script::run(&self.leases, calls).await? {
             let [now, server, ours] = reply::tuple(answer?)?;
-            extended.now = u64::try_from(reply::int(now)?).unwrap_or(0);
+            extended.now = Timestamp::from_millis(u64::try_from(reply::int(now)?).unwrap_or(0));
             extended.server = reply::text(server)?;
             for one in reply::array(ours)? {
                 extended.ours.push(reply::int(one)? == 1);
@@ -257,11 +258,11 @@ impl Tasks for RedisBackend {
         let mut time = Pipeline::with_capacity(1);
         time.cmd("TIME");
         let now = self.inner.pool.send(&time).await?.pop().unwrap_or(Value::Nil);
-        let now = reply::time_ms(now)?;
+        let now = reply::time(now)?;
         let mut pipe = Pipeline::with_capacity(5);
         for key in [&delay, &claims] {
             pipe.cmd("ZCARD").arg(key.as_str());
-            pipe.cmd("ZCOUNT").arg(key.as_str()).arg("-inf").arg(now);
+            pipe.cmd("ZCOUNT").arg(key.as_str()).arg("-inf").arg(now.as_millis());
         }
         pipe.cmd("XLEN").arg(keys.dead_tasks(shard).as_str());
         let answers = Value::Array(self.inner.pool.send(&pipe).await?);

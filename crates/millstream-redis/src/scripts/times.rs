@@ -9,7 +9,7 @@ pub(crate) fn due(due: Due) -> String {
     match due {
         Due::In(delay) => format!("+{}", delay.min(Due::FAR).as_nanos().div_ceil(1_000)),
         // Lua counts exactly up to 2^53 only; the script's own limit is lower.
-        Due::At(at) => at.min(1 << 52).to_string(),
+        Due::At(at) => at.as_millis().min(1 << 52).to_string(),
     }
 }
 
@@ -20,6 +20,8 @@ pub(crate) fn ceil_ms(after: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use millstream_core::Timestamp;
+
     use super::*;
 
     #[test]
@@ -35,7 +37,7 @@ mod tests {
         assert_eq!(due(Due::NOW), "+0");
         assert_eq!(due(Due::In(Duration::from_nanos(1))), "+1");
         assert_eq!(due(Due::In(Duration::MAX)), format!("+{}", Due::FAR.as_micros()));
-        assert_eq!(due(Due::At(1_700_000_000_123)), "1700000000123");
-        assert_eq!(due(Due::At(u64::MAX)), (1u64 << 52).to_string());
+        assert_eq!(due(Due::At(Timestamp::from_millis(1_700_000_000_123))), "1700000000123");
+        assert_eq!(due(Due::At(Timestamp::from_millis(u64::MAX))), (1u64 << 52).to_string());
     }
 }

@@ -1,6 +1,7 @@
 //! Snapshot of a log and its groups, of one moment: the answer of the script `look`.
 
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use redis::Value;
@@ -10,8 +11,8 @@ use crate::conn::reply;
 /// Snapshot of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Look {
-    /// The server's time, in milliseconds since 1970.
-    pub(crate) now_ms: u64,
+    /// The server's time.
+    pub(crate) now: Timestamp,
     /// Whether the log exists.
     pub(crate) exists: bool,
     pub(crate) length: u64,
@@ -78,7 +79,7 @@ pub(crate) struct Answer {
 
 /// Parses the answer of one call.
 pub(crate) fn read(answer: Value) -> Result<Answer> {
-    let [now_ms, length, first, last, removed, deleted, server, groups, more, bytes] = reply::tuple(answer)?;
+    let [now, length, first, last, removed, deleted, server, groups, more, bytes] = reply::tuple(answer)?;
     let groups = reply::array(groups)?.into_iter().map(|group| {
         let [name, position, pending, oldest_pending, first_unread, lag] = reply::tuple(group)?;
         Ok(GroupLook {
@@ -91,7 +92,7 @@ pub(crate) fn read(answer: Value) -> Result<Answer> {
         })
     });
     let look = Look {
-        now_ms: number(now_ms)?,
+        now: Timestamp::from_millis(number(now)?),
         exists: length != Value::Nil,
         length: maybe(length, number)?.unwrap_or(0),
         first: maybe(first, reply::id)?,

@@ -1,8 +1,7 @@
 //! Notes of pending entries as stored in the `held` hash: `<due ms> <attempt> <suspicions> <by> <bytes> <error>`,
 //! followed directly by the history. `<bytes>` is the length of the error.
 
-use std::time::Duration;
-
+use millstream_core::Timestamp;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::history::History;
 use millstream_core::id::MessageId;
@@ -55,16 +54,16 @@ pub(crate) fn write(note: &Note) -> Result<(String, String)> {
     Ok((words, line))
 }
 
-/// Parses a note at `now_ms` by the server's clock; `None` if it is not one of ours.
-pub(crate) fn read(stored: &[u8], now_ms: u64) -> Option<Note> {
+/// Parses a note at `now` by the server's clock; `None` if it is not one of ours.
+pub(crate) fn read(stored: &[u8], now: Timestamp) -> Option<Note> {
     let mut words = std::str::from_utf8(stored).ok()?.splitn(6, ' ');
-    let due_ms: u64 = words.next()?.parse().ok()?;
+    let due = Timestamp::from_millis(words.next()?.parse().ok()?);
     let (attempt, suspicions) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let by = words.next()?.to_owned();
     let bytes: usize = words.next()?.parse().ok()?;
     let (error, history) = words.next()?.split_at_checked(bytes)?;
     let (error, history) = (error.to_owned(), History::parse(history));
-    let due = Due::In(Duration::from_millis(due_ms.saturating_sub(now_ms)));
+    let due = Due::In(due.saturating_duration_since(now));
     Some(Note { attempt, suspicions, by, error, history, due })
 }
 
@@ -85,12 +84,12 @@ pub(crate) fn ask(held: &Key, source: Source, ids: &[MessageId]) -> Pipeline {
 pub(crate) fn told(answers: Vec<Value>, held: &Key, ids: &[MessageId]) -> Result<Vec<Option<Note>>> {
     let on = |error: Error| error.during(format_args!("read {held}"));
     let mut answers = answers.into_iter();
-    let now_ms = reply::time_ms(answers.next().unwrap_or_default())?;
+    let now = reply::time(answers.next().unwrap_or_default())?;
     let mut notes = Vec::with_capacity(ids.len());
     for answer in answers {
         for stored in reply::array(answer).map_err(on)? {
             let stored = reply::maybe_bytes(stored)?;
-            let read = stored.as_ref().and_then(|stored| read(stored, now_ms));
+            let read = stored.as_ref().and_then(|stored| read(stored, now));
             if stored.is_some() && read.is_none() {
                 let id = ids.get(notes.len()).copied().unwrap_or_default();
                 tracing::warn!(key = %held, %id, "a note that cannot be read is skipped");
@@ -107,7 +106,13 @@ pub(crate) fn told(answers: Vec<Value>, held: &Key, ids: &[MessageId]) -> Result
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp::from_millis(ms)
+    }
 
     #[test]
     fn text_and_back() {
@@ -124,14 +129,14 @@ mod tests {
             let (words, line) = write(&note).expect("valid");
             assert_eq!(line, "", "the history tells of attempt 2");
             let stored = format!("2500 {words}");
-            assert_eq!(read(stored.as_bytes(), 1_000).as_ref(), Some(&note));
-            assert_eq!(read(stored.as_bytes(), 9_000).expect("a note").left(), Duration::ZERO);
+            assert_eq!(read(stored.as_bytes(), at(1_000)).as_ref(), Some(&note));
+            assert_eq!(read(stored.as_bytes(), at(9_000)).expect("a note").left(), Duration::ZERO);
         }
         let first = Note { history: History::default(), ..note("a", &"x".repeat(5_000)) };
         let (words, line) = write(&first).expect("valid");
         assert_eq!(words.len(), "3 2 a 1024 ".len() + wire::MAX_ERROR_LEN);
-        let read = read(format!("0 {words}77 {line}").as_bytes(), 0).expect("a note");
-        assert_eq!((read.error.len(), read.history.since()), (wire::MAX_ERROR_LEN, Some(77)));
+        let read = read(format!("0 {words}77 {line}").as_bytes(), at(0)).expect("a note");
+        assert_eq!((read.error.len(), read.history.since()), (wire::MAX_ERROR_LEN, Some(at(77))));
         for by in ["a b", "a\n", &"x".repeat(129)] {
             assert_eq!(write(&note(by, "")).expect_err("refused").kind(), ErrorKind::InvalidConfig);
         }
@@ -151,7 +156,7 @@ mod tests {
             "1 2 3 by 1 é".as_bytes(),
         ];
         for other in others {
-            assert_eq!(read(other, 0), None, "{other:?}");
+            assert_eq!(read(other, at(0)), None, "{other:?}");
         }
     }
 }

@@ -2,13 +2,14 @@
 //! `<due> <attempt> <crashes> <begun 0 or 1> <hold> <token or -> <error>` and, behind a line break, the lines of its
 //! history. Only scripts use `begun` and `hold`, for how many milliseconds the claim holds.
 
+use millstream_core::Timestamp;
 use millstream_core::history::{self, History};
 use millstream_core::wire;
 
 /// State of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TaskState {
-    pub(crate) due: u64,
+    pub(crate) due: Timestamp,
     pub(crate) attempt: u32,
     pub(crate) crashes: u32,
     pub(crate) token: String,
@@ -30,7 +31,7 @@ impl TaskState {
         let small = |number| u32::try_from(number).unwrap_or(u32::MAX);
         let token = words.next().filter(|token| !token.is_empty())?.to_owned();
         let error = words.next()?.to_owned();
-        let (attempt, crashes) = (small(attempt), small(crashes));
+        let (due, attempt, crashes) = (Timestamp::from_millis(due), small(attempt), small(crashes));
         Some(Self { due, attempt, crashes, token, error, history: History::parse(history) })
     }
 }
@@ -60,15 +61,15 @@ mod tests {
     #[test]
     fn a_state_reads_back() {
         let plain = TaskState::parse("17 1 0 0 30000 w:1:1 \n").expect("a new one");
-        assert_eq!((plain.due, plain.attempt, plain.crashes), (17, 1, 0));
+        assert_eq!((plain.due.as_millis(), plain.attempt, plain.crashes), (17, 1, 0));
         assert_eq!((plain.token.as_str(), plain.error.as_str()), ("w:1:1", ""));
         assert!(plain.history.is_empty());
         let tried = TaskState::parse("17 3 2 1 0 - no money\n5 1 no\n9 2 no money").expect("an old one");
         assert_eq!((tried.error.as_str(), tried.history.failures().len()), ("no money", 2));
-        let newest = Failed { at: 9, attempt: 2, error: "no money".into() };
+        let newest = Failed { at: Timestamp::from_millis(9), attempt: 2, error: "no money".into() };
         assert_eq!(tried.history.failures()[1], newest);
         let huge = TaskState::parse("99999999999999999999999 4294967296 0 0 0 t ").expect("clamped");
-        assert_eq!((huge.due, huge.attempt), (u64::MAX, u32::MAX));
+        assert_eq!((huge.due.as_millis(), huge.attempt), (u64::MAX, u32::MAX));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::catalog::{Catalog, Start};
 use millstream_core::log::{Append, Log, Receipt, Settlement};
 use millstream_core::name::GroupName;
@@ -14,6 +15,8 @@ use millstream_core::wire::Fields;
 
 use crate::schedule::id;
 use crate::server::{Bench, dead, fetch, message, retry};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 const MIB: usize = 1 << 20;
 const NOW: Duration = Duration::ZERO;
@@ -207,16 +210,21 @@ async fn large_entries_are_settled_a_few_at_a_time() {
 async fn large_messages_are_scheduled_and_promoted_a_few_at_a_time() {
     let mut bench = Bench::private(&[]).await;
     let place = bench.partition();
-    let recurrence =
-        Recurrence { id: id("r"), rule: "every 5s".into(), fields: large(0), next: Some(20), paused: false };
+    let recurrence = Recurrence {
+        id: id("r"),
+        rule: "every 5s".into(),
+        fields: large(0),
+        next: Some(AT(20)),
+        paused: false,
+    };
     let put = Recurring::put(&bench.backend, &place, &recurrence, OnConflict::Keep).await;
     assert_eq!(put.expect("kept"), Placed::New);
     bench.cmd("CONFIG RESETSTAT").await;
-    let fires: Vec<u64> = (1..=20).collect();
-    assert!(bench.backend.fire(&place, &id("r"), &fires, 20, None).await.expect("fired"));
+    let fires: Vec<_> = (1..=20).map(Timestamp::from_millis).collect();
+    assert!(bench.backend.fire(&place, &id("r"), &fires, AT(20), None).await.expect("fired"));
     let (calls, _) = cost(&mut bench, "evalsha").await;
     assert!(calls >= 20, "{calls} calls for 20 MiB");
-    assert!(!bench.backend.fire(&place, &id("r"), &fires, 20, None).await.expect("answered"), "once");
+    assert!(!bench.backend.fire(&place, &id("r"), &fires, AT(20), None).await.expect("answered"), "once");
     let delay = bench.keys.delay(&place);
     assert_eq!(bench.int(&format!("ZCARD {delay}")).await, 20);
     assert_eq!(bench.backend.recurrences(&place, None, 9).await.expect("listed")[0].next, None);
@@ -232,7 +240,7 @@ async fn large_messages_are_scheduled_and_promoted_a_few_at_a_time() {
     let one = |n: usize| Scheduling {
         place: place.clone(),
         id: id(&n.to_string()),
-        due: Due::At(1),
+        due: Due::At(AT(1)),
         fields: message("x"),
         on_conflict: OnConflict::Keep,
     };

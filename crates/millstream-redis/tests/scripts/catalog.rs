@@ -1,5 +1,6 @@
 //! The catalog: topics that grow, places to start from, and counting.
 
+use millstream_core::Timestamp;
 use millstream_core::catalog::{Catalog, Start};
 use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
@@ -8,6 +9,8 @@ use millstream_core::topic::{TopicPartition, TopicSpec};
 use tokio::task::JoinSet;
 
 use crate::server::{Bench, fetch, grant, ids, message};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 #[tokio::test]
 async fn a_topic_grows_with_a_place_for_every_group_and_never_shrinks() {
@@ -92,9 +95,9 @@ async fn entries_are_counted_between_two_places() {
         (Start::After(id(200)), Some(id(601)), all, 401),
         (Start::After(id(200)), Some(id(601)), 401, 401),
         (Start::After(id(200)), Some(id(100)), all, 0),
-        (Start::At(0), Some(id(200)), all, 200),
-        (Start::At(1_001), None, all, 941),
-        (Start::At(u64::MAX), None, all, 0),
+        (Start::At(AT(0)), Some(id(200)), all, 200),
+        (Start::At(AT(1_001)), None, all, 941),
+        (Start::At(AT(u64::MAX)), None, all, 0),
         (Start::Latest, None, all, 0),
         (Start::After(MessageId::MAX), None, all, 0),
         (Start::Earliest, Some(MessageId::MAX), all, 950),
@@ -104,12 +107,12 @@ async fn entries_are_counted_between_two_places() {
         assert_eq!(counted, expected, "{start:?} {end:?} {limit}");
     }
     let nowhere = TopicPartition::new("nowhere".parse().expect("name"), 0);
-    for start in [Start::Earliest, Start::At(5)] {
+    for start in [Start::Earliest, Start::At(AT(5))] {
         assert_eq!(bench.backend.count(&nowhere, start, None, all).await.expect("counted"), 0);
     }
     bench.cmd(&format!("DEL {key}")).await;
     bench.cmd(&format!("SET {key} x")).await;
-    for start in [Start::Earliest, Start::At(5)] {
+    for start in [Start::Earliest, Start::At(AT(5))] {
         let error = bench.backend.count(&bench.tp, start, None, all).await.expect_err("a string");
         assert_eq!(error.kind(), ErrorKind::WrongType);
         assert!(error.to_string().contains(key.as_str()), "{error}");
@@ -126,7 +129,7 @@ async fn a_group_starts_at_a_time() {
     }
     for (ms, unread) in [(0, 4), (5, 4), (6, 3), (7, 3), (8, 1), (10, 0)] {
         let group = format!("at-{ms}").parse().expect("name");
-        bench.backend.create_group(&bench.spec, &group, Start::At(ms)).await.expect("created");
+        bench.backend.create_group(&bench.spec, &group, Start::At(AT(ms))).await.expect("created");
         let lease = grant(&bench.backend, &bench.tp, &group, "n").await;
         let mut reader = bench.backend.reader(&lease).await.expect("a reader");
         assert_eq!(ids(&fetch(&mut reader, 10).await), appended[4 - unread..], "{ms}");

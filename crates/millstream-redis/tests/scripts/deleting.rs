@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::catalog::{Catalog, REMEMBERED, Start};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::leases::Lease;
@@ -87,7 +88,7 @@ pub(crate) async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
         id: id("again"),
         rule: "every 5s".into(),
         fields: message("again"),
-        next: Some(4_000_000_000_000),
+        next: Some(Timestamp::from_millis(4_000_000_000_000)),
         paused: false,
     };
     Recurring::put(&bench.backend, &place, &again, OnConflict::Keep).await.expect("kept");

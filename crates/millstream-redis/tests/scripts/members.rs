@@ -161,7 +161,10 @@ async fn the_dead_are_dropped_by_who_was_answered_for_a_ttl() {
         assert_eq!(pulse.version, before.version);
         sleep(Duration::from_millis(10)).await;
     };
-    assert!(alone.version > before.version && alone.now >= back.now + 250, "{alone:?} after {back:?}");
+    assert!(
+        alone.version > before.version && alone.now >= back.now.saturating_add(Duration::from_millis(250)),
+        "{alone:?} after {back:?}"
+    );
     let error = bench.backend.heartbeat(&topic, &group, &b, false).await.expect_err("it was dropped");
     assert_eq!(error.kind(), ErrorKind::NotMember, "{error}");
     let again = bench.beat(&b, true).await;
@@ -178,7 +181,7 @@ async fn a_server_that_was_away_lets_nobody_judge() {
     let mut heard = Continuity::new(SHORT);
     let mut last = bench.beat(&a, false).await;
     let first = last.now;
-    while last.now < first + 300 {
+    while last.now < first.saturating_add(Duration::from_millis(300)) {
         last = beat_hearing(&bench, &a, &mut heard).await;
         bench.beat(&b, false).await;
         sleep(Duration::from_millis(10)).await;
@@ -194,25 +197,30 @@ async fn a_server_that_was_away_lets_nobody_judge() {
     sleep(Duration::from_millis(50)).await;
     let late = beat_hearing(&bench, &a, &mut heard).await;
     still.await.expect("no panic");
-    assert!(late.now >= last.now + 300, "it was not held up: {late:?}");
+    assert!(late.now >= last.now.saturating_add(Duration::from_millis(300)), "it was not held up: {late:?}");
     assert_eq!(late.members, 2, "b had no chance to be heard of");
     assert!(!heard.is_whole(), "the gap begins a new ttl");
     assert_eq!(bench.beat(&b, false).await.members, 2);
     // Another server may have been away, however soon it answers.
     let mut known = Continuity::new(Duration::from_millis(2));
-    (0..4).for_each(|ms| known.advance("of.before", late.now - 4 + ms));
+    (0..4).for_each(|ms| {
+        known.advance(
+            "of.before",
+            late.now.saturating_sub(Duration::from_millis(4)).saturating_add(Duration::from_millis(ms)),
+        )
+    });
     sleep(PAST_IT).await;
     let now = bench.beat(&a, false).await;
     let mut elsewhere = Continuity::new(SHORT);
     for at in [300, 200, 100, 0] {
-        elsewhere.advance("of.before", now.now - at);
+        elsewhere.advance("of.before", now.now.saturating_sub(Duration::from_millis(at)));
     }
     assert!(elsewhere.is_whole());
     assert_eq!(bench.beat(&a.clone().hearing(elsewhere.clone()), false).await.members, 2);
     // The same record, of this server, judges.
     let mut here = Continuity::new(SHORT);
     for at in [300, 200, 100, 0] {
-        here.advance(&now.server, now.now - at);
+        here.advance(&now.server, now.now.saturating_sub(Duration::from_millis(at)));
     }
     assert_eq!(bench.beat(&a.clone().hearing(here), false).await.members, 1);
 }
@@ -228,7 +236,7 @@ async fn where_info_is_denied_gaps_alone_are_counted() {
     let now = bench.beat(&a, false).await;
     let mut heard = Continuity::new(SHORT);
     for at in [300, 200, 100, 0] {
-        heard.advance(&now.server, now.now - at);
+        heard.advance(&now.server, now.now.saturating_sub(Duration::from_millis(at)));
     }
     assert_eq!(bench.beat(&a.clone().hearing(heard), false).await.members, 1);
 }

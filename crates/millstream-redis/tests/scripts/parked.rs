@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::envelope::Limits;
 use millstream_core::history::History;
 use millstream_core::log::{Receipt, Settlement};
@@ -94,7 +95,10 @@ async fn what_was_moved_before_a_failure_is_not_moved_twice() {
             },
         )
     };
-    assert_eq!(bench.settle(&[parked(0, 1), parked(1, 2)]).await, (2, 0));
+    assert_eq!(
+        bench.settle(&[parked(0, Timestamp::from_millis(1)), parked(1, Timestamp::from_millis(2))]).await,
+        (2, 0)
+    );
     // The second has lost its body, and the dead letters can take nothing more.
     let (items, dead, again) =
         (bench.keys.retry_items(&bench.tp, &bench.group), bench.dlq(), bench.retry_log());

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::error::ErrorKind;
 use millstream_core::recurring::{MAX_FIRES, Recurrence, Recurring};
 use millstream_core::schedule::{
@@ -12,8 +13,16 @@ use tokio::task::JoinSet;
 use crate::schedule::id;
 use crate::server::{Bench, message};
 
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
+
 fn recurrence(name: &str, next: Option<u64>) -> Recurrence {
-    Recurrence { id: id(name), rule: "every 5s".into(), fields: message(name), next, paused: false }
+    Recurrence {
+        id: id(name),
+        rule: "every 5s".into(),
+        fields: message(name),
+        next: next.map(Timestamp::from_millis),
+        paused: false,
+    }
 }
 
 impl Bench {
@@ -31,9 +40,9 @@ pub(crate) async fn life(bench: &mut Bench) {
     for place in [bench.partition(), Bench::shard()] {
         bench.recur(&place, &recurrence("r", Some(5)), OnConflict::Keep).await;
         assert_eq!(bench.due(&place).await.len(), 1);
-        assert!(bench.backend.fire(&place, &id("r"), &[5], 5, Some(6)).await.expect("fired"));
+        assert!(bench.backend.fire(&place, &id("r"), &[AT(5)], AT(5), Some(AT(6))).await.expect("fired"));
         assert!(bench.backend.pause(&place, &id("r"), None).await.expect("paused"));
-        assert!(bench.backend.pause(&place, &id("r"), Some(1)).await.expect("goes on"));
+        assert!(bench.backend.pause(&place, &id("r"), Some(AT(1))).await.expect("goes on"));
         assert_eq!(bench.backend.recurrences(&place, None, 9).await.expect("listed").len(), 1);
         assert!(bench.backend.remove(&place, &id("r")).await.expect("removed"));
         assert_eq!(bench.backend.cancel(&place, &[id("r@5")]).await.expect("cancelled"), [true]);
@@ -52,7 +61,7 @@ async fn it_is_kept_replaced_or_told_paused_and_removed() {
         assert_eq!(error.expect_err("there").kind(), ErrorKind::Exists);
         let found = bench.backend.due(&place).await.expect("an answer");
         assert_eq!(found.recurrences, [first]);
-        assert!(found.now.abs_diff(bench.now_ms().await) < 10_000);
+        assert!(found.now.as_millis().abs_diff(bench.now_ms().await) < 10_000);
         assert_eq!(bench.recur(&place, &other, OnConflict::Replace).await, Placed::Replaced);
         assert_eq!(bench.due(&place).await, []);
         assert_eq!(
@@ -60,12 +69,15 @@ async fn it_is_kept_replaced_or_told_paused_and_removed() {
             std::slice::from_ref(&other)
         );
 
-        assert!(bench.backend.pause(&place, &id("a"), Some(9)).await.expect("moved"));
-        assert_eq!(bench.due(&place).await, [Recurrence { next: Some(9), ..other.clone() }]);
+        assert!(bench.backend.pause(&place, &id("a"), Some(AT(9))).await.expect("moved"));
+        assert_eq!(bench.due(&place).await, [Recurrence { next: Some(AT(9)), ..other.clone() }]);
         assert!(bench.backend.pause(&place, &id("a"), None).await.expect("paused"));
         assert_eq!(bench.due(&place).await, []);
-        assert!(!bench.backend.fire(&place, &id("a"), &[9], 9, Some(10)).await.expect("answered"), "paused");
-        let paused = Recurrence { next: Some(9), paused: true, ..other.clone() };
+        assert!(
+            !bench.backend.fire(&place, &id("a"), &[AT(9)], AT(9), Some(AT(10))).await.expect("answered"),
+            "paused"
+        );
+        let paused = Recurrence { next: Some(AT(9)), paused: true, ..other.clone() };
         assert_eq!(
             bench.backend.recurrences(&place, None, 9).await.expect("listed"),
             std::slice::from_ref(&paused)
@@ -78,8 +90,8 @@ async fn it_is_kept_replaced_or_told_paused_and_removed() {
 
         assert!(bench.backend.remove(&place, &id("a")).await.expect("removed"));
         assert!(!bench.backend.remove(&place, &id("a")).await.expect("answered"));
-        assert!(!bench.backend.pause(&place, &id("a"), Some(1)).await.expect("answered"));
-        assert!(!bench.backend.fire(&place, &id("a"), &[1], 1, None).await.expect("answered"));
+        assert!(!bench.backend.pause(&place, &id("a"), Some(AT(1))).await.expect("answered"));
+        assert!(!bench.backend.fire(&place, &id("a"), &[AT(1)], AT(1), None).await.expect("answered"));
         for key in [bench.keys.recur(&place), bench.keys.recur_items(&place)] {
             assert_eq!(bench.int(&format!("EXISTS {key}")).await, 0, "{key}");
         }
@@ -98,20 +110,29 @@ async fn firing_schedules_and_sets_the_next_time_in_one_step() {
     for place in [bench.partition(), Bench::shard()] {
         let waits = |name: &str, due| Scheduled::new(id(name), due, message("r"));
         bench.recur(&place, &recurrence("r", Some(30)), OnConflict::Keep).await;
-        assert!(!bench.backend.fire(&place, &id("r"), &[30], 29, Some(40)).await.expect("answered"));
-        assert!(bench.backend.fire(&place, &id("r"), &[10, 20, 30], 30, Some(40)).await.expect("fired"));
-        assert!(!bench.backend.fire(&place, &id("r"), &[30], 30, Some(50)).await.expect("once"));
+        assert!(
+            !bench.backend.fire(&place, &id("r"), &[AT(30)], AT(29), Some(AT(40))).await.expect("answered")
+        );
+        assert!(
+            bench
+                .backend
+                .fire(&place, &id("r"), &[AT(10), AT(20), AT(30)], AT(30), Some(AT(40)))
+                .await
+                .expect("fired")
+        );
+        assert!(!bench.backend.fire(&place, &id("r"), &[AT(30)], AT(30), Some(AT(50))).await.expect("once"));
         let all = bench.backend.scheduled(&place, None, 9).await.expect("a page");
-        assert_eq!(all, [waits("r@10", 10), waits("r@20", 20), waits("r@30", 30)]);
-        assert_eq!(bench.due(&place).await[0].next, Some(40));
+        assert_eq!(all, [waits("r@10", AT(10)), waits("r@20", AT(20)), waits("r@30", AT(30))]);
+        assert_eq!(bench.due(&place).await[0].next, Some(AT(40)));
 
         // What waits is kept, and at a shard what is worked on.
-        bench.backend.reschedule(&place, &[id("r@20")], Due::At(99)).await.expect("moved");
+        bench.backend.reschedule(&place, &[id("r@20")], Due::At(AT(99))).await.expect("moved");
         let delay = bench.keys.delay(&place);
         bench.cmd(&format!("ZREM {delay} r@30")).await;
-        let (mut expected, left) = (vec![waits("r@10", 10), waits("r@20", 99)], waits("r@31", 31));
+        let (mut expected, left) =
+            (vec![waits("r@10", AT(10)), waits("r@20", AT(99))], waits("r@31", AT(31)));
         match &place {
-            Place::Partition(_) => expected.insert(1, waits("r@30", 30)),
+            Place::Partition(_) => expected.insert(1, waits("r@30", AT(30))),
             Place::Shard(shard) => {
                 let claims = bench.keys.claims(shard);
                 bench.cmd(&format!("ZADD {claims} 9000000000000 r@30")).await;
@@ -120,15 +141,23 @@ async fn firing_schedules_and_sets_the_next_time_in_one_step() {
         // A body that is left of one that neither waits nor is worked on is in nobody's way.
         let items = bench.keys.delay_items(&place);
         bench.cmd(&format!("HSET {items} r@31 leftover")).await;
-        assert!(bench.backend.fire(&place, &id("r"), &[20, 30, 31], 40, None).await.expect("fired"));
+        assert!(
+            bench
+                .backend
+                .fire(&place, &id("r"), &[AT(20), AT(30), AT(31)], AT(40), None)
+                .await
+                .expect("fired")
+        );
         expected.insert(expected.len() - 1, left);
         assert_eq!(bench.backend.scheduled(&place, None, 9).await.expect("a page"), expected);
         assert_eq!(bench.due(&place).await, []);
         let over = bench.backend.recurrences(&place, None, 9).await.expect("listed");
         assert_eq!(over, [recurrence("r", None)], "over, and kept");
-        assert!(bench.backend.pause(&place, &id("r"), Some(7)).await.expect("goes on"));
-        assert!(bench.backend.fire(&place, &id("r"), &[], 7, Some(8)).await.expect("none was wanted"));
-        let error = bench.backend.fire(&place, &id("r"), &vec![1; MAX_FIRES + 1], 8, None).await;
+        assert!(bench.backend.pause(&place, &id("r"), Some(AT(7))).await.expect("goes on"));
+        assert!(
+            bench.backend.fire(&place, &id("r"), &[], AT(7), Some(AT(8))).await.expect("none was wanted")
+        );
+        let error = bench.backend.fire(&place, &id("r"), &vec![AT(1); MAX_FIRES + 1], AT(8), None).await;
         assert_eq!(error.expect_err("too many").kind(), ErrorKind::TooLarge);
     }
 }
@@ -147,7 +176,7 @@ async fn of_many_that_find_it_due_one_fires_it() {
                 let due = backend.due(&place).await.expect("an answer");
                 let Some(one) = due.recurrences.first() else { return fired };
                 let next = one.next.expect("a time");
-                let after = (next < 200).then_some(next + 1);
+                let after = (next < AT(200)).then_some(next.saturating_add(Duration::from_millis(1)));
                 fired +=
                     usize::from(backend.fire(&place, &one.id, &[next], next, after).await.expect("fired"));
             }
@@ -202,8 +231,11 @@ async fn what_nobody_can_fire_is_not_due_for_ever() {
     assert_eq!(bench.int(&format!("ZCARD {recur}")).await, 1);
     assert!(bench.backend.promote_delayed(&bench.tp, 9).await.expect("promoted").recurring);
     for name in ["a", "b"] {
-        assert!(!bench.backend.pause(&place, &id(name), Some(1)).await.expect("answered"), "{name}");
-        assert!(!bench.backend.fire(&place, &id(name), &[1], 1, None).await.expect("answered"), "{name}");
+        assert!(!bench.backend.pause(&place, &id(name), Some(AT(1))).await.expect("answered"), "{name}");
+        assert!(
+            !bench.backend.fire(&place, &id(name), &[AT(1)], AT(1), None).await.expect("answered"),
+            "{name}"
+        );
     }
 }
 
@@ -224,11 +256,17 @@ async fn a_recurrence_that_is_the_head_wakes() {
     bench.recur(&place, &Recurrence { paused: true, ..recurrence("d", Some(1)) }, OnConflict::Keep).await;
     assert!(bench.backend.pause(&place, &id("b"), None).await.expect("paused"));
     assert!(!changed(&bench).await);
-    assert!(bench.backend.pause(&place, &id("b"), Some(far - 1)).await.expect("goes on"));
+    assert!(bench.backend.pause(&place, &id("b"), Some(AT(far - 1))).await.expect("goes on"));
     assert!(changed(&bench).await);
-    assert!(bench.backend.fire(&place, &id("b"), &[far - 1], far - 1, Some(far)).await.expect("fired"));
+    assert!(
+        bench
+            .backend
+            .fire(&place, &id("b"), &[AT(far - 1)], AT(far - 1), Some(AT(far)))
+            .await
+            .expect("fired")
+    );
     assert!(!changed(&bench).await, "known already");
-    bench.park(&place, "later", Due::At(far), OnConflict::Keep).await;
+    bench.park(&place, "later", Due::At(AT(far)), OnConflict::Keep).await;
     assert!(!changed(&bench).await);
 
     let shard = Bench::shard();
@@ -238,7 +276,7 @@ async fn a_recurrence_that_is_the_head_wakes() {
         assert_eq!(bench.int(&format!("LLEN {wake}")).await, 1);
     }
     bench.cmd(&format!("DEL {wake}")).await;
-    assert!(bench.backend.pause(&shard, &id("a"), Some(far - 2)).await.expect("moved"));
+    assert!(bench.backend.pause(&shard, &id("a"), Some(AT(far - 2))).await.expect("moved"));
     assert_eq!(bench.int(&format!("LLEN {wake}")).await, 1);
 }
 
@@ -255,10 +293,11 @@ async fn a_foreign_type_is_told_and_nothing_is_changed() {
             bench.cmd(&format!("SET {key} x")).await;
             let new = recurrence("new", Some(5));
             let name: ScheduleId = id("r");
-            let mut errors = vec![bench.backend.fire(&place, &name, &[4], 9, Some(20)).await.map(drop)];
+            let mut errors =
+                vec![bench.backend.fire(&place, &name, &[AT(4)], AT(9), Some(AT(20))).await.map(drop)];
             if key != &delay_items {
                 errors.push(Recurring::put(&bench.backend, &place, &new, OnConflict::Keep).await.map(drop));
-                errors.push(bench.backend.pause(&place, &name, Some(4)).await.map(drop));
+                errors.push(bench.backend.pause(&place, &name, Some(AT(4))).await.map(drop));
             }
             if key == &recur || key == &items {
                 errors.push(bench.backend.remove(&place, &name).await.map(drop));
@@ -290,11 +329,11 @@ async fn out_of_memory_nothing_is_added_and_the_rest_goes_on() {
     bench.cmd("CONFIG SET maxmemory 1").await;
     let error = Recurring::put(&bench.backend, &place, &recurrence("c", None), OnConflict::Keep).await;
     assert_eq!(error.expect_err("no memory").kind(), ErrorKind::Backpressure);
-    let error = bench.backend.fire(&place, &id("a"), &[5], 5, Some(6)).await;
+    let error = bench.backend.fire(&place, &id("a"), &[AT(5)], AT(5), Some(AT(6))).await;
     assert_eq!(error.expect_err("no memory").kind(), ErrorKind::Backpressure);
     assert_eq!(bench.due(&place).await.len(), 2, "it is due still");
     assert!(bench.backend.pause(&place, &id("a"), None).await.expect("paused"));
-    assert!(bench.backend.pause(&place, &id("a"), Some(7)).await.expect("goes on"));
+    assert!(bench.backend.pause(&place, &id("a"), Some(AT(7))).await.expect("goes on"));
     assert!(bench.backend.remove(&place, &id("b")).await.expect("removed"));
     assert_eq!(bench.due(&place).await, [recurrence("a", Some(7))]);
 }
@@ -308,8 +347,8 @@ async fn what_somebody_gave_an_odd_time_fires_and_gets_on() {
     for (odd, time) in [("1000.5", 1_001), ("-1", 0), ("-inf", 0), ("0.25", 1)] {
         bench.cmd(&format!("ZADD {recur} {odd} r")).await;
         let found = bench.due(&place).await;
-        assert_eq!(found[0].next, Some(time), "{odd}");
-        let fired = bench.backend.fire(&place, &id("r"), &[], time, Some(4_000_000_000_000)).await;
+        assert_eq!(found[0].next, Some(AT(time)), "{odd}");
+        let fired = bench.backend.fire(&place, &id("r"), &[], AT(time), Some(AT(4_000_000_000_000))).await;
         assert!(fired.expect("an answer"), "{odd}");
         assert_eq!(bench.due(&place).await, []);
     }
@@ -326,7 +365,7 @@ async fn a_replacement_is_paused_as_the_one_before_was_and_one_is_read_alone() {
         bench.recur(&place, &first, OnConflict::Keep).await;
         assert_eq!(get().await.as_ref(), Some(&first));
         assert!(backend.pause(&place, &id("r"), None).await.expect("paused"));
-        let other = Recurrence { rule: "daily".into(), next: Some(6), ..first };
+        let other = Recurrence { rule: "daily".into(), next: Some(AT(6)), ..first };
         assert_eq!(bench.recur(&place, &other, OnConflict::Replace).await, Placed::Replaced);
         let paused = Recurrence { paused: true, ..other.clone() };
         assert_eq!(get().await, Some(paused));

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::error::ErrorKind;
 use millstream_core::schedule::{
     Due, MAX_PAGE, OnConflict, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen,
@@ -11,6 +12,8 @@ use millstream_core::schedule::{
 use redis::Value;
 
 use crate::server::{Bench, fetch, fields, message};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 pub(crate) const HOUR: Due = Due::In(Duration::from_secs(3_600));
 pub(crate) const LONG: Duration = Duration::from_secs(20);
@@ -81,7 +84,7 @@ pub(crate) async fn life(bench: &mut Bench) {
         assert_eq!(bench.names(&place).await, ["life"]);
         let waiting = bench.backend.waiting(&place).await.expect("counted");
         assert_eq!(waiting, Waiting { total: 1, overdue: 0 });
-        let moved = bench.backend.reschedule(&place, &[id("life")], Due::At(1)).await;
+        let moved = bench.backend.reschedule(&place, &[id("life")], Due::At(AT(1))).await;
         assert_eq!(moved.expect("moved"), [true]);
         assert_eq!(bench.backend.cancel(&place, &[id("life")]).await.expect("cancelled"), [true]);
     }
@@ -98,32 +101,32 @@ async fn what_is_there_is_kept_replaced_or_told() {
     let bench = Bench::new().await;
     for place in [bench.partition(), Bench::shard()] {
         assert_eq!(bench.park(&place, "a", HOUR, Reject).await, Placed::New);
-        assert_eq!(bench.park(&place, "a", Due::At(7), Keep).await, Placed::Kept);
+        assert_eq!(bench.park(&place, "a", Due::At(AT(7)), Keep).await, Placed::Kept);
         let kept = bench.backend.get(&place, &id("a")).await.expect("read").expect("waits");
-        assert!(kept.due > 1_000_000, "as it was: {kept:?}");
+        assert!(kept.due > AT(1_000_000), "as it was: {kept:?}");
         let error = bench.backend.schedule(&[one(&place, "a", HOUR, Reject)]).await.remove(0);
         let error = error.expect_err("it is there");
         assert_eq!(error.kind(), ErrorKind::Exists);
         assert!(error.to_string().contains("schedule a at"), "{error}");
-        let other = Scheduling { fields: message("other"), ..one(&place, "a", Due::At(7), Replace) };
+        let other = Scheduling { fields: message("other"), ..one(&place, "a", Due::At(AT(7)), Replace) };
         assert_eq!(*bench.backend.schedule(&[other]).await[0].as_ref().expect("replaced"), Placed::Replaced);
         let found = bench.backend.get(&place, &id("a")).await.expect("read");
-        assert_eq!(found, Some(Scheduled::new(id("a"), 7, message("other"))));
+        assert_eq!(found, Some(Scheduled::new(id("a"), AT(7), message("other"))));
 
         // In one batch, the same id stands several times; each goes by those before it.
         let batch = [
-            one(&place, "b", Due::At(1), Keep),
-            one(&place, "b", Due::At(2), Keep),
-            one(&place, "b", Due::At(3), Replace),
+            one(&place, "b", Due::At(AT(1)), Keep),
+            one(&place, "b", Due::At(AT(2)), Keep),
+            one(&place, "b", Due::At(AT(3)), Replace),
             Scheduling { fields: Vec::new(), ..one(&place, "c", HOUR, Keep) },
-            one(&place, "b", Due::At(4), Reject),
+            one(&place, "b", Due::At(AT(4)), Reject),
         ];
         let results = bench.backend.schedule(&batch).await;
         let kinds: Vec<_> =
             results.iter().map(|r| r.as_ref().map_err(millstream_core::Error::kind)).collect();
         assert_eq!(kinds[..3], [Ok(&Placed::New), Ok(&Placed::Kept), Ok(&Placed::Replaced)]);
         assert_eq!(kinds[3..], [Err(ErrorKind::Encode), Err(ErrorKind::Exists)]);
-        assert_eq!(bench.backend.get(&place, &id("b")).await.expect("read").expect("waits").due, 3);
+        assert_eq!(bench.backend.get(&place, &id("b")).await.expect("read").expect("waits").due, AT(3));
         assert_eq!(bench.names(&place).await, ["b", "a"]);
     }
 }
@@ -183,7 +186,7 @@ async fn nothing_is_early_and_all_is_byte_for_byte() {
         scheduled.iter().map(|one| (one.id.clone(), one.due)).collect();
     for message in &batch {
         let Due::In(delay) = message.due else { panic!("a delay") };
-        assert!(due[&message.id] * 1_000 >= earliest * 1_000 + delay.as_micros() as u64);
+        assert!(due[&message.id].as_millis() * 1_000 >= earliest * 1_000 + delay.as_micros() as u64);
     }
     assert_eq!(bench.promote_all().await, 300);
     let mut reader = bench.reader().await;
@@ -195,7 +198,7 @@ async fn nothing_is_early_and_all_is_byte_for_byte() {
     // The id of an entry is when it was moved; they were moved by due time.
     batch.sort_by_key(|message| due[&message.id]);
     for (entry, message) in read.iter().zip(&batch) {
-        assert!(entry.receipt.id.ms >= due[&message.id], "{message:?} was early");
+        assert!(entry.receipt.id.timestamp() >= due[&message.id], "{message:?} was early");
     }
     assert_eq!(bench.promote_all().await, 0);
     let keys = [bench.keys.delay(&bench.partition()), bench.keys.delay_items(&bench.partition())];
@@ -212,7 +215,7 @@ async fn a_promotion_tells_when_to_come_back() {
     assert_eq!(bench.backend.promote_delayed(&bench.tp, 9).await.expect("promoted"), none);
     assert_eq!(bench.backend.promote(&bench.lease, 9).await.expect("promoted"), none);
     for name in ["a", "b", "c"] {
-        bench.park(&place, name, Due::At(5), OnConflict::Keep).await;
+        bench.park(&place, name, Due::At(AT(5)), OnConflict::Keep).await;
     }
     bench.park(&place, "later", HOUR, OnConflict::Keep).await;
     for (limit, moved, zero) in [(2, 2, true), (0, 0, true), (9, 1, false), (9, 0, false)] {
@@ -245,7 +248,7 @@ async fn what_lost_its_body_is_counted_and_keeps_nobody_waiting() {
     let place = bench.partition();
     let (delay, items) = (bench.keys.delay(&place), bench.keys.delay_items(&place));
     for name in ["a", "b", "c", "d"] {
-        bench.park(&place, name, Due::At(5), OnConflict::Keep).await;
+        bench.park(&place, name, Due::At(AT(5)), OnConflict::Keep).await;
     }
     bench.cmd(&format!("HDEL {items} a")).await;
     bench.cmd(&format!("HSET {items} b not-an-item c {}", "\u{1}")).await;
@@ -262,7 +265,7 @@ async fn what_lost_its_body_is_counted_and_keeps_nobody_waiting() {
     let bodies: Vec<_> = entries.iter().map(|(_, body)| (&*body[0].0, &*body[0].1)).collect();
     assert_eq!(bodies, [("packed", "not-an-item"), ("packed", "\u{1}"), ("payload", "d")]);
     let far = bench.backend.scheduled(&place, None, 9).await.expect("a page");
-    assert_eq!((far.len(), far[0].due), (1, u64::MAX));
+    assert_eq!((far.len(), far[0].due), (1, AT(u64::MAX)));
     let after = Some((far[0].due, far[0].id.clone()));
     assert_eq!(bench.backend.scheduled(&place, after, 9).await.expect("a page"), []);
 }
@@ -278,15 +281,15 @@ async fn pages_are_by_due_time_then_by_bytes_and_survive_what_goes() {
         let name = format!("{}{}", ["B", "a", "é", "b", "A"][n as usize % 5], n / 5);
         let due = 5_000_000_000_000 + n % 3;
         expected.insert((due, id(&name)));
-        batch.push(one(&place, &name, Due::At(due), OnConflict::Keep));
+        batch.push(one(&place, &name, Due::At(AT(due)), OnConflict::Keep));
     }
     // So far away, 5e12 would be cut: what is in 100 years.
     batch.iter_mut().for_each(|one| {
         if let Due::At(due) = &mut one.due {
-            *due -= 2_500_000_000_000;
+            *due = due.saturating_sub(Duration::from_millis(2_500_000_000_000));
         }
     });
-    let expected: Vec<_> = expected.into_iter().map(|(due, id)| (due - 2_500_000_000_000, id)).collect();
+    let expected: Vec<_> = expected.into_iter().map(|(due, id)| (AT(due - 2_500_000_000_000), id)).collect();
     bench.park_all(&batch).await;
     for limit in [1, 7, 199, 200, 201, 1_000] {
         let (mut seen, mut after) = (Vec::new(), None);
@@ -317,7 +320,7 @@ async fn a_late_page_costs_no_more_among_a_million_of_one_millisecond() {
     fill.arg(bench.keys.delay(&place).as_str()).exec_async(&mut bench.raw).await.expect("a million");
     for last in [0, 499_999, 999_990] {
         bench.cmd("CONFIG RESETSTAT").await;
-        let after = Some((7, id(&format!("{last:07}"))));
+        let after = Some((AT(7), id(&format!("{last:07}"))));
         let page = bench.backend.scheduled(&place, after, 5).await.expect("a page");
         let names: Vec<_> = page.iter().map(|one| one.id.to_string()).collect();
         assert_eq!(names, (last + 1..last + 6).map(|n| format!("{n:07}")).collect::<Vec<_>>());

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::error::ErrorKind;
 use millstream_core::schedule::{Due, OnConflict, Place, Placed, Schedule, Scheduling, Seen, Shard, Waiting};
 use tokio::task::JoinSet;
@@ -9,13 +10,16 @@ use tokio::task::JoinSet;
 use crate::schedule::{HOUR, LONG, id, one};
 use crate::server::{Bench, fetch, fields, message};
 
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
+
 /// Of many that race for a message exactly one wins: cancels, promotions and those who give it another time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_that_race_one_wins() {
     let bench = Bench::new().await;
     let place = bench.partition();
     let ids: Vec<_> = (0..400).map(|n| id(&format!("m{n:03}"))).collect();
-    let batch: Vec<_> = ids.iter().map(|id| one(&place, id.as_str(), Due::At(3), OnConflict::Keep)).collect();
+    let batch: Vec<_> =
+        ids.iter().map(|id| one(&place, id.as_str(), Due::At(AT(3)), OnConflict::Keep)).collect();
     bench.park_all(&batch).await;
     let mut racers = JoinSet::new();
     for racer in 0..12 {
@@ -30,7 +34,7 @@ async fn of_many_that_race_one_wins() {
                         done.into_iter().filter(|won| *won).count()
                     }
                     _ => {
-                        let due = Due::At(racer);
+                        let due = Due::At(AT(racer));
                         backend.reschedule(&place, chunk, due).await.expect("moved");
                         0
                     }
@@ -55,7 +59,7 @@ async fn a_foreign_type_is_told_and_nothing_is_changed() {
         for key in [&delay, &items, &recur, &wake] {
             bench.cmd(&format!("DEL {delay} {items} {recur} {wake}")).await;
             bench.cmd(&format!("SET {key} x")).await;
-            let due = Due::At(1);
+            let due = Due::At(AT(1));
             let batch = [one(&place, "a", due, OnConflict::Keep), one(&place, "b", due, OnConflict::Replace)];
             for result in bench.backend.schedule(&batch).await {
                 let error = result.expect_err("a foreign type");
@@ -104,7 +108,7 @@ async fn a_foreign_type_is_told_and_nothing_is_changed() {
         bench.cmd(&format!("DEL {delay} {items} {recur} {wake}")).await;
     }
     let (log, place) = (bench.log(), bench.partition());
-    bench.park(&place, "a", Due::At(1), OnConflict::Keep).await;
+    bench.park(&place, "a", Due::At(AT(1)), OnConflict::Keep).await;
     bench.cmd(&format!("SET {log} x")).await;
     let error = bench.backend.promote_delayed(&bench.tp, 9).await.expect_err("a foreign type");
     assert_eq!(error.kind(), ErrorKind::WrongType);
@@ -132,7 +136,7 @@ async fn a_foreign_type_on_one_side_does_not_stop_the_other() {
 
     bench.cmd(&format!("DEL {delay}")).await;
     bench.cmd(&format!("SET {due} x")).await;
-    bench.park(&place, "a", Due::At(1), OnConflict::Keep).await;
+    bench.park(&place, "a", Due::At(AT(1)), OnConflict::Keep).await;
     let error = bench.backend.promote(&bench.lease, 9).await.expect_err("a foreign type");
     assert_eq!(error.kind(), ErrorKind::WrongType, "{error}");
     assert_eq!(bench.names(&place).await, [""; 0], "the delayed message came");
@@ -153,7 +157,7 @@ async fn out_of_memory_nothing_more_is_scheduled_and_the_rest_goes_on() {
     }
     assert_eq!(bench.park(&place, "a", HOUR, OnConflict::Keep).await, Placed::Kept);
     assert_eq!(bench.backend.cancel(&place, &[id("d")]).await.expect("cancelled"), [true]);
-    let moved = bench.backend.reschedule(&place, &[id("a"), id("b"), id("d")], Due::At(1)).await;
+    let moved = bench.backend.reschedule(&place, &[id("a"), id("b"), id("d")], Due::At(AT(1))).await;
     assert_eq!(moved.expect("moved"), [true, true, false]);
     assert_eq!(bench.names(&place).await, ["a", "b", "c"]);
     assert_eq!(bench.backend.promote_delayed(&bench.tp, 1).await.expect("promoted").moved, 1);

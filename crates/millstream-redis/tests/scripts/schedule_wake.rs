@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use millstream_core::Timestamp;
 use millstream_core::log::Log;
 use millstream_core::schedule::{Due, OnConflict, Schedule, Seen};
 
 use crate::schedule::{HOUR, LONG, id};
 use crate::server::{Bench, fetch};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 #[tokio::test]
 async fn who_waits_is_woken_by_a_new_head_and_by_nothing_else() {
@@ -36,7 +39,7 @@ async fn who_waits_is_woken_by_a_new_head_and_by_nothing_else() {
     bench.backend.reschedule(&place, &[id("a")], Due::NOW).await.expect("moved");
     let earlier = waits(seen.clone(), LONG).await;
     assert_ne!(earlier, seen);
-    bench.park(&place, "a", Due::At(1), OnConflict::Replace).await;
+    bench.park(&place, "a", Due::At(AT(1)), OnConflict::Replace).await;
     assert_ne!(waits(earlier.clone(), LONG).await, earlier);
     let wake = bench.keys.wake(&place);
     assert_eq!(bench.int(&format!("XLEN {wake}")).await, 1);
@@ -57,7 +60,7 @@ async fn at_a_shard_one_is_called_once() {
     let place = Bench::shard();
     let wake = bench.keys.wake(&place);
     for (name, due, length) in [("a", 9, 1), ("b", 8, 1), ("c", 7, 1)] {
-        bench.park(&place, name, Due::At(due), OnConflict::Keep).await;
+        bench.park(&place, name, Due::At(AT(due)), OnConflict::Keep).await;
         assert_eq!(
             bench.int(&format!("LLEN {wake}")).await,
             length,
@@ -67,7 +70,7 @@ async fn at_a_shard_one_is_called_once() {
     bench.cmd(&format!("DEL {wake}")).await;
     bench.park(&place, "d", HOUR, OnConflict::Keep).await;
     assert_eq!(bench.int(&format!("LLEN {wake}")).await, 0);
-    bench.backend.reschedule(&place, &[id("d")], Due::At(6)).await.expect("moved");
+    bench.backend.reschedule(&place, &[id("d")], Due::At(AT(6))).await.expect("moved");
     assert_eq!(bench.int(&format!("LLEN {wake}")).await, 1);
 }
 

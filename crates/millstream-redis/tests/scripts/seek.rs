@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::catalog::{Catalog, Start};
 use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
@@ -44,8 +45,8 @@ async fn back_and_forward_and_what_was_pending_is_forgotten() {
         (Start::Earliest, &appended),
         (Start::After(appended[3]), &appended[4..]),
         (Start::Latest, &[]),
-        (Start::At(0), &appended),
-        (Start::At(appended[5].ms + 1), &[]),
+        (Start::At(Timestamp::from_millis(0)), &appended),
+        (Start::At(Timestamp::from_millis(appended[5].ms + 1)), &[]),
     ];
     for (start, expected) in cases {
         reader = bench.seek(start).await;
@@ -55,7 +56,7 @@ async fn back_and_forward_and_what_was_pending_is_forgotten() {
         let mut other = bench.reader().await;
         assert_eq!(ids(&fetch(&mut other, 10).await), expected, "{start:?}: now they are pending");
     }
-    reader = bench.seek(Start::At(appended[0].ms)).await;
+    reader = bench.seek(Start::At(appended[0].timestamp())).await;
     assert_eq!(ids(&fetch(&mut reader, 10).await), appended);
     assert_eq!(bench.settle(&[(log(appended[2]), Settlement::Ack)]).await, (1, 0));
 }

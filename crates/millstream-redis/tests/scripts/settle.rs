@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::dead_letters::{DeadLetters, Reason};
 use millstream_core::envelope::Limits;
 use millstream_core::error::ErrorKind;
@@ -14,6 +15,8 @@ use millstream_core::schedule::{Due, Schedule};
 use millstream_core::wire::{self, Fields, MAX_BODY_FIELDS};
 
 use crate::server::{Bench, dead, fetch, fields, ids, message, retry};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 const NOW: Duration = Duration::ZERO;
 
@@ -95,9 +98,12 @@ async fn bytes_in_are_bytes_out_over_retry_death_and_replay() {
     let [letter] = &letters[..] else { panic!("{letters:?}") };
     assert_eq!((&letter.reason, letter.attempts, letter.origin), (&Reason::Rejected, 3, origin));
     assert_eq!((letter.error.as_str(), &letter.body), ("boom", &odd()));
-    let expected = format!("5 1 first\n7 2 second\n{} 3 boom", letter.history.failures()[2].at);
+    let expected = format!("5 1 first\n7 2 second\n{} 3 boom", letter.history.failures()[2].at.as_millis());
     assert_eq!(letter.history.to_string(), expected);
-    assert!(letter.id.ms.abs_diff(letter.history.failures()[2].at) < 1_000, "by the server's clock");
+    assert!(
+        letter.id.ms.abs_diff(letter.history.failures()[2].at.as_millis()) < 1_000,
+        "by the server's clock"
+    );
     let ids = [letter.id, letter.id, MessageId::new(1, 1)];
     assert_eq!(bench.backend.replay(&bench.tp, &bench.group, &ids).await.expect("replayed"), 1);
     assert_eq!(bench.backend.replay(&bench.tp, &bench.group, &ids).await.expect("replayed"), 0);
@@ -120,10 +126,10 @@ async fn a_time_a_snooze_and_a_far_away_future() {
     };
     let time = appended[3].ms + 60_000;
     let batch = [
-        retry(Due::At(time), 3, 0),
-        retry(Due::At(u64::MAX), 3, 1),
+        retry(Due::At(AT(time)), 3, 0),
+        retry(Due::At(AT(u64::MAX)), 3, 1),
         retry(Due::In(Duration::MAX), 2, 2),
-        retry(Due::At(1), 2, 3),
+        retry(Due::At(AT(1)), 2, 3),
     ];
     assert_eq!(bench.settle(&batch).await, (4, 0));
     let due = bench.keys.retry_due(&bench.tp, &bench.group);

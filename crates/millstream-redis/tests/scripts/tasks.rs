@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::dead_letters::Reason;
 use millstream_core::error::ErrorKind;
 use millstream_core::history::History;
@@ -13,6 +14,8 @@ use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, QueueSpec, Task
 use millstream_core::wire::{Fields, MAX_BODY_FIELDS};
 
 use crate::server::{Bench, fields, message};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 /// Longer than any test.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -64,7 +67,7 @@ impl Bench {
     /// Due at once; within a millisecond, so it is due when this returns.
     pub(crate) async fn put_now(&self, names: impl IntoIterator<Item = String>) {
         for name in names {
-            assert_eq!(self.put_task(&name, Due::At(1), message(&name)).await, Placed::New);
+            assert_eq!(self.put_task(&name, Due::At(AT(1)), message(&name)).await, Placed::New);
         }
     }
 
@@ -108,10 +111,10 @@ pub(crate) async fn life(bench: &mut Bench) {
     let ours: Vec<_> = claimed.tasks.iter().map(|task| (task.id.clone(), task.token.clone())).collect();
     assert_eq!(bench.tasks().extend(&shard(), &ours, LONG, false).await.expect("extended").ours, [true; 3]);
     assert_eq!(bench.verdict(a, Verdict::Complete).await, DONE);
-    assert_eq!(bench.verdict(b, retry(Due::At(2), b, 2, "no")).await, DONE);
+    assert_eq!(bench.verdict(b, retry(Due::At(AT(2)), b, 2, "no")).await, DONE);
     assert_eq!(bench.verdict(c, dead(c, "never")).await, DONE);
     let again = bench.claim_one("w-1").await;
-    assert_eq!((again.id.as_str(), again.due, again.attempt, again.error.as_str()), ("b", 2, 2, "no"));
+    assert_eq!((again.id.as_str(), again.due, again.attempt, again.error.as_str()), ("b", AT(2), 2, "no"));
     assert_eq!(bench.verdict(&again, Verdict::Complete).await, DONE);
     let tasks = bench.tasks();
     let letters = tasks.dead_tasks(&shard(), MessageId::ZERO, 9).await.expect("listed");
@@ -160,7 +163,7 @@ async fn a_task_is_claimed_when_it_is_due_and_by_one_worker() {
 async fn tasks_come_by_due_time_up_to_the_limit() {
     let bench = Bench::new().await;
     for n in (0..250_u64).rev() {
-        bench.put_task(&format!("t-{n:03}"), Due::At(n + 1), message("x")).await;
+        bench.put_task(&format!("t-{n:03}"), Due::At(AT(n + 1)), message("x")).await;
     }
     let mut came = Vec::new();
     for limit in [1, 100, 1_000, 100] {
@@ -169,7 +172,7 @@ async fn tasks_come_by_due_time_up_to_the_limit() {
         assert_eq!(claimed.next == NOW, came.len() + claimed.tasks.len() < 250);
         came.extend(claimed.tasks.into_iter().map(|task| (task.id.to_string(), task.due)));
     }
-    let all: Vec<_> = (0..250).map(|n| (format!("t-{n:03}"), n + 1)).collect();
+    let all: Vec<_> = (0..250).map(|n| (format!("t-{n:03}"), AT(n + 1))).collect();
     assert_eq!(came, all);
     let counts = bench.counts().await;
     assert_eq!((counts.waiting.total, counts.claimed, counts.expired), (0, 250, 0));
@@ -180,13 +183,13 @@ async fn retries_keep_what_failed_and_a_snooze_adds_nothing() {
     let mut bench = Bench::new().await;
     bench.put_now(["t".into()]).await;
     let first = bench.claim_one("w").await;
-    assert_eq!(bench.verdict(&first, retry(Due::At(3), &first, 2, "no\nmoney")).await, DONE);
+    assert_eq!(bench.verdict(&first, retry(Due::At(AT(3)), &first, 2, "no\nmoney")).await, DONE);
     assert_eq!(bench.verdict(&first, Verdict::Complete).await, STALE, "the token went with the claim");
     let second = bench.claim_one("w").await;
-    assert_eq!((second.due, second.attempt, second.error.as_str()), (3, 2, "no money"));
+    assert_eq!((second.due, second.attempt, second.error.as_str()), (AT(3), 2, "no money"));
     let [failed] = second.history.failures() else { panic!("{:?}", second.history) };
-    assert!(failed.attempt == 1 && failed.error == "no money" && failed.at > 1_000_000_000_000);
-    assert_eq!(bench.verdict(&second, retry(Due::At(4), &second, 2, "")).await, DONE);
+    assert!(failed.attempt == 1 && failed.error == "no money" && failed.at > AT(1_000_000_000_000));
+    assert_eq!(bench.verdict(&second, retry(Due::At(AT(4)), &second, 2, "")).await, DONE);
     let snoozed = bench.claim_one("w").await;
     assert_eq!((snoozed.attempt, snoozed.error.as_str()), (2, "no money"));
     assert_eq!(snoozed.history, second.history);
@@ -194,7 +197,7 @@ async fn retries_keep_what_failed_and_a_snooze_adds_nothing() {
     let mut task = snoozed;
     for attempt in 3..20 {
         let error = format!("no {}", "x".repeat(3_000));
-        assert_eq!(bench.verdict(&task, retry(Due::At(4), &task, attempt, &error)).await, DONE);
+        assert_eq!(bench.verdict(&task, retry(Due::At(AT(4)), &task, attempt, &error)).await, DONE);
         task = bench.claim_one("w").await;
         assert_eq!((task.attempt, task.error.len()), (attempt, 1_024));
     }
@@ -220,13 +223,13 @@ async fn bytes_in_are_bytes_out_also_over_death_and_replay() {
     let most: Fields =
         (0..MAX_BODY_FIELDS).map(|i| (Bytes::from(format!("f{i}")), Bytes::from_static(b"\xff"))).collect();
     for (name, body) in [("odd", odd), ("most", most)] {
-        bench.put_task(name, Due::At(1), body.clone()).await;
+        bench.put_task(name, Due::At(AT(1)), body.clone()).await;
         let task = bench.claim_one("w").await;
         assert_eq!(task.fields, body);
         assert_eq!(bench.verdict(&task, dead(&task, "x")).await, DONE);
         let letter = tasks.dead_tasks(&shard(), MessageId::ZERO, 10).await.expect("listed").remove(0);
         assert_eq!(letter.body, body);
-        assert_eq!(bench.put_task(name, Due::At(1), message("other")).await, Placed::New);
+        assert_eq!(bench.put_task(name, Due::At(AT(1)), message("other")).await, Placed::New);
         let ids = [letter.id, letter.id, MessageId::new(1, 1)];
         assert_eq!(tasks.replay_tasks(&shard(), &ids).await.expect("replayed"), 0, "its id is in use");
         let other = bench.claim_one("w").await;

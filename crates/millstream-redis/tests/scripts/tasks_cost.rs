@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::schedule::{Due, OnConflict, Schedule, Scheduling};
 use millstream_core::tasks::{Tasks, Verdict};
 use millstream_redis::RedisBackend;
@@ -53,7 +54,7 @@ fn batch(count: usize, due: impl Fn(usize) -> Due) -> Vec<Scheduling> {
 async fn server_cpu_per_task() {
     const TASKS: usize = 50_000;
     let mut bench = Bench::private(&[]).await;
-    let batch = batch(TASKS, |_| Due::At(1));
+    let batch = batch(TASKS, |_| Due::At(Timestamp::from_millis(1)));
     let start = cpu(&mut bench).await;
     for chunk in batch.chunks(1_000) {
         assert!(bench.backend.schedule(chunk).await.iter().all(Result::is_ok));
@@ -96,7 +97,10 @@ async fn work(backend: RedisBackend, name: String, left: Arc<AtomicUsize>, late:
             tasks.wait(&shard(), claimed.next).await.expect("waited");
             continue;
         };
-        late.fetch_add((claimed.now - task.due) as usize, Ordering::Relaxed);
+        late.fetch_add(
+            claimed.now.saturating_duration_since(task.due).as_millis() as usize,
+            Ordering::Relaxed,
+        );
         tokio::time::sleep(Duration::from_millis(1)).await;
         let batch = [(task.id, task.token, Verdict::Complete)];
         tasks.settle_tasks(&shard(), &batch).await.expect("settled");
@@ -111,8 +115,9 @@ async fn commands_per_task() {
         for workers in [1, 8, 64] {
             let mut bench = Bench::private(&[]).await;
             let every = 1_000_u64.checked_div(per_second).unwrap_or(0);
-            let time = bench.claim(&ask("w", 0)).await.now + 300;
-            let batch = batch(tasks, |n| Due::At(time + every * n as u64));
+            let time = bench.claim(&ask("w", 0)).await.now.saturating_add(Duration::from_millis(300));
+            let batch =
+                batch(tasks, |n| Due::At(time.saturating_add(Duration::from_millis(every * n as u64))));
             let left = Arc::new(AtomicUsize::new(tasks));
             let late = Arc::new(AtomicUsize::new(0));
             bench.backend.schedule(&batch).await;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::dead_letters::Reason;
 use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
@@ -14,6 +15,8 @@ use millstream_redis::RedisBackend;
 
 use crate::server::{Bench, message};
 use crate::tasks::{DONE, LONG, NOW, STALE, ask, dead, id, retry, shard};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 /// Claims that run out at once.
 fn brief(worker: &str, limit: usize) -> ClaimRequest {
@@ -47,7 +50,7 @@ async fn a_claim_that_ran_out_goes_to_the_next_with_a_new_token() {
     run_out().await;
     assert_eq!(bench.counts().await.expired, 1);
     assert_eq!(
-        bench.verdict(&second, retry(Due::At(1), &second, 2, "no")).await,
+        bench.verdict(&second, retry(Due::At(AT(1)), &second, 2, "no")).await,
         DONE,
         "nobody had it since"
     );
@@ -121,7 +124,7 @@ async fn a_server_out_of_memory_lets_workers_get_on() {
     let held = bench.tasks().extend(&shard(), &ours, 2 * LONG, true).await;
     assert_eq!(held.expect("extended").ours, [true; 3]);
     assert_eq!(bench.verdict(a, Verdict::Complete).await, DONE);
-    assert_eq!(bench.verdict(b, retry(Due::At(1), b, 2, "no")).await, DONE);
+    assert_eq!(bench.verdict(b, retry(Due::At(AT(1)), b, 2, "no")).await, DONE);
     assert_eq!(bench.verdict(c, dead(c, "no")).await, DONE);
     let letters = bench.tasks().dead_tasks(&shard(), MessageId::ZERO, 10).await.expect("listed");
     assert_eq!(letters.len(), 2);
@@ -189,7 +192,7 @@ async fn of_claims_and_cancels_exactly_one_wins() {
         .map(|name| millstream_core::schedule::Scheduling {
             place: place.clone(),
             id: id(name),
-            due: Due::At(1),
+            due: Due::At(AT(1)),
             fields: message(name),
             on_conflict: millstream_core::schedule::OnConflict::Keep,
         })

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use millstream_core::Timestamp;
 use millstream_core::id::MessageId;
 use millstream_core::schedule::{Due, Placed, Schedule};
 use millstream_core::tasks::{ClaimRequest, ClaimedTask, Tasks, Verdict};
@@ -13,6 +14,8 @@ use redis::Value;
 use crate::server::{Bench, message};
 use crate::tasks::{DONE, LONG, NOW, ask, dead, shard};
 
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
+
 const LARGE: usize = 600 << 10;
 
 fn large() -> Fields {
@@ -21,7 +24,7 @@ fn large() -> Fields {
 
 async fn put_large(bench: &Bench, count: usize) {
     for n in 0..count {
-        bench.put_task(&format!("t-{n}"), Due::At(n as u64 + 1), large()).await;
+        bench.put_task(&format!("t-{n}"), Due::At(AT(n as u64 + 1)), large()).await;
     }
 }
 
@@ -89,7 +92,7 @@ async fn large_tasks_are_given_up_in_parts_too() {
         assert_eq!(tasks.len(), 2);
         let begun: Vec<_> = tasks.into_iter().map(|task| (task.id, task.token)).collect();
         bench.backend.extend(&shard(), &begun, NOW, true).await.expect("begun");
-        let until = bench.claim(&ask("w", 0)).await.now + 1;
+        let until = bench.claim(&ask("w", 0)).await.now.saturating_add(Duration::from_millis(1));
         while bench.claim(&ask("w", 0)).await.now < until {}
         let claimed = bench.claim(&ClaimRequest { crash_limit: 1, ..ask("w", 3) }).await;
         assert_eq!((claimed.crashed, claimed.tasks.len()), (2, 0));
@@ -174,7 +177,7 @@ async fn a_clock_that_was_set_back_freezes_no_claim() {
     let deadline = async |bench: &mut Bench, task: &ClaimedTask| -> u64 {
         let score: f64 = redis::from_redis_value(bench.cmd(&format!("ZSCORE {claims} {}", task.id)).await)
             .expect("a score");
-        score as u64 - now
+        score as u64 - now.as_millis()
     };
     for task in &tasks[..2] {
         assert!(deadline(&mut bench, task).await <= 62_000, "{}", task.id);
@@ -270,13 +273,13 @@ async fn after_a_restart_nobody_elses_wait_is_ended() {
 #[tokio::test]
 async fn a_body_that_is_left_of_a_lost_task_is_not_in_the_way_of_its_id() {
     let mut bench = Bench::new().await;
-    bench.put_task("t", Due::At(1), message("old")).await;
+    bench.put_task("t", Due::At(AT(1)), message("old")).await;
     let delay = bench.keys.delay(&bench.place());
     bench.int(&format!("DEL {delay}")).await;
-    assert_eq!(bench.put_task("t", Due::At(1), message("new")).await, Placed::New);
+    assert_eq!(bench.put_task("t", Due::At(AT(1)), message("new")).await, Placed::New);
     let task = bench.claim_one("w").await;
     assert_eq!((task.fields.clone(), task.attempt), (message("new"), 1));
-    assert_eq!(bench.put_task("t", Due::At(1), message("late")).await, Placed::Kept, "it is worked on");
+    assert_eq!(bench.put_task("t", Due::At(AT(1)), message("late")).await, Placed::Kept, "it is worked on");
     assert_eq!(bench.verdict(&task, Verdict::Complete).await, DONE);
     bench.assert_clean().await;
 }

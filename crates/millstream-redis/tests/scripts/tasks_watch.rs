@@ -137,7 +137,7 @@ async fn claims_that_run_out_and_recurrences_are_looked_out_for() {
     assert!(about(next(&bench, "w-2").await, hold));
     let recur = bench.keys.recur(&bench.place());
     let now = bench.claim(&ask("w-2", 1)).await.now;
-    bench.cmd(&format!("ZADD {recur} {} daily", now + 4_000)).await;
+    bench.cmd(&format!("ZADD {recur} {} daily", now.as_millis() + 4_000)).await;
     let claimed = bench.claim(&ask("w-3", 1)).await;
     assert!(about(claimed.next, Duration::from_secs(4)) && !claimed.recurring, "{claimed:?}");
     bench.cmd(&format!("ZADD {recur} 5 daily")).await;

@@ -173,7 +173,7 @@ impl Case {
 
 async fn now(bench: &Bench) -> u64 {
     use millstream_core::schedule::Schedule;
-    Schedule::now(&bench.backend).await.expect("a time")
+    Schedule::now(&bench.backend).await.expect("a time").as_millis()
 }
 
 #[tokio::test]

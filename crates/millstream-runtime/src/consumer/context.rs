@@ -8,7 +8,8 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::panics::{Careful, Policies};
 use millstream_core::{
-    Backend, Continuity, GroupName, MemberId, Observer, TopicName, TopicPartition, TopicSpec, Upkeep,
+    Backend, Continuity, GroupName, MemberId, Observer, Timestamp, TopicName, TopicPartition, TopicSpec,
+    Upkeep,
 };
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -216,7 +217,7 @@ impl Subscription {
 
 impl Subscription {
     /// Records that this server answered a heartbeat, sent at `asked`, at this time of its clock.
-    pub(in crate::consumer) fn answered(&self, asked: Instant, server: &str, now: u64) {
+    pub(in crate::consumer) fn answered(&self, asked: Instant, server: &str, now: Timestamp) {
         self.answers.record_answer(asked, server, now);
     }
 

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use millstream_core::error::Result;
 use millstream_core::panics::decode;
-use millstream_core::{BoxError, Codec, Outcome, TopicPartition};
+use millstream_core::{BoxError, Codec, Outcome, Timestamp, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -166,7 +166,7 @@ impl<T> Pulled<T> {
     }
 
     /// Marks the message as failed with `error`: it comes back at `time`, by the server's clock.
-    pub fn retry_at(self, time: SystemTime, error: impl Into<BoxError>) {
+    pub fn retry_at(self, time: impl Into<Timestamp>, error: impl Into<BoxError>) {
         self.settle(Outcome::retry_at(time, error));
     }
 

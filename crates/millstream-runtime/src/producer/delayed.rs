@@ -1,11 +1,11 @@
 //! Sends of delayed messages.
 
 use std::future::IntoFuture;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId};
-use millstream_core::{Partition, Result};
+use millstream_core::{Partition, Result, Timestamp};
 use uuid::Uuid;
 
 use super::Producer;
@@ -27,10 +27,11 @@ impl<'a, T> Record<'a, T> {
         DelayedRecord::new(self, Due::In(delay))
     }
 
-    /// Sets the due time, by the server's clock. A time in the past is due immediately.
+    /// Sets the due time, by the server's clock: a [`Timestamp`], or a [`SystemTime`](std::time::SystemTime), which is
+    /// rounded up to a whole millisecond. A time in the past is due immediately.
     #[must_use]
-    pub fn at(self, time: SystemTime) -> DelayedRecord<'a, T> {
-        DelayedRecord::new(self, Due::from(time))
+    pub fn at(self, time: impl Into<Timestamp>) -> DelayedRecord<'a, T> {
+        DelayedRecord::new(self, Due::At(time.into()))
     }
 }
 
@@ -110,8 +111,9 @@ impl<'a, T> SendFuture<'a, T> {
         SendDelayed { producer: self.producer, record: self.record.delay(delay) }
     }
 
-    /// Sets the due time, by the server's clock. A time in the past is due immediately.
-    pub fn at(self, time: SystemTime) -> SendDelayed<'a, T> {
+    /// Sets the due time, by the server's clock: a [`Timestamp`], or a [`SystemTime`](std::time::SystemTime), which is
+    /// rounded up to a whole millisecond. A time in the past is due immediately.
+    pub fn at(self, time: impl Into<Timestamp>) -> SendDelayed<'a, T> {
         SendDelayed { producer: self.producer, record: self.record.at(time) }
     }
 }

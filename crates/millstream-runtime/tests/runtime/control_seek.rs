@@ -89,8 +89,8 @@ async fn what_a_preview_tells_is_what_a_seek_does() {
     };
     assert_eq!(at(Start::Earliest).await, [(6, 0), (6, 0)]);
     assert_eq!(at(Start::Latest).await, [(0, 4), (0, 4)]);
-    assert_eq!(at(Start::At(ids[3].ms)).await, [(3, 0), (3, 0)]);
-    assert_eq!(at(Start::At(ids[8].ms)).await, [(0, 2), (0, 2)]);
+    assert_eq!(at(Start::At(ids[3].timestamp())).await, [(3, 0), (3, 0)]);
+    assert_eq!(at(Start::At(ids[8].timestamp())).await, [(0, 2), (0, 2)]);
     assert_eq!(at(Start::After(ids[5])).await[0], (0, 0));
     assert_eq!(at(Start::After(ids[1])).await[0], (4, 0));
     assert_eq!(at(Start::After(ids[7])).await[0], (0, 2));
@@ -103,7 +103,7 @@ async fn what_a_preview_tells_is_what_a_seek_does() {
     assert_eq!((partition, position, pending), (Partition(0), Some(ids[5]), 0));
 
     Admin::new(bench.backend.clone())
-        .reset_group(&topic.name, &group(), Start::At(ids[3].ms))
+        .reset_group(&topic.name, &group(), Start::At(ids[3].timestamp()))
         .await
         .expect("sought");
     let order: Vec<u64> = given(&bench, 14).await.into_iter().map(|(value, _)| value).collect();

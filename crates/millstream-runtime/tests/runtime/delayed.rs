@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::support::{Bench, MS, NUMBERS, Seen, bench, note, until};
 use millstream_core::schedule::Placed;
-use millstream_core::{ErrorKind, Topic};
+use millstream_core::{ErrorKind, Timestamp, Topic};
 use millstream_runtime::{DelayedMessages, Delivery, Record};
 use tokio::time::Instant;
 
@@ -155,7 +155,7 @@ async fn pages_go_over_all_partitions_by_due_time_and_leave_nothing_out() {
     }
     let spread = waiting(&bench, "spread").await;
     for size in [1, 7, 100] {
-        let mut seen: Vec<(u64, String, u32)> = Vec::new();
+        let mut seen: Vec<(Timestamp, String, u32)> = Vec::new();
         let mut last = None;
         loop {
             let page = spread.list(last.as_ref(), size).await.expect("listed");

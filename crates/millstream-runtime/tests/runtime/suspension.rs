@@ -29,7 +29,7 @@ impl Members for Ahead {
         joining: bool,
     ) -> Result<HeartbeatReply> {
         let mut pulse = self.0.heartbeat(t, g, member, joining).await?;
-        pulse.now += self.1.load(Ordering::Acquire);
+        pulse.now = pulse.now.saturating_add(Duration::from_millis(self.1.load(Ordering::Acquire)));
         Ok(pulse)
     }
 

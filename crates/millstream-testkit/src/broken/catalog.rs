@@ -91,7 +91,9 @@ impl Catalog for Broken {
         match (self.sabotage, start) {
             (Mutant::CountIgnoresLimit, _) => count(start, end, u64::MAX).await,
             (Mutant::CountIgnoresEnd, _) => count(start, None, limit).await,
-            (Mutant::CountIncludesStart, Start::After(id)) => count(Start::At(id.ms), end, limit).await,
+            (Mutant::CountIncludesStart, Start::After(id)) => {
+                count(Start::At(id.timestamp()), end, limit).await
+            }
             _ => count(start, end, limit).await,
         }
     }

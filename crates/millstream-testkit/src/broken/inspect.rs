@@ -8,7 +8,7 @@ use millstream_core::inspect::{
     Inspect, MAX_PAGE, Ownership, Page, Parked, Pending, Range, Reading, Server, Stored, Stream, Usage,
 };
 use millstream_core::log::Source;
-use millstream_core::{GroupName, MessageId, Resource, Result, TopicPartition, TopicSpec};
+use millstream_core::{GroupName, MessageId, Resource, Result, Timestamp, TopicPartition, TopicSpec};
 
 use super::{Broken, Mutant};
 
@@ -71,7 +71,7 @@ impl Inspect for Broken {
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        after: Option<(u64, MessageId)>,
+        after: Option<(Timestamp, MessageId)>,
         limit: usize,
     ) -> Result<Page<Parked>> {
         let after = after.filter(|_| !self.is(Mutant::ParkedUnpaged));

@@ -281,6 +281,6 @@ pub(super) fn earlier(due: Due) -> Due {
     const EARLY: Duration = Duration::from_millis(100);
     match due {
         Due::In(after) => Due::In(after.saturating_sub(EARLY)),
-        Due::At(at) => Due::At(at.saturating_sub(EARLY.as_millis() as u64)),
+        Due::At(at) => Due::At(at.saturating_sub(EARLY)),
     }
 }

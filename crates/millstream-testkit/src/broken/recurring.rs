@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use millstream_core::Result;
+use millstream_core::Timestamp;
 use millstream_core::recurring::{DueRecurrences, MAX_DUE, Recurrence, Recurring};
 use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId};
 
@@ -47,7 +50,7 @@ impl Recurring for Broken {
         self.inner.recurring()?.remove(place, id).await
     }
 
-    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
+    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<Timestamp>) -> Result<bool> {
         let place = &self.place(place);
         match (self.sabotage, next) {
             (Mutant::PauseForgotten, None) | (Mutant::PausedForGood, Some(_)) => {
@@ -86,7 +89,7 @@ impl Recurring for Broken {
                 due.recurrences.sort_by_key(|it| it.next);
             }
             Mutant::DueReversed => due.recurrences.reverse(),
-            Mutant::DueByAnotherClock => due.now += 30_000,
+            Mutant::DueByAnotherClock => due.now = due.now.saturating_add(Duration::from_secs(30)),
             _ => {}
         }
         Ok(due)
@@ -96,9 +99,9 @@ impl Recurring for Broken {
         &self,
         place: &Place,
         id: &ScheduleId,
-        fires: &[u64],
-        expected: u64,
-        next: Option<u64>,
+        fires: &[Timestamp],
+        expected: Timestamp,
+        next: Option<Timestamp>,
     ) -> Result<bool> {
         let place = &self.place(place);
         let inner = self.inner.recurring()?;
@@ -109,7 +112,7 @@ impl Recurring for Broken {
             }
             Mutant::FireForgotten => fires = &[],
             Mutant::FireReplaces => {
-                let ids = fires.iter().map(|at| ScheduleId::new(format!("{id}@{at}")));
+                let ids = fires.iter().map(|at| ScheduleId::new(format!("{id}@{}", at.as_millis())));
                 self.inner.schedule().cancel(place, &ids.collect::<Result<Vec<_>>>()?).await?;
             }
             Mutant::FireIgnoresPause if self.recurrence(place, id).await?.is_some_and(|it| it.paused) => {

@@ -10,7 +10,7 @@ use millstream_core::schedule::{
     Scheduling, Seen, Shard, Waiting,
 };
 use millstream_core::wire::Fields;
-use millstream_core::{Capability, Error, ErrorKind, Lease, Result, TopicPartition};
+use millstream_core::{Capability, Error, ErrorKind, Lease, Result, Timestamp, TopicPartition};
 use tokio::time::{Instant, sleep};
 
 use super::log::earlier;
@@ -107,7 +107,7 @@ impl Schedule for Broken {
     async fn scheduled(
         &self,
         place: &Place,
-        after: Option<(u64, ScheduleId)>,
+        after: Option<(Timestamp, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         self.supports(Capability::ListScheduled)?;
@@ -141,9 +141,9 @@ impl Schedule for Broken {
         Ok(page)
     }
 
-    async fn now(&self) -> Result<u64> {
+    async fn now(&self) -> Result<Timestamp> {
         let ahead = if self.is(Mutant::DueByAnotherClock) { 30_000 } else { 0 };
-        Ok(self.inner.schedule().now().await? + ahead)
+        Ok(self.inner.schedule().now().await?.saturating_add(Duration::from_millis(ahead)))
     }
 
     async fn waiting(&self, place: &Place) -> Result<Waiting> {
@@ -274,7 +274,7 @@ impl Broken {
                 it.due = Due::In(HOUR);
             }
             (Mutant::FarIsNow, Due::In(delay), _) if delay >= Due::FAR => it.due = Due::NOW,
-            (Mutant::FarIsNow, Due::At(u64::MAX), _) => it.due = Due::NOW,
+            (Mutant::FarIsNow, Due::At(at), _) if at.as_millis() == u64::MAX => it.due = Due::NOW,
             (Mutant::AppendMangles, ..) => {
                 it.fields = BTreeMap::from_iter(it.fields).into_iter().collect();
             }
@@ -331,7 +331,7 @@ impl Broken {
                 let place = tp.clone().into();
                 let head = self.inner.schedule().scheduled(&place, None, 1).await?.pop();
                 let now = self.inner.recurring()?.due(&place).await?.now;
-                promoted.next = head.map(|it| Duration::from_millis(it.due.saturating_sub(now)));
+                promoted.next = head.map(|it| it.due.saturating_duration_since(now));
                 promoted.recurring = false;
             }
             Mutant::DelayedTwice if promoted.moved > 0 => {

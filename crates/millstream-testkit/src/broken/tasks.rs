@@ -9,7 +9,7 @@ use millstream_core::schedule::{Due, Place, ScheduleId, Shard};
 use millstream_core::tasks::{
     ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueSpec, TaskCounts, Tasks, Verdict,
 };
-use millstream_core::{Continuity, ErrorKind, History, MessageId, QueueName, Reason, Result};
+use millstream_core::{Continuity, ErrorKind, History, MessageId, QueueName, Reason, Result, Timestamp};
 use tokio::time::{Instant, sleep};
 
 use super::log::earlier;
@@ -28,7 +28,7 @@ pub(super) struct Memo {
     /// The most crashes of each task.
     crashes: HashMap<(Shard, ScheduleId), u32>,
     /// The first worker without a task in each shard, and the time when it was to come back.
-    watcher: HashMap<Shard, (String, u64)>,
+    watcher: HashMap<Shard, (String, Timestamp)>,
 }
 
 #[async_trait]
@@ -306,7 +306,7 @@ impl Broken {
     /// Spoils the time when a worker is to come back.
     async fn spoil_next(&self, shard: &Shard, ask: &ClaimRequest, claimed: &mut Claimed) -> Result<()> {
         let place = Place::from(shard.clone());
-        let until = |at: u64| Duration::from_millis(at.saturating_sub(claimed.now)).min(ask.patience);
+        let until = |at: Timestamp| at.saturating_duration_since(claimed.now).min(ask.patience);
         match self.sabotage {
             Mutant::RecurringUntold => claimed.recurring = false,
             Mutant::NextForgetsRecurring => {
@@ -323,7 +323,7 @@ impl Broken {
             }
             Mutant::NextAlwaysNow => claimed.next = Duration::ZERO,
             Mutant::HeadRemembered | Mutant::WatcherNeverReplaced if claimed.tasks.is_empty() => {
-                let at = claimed.now + claimed.next.as_millis() as u64;
+                let at = claimed.now.saturating_add(claimed.next);
                 let first = (ask.worker.clone(), at);
                 let first = self.memo().tasks.watcher.entry(shard.clone()).or_insert(first).clone();
                 if self.is(Mutant::HeadRemembered) {

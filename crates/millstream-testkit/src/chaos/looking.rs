@@ -6,7 +6,7 @@ use millstream_core::inspect::{
     Inspect, Ownership, Page, Parked, Pending, Range, Reading, Server, Stored, Stream, Usage,
 };
 use millstream_core::log::Source;
-use millstream_core::{GroupName, MessageId, Result, TopicPartition, TopicSpec};
+use millstream_core::{GroupName, MessageId, Result, Timestamp, TopicPartition, TopicSpec};
 
 use super::Client;
 use super::faults::Role;
@@ -40,7 +40,7 @@ impl Inspect for Client {
         &self,
         topic_partition: &TopicPartition,
         group: &GroupName,
-        after: Option<(u64, MessageId)>,
+        after: Option<(Timestamp, MessageId)>,
         limit: usize,
     ) -> Result<Page<Parked>> {
         call!(self, Inspect, inspect?.parked(topic_partition, group; after, limit))

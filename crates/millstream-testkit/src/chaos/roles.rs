@@ -14,8 +14,8 @@ use millstream_core::schedule::{
     Due, Place, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
 use millstream_core::{
-    DeadLetter, Error, GroupName, Lease, MessageId, Resource, Result, Retention, TopicChange, TopicName,
-    TopicPartition, TopicSpec,
+    DeadLetter, Error, GroupName, Lease, MessageId, Resource, Result, Retention, Timestamp, TopicChange,
+    TopicName, TopicPartition, TopicSpec,
 };
 
 use super::Client;
@@ -114,13 +114,13 @@ impl Schedule for Client {
     async fn scheduled(
         &self,
         place: &Place,
-        after: Option<(u64, ScheduleId)>,
+        after: Option<(Timestamp, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         call!(self, Schedule, schedule.scheduled(place; after, limit))
     }
 
-    async fn now(&self) -> Result<u64> {
+    async fn now(&self) -> Result<Timestamp> {
         call!(self, Schedule, schedule.now(;))
     }
 

@@ -9,7 +9,7 @@ use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId, Shard};
 use millstream_core::tasks::{
     ClaimRequest, Claimed, DeadTask, Extended, QueueSpec, TaskCounts, Tasks, Verdict,
 };
-use millstream_core::{MessageId, QueueName, Result};
+use millstream_core::{MessageId, QueueName, Result, Timestamp};
 
 use super::Client;
 use super::faults::Role;
@@ -85,7 +85,7 @@ impl Recurring for Client {
         call!(self, Recurring, recurring?.remove(place, id;))
     }
 
-    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
+    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<Timestamp>) -> Result<bool> {
         call!(self, Recurring, recurring?.pause(place, id; next))
     }
 
@@ -110,9 +110,9 @@ impl Recurring for Client {
         &self,
         place: &Place,
         id: &ScheduleId,
-        fires: &[u64],
-        expected: u64,
-        next: Option<u64>,
+        fires: &[Timestamp],
+        expected: Timestamp,
+        next: Option<Timestamp>,
     ) -> Result<bool> {
         call!(self, Recurring, recurring?.fire(place, id, fires; expected, next))
     }

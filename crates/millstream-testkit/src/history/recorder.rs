@@ -16,8 +16,8 @@ use millstream_core::schedule::{
     Due, Place as Waits, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
 use millstream_core::{
-    Backend, GroupName, Lease, Limits, MemberId, MessageId, Resource, Result, Retention, TopicName,
-    TopicPartition, wire,
+    Backend, GroupName, Lease, Limits, MemberId, MessageId, Resource, Result, Retention, Timestamp,
+    TopicName, TopicPartition, wire,
 };
 
 use super::story::Share;
@@ -254,13 +254,13 @@ impl Schedule for Recorder {
     async fn scheduled(
         &self,
         place: &Waits,
-        after: Option<(u64, ScheduleId)>,
+        after: Option<(Timestamp, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         self.0.inner.schedule().scheduled(place, after, limit).await
     }
 
-    async fn now(&self) -> Result<u64> {
+    async fn now(&self) -> Result<Timestamp> {
         self.0.inner.schedule().now().await
     }
 

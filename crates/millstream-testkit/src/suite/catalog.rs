@@ -11,13 +11,16 @@ use std::time::Duration;
 
 use millstream_core::catalog::{PartitionStats, Start};
 use millstream_core::{
-    ErrorKind, GroupName, MessageId, Partition, Reason, Retention, TopicName, TopicPartition, TopicSpec,
+    ErrorKind, GroupName, MessageId, Partition, Reason, Retention, Timestamp, TopicName, TopicPartition,
+    TopicSpec,
 };
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{Harness, LONG, QUIET};
 use crate::owner::{dead, ids, retry};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 suite!("catalog":
     the_first_to_create_a_topic_wins,
@@ -129,14 +132,14 @@ async fn a_group_can_start_at_a_time(h: Harness) -> Verdict {
     let tp = TopicPartition::new(topic.name.clone(), 0);
     let elsewhere = h.partition().await?;
     let early = h.append_n(&tp, 3).await?;
-    h.clock_passes(&elsewhere, early[2].ms).await?;
+    h.clock_passes(&elsewhere, early[2].timestamp()).await?;
     let late = h.append_n(&tp, 3).await?;
     let all = [early.clone(), late.clone()].concat();
     for (name, ms, expected) in
         [("past", 0, &all), ("exact", late[0].ms, &late), ("between", early[2].ms + 1, &late)]
     {
         let group = GroupName::new(name)?;
-        h.backend.catalog().create_group(&topic, &group, Start::At(ms)).await?;
+        h.backend.catalog().create_group(&topic, &group, Start::At(AT(ms))).await?;
         let mut owner = h.own(&tp, &group, LONG).await?;
         equal!(ids(&owner.take(expected.len()).await?), expected[..], "what a group reads from {ms}");
         owner.nothing("everything was read").await?;
@@ -146,8 +149,8 @@ async fn a_group_can_start_at_a_time(h: Harness) -> Verdict {
 
 async fn a_group_that_starts_beyond_the_end_reads_what_comes(h: Harness) -> Verdict {
     let far: [fn(&[MessageId]) -> Start; 4] = [
-        |_| Start::At(u64::MAX),
-        |ids| Start::At(ids[2].ms + 3_600_000),
+        |_| Start::At(AT(u64::MAX)),
+        |ids| Start::At(AT(ids[2].ms + 3_600_000)),
         |_| Start::After(MessageId::MAX),
         |ids| Start::After(ids[2].next()),
     ];
@@ -156,7 +159,7 @@ async fn a_group_that_starts_beyond_the_end_reads_what_comes(h: Harness) -> Verd
     }
     let (topic, group) = (h.topic(1).await?, GroupName::new("group")?);
     let tp = TopicPartition::new(topic.name.clone(), 0);
-    h.backend.catalog().create_group(&topic, &group, Start::At(u64::MAX)).await?;
+    h.backend.catalog().create_group(&topic, &group, Start::At(AT(u64::MAX))).await?;
     let appended = h.append_n(&tp, 2).await?;
     let mut owner = h.own(&tp, &group, LONG).await?;
     equal!(ids(&owner.take(2).await?), appended, "entries of a log that was empty");

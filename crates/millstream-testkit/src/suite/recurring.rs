@@ -3,6 +3,7 @@
 mod firing;
 mod keeping;
 
+use millstream_core::Timestamp;
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{OnConflict, Place, Placed};
 
@@ -16,7 +17,7 @@ pub(super) fn cases() -> Vec<Case> {
 }
 
 /// Returns a recurrence whose body contains its id.
-fn recurrence(name: &str, next: Option<u64>) -> Result<Recurrence, Violation> {
+fn recurrence(name: &str, next: Option<Timestamp>) -> Result<Recurrence, Violation> {
     let rule = format!("rule of {name}");
     Ok(Recurrence { id: id(name)?, rule, fields: body(name), next, paused: false })
 }
@@ -25,7 +26,7 @@ fn recurrence(name: &str, next: Option<u64>) -> Result<Recurrence, Violation> {
 async fn put_all<'a>(
     h: &Harness,
     place: &Place,
-    recurrences: impl IntoIterator<Item = (&'a str, u64)>,
+    recurrences: impl IntoIterator<Item = (&'a str, Timestamp)>,
 ) -> Verdict {
     for (name, next) in recurrences {
         let put = h.backend.recurring()?.put(place, &recurrence(name, Some(next))?, OnConflict::Keep).await?;

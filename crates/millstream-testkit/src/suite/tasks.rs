@@ -10,6 +10,7 @@ mod watching;
 use std::time::Duration;
 
 use millstream_core::Reason;
+use millstream_core::Timestamp;
 use millstream_core::history::History;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard};
@@ -52,7 +53,8 @@ impl QueueUnderTest {
 
     /// Schedules new tasks that are due.
     async fn place_due<const N: usize>(&self, tasks: [&str; N]) -> Verdict {
-        self.place((1..).map(Due::At).zip(tasks).map(|(due, id)| (id, due))).await
+        self.place((1..).map(|ms| Due::At(Timestamp::from_millis(ms))).zip(tasks).map(|(due, id)| (id, due)))
+            .await
     }
 
     async fn claim(&self, ask: &ClaimRequest) -> Result<Claimed, Violation> {
@@ -123,7 +125,7 @@ impl QueueUnderTest {
     /// Waits until the current claims have expired.
     async fn runs_out(&self, hold: Duration) -> Verdict {
         let now = self.h.now().await?;
-        self.h.reaches(now + hold.as_millis() as u64 + 1).await
+        self.h.reaches(now.saturating_add(hold + Duration::from_millis(1))).await
     }
 }
 

@@ -103,7 +103,7 @@ pub(super) fn table<'a>(letters: impl IntoIterator<Item = &'a DeadLetter>) -> St
         [
             it.id.to_string(),
             it.topic_partition.partition.to_string(),
-            human::time(it.id.ms),
+            human::time(it.id.timestamp()),
             sanitize::line(it.reason.as_str().as_bytes()),
             it.attempts.to_string(),
             sanitize::cut(&sanitize::line(it.error.as_bytes())),
@@ -132,7 +132,7 @@ pub(super) fn line(letter: &DeadLetter, then: &str) -> String {
         }
     };
     let (died, partition, id) =
-        (human::time(letter.id.ms), letter.topic_partition.partition.0, letter.id.to_string());
+        (human::time(letter.id.timestamp()), letter.topic_partition.partition.0, letter.id.to_string());
     let reason = sanitize::line(letter.reason.as_str().as_bytes());
     let error = sanitize::cut(&sanitize::line(letter.error.as_bytes()));
     let attempts = letter.attempts;
@@ -202,11 +202,11 @@ pub(super) fn story(letter: &DeadLetter) -> String {
         ("topic", letter.topic_partition.topic.to_string()),
         ("partition", letter.topic_partition.partition.to_string()),
         ("group", letter.group.to_string()),
-        ("died", human::time(letter.id.ms)),
+        ("died", human::time(letter.id.timestamp())),
         ("reason", sanitize::line(letter.reason.as_str().as_bytes())),
         ("attempts", letter.attempts.to_string()),
         ("error", sanitize::line(letter.error.as_bytes())),
-        ("origin", format!("{}, sent {}", letter.origin, human::time(letter.origin.ms))),
+        ("origin", format!("{}, sent {}", letter.origin, human::time(letter.origin.timestamp()))),
     ];
     for failed in letter.history.failures() {
         let error = sanitize::line(failed.error.as_bytes());

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use bytes::Bytes;
 use clap::Args;
 use millstream::admin::{DeadLetterFilter, DeadLetterQueue, Filter, Survey};
-use millstream::{MessageId, Partition, Reason};
+use millstream::{MessageId, Partition, Reason, Timestamp};
 
 use crate::commands::group::Of;
 use crate::context::Context;
@@ -55,7 +55,8 @@ pub(super) struct Wanted {
 impl Wanted {
     /// Returns the filter for the library.
     pub(super) async fn filter(&self, cx: &Context) -> Result<DeadLetterFilter> {
-        let now = if self.from.is_some() || self.until.is_some() { cx.now_ms().await? } else { 0 };
+        let now =
+            if self.from.is_some() || self.until.is_some() { cx.now().await? } else { Timestamp::default() };
         let text = |text: &Option<String>| text.clone().map(Bytes::from);
         let header = self.header.as_ref().map(|header| match header.split_once('=') {
             Some((name, value)) => (name.to_owned(), Some(Bytes::from(value.to_owned()))),

@@ -55,7 +55,7 @@ impl Create {
             let missing = stats.iter().filter(|it| it.position.is_none()).map(|it| it.partition.0);
             (new, missing.collect::<Vec<_>>())
         } else {
-            let start = self.from.start(cx.now_ms().await?);
+            let start = self.from.start(cx.now().await?);
             let created = admin.create_group(topic, group, start).await?;
             (created.new, created.partitions.iter().map(|partition| partition.0).collect())
         };

@@ -100,7 +100,7 @@ impl View {
 impl Reset {
     pub(super) async fn run(self, cx: &Context) -> Result<Exit> {
         let Of { topic, group } = &self.of;
-        let start = self.to.start(cx.now_ms().await?);
+        let start = self.to.start(cx.now().await?);
         let admin = cx.admin();
         self.of.known(cx).await?;
         let previews = admin.reset_group_preview(topic, group, start).await?;

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use clap::Args;
 use millstream::Envelope;
+use millstream::Timestamp;
 use millstream::delay::Due;
 
 use crate::context::local_ms;
@@ -48,9 +49,8 @@ pub(crate) fn delay(text: &str) -> Result<Duration, String> {
 /// The fault in the text.
 pub(crate) fn at(text: &str) -> Result<When, String> {
     let when = parse::when(text)?;
-    let now = local_ms().map_err(|error| error.to_string())?;
-    let far = crate::human::ms(Due::FAR);
-    if when.at(now).saturating_sub(now) > far { Err(too_far(text)) } else { Ok(when) }
+    let now = Timestamp::from_millis(local_ms().map_err(|error| error.to_string())?);
+    if when.at(now).saturating_duration_since(now) > Due::FAR { Err(too_far(text)) } else { Ok(when) }
 }
 
 fn too_far(text: &str) -> String {
@@ -143,6 +143,6 @@ mod tests {
     #[test]
     fn what_is_past_is_due_at_once() {
         assert_eq!(due_at(When::Ago(Duration::from_secs(5))), Due::NOW);
-        assert_eq!(due_at(When::At(7)), Due::At(7));
+        assert_eq!(due_at(When::At(Timestamp::from_millis(7))), Due::At(Timestamp::from_millis(7)));
     }
 }

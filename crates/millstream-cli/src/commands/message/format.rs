@@ -141,7 +141,7 @@ fn row(view: &View) -> String {
     let again =
         view.attempt.filter(|attempt| *attempt > 1).map_or_else(String::new, |it| format!("(attempt {it}) "));
     let (time, partition, id) =
-        (human::time(view.id.ms), view.topic_partition.partition.0, view.id.to_string());
+        (human::time(view.id.timestamp()), view.topic_partition.partition.0, view.id.to_string());
     let line = format!("{time:<24}  {partition:>4}  {id:<20}  {key:<12}  {again}{payload}");
     format!("{}\n", line.trim_end())
 }

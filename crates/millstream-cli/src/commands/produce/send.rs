@@ -146,7 +146,7 @@ async fn send(
     let later = piece.iter().filter_map(|it| it.due.map(|due| (it, due))).map(|(it, due)| {
         let record = match due {
             Due::In(delay) => record(it).delay(delay),
-            Due::At(ms) => record(it).at(std::time::UNIX_EPOCH + Duration::from_millis(ms)),
+            Due::At(time) => record(it).at(time),
         };
         let record = it.id.iter().fold(record, DelayedRecord::id);
         if replace { record.replace() } else { record }

@@ -131,7 +131,14 @@ async fn list(cx: &Context, queue: &QueueName, limit: usize) -> Result<Exit> {
                 sanitize::line(it.task.as_str().as_bytes()),
                 sanitize::cut(&sanitize::line(it.error.as_bytes())),
             );
-            [task, human::time(it.id.ms), it.reason.to_string(), it.attempts.to_string(), error, payload]
+            [
+                task,
+                human::time(it.id.timestamp()),
+                it.reason.to_string(),
+                it.attempts.to_string(),
+                error,
+                payload,
+            ]
         };
         output::table(&["task", "died", "reason", ">attempts", "error", "payload"], shown.iter().map(row))
     })?;

@@ -291,7 +291,7 @@ async fn tasks(cx: &Context, name: &QueueName, limit: usize) -> Result<Exit> {
         last = Some(end);
     }
     let tasks = Tasks { queue: name.to_string(), total: waiting.total, overdue: waiting.overdue, tasks };
-    let now = cx.now_ms().await?;
+    let now = cx.now().await?;
     cx.output.show(&tasks, |it| {
         output::table(&["id", "due", ">in", "key", "payload"], it.tasks.iter().map(|task| task.row(now)))
     })?;
@@ -307,7 +307,7 @@ fn waits(task: &WaitingTask<Bytes>) -> Waits {
         Ok(envelope) => Body::Message(envelope),
         Err(why) => Body::Malformed(why.to_string(), Vec::new()),
     };
-    Waits { id: task.id.to_string(), due: recurring::millis(task.due), partition: None, body }
+    Waits { id: task.id.to_string(), due: task.due, partition: None, body }
 }
 
 impl Added {
@@ -344,7 +344,7 @@ impl Add {
         let task = match self.due.due() {
             None => task,
             Some(Due::In(delay)) => task.delay(delay),
-            Some(Due::At(ms)) => task.at(std::time::UNIX_EPOCH + std::time::Duration::from_millis(ms)),
+            Some(Due::At(time)) => task.at(time),
         };
         let task = self.id.into_iter().fold(task, ScheduleTask::id);
         let task = if self.replace { task.replace() } else { task };

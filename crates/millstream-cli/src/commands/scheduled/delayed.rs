@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use millstream::{DelayedMessage, DelayedMessages, Partition, Topic, TopicName};
+use millstream::{DelayedMessage, DelayedMessages, Partition, Timestamp, Topic, TopicName};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -86,7 +86,7 @@ struct List {
 #[derive(Debug)]
 pub(in crate::commands) struct Waits {
     pub(in crate::commands) id: String,
-    pub(in crate::commands) due: u64,
+    pub(in crate::commands) due: Timestamp,
     /// The partition, for messages of a topic.
     pub(in crate::commands) partition: Option<Partition>,
     pub(in crate::commands) body: Body,
@@ -117,10 +117,11 @@ impl Waits {
     }
 
     /// Returns the columns: id, due time, time from now until then, key and payload.
-    pub(in crate::commands) fn row(&self, now: u64) -> Vec<String> {
-        let left = match self.due.checked_sub(now) {
-            Some(left) => human::duration(std::time::Duration::from_millis(left)),
-            None => "due".to_owned(),
+    pub(in crate::commands) fn row(&self, now: Timestamp) -> Vec<String> {
+        let left = if self.due < now {
+            "due".to_owned()
+        } else {
+            human::duration(self.due.saturating_duration_since(now))
         };
         let (key, payload) = match &self.body {
             Body::Message(it) => {
@@ -193,7 +194,7 @@ async fn list(cx: &Context, topic: &TopicName, limit: usize) -> Result<Exit> {
         messages.extend(page.into_iter().map(Waits::of));
     }
     let list = List { topic: topic.to_string(), total: count.total, overdue: count.overdue, messages };
-    let now = cx.now_ms().await?;
+    let now = cx.now().await?;
     cx.output.show(&list, |list| {
         let rows = list.messages.iter().map(|message| {
             let mut row = message.row(now);

@@ -1,6 +1,6 @@
 //! The place of recurring messages: an existing topic or delay queue.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::Result;
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use chrono::{DateTime, SecondsFormat, Utc};
 use chrono_tz::Tz;
 use millstream::delay::{DelayQueue, Recur, RecurringEntry, RecurringMessages};
 use millstream::layers::core::QueueName;
-use millstream::{ErrorKind, Topic, TopicName};
+use millstream::{ErrorKind, Timestamp, Topic, TopicName};
 
 use crate::commands::message::sanitize;
 use crate::context::Context;
@@ -114,24 +114,20 @@ impl Shown {
         Self { text: sanitize::line(text.as_bytes()), zone }
     }
 
-    /// Formats a time in its zone, given in milliseconds since 1970: `2026-01-31T09:00:00+01:00`.
-    pub(in crate::commands) fn time(&self, ms: u64) -> String {
+    /// Formats a time in its zone: `2026-01-31T09:00:00+01:00`.
+    pub(in crate::commands) fn time(&self, time: Timestamp) -> String {
+        let ms = time.as_millis();
         let precision = if ms.is_multiple_of(1_000) { SecondsFormat::Secs } else { SecondsFormat::Millis };
-        let time = i64::try_from(ms).ok().and_then(DateTime::<Utc>::from_timestamp_millis);
-        time.map_or_else(
-            || human::time(ms),
-            |time| time.with_timezone(&self.zone).to_rfc3339_opts(precision, true),
+        let date = i64::try_from(ms).ok().and_then(DateTime::<Utc>::from_timestamp_millis);
+        date.map_or_else(
+            || human::time(time),
+            |date| date.with_timezone(&self.zone).to_rfc3339_opts(precision, true),
         )
     }
 }
 
 fn is_policy(word: &str) -> bool {
     matches!(word, "skip" | "once") || word.starts_with("all:") || word.starts_with("grace:")
-}
-
-/// Converts a time to milliseconds since 1970.
-pub(in crate::commands) fn millis(time: SystemTime) -> u64 {
-    human::ms(time.duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -159,7 +155,10 @@ mod tests {
     #[test]
     fn a_time_is_that_of_the_zone() {
         let zurich = Shown::of("cron Europe/Zurich once 0 9 * * *");
-        assert_eq!(zurich.time(1_700_000_000_000), "2023-11-14T23:13:20+01:00");
-        assert_eq!(Shown::of("every 2000 anchor 0 once").time(1_700_000_000_123), "2023-11-14T22:13:20.123Z");
+        assert_eq!(zurich.time(Timestamp::from_millis(1_700_000_000_000)), "2023-11-14T23:13:20+01:00");
+        assert_eq!(
+            Shown::of("every 2000 anchor 0 once").time(Timestamp::from_millis(1_700_000_000_123)),
+            "2023-11-14T22:13:20.123Z"
+        );
     }
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::{Args, Subcommand};
 use futures_util::future::try_join_all;
 use millstream::layers::core::inspect::Parked;
-use millstream::{GroupName, MessageId, Partition, TopicPartition};
+use millstream::{GroupName, MessageId, Partition, Timestamp, TopicPartition};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
@@ -84,10 +84,11 @@ impl Entry {
         Some(self.parked.attempt).filter(|attempt| *attempt > 0)
     }
 
-    fn row(&self, now: u64) -> [String; 7] {
-        let due = match self.parked.due.checked_sub(now) {
-            Some(left) => human::duration(std::time::Duration::from_millis(left)),
-            None => "due".to_owned(),
+    fn row(&self, now: Timestamp) -> [String; 7] {
+        let due = if self.parked.due < now {
+            "due".to_owned()
+        } else {
+            human::duration(self.parked.due.saturating_duration_since(now))
         };
         let key = match &self.body {
             Body::Message(it) => human::or_none(it.key.as_ref(), |key| sanitize::line(key)),
@@ -124,7 +125,7 @@ async fn list(cx: &Context, of: &Of, limit: usize) -> Result<Exit> {
     retries.truncate(limit);
     let total = stats.iter().map(|it| it.retrying).sum();
     let view = View { topic: of.topic.to_string(), group: of.group.to_string(), total, retries };
-    let now = cx.now_ms().await?;
+    let now = cx.now().await?;
     cx.output.show(&view, |view| {
         let titles = ["id", ">partition", ">attempt", "due", ">in", "key", "error"];
         output::table(&titles, view.retries.iter().map(|it| it.row(now)))
@@ -141,7 +142,7 @@ async fn list(cx: &Context, of: &Of, limit: usize) -> Result<Exit> {
 /// Returns the first messages of a partition by due time.
 async fn first(cx: &Context, of: &TopicPartition, group: &GroupName, limit: usize) -> Result<Vec<Entry>> {
     let mut found = Vec::new();
-    let mut after: Option<(u64, MessageId)> = None;
+    let mut after: Option<(Timestamp, MessageId)> = None;
     while found.len() < limit {
         let page = cx.mq.backend().inspect()?.parked(of, group, after, PAGE.min(limit - found.len())).await?;
         let Some(last) = page.items.last() else { break };

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
+use millstream::Timestamp;
 use millstream::delay::{Missed, Placed, Recur, RecurringEntry, Rule};
 use serde::Serialize;
 
 use crate::commands::DryRun;
 use crate::commands::message::content::ContentArgs;
 use crate::commands::message::sanitize;
-use crate::commands::scheduled::recurring::{Home, Shown, millis};
+use crate::commands::scheduled::recurring::{Home, Shown};
 use crate::commands::shared::ids::{self, Words};
 use crate::context::Context;
 use crate::exit::{Exit, Usage};
@@ -74,6 +75,9 @@ enum What {
         count: u16,
     },
 }
+
+/// The latest time: later than every occurrence of a rule.
+const FOREVER: Timestamp = Timestamp::from_millis(u64::MAX);
 
 /// The topic or the delay queue
 #[derive(Args, Clone, Debug)]
@@ -150,7 +154,7 @@ struct Entry {
     /// The rule as it is stored.
     rule: String,
     paused: bool,
-    next_ms: Option<u64>,
+    next_ms: Option<Timestamp>,
 }
 
 /// The next times of a recurring message.
@@ -159,7 +163,7 @@ struct Times {
     id: String,
     paused: bool,
     /// Empty if it is paused, or has no further occurrence.
-    times_ms: Vec<u64>,
+    times_ms: Vec<Timestamp>,
 }
 
 /// A recurring message that was added.
@@ -171,7 +175,7 @@ struct Added {
     rule: String,
     /// Whether it is paused. A change does not end a pause.
     paused: bool,
-    times_ms: Vec<u64>,
+    times_ms: Vec<Timestamp>,
     dry_run: bool,
 }
 
@@ -222,8 +226,8 @@ impl Named {
 }
 
 impl When {
-    /// Returns the rule. `now`, in milliseconds, is the time from which an interval is counted.
-    fn rule(&self, now: u64) -> Result<Rule> {
+    /// Returns the rule. `now` is the time from which an interval is counted.
+    fn rule(&self, now: Timestamp) -> Result<Rule> {
         let rule = match (&self.cron, self.every) {
             (Some(pattern), _) => Rule::cron(pattern, &self.zone)?,
             (None, Some(period)) => Rule::every(period, now)?,
@@ -246,7 +250,7 @@ impl Add {
     async fn run(self, cx: &Context) -> Result<Exit> {
         let envelope = self.content.envelope()?;
         let home = self.of.open(cx).await?;
-        let now = cx.now_ms().await?;
+        let now = cx.now().await?;
         let rule = self.when.rule(now)?;
         let outcome = if self.dry.dry_run {
             None
@@ -265,16 +269,17 @@ impl Add {
             None => None,
             Some(_) => home.list().await?.into_iter().find(|entry| entry.id.as_str() == self.id),
         };
+        let after = now.saturating_add(Duration::from_millis(1));
         let (rule, from) = match &stored {
-            None => (rule, now + 1),
-            Some(entry) => (entry.rule.parse()?, entry.next.map_or(now + 1, millis)),
+            None => (rule, after),
+            Some(entry) => (entry.rule.parse()?, entry.next.unwrap_or(after)),
         };
         let added = Added {
             id: self.id,
             outcome,
             rule: rule.to_string(),
             paused: stored.is_some_and(|entry| entry.paused),
-            times_ms: rule.between(from, u64::MAX).take(5).collect(),
+            times_ms: rule.between(from, FOREVER).take(5).collect(),
             dry_run: self.dry.dry_run,
         };
         let shown = Shown::of(&added.rule);
@@ -304,7 +309,7 @@ async fn list(cx: &Context, of: &Of) -> Result<Exit> {
             id: entry.id.to_string(),
             place: entry.place.to_string(),
             paused: entry.paused,
-            next_ms: entry.next.map(millis),
+            next_ms: entry.next,
             rule: entry.rule,
         })
         .collect();
@@ -331,8 +336,8 @@ async fn next(cx: &Context, of: &Of, ids: &[String], count: usize) -> Result<Exi
     let (mut all, mut shown) = (Vec::new(), Vec::new());
     for entry in entries.iter().filter(wanted) {
         let rule: Rule = entry.rule.parse()?;
-        let from = entry.next.map(millis);
-        let times_ms = from.map_or_else(Vec::new, |from| rule.between(from, u64::MAX).take(count).collect());
+        let from = entry.next;
+        let times_ms = from.map_or_else(Vec::new, |from| rule.between(from, FOREVER).take(count).collect());
         shown.push(Shown::of(&entry.rule));
         all.push(Times { id: entry.id.to_string(), paused: entry.paused, times_ms });
     }
@@ -341,7 +346,7 @@ async fn next(cx: &Context, of: &Of, ids: &[String], count: usize) -> Result<Exi
             let id = sanitize::line(it.id.as_bytes());
             let none = if it.paused { "paused" } else { "over" };
             let times: Vec<_> = match &it.times_ms[..] {
-                [] => vec![(u64::MAX, none.to_owned())],
+                [] => vec![(FOREVER, none.to_owned())],
                 times => times.iter().map(|time| (*time, shown.time(*time))).collect(),
             };
             times.into_iter().map(move |(at, time)| (at, [time, id.clone()]))

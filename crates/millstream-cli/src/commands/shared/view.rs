@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream::admin::{GroupStats, Totals};
 use millstream::layers::core::History;
-use millstream::{PartitionStats, Retention, TopicSpec};
+use millstream::{PartitionStats, Retention, Timestamp, TopicSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -74,8 +74,8 @@ pub(in crate::commands) fn backlog(partitions: &[PartitionStats]) -> u64 {
 #[derive(Debug, Serialize)]
 pub(in crate::commands) struct GroupView {
     pub(in crate::commands) group: String,
-    /// The time since which it is paused, in milliseconds since 1970.
-    pub(in crate::commands) paused_at_ms: Option<u64>,
+    /// The time since which it is paused.
+    pub(in crate::commands) paused_at_ms: Option<Timestamp>,
     pub(in crate::commands) members: usize,
     pub(in crate::commands) owned_partitions: usize,
     /// The number of messages that certainly have to be handled, now or later: lag, pending, retrying, and delayed

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use millstream::Timestamp;
+
 use crate::human;
 
 /// Replaces control characters in external text (names, errors, bytes) by one visible character each, as well as
@@ -89,9 +91,9 @@ pub(crate) fn ranges(numbers: &[u32]) -> String {
     parts.into_iter().map(part).collect::<Vec<_>>().join(",")
 }
 
-/// Formats a time of the server's clock, in milliseconds since 1970: `01-31 12:00:00`, in UTC.
-pub(crate) fn moment(ms: u64) -> String {
-    human::time(ms).get(5..19).map_or_else(|| human::time(ms), |short| short.replace('T', " "))
+/// Formats a time of the server's clock: `01-31 12:00:00`, in UTC.
+pub(crate) fn moment(time: Timestamp) -> String {
+    human::time(time).get(5..19).map_or_else(|| human::time(time), |short| short.replace('T', " "))
 }
 
 /// Shortens a text to at most this many characters and marks the cut.
@@ -158,6 +160,6 @@ mod tests {
             (fit("abc", 3), fit("abcd", 3), fit("abcd", 0)),
             ("abc".into(), "ab…".into(), String::new())
         );
-        assert_eq!(moment(1_700_000_000_123), "11-14 22:13:20");
+        assert_eq!(moment(Timestamp::from_millis(1_700_000_000_123)), "11-14 22:13:20");
     }
 }

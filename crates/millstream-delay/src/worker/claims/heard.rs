@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::Continuity;
+use millstream_core::{Continuity, Timestamp};
 use millstream_loops::Answers;
 use tokio::time::Instant;
 
@@ -21,7 +21,7 @@ impl Heard {
     }
 
     /// Records an answer of a shard's server.
-    pub(in crate::worker) fn answered(&self, shard: u32, asked: Instant, server: &str, now: u64) {
+    pub(in crate::worker) fn answered(&self, shard: u32, asked: Instant, server: &str, now: Timestamp) {
         if let Some(answers) = self.0.get(shard as usize) {
             answers.record_answer(asked, server, now);
         }

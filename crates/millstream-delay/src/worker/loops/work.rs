@@ -7,7 +7,7 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::panics::discard;
 use millstream_core::tasks::ClaimedTask;
-use millstream_core::{Shard, wire};
+use millstream_core::{Shard, Timestamp, wire};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
@@ -25,8 +25,8 @@ use millstream_loops::{LoopMonitor, Scope};
 pub(in crate::worker) struct Job {
     pub(in crate::worker) task: ClaimedTask,
     pub(in crate::worker) shard: Shard,
-    /// Server time of the claim, in milliseconds.
-    pub(in crate::worker) now: u64,
+    /// Server time of the claim.
+    pub(in crate::worker) now: Timestamp,
     pub(in crate::worker) holding: Holding,
     pub(in crate::worker) permit: OwnedSemaphorePermit,
     pub(in crate::worker) settlements: UnboundedSender<Settling>,
@@ -143,7 +143,7 @@ impl Job {
     }
 
     fn late(&self) -> Duration {
-        Duration::from_millis(self.now.saturating_sub(self.task.due))
+        self.now.saturating_duration_since(self.task.due)
     }
 
     fn end(self, context: &Context, said: Said, elapsed: Duration) {
@@ -152,7 +152,7 @@ impl Job {
         let attempt = Attempt {
             number: task.attempt,
             history: &task.history,
-            now: now.saturating_add(u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)),
+            now: now.saturating_add(elapsed),
             entropy: fastrand::u64(..),
         };
         let (verdict, handled) = decide(&said, &attempt, &context.policies());

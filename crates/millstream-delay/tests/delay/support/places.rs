@@ -9,7 +9,7 @@ use millstream_core::recurring::{DueRecurrences, Recurrence, Recurring};
 use millstream_core::schedule::{
     Due, OnConflict, Placed, Promoted, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
-use millstream_core::{Backend, Error, ErrorKind, Lease, Place, Result, TopicPartition};
+use millstream_core::{Backend, Error, ErrorKind, Lease, Place, Result, Timestamp, TopicPartition};
 
 #[derive(Default)]
 pub struct Places {
@@ -57,7 +57,7 @@ impl Recurring for Fires {
         self.recurring.remove(place, id).await
     }
 
-    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<u64>) -> Result<bool> {
+    async fn pause(&self, place: &Place, id: &ScheduleId, next: Option<Timestamp>) -> Result<bool> {
         self.recurring.pause(place, id, next).await
     }
 
@@ -82,9 +82,9 @@ impl Recurring for Fires {
         &self,
         place: &Place,
         id: &ScheduleId,
-        fires: &[u64],
-        expected: u64,
-        next: Option<u64>,
+        fires: &[Timestamp],
+        expected: Timestamp,
+        next: Option<Timestamp>,
     ) -> Result<bool> {
         self.places.fires.fetch_add(1, Ordering::Relaxed);
         if self.places.full.load(Ordering::Relaxed) {
@@ -131,13 +131,13 @@ impl Schedule for Waits {
     async fn scheduled(
         &self,
         place: &Place,
-        after: Option<(u64, ScheduleId)>,
+        after: Option<(Timestamp, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         self.schedule.scheduled(place, after, limit).await
     }
 
-    async fn now(&self) -> Result<u64> {
+    async fn now(&self) -> Result<Timestamp> {
         self.schedule.now().await
     }
 

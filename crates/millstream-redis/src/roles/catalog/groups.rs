@@ -1,5 +1,6 @@
 //! Groups as a whole: registered, restored, paused, and remembered as deleted.
 
+use millstream_core::Timestamp;
 use millstream_core::catalog::{GroupState, REMEMBERED};
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
@@ -173,8 +174,9 @@ impl RedisBackend {
         state.deleting = deleting != Value::Nil;
         if paused != Value::Nil {
             let since = reply::text(paused)?;
-            state.paused =
-                Some(since.parse().map_err(|_| unexpected(format_args!("{key} is paused since {since:?}")))?);
+            let ms =
+                since.parse().map_err(|_| unexpected(format_args!("{key} is paused since {since:?}")))?;
+            state.paused = Some(Timestamp::from_millis(ms));
         }
         Ok(state)
     }

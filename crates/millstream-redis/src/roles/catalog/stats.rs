@@ -1,7 +1,5 @@
 //! Statistics of every partition for a group.
 
-use std::time::Duration;
-
 use millstream_core::catalog::PartitionStats;
 use millstream_core::error::Result;
 use millstream_core::name::GroupName;
@@ -81,8 +79,7 @@ fn partition_stats(
     if let Some(group) = look.group(group.as_str()) {
         stats.position = Some(group.position);
         stats.pending = group.pending + retry_log.pending;
-        let age = |id: millstream_core::MessageId| look.now_ms.saturating_sub(id.ms);
-        stats.oldest = group.oldest().map(|id| Duration::from_millis(age(id)));
+        stats.oldest = group.oldest().map(|id| look.now.saturating_duration_since(id.timestamp()));
     } else if look.exists {
         // The position at which the group will be created again is unknown.
         stats.lag = None;

@@ -61,7 +61,7 @@ impl ServerClock {
     async fn run_once(&self, context: &Subscription) -> Result<()> {
         let now = context.backend.schedule().now().await?;
         // Counted from the arrival of the reply, so the estimate is never ahead and no message is retried early.
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, Instant::now()));
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some((now.as_millis(), Instant::now()));
         Ok(())
     }
 }

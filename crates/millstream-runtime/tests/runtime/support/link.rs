@@ -18,7 +18,7 @@ use millstream_core::schedule::{
 use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
 use millstream_core::{
     Backend, Error, ErrorKind, GroupName, Lease, Leases, Log, MemberId, MessageId, Partition, Reader,
-    Resource, Result, Retention, Settlement, Start, TopicName, TopicPartition,
+    Resource, Result, Retention, Settlement, Start, Timestamp, TopicName, TopicPartition,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -293,13 +293,13 @@ impl Schedule for Linked<dyn Schedule> {
     async fn scheduled(
         &self,
         place: &Place,
-        after: Option<(u64, ScheduleId)>,
+        after: Option<(Timestamp, ScheduleId)>,
         limit: usize,
     ) -> Result<Vec<Scheduled>> {
         self.link.pass("scheduled", self.role.scheduled(place, after, limit)).await
     }
 
-    async fn now(&self) -> Result<u64> {
+    async fn now(&self) -> Result<Timestamp> {
         self.role.now().await
     }
 

@@ -2,7 +2,9 @@
 
 use millstream_core::catalog::Start;
 use millstream_core::topic::MAX_PARTITIONS;
-use millstream_core::{ErrorKind, GroupName, MessageId, Retention, TopicName, TopicPartition, TopicSpec};
+use millstream_core::{
+    ErrorKind, GroupName, MessageId, Retention, Timestamp, TopicName, TopicPartition, TopicSpec,
+};
 
 use super::suite;
 use crate::case::{Verdict, ensure, equal, refused};
@@ -102,7 +104,7 @@ async fn entries_are_counted_between_two_places(h: Harness) -> Verdict {
     equal!(catalog.count(&tp, Start::Earliest, None, 100).await?, 0, "entries of an empty log");
     let elsewhere = h.partition().await?;
     let mut appended = h.append_n(&tp, 3).await?;
-    h.clock_passes(&elsewhere, appended[2].ms).await?;
+    h.clock_passes(&elsewhere, appended[2].timestamp()).await?;
     appended.extend(h.append_n(&tp, 3).await?);
     let cases = [
         (Start::Earliest, None, 6),
@@ -113,9 +115,9 @@ async fn entries_are_counted_between_two_places(h: Harness) -> Verdict {
         (Start::After(appended[4]), Some(appended[1]), 0),
         (Start::After(appended[4]), Some(appended[4]), 0),
         (Start::After(appended[5]), None, 0),
-        (Start::At(appended[3].ms), None, 3),
-        (Start::At(appended[3].ms), Some(appended[3]), 1),
-        (Start::At(0), Some(MessageId::MAX), 6),
+        (Start::At(appended[3].timestamp()), None, 3),
+        (Start::At(appended[3].timestamp()), Some(appended[3]), 1),
+        (Start::At(Timestamp::from_millis(0)), Some(MessageId::MAX), 6),
         (Start::After(MessageId::MAX), None, 0),
     ];
     for (start, end, expected) in cases {

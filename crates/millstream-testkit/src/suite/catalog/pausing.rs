@@ -2,7 +2,7 @@
 
 use millstream_core::catalog::Start;
 use millstream_core::members::Member;
-use millstream_core::{ErrorKind, GroupName, MemberId, TopicName, TopicSpec};
+use millstream_core::{ErrorKind, GroupName, MemberId, Timestamp, TopicName, TopicSpec};
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal, refused};
@@ -42,7 +42,10 @@ async fn a_paused_group_tells_all_its_members(h: Harness) -> Verdict {
         ensure!(hears(&h, &topic, &group, id).await?, "{id} does not hear of the pause");
     }
     let state = catalog.group_state(&topic.name, &group).await?;
-    ensure!(state.paused.is_some_and(|since| since > 0), "nobody knows since when it is paused: {state:?}");
+    ensure!(
+        state.paused.is_some_and(|since| since > Timestamp::default()),
+        "nobody knows since when it is paused: {state:?}"
+    );
     ensure!(!state.deleting, "a paused group is said to be deleted");
     ensure!(!hears(&h, &topic, &other, "ann").await?, "another group is paused as well");
     Ok(())

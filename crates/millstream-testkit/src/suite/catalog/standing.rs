@@ -90,7 +90,7 @@ async fn the_age_is_that_of_the_oldest_entry_to_be_settled(h: Harness) -> Verdic
     let mut owner = starts(&h, &topic, "group", Start::Earliest).await?;
     equal!(stats(&h, &topic, "group").await?.oldest, None, "the age in an empty log");
     let first = h.append_n(&tp, 2).await?;
-    h.clock_passes(&tp, first[0].ms + 40).await?;
+    h.clock_passes(&tp, first[0].timestamp().saturating_add(Duration::from_millis(40))).await?;
     let age =
         async || -> Result<Option<Duration>, Violation> { Ok(stats(&h, &topic, "group").await?.oldest) };
     let old = Some(Duration::from_millis(40));

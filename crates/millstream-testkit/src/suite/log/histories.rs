@@ -7,7 +7,7 @@ use millstream_core::history::MAX_FAILURES;
 use millstream_core::inspect::Range;
 use millstream_core::log::{Entry, Note};
 use millstream_core::wire::{self, Decoded};
-use millstream_core::{Due, History, MessageId, Reason, Settlement};
+use millstream_core::{Due, History, MessageId, Reason, Settlement, Timestamp};
 use tokio::time::Instant;
 
 use super::suite;
@@ -74,7 +74,10 @@ async fn failures_are_kept_to_the_dead_letter_and_a_replay_begins_anew(h: Harnes
     let now = h.now().await?;
     let times: Vec<_> = history.failures().iter().map(|failed| failed.at).collect();
     ensure!(times.is_sorted(), "times do not ascend: {times:?}");
-    ensure!(times[0] >= origin.ms && times.iter().all(|at| *at <= now), "{times:?} from {origin} to {now}");
+    ensure!(
+        times[0] >= origin.timestamp() && times.iter().all(|at| *at <= now),
+        "{times:?} from {origin} to {now}"
+    );
 
     let (error, reason) = ("gave up".to_owned(), Reason::Exhausted);
     let dies = Settlement::DeadLetter { reason, attempts: 13, origin, error, history: history.clone() };
@@ -120,16 +123,16 @@ async fn a_retry_at_a_time_comes_then(h: Harness) -> Verdict {
     let mut owner = h.owner(&tp, "group").await?;
     let ids = h.append_n(&tp, 2).await?;
     let entries = owner.take(2).await?;
-    let at = h.now().await? + 150;
+    let at = h.now().await?.saturating_add(Duration::from_millis(150));
     let due = |n: usize, due| (entries[n].receipt, failed(1, ids[n], &History::default(), due));
-    let batch = [due(0, Due::At(at)), due(1, Due::At(1))];
+    let batch = [due(0, Due::At(at)), due(1, Due::At(Timestamp::from_millis(1)))];
     equal!(h.backend.log().settle(&owner.lease, &batch).await?.applied, 2, "two retries");
     owner.promote(2).await?;
     let entries = owner.take_retries(2).await?;
     let origins: Vec<_> = entries.iter().map(|entry| decoded(entry).origin).collect();
     equal!(origins, [ids[1], ids[0]], "what comes: first what was due in the past");
     let came = entries[1].receipt.id;
-    ensure!(came.ms >= at, "it came at {came}, before {at}");
+    ensure!(came.ms >= at.as_millis(), "it came at {came}, before {at}");
     Ok(())
 }
 
@@ -145,7 +148,12 @@ async fn a_note_keeps_the_failures_and_waits_until_a_time(h: Harness) -> Verdict
     };
     let (minute, start) = (Duration::from_secs(60), Instant::now());
     let error = " attempt 1 \n failed".to_owned();
-    let note = Note { attempt: 2, due: Due::At(h.now().await? + 60_000), error, ..Note::default() };
+    let note = Note {
+        attempt: 2,
+        due: Due::At(h.now().await?.saturating_add(Duration::from_millis(60_000))),
+        error,
+        ..Note::default()
+    };
     owner.settle_all(&entries, &Settlement::Hold(note.clone())).await?;
     let first = read(&mut owner).await?;
     let slack = Duration::from_millis(5) + start.elapsed();

@@ -87,7 +87,7 @@ async fn what_is_consumed_is_kept_for_a_time(h: Harness) -> Verdict {
     );
     // A second partition provides the time, so that no entries are added to this one.
     let elsewhere = h.partition().await?;
-    h.clock_passes(&elsewhere, appended[2].ms + 30).await?;
+    h.clock_passes(&elsewhere, appended[2].timestamp().saturating_add(Duration::from_millis(30))).await?;
     let trimmed = h.trim_by(&owner.lease, Retention::ConsumedAfter(Duration::from_millis(20))).await?;
     equal!(trimmed, Trimmed::new(3), "what is old and consumed");
     Ok(())
@@ -100,7 +100,7 @@ async fn what_is_not_consumed_is_kept_however_old(h: Harness) -> Verdict {
     let entries = owner.take(3).await?;
     owner.ack(&entries[..2]).await?;
     let elsewhere = h.partition().await?;
-    h.clock_passes(&elsewhere, appended[4].ms + 30).await?;
+    h.clock_passes(&elsewhere, appended[4].timestamp().saturating_add(Duration::from_millis(30))).await?;
     let trimmed = h.trim_by(&owner.lease, Retention::ConsumedAfter(Duration::from_millis(20))).await?;
     equal!(trimmed, Trimmed::new(2), "what is dropped before one that is pending");
     equal!(ids(&owner.take(2).await?), appended[3..], "what was unread");
@@ -123,7 +123,7 @@ async fn what_is_old_is_dropped_and_counted(h: Harness) -> Verdict {
         Trimmed::default(),
         "what is dropped of what is young"
     );
-    h.clock_passes(&elsewhere, old[5].ms + 30).await?;
+    h.clock_passes(&elsewhere, old[5].timestamp().saturating_add(Duration::from_millis(30))).await?;
     let trimmed = h.trim_by(&all.lease, Retention::Age(Duration::from_millis(20))).await?;
     equal!(trimmed.dropped, 6, "what is old, dropped");
     equal!(trimmed.lost, [lost("half", 2, 3)?, lost("none", 6, 0)?], "whose it was");

@@ -5,12 +5,14 @@ use std::time::Duration;
 use millstream_core::catalog::Start;
 use millstream_core::inspect::Range;
 use millstream_core::log::Source;
-use millstream_core::{ErrorKind, GroupName, MessageId, Reason, Settlement};
+use millstream_core::{ErrorKind, GroupName, MessageId, Reason, Settlement, Timestamp};
 
 use super::suite;
 use crate::case::{Verdict, ensure, equal, refused};
 use crate::harness::{Harness, LONG, QUIET};
 use crate::owner::{dead, hold, ids, retry};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 suite!("log":
     seeking_back_reads_again_as_new needs [Seek],
@@ -85,15 +87,15 @@ async fn seeking_to_a_time_reads_what_came_then(h: Harness) -> Verdict {
     let elsewhere = h.partition().await?;
     let mut owner = h.owner(&tp, "group").await?;
     let early = h.append_n(&tp, 2).await?;
-    h.clock_passes(&elsewhere, early[1].ms).await?;
+    h.clock_passes(&elsewhere, early[1].timestamp()).await?;
     let late = h.append_n(&tp, 2).await?;
     owner.take(4).await?;
     for ms in [late[0].ms, early[1].ms + 1] {
-        owner.seek(Start::At(ms)).await?;
+        owner.seek(Start::At(AT(ms))).await?;
         equal!(ids(&owner.take(2).await?), late, "what is read after a seek to {ms}");
         owner.nothing("everything since was read").await?;
     }
-    owner.seek(Start::At(0)).await?;
+    owner.seek(Start::At(AT(0))).await?;
     equal!(ids(&owner.take(4).await?), [early, late].concat(), "what is read after a seek to the beginning");
     Ok(())
 }
@@ -226,8 +228,8 @@ async fn seeking_beyond_the_end_reads_what_comes(h: Harness) -> Verdict {
     let appended = h.append_n(&tp, 2).await?;
     let tomorrow = appended[1].ms + 24 * 3_600_000;
     for start in [
-        Start::At(tomorrow),
-        Start::At(u64::MAX),
+        Start::At(AT(tomorrow)),
+        Start::At(AT(u64::MAX)),
         Start::After(MessageId::new(tomorrow, u64::MAX)),
         Start::After(MessageId::MAX),
     ] {

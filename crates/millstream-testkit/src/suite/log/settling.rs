@@ -193,7 +193,7 @@ async fn a_retry_comes_back_to_its_own_group_only(h: Harness) -> Verdict {
     // In another partition, so that the clock's entries do not interfere.
     let elsewhere = h.partition().await?;
     let now = h.clock(&elsewhere).await?;
-    h.clock_passes(&elsewhere, now + 20).await?;
+    h.clock_passes(&elsewhere, now.saturating_add(Duration::from_millis(20))).await?;
     let promoted = h.backend.schedule().promote(&second.lease, 100).await?;
     equal!((promoted.moved, promoted.next), (0, None), "what the group without retries promotes");
     first.promote(3).await?;

@@ -98,7 +98,7 @@ async fn a_heartbeat_keeps_a_member_alive(h: Harness) -> Verdict {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // A member can detect its own suspension by the server's time. Two clocks may differ slightly.
-    let passed = Duration::from_millis(last.saturating_sub(first.now));
+    let passed = last.saturating_duration_since(first.now);
     ensure!(passed + Duration::from_millis(20) >= beaten, "{passed:?} of the server's time in {beaten:?}");
     Ok(())
 }

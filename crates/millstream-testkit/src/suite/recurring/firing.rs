@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::schedule::{Due, Place, Promoted, Scheduled};
 
 use super::super::schedule::{ROUNDING, all, place_all, shown};
 use super::{body, due, id, listed, put_all, recurrence, suite};
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::Harness;
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 suite!("recurring":
     what_fires_is_scheduled_at_its_times needs [ListScheduled],
@@ -18,28 +21,41 @@ suite!("recurring":
     a_promotion_reckons_with_what_recurs needs [PromoteDelayed],
 );
 
-const HOUR: u64 = 3_600_000;
+const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn what_fires_is_scheduled_at_its_times(h: Harness) -> Verdict {
     for place in h.places().await? {
-        put_all(&h, &place, [("a", 1)]).await?;
+        put_all(&h, &place, [("a", AT(1))]).await?;
         let now = h.now().await?;
-        let times = [now - 5, now + HOUR, now + 2 * HOUR];
-        let fired = h.backend.recurring()?.fire(&place, &id("a")?, &times, 1, Some(now + 3 * HOUR)).await?;
+        let times = [
+            now.saturating_sub(Duration::from_millis(5)),
+            now.saturating_add(HOUR),
+            now.saturating_add(2 * HOUR),
+        ];
+        let fired = h
+            .backend
+            .recurring()?
+            .fire(&place, &id("a")?, &times, AT(1), Some(now.saturating_add(3 * HOUR)))
+            .await?;
         ensure!(fired, "what is due does not fire");
         let scheduled = h.backend.schedule().scheduled(&place, None, 10).await?;
-        let expected = times.map(|due| Ok(Scheduled::new(id(format!("a@{due}"))?, due, body("a"))));
+        let expected =
+            times.map(|due| Ok(Scheduled::new(id(format!("a@{}", due.as_millis()))?, due, body("a"))));
         let expected = expected.into_iter().collect::<Result<Vec<_>, Violation>>()?;
         equal!(scheduled, expected, "what was scheduled");
         equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due");
-        equal!(listed(&h, &place).await?, [recurrence("a", Some(now + 3 * HOUR))?], "what recurs");
+        equal!(
+            listed(&h, &place).await?,
+            [recurrence("a", Some(now.saturating_add(3 * HOUR)))?],
+            "what recurs"
+        );
     }
     Ok(())
 }
 
 async fn an_occurrence_is_fired_by_one(h: Harness) -> Verdict {
     for place in h.places().await? {
-        put_all(&h, &place, [("a", 1)]).await?;
+        put_all(&h, &place, [("a", AT(1))]).await?;
         let now = h.now().await?;
         let mut fired = 0;
         for round in 1..=10 {
@@ -47,9 +63,15 @@ async fn an_occurrence_is_fired_by_one(h: Harness) -> Verdict {
                 let (h, place) = (h.clone(), place.clone());
                 tokio::spawn(async move {
                     // Each caller requests another time, which shows the one that fired.
-                    let times = [now + round * HOUR + racer];
+                    let times = [now.saturating_add(round * HOUR + Duration::from_millis(racer))];
                     let a = id("a")?;
-                    let fire = h.backend.recurring()?.fire(&place, &a, &times, round, Some(round + 1));
+                    let fire = h.backend.recurring()?.fire(
+                        &place,
+                        &a,
+                        &times,
+                        AT(round.into()),
+                        Some(AT(u64::from(round) + 1)),
+                    );
                     Ok::<_, Violation>(usize::from(fire.await?))
                 })
             });
@@ -59,24 +81,34 @@ async fn an_occurrence_is_fired_by_one(h: Harness) -> Verdict {
         }
         equal!(fired, 10, "occurrences that somebody fired, of ten");
         equal!(all(&h, &place).await?.len(), 10, "messages that wait");
-        let late = h.backend.recurring()?.fire(&place, &id("a")?, &[now], 10, Some(1)).await?;
+        let late = h.backend.recurring()?.fire(&place, &id("a")?, &[now], AT(10), Some(AT(1))).await?;
         ensure!(!late, "an occurrence was fired again");
-        equal!(listed(&h, &place).await?, [recurrence("a", Some(11))?], "what recurs");
+        equal!(listed(&h, &place).await?, [recurrence("a", Some(AT(11)))?], "what recurs");
     }
     Ok(())
 }
 
 async fn an_occurrence_that_waits_is_kept(h: Harness) -> Verdict {
     for place in h.places().await? {
-        put_all(&h, &place, [("a", 1)]).await?;
+        put_all(&h, &place, [("a", AT(1))]).await?;
         let now = h.now().await?;
-        let (time, later) = (now + HOUR, now + 5 * HOUR);
-        h.backend.recurring()?.fire(&place, &id("a")?, &[time], 1, Some(2)).await?;
-        let name = format!("a@{time}");
+        let (time, later) = (now.saturating_add(HOUR), now.saturating_add(5 * HOUR));
+        h.backend.recurring()?.fire(&place, &id("a")?, &[time], AT(1), Some(AT(2))).await?;
+        let name = format!("a@{}", time.as_millis());
         h.backend.schedule().reschedule(&place, &[id(&name)?], Due::At(later)).await?;
-        let fired = h.backend.recurring()?.fire(&place, &id("a")?, &[time, time + 1], 2, Some(3)).await?;
+        let fired = h
+            .backend
+            .recurring()?
+            .fire(
+                &place,
+                &id("a")?,
+                &[time, time.saturating_add(Duration::from_millis(1))],
+                AT(2),
+                Some(AT(3)),
+            )
+            .await?;
         ensure!(fired, "what is due does not fire, because one occurrence waits");
-        equal!(all(&h, &place).await?, [format!("a@{}", time + 1), name.clone()], "what waits");
+        equal!(all(&h, &place).await?, [format!("a@{}", time.as_millis() + 1), name.clone()], "what waits");
         equal!(shown(&h, &place, &name).await?.due, later, "when the one that waited is due");
     }
     Ok(())
@@ -84,11 +116,11 @@ async fn an_occurrence_that_waits_is_kept(h: Harness) -> Verdict {
 
 async fn what_is_paused_or_gone_does_not_fire(h: Harness) -> Verdict {
     for place in h.places().await? {
-        put_all(&h, &place, [("a", 1), ("b", 1)]).await?;
+        put_all(&h, &place, [("a", AT(1)), ("b", AT(1))]).await?;
         h.backend.recurring()?.pause(&place, &id("a")?, None).await?;
         h.backend.recurring()?.remove(&place, &id("b")?).await?;
         for name in ["a", "b", "unknown"] {
-            let fired = h.backend.recurring()?.fire(&place, &id(name)?, &[1], 1, Some(2)).await?;
+            let fired = h.backend.recurring()?.fire(&place, &id(name)?, &[AT(1)], AT(1), Some(AT(2))).await?;
             ensure!(!fired, "{name} fired, which is paused or gone");
         }
         equal!(all(&h, &place).await?, Vec::<String>::new(), "what waits");
@@ -100,13 +132,13 @@ async fn what_is_paused_or_gone_does_not_fire(h: Harness) -> Verdict {
 
 async fn what_has_no_next_time_is_never_due_and_stays(h: Harness) -> Verdict {
     for place in h.places().await? {
-        put_all(&h, &place, [("a", 1)]).await?;
-        let fired = h.backend.recurring()?.fire(&place, &id("a")?, &[7], 1, None).await?;
+        put_all(&h, &place, [("a", AT(1))]).await?;
+        let fired = h.backend.recurring()?.fire(&place, &id("a")?, &[AT(7)], AT(1), None).await?;
         ensure!(fired, "what is due does not fire for the last time");
         equal!(all(&h, &place).await?, ["a@7"], "what waits");
         equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due");
         equal!(listed(&h, &place).await?, [recurrence("a", None)?], "what recurs");
-        let again = h.backend.recurring()?.fire(&place, &id("a")?, &[8], 1, Some(2)).await?;
+        let again = h.backend.recurring()?.fire(&place, &id("a")?, &[AT(8)], AT(1), Some(AT(2))).await?;
         ensure!(!again, "what is over fires again");
         let never = recurrence("never", None)?;
         h.backend.recurring()?.put(&place, &never, Default::default()).await?;
@@ -129,7 +161,7 @@ async fn a_promotion_reckons_with_what_recurs(h: Harness) -> Verdict {
     });
     place_all(&h, &place, [("later", Due::In(Duration::from_secs(3_600)))]).await?;
     let now = h.now().await?;
-    put_all(&h, &place, [("a", now + 60_000)]).await?;
+    put_all(&h, &place, [("a", now.saturating_add(Duration::from_millis(60_000)))]).await?;
     for Promoted { next, recurring, .. } in promote().await? {
         let next = next.unwrap_or_default();
         ensure!(

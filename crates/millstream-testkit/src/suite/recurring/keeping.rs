@@ -1,13 +1,17 @@
 //! Recurring messages are stored, listed, paused and removed.
 
+use std::time::Duration;
+
 use millstream_core::recurring::{MAX_DUE, Recurrence};
 use millstream_core::schedule::{OnConflict, Place, Placed, Seen};
-use millstream_core::{ErrorKind, TopicPartition};
+use millstream_core::{ErrorKind, Timestamp, TopicPartition};
 
 use super::super::schedule::all;
 use super::{due, id, listed, put_all, recurrence, suite};
 use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{Harness, LONG, foreign};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 suite!("recurring":
     what_recurs_is_kept_as_it_is needs [ListScheduled],
@@ -22,13 +26,14 @@ suite!("recurring":
     a_recurrence_that_is_due_first_wakes_who_waits needs [PromoteDelayed],
 );
 
-const HOUR: u64 = 3_600_000;
+const HOUR: Duration = Duration::from_secs(3_600);
 
 async fn what_recurs_is_kept_as_it_is(h: Harness) -> Verdict {
     for place in h.places().await? {
         let now = h.now().await?;
         let (fields, rule) = (foreign(), "every 5 m; skip, ünïcode\t|".to_owned());
-        let kept = Recurrence { fields, rule, ..recurrence("nightly report", Some(now + HOUR))? };
+        let kept =
+            Recurrence { fields, rule, ..recurrence("nightly report", Some(now.saturating_add(HOUR)))? };
         let put = h.backend.recurring()?.put(&place, &kept, OnConflict::Keep).await?;
         equal!(put, Placed::New, "what became of a new recurrence");
         equal!(listed(&h, &place).await?, [kept], "what recurs");
@@ -41,9 +46,9 @@ async fn what_recurs_is_kept_as_it_is(h: Harness) -> Verdict {
 async fn what_recurs_is_kept_replaced_or_rejected_as_wished(h: Harness) -> Verdict {
     for place in h.places().await? {
         let now = h.now().await?;
-        put_all(&h, &place, [("a", now + HOUR)]).await?;
-        let before = recurrence("a", Some(now + HOUR))?;
-        let other = Recurrence { id: id("a")?, ..recurrence("b", Some(1))? };
+        put_all(&h, &place, [("a", now.saturating_add(HOUR))]).await?;
+        let before = recurrence("a", Some(now.saturating_add(HOUR)))?;
+        let other = Recurrence { id: id("a")?, ..recurrence("b", Some(AT(1)))? };
         let put = async |on_conflict| h.backend.recurring()?.put(&place, &other, on_conflict).await;
         equal!(put(OnConflict::Keep).await?, Placed::Kept, "put again");
         refused(put(OnConflict::Reject).await, ErrorKind::Exists, "a conflict that was to be rejected")?;
@@ -61,11 +66,11 @@ async fn what_recurs_is_kept_replaced_or_rejected_as_wished(h: Harness) -> Verdi
         equal!(listed(&h, &place).await?, [paused], "what recurs in place of what is paused");
         equal!(due(&h, &place).await?, Vec::<String>::new(), "what is due in place of what is paused");
         ensure!(
-            h.backend.recurring()?.pause(&place, &id("a")?, Some(1)).await?,
+            h.backend.recurring()?.pause(&place, &id("a")?, Some(AT(1))).await?,
             "what is there does not go on"
         );
         equal!(due(&h, &place).await?, ["a"], "what is due when it goes on");
-        let new = Recurrence { paused: true, ..recurrence("new", Some(1))? };
+        let new = Recurrence { paused: true, ..recurrence("new", Some(AT(1)))? };
         equal!(h.backend.recurring()?.put(&place, &new, OnConflict::Keep).await?, Placed::New, "put paused");
         equal!(due(&h, &place).await?, ["a"], "what is due of what was put paused");
     }
@@ -76,7 +81,7 @@ async fn what_recurs_is_listed_by_id_page_by_page(h: Harness) -> Verdict {
     for place in h.places().await? {
         let now = h.now().await?;
         let messages = [("d", 1), ("a", 3), ("e", 2), ("c", 5), ("b", 4)];
-        put_all(&h, &place, messages.map(|(id, hours)| (id, now + hours * HOUR))).await?;
+        put_all(&h, &place, messages.map(|(id, hours)| (id, now.saturating_add(hours * HOUR)))).await?;
         for limit in [1, 2, 5, 1_000] {
             let (mut names, mut after) = (Vec::new(), None);
             loop {
@@ -104,10 +109,10 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
             ensure!((before..=after).contains(&between), "the server's time is {before}, {between}, {after}");
         }
         let messages = [
-            ("b", before.saturating_sub(10)),
-            ("later", before + HOUR),
-            ("c", 1),
-            ("a", before.saturating_sub(5)),
+            ("b", before.saturating_sub(Duration::from_millis(10))),
+            ("later", before.saturating_add(HOUR)),
+            ("c", AT(1)),
+            ("a", before.saturating_sub(Duration::from_millis(5))),
         ];
         put_all(&h, &place, messages).await?;
         let found = h.backend.recurring()?.due(&place).await?;
@@ -116,9 +121,9 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
         let then = h.backend.recurring()?.due(&place).await?.now;
         ensure!((found.now..=then).contains(&now), "the server's time is {}, {now}, {then}", found.now);
         equal!(due(&h, &place).await?, ["c", "b", "a"], "what is due");
-        equal!(found.recurrences.first(), Some(&recurrence("c", Some(1))?), "the first one");
+        equal!(found.recurrences.first(), Some(&recurrence("c", Some(AT(1)))?), "the first one");
         // Due at its time, not before.
-        put_all(&h, &place, [("soon", found.now + 40)]).await?;
+        put_all(&h, &place, [("soon", found.now.saturating_add(Duration::from_millis(40)))]).await?;
         let mut patience = h.patience("a recurrence to be due");
         loop {
             let found = h.backend.recurring()?.due(&place).await?;
@@ -138,7 +143,7 @@ async fn what_is_due_comes_in_order_with_the_servers_time(h: Harness) -> Verdict
 async fn no_more_is_due_at_once_than_the_most(h: Harness) -> Verdict {
     let place = h.partition().await?.into();
     for n in 0..MAX_DUE + 5 {
-        put_all(&h, &place, [(format!("{n:03}").as_str(), 1_000 + n as u64)]).await?;
+        put_all(&h, &place, [(format!("{n:03}").as_str(), AT(1_000 + n as u64))]).await?;
     }
     let found = h.backend.recurring()?.due(&place).await?.recurrences;
     ensure!((1..=MAX_DUE).contains(&found.len()), "{} are due at once", found.len());
@@ -150,7 +155,7 @@ async fn no_more_is_due_at_once_than_the_most(h: Harness) -> Verdict {
 
 async fn what_is_paused_is_not_due_until_it_goes_on(h: Harness) -> Verdict {
     for place in h.places().await? {
-        put_all(&h, &place, [("a", 1), ("b", 2)]).await?;
+        put_all(&h, &place, [("a", AT(1)), ("b", AT(2))]).await?;
         ensure!(
             h.backend.recurring()?.pause(&place, &id("a")?, None).await?,
             "what is there cannot be paused"
@@ -158,15 +163,16 @@ async fn what_is_paused_is_not_due_until_it_goes_on(h: Harness) -> Verdict {
         equal!(due(&h, &place).await?, ["b"], "what is due, one is paused");
         let paused: Vec<_> = listed(&h, &place).await?.iter().map(|it| it.paused).collect();
         equal!(paused, [true, false], "which of two is paused");
-        let put = h.backend.recurring()?.put(&place, &recurrence("a", Some(3))?, OnConflict::Keep).await?;
+        let put =
+            h.backend.recurring()?.put(&place, &recurrence("a", Some(AT(3)))?, OnConflict::Keep).await?;
         equal!(put, Placed::Kept, "put again while it is paused");
         equal!(due(&h, &place).await?, ["b"], "what is due after it was put again");
-        let goes_on = h.backend.recurring()?.pause(&place, &id("a")?, Some(5)).await?;
+        let goes_on = h.backend.recurring()?.pause(&place, &id("a")?, Some(AT(5))).await?;
         ensure!(goes_on, "what is paused cannot go on");
         equal!(due(&h, &place).await?, ["b", "a"], "what is due, with a new next time");
         let back = listed(&h, &place).await?;
-        equal!(back.first(), Some(&recurrence("a", Some(5))?), "what goes on");
-        for next in [None, Some(1)] {
+        equal!(back.first(), Some(&recurrence("a", Some(AT(5)))?), "what goes on");
+        for next in [None, Some(AT(1))] {
             let paused = h.backend.recurring()?.pause(&place, &id("unknown")?, next).await?;
             ensure!(!paused, "something unknown is paused");
         }
@@ -178,20 +184,24 @@ async fn what_is_paused_is_not_due_until_it_goes_on(h: Harness) -> Verdict {
 async fn what_is_removed_is_gone(h: Harness) -> Verdict {
     for place in h.places().await? {
         let now = h.now().await?;
-        put_all(&h, &place, [("a", 1), ("b", 2)]).await?;
-        let fired = h.backend.recurring()?.fire(&place, &id("a")?, &[now + HOUR], 1, Some(1)).await?;
+        put_all(&h, &place, [("a", AT(1)), ("b", AT(2))]).await?;
+        let fired = h
+            .backend
+            .recurring()?
+            .fire(&place, &id("a")?, &[now.saturating_add(HOUR)], AT(1), Some(AT(1)))
+            .await?;
         ensure!(fired, "what is due does not fire");
         ensure!(h.backend.recurring()?.remove(&place, &id("a")?).await?, "what is there is not removed");
         equal!(due(&h, &place).await?, ["b"], "what is due");
-        equal!(listed(&h, &place).await?, [recurrence("b", Some(2))?], "what recurs");
+        equal!(listed(&h, &place).await?, [recurrence("b", Some(AT(2)))?], "what recurs");
         let left = all(&h, &place).await?;
-        equal!(left, [format!("a@{}", now + HOUR)], "what it has scheduled");
+        equal!(left, [format!("a@{}", now.saturating_add(HOUR).as_millis())], "what it has scheduled");
         ensure!(!h.backend.recurring()?.remove(&place, &id("a")?).await?, "removed twice");
         ensure!(
             !h.backend.recurring()?.remove(&place, &id("unknown")?).await?,
             "something unknown is removed"
         );
-        put_all(&h, &place, [("a", 1)]).await?;
+        put_all(&h, &place, [("a", AT(1))]).await?;
     }
     Ok(())
 }
@@ -200,12 +210,12 @@ async fn one_is_found_by_its_id(h: Harness) -> Verdict {
     for place in h.places().await? {
         let get = async |name| Ok::<_, Violation>(h.backend.recurring()?.get(&place, &id(name)?).await?);
         equal!(get("a").await?, None, "what is not there");
-        put_all(&h, &place, [("a", 1), ("aa", 2), ("b", 3)]).await?;
-        equal!(get("aa").await?, Some(recurrence("aa", Some(2))?), "one that is found");
+        put_all(&h, &place, [("a", AT(1)), ("aa", AT(2)), ("b", AT(3))]).await?;
+        equal!(get("aa").await?, Some(recurrence("aa", Some(AT(2)))?), "one that is found");
         h.backend.recurring()?.pause(&place, &id("aa")?, None).await?;
         let paused = get("aa").await?.map(|it| it.paused);
         equal!(paused, Some(true), "whether one that is found is paused");
-        h.backend.recurring()?.fire(&place, &id("b")?, &[], 3, None).await?;
+        h.backend.recurring()?.fire(&place, &id("b")?, &[], AT(3), None).await?;
         equal!(get("b").await?, Some(recurrence("b", None)?), "one that never recurs again");
         h.backend.recurring()?.remove(&place, &id("aa")?).await?;
         equal!(get("aa").await?, None, "what was removed");
@@ -218,11 +228,11 @@ async fn what_recurs_at_another_place_is_another(h: Harness) -> Verdict {
     let partitions = (0..2).map(|n| Place::from(TopicPartition::new(topic.name.clone(), n)));
     let places: Vec<_> = partitions.chain(queue.iter().map(Place::from)).collect();
     for (place, next) in places.iter().zip(1..) {
-        put_all(&h, place, [("a", next)]).await?;
+        put_all(&h, place, [("a", AT(next))]).await?;
     }
     h.backend.recurring()?.remove(&places[1], &id("a")?).await?;
     for (n, place) in (1..).zip(&places) {
-        let expected = if n == 2 { Vec::new() } else { vec![recurrence("a", Some(n))?] };
+        let expected = if n == 2 { Vec::new() } else { vec![recurrence("a", Some(AT(n)))?] };
         equal!(listed(&h, place).await?, expected, "what recurs at {place}");
     }
     Ok(())
@@ -235,7 +245,7 @@ async fn a_recurrence_that_is_due_first_wakes_who_waits(h: Harness) -> Verdict {
     let mut seen = Seen::default();
     seen = h.soon("the first wait", h.backend.schedule().wait(&tp, &seen, LONG)).await?;
     for (name, hours) in [("a", 3), ("b", 2), ("c", 1)] {
-        put_all(&h, &place, [(name, now + hours * HOUR)]).await?;
+        put_all(&h, &place, [(name, now.saturating_add(hours * HOUR))]).await?;
         seen = h.soon("a wake-up", h.backend.schedule().wait(&tp, &seen, LONG)).await?;
     }
     Ok(())

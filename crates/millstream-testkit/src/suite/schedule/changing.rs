@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::schedule::{Due, Place};
 
 use super::{HOUR, ROUNDING, after, all, expect_all, id, names, partition};
 use super::{place_all, promote_delayed, promote_once, shown, suite};
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::Harness;
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 suite!("schedule":
     a_cancelled_message_never_comes,
@@ -23,7 +26,7 @@ suite!("schedule":
 async fn a_cancelled_message_never_comes(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     let mut owner = h.owner(partition(&place)?, "group").await?;
-    place_all(&h, &place, [("a", Due::At(1)), ("b", Due::At(2)), ("c", Due::At(3))]).await?;
+    place_all(&h, &place, [("a", Due::At(AT(1))), ("b", Due::At(AT(2))), ("c", Due::At(AT(3)))]).await?;
     equal!(h.backend.schedule().cancel(&place, &[id("b")?]).await?, [true], "a cancel");
     expect_all(&h, &place, &["a", "c"]).await?;
     promote_delayed(&h, partition(&place)?, 2).await?;
@@ -75,7 +78,7 @@ async fn of_a_cancel_and_a_promotion_one_wins(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     let mut owner = h.owner(partition(&place)?, "group").await?;
     let messages: Vec<_> = (0..COUNT).map(|n| format!("{n:02}")).collect();
-    place_all(&h, &place, messages.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    place_all(&h, &place, messages.iter().map(|id| (id.as_str(), Due::At(AT(1))))).await?;
     let canceller = {
         let (h, place, messages) = (h.clone(), place.clone(), messages.clone());
         tokio::spawn(async move {
@@ -112,7 +115,7 @@ async fn of_a_cancel_and_a_promotion_one_wins(h: Harness) -> Verdict {
 
 async fn what_was_promoted_cannot_be_cancelled(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
-    place_all(&h, &place, [("a", Due::At(1)), ("b", Due::In(HOUR))]).await?;
+    place_all(&h, &place, [("a", Due::At(AT(1))), ("b", Due::In(HOUR))]).await?;
     promote_delayed(&h, partition(&place)?, 1).await?;
     let ids = [id("a")?, id("b")?];
     let moved = h.backend.schedule().reschedule(&place, &ids, Due::In(HOUR)).await?;
@@ -136,16 +139,19 @@ async fn a_rescheduled_message_comes_at_its_new_time(h: Harness) -> Verdict {
     equal!(reschedule("now", Due::NOW).await?, [true], "a reschedule to now");
     let due = shown(&h, &place, "now").await?.due;
     let now = h.now().await?;
-    ensure!(due <= now + 1, "due at {due} after a reschedule to now, which is {now}");
+    ensure!(
+        due <= now.saturating_add(Duration::from_millis(1)),
+        "due at {due} after a reschedule to now, which is {now}"
+    );
     promote_delayed(&h, partition(&place)?, 2).await?;
     let entries = owner.take(2).await?;
     equal!(names(&entries)?, ["now", "soon"], "what came");
-    let came = Duration::from_millis(entries[1].receipt.id.ms.saturating_sub(before));
+    let came = entries[1].receipt.id.timestamp().saturating_duration_since(before);
     ensure!(came >= Duration::from_millis(30), "rescheduled to 30 ms, there after {came:?}");
     equal!(all(&h, &place).await?, ["later"], "what waits");
     let next = promote_once(&h, partition(&place)?, 9).await?.next.unwrap_or_default();
     ensure!(next > HOUR / 2 && next <= HOUR + ROUNDING, "next in {next:?}, rescheduled to {HOUR:?}");
-    let at = h.now().await? + 9_000_000;
+    let at = h.now().await?.saturating_add(Duration::from_millis(9_000_000));
     equal!(reschedule("later", Due::At(at)).await?, [true], "a reschedule to a time");
     equal!(shown(&h, &place, "later").await?.due, at, "the time it was rescheduled to");
     Ok(())
@@ -158,8 +164,8 @@ async fn a_rescheduled_message_stays_as_it_is(h: Harness) -> Verdict {
         h.backend.schedule().reschedule(&place, &[id("a")?], Due::In(HOUR * 2)).await?;
         let now = shown(&h, &place, "a").await?;
         equal!(now.fields, before.fields, "the fields of what was rescheduled");
-        let later = now.due.saturating_sub(before.due);
-        ensure!(later >= 3_600_000, "an hour later is {later} ms later");
+        let later = now.due.saturating_duration_since(before.due);
+        ensure!(later >= HOUR, "an hour later is {later:?} later");
         equal!(h.backend.schedule().waiting(&place).await?.total, 1, "messages that wait");
     }
     Ok(())

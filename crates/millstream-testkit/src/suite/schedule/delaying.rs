@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::schedule::{Due, MAX_PROMOTE, Place, Promoted, Scheduling};
-use millstream_core::{Envelope, ErrorKind, TopicPartition, wire};
+use millstream_core::{Envelope, ErrorKind, Timestamp, TopicPartition, wire};
 
 use super::{
     HOUR, ROUNDING, after, expect_all, id, names, partition, place_all, promote_delayed, promote_once,
@@ -14,6 +14,8 @@ use super::{
 use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{BRIEF, Harness, foreign};
 use crate::owner::retry;
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 suite!("schedule":
     a_delayed_message_is_never_early,
@@ -39,12 +41,12 @@ async fn a_delayed_message_is_never_early(h: Harness) -> Verdict {
         let before = h.now().await?;
         let due = |delay: &str| delay.parse().unwrap_or(0);
         place_all(&h, &place, delays.map(|delay| (delay, after(due(delay))))).await?;
-        place_all(&h, &place, [("at 40", Due::At(before + 40))]).await?;
+        place_all(&h, &place, [("at 40", Due::At(before.saturating_add(Duration::from_millis(40))))]).await?;
         promote_delayed(&h, partition(&place)?, delays.len() + 1).await?;
         let entries = owner.take(delays.len() + 1).await?;
         for (entry, name) in entries.iter().zip(names(&entries)?) {
             let due = due(name.trim_start_matches("at "));
-            let came = entry.receipt.id.ms.saturating_sub(before);
+            let came = entry.receipt.id.ms.saturating_sub(before.as_millis());
             ensure!(came >= due, "round {round}: due after {due} ms, there after {came} ms");
         }
         owner.ack(&entries).await?;
@@ -58,7 +60,11 @@ async fn a_time_that_is_past_is_due_at_once(h: Harness) -> Verdict {
     place_all(
         &h,
         &place,
-        [("1970", Due::At(0)), ("before", Due::At(now.saturating_sub(1))), ("now", Due::At(now))],
+        [
+            ("1970", Due::At(AT(0))),
+            ("before", Due::At(now.saturating_sub(Duration::from_millis(1)))),
+            ("now", Due::At(now)),
+        ],
     )
     .await?;
     let promoted = promote_once(&h, partition(&place)?, 100).await?;
@@ -72,7 +78,7 @@ async fn delayed_messages_are_moved_in_the_order_of_due_times(h: Harness) -> Ver
     let messages = [("e", 90), ("b", 30), ("c", 60), ("f", 10), ("a", 120)];
     place_all(&h, &place, messages.map(|(id, delay)| (id, after(delay)))).await?;
     let now = h.now().await?;
-    h.reaches(now + 125).await?;
+    h.reaches(now.saturating_add(Duration::from_millis(125))).await?;
     let promoted = promote_once(&h, partition(&place)?, 100).await?;
     equal!(promoted.moved, 5, "messages moved when all are due");
     equal!(names(&owner.take(5).await?)?, ["f", "b", "c", "e", "a"], "the order of due times");
@@ -150,7 +156,7 @@ async fn two_promoters_move_each_delayed_message_once(h: Harness) -> Verdict {
 
 async fn one_call_promotes_no_more_than_its_limit(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
-    place_all(&h, &place, ["a", "b", "c", "d", "e", "f", "g"].map(|id| (id, Due::At(1)))).await?;
+    place_all(&h, &place, ["a", "b", "c", "d", "e", "f", "g"].map(|id| (id, Due::At(AT(1))))).await?;
     for (moved, next) in [(3, Some(Duration::ZERO)), (3, Some(Duration::ZERO)), (1, None)] {
         let promoted = promote_once(&h, partition(&place)?, 3).await?;
         equal!(promoted, Promoted { moved, orphans: 0, next, recurring: false }, "a promotion of up to 3");
@@ -161,7 +167,7 @@ async fn one_call_promotes_no_more_than_its_limit(h: Harness) -> Verdict {
 async fn one_call_promotes_no_more_than_the_most(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     let messages: Vec<_> = (0..MAX_PROMOTE + 10).map(|n| n.to_string()).collect();
-    place_all(&h, &place, messages.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    place_all(&h, &place, messages.iter().map(|id| (id.as_str(), Due::At(AT(1))))).await?;
     let promoted = promote_once(&h, partition(&place)?, 10_000).await?;
     ensure!((1..=MAX_PROMOTE).contains(&promoted.moved), "{} messages in one call", promoted.moved);
     promote_delayed(&h, partition(&place)?, MAX_PROMOTE + 10 - promoted.moved).await
@@ -186,7 +192,7 @@ async fn without_a_lease_only_delayed_messages_are_promoted(h: Harness) -> Verdi
     let entries = owner.take(1).await?;
     owner.settle(entries[0].receipt, retry(&entries[0], Duration::ZERO)).await?;
     let mut next = h.takeover(&owner.lease).await?;
-    place_all(&h, &place, [("a", Due::At(1))]).await?;
+    place_all(&h, &place, [("a", Due::At(AT(1)))]).await?;
     let promoted = h.backend.schedule().promote(&owner.lease, 100).await;
     refused(promoted, ErrorKind::Fenced, "a promotion with a lost lease")?;
     expect_all(&h, &place, &["a"]).await?;
@@ -241,7 +247,7 @@ async fn nothing_scheduled_is_nothing_due(h: Harness) -> Verdict {
 async fn what_lost_its_body_is_counted_and_dropped(h: Harness) -> Verdict {
     let place = Place::from(h.partition().await?);
     let mut owner = h.owner(partition(&place)?, "group").await?;
-    place_all(&h, &place, ["a", "b", "c"].map(|id| (id, Due::At(1)))).await?;
+    place_all(&h, &place, ["a", "b", "c"].map(|id| (id, Due::At(AT(1))))).await?;
     h.operator()?.delete_scheduled(&place, &id("b")?).await?;
     let bodiless = h.backend.schedule().get(&place, &id("b")?).await?;
     equal!(bodiless.map(|it| it.fields.len()), Some(0), "the fields of what lost its body");

@@ -1,5 +1,8 @@
 //! Waiting messages can be read: one by one, in pages, and as counts.
 
+use std::time::Duration;
+
+use millstream_core::Timestamp;
 use millstream_core::schedule::{Due, Scheduled, Scheduling, Waiting};
 
 use super::{HOUR, all, id, place_all, schedule, scheduling, shown, suite};
@@ -17,7 +20,7 @@ suite!("schedule":
 
 async fn a_message_that_waits_is_shown_as_it_is(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let due = h.now().await? + 3_600_000;
+        let due = h.now().await?.saturating_add(Duration::from_millis(3_600_000));
         let name = "order 42: refund, ünïcode";
         let message = Scheduling { fields: foreign(), ..scheduling(&place, name, Due::At(due))? };
         equal!(h.backend.schedule().get(&place, &id(name)?).await?, None, "a message before it is scheduled");
@@ -42,8 +45,13 @@ const ORDER: [&str; 9] = ["h", "b", "i", "g", "c", "d", "e", "a", "f"];
 
 async fn what_waits_is_listed_in_order_page_by_page(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let later = h.now().await? + 3_600_000;
-        place_all(&h, &place, MESSAGES.map(|(id, due)| (id, Due::At(later + due)))).await?;
+        let later = h.now().await?.saturating_add(Duration::from_millis(3_600_000));
+        place_all(
+            &h,
+            &place,
+            MESSAGES.map(|(id, due)| (id, Due::At(later.saturating_add(Duration::from_millis(due))))),
+        )
+        .await?;
         equal!(all(&h, &place).await?, ORDER, "all in one page");
         for limit in [1, 2, 4, 9, 100] {
             let mut listed = Vec::new();
@@ -64,7 +72,7 @@ async fn what_waits_is_listed_in_order_page_by_page(h: Harness) -> Verdict {
 
 async fn a_page_ends_in_the_midst_of_one_millisecond(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let later = h.now().await? + 3_600_000;
+        let later = h.now().await?.saturating_add(Duration::from_millis(3_600_000));
         let messages: Vec<_> = (0..30).map(|n| format!("{n:02}")).collect();
         place_all(&h, &place, messages.iter().map(|id| (id.as_str(), Due::At(later)))).await?;
         let mut listed = Vec::new();
@@ -82,9 +90,16 @@ async fn a_page_ends_in_the_midst_of_one_millisecond(h: Harness) -> Verdict {
 
 async fn a_page_goes_on_behind_a_message_that_is_gone(h: Harness) -> Verdict {
     for place in h.places().await? {
-        let later = h.now().await? + 3_600_000;
-        place_all(&h, &place, MESSAGES.map(|(id, due)| (id, Due::At(later + due)))).await?;
-        for (gone, due, behind) in [("d", later + 3, ["e", "a"]), ("h", later, ["b", "i"])] {
+        let later = h.now().await?.saturating_add(Duration::from_millis(3_600_000));
+        place_all(
+            &h,
+            &place,
+            MESSAGES.map(|(id, due)| (id, Due::At(later.saturating_add(Duration::from_millis(due))))),
+        )
+        .await?;
+        for (gone, due, behind) in
+            [("d", later.saturating_add(Duration::from_millis(3)), ["e", "a"]), ("h", later, ["b", "i"])]
+        {
             h.backend.schedule().cancel(&place, &[id(gone)?]).await?;
             let page = h.backend.schedule().scheduled(&place, Some((due, id(gone)?)), 2).await?;
             let listed: Vec<_> = page.iter().map(|scheduled| scheduled.id.as_str()).collect();
@@ -110,7 +125,16 @@ async fn a_page_is_bounded(h: Harness) -> Verdict {
 async fn what_waits_is_counted(h: Harness) -> Verdict {
     for place in h.places().await? {
         equal!(h.backend.schedule().waiting(&place).await?, Waiting::default(), "where nothing waits");
-        place_all(&h, &place, [("a", Due::At(1)), ("b", Due::In(HOUR)), ("c", Due::At(2))]).await?;
+        place_all(
+            &h,
+            &place,
+            [
+                ("a", Due::At(Timestamp::from_millis(1))),
+                ("b", Due::In(HOUR)),
+                ("c", Due::At(Timestamp::from_millis(2))),
+            ],
+        )
+        .await?;
         place_all(&h, &place, [("d", Due::In(HOUR)), ("e", Due::In(HOUR))]).await?;
         let waiting = h.backend.schedule().waiting(&place).await?;
         equal!(waiting, Waiting { total: 5, overdue: 2 }, "five, of which two are due");

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use millstream_core::schedule::{Due, OnConflict, Place, Placed, Scheduling};
 use millstream_core::wire::Fields;
-use millstream_core::{ErrorKind, TopicPartition};
+use millstream_core::{ErrorKind, Timestamp, TopicPartition};
 
 use super::{HOUR, after, all, body, expect_all, id, names, outcomes, partition, place_all};
 use super::{promote_delayed, promote_once, schedule, scheduling, shown, suite};
 use crate::case::{Verdict, ensure, equal};
 use crate::harness::Harness;
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 suite!("schedule":
     an_id_that_waits_is_kept_as_it_is needs [ListScheduled],
@@ -40,7 +42,7 @@ async fn an_id_that_waits_is_kept_as_it_is(h: Harness) -> Verdict {
 async fn an_id_that_waits_is_replaced_with_body_and_due_time(h: Harness) -> Verdict {
     for place in h.places().await? {
         place_all(&h, &place, [("a", Due::In(HOUR)), ("z", Due::In(HOUR * 2))]).await?;
-        let at = h.now().await? + 7_000_000;
+        let at = h.now().await?.saturating_add(Duration::from_millis(7_000_000));
         let fields = body("b");
         let on_conflict = OnConflict::Replace;
         let again =
@@ -125,7 +127,7 @@ async fn a_bad_scheduling_does_not_keep_the_others_from_waiting(h: Harness) -> V
         let mut batch = Vec::new();
         for name in ["a", "a", "b", "empty", "c"] {
             let on_conflict = OnConflict::Reject;
-            batch.push(Scheduling { on_conflict, ..scheduling(&place, name, Due::At(1))? });
+            batch.push(Scheduling { on_conflict, ..scheduling(&place, name, Due::At(AT(1)))? });
         }
         batch[3].fields.clear();
         let results = h.backend.schedule().schedule(&batch).await;
@@ -158,16 +160,17 @@ async fn a_large_batch_has_one_result_each(h: Harness) -> Verdict {
 }
 
 async fn the_far_future_is_no_trouble(h: Harness) -> Verdict {
-    let far = Due::FAR.as_millis() as u64;
     for place in h.places().await? {
         let before = h.now().await?;
-        let century = [("in", Due::In(Duration::MAX)), ("at", Due::At(u64::MAX)), ("far", Due::In(Due::FAR))];
+        let century =
+            [("in", Due::In(Duration::MAX)), ("at", Due::At(AT(u64::MAX))), ("far", Due::In(Due::FAR))];
         place_all(&h, &place, century).await?;
         let after = h.now().await?;
         for (name, _) in century {
             let due = shown(&h, &place, name).await?.due;
             ensure!(
-                (before + far..=after + far + 1).contains(&due),
+                (before.saturating_add(Due::FAR)..=after.saturating_add(Due::FAR + Duration::from_millis(1)))
+                    .contains(&due),
                 "{name} is due at {due}, expected a century from now, which is {after}"
             );
         }
@@ -193,13 +196,14 @@ async fn what_comes_is_what_was_kept_or_has_replaced_it(h: Harness) -> Verdict {
     let mut batch = Vec::new();
     for (name, on_conflict) in now {
         let fields = body(&format!("new {name}"));
-        batch.push(Scheduling { fields, on_conflict, ..scheduling(&place, name, Due::At(1))? });
+        batch.push(Scheduling { fields, on_conflict, ..scheduling(&place, name, Due::At(AT(1)))? });
     }
     let outcomes = outcomes(h.backend.schedule().schedule(&batch).await);
     let expected = [Ok(Placed::Kept), Ok(Placed::Replaced), Err(ErrorKind::Exists)];
     equal!(outcomes, expected, "scheduled under ids that wait");
     equal!(h.backend.schedule().cancel(&place, &[id("gone")?]).await?, [true], "a cancel");
-    let replace = Scheduling { on_conflict: OnConflict::Replace, ..scheduling(&place, "gone", Due::At(2))? };
+    let replace =
+        Scheduling { on_conflict: OnConflict::Replace, ..scheduling(&place, "gone", Due::At(AT(2)))? };
     equal!(schedule(&h, &[replace]).await?, [Placed::New], "scheduled where there is nothing to replace");
     promote_delayed(&h, partition(&place)?, 2).await?;
     equal!(names(&owner.take(2).await?)?, ["new replaced", "gone"], "what came");

@@ -59,7 +59,7 @@ async fn nothing_is_early(h: Harness) -> Verdict {
             let Some(after) = due.get(&origin(entry)) else {
                 return Err(Violation::new(format!("a redelivery of unknown origin: {entry:?}")));
             };
-            let moved = Duration::from_millis(entry.receipt.id.ms.saturating_sub(before));
+            let moved = entry.receipt.id.timestamp().saturating_duration_since(before);
             ensure!(moved >= *after, "round {round}: due after {after:?}, there after {moved:?}");
         }
         owner.ack(&retried).await?;
@@ -84,7 +84,7 @@ async fn what_is_due_is_moved_in_the_order_of_due_times(h: Harness) -> Verdict {
     let delays = [90, 30, 60, 10, 120].map(Duration::from_millis);
     let entries = park(&h, &mut owner, &delays).await?;
     let now = h.clock(&tp).await?;
-    h.clock_passes(&tp, now + 125).await?;
+    h.clock_passes(&tp, now.saturating_add(Duration::from_millis(125))).await?;
     equal!(
         h.backend.schedule().promote(&owner.lease, 100).await?.moved,
         5,
@@ -102,7 +102,7 @@ async fn the_limit_is_kept_and_the_rest_is_due_at_once(h: Harness) -> Verdict {
     let mut owner = h.owner(&tp, "group").await?;
     park(&h, &mut owner, &[Duration::ZERO; 7]).await?;
     let now = h.clock(&tp).await?;
-    h.clock_passes(&tp, now + 2).await?;
+    h.clock_passes(&tp, now.saturating_add(Duration::from_millis(2))).await?;
     for (moved, next) in [(3, Some(Duration::ZERO)), (3, Some(Duration::ZERO)), (1, None)] {
         let promoted = h.backend.schedule().promote(&owner.lease, 3).await?;
         equal!(promoted, Promoted { moved, orphans: 0, next, recurring: false }, "a promotion of up to 3");
@@ -115,7 +115,7 @@ async fn one_call_moves_no_more_than_the_most(h: Harness) -> Verdict {
     let mut owner = h.owner(&tp, "group").await?;
     park(&h, &mut owner, &[Duration::ZERO; MAX_PROMOTE + 10]).await?;
     let now = h.clock(&tp).await?;
-    h.clock_passes(&tp, now + 2).await?;
+    h.clock_passes(&tp, now.saturating_add(Duration::from_millis(2))).await?;
     let promoted = h.backend.schedule().promote(&owner.lease, 10_000).await?;
     ensure!((1..=MAX_PROMOTE).contains(&promoted.moved), "{} messages in one call", promoted.moved);
     owner.promote(MAX_PROMOTE + 10 - promoted.moved).await

@@ -6,7 +6,7 @@ use std::time::Duration;
 use millstream_core::envelope::Limits;
 use millstream_core::inspect::Range;
 use millstream_core::log::{Receipt, Settled};
-use millstream_core::{Due, History, MessageId, Partition, Reason, Settlement, wire};
+use millstream_core::{Due, History, MessageId, Partition, Reason, Settlement, Timestamp, wire};
 
 use super::{ids, only, receipts, sharers, suite};
 use crate::case::{Verdict, ensure, equal};
@@ -100,7 +100,11 @@ async fn a_shared_retry_keeps_attempt_and_failures(h: Harness) -> Verdict {
     let back = a.take(1).await?.remove(0);
     let back = wire::decode(back.receipt, &back.fields, &Limits::default());
     let failures: Vec<_> = back.history.failures().iter().map(|failed| failed.attempt).collect();
-    equal!((back.attempt, failures, back.history.since()), (3, vec![1, 2], Some(5)), "attempt and failures");
+    equal!(
+        (back.attempt, failures, back.history.since()),
+        (3, vec![1, 2], Some(Timestamp::from_millis(5))),
+        "attempt and failures"
+    );
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::ErrorKind;
+use millstream_core::Timestamp;
 use millstream_core::schedule::{Due, OnConflict, Placed, Scheduling};
 use millstream_core::tasks::{MAX_CLAIM, Verdict as Says};
 
@@ -12,6 +13,8 @@ use super::super::schedule::{all, outcomes, schedule, scheduling, shown};
 use super::{HOUR, QueueUnderTest, ask, body, failure, id, names, suite, told};
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{Harness, foreign};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 suite!("tasks":
     a_task_is_never_claimed_early,
@@ -44,7 +47,12 @@ async fn a_task_is_never_claimed_early(h: Harness) -> Verdict {
             let Ok(delay) = task.id.as_str().parse::<u64>() else {
                 return Err(Violation::new(format!("{} was claimed an hour early", task.id)));
             };
-            ensure!(task.due >= before + delay, "{} is due at {}, scheduled at {before}", task.id, task.due);
+            ensure!(
+                task.due >= before.saturating_add(Duration::from_millis(delay)),
+                "{} is due at {}, scheduled at {before}",
+                task.id,
+                task.due
+            );
             ensure!(
                 task.due <= claimed.now,
                 "{} is due at {}, claimed at {}",
@@ -63,7 +71,7 @@ async fn a_task_is_never_claimed_early(h: Harness) -> Verdict {
 async fn tasks_are_claimed_by_due_time(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     let tasks = [("e", 5), ("b", 2), ("f", 7), ("c", 1), ("a", 6), ("d", 3)];
-    queue_under_test.place(tasks.map(|(id, due)| (id, Due::At(due)))).await?;
+    queue_under_test.place(tasks.map(|(id, due)| (id, Due::At(AT(due))))).await?;
     let first = queue_under_test.claim(&ask("w", 4)).await?.tasks;
     equal!(names(&first), ["c", "b", "d", "e"], "the first four");
     equal!(names(&queue_under_test.claim(&ask("v", 4)).await?.tasks), ["a", "f"], "the others");
@@ -74,7 +82,7 @@ async fn each_task_is_claimed_by_one_worker(h: Harness) -> Verdict {
     const COUNT: usize = 80;
     let queue_under_test = QueueUnderTest::new(h).await?;
     let tasks: Vec<_> = (0..COUNT).map(|n| n.to_string()).collect();
-    queue_under_test.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    queue_under_test.place(tasks.iter().map(|id| (id.as_str(), Due::At(AT(1))))).await?;
     let workers = [0, 1, 2, 3].map(|worker| {
         let (h, shard) = (queue_under_test.h.clone(), queue_under_test.shard.clone());
         tokio::spawn(async move {
@@ -120,7 +128,7 @@ async fn a_claim_takes_no_more_than_its_limit(h: Harness) -> Verdict {
 async fn a_claim_takes_no_more_than_the_most(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     let tasks: Vec<_> = (0..MAX_CLAIM + 20).map(|n| n.to_string()).collect();
-    queue_under_test.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    queue_under_test.place(tasks.iter().map(|id| (id.as_str(), Due::At(AT(1))))).await?;
     let claimed = queue_under_test.claim(&ask("w", 10_000)).await?;
     ensure!((1..=MAX_CLAIM).contains(&claimed.tasks.len()), "{} tasks at once", claimed.tasks.len());
     equal!(claimed.next, std::time::Duration::ZERO, "when to ask again, with more that is due");
@@ -131,7 +139,8 @@ async fn a_claim_takes_no_more_than_the_most(h: Harness) -> Verdict {
 async fn a_claimed_task_is_as_it_was_scheduled(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     let name = "order 42: refund, ünïcode";
-    let task = Scheduling { fields: foreign(), ..scheduling(&queue_under_test.place, name, Due::At(77))? };
+    let task =
+        Scheduling { fields: foreign(), ..scheduling(&queue_under_test.place, name, Due::At(AT(77)))? };
     schedule(&queue_under_test.h, &[task]).await?;
     let before = queue_under_test.h.now().await?;
     let claimed = queue_under_test.claim(&ask("w", 5)).await?;
@@ -141,7 +150,7 @@ async fn a_claimed_task_is_as_it_was_scheduled(h: Harness) -> Verdict {
     let [task] = &claimed.tasks[..] else {
         return Err(Violation::new(format!("{} tasks were claimed of one", claimed.tasks.len())));
     };
-    equal!((task.id.as_str(), task.due), (name, 77), "id and due time");
+    equal!((task.id.as_str(), task.due), (name, AT(77)), "id and due time");
     equal!(task.fields, foreign(), "the fields of a task");
     equal!((task.attempt, task.crashes), (1, 0), "attempt and crashes");
     equal!((task.error.as_str(), told(&task.history)), ("", Vec::new()), "errors of a first attempt");
@@ -213,7 +222,7 @@ async fn of_a_cancel_and_a_claim_one_wins(h: Harness) -> Verdict {
     const COUNT: usize = 40;
     let queue_under_test = QueueUnderTest::new(h).await?;
     let tasks: Vec<_> = (0..COUNT).map(|n| format!("{n:02}")).collect();
-    queue_under_test.place(tasks.iter().map(|id| (id.as_str(), Due::At(1)))).await?;
+    queue_under_test.place(tasks.iter().map(|id| (id.as_str(), Due::At(AT(1))))).await?;
     let canceller = {
         let (h, place, tasks) = (queue_under_test.h.clone(), queue_under_test.place.clone(), tasks.clone());
         tokio::spawn(async move {
@@ -261,8 +270,10 @@ async fn large_tasks_come_in_parts(h: Harness) -> Verdict {
     let names = ["a", "b", "c", "d", "e"];
     let large = vec![(Bytes::from_static(b"payload"), Bytes::from(vec![7; 600 << 10]))];
     for (name, due) in names.into_iter().zip(1..) {
-        let task =
-            Scheduling { fields: large.clone(), ..scheduling(&queue_under_test.place, name, Due::At(due))? };
+        let task = Scheduling {
+            fields: large.clone(),
+            ..scheduling(&queue_under_test.place, name, Due::At(AT(due)))?
+        };
         schedule(&queue_under_test.h, &[task]).await?;
     }
     let mut came = Vec::new();

@@ -1,8 +1,10 @@
 //! Dead tasks: listed, replayed, purged.
 
+use std::time::Duration;
+
 use millstream_core::schedule::{Due, Scheduling};
 use millstream_core::tasks::{DeadTask, Verdict as Says};
-use millstream_core::{MessageId, Reason};
+use millstream_core::{MessageId, Reason, Timestamp};
 
 use super::super::schedule::{all, schedule, scheduling, shown};
 use super::{HOUR, QueueUnderTest, ask, body, dead, failure, names, retry, suite, told};
@@ -52,7 +54,10 @@ async fn die<const N: usize>(
 
 async fn a_task_that_is_given_up_is_kept_with_its_story(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
-    let task = Scheduling { fields: foreign(), ..scheduling(&queue_under_test.place, "a", Due::At(1))? };
+    let task = Scheduling {
+        fields: foreign(),
+        ..scheduling(&queue_under_test.place, "a", Due::At(Timestamp::from_millis(1)))?
+    };
     schedule(&queue_under_test.h, &[task]).await?;
     let first = queue_under_test.take_one(&ask("w", 1)).await?;
     queue_under_test.settles(&first, retry(&first, Due::NOW)).await?;
@@ -69,7 +74,11 @@ async fn a_task_that_is_given_up_is_kept_with_its_story(h: Harness) -> Verdict {
     let dead = listed(&queue_under_test).await?;
     equal!(tasks(&dead), ["a"], "dead tasks");
     let dead = &dead[0];
-    ensure!((before..=after).contains(&dead.id.ms), "died at {}, not in {before}..{after}", dead.id.ms);
+    ensure!(
+        (before..=after).contains(&dead.id.timestamp()),
+        "died at {}, not in {before}..{after}",
+        dead.id.timestamp()
+    );
     equal!(dead.shard, queue_under_test.shard, "its shard");
     equal!((&dead.reason, dead.attempts), (&Reason::Rejected, 2), "reason and attempts");
     equal!(dead.error, failure(2), "the last error");
@@ -109,7 +118,7 @@ async fn a_replayed_task_is_due_at_once_and_as_new(h: Harness) -> Verdict {
     equal!(tasks(&listed(&queue_under_test).await?), ["b"], "what is dead still");
     let due = shown(&queue_under_test.h, &queue_under_test.place, "a").await?.due;
     let now = queue_under_test.h.now().await?;
-    ensure!(due <= now + 1, "due at {due}, replayed before {now}");
+    ensure!(due <= now.saturating_add(Duration::from_millis(1)), "due at {due}, replayed before {now}");
     let task = queue_under_test.take_one(&ask("w", 1)).await?;
     equal!((task.id.as_str(), task.attempt, task.crashes), ("a", 1, 0), "id, attempt and crashes");
     equal!((task.error.as_str(), told(&task.history)), ("", Vec::new()), "errors of a first attempt");

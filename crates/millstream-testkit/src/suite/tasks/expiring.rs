@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use millstream_core::schedule::Due;
 use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, Verdict as Says};
-use millstream_core::{Continuity, MessageId, Reason};
+use millstream_core::{Continuity, MessageId, Reason, Timestamp};
 
 use super::{HOUR, QueueUnderTest, STALE, ask, body, claim, failure, names, retry, snooze, suite, told};
 use crate::case::{Verdict, Violation, ensure, equal};
 use crate::harness::{BRIEF, Harness, LONG};
+
+const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
 suite!("tasks":
     a_claim_that_ran_out_comes_back_first,
@@ -38,7 +40,7 @@ async fn a_claim_that_ran_out_comes_back_first(h: Harness) -> Verdict {
     let tasks = queue_under_test.take(&brief("w", 2), 2).await?;
     equal!(names(&tasks), ["a", "b"], "claimed first");
     // Due before the others, but new.
-    queue_under_test.place([("older", Due::At(0))]).await?;
+    queue_under_test.place([("older", Due::At(AT(0)))]).await?;
     queue_under_test.runs_out(BRIEF).await?;
     let again = queue_under_test.claim(&ask("v", 4)).await?.tasks;
     equal!(names(&again).split_off(again.len().min(2)), ["older", "c"], "claimed after what had run out");
@@ -63,7 +65,7 @@ async fn a_claim_holds_as_long_as_was_asked(h: Harness) -> Verdict {
     loop {
         let claimed = queue_under_test.claim(&ask("v", 1)).await?;
         if !claimed.tasks.is_empty() {
-            let took = Duration::from_millis(claimed.now.saturating_sub(before));
+            let took = claimed.now.saturating_duration_since(before);
             ensure!(took >= BRIEF, "a claim of {BRIEF:?} was given to another after {took:?}");
             return Ok(());
         }
@@ -256,12 +258,12 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
 
 /// Returns the record of a caller to which this server has replied every third of `ttl`, over this long and up to
 /// now.
-fn answered(server: &str, now: u64, ttl: Duration, long: Duration) -> Continuity {
-    let (mut heard, third) = (Continuity::new(ttl), ttl.as_millis() as u64 / 3);
-    let mut time = now - long.as_millis() as u64;
+fn answered(server: &str, now: Timestamp, ttl: Duration, long: Duration) -> Continuity {
+    let (mut heard, third) = (Continuity::new(ttl), ttl / 3);
+    let mut time = now.saturating_sub(long);
     while time < now {
         heard.advance(server, time);
-        time += third;
+        time = time.saturating_add(third);
     }
     heard.advance(server, now);
     heard
@@ -316,7 +318,7 @@ async fn what_ran_out_is_left_to_its_worker_until_the_asker_was_answered_for_a_h
     let now = queue_under_test.h.now().await?;
     let whole = answered("another", now, BRIEF, BRIEF * 3);
     queue_under_test.leaves(whole, "by one that was answered by another server").await?;
-    let mut gap = answered(&server, now - 80, BRIEF, BRIEF * 3);
+    let mut gap = answered(&server, now.saturating_sub(Duration::from_millis(80)), BRIEF, BRIEF * 3);
     queue_under_test.leaves(gap.clone(), "behind a gap").await?;
     gap.advance(&server, now);
     queue_under_test.leaves(gap, "after a gap").await?;

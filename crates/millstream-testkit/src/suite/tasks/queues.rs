@@ -2,7 +2,7 @@
 
 use millstream_core::schedule::{Due, Place, Placed, Waiting};
 use millstream_core::tasks::{MAX_SHARDS, QueueSpec, TaskCounts, Verdict as Says};
-use millstream_core::{ErrorKind, QueueName};
+use millstream_core::{ErrorKind, QueueName, Timestamp};
 
 use super::super::schedule::{all, schedule, scheduling};
 use super::{HOUR, QueueUnderTest, ask, body, dead, names, place_all, suite};
@@ -70,7 +70,15 @@ async fn shards_do_not_mix(h: Harness) -> Verdict {
     for (n, shard) in shards.iter().enumerate().take(2) {
         let place = Place::from(shard.clone());
         let mine = format!("of shard {n}");
-        place_all(&h, &place, [("same", Due::At(1)), (mine.as_str(), Due::At(2))]).await?;
+        place_all(
+            &h,
+            &place,
+            [
+                ("same", Due::At(Timestamp::from_millis(1))),
+                (mine.as_str(), Due::At(Timestamp::from_millis(2))),
+            ],
+        )
+        .await?;
     }
     for (n, shard) in shards.iter().enumerate() {
         let tasks = h.backend.tasks()?.claim(shard, &ask("w", 10)).await?.tasks;

@@ -1,5 +1,7 @@
 //! Settling: under the token of the worker's own claim, and once.
 
+use std::time::Duration;
+
 use millstream_core::log::Settled;
 use millstream_core::schedule::Due;
 use millstream_core::tasks::Verdict as Says;
@@ -96,7 +98,11 @@ async fn a_failed_task_comes_back_later_with_its_story(h: Harness) -> Verdict {
     queue_under_test.settles(&first, retry(&first, Due::In(HOUR))).await?;
     queue_under_test.nothing("the retry is due in an hour").await?;
     let waits = shown(&queue_under_test.h, &queue_under_test.place, "a").await?;
-    ensure!(waits.due >= before + 3_600_000, "due at {}, an hour after {before} or later", waits.due);
+    ensure!(
+        waits.due >= before.saturating_add(Duration::from_millis(3_600_000)),
+        "due at {}, an hour after {before} or later",
+        waits.due
+    );
     equal!(waits.fields, body("a"), "the fields of a task that waits for its second attempt");
     queue_under_test
         .h
@@ -153,7 +159,7 @@ async fn a_retry_is_never_early(h: Harness) -> Verdict {
         for task in &claimed.tasks {
             let delay: u64 = task.id.as_str().parse().unwrap_or(0);
             ensure!(
-                claimed.now >= before + delay,
+                claimed.now >= before.saturating_add(Duration::from_millis(delay)),
                 "due {delay} ms after {before}, claimed at {}",
                 claimed.now
             );

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{Due, OnConflict};
 use millstream_core::tasks::{ClaimRequest, Claimed, Verdict as Says};
@@ -61,10 +62,10 @@ impl QueueUnderTest {
     async fn told(&self, ask: &ClaimRequest) -> Result<u64, Violation> {
         let Claimed { tasks, next, now, .. } = self.claim(ask).await?;
         ensure!(tasks.is_empty(), "claimed: {tasks:?}");
-        Ok(now * 1_000 + next.as_micros() as u64)
+        Ok(now.as_millis() * 1_000 + next.as_micros() as u64)
     }
 
-    async fn recurs(&self, name: &str, next: u64) -> Verdict {
+    async fn recurs(&self, name: &str, next: Timestamp) -> Verdict {
         let recurrence = Recurrence {
             id: id(name)?,
             rule: "a rule".into(),
@@ -130,7 +131,7 @@ async fn whatever_is_due_first_calls_somebody(h: Harness) -> Verdict {
     queue_under_test.is_called("something was scheduled").await?;
 
     let now = queue_under_test.h.now().await?;
-    queue_under_test.recurs("r", now + 4 * 3_600_000).await?;
+    queue_under_test.recurs("r", now.saturating_add(Duration::from_millis(4 * 3_600_000))).await?;
     queue_under_test.is_called("something recurs earlier than all that waits").await?;
 
     queue_under_test
@@ -169,7 +170,7 @@ async fn what_is_due_later_calls_nobody(h: Harness) -> Verdict {
         .reschedule(&queue_under_test.place, &[id("b")?], Due::In(HOUR * 2))
         .await?;
     let now = queue_under_test.h.now().await?;
-    queue_under_test.recurs("r", now + 2 * 3_600_000).await?;
+    queue_under_test.recurs("r", now.saturating_add(Duration::from_millis(2 * 3_600_000))).await?;
     queue_under_test.is_quiet("nothing came that is due earlier").await?;
     queue_under_test.place([("head 2", Due::In(HOUR / 2))]).await?;
     queue_under_test.is_called("something was scheduled before all others").await
@@ -196,7 +197,7 @@ async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict 
     called(waiter).await?;
     let now = queue_under_test.h.now().await?;
     let head = queue_under_test.told(&ClaimRequest { patience: HOUR * 2, ..ask("v", 1) }).await?;
-    ensure!(head < now * 1_000 + 3_600_500_000, "who was called is told {head}, and it is {now}");
+    ensure!(head < now.as_millis() * 1_000 + 3_600_500_000, "who was called is told {head}, and it is {now}");
     // The worker takes as many tasks as it can.
     queue_under_test.place_due(["b"]).await?;
     queue_under_test.is_called("something was scheduled").await?;
@@ -206,9 +207,9 @@ async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict 
 
 async fn one_worker_is_told_of_the_head_and_others_of_later_times(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
-    let head = queue_under_test.h.now().await? + 60_000;
+    let head = queue_under_test.h.now().await?.saturating_add(Duration::from_millis(60_000));
     queue_under_test.place([("a", Due::At(head))]).await?;
-    let head = head * 1_000;
+    let head = head.as_millis() * 1_000;
     for round in 0..2 {
         let first = queue_under_test.told(&ask("w", 1)).await?;
         ensure!(first.abs_diff(head) < 2_000, "round {round}: told {first}, the head is due at {head}");
@@ -232,8 +233,8 @@ async fn who_comes_after_an_earlier_head_is_told_of_it(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     let now = queue_under_test.h.now().await?;
     for (name, worker, delay) in [("a", "u", 90_000), ("b", "v", 60_000), ("c", "w", 30_000)] {
-        queue_under_test.place([(name, Due::At(now + delay))]).await?;
-        let (told, head) = (queue_under_test.told(&ask(worker, 1)).await?, (now + delay) * 1_000);
+        queue_under_test.place([(name, Due::At(now.saturating_add(Duration::from_millis(delay))))]).await?;
+        let (told, head) = (queue_under_test.told(&ask(worker, 1)).await?, (now.as_millis() + delay) * 1_000);
         ensure!(told.abs_diff(head) < 2_000, "{worker} is told {told}, the head is due at {head}");
     }
     Ok(())
@@ -287,7 +288,7 @@ async fn a_worker_is_told_when_a_claim_runs_out(h: Harness) -> Verdict {
     queue_under_test.place_due(["a"]).await?;
     let claimed = queue_under_test.claim(&ClaimRequest { hold: SECOND, ..ask("w", 1) }).await?;
     equal!(names(&claimed.tasks), ["a"], "claimed");
-    let (told, end) = (queue_under_test.told(&ask("v", 1)).await?, (claimed.now + 1_000) * 1_000);
+    let (told, end) = (queue_under_test.told(&ask("v", 1)).await?, (claimed.now.as_millis() + 1_000) * 1_000);
     ensure!(told.abs_diff(end) < 5_000, "told {told}, a claim runs out at {end}");
     Ok(())
 }
@@ -296,12 +297,12 @@ async fn a_worker_is_told_of_what_recurs(h: Harness) -> Verdict {
     let queue_under_test = QueueUnderTest::new(h).await?;
     let now = queue_under_test.h.now().await?;
     queue_under_test.place([("later", Due::In(HOUR))]).await?;
-    queue_under_test.recurs("soon", now + 60_000).await?;
+    queue_under_test.recurs("soon", now.saturating_add(Duration::from_millis(60_000))).await?;
     ensure!(
         !queue_under_test.claim(&ask("u", 0)).await?.recurring,
         "something that recurs is said to be due"
     );
-    let (told, head) = (queue_under_test.told(&ask("w", 1)).await?, (now + 60_000) * 1_000);
+    let (told, head) = (queue_under_test.told(&ask("w", 1)).await?, (now.as_millis() + 60_000) * 1_000);
     ensure!(told.abs_diff(head) < 2_000, "told {told}, something that recurs is due at {head}");
     queue_under_test.recurs("due", now).await?;
     for limit in [1, 0] {

@@ -149,7 +149,7 @@ fn a_group_is_paused_after_a_yes_and_after_nothing_else() {
         assert_eq!((&state.asked, &state.page), (&None, &Page::Topics), "{no:?}");
     }
     let mut paused = standing("billing", vec![partition(0, 10, 5)]);
-    paused.paused = Some(1);
+    paused.paused = Some(millstream::Timestamp::from_millis(1));
     model.take(round(1, vec![sample(1, "orders", vec![paused])]));
     for deeper in ["", "\n", "\n"] {
         press(&mut state, &model, deeper);

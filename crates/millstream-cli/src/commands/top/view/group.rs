@@ -118,7 +118,7 @@ fn of_pending(entry: &PendingEntry) -> Vec<Field> {
 
 fn of_letter(letter: &DeadLetter) -> Vec<Field> {
     vec![
-        (text::moment(letter.id.ms), Look::Name),
+        (text::moment(letter.id.timestamp()), Look::Name),
         (letter.origin.to_string(), Look::Plain),
         (letter.topic_partition.partition.0.to_string(), Look::Plain),
         (human::count(letter.attempts.into()), Look::Plain),

@@ -148,7 +148,7 @@ impl Shown<'_> {
         let letters = self.model.letters.iter().map(|letter| {
             let of = &letter.topic_partition;
             Line::from_iter([
-                Span::styled(format!(" {}", text::moment(letter.id.ms)), style(Look::Faint)),
+                Span::styled(format!(" {}", text::moment(letter.id.timestamp())), style(Look::Faint)),
                 Span::styled(
                     format!("  {} / {} p{}", of.topic, letter.group, of.partition.0),
                     style(Look::Name),

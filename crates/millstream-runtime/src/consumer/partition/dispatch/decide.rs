@@ -102,7 +102,7 @@ fn failed(
 ) -> (Settlement, Handled) {
     let delay = wish.and_then(|wish| match wish {
         Due::In(delay) => Some(delay),
-        Due::At(at) => attempt.now.map(|now| Duration::from_millis(at.saturating_sub(now))),
+        Due::At(at) => attempt.now.map(|now| Duration::from_millis(at.as_millis().saturating_sub(now))),
     });
     let failure = Failure::new(attempt.number, kind, &**error, attempt.entropy);
     let failure = failure.since(attempt.elapsed).wishing(delay);
@@ -149,6 +149,8 @@ fn give_up(
 
 #[cfg(test)]
 mod tests {
+    use millstream_core::Timestamp;
+
     use super::*;
     use millstream_core::event::Ignore;
     use millstream_core::policy::{Discard, Fixed, Keep, Never, Within};
@@ -232,13 +234,21 @@ mod tests {
             }
         };
         let (at, second) = (Duration::from_nanos(60_000_000_001), Duration::from_secs(1));
-        assert_eq!(says(Some(53_001), Duration::ZERO, at), Some(Due::At(60_001)), "rounded up");
+        assert_eq!(
+            says(Some(53_001), Duration::ZERO, at),
+            Some(Due::At(Timestamp::from_millis(60_001))),
+            "rounded up"
+        );
         assert_eq!(says(Some(53_000), Duration::ZERO, at), None);
-        assert_eq!(says(Some(54_001), second, at), Some(Due::At(60_001)));
+        assert_eq!(says(Some(54_001), second, at), Some(Due::At(Timestamp::from_millis(60_001))));
         assert_eq!(says(Some(54_000), second, at), None);
-        assert_eq!(says(None, AFTER, at), Some(Due::At(60_001)), "unknown: the policy's own delay");
+        assert_eq!(
+            says(None, AFTER, at),
+            Some(Due::At(Timestamp::from_millis(60_001))),
+            "unknown: the policy's own delay"
+        );
         assert_eq!(says(None, AFTER + second, at), None);
-        assert_eq!(Due::from(UNIX_EPOCH - second), Due::At(0), "at once");
+        assert_eq!(Due::from(UNIX_EPOCH - second), Due::At(Timestamp::from_millis(0)), "at once");
     }
 
     #[test]

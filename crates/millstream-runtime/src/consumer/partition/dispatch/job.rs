@@ -7,7 +7,7 @@ use bytes::Bytes;
 use millstream_core::log::{Entry, Note, Receipt};
 use millstream_core::schedule::Due;
 use millstream_core::wire::{self, Malformed};
-use millstream_core::{Envelope, History, Limits, MessageId, Settlement};
+use millstream_core::{Envelope, History, Limits, MessageId, Settlement, Timestamp};
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
@@ -102,7 +102,8 @@ impl Job {
         in_place: Option<&'a str>,
     ) -> Attempt<'a> {
         let now = clock.and_then(ServerClock::now);
-        let elapsed = self.history().since().map_or(0, |since| self.now(now).saturating_sub(since));
+        let elapsed =
+            self.history().since().map_or(0, |since| self.now(now).saturating_sub(since.as_millis()));
         Attempt {
             number: self.attempt,
             origin: self.origin,
@@ -117,7 +118,7 @@ impl Job {
 
     /// Updates the job for a wait in place, with the next attempt of this note. Returns how long it waits.
     pub(in crate::consumer) fn holds(&mut self, note: &Note, clock: &ServerClock) -> Duration {
-        let now = self.now(clock.now());
+        let now = Timestamp::from_millis(self.now(clock.now()));
         self.note(note);
         // The same as the server does when it writes the note.
         let past = Arc::make_mut(self.past.get_or_insert_default());
@@ -125,7 +126,7 @@ impl Job {
         self.candidate = None;
         match note.due {
             Due::In(after) => after,
-            Due::At(at) => Duration::from_millis(at.saturating_sub(now)),
+            Due::At(at) => at.saturating_duration_since(now),
         }
     }
 
