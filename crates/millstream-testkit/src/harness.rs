@@ -1,5 +1,6 @@
 //! The harness of a case: a backend, unique names, and a deadline.
 
+pub(crate) mod continuity;
 pub mod owner;
 
 use std::fmt;

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal, refused};
+use crate::harness::continuity::{answered, not_whole};
 use crate::harness::{BRIEF, Harness, LONG};
 
 suite!("leases":
@@ -31,6 +32,7 @@ suite!("leases":
     no_more_than_so_many_ends_are_remembered needs [Ends],
     an_owner_that_returns_withdraws_its_end needs [Ends],
     who_was_not_answered_without_a_gap_takes_nothing_over,
+    a_record_that_is_whole_but_for_one_thing_takes_nothing_over,
 );
 
 async fn resource(h: &Harness) -> Result<Resource, Violation> {
@@ -371,5 +373,23 @@ async fn who_was_not_answered_without_a_gap_takes_nothing_over(h: Harness) -> Ve
     h.backend.leases().release(&first).await?;
     let asked = h.backend.leases().acquire(&resource, "bob", &h.unique("nonce"), LONG, &brief).await?;
     ensure!(matches!(asked, Acquired::Granted(_)), "given back, and not granted: {asked:?}");
+    Ok(())
+}
+
+async fn a_record_that_is_whole_but_for_one_thing_takes_nothing_over(h: Harness) -> Verdict {
+    let (resource, server) = (resource(&h).await?, h.server().await?);
+    ended(&h, &resource).await?;
+    let ask = async |heard: &Continuity| {
+        h.backend.leases().acquire(&resource, "bob", &h.unique("nonce"), LONG, heard).await
+    };
+    for (heard, why) in not_whole(&server, h.now().await?, BRIEF) {
+        let asked = ask(&heard).await?;
+        ensure!(matches!(asked, Acquired::Held(_)), "taken over {why}: {asked:?}");
+    }
+    // The same record without a fault. A slow machine may need more than one attempt before it becomes old.
+    let mut patience = h.patience("a lease to be granted to who was answered for a ttl");
+    while let Acquired::Held(_) = ask(&answered(&server, h.now().await?, BRIEF, BRIEF * 3)).await? {
+        patience.pause().await?;
+    }
     Ok(())
 }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::{Club, suite};
 use crate::case::{Verdict, Violation, ensure, equal, refused};
+use crate::harness::continuity::{answered, not_whole};
 use crate::harness::{BRIEF, Harness, LONG};
 
 suite!("members":
@@ -59,18 +60,18 @@ async fn who_was_not_answered_without_a_gap_drops_nobody(h: Harness) -> Verdict 
     }
     // A record of another server, or one that ended too long ago, does not permit to drop members either.
     let pulse = club.beat(&ann).await?;
-    let mut elsewhere = Continuity::new(Duration::from_millis(2));
-    (0..4).for_each(|ms| {
-        elsewhere.advance("another server", pulse.now.saturating_sub(Duration::from_millis(4 - ms)))
-    });
-    let mut ended = Continuity::new(Duration::from_millis(2));
-    (0..4).for_each(|ms| {
-        ended.advance(&pulse.server, pulse.now.saturating_sub(Duration::from_millis(40 - ms)))
-    });
-    for heard in [elsewhere, ended] {
-        equal!(club.beat(&ann.clone().hearing(heard.clone())).await?.members, 3, "members after {heard:?}");
+    for (heard, why) in not_whole(&pulse.server, pulse.now, BRIEF) {
+        equal!(club.beat(&ann.clone().hearing(heard)).await?.members, 3, "members, asked {why}");
     }
-    equal!(club.judge(&ann).await?.members, 3 - 1, "members after one was dropped");
+    // The same record without a fault. A slow machine may need more than one attempt before it becomes old.
+    let mut patience = club.h.patience("a member to be dropped by who was answered for a ttl");
+    loop {
+        let heard = answered(&pulse.server, club.h.now().await?, BRIEF, BRIEF * 3);
+        if club.beat(&ann.clone().hearing(heard)).await?.members < 3 {
+            break;
+        }
+        patience.pause().await?;
+    }
     refused(club.beat(&cid).await, ErrorKind::NotMember, "the heartbeat of who was dropped")?;
     Ok(())
 }

@@ -9,6 +9,7 @@ use millstream_core::{ErrorKind, Partition, Settlement, TopicSpec};
 
 use super::{Sharer, ids, only, receipts, sharers, suite};
 use crate::case::{Verdict, Violation, ensure, equal, refused};
+use crate::harness::continuity::{answered, not_whole};
 use crate::harness::{BRIEF, Harness, LARGE, LONG, large};
 use crate::owner::hold;
 
@@ -25,7 +26,8 @@ suite!("shared":
     large_entries_are_claimed_whole_and_once,
     who_was_not_answered_without_a_gap_claims_what_was_given_back,
     who_was_not_answered_without_a_gap_removes_nobody,
-    who_was_not_answered_without_a_gap_adopts_what_was_given_back;
+    who_was_not_answered_without_a_gap_adopts_what_was_given_back,
+    a_record_that_is_whole_but_for_one_thing_claims_and_adopts_nothing;
     with an operator:
     a_claim_tells_ghosts needs [Stats],
 );
@@ -247,6 +249,35 @@ async fn who_was_not_answered_without_a_gap_adopts_what_was_given_back(h: Harnes
     equal!(adopt(Continuity::new(LONG)).await?, 1, "adopted by who does not judge");
     equal!(adopt(Continuity::new(LONG)).await?, 0, "adopted by who does not judge");
     equal!(adopt(Continuity::assured()).await?, 1, "adopted");
+    Ok(())
+}
+
+async fn a_record_that_is_whole_but_for_one_thing_claims_and_adopts_nothing(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    h.append_n(&only(&topic), 2).await?;
+    let entries = a.take(2).await?;
+    let (server, owner) = (h.server().await?, h.owner(&only(&topic), "group").await?);
+    let adopt = async |heard| h.backend.shared()?.adopt(&owner.lease, Duration::ZERO, 1, &heard).await;
+    for (heard, why) in not_whole(&server, h.now().await?, BRIEF) {
+        let claimed = b.claim_hearing(&[], (Duration::ZERO, 10), &heard).await?;
+        equal!(receipts(&claimed.abandoned.entries), [], "claimed {why}");
+        equal!(adopt(heard).await?, 0, "adopted {why}");
+    }
+    // The same record without a fault. A slow machine may need more than one attempt before it becomes old.
+    let whole = async || Ok::<_, Violation>(answered(&server, h.now().await?, BRIEF, BRIEF * 3));
+    let mut patience = h.patience("an entry to be claimed by who was answered for a ttl");
+    loop {
+        let claimed = b.claim_hearing(&[], (Duration::ZERO, 1), &whole().await?).await?;
+        if !claimed.abandoned.entries.is_empty() {
+            equal!(receipts(&claimed.abandoned.entries), [entries[0].receipt], "what was claimed");
+            break;
+        }
+        patience.pause().await?;
+    }
+    let mut patience = h.patience("an entry to be adopted by who was answered for a ttl");
+    while adopt(whole().await?).await? == 0 {
+        patience.pause().await?;
+    }
     Ok(())
 }
 

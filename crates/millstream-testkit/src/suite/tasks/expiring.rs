@@ -8,6 +8,7 @@ use millstream_core::{Continuity, MessageId, Reason, Timestamp};
 
 use super::{HOUR, QueueUnderTest, STALE, ask, body, claim, failure, names, retry, snooze, suite, told};
 use crate::case::{Verdict, Violation, ensure, equal};
+use crate::harness::continuity::{answered, not_whole};
 use crate::harness::{BRIEF, Harness, LONG};
 
 const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
@@ -256,19 +257,6 @@ async fn what_crashes_too_often_becomes_a_dead_letter(h: Harness) -> Verdict {
     queue_under_test.place_due(["a"]).await
 }
 
-/// Returns the record of a caller to which this server has replied every third of `ttl`, over this long and up to
-/// now.
-fn answered(server: &str, now: Timestamp, ttl: Duration, long: Duration) -> Continuity {
-    let (mut heard, third) = (Continuity::new(ttl), ttl / 3);
-    let mut time = now.saturating_sub(long);
-    while time < now {
-        heard.advance(server, time);
-        time = time.saturating_add(third);
-    }
-    heard.advance(server, now);
-    heard
-}
-
 impl QueueUnderTest {
     /// Returns the server's name for itself.
     async fn server(&self) -> Result<String, Violation> {
@@ -316,10 +304,10 @@ async fn what_ran_out_is_left_to_its_worker_until_the_asker_was_answered_for_a_h
     equal!(claimed.server, server, "which server answers");
     ensure!(claimed.next <= LONG && !claimed.next.is_zero(), "told to come in {:?}", claimed.next);
     let now = queue_under_test.h.now().await?;
-    let whole = answered("another", now, BRIEF, BRIEF * 3);
-    queue_under_test.leaves(whole, "by one that was answered by another server").await?;
+    for (heard, why) in not_whole(&server, now, BRIEF) {
+        queue_under_test.leaves(heard, why).await?;
+    }
     let mut gap = answered(&server, now.saturating_sub(Duration::from_millis(80)), BRIEF, BRIEF * 3);
-    queue_under_test.leaves(gap.clone(), "behind a gap").await?;
     gap.advance(&server, now);
     queue_under_test.leaves(gap, "after a gap").await?;
     let short = answered(&server, now, BRIEF, BRIEF / 2);
