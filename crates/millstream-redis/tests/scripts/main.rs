@@ -7,6 +7,7 @@ mod appender;
 mod bytes;
 mod catalog;
 mod connect;
+mod continuity;
 mod dead_letters;
 mod deleting;
 mod deleting_twice;

@@ -18,10 +18,10 @@ pub(crate) fn member(id: &str, incarnation: &str) -> Member {
 }
 
 /// Long enough for a few requests on a busy machine.
-const SHORT: Duration = Duration::from_millis(250);
+pub(crate) const SHORT: Duration = Duration::from_millis(250);
 const PAST_IT: Duration = Duration::from_millis(300);
 
-fn short(id: &str) -> Member {
+pub(crate) fn short(id: &str) -> Member {
     Member::new(MemberId::new(id).expect("name"), "i", SHORT)
 }
 
@@ -223,22 +223,6 @@ async fn a_server_that_was_away_lets_nobody_judge() {
         here.advance(&now.server, now.now.saturating_sub(Duration::from_millis(at)));
     }
     assert_eq!(bench.beat(&a.clone().hearing(here), false).await.members, 1);
-}
-
-#[tokio::test]
-async fn where_info_is_denied_gaps_alone_are_counted() {
-    let mut bench = Bench::private(&[]).await;
-    bench.cmd("ACL SETUSER default -info").await;
-    let (a, b) = (short("a"), short("b"));
-    bench.beat(&a, true).await;
-    assert_eq!(bench.beat(&b, true).await.server, "-");
-    sleep(PAST_IT).await;
-    let now = bench.beat(&a, false).await;
-    let mut heard = Continuity::new(SHORT);
-    for at in [300, 200, 100, 0] {
-        heard.advance(&now.server, now.now.saturating_sub(Duration::from_millis(at)));
-    }
-    assert_eq!(bench.beat(&a.clone().hearing(heard), false).await.members, 1);
 }
 
 #[tokio::test]
