@@ -28,7 +28,8 @@ async fn after_one_end_everything_is_handled_as_usual_and_nothing_is_noted() {
     let first = process_of(&bench, topic.clone(), &dying, &[0], set).await;
     dying.until(1).await;
     tokio::time::sleep(10 * SECOND).await;
-    let second = process_of(&bench, topic, &course, &[], set).await.1;
+    // More room than there are messages: what was pending is read before anything of it is settled.
+    let second = process_of(&bench, topic, &course, &[], |it| set(it).prefetch(30)).await.1;
     eventually(|| stats_are_clean(&bench), || "all".into()).await;
     let handled = course.count();
     assert_eq!(course.at_once(|call| call.value % 3 == 0), 8, "as many at once as may");
@@ -38,6 +39,7 @@ async fn after_one_end_everything_is_handled_as_usual_and_nothing_is_noted() {
     assert!(took <= MS(10) * (handled as u32).div_ceil(24) * 2, "{handled} took {took:?}");
     assert_eq!(candidates(&bench), 0, "nothing was noted");
     assert_eq!(bench.told.lines("TakenOver {"), 3);
+    assert_eq!(bench.told.lines("ends: 1, messages: 20, candidates: 0 }"), 3);
     second.shutdown().await;
     drop(first);
 }
@@ -56,7 +58,7 @@ async fn after_two_ends_what_was_pending_at_both_is_noted_as_it_begins_and_no_mo
     let course = Scenario::default();
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let (link, builder) = linked(&bench, topic.clone());
-    let third = set(builder.lease_ttl(TTL)).start({
+    let third = set(builder.lease_ttl(TTL)).prefetch(30).start({
         let (course, gate) = (course.clone(), gate.clone());
         move |delivery: Delivery<u64>| {
             let (running, gate) = (course.begin(&delivery), gate.clone());
@@ -70,6 +72,8 @@ async fn after_two_ends_what_was_pending_at_both_is_noted_as_it_begins_and_no_mo
     course.until(24).await;
     let health = third.health();
     assert!(health.topics[0].candidates >= 24, "{health:?}");
+    bench.told.wait_for_lines("ends: 2, ", 3).await;
+    assert_eq!(bench.told.lines("ends: 2, messages: 20, candidates: 20 }"), 3);
     tokio::time::sleep(SECOND).await;
     let noted = candidates(&bench);
     assert_eq!((course.count(), noted), (24, 24), "as many as run, and not all that was read");
@@ -99,6 +103,13 @@ async fn after_three_ends_what_had_begun_runs_alone_over_all_partitions_while_th
     eventually(|| stats_are_clean(&bench), || "all".into()).await;
     assert_eq!(course.at_once(|call| began.contains(&call.value)), 1, "one at a time");
     assert!(course.at_once(|_| true) > 8, "and beside it what is none");
+    let calls = course.calls();
+    let (alone, others): (Vec<&Call>, Vec<_>) = calls.iter().partition(|call| began.contains(&call.value));
+    let beside = |one: &Call| {
+        let overlap = |other: &Call| Some(other.began) < one.ended && Some(one.began) < other.ended;
+        others.iter().any(|other| other.partition == one.partition && overlap(other))
+    };
+    assert!(alone.iter().any(|one| beside(one)), "also in its own partition: {calls:#?}");
     assert_eq!(bench.told.lines("Crashed {"), 0);
     fourth.shutdown().await;
     drop(dead);
@@ -126,4 +137,89 @@ async fn what_had_begun_beside_the_culprit_is_handled_as_usual_once_that_is_know
     assert!(course.at_once(|call| began.contains(&call.value)) > 4, "the others are beside each other again");
     fifth.shutdown().await;
     drop(dead);
+}
+
+/// Starts a process with a handler that never ends, and stops it in an orderly way when it has begun the next message.
+async fn come_and_leave(bench: &Bench, course: &Scenario) {
+    let (_link, builder) = linked(bench, NUMBERS);
+    let handler = {
+        let course = course.clone();
+        move |delivery: Delivery<u64>| {
+            drop(course.begin(&delivery));
+            for_ever()
+        }
+    };
+    let before = course.count();
+    let consumer = builder.lease_ttl(TTL).shutdown_timeout(MS(50)).start(handler).await.expect("started");
+    course.until(before + 1).await;
+    assert!(consumer.shutdown().await.handed_back > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_pending_at_one_of_two_ends_is_no_candidate() {
+    let bench = bench();
+    let (course, two) =
+        (Scenario::default(), |it: ConsumerBuilder<u64>| it.concurrency(Concurrency::Unordered(2)));
+    send(&bench, &[("a", 0)]).await;
+    let first = process_of(&bench, NUMBERS, &course, &[0], two).await;
+    course.until(1).await;
+    send(&bench, &[("b", 1)]).await;
+    let second = process_of(&bench, NUMBERS, &course, &[1], two).await;
+    course.until(3).await;
+    let third = process_of(&bench, NUMBERS, &course, &[], two).await.1;
+    eventually(|| stats_are_clean(&bench), || "all".into()).await;
+    let mut order: Vec<u64> = course.calls().iter().map(|call| call.value).collect();
+    // The candidate begins a request later than the other one.
+    order[3..].sort_unstable();
+    assert_eq!(order, [0, 0, 1, 0, 1]);
+    assert_eq!(bench.told.lines("ends: 2, messages: 2, candidates: 1 }"), 1, "{:#?}", bench.told.all());
+    assert_eq!(candidates(&bench), 1, "noted as begun");
+    third.shutdown().await;
+    drop((first, second));
+}
+
+#[tokio::test(start_paused = true)]
+async fn ends_are_not_passed_on_when_all_is_settled() {
+    let bench = bench();
+    let course = Scenario::default();
+    send(&bench, &[("a", 0)]).await;
+    let first = process_of(&bench, NUMBERS, &course, &[0], |it| it).await;
+    course.until(1).await;
+    // The second one handles what was pending at the end of the first one.
+    let second = process_of(&bench, NUMBERS, &course, &[], |it| it).await.1;
+    eventually(|| stats_are_clean(&bench), || "all".into()).await;
+    second.shutdown().await;
+    send(&bench, &[("a", 1)]).await;
+    come_and_leave(&bench, &course).await;
+    let before = course.count();
+    let fourth = process_of(&bench, NUMBERS, &course, &[1], |it| it).await;
+    course.until(before + 1).await;
+    // This is its third delivery, and one owner has ended since it was sent.
+    let fifth = process_of(&bench, NUMBERS, &course, &[], |it| it).await.1;
+    eventually(|| stats_are_clean(&bench), || "all".into()).await;
+    assert_eq!(course.order(), [0, 0, 1, 1, 1].map(|value| (value, 1)));
+    assert_eq!(candidates(&bench), 0, "{:#?}", bench.told.all());
+    assert_eq!((bench.told.lines("ends: 1, "), bench.told.lines("ends: 2, ")), (2, 0));
+    fifth.shutdown().await;
+    drop((first, fourth));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_orderly_owner_in_between_passes_ends_on() {
+    let bench = bench();
+    let course = Scenario::default();
+    send(&bench, &[("a", 0)]).await;
+    let first = process_of(&bench, NUMBERS, &course, &[0], |it| it).await;
+    course.until(1).await;
+    let second = process_of(&bench, NUMBERS, &course, &[0], |it| it).await;
+    course.until(2).await;
+    come_and_leave(&bench, &course).await;
+    assert_eq!(candidates(&bench), 1, "noted by the one that left");
+    let last = process_of(&bench, NUMBERS, &course, &[], |it| it).await.1;
+    eventually(|| stats_are_clean(&bench), || "all".into()).await;
+    assert_eq!(candidates(&bench), 2, "noted by the next one");
+    assert_eq!(bench.told.lines("ends: 2, messages: 1, candidates: 1 }"), 2, "{:#?}", bench.told.all());
+    assert_eq!(bench.told.lines("Crashed {"), 0);
+    last.shutdown().await;
+    drop((first, second));
 }

@@ -179,6 +179,41 @@ async fn a_handler_is_told_when_its_lease_cannot_be_relied_on_and_before_another
     drop((a, b));
 }
 
+/// The server may have carried the request out as soon as it was sent.
+#[tokio::test(start_paused = true)]
+async fn behind_a_slow_link_a_handler_is_told_by_the_time_of_the_last_request_and_not_of_its_answer() {
+    for seed in 0..20 {
+        fastrand::seed(seed);
+        let group = group(1);
+        let (link, backend) = crate::support::link::link(&group.backend);
+        // Less than a request may take.
+        link.latency.store(TTL.as_millis() as u64 / 12, Ordering::Relaxed);
+        let (begun, told) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let builder = ConsumerBuilder::new(backend, group.topic.clone(), "g", Arc::new(group.told.clone()));
+        let consumer = builder.lease_ttl(TTL).start({
+            let (begun, told) = (begun.clone(), told.clone());
+            move |delivery: Delivery<u64>| {
+                let told = told.clone();
+                begun.fetch_add(1, Ordering::Relaxed);
+                async move {
+                    delivery.cancelled().await;
+                    told.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        let consumer = consumer.await.expect("started");
+        group.load().await.stop().await;
+        eventually(|| begun.load(Ordering::Relaxed) == 1, || "it has begun".into()).await;
+        tokio::time::sleep(5 * TTL + TTL.mul_f64(fastrand::f64())).await;
+        assert_eq!(told.load(Ordering::Relaxed), 0, "seed {seed}: it is renewed all the time");
+        link.cut();
+        eventually(|| told.load(Ordering::Relaxed) == 1, || "it is told".into()).await;
+        let took = link.last_answered("renew").expect("renewed").elapsed();
+        assert!(took <= TTL * 4 / 5 + MS(2), "seed {seed}: {took:?} after the last request");
+        drop(consumer);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn after_an_outage_nobody_is_accused() {
     for seed in 0..20 {

@@ -87,6 +87,37 @@ async fn who_was_alive_before_and_after_an_outage_keeps_what_it_had() {
     }
 }
 
+/// The others were answered all the time, and replace it as soon as its ttl is over.
+#[tokio::test(start_paused = true)]
+async fn one_that_is_refused_alone_for_less_than_its_ttl_keeps_what_it_had() {
+    let ttl = Duration::from_secs(10);
+    // Refused from just before the next request of this kind: that one is a third of a ttl after the last, or a little
+    // less.
+    for (what, after) in [("renew", ttl / 3), ("heartbeat", ttl * 3 / 10)] {
+        for seed in 0..10 {
+            fastrand::seed(seed);
+            let group = group(4);
+            let set = |it: ConsumerBuilder<u64>| it.lease_ttl(ttl);
+            let (a, b) = (group.join("a", MS(2), set).await, group.join("b", MS(2), set).await);
+            group.balanced(&[2, 2]).await;
+            sleep(2 * ttl + ttl.mul_f64(fastrand::f64())).await;
+            let owners = group.history.owners();
+            group.history.moves();
+            a.link.calls();
+            eventually(|| a.link.calls().contains_key(what), || format!("a {what}")).await;
+            sleep(after - MS(10)).await;
+            Away::Refusing.begin(&[&a]);
+            sleep(ttl * 6 / 10).await;
+            Away::Refusing.end(&[&a]);
+            sleep(2 * ttl).await;
+            assert_eq!(group.told.lines("LeaseLost"), 0, "{what}, seed {seed}: {:#?}", group.told.all());
+            assert_eq!((group.history.owners(), group.history.moves()), (owners, 0), "{what}, seed {seed}");
+            a.leave().await;
+            b.leave().await;
+        }
+    }
+}
+
 /// As a process does that the outage ended, and that is started again when it is over.
 #[tokio::test(start_paused = true)]
 async fn who_joins_after_an_outage_takes_nothing_from_the_living() {

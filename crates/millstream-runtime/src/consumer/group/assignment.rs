@@ -91,6 +91,17 @@ mod tests {
         assert_eq!(assignment.values().map(Vec::len).collect::<Vec<_>>(), [4]);
     }
 
+    /// It may come back from an outage, and is dropped before if it is dead.
+    #[test]
+    fn an_overdue_member_gets_its_share() {
+        let mut roster = roster();
+        roster.heard = roster.members.iter().map(|it| (it.id.clone(), it.ttl)).skip(1).collect();
+        assert_eq!(roster.living().count(), 1);
+        let (assignment, refused) = decide(&Balanced, &roster, &Ignore);
+        assert!(refused.is_none());
+        assert_eq!(assignment.values().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
+    }
+
     #[test]
     fn nonsense_is_told_and_replaced() {
         let nonsense: [(&str, Answer); 4] = [

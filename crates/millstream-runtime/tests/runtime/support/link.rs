@@ -21,6 +21,7 @@ use millstream_core::{
     Resource, Result, Retention, Settlement, Start, Timestamp, TopicName, TopicPartition,
 };
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// What is between one instance and everybody else.
@@ -44,6 +45,8 @@ pub struct Link {
     /// While this holds, nothing is sent and no answer is seen, as in a process that is stopped.
     frozen: watch::Sender<bool>,
     calls: Mutex<BTreeMap<&'static str, u64>>,
+    /// When the last request of each kind was sent that was answered.
+    answered: Mutex<BTreeMap<&'static str, Instant>>,
 }
 
 impl Link {
@@ -74,6 +77,11 @@ impl Link {
         std::mem::take(&mut *self.calls.lock().expect("lock"))
     }
 
+    /// When the last request of this kind was sent that was answered.
+    pub fn last_answered(&self, what: &str) -> Option<Instant> {
+        self.answered.lock().expect("lock").get(what).copied()
+    }
+
     async fn pass<T>(&self, what: &'static str, call: impl Future<Output = Result<T>>) -> Result<T> {
         *self.calls.lock().expect("lock").entry(what).or_default() += 1;
         if self.away.load(Ordering::Relaxed) {
@@ -83,7 +91,7 @@ impl Link {
         if hangs {
             std::future::pending::<()>().await;
         }
-        let latency = self.latency.load(Ordering::Relaxed);
+        let (asked, latency) = (Instant::now(), self.latency.load(Ordering::Relaxed));
         let answer = async {
             self.awake().await;
             if latency > 0 {
@@ -91,6 +99,7 @@ impl Link {
             }
             let answer = call.await;
             self.awake().await;
+            self.answered.lock().expect("lock").insert(what, asked);
             answer
         };
         tokio::select! {
