@@ -26,7 +26,7 @@ const ALL: Taken = Taken { members: true, lease: true, entries: true, tasks: tru
 
 fn seat(bench: &Bench, name: &str) -> SharedMember {
     let consumer = name.parse().expect("a name");
-    SharedMember { topic: bench.spec.name.clone(), group: bench.group.clone(), consumer }
+    SharedMember::new(bench.spec.name.clone(), bench.group.clone(), consumer)
 }
 
 /// Leaves a member, a lease, an entry and a task to others, and returns the server's name.
@@ -56,7 +56,9 @@ async fn taken(bench: &Bench, server: &str) -> Taken {
     // The newest answer is that of this moment: nothing but the name decides.
     let record = async || {
         let (now, mut heard) = (bench.backend.now().await.expect("a time"), Continuity::new(SHORT));
-        [300, 200, 100, 0].iter().for_each(|ago| heard.advance(server, now - ago));
+        [300, 200, 100, 0]
+            .iter()
+            .for_each(|ago| heard.advance(server, now.saturating_sub(Duration::from_millis(*ago))));
         heard
     };
     let a = short("a").hearing(record().await);

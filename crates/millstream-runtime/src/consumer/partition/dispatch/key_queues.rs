@@ -5,6 +5,8 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use bytes::Bytes;
 
+use crate::consumer::{Concurrency, RetryOrder};
+
 /// Grouping of messages into queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::consumer) enum By {
@@ -14,6 +16,19 @@ pub(in crate::consumer) enum By {
     Key,
     /// One queue per message.
     Entry,
+}
+
+impl By {
+    /// Returns the grouping for a configuration, and the number of messages that run at once.
+    pub(in crate::consumer) fn of(concurrency: Concurrency, retry_order: RetryOrder) -> (Self, usize) {
+        match (concurrency, retry_order) {
+            // Keys have queues so that one can wait, but messages run one at a time, in the order of the partition.
+            (Concurrency::Serial, RetryOrder::BlockKey) => (Self::Key, 1),
+            (Concurrency::Serial, _) => (Self::Partition, 1),
+            (Concurrency::PerKey(at_once), _) => (Self::Key, at_once),
+            (Concurrency::Unordered(at_once), _) => (Self::Entry, at_once),
+        }
+    }
 }
 
 /// Id of a queue, valid as long as something waits or runs in it.

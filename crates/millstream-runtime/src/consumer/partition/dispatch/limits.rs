@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::PollSemaphore;
+
+use crate::consumer::group::lease::LeaseGuard;
 
 /// Limits that the partitions of one consumer share. Permits are granted first come, first served. A partition requests
 /// one handler at a time, so partitions take turns.
@@ -64,4 +67,17 @@ impl Limiter {
         };
         (only, handler)
     }
+}
+
+/// Waits for our turn among the handlers of the consumer, and until the lease can be relied on. `None` if it is lost.
+pub(in crate::consumer) async fn turn(
+    guard: &LeaseGuard,
+    turns: &mut Option<PollSemaphore>,
+) -> Option<Option<OwnedSemaphorePermit>> {
+    let permit = match turns {
+        // The position in the semaphore's queue is kept when this future is dropped and created again.
+        Some(turns) => Some(std::future::poll_fn(|cx| turns.poll_acquire(cx)).await?),
+        None => None,
+    };
+    guard.live().await.then_some(permit)
 }

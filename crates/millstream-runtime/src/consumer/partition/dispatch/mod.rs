@@ -20,12 +20,14 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 use tokio_util::sync::PollSemaphore;
 
+use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
 use crate::consumer::group::lease::LeaseGuard;
 use crate::consumer::handler::{Handler, Said, Verdict};
 use crate::consumer::partition::dispatch::decide::decide;
 use crate::consumer::partition::dispatch::job::{Job, handle};
 use crate::consumer::partition::dispatch::key_queues::{By, KeyQueue, KeyQueues, Ticket};
+use crate::consumer::partition::dispatch::limits::turn;
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
 use crate::consumer::partition::dispatch::row::Row;
 use crate::consumer::partition::fetch::Read;
@@ -35,7 +37,6 @@ use crate::consumer::partition::poison::{Candidate, Plan, Poison};
 use crate::consumer::partition::server_clock::ServerClock;
 use crate::consumer::partition::settle::Settler;
 use crate::consumer::pauses::Pause;
-use crate::consumer::{Concurrency, RetryOrder};
 use crate::report::Counts;
 
 /// Maximum number of messages that a task handles one after the other before their results are used: enough that the
@@ -93,13 +94,7 @@ impl Dispatcher {
         clock: Arc<ServerClock>,
     ) -> Self {
         let config = &context.config;
-        let (by, at_once) = match (config.concurrency, config.retry_order) {
-            // Keys have queues so that one can wait, but messages run one at a time, in the order of the partition.
-            (Concurrency::Serial, RetryOrder::BlockKey) => (By::Key, 1),
-            (Concurrency::Serial, _) => (By::Partition, 1),
-            (Concurrency::PerKey(at_once), _) => (By::Key, at_once),
-            (Concurrency::Unordered(at_once), _) => (By::Entry, at_once),
-        };
+        let (by, at_once) = By::of(config.concurrency, config.retry_order);
         let (size, wait) = match &context.handler {
             // In one queue, a row has the order of the log.
             Handler::Each(_) if by == By::Partition => (ROW, Duration::ZERO),
@@ -487,14 +482,4 @@ impl Dispatcher {
         settler.add(receipt, settlement, now);
         acked
     }
-}
-
-/// Waits for our turn among the handlers of the consumer, and until the lease can be relied on. `None` if it is lost.
-async fn turn(guard: &LeaseGuard, turns: &mut Option<PollSemaphore>) -> Option<Option<OwnedSemaphorePermit>> {
-    let permit = match turns {
-        // The position in the semaphore's queue is kept when this future is dropped and created again.
-        Some(turns) => Some(std::future::poll_fn(|cx| turns.poll_acquire(cx)).await?),
-        None => None,
-    };
-    guard.live().await.then_some(permit)
 }
