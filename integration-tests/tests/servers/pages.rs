@@ -10,11 +10,15 @@ use std::time::{Duration, Instant};
 use integration_tests::proxy::Proxy;
 use integration_tests::server::Server;
 use millstream_core::catalog::{Catalog, Start};
+use millstream_core::history::History;
 use millstream_core::inspect::{Inspect, Range, Stream};
 use millstream_core::keys::Keys;
 use millstream_core::leases::{Acquired, Lease, Leases, Resource};
 use millstream_core::log::{Append, Log, Settlement};
+use millstream_core::recurring::{Recurrence, Recurring};
+use millstream_core::schedule::{Due, OnConflict, Place};
 use millstream_core::shared::{Shared, SharedMember};
+use millstream_core::wire::Fields;
 use millstream_core::{Error, GroupName, MessageId, Partition, Result, TopicPartition, TopicSpec};
 use millstream_redis::{RedisBackend, RedisConfig};
 
@@ -236,6 +240,39 @@ async fn pages_fill_a_slow_link_at_full_size() {
     beside_pages(512).await;
 }
 
+/// Retries that are parked and rules that are due, where a single one takes longer than the limit of an answer.
+async fn heavy_items_arrive(scene: &Fixture) {
+    let heavy: Fields = vec![("payload".into(), vec![b'x'; 4 * MIB].into())];
+    let append = Append { topic_partition: scene.tp.clone(), fields: heavy.clone() };
+    scene.near.append(&[append]).await.pop().expect("a result").expect("appended");
+    let fetched = scene.near.reader(&scene.lease).await.expect("a reader").fetch(1, Duration::ZERO).await;
+    let receipt = fetched.expect("fetched").entries[0].receipt;
+    let due = Due::In(Duration::from_secs(3_600));
+    let (origin, history) = (receipt.id, History::default());
+    let retry = Settlement::Retry { due, attempt: 2, origin, error: "boom".into(), history };
+    scene.near.settle(&scene.lease, &[(receipt, retry)]).await.expect("parked");
+    let (place, id) = (Place::from(scene.tp.clone()), "r".parse().expect("an id"));
+    let rule = Recurrence { id, rule: "every 5s".into(), fields: heavy, next: Some(1), paused: false };
+    Recurring::put(&scene.near, &place, &rule, OnConflict::Keep).await.expect("put");
+
+    let mut patience = Patience::default();
+    let parked = loop {
+        if let Some(page) = patience.of(scene.far.parked(&scene.tp, &scene.group, None, 200).await) {
+            break page.items;
+        }
+    };
+    assert_eq!(
+        parked.iter().map(|one| (one.origin, &one.body)).collect::<Vec<_>>(),
+        [(origin, &rule.fields)]
+    );
+    let due = loop {
+        if let Some(due) = patience.of(scene.far.due(&place).await) {
+            break due.recurrences;
+        }
+    };
+    assert_eq!(due, [rule]);
+}
+
 /// A page that takes longer to arrive than an answer may take to begin, in every way of reading.
 async fn arrive(rate: u64, limit: Duration, entries: usize) {
     let scene = Fixture::new(rate, limit, entries).await;
@@ -285,6 +322,7 @@ async fn arrive(rate: u64, limit: Duration, entries: usize) {
         range = range.behind(*browsed.last().expect("a page that is not empty"));
     }
     assert_eq!(browsed, first, "browsed");
+    heavy_items_arrive(&scene).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use millstream_core::Timestamp;
 use millstream_core::catalog::{Catalog, Start};
+use millstream_core::error::ErrorKind;
 use millstream_core::log::{Append, Log, Receipt, Settlement};
 use millstream_core::name::GroupName;
 use millstream_core::recurring::{Recurrence, Recurring};
@@ -18,11 +19,11 @@ use crate::server::{Bench, dead, fetch, message, retry};
 
 const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
-const MIB: usize = 1 << 20;
+pub(crate) const MIB: usize = 1 << 20;
 const NOW: Duration = Duration::ZERO;
 const P: Partition = Partition(0);
 
-fn large(n: usize) -> Fields {
+pub(crate) fn large(n: usize) -> Fields {
     vec![("payload".into(), vec![b'x'; MIB].into()), ("n".into(), n.to_string().into())]
 }
 
@@ -32,7 +33,7 @@ fn member(bench: &Bench, name: &str) -> SharedMember {
 }
 
 /// How often a command was called, and for how many microseconds the server worked on it.
-async fn cost(bench: &mut Bench, command: &str) -> (u64, u64) {
+pub(crate) async fn cost(bench: &mut Bench, command: &str) -> (u64, u64) {
     let info: String = redis::from_redis_value(bench.cmd("INFO commandstats").await).expect("a text");
     let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
     let number = |name: &str| -> Option<u64> {
@@ -42,7 +43,14 @@ async fn cost(bench: &mut Bench, command: &str) -> (u64, u64) {
 }
 
 impl Bench {
-    async fn fill(&self, count: usize, fields: impl Fn(usize) -> Fields) {
+    /// Lets the server close each connection that has an answer of more than these bytes, which then is lost.
+    async fn lose_answers_above(&mut self, bytes: usize) {
+        let mut cmd = redis::cmd("CONFIG");
+        cmd.arg("SET").arg("client-output-buffer-limit").arg(format!("normal {bytes} 0 0"));
+        cmd.exec_async(&mut self.raw).await.expect("set");
+    }
+
+    pub(crate) async fn fill(&self, count: usize, fields: impl Fn(usize) -> Fields) {
         for n in 0..count {
             let append = Append { topic_partition: self.tp.clone(), fields: fields(n) };
             self.backend.append(&[append]).await.pop().expect("a result").expect("appended");
@@ -170,6 +178,72 @@ async fn pages_of_a_reader_follow_the_weight_of_entries() {
     }
 }
 
+/// Answers above a size never arrive whole: a reader that asks for as much again would ask for ever.
+#[tokio::test]
+async fn a_lost_answer_halves_the_next_page() {
+    let mut bench = Bench::private(&[]).await;
+    let small = |_: usize| message(&"x".repeat(1 << 10));
+    let one = seat(&bench, "one");
+    // The owner has 512 entries pending, and so has a consumer that shares.
+    bench.fill(512, small).await;
+    let (mut reader, mut came) = (bench.reader().await, 0);
+    while came < 512 {
+        came += fetch(&mut reader, 512).await.entries.len();
+    }
+    bench.fill(512, small).await;
+    let (mut reader, mut came) = (bench.backend.shared_reader(&one, &[P]).await.expect("a reader"), 0);
+    while came < 512 {
+        let read = reader.fetch(512, NOW).await.expect("fetched");
+        came += read.iter().map(|(_, fetched)| fetched.entries.len()).sum::<usize>();
+    }
+
+    // Of these answers, one with 128 entries arrives.
+    bench.lose_answers_above(200 << 10).await;
+    let mut reader = bench.reader().await;
+    for entries in [512, 256] {
+        let lost = reader.fetch(512, NOW).await.expect_err("an answer that is too large");
+        assert_eq!(lost.kind(), ErrorKind::Unconfirmed, "{entries} entries: {lost}");
+    }
+    let page = reader.fetch(512, NOW).await.expect("a quarter arrives");
+    assert_eq!((page.pending, page.entries.len()), (true, 128));
+
+    let mut reader = bench.backend.shared_reader(&one, &[P]).await.expect("a reader");
+    for entries in [512, 256] {
+        let lost = reader.fetch(512, NOW).await.expect_err("an answer that is too large");
+        assert_eq!(lost.kind(), ErrorKind::Unconfirmed, "{entries} entries: {lost}");
+    }
+    let read = reader.fetch(512, NOW).await.expect("a quarter arrives");
+    assert_eq!((read[0].1.pending, read[0].1.entries.len()), (true, 128));
+}
+
+#[tokio::test]
+async fn a_claim_takes_a_page_and_reads_it_in_steps() {
+    let mut bench = Bench::private(&[]).await;
+    bench.fill(40, large).await;
+    let log = bench.log();
+    bench.cmd(&format!("XREADGROUP GROUP billing dead COUNT 40 STREAMS {log} >")).await;
+    // All bodies of a page in one answer, or a page of all entries, would be lost.
+    bench.lose_answers_above(6 * MIB).await;
+    bench.watch_load().await;
+    let heard = millstream_core::Continuity::assured();
+    let claimed = bench.backend.claim(&seat(&bench, "next"), P, &[], NOW, 100, &heard).await;
+    let entries = claimed.expect("claimed").abandoned.entries;
+    assert!((1..=16).contains(&entries.len()), "{} of 1 MiB in a page", entries.len());
+    assert!(entries.iter().enumerate().all(|(n, entry)| entry.fields == large(n)));
+    // The connection that everybody shares carries no bodies.
+    let (mut reads, ran) = (0, bench.cmd("SLOWLOG GET -1").await.into_sequence().expect("a list"));
+    for command in ran {
+        let parts = command.into_sequence().expect("a command");
+        let words: Vec<String> = redis::from_redis_value(parts[3].clone()).expect("words");
+        if words[0] == "XRANGE" {
+            let connection: String = redis::from_redis_value(parts[5].clone()).expect("a name");
+            assert_eq!(connection, "millstream:bulk", "{words:?}");
+            reads += 1;
+        }
+    }
+    assert_eq!(reads, entries.len());
+}
+
 #[tokio::test]
 async fn large_entries_are_settled_a_few_at_a_time() {
     let mut bench = Bench::private(&[]).await;
@@ -277,4 +351,27 @@ async fn a_look_at_many_groups_that_are_behind_comes_in_parts() {
     }
     let (calls, _) = cost(&mut bench, "evalsha").await;
     assert!(calls >= (lags.len() * lags.len()) as u64, "{calls} calls for {} looks", lags.len());
+}
+
+/// The first request reaches sixteen partitions, and the next ones as many as fit: one.
+#[tokio::test]
+async fn a_look_at_many_partitions_comes_in_parts() {
+    let mut bench = Bench::private(&[]).await;
+    let topic = bench.backend.expand(&bench.spec.name, 24).await.expect("grown");
+    for tp in topic.iter() {
+        let append = Append { topic_partition: tp, fields: large(0) };
+        bench.backend.append(&[append]).await.pop().expect("a result").expect("appended");
+    }
+    let before = reads(&mut bench).await;
+    let stats = bench.backend.stats(&topic, &bench.group).await.expect("stats");
+    assert!(stats.iter().all(|one| one.lag == Some(1)), "{stats:?}");
+    let requests = reads(&mut bench).await - before;
+    assert!(requests >= 8, "{requests} requests");
+}
+
+/// How often the server has read requests from its connections.
+async fn reads(bench: &mut Bench) -> u64 {
+    let info: String = redis::from_redis_value(bench.cmd("INFO stats").await).expect("a text");
+    let count = info.lines().find_map(|line| line.strip_prefix("total_reads_processed:"));
+    count.and_then(|count| count.parse().ok()).expect("a number")
 }

@@ -20,7 +20,7 @@ fn claim(by: &str) -> Claim {
 }
 
 /// Puts so many letters with this body; gives back their ids.
-async fn bury(bench: &Bench, count: u64, body: &Fields) -> Vec<MessageId> {
+pub(crate) async fn bury(bench: &Bench, count: u64, body: &Fields) -> Vec<MessageId> {
     let letter = |number| DeadLetter {
         id: MessageId::new(number, 1),
         reason: Reason::Exhausted,
@@ -116,6 +116,41 @@ async fn large_letters_are_dealt_with_a_few_at_a_time() {
     assert_eq!(calls(&mut bench).await - claimed, 12 + 1);
     let retry_log = bench.retry_log();
     assert_eq!(bench.int(&format!("XLEN {retry_log}")).await, 24);
+}
+
+#[tokio::test]
+async fn a_page_of_letters_ends_soon_after_its_bytes_are_full() {
+    let bench = Bench::new().await;
+    let body: Fields = vec![(Bytes::from_static(b"payload"), Bytes::from(vec![b'x'; 100 << 10]))];
+    bury(&bench, 60, &body).await;
+    let page = bench.backend.list(&bench.tp, &bench.group, Range::ALL, 1_000).await.expect("listed");
+    let bytes: usize = page.items.iter().map(|letter| letter.body[0].1.len()).sum();
+    // Each command reads about 256 KiB, so a page is not much more than it may be.
+    assert!(page.more && bytes <= MAX_PAGE_BYTES + (512 << 10), "{bytes} bytes in a page");
+    assert!(bytes >= MAX_PAGE_BYTES - (512 << 10), "{bytes} bytes in a page that is not the last");
+}
+
+/// Nobody settles these letters, so their claims only run out.
+#[tokio::test]
+async fn claims_that_ran_out_are_forgotten_while_claims_go_on() {
+    let mut bench = Bench::new().await;
+    let (tp, group) = (bench.tp.clone(), bench.group.clone());
+    let claims = bench.keys.dead_claims(&tp, &group);
+    let ids = bury(&bench, 201, &message("x")).await;
+    // The longest claim keeps the hash itself.
+    bench.backend.claim(&tp, &group, &ids[200..], &claim("a")).await.expect("claimed");
+    let brief = Claim { hold: Duration::from_millis(1), ..claim("b") };
+    assert_eq!(bench.backend.claim(&tp, &group, &ids[..200], &brief).await.expect("claimed"), ids[..200]);
+    // Each claim looks at a hundred others, any of them.
+    let mut left = i64::MAX;
+    for _ in 0..1_000 {
+        bench.backend.claim(&tp, &group, &ids[200..], &claim("a")).await.expect("claimed");
+        left = bench.int(&format!("HLEN {claims}")).await;
+        if left == 1 {
+            break;
+        }
+    }
+    assert_eq!(left, 1, "the claim that holds");
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ mod members;
 mod members_together;
 mod notes;
 mod parked;
+mod portions;
 mod reader;
 mod recurring;
 mod repairs;
