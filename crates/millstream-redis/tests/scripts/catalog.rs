@@ -4,11 +4,15 @@ use millstream_core::Timestamp;
 use millstream_core::catalog::{Catalog, Start};
 use millstream_core::error::ErrorKind;
 use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
 use millstream_core::log::{Append, Log};
 use millstream_core::topic::{TopicPartition, TopicSpec};
+use millstream_redis::{RedisBackend, RedisConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
-use crate::server::{Bench, fetch, grant, ids, message};
+use crate::server::{Bench, Server, fetch, grant, ids, message};
 
 const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
@@ -73,6 +77,82 @@ async fn an_expansion_that_stopped_half_way_is_finished_and_of_two_the_larger_wi
     assert_eq!(bench.int(&format!("SCARD {logs}")).await, 9);
     let stats = bench.backend.stats(&bench.backend.topic(&name).await.expect("there"), &bench.group).await;
     assert!(stats.expect("stats").iter().all(|one| one.position == Some(MessageId::ZERO)));
+}
+
+/// As long as a group is missing on a new partition, a trim there would drop what the group has not read.
+#[tokio::test]
+async fn a_topic_does_not_grow_before_its_groups() {
+    let mut bench = Bench::new().await;
+    let name = bench.spec.name.clone();
+    let new = TopicPartition::new(name.clone(), 1);
+    let (log, retry_log) = (bench.keys.log(&new), bench.keys.retry_log(&new, &bench.group));
+    bench.cmd(&format!("SET {retry_log} theirs")).await;
+    let error = bench.backend.expand(&name, 2).await.expect_err("the group cannot be created");
+    assert_eq!(error.kind(), ErrorKind::WrongType);
+    assert_eq!(bench.backend.topic(&name).await.expect("there").partitions, 1);
+    bench.cmd(&format!("DEL {retry_log}")).await;
+    assert_eq!(bench.backend.expand(&name, 2).await.expect("grown").partitions, 2);
+    assert_eq!(bench.groups_on(&log).await, ["billing"]);
+}
+
+/// Its creator has read the old number of partitions, and may be stopped before it looks a second time.
+#[tokio::test]
+async fn a_group_that_is_registered_while_a_topic_grows_is_on_the_new_partition() {
+    let server = Server::start(&[]);
+    let mut bench = Bench::at(RedisConfig::new(server.url()), None).await;
+    let name = bench.spec.name.clone();
+    // Registered after the groups were listed, and before the number of partitions changes.
+    let mut register = redis::cmd("SADD");
+    register.arg(bench.keys.topic_groups(&name).as_str()).arg("late");
+    let port = before_requests_with("XGROUP", server.port, register, bench.raw.clone()).await;
+    let config = RedisConfig::new(format!("redis://127.0.0.1:{port}"));
+    let config = config.with_namespace(bench.namespace.clone());
+    let behind = RedisBackend::connect(config).await.expect("connected");
+    assert_eq!(behind.expand(&name, 2).await.expect("grown").partitions, 2);
+    let log = bench.keys.log(&TopicPartition::new(name, 1));
+    assert_eq!(bench.groups_on(&log).await, ["billing", "late"]);
+}
+
+impl Bench {
+    /// Names of the groups on a stream.
+    async fn groups_on(&mut self, stream: &Key) -> Vec<String> {
+        let groups = self.cmd(&format!("XINFO GROUPS {stream}")).await.into_sequence().expect("groups");
+        let name = |group: redis::Value| {
+            let fields = group.into_sequence().expect("fields");
+            redis::from_redis_value(fields[1].clone()).expect("a name")
+        };
+        groups.into_iter().map(name).collect()
+    }
+}
+
+/// Forwards connections to a server, and runs a command before each request that contains a word. Returns its port.
+async fn before_requests_with(
+    word: &'static str,
+    server: u16,
+    command: redis::Cmd,
+    raw: redis::aio::MultiplexedConnection,
+) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (command, mut raw) = (command.clone(), raw.clone());
+            let upstream = TcpStream::connect(("127.0.0.1", server)).await.expect("the server");
+            let ((mut requests, mut to_client), (mut answers, mut to_server)) =
+                (client.into_split(), upstream.into_split());
+            tokio::spawn(async move { tokio::io::copy(&mut answers, &mut to_client).await });
+            tokio::spawn(async move {
+                let mut request = vec![0; 64 << 10];
+                while let Ok(read @ 1..) = requests.read(&mut request).await {
+                    if request[..read].windows(word.len()).any(|part| part == word.as_bytes()) {
+                        command.exec_async(&mut raw).await.expect("done");
+                    }
+                    to_server.write_all(&request[..read]).await.expect("sent");
+                }
+            });
+        }
+    });
+    port
 }
 
 #[tokio::test]

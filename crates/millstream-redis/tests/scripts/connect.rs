@@ -112,3 +112,11 @@ async fn an_append_to_a_foreign_key_does_not_stop_the_others() {
     assert_eq!((error.topic(), error.partition()), (Some("broken"), Some(0)));
     assert!(bench.backend.append(&[]).await.is_empty());
 }
+
+/// Without it, leases of a machine that was suspended would look as if they had just been renewed.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_backend_counts_the_time_of_suspended_machines() {
+    let backend = millstream_core::Backend::from(Bench::new().await.backend);
+    assert!(backend.boot_clock().is_some());
+}
