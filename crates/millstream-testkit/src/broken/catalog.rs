@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use millstream_core::catalog::{Catalog, GroupCreated, GroupState, PartitionStats, Pin, Start};
 use millstream_core::inspect::Range;
+use millstream_core::log::Source;
 use millstream_core::topic::MAX_PARTITIONS;
 use millstream_core::{
     Capability, Error, ErrorKind, GroupName, MessageId, Result, TopicChange, TopicName, TopicPartition,
@@ -311,6 +312,14 @@ impl Catalog for Broken {
                 let groups = inner.groups(&topic.name).await?;
                 let named = topic.iter().zip(groups);
                 pins.extend(named.map(|(tp, group)| Pin::new(tp.partition, group, MessageId::ZERO)));
+            }
+            Mutant::PinsForgetUnread => {
+                for pin in &mut pins {
+                    let tp = TopicPartition { topic: topic.name.clone(), partition: pin.partition };
+                    let inspect = self.inner.inspect()?;
+                    let page = inspect.pending(&tp, &pin.group, Source::Log, MessageId::ZERO, 1).await?;
+                    pin.watermark = page.items.first().map_or(pin.watermark, |oldest| oldest.id);
+                }
             }
             Mutant::PinsWithoutIdle => pins.iter_mut().for_each(|pin| pin.idle = None),
             _ => {}

@@ -365,6 +365,8 @@ sabotages! {
     PinsCountAll,
     /// A group that has settled everything is reported too.
     PinsAlways,
+    /// A group that was set back is reported to keep entries only from its oldest pending one on.
+    PinsForgetUnread,
     /// The time of a group's last read is not reported.
     PinsWithoutIdle,
     /// The count exceeds the requested limit.

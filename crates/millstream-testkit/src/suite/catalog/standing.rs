@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::catalog::{PartitionStats, Pin, Start};
-use millstream_core::{GroupName, Partition, TopicPartition, TopicSpec};
+use millstream_core::{GroupName, MessageId, Partition, TopicPartition, TopicSpec};
 
 use super::suite;
 use crate::case::{Verdict, Violation, ensure, equal};
@@ -17,6 +17,7 @@ suite!("catalog":
     nobody_is_named_where_everything_is_settled needs [Pins];
     with an operator:
     the_lag_is_exact_among_deleted_entries needs [Stats],
+    a_group_that_was_set_back_keeps_what_it_will_read_again needs [Pins],
 );
 
 async fn stats(h: &Harness, topic: &TopicSpec, group: &str) -> Result<PartitionStats, Violation> {
@@ -131,6 +132,25 @@ async fn the_group_that_keeps_most_is_named(h: Harness) -> Verdict {
     fast.harness.trim(&fast.lease).await?;
     let kept: Vec<_> = h.backend.catalog().pins(&topic).await?.iter().map(|pin| pin.entries).collect();
     equal!(kept, [6], "what stays after a trim");
+    Ok(())
+}
+
+/// An operator has moved the position back while an entry was pending: the group keeps all entries above its position,
+/// and not only those from the pending one on.
+async fn a_group_that_was_set_back_keeps_what_it_will_read_again(h: Harness) -> Verdict {
+    let topic = h.topic(1).await?;
+    let tp = TopicPartition::new(topic.name.clone(), 0);
+    let mut back = starts(&h, &topic, "a-back", Start::Earliest).await?;
+    let mut ahead = starts(&h, &topic, "b-ahead", Start::Earliest).await?;
+    let appended = h.append_n(&tp, 5).await?;
+    let entries = ahead.take(2).await?;
+    ahead.ack(&entries).await?;
+    let entries = back.take(3).await?;
+    back.ack(&entries[..2]).await?;
+    h.operator()?.set_position(&tp, &GroupName::new("a-back")?, MessageId::ZERO).await?;
+    let pins = h.backend.catalog().pins(&topic).await?;
+    let kept: Vec<_> = pins.iter().map(|pin| (pin.group.as_str(), pin.watermark, pin.entries)).collect();
+    equal!(kept, [("a-back", appended[0], 2)], "what stays for the group that was set back");
     Ok(())
 }
 
