@@ -303,6 +303,18 @@ mod tests {
             }
         });
         assert_eq!(logged.0.lock().expect("lock").len(), 3);
+
+        // Panics that arrive as events are counted by their kind, whatever the observer does with them.
+        let (logged, counts) = (Arc::new(Lines::default()), Arc::new(Counts::default()));
+        let careful = Careful::over(counts.clone());
+        tracing::subscriber::with_default(logged.clone(), || {
+            for _ in 0..7 {
+                careful.observe(&Event::Panicked { code: UserCode::Codec, text: "again" });
+            }
+            careful.observe(&Event::Panicked { code: UserCode::Assignor, text: "the first of its kind" });
+        });
+        assert_eq!(logged.0.lock().expect("lock").len(), 3 + 1);
+        assert_eq!((counts.of(UserCode::Codec), counts.of(UserCode::Assignor)), (7, 1), "each is passed on");
     }
 
     /// Collects the levels of log lines.
