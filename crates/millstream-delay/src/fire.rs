@@ -160,7 +160,7 @@ fn rest(idle: u32) -> Duration {
     }
 }
 
-/// Fires at many places. It keeps state only for places where firing does not succeed.
+/// Fires at many places. It keeps state only for places where firing does not succeed, or where a rule is unreadable.
 #[derive(Default)]
 pub(crate) struct Firings(Mutex<BTreeMap<Place, Firing>>);
 
@@ -186,7 +186,7 @@ impl Firings {
         let mut firing =
             known.unwrap_or_else(|| Firing::new(LoopMonitor::unlisted("fire", Scope::from(place.clone()))));
         let again = firing.round(backend, &place, observer).await;
-        if firing.is_stuck() {
+        if firing.is_stuck() || !firing.unreadable.is_empty() {
             self.places().insert(place, firing);
         }
         Some(again)

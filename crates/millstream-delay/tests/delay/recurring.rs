@@ -1,10 +1,12 @@
 //! What recurs: put, fired once by many, missed, paused, run now; and rules that cannot be read.
 
-use crate::support::{EPOCH, MS, SECS, Seen, events, eventually, memory, open, queue};
+use crate::support::{EPOCH, MS, SECS, Seen, Warnings, events, eventually, memory, open, queue};
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::Placed;
-use millstream_core::{Backend, Envelope, ErrorKind, OnConflict, Place, ScheduleId, Timestamp, wire};
-use millstream_delay::{DelayQueue, Missed, Task, Worker, fire_due};
+use millstream_core::{Backend, Envelope, ErrorKind, OnConflict, Place, ScheduleId, Timestamp, TopicSpec, wire};
+use millstream_delay::{
+    DelayQueue, DelayedPromoter, Missed, PromoterConfig, Rule, Task, Worker, fire_due, recur,
+};
 
 const AT: fn(u64) -> Timestamp = Timestamp::from_millis;
 
@@ -175,20 +177,61 @@ async fn what_is_wrong_with_a_rule_is_said() {
     assert_eq!(kind(queue.recurring("").every(SECS(1)).payload(&1).await), ErrorKind::InvalidName);
 }
 
+/// Puts a rule of a later version that is due in a second.
+async fn put_unreadable(backend: &Backend, place: &Place, id: ScheduleId) {
+    let rule = "solar-eclipse Europe/Zurich once".to_owned();
+    let fields = wire::encode(&Envelope::new("1"));
+    let recurrence = Recurrence { id, rule, fields, next: Some(AT(EPOCH + 1_000)), paused: false };
+    let recurring = backend.recurring().expect("recurring schedules");
+    recurring.put(place, &recurrence, OnConflict::Keep).await.expect("put");
+}
+
+/// The module that warns of a rule that cannot be read.
+const FIRE: &str = "millstream_delay::fire";
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_warns_once_of_a_rule_that_it_cannot_read() {
+    let (warnings, _guard) = Warnings::collect();
+    let backend = memory();
+    let queue = open(&backend, 1).await;
+    let (place, id) = place(&backend, "eclipse").await;
+    put_unreadable(&backend, &place, id).await;
+    queue.recurring("beat").every(SECS(60)).payload(&1).await.expect("put");
+    let seen = Seen::default();
+    let worker = worker(&queue, &seen).await;
+    // It looks at least once a second at what is due.
+    seen.reach(5).await;
+    assert_eq!(warnings.of(FIRE), 1);
+    drop(worker);
+}
+
+/// A promoter keeps a state only of partitions where firing does not succeed, and other rules fire there.
+#[tokio::test(start_paused = true)]
+async fn a_promoter_warns_once_of_a_rule_that_it_cannot_read() {
+    let (warnings, _guard) = Warnings::collect();
+    let backend = memory();
+    let spec = TopicSpec::new("t".parse().expect("a name"), 1).expect("a spec");
+    backend.catalog().create_topic(&spec).await.expect("created");
+    let place = Place::from(spec.iter().next().expect("one"));
+    put_unreadable(&backend, &place, "eclipse".parse().expect("an id")).await;
+    let (rule, id) = (Rule::every(SECS(60), 0).expect("a rule"), "beat".parse().expect("an id"));
+    let recurring = backend.recurring().expect("recurring schedules");
+    recur(&**recurring, &place, &id, &rule, wire::encode(&Envelope::new("x"))).await.expect("put");
+    let (observer, told) = events();
+    let promoter = DelayedPromoter::new(&backend, spec, PromoterConfig::default()).expect("valid");
+    let promoter = tokio::spawn(promoter.observer(observer).run());
+    let fired = || told.all().iter().filter(|event| event.starts_with("Fired")).count();
+    eventually(|| fired() >= 5, "the other rule fires").await;
+    assert_eq!(warnings.of(FIRE), 1);
+    promoter.abort();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rule_of_a_later_version_is_passed_over_and_makes_no_busy_loop() {
     let backend = memory();
     let queue = open(&backend, 1).await;
     let (place, id) = place(&backend, "eclipse").await;
-    let rule = "solar-eclipse Europe/Zurich once".to_owned();
-    let fields = wire::encode(&Envelope::new("1"));
-    let recurrence = Recurrence { id, rule, fields, next: Some(AT(EPOCH + 1_000)), paused: false };
-    backend
-        .recurring()
-        .expect("recurring schedules")
-        .put(&place, &recurrence, OnConflict::Keep)
-        .await
-        .expect("put");
+    put_unreadable(&backend, &place, id).await;
     queue.recurring("beat").every(SECS(60)).payload(&1).await.expect("put");
     let seen = Seen::default();
     let worker = worker(&queue, &seen).await;

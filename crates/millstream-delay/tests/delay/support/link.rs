@@ -33,6 +33,8 @@ pub struct Link {
     pub panic_renewals: AtomicUsize,
     /// The next reply of a claim that takes something comes so late, in seconds.
     pub late_claim: AtomicU64,
+    /// The server's time in the replies of claims is so many seconds ahead.
+    pub ahead: AtomicU64,
     /// So many replies of settlements are lost.
     pub lose_settlements: AtomicUsize,
     /// The most that was ever asked for at once.
@@ -104,7 +106,8 @@ impl Tasks for Linked {
         self.link.pass("claim").await?;
         assert!(lose(&self.link.panics).is_ok(), "a claim panics");
         self.link.largest.fetch_max(ask.limit, Ordering::Relaxed);
-        let claimed = self.tasks.claim(shard, ask).await?;
+        let mut claimed = self.tasks.claim(shard, ask).await?;
+        claimed.now += 1_000 * self.link.ahead.load(Ordering::Relaxed);
         if !claimed.tasks.is_empty() {
             lose(&self.link.lose_claims)?;
             let late = self.link.late_claim.swap(0, Ordering::Relaxed);

@@ -79,3 +79,45 @@ pub fn events() -> (impl Observer + 'static, Seen<String>) {
     let tell = seen.clone();
     (move |event: &millstream_core::Event<'_>| tell.push(format!("{event:?}")), seen)
 }
+
+/// Modules that have logged warnings on this thread, in order.
+#[derive(Clone, Default)]
+pub struct Warnings(Arc<Mutex<Vec<&'static str>>>);
+
+impl Warnings {
+    /// Collects them until the guard is dropped.
+    pub fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
+        let warnings = Self::default();
+        let guard = tracing::subscriber::set_default(warnings.clone());
+        (warnings, guard)
+    }
+
+    /// The number of warnings of one module.
+    pub fn of(&self, module: &str) -> usize {
+        self.0.lock().expect("lock").iter().filter(|target| **target == module).count()
+    }
+}
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        if *event.metadata().level() == tracing::Level::WARN {
+            self.0.lock().expect("lock").push(event.metadata().target());
+        }
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
