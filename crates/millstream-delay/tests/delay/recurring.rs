@@ -3,7 +3,9 @@
 use crate::support::{EPOCH, MS, SECS, Seen, Warnings, events, eventually, memory, open, queue};
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::Placed;
-use millstream_core::{Backend, Envelope, ErrorKind, OnConflict, Place, ScheduleId, Timestamp, TopicSpec, wire};
+use millstream_core::{
+    Backend, Envelope, ErrorKind, OnConflict, Place, ScheduleId, Timestamp, TopicSpec, wire,
+};
 use millstream_delay::{
     DelayQueue, DelayedPromoter, Missed, PromoterConfig, Rule, Task, Worker, fire_due, recur,
 };

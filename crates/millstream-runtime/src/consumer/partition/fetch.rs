@@ -286,9 +286,8 @@ impl Fetcher {
             let messages = fetched.ghosts.len();
             tracing::warn!(%topic_partition, %group, messages, "pending entries were deleted by another client");
             observer.observe(&Event::Ghosts { topic_partition, group, messages });
-            let now = Instant::now();
             for receipt in fetched.ghosts {
-                settler.add(receipt, Settlement::Ack, now);
+                settler.add(receipt, Settlement::Ack);
             }
         }
         let pending = fetched.pending;

@@ -21,14 +21,11 @@ use crate::consumer::partition::slot::Slot;
 /// Settlements that are sent together.
 pub(in crate::consumer) type Settlements = Vec<(Receipt, Settlement)>;
 
-/// Number of settlements that one request handles cheaply.
-const ENOUGH: usize = 256;
 /// Maximum number of settlements of a request: one script call handles this many in less than a millisecond.
 const MAX_BATCH: usize = 500;
-/// Maximum time that a settlement waits for others while handlers run.
-const LONGEST: Duration = Duration::from_millis(1);
 
-/// The settlements of one partition. At most one request is under way.
+/// The settlements of one partition. At most one request is under way; what is added meanwhile is the next batch. Nothing
+/// waits for a batch to fill: if the process ends, what was handled and is not stored is handled again.
 pub(in crate::consumer) struct Settler {
     context: Arc<Subscription>,
     guard: Arc<LeaseGuard>,
@@ -36,10 +33,6 @@ pub(in crate::consumer) struct Settler {
     monitor: LoopMonitor,
     /// Settlements that are not sent, or were not stored.
     waiting: Settlements,
-    /// Time of the first of them; `None` if there is none.
-    since: Option<Instant>,
-    /// Whether they wait for no others.
-    is_due: bool,
     /// When the next request may be sent, after one that failed.
     not_before: Option<Instant>,
     request: Slot<Request>,
@@ -72,22 +65,11 @@ impl Settler {
         monitor: LoopMonitor,
     ) -> Self {
         let (waiting, request) = (Settlements::new(), Slot::default());
-        Self {
-            context,
-            guard,
-            triggers,
-            monitor,
-            waiting,
-            since: None,
-            is_due: false,
-            not_before: None,
-            request,
-        }
+        Self { context, guard, triggers, monitor, waiting, not_before: None, request }
     }
 
     /// Adds a settlement.
-    pub(in crate::consumer) fn add(&mut self, receipt: Receipt, settlement: Settlement, now: Instant) {
-        self.since.get_or_insert(now);
+    pub(in crate::consumer) fn add(&mut self, receipt: Receipt, settlement: Settlement) {
         self.waiting.push((receipt, settlement));
     }
 
@@ -101,35 +83,21 @@ impl Settler {
         self.not_before.is_some()
     }
 
-    /// Makes what was added due.
-    pub(in crate::consumer) fn hurry(&mut self) {
-        self.is_due = !self.waiting.is_empty();
-    }
-
-    /// Sends what waits, if it is due. `frontier` is that of the partition.
+    /// Sends what waits, unless a request is under way. `frontier` is that of the partition.
     pub(in crate::consumer) fn advance(&mut self, now: Instant, frontier: impl FnOnce() -> MessageId) {
-        if self.wakes().is_none_or(|at| now < at) {
+        if self.waiting.is_empty() || !self.request.is_empty() || self.not_before.is_some_and(|at| now < at) {
             return;
         }
         self.not_before = None;
         let rest = self.waiting.split_off(self.waiting.len().min(MAX_BATCH));
         let batch = std::mem::replace(&mut self.waiting, rest);
-        (self.since, self.is_due) = (if self.waiting.is_empty() { None } else { Some(now) }, false);
         self.monitor.begin_round(Duration::ZERO);
         self.request.start(send(self.context.clone(), self.guard.clone(), batch, frontier()));
     }
 
     /// Returns when the next request is to be sent although nothing else happens.
     pub(in crate::consumer) fn wakes(&self) -> Option<Instant> {
-        if self.waiting.is_empty() || !self.request.is_empty() {
-            return None;
-        }
-        self.not_before.or_else(|| self.due())
-    }
-
-    fn due(&self) -> Option<Instant> {
-        let is_due = self.is_due || self.waiting.len() >= ENOUGH;
-        self.since.map(|since| if is_due { since } else { since + LONGEST })
+        self.not_before.filter(|_| self.request.is_empty() && !self.waiting.is_empty())
     }
 
     /// Waits until the request has ended.
@@ -154,7 +122,6 @@ impl Settler {
         if !left.is_empty() {
             left.append(&mut self.waiting);
             self.waiting = left;
-            self.since.get_or_insert_with(Instant::now);
         }
         let observer = &*self.context.observer;
         match result {

@@ -135,10 +135,6 @@ impl PartitionWorker {
     /// Starts what can start without waiting for anything.
     fn advance(&mut self) {
         self.dispatcher.advance(&mut self.settler, &mut self.in_flight);
-        if self.dispatcher.is_idle() {
-            // No handler will add anything soon.
-            self.settler.hurry();
-        }
         let (now, in_flight) = (Instant::now(), &mut self.in_flight);
         self.settler.advance(now, || in_flight.frontier());
         self.fetcher.advance(self.dispatcher.is_paused(), now, in_flight);
@@ -154,9 +150,10 @@ impl PartitionWorker {
             () = context.kill.cancelled() => Event::Stopped,
             () = guard.revoked().cancelled() => Event::Stopped,
             () = guard.lost().cancelled() => Event::Stopped,
-            happened = dispatcher.changed() => Event::Dispatched(happened),
+            // Before handlers: their results may come without a pause, and requests go on only while they are polled.
             settled = settler.ended() => Event::Settled(settled),
             fetched = fetcher.ended() => Event::Fetched(fetched),
+            happened = dispatcher.changed() => Event::Dispatched(happened),
             () = due(wake) => Event::Due,
             () = run(background) => Event::Due,
         }
@@ -194,7 +191,6 @@ impl PartitionWorker {
             let killed = context.kill.is_cancelled();
             self.dispatcher.collect(&mut self.settler);
             let handlers_ended = killed || self.dispatcher.is_idle();
-            self.settler.hurry();
             let in_flight = &mut self.in_flight;
             self.settler.advance(Instant::now(), || in_flight.frontier());
             if handlers_ended && (self.settler.is_empty() || killed && self.settler.has_failed()) {

@@ -148,7 +148,7 @@ impl Dispatcher {
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
                     // Noted by an owner with another retry order. Here it is parked, like all failed messages.
-                    settler.add(job.receipt, job.parks(), now);
+                    settler.add(job.receipt, job.parks());
                     continue;
                 }
                 // The wait began when an earlier owner wrote the note, so only the rest of it is left.
@@ -339,9 +339,8 @@ impl Dispatcher {
             Plan::Note | Plan::Alone => {}
         }
         let note = self.poison.notes(ticket, job)?;
-        // The handler starts only when the note is written, so the note is sent at once.
-        settler.add(receipt, Settlement::Hold(note), Instant::now());
-        settler.hurry();
+        // The handler starts when the note is written.
+        settler.add(receipt, Settlement::Hold(note));
         None
     }
 
@@ -420,11 +419,11 @@ impl Dispatcher {
 
     /// Decides the settlements of jobs that a task has returned.
     fn finish(&mut self, unit: Unit, settler: &mut Settler) {
-        let (now, mut acked) = (Instant::now(), 0);
+        let mut acked = 0;
         for (ticket, mut job) in unit {
             match job.said.take() {
                 Some(said) => {
-                    acked += usize::from(self.finish_one(ticket, job, said.verdict(), now, settler));
+                    acked += usize::from(self.finish_one(ticket, job, said.verdict(), settler));
                     discard(said, &*self.context.observer);
                 }
                 // It was not handled: its row ended before its turn, or the consumer is about to end.
@@ -443,7 +442,6 @@ impl Dispatcher {
         ticket: Ticket,
         mut job: Box<Job>,
         verdict: &Verdict,
-        now: Instant,
         settler: &mut Settler,
     ) -> bool {
         let context = &self.context;
@@ -479,7 +477,7 @@ impl Dispatcher {
             }
             _ => self.queues.done(ticket),
         }
-        settler.add(receipt, settlement, now);
+        settler.add(receipt, settlement);
         acked
     }
 }
