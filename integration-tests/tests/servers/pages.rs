@@ -19,7 +19,7 @@ use millstream_core::recurring::{Recurrence, Recurring};
 use millstream_core::schedule::{Due, OnConflict, Place};
 use millstream_core::shared::{Shared, SharedMember};
 use millstream_core::wire::Fields;
-use millstream_core::{Error, GroupName, MessageId, Partition, Result, TopicPartition, TopicSpec};
+use millstream_core::{Error, GroupName, MessageId, Partition, Result, Timestamp, TopicPartition, TopicSpec};
 use millstream_redis::{RedisBackend, RedisConfig};
 
 const MIB: usize = 1 << 20;
@@ -252,7 +252,13 @@ async fn heavy_items_arrive(scene: &Fixture) {
     let retry = Settlement::Retry { due, attempt: 2, origin, error: "boom".into(), history };
     scene.near.settle(&scene.lease, &[(receipt, retry)]).await.expect("parked");
     let (place, id) = (Place::from(scene.tp.clone()), "r".parse().expect("an id"));
-    let rule = Recurrence { id, rule: "every 5s".into(), fields: heavy, next: Some(1), paused: false };
+    let rule = Recurrence {
+        id,
+        rule: "every 5s".into(),
+        fields: heavy,
+        next: Some(Timestamp::from_millis(1)),
+        paused: false,
+    };
     Recurring::put(&scene.near, &place, &rule, OnConflict::Keep).await.expect("put");
 
     let mut patience = Patience::default();

@@ -143,14 +143,15 @@ async fn a_group_that_was_set_back_keeps_what_it_will_read_again(h: Harness) -> 
     let mut back = starts(&h, &topic, "a-back", Start::Earliest).await?;
     let mut ahead = starts(&h, &topic, "b-ahead", Start::Earliest).await?;
     let appended = h.append_n(&tp, 5).await?;
-    let entries = ahead.take(2).await?;
+    // Behind the entry that will be pending, so that it would be the slower one without what is read again.
+    let entries = ahead.take(1).await?;
     ahead.ack(&entries).await?;
     let entries = back.take(3).await?;
     back.ack(&entries[..2]).await?;
     h.operator()?.set_position(&tp, &GroupName::new("a-back")?, MessageId::ZERO).await?;
     let pins = h.backend.catalog().pins(&topic).await?;
     let kept: Vec<_> = pins.iter().map(|pin| (pin.group.as_str(), pin.watermark, pin.entries)).collect();
-    equal!(kept, [("a-back", appended[0], 2)], "what stays for the group that was set back");
+    equal!(kept, [("a-back", appended[0], 1)], "what stays for the group that was set back");
     Ok(())
 }
 
