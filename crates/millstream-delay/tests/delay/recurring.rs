@@ -216,7 +216,7 @@ async fn a_promoter_warns_once_of_a_rule_that_it_cannot_read() {
     backend.catalog().create_topic(&spec).await.expect("created");
     let place = Place::from(spec.iter().next().expect("one"));
     put_unreadable(&backend, &place, "eclipse".parse().expect("an id")).await;
-    let (rule, id) = (Rule::every(SECS(60), 0).expect("a rule"), "beat".parse().expect("an id"));
+    let (rule, id) = (Rule::every(SECS(60), AT(0)).expect("a rule"), "beat".parse().expect("an id"));
     let recurring = backend.recurring().expect("recurring schedules");
     recur(&**recurring, &place, &id, &rule, wire::encode(&Envelope::new("x"))).await.expect("put");
     let (observer, told) = events();

@@ -183,7 +183,7 @@ async fn pages_of_a_reader_follow_the_weight_of_entries() {
 async fn a_lost_answer_halves_the_next_page() {
     let mut bench = Bench::private(&[]).await;
     let small = |_: usize| message(&"x".repeat(1 << 10));
-    let one = seat(&bench, "one");
+    let one = member(&bench, "one");
     // The owner has 512 entries pending, and so has a consumer that shares.
     bench.fill(512, small).await;
     let (mut reader, mut came) = (bench.reader().await, 0);
@@ -226,7 +226,7 @@ async fn a_claim_takes_a_page_and_reads_it_in_steps() {
     bench.lose_answers_above(6 * MIB).await;
     bench.watch_load().await;
     let heard = millstream_core::Continuity::assured();
-    let claimed = bench.backend.claim(&seat(&bench, "next"), P, &[], NOW, 100, &heard).await;
+    let claimed = bench.backend.claim(&member(&bench, "next"), P, &[], NOW, 100, &heard).await;
     let entries = claimed.expect("claimed").abandoned.entries;
     assert!((1..=16).contains(&entries.len()), "{} of 1 MiB in a page", entries.len());
     assert!(entries.iter().enumerate().all(|(n, entry)| entry.fields == large(n)));

@@ -24,7 +24,7 @@ struct Taken {
 
 const ALL: Taken = Taken { members: true, lease: true, entries: true, tasks: true };
 
-fn seat(bench: &Bench, name: &str) -> SharedMember {
+fn member(bench: &Bench, name: &str) -> SharedMember {
     let consumer = name.parse().expect("a name");
     SharedMember::new(bench.spec.name.clone(), bench.group.clone(), consumer)
 }
@@ -37,7 +37,7 @@ async fn leave_behind(bench: &mut Bench) -> String {
     bench.cmd(&format!("DEL {lease}")).await;
     bench.append_many(1).await;
     let mut reader =
-        bench.backend.shared_reader(&seat(bench, "one"), &[Partition(0)]).await.expect("a reader");
+        bench.backend.shared_reader(&member(bench, "one"), &[Partition(0)]).await.expect("a reader");
     assert_eq!(reader.fetch(1, Duration::ZERO).await.expect("fetched").len(), 1);
     bench.put_now(["t".into()]).await;
     let task = bench.claim(&ClaimRequest { hold: SHORT, ..ask("w", 1) }).await.tasks.remove(0);
@@ -65,7 +65,7 @@ async fn taken(bench: &Bench, server: &str) -> Taken {
     let members = bench.beat(&a, false).await.members == 1;
     let heard = record().await;
     let acquired = bench.backend.acquire(&bench.resource(), "a", "other", TTL, &heard).await.expect("asked");
-    let (two, heard) = (seat(bench, "two"), record().await);
+    let (two, heard) = (member(bench, "two"), record().await);
     let claimed = bench.backend.claim(&two, Partition(0), &[], Duration::ZERO, 1, &heard).await;
     let tasks = bench.claim(&ClaimRequest { heard: record().await, ..ask("v", 1) }).await.tasks;
     Taken {

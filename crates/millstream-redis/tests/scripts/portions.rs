@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::audit::{Audit, Check, Scope};
 use millstream_core::dead_letters::DeadLetters;
 use millstream_core::inspect::{Inspect, Range};
@@ -32,7 +33,13 @@ async fn what_is_listed_comes_in_parts() {
         let one = Scheduling { place: place.clone(), id, due, fields, on_conflict: OnConflict::Keep };
         bench.backend.schedule(&[one]).await.pop().expect("a result").expect("scheduled");
         let (id, rule) = (crate::schedule::id(&n.to_string()), "every 5s".into());
-        let recurrence = Recurrence { id, rule, fields: large(n), next: Some(n as u64 + 1), paused: false };
+        let recurrence = Recurrence {
+            id,
+            rule,
+            fields: large(n),
+            next: Some(Timestamp::from_millis(n as u64 + 1)),
+            paused: false,
+        };
         let put = Recurring::put(&bench.backend, &place, &recurrence, OnConflict::Keep).await;
         assert_eq!(put.expect("kept"), Placed::New);
     }
@@ -44,7 +51,7 @@ async fn what_is_listed_comes_in_parts() {
 
     let due = bench.backend.due(&place).await.expect("an answer").recurrences;
     assert!((1..=2).contains(&due.len()), "{} of 1 MiB at once", due.len());
-    assert_eq!(due[0].next, Some(1), "the first one that is due");
+    assert_eq!(due[0].next, Some(Timestamp::from_millis(1)), "the first one that is due");
 }
 
 #[tokio::test]

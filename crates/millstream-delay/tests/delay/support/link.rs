@@ -107,7 +107,8 @@ impl Tasks for Linked {
         assert!(lose(&self.link.panics).is_ok(), "a claim panics");
         self.link.largest.fetch_max(ask.limit, Ordering::Relaxed);
         let mut claimed = self.tasks.claim(shard, ask).await?;
-        claimed.now += 1_000 * self.link.ahead.load(Ordering::Relaxed);
+        let ahead = Duration::from_secs(self.link.ahead.load(Ordering::Relaxed));
+        claimed.now = claimed.now.saturating_add(ahead);
         if !claimed.tasks.is_empty() {
             lose(&self.link.lose_claims)?;
             let late = self.link.late_claim.swap(0, Ordering::Relaxed);
