@@ -102,19 +102,48 @@ fn named(cell: &str) -> impl Iterator<Item = (&str, &str)> {
     cell.split('`').skip(1).step_by(2).filter_map(|word| word.rsplit_once("::"))
 }
 
+/// Returns a section of the page on tests.
+fn section_of_tests(title: &str) -> String {
+    let page = read("docs/testing.md").unwrap_or_default();
+    let section = page.split(&format!("\n## {title}\n")).nth(1).unwrap_or_default();
+    section.split("\n## ").next().unwrap_or_default().to_owned()
+}
+
+/// Whether a function stands in a file of this name, or in a folder of this name.
+fn is_there(sources: &[(String, String)], file: &str, function: &str) -> bool {
+    let (named, folder) = (format!("/{file}.rs"), format!("/{file}/"));
+    let function = format!("fn {function}(");
+    let mut of_file = sources.iter().filter(|(path, _)| path.ends_with(&named) || path.contains(&folder));
+    of_file.any(|(_, text)| text.contains(&function))
+}
+
+/// Each rule names tests that are there.
+#[test]
+fn every_mend_names_its_test() {
+    let sources: Vec<(String, String)> = rust_files().collect();
+    let (mut offenders, mut rules) = (Vec::new(), 0);
+    let section = section_of_tests("Mends");
+    for row in section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| **")).skip(1) {
+        let [rule, tests] = cells(row)[..] else {
+            offenders.push(format!("not two cells: {row}"));
+            continue;
+        };
+        rules += 1;
+        let missing = named(tests).filter(|(file, function)| !is_there(&sources, file, function));
+        offenders.extend(missing.map(|(file, function)| format!("{rule}: there is no `{file}::{function}`")));
+        if named(tests).next().is_none() {
+            offenders.push(format!("{rule}: no test"));
+        }
+    }
+    assert!(rules > 30, "{rules} rules");
+    none(&offenders, "Mends of docs/testing.md, each with its test:");
+}
+
 /// Each fault has its row, and each row a test that is there or the reason why there is none.
 #[test]
 fn every_fault_names_its_test() {
-    let page = read("docs/testing.md").unwrap_or_default();
-    let section = page.split("\n## Faults\n").nth(1).unwrap_or_default();
-    let section = section.split("\n## ").next().unwrap_or_default();
+    let section = section_of_tests("Faults");
     let sources: Vec<(String, String)> = rust_files().collect();
-    let is_there = |file: &str, function: &str| {
-        let (named, folder) = (format!("/{file}.rs"), format!("/{file}/"));
-        let function = format!("fn {function}(");
-        let of_file = sources.iter().filter(|(path, _)| path.ends_with(&named) || path.contains(&folder));
-        of_file.into_iter().any(|(_, text)| text.contains(&function))
-    };
     let mut offenders = Vec::new();
     let mut rows = Vec::new();
     for row in section.lines().filter(|line| line.starts_with("| ")).map(cells) {
@@ -127,7 +156,7 @@ fn every_fault_names_its_test() {
         }
         rows.push(number.to_owned());
         for (file, function) in named(test) {
-            if !is_there(file, function) {
+            if !is_there(&sources, file, function) {
                 offenders.push(format!("{number}: there is no `{file}::{function}`"));
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::poison::{SECOND, TTL, candidates, noted_of, process_of, stats_are_clean};
 use crate::support::scenario::*;
 use crate::support::*;
-use millstream_core::Topic;
+use millstream_core::{Resource, Topic};
 use millstream_runtime::{Concurrency, ConsumerBuilder, Delivery, Record};
 
 /// Sends sixty messages to three partitions: the value modulo three is the partition.
@@ -222,4 +222,31 @@ async fn an_orderly_owner_in_between_passes_ends_on() {
     assert_eq!(bench.told.lines("Crashed {"), 0);
     last.shutdown().await;
     drop((first, second));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_loses_its_lease_during_its_last_upkeep_withdraws_its_end() {
+    let bench = bench();
+    send(&bench, &[("a", 0)]).await;
+    let set = |it: ConsumerBuilder<u64>| it.shutdown_timeout(10 * SECOND);
+    let (link, leaving) = process_of(&bench, NUMBERS, &Scenario::default(), &[], set).await;
+    eventually(|| leaving.report().acked == 1, || format!("{:?}", leaving.report())).await;
+    link.hang("trim");
+    link.calls();
+    let leaving = tokio::spawn(leaving.shutdown());
+    eventually(|| link.calls().contains_key("trim"), || "the last upkeep".into()).await;
+    let resource = Resource::partition(partition(), "g".parse().expect("name"));
+    bench.memory.operator().expire_lease(&resource);
+    // Asked again, the same request returns the ends as they are by then.
+    let ends = async || {
+        let assured = millstream_core::Continuity::assured();
+        match bench.backend.leases().acquire(&resource, "other", "once", 60 * SECOND, &assured).await {
+            Ok(millstream_core::leases::Acquired::Granted(lease)) => lease.ends.len(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(ends().await, 1, "it has not released its lease");
+    leaving.await.expect("no panic");
+    assert_eq!(bench.told.lines("LeaseLost {"), 1);
+    assert_eq!(ends().await, 0, "it lives");
 }

@@ -30,5 +30,6 @@ mod producer;
 mod pull;
 mod retries;
 mod shared;
+mod shared_crashes;
 mod support;
 mod suspension;

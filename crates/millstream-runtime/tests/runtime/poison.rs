@@ -422,30 +422,3 @@ async fn an_event_tells_which_message_it_was() {
     let letters = dead(&bench, "g").await.list(10).await.expect("listed");
     assert_eq!(*crashed.lock().expect("lock"), [(letters[0].origin, 4)]);
 }
-
-#[tokio::test(start_paused = true)]
-async fn who_loses_its_lease_during_its_last_upkeep_withdraws_its_end() {
-    let bench = bench();
-    send(&bench, &[("a", 0)]).await;
-    let set = |it: ConsumerBuilder<u64>| it.shutdown_timeout(10 * SECOND);
-    let (link, leaving) = process(&bench, &Scenario::default(), &[], set).await;
-    eventually(|| leaving.report().acked == 1, || format!("{:?}", leaving.report())).await;
-    link.hang("trim");
-    link.calls();
-    let leaving = tokio::spawn(leaving.shutdown());
-    eventually(|| link.calls().contains_key("trim"), || "the last upkeep".into()).await;
-    let resource = Resource::partition(partition(), "g".parse().expect("name"));
-    bench.memory.operator().expire_lease(&resource);
-    // Asked again, the same request returns the ends as they are by then.
-    let ends = async || {
-        let assured = millstream_core::Continuity::assured();
-        match bench.backend.leases().acquire(&resource, "other", "once", 60 * SECOND, &assured).await {
-            Ok(millstream_core::leases::Acquired::Granted(lease)) => lease.ends.len(),
-            other => panic!("{other:?}"),
-        }
-    };
-    assert_eq!(ends().await, 1, "it has not released its lease");
-    leaving.await.expect("no panic");
-    assert_eq!(bench.told.lines("LeaseLost {"), 1);
-    assert_eq!(ends().await, 0, "it lives");
-}

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::support::workers::{Call, Mate, TTL, Workers, few};
+use crate::support::workers::{Mate, TTL, Workers, few};
 use crate::support::*;
 use futures_util::future::join_all;
 use millstream_core::policy::{Fixed, Never};
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn quick(_: &Delivery<u64>) -> (Duration, Outcome) {
+pub(crate) fn quick(_: &Delivery<u64>) -> (Duration, Outcome) {
     (MS(100), Outcome::Ack)
 }
 
@@ -153,130 +153,6 @@ async fn failures_come_back_to_anybody_and_die_at_the_end() {
         .map(|call| call.began - calls.iter().find(|it| it.number == call.number).expect("a first").began)
         .collect();
     assert!(waits.iter().all(|wait| (MS(300)..MS(900)).contains(wait)), "{waits:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_message_that_kills_is_given_up_and_its_neighbours_are_handled() {
-    const POISON: u64 = 7;
-    let team = Workers::new(2);
-    let dies = |delivery: &Delivery<u64>| {
-        (if delivery.payload == POISON { 1_000 * SECOND } else { MS(50) }, Outcome::Ack)
-    };
-    team.send(0..12).await;
-    let mut deaths = 0;
-    let mut mates = Vec::new();
-    for n in 0..4 {
-        mates.push((format!("{n}"), team.join(&format!("{n}"), dies, few).await));
-    }
-    // Each instance that begins it dies, and is replaced.
-    while team.told.lines("Crashed {") == 0 {
-        let victims: BTreeSet<String> =
-            team.calls().iter().filter(|call| call.number == POISON).map(|call| call.by.clone()).collect();
-        if let Some(at) = mates.iter().position(|(name, _)| victims.contains(name)) {
-            let (_, victim) = mates.remove(at);
-            victim.die();
-            deaths += 1;
-            let name = format!("{}", 3 + deaths);
-            mates.push((name.clone(), team.join(&name, dies, few).await));
-        }
-        assert!(deaths <= 4, "{:#?}", team.calls());
-        tokio::time::sleep(MS(20)).await;
-    }
-    assert_eq!(deaths, 4, "as many as may die over one message");
-    team.all_done(11).await;
-    team.assert_at_rest().await;
-    let dead: u64 =
-        join_all(mates.into_iter().map(|(_, mate)| mate.leave())).await.iter().map(|it| it.dead).sum();
-    assert_eq!(dead, 1);
-}
-
-fn endless(_: &Delivery<u64>) -> (Duration, Outcome) {
-    (100_000 * SECOND, Outcome::Ack)
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_suspicion_that_cannot_be_written_keeps_the_suspect_from_starting() {
-    let team = Workers::new(1);
-    let a = team.join("a", endless, few).await;
-    team.send([0]).await;
-    team.begun("a", 1).await;
-    let b = team.join("b", endless, few).await;
-    a.die();
-    team.begun("b", 1).await;
-    let c = team.join("c", quick, few).await;
-    c.link.hang("settle");
-    b.die();
-    eventually(|| c.link.calls().contains_key("settle"), || format!("{:#?}", team.told.all())).await;
-    tokio::time::sleep(2 * TTL).await;
-    assert_eq!(team.calls().len(), 2, "c waits for its note");
-    let d = team.join("d", quick, few).await;
-    c.die();
-    team.all_done(1).await;
-    assert_eq!((team.calls().len(), team.calls()[2].by.as_str()), (3, "d"));
-    assert_eq!(team.told.lines("Crashed {"), 0);
-    d.leave().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn suspects_that_had_begun_are_tried_one_at_a_time_beside_others() {
-    let team = Workers::new(1);
-    let a = team.join("a", endless, few).await;
-    team.send(0..3).await;
-    team.begun("a", 2).await;
-    let b = team.join("b", endless, few).await;
-    a.die();
-    team.begun("b", 2).await;
-    let c = team.join("c", endless, few).await;
-    b.die();
-    let began: BTreeSet<u64> = team.begun("c", 2).await.iter().map(|call| call.number).collect();
-    let d = team.join("d", quick, |it| few(it).concurrency(Concurrency::Unordered(4)).prefetch(8)).await;
-    c.die();
-    team.all_done(3).await;
-    let calls: Vec<_> = team.calls().into_iter().filter(|call| call.by == "d").collect();
-    let (alone, other): (Vec<_>, Vec<_>) = calls.iter().partition(|call| began.contains(&call.number));
-    assert_eq!((alone.len(), other.len()), (2, 1), "{calls:#?}");
-    let ended = |call: &Call| call.ended.expect("ended").0;
-    assert!(ended(alone[0]) <= alone[1].began, "{calls:#?}");
-    assert!(
-        other[0].began < ended(alone[1]),
-        "the third one had not begun, and waits for nobody: {calls:#?}"
-    );
-    assert_eq!(team.told.lines("Crashed {"), 0);
-    team.assert_at_rest().await;
-    d.leave().await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_note_of_a_consumer_that_lives_is_no_evidence() {
-    let team = Workers::new(1);
-    let first = team.join("first", endless, few).await;
-    team.send([0]).await;
-    team.begun("first", 1).await;
-    let second = team.join("second", endless, few).await;
-    first.die();
-    team.begun("second", 1).await;
-    let a = team.join("a", endless, few).await;
-    second.die();
-    // Noted by a, which is stopped until b has claimed it, and noted by b.
-    team.begun("a", 1).await;
-    let b = team.join("b", endless, few).await;
-    a.link.freeze();
-    team.begun("b", 1).await;
-    // From now on it is in the group and claims nothing.
-    a.consumer.pause();
-    a.link.thaw();
-    let (topic, group) = ("orders".parse().expect("name"), "g".parse().expect("name"));
-    while team.backend.members().roster(&topic, &group).await.expect("a roster").members.len() < 2 {
-        tokio::time::sleep(MS(10)).await;
-    }
-    let c = team.join("c", quick, few).await;
-    b.die();
-    team.all_done(1).await;
-    let by: Vec<_> = team.calls().into_iter().map(|call| call.by).collect();
-    assert_eq!(by, ["first", "second", "a", "b", "c"]);
-    assert_eq!(team.told.lines("Crashed {"), 0);
-    a.leave().await;
-    c.leave().await;
 }
 
 #[tokio::test(start_paused = true)]
