@@ -141,14 +141,23 @@ impl History {
         self.file.read_to_end(&mut self.rest).expect("the sink can be read");
         let whole = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         for line in self.rest[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let parsed = serde_json::from_slice(line);
-            self.lines.push(parsed.unwrap_or_else(|error| {
+            self.lines.push(parse(line).unwrap_or_else(|error| {
                 panic!("a torn line ({error}): {}", String::from_utf8_lossy(line));
             }));
         }
         self.rest.drain(..whole);
         &self.lines[before..]
     }
+}
+
+/// Parses a line. A process that is killed may leave the beginning of its last line, when the line goes over the end of a page
+/// of the file: then another line follows without a line break. What is cut off was not recorded.
+fn parse(line: &[u8]) -> serde_json::Result<Line> {
+    const BEGIN: &[u8] = b"{\"at_us\"";
+    serde_json::from_slice(line).or_else(|error| {
+        let behind = (1..line.len()).rev().find(|at| line[*at..].starts_with(BEGIN));
+        behind.map_or(Err(error), |at| serde_json::from_slice(&line[at..]))
+    })
 }
 
 /// Formats the quantiles for a summary, in milliseconds.
@@ -165,4 +174,20 @@ pub fn quantiles(micros: &[u64]) -> String {
 /// Prints a measured figure, in the form that is searched for in the output.
 pub fn figure(name: &str, text: &str) {
     println!("figure: {name} {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_process_began_to_write_hides_no_other_line() {
+        let whole = br#"{"at_us":7,"pid":2,"what":"Killed"}"#;
+        let torn = [&br#"{"at_us":6,"pid":2,"what":{"Started":{"number":69"#[..], whole].concat();
+        for line in [&whole[..], &torn] {
+            let line = parse(line).expect("a line");
+            assert_eq!((line.at_us, line.pid, line.what), (7, 2, What::Killed));
+        }
+        assert!(parse(&whole[..10]).is_err() && parse(&whole[1..]).is_err());
+    }
 }

@@ -103,7 +103,7 @@ const AGAIN: Duration = Duration::from_millis(250);
 fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
     let makes_sense = rate.is_finite() && rate >= 1.0 / 86_400.0;
-    if makes_sense { Ok(rate) } else { Err("a rate is at least one a day, 0.0000116".to_owned()) }
+    if makes_sense { Ok(rate) } else { Err("the minimum is one per day, 0.0000116".to_owned()) }
 }
 
 impl Replay {
