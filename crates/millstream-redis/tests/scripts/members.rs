@@ -207,7 +207,7 @@ async fn a_server_that_was_away_lets_nobody_judge() {
         known.advance(
             "of.before",
             late.now.saturating_sub(Duration::from_millis(4)).saturating_add(Duration::from_millis(ms)),
-        )
+        );
     });
     sleep(PAST_IT).await;
     let now = bench.beat(&a, false).await;
