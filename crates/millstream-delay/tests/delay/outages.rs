@@ -113,9 +113,9 @@ async fn an_outage_costs_nobody_a_claim_however_long_it_is_and_however_often_it_
 
 #[tokio::test(start_paused = true)]
 async fn who_died_in_an_outage_is_replaced_within_two_holds_of_its_end() {
-    // The last one is long enough for the pauses between attempts to have grown beyond the hold.
+    // The last ones are so long that pauses between attempts have grown beyond the hold, if that does not bound them.
     let outages = [5, 9, 14, 25].map(|tenths| (HOLD, HOLD * tenths / 10));
-    for (hold, outage) in outages.into_iter().chain([(SECS(1), SECS(20))]) {
+    for (hold, outage) in outages.into_iter().chain([(SECS(1), SECS(20)); 5]) {
         let team = Workers::holding(hold, 3, 1).await;
         team.schedule(1).await;
         team.seen.reach(1).await;
@@ -135,7 +135,7 @@ async fn who_died_in_an_outage_is_replaced_within_two_holds_of_its_end() {
             "{outage:?} of {hold:?}: those who live had the time to come back: {:?}",
             at - end
         );
-        assert!(at - end <= hold * 2 + SECS(1), "{outage:?} of {hold:?}: {:?}", at - end);
+        assert!(at - end <= hold * 2, "{outage:?} of {hold:?}: {:?}", at - end);
         tokio::time::sleep(hold * 4).await;
         assert_eq!(team.seen.len(), 3, "nobody else is doubled");
     }

@@ -254,7 +254,7 @@ impl Fetcher {
 
     /// Reports the takeover: everything that was pending when the lease was granted has been read.
     fn taken_over(&self, in_flight: &InFlight) {
-        let (lease, (messages, candidates)) = (self.guard.lease(), in_flight.inherited());
+        let (lease, (messages, candidates)) = (self.guard.lease(), in_flight.taken_over());
         let Ok((topic_partition, group)) = lease.partition() else { return };
         let ends = lease.ends.len();
         if ends > 0 {

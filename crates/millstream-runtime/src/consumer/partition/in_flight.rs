@@ -23,6 +23,8 @@ pub(in crate::consumer) struct InFlight {
     inherited: BTreeMap<Receipt, bool>,
     /// Number of candidates among them.
     candidates: usize,
+    /// Number of entries that earlier owners held, and of candidates among them, whether they are settled by now or not.
+    taken_over: (usize, usize),
     /// Whether everything has been read that was pending at first.
     caught_up: bool,
     /// Entries that were settled while the pending list is being read again. The list may have been read before the
@@ -49,6 +51,7 @@ impl InFlight {
             returning: BTreeSet::new(),
             inherited: BTreeMap::new(),
             candidates: 0,
+            taken_over: (0, 0),
             caught_up: false,
             settled_meanwhile: None,
             highest: MessageId::ZERO,
@@ -95,14 +98,23 @@ impl InFlight {
             let candidate = is_candidate(entry);
             if self.inherited.insert(entry.receipt, candidate).is_none() {
                 self.candidates += usize::from(candidate);
+                self.taken_over.0 += 1;
+                self.taken_over.1 += usize::from(candidate);
             }
         }
     }
 
     /// Returns how many of the entries that earlier owners held are not settled, and how many of those are poison
     /// candidates.
+    #[cfg(test)]
     pub(in crate::consumer) fn inherited(&self) -> (usize, usize) {
         (self.inherited.len(), self.candidates)
+    }
+
+    /// Returns how many entries earlier owners held when they ended, as far as they are read, and how many of those are poison
+    /// candidates.
+    pub(in crate::consumer) fn taken_over(&self) -> (usize, usize) {
+        self.taken_over
     }
 
     /// Whether all entries that earlier owners held when they ended are settled.
@@ -339,7 +351,7 @@ mod tests {
         in_flight.end_rewind();
         in_flight.settled([entry(1).receipt].into_iter());
         assert!(!in_flight.is_cleared(), "one has not been tried");
-        assert_eq!(in_flight.inherited(), (1, 1));
+        assert_eq!((in_flight.inherited(), in_flight.taken_over()), ((1, 1), (2, 1)));
         in_flight.settled([entry(2).receipt].into_iter());
         assert!(in_flight.is_cleared());
     }

@@ -206,6 +206,8 @@ pub(in crate::consumer) async fn release(context: &Context, lease: &Lease) {
     let release = context.control.call(async move { leases.release(&released).await });
     match tokio::time::timeout(RELEASE_TIMEOUT, release).await {
         Ok(Ok(())) => {}
+        // Somebody else was granted the lease meanwhile, and may have counted an end of an owner that is alive.
+        Ok(Err(error)) if error.kind() == ErrorKind::Fenced => withdraw_end(context, lease).await,
         Ok(Err(error)) => tracing::warn!(%error, "the lease could not be released; it expires by itself"),
         Err(_) => tracing::warn!("releasing the lease took too long; it expires by itself"),
     }
