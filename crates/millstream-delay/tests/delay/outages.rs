@@ -132,7 +132,7 @@ async fn who_died_in_an_outage_is_replaced_within_two_holds_of_its_end() {
         assert_eq!(crashes, 1, "one died over {number}");
         assert!(
             at - end >= hold / 2,
-            "{outage:?} of {hold:?}: those who live had the time to come back: {:?}",
+            "{outage:?} of {hold:?}: the survivors had time to answer again: {:?}",
             at - end
         );
         assert!(at - end <= hold * 2, "{outage:?} of {hold:?}: {:?}", at - end);

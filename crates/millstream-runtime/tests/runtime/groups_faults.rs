@@ -170,7 +170,7 @@ async fn a_handler_is_told_when_its_lease_cannot_be_relied_on_and_before_another
     assert_eq!((owner.as_str(), begun.load(Ordering::Relaxed)), ("a", 1), "it was renewed all the time");
     let cut = tokio::time::Instant::now();
     link.cut();
-    eventually(|| begun.load(Ordering::Relaxed) == 0, || "it is told".into()).await;
+    eventually(|| begun.load(Ordering::Relaxed) == 0, || "it is notified".into()).await;
     let told = cut.elapsed();
     assert!(told >= TTL * 4 / 5 - TTL / 3 - MS(1) && told <= TTL * 4 / 5 + MS(1), "{told:?}");
     assert_eq!(group.history.owners()[&0], "a", "before the lease ends");
@@ -207,7 +207,7 @@ async fn behind_a_slow_link_a_handler_is_told_by_the_time_of_the_last_request_an
         tokio::time::sleep(5 * TTL + TTL.mul_f64(fastrand::f64())).await;
         assert_eq!(told.load(Ordering::Relaxed), 0, "seed {seed}: it is renewed all the time");
         link.cut();
-        eventually(|| told.load(Ordering::Relaxed) == 1, || "it is told".into()).await;
+        eventually(|| told.load(Ordering::Relaxed) == 1, || "it is notified".into()).await;
         let took = link.last_answered("renew").expect("renewed").elapsed();
         assert!(took <= TTL * 4 / 5 + MS(2), "seed {seed}: {took:?} after the last request");
         drop(consumer);
@@ -240,7 +240,7 @@ async fn a_lease_that_was_granted_late_counts_from_its_request() {
     eventually(|| group.told.lines("Fetched") == 1, || "it has read".into()).await;
     link.cut();
     assert_eq!(link.last_answered("renew"), None, "no renewal yet");
-    eventually(|| told.load(Ordering::Relaxed) == 1, || "it is told".into()).await;
+    eventually(|| told.load(Ordering::Relaxed) == 1, || "it is notified".into()).await;
     let took = link.last_answered("acquire").expect("granted").elapsed();
     assert!(took <= TTL * 4 / 5 + MS(2), "{took:?} after the request");
     drop(consumer);

@@ -197,7 +197,7 @@ async fn a_worker_that_is_busy_lets_another_one_look_out(h: Harness) -> Verdict 
     called(waiter).await?;
     let now = queue_under_test.h.now().await?;
     let head = queue_under_test.told(&ClaimRequest { patience: HOUR * 2, ..ask("v", 1) }).await?;
-    ensure!(head < now.as_millis() * 1_000 + 3_600_500_000, "who was called is told {head}, and it is {now}");
+    ensure!(head < now.as_millis() * 1_000 + 3_600_500_000, "the called worker was given {head} at {now}");
     // The worker takes as many tasks as it can.
     queue_under_test.place_due(["b"]).await?;
     queue_under_test.is_called("something was scheduled").await?;
